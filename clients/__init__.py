@@ -1,0 +1,1 @@
+"""Clients: what a unit computes and how, and the models it computes with."""

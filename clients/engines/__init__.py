@@ -1,0 +1,1 @@
+"""Gradient engines: units and a clip in, one weighted sum out."""

@@ -1,0 +1,1 @@
+"""Experiments: configs and studies, thinner than the core."""

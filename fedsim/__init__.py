@@ -1,0 +1,1 @@
+"""fedsim: language-model training with user-level differential privacy, simulated right."""

@@ -1,0 +1,1 @@
+"""Accounting: what a round costs, what a run has spent, what noise a budget asks for."""

@@ -1,0 +1,245 @@
+"""The configuration of a run: every key, its type, its default, and errors that help.
+
+A config is read from TOML, `--set` values laid over it, validated as a whole, and then never
+changed. Anything wrong raises one `ConfigError` that names the key, the value and what would do.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from fedsim.errors import ConfigError
+
+Probability = Annotated[float, Field(gt=0.0, le=1.0)]
+Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
+Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+
+
+class Section(BaseModel):
+    """A frozen part of the config in which an unknown key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class DataConfig(Section):
+    """Where the text is, and whose it is."""
+
+    source: str = "shakespeare"
+    user_column: str = "speaker"
+    text_column: str = "text"
+    sequence_length: Annotated[int, Field(ge=2)] = 64
+    long_texts: Literal["split", "truncate"] = "split"
+    held_out_examples: Fraction = 0.1
+    held_out_users: Fraction = 0.0
+
+
+class ModelConfig(Section):
+    """Which network starts, and which of its parameters move."""
+
+    name_or_path: str = "tiny-gpt"
+    lora_rank: Annotated[int, Field(ge=0)] = 0
+    trainable: str = "all"
+    pretraining_steps: Annotated[int, Field(ge=0)] | None = None
+
+
+class FedSGD(Section):
+    """One averaged gradient a user (DP-FedSGD)."""
+
+    task: Literal["fedsgd"] = "fedsgd"
+
+
+class FedAvg(Section):
+    """Local SGD; the update is the parameters' difference (DP-FedAvg)."""
+
+    task: Literal["fedavg"]
+    epochs: Annotated[int, Field(ge=1)] = 1
+    batch_size: Annotated[int, Field(ge=1)] = 8
+    learning_rate: Positive = 0.1
+
+
+class ClipConfig(Section):
+    """Flat: one bound. Per-layer: S/√m each, or `l2_clip_norms` layer by layer."""
+
+    kind: Literal["flat", "per-layer"] = "flat"
+    l2_clip_norm: Positive | None = None
+    l2_clip_norms: dict[str, Positive] | None = None
+    normalise: bool = False
+
+    @model_validator(mode="after")
+    def _one_bound(self) -> ClipConfig:
+        if (self.l2_clip_norm is None) == (self.l2_clip_norms is None):
+            raise ValueError("give l2_clip_norm or, per layer, l2_clip_norms: one of the two")
+        if self.kind == "flat" and self.l2_clip_norms is not None:
+            raise ValueError('l2_clip_norms needs kind = "per-layer"')
+        return self
+
+
+class EstimatorConfig(Section):
+    """Fixed: divide by the expected weight. Clipped: by max(q * min_weight, the drawn weight)."""
+
+    kind: Literal["fixed", "clipped"] = "fixed"
+    min_weight: Positive | None = None
+
+    @model_validator(mode="after")
+    def _min_weight_with_clipped(self) -> EstimatorConfig:
+        if (self.kind == "clipped") != (self.min_weight is not None):
+            raise ValueError('kind = "clipped" needs min_weight, and only it takes min_weight')
+        return self
+
+
+class StrategyConfig(Section):
+    """What the coins are flipped on, what one unit computes, how units are bounded."""
+
+    name: str = "uls"
+    rounds: Annotated[int, Field(ge=1)] = 100
+    cohort_size: Positive | None = None
+    batch_size: Positive | None = None
+    group_size: Annotated[int, Field(ge=1)] = 8
+    selection: Literal["random", "longest", "shortest"] = "random"
+    user_weight_cap: Annotated[int, Field(ge=1)] | None = None
+    local: Annotated[FedSGD | FedAvg, Field(discriminator="task")] = FedSGD()
+    clip: ClipConfig = ClipConfig(l2_clip_norm=1.0)
+    estimator: EstimatorConfig = EstimatorConfig()
+
+
+class PrivacyConfig(Section):
+    """The promise. Sizes of the population are public only if they are declared here."""
+
+    epsilon: Positive | None = None
+    noise_multiplier: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] | None = None
+    delta: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
+    accountant: str | None = None
+    noise: Literal["seeded", "secure"] = "seeded"
+    declared_num_users: Annotated[int, Field(ge=1)] | None = None
+    declared_num_examples: Annotated[int, Field(ge=1)] | None = None
+
+    @model_validator(mode="after")
+    def _not_both(self) -> PrivacyConfig:
+        if self.epsilon is not None and self.noise_multiplier is not None:
+            raise ValueError(
+                f"epsilon = {self.epsilon} together with noise_multiplier = "
+                f"{self.noise_multiplier}: each decides the other, give one"
+            )
+        return self
+
+
+class ServerConfig(Section):
+    """The optimizer that takes the released estimate as its gradient."""
+
+    optimizer: Literal["sgd", "adam", "adafactor"] = "adam"
+    learning_rate: Positive = 0.01
+
+
+class ExecutorConfig(Section):
+    """Who computes, and in what portions; `shard_size` 0 means one shard a worker."""
+
+    grid: Literal["in-process"] = "in-process"
+    workers: Literal[1] = 1
+    gpus_per_worker: Annotated[float, Field(ge=0.0)] = 0.0
+    address: str = ""
+    engine: str = "auto"
+    shard_size: Annotated[int, Field(ge=0)] = 0
+
+
+class TrainingConfig(Section):
+    """How often to look and to save."""
+
+    evaluate_every: Annotated[int, Field(ge=1)] = 10
+    checkpoint_every: Annotated[int, Field(ge=1)] = 10
+    keep_checkpoints: Annotated[int, Field(ge=1)] = 2
+
+
+class Config(Section):
+    """A whole run."""
+
+    seed: int = 0
+    data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
+    strategy: StrategyConfig = StrategyConfig()
+    privacy: PrivacyConfig = PrivacyConfig()
+    server: ServerConfig = ServerConfig()
+    executor: ExecutorConfig = ExecutorConfig()
+    training: TrainingConfig = TrainingConfig()
+
+    def to_toml(self) -> str:
+        """Return the resolved config as TOML; keys without a value are left out."""
+        return tomli_w.dumps(self.model_dump(exclude_none=True))
+
+
+def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
+    """Read a TOML file, lay `key.path=value` overrides over it and validate.
+
+    Raises:
+        ConfigError: unreadable file, bad TOML, a malformed override or any invalid key.
+    """
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"config: cannot read {path}: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"config: {path} is not TOML: {error}") from None
+    for override in overrides:
+        _apply_override(raw, override)
+    return parse_config(raw)
+
+
+def parse_config(raw: Mapping[str, Any]) -> Config:
+    """Validate a nested mapping; every problem found stands in the one `ConfigError`."""
+    try:
+        return Config.model_validate(raw)
+    except ValidationError as error:
+        lines = [_explain(problem) for problem in error.errors(include_url=False)]
+        raise ConfigError("\n".join(dict.fromkeys(lines))) from None
+
+
+def _apply_override(raw: dict[str, Any], override: str) -> None:
+    key, separator, text = override.partition("=")
+    path = [part.strip() for part in key.split(".")]
+    if not separator or not all(path):
+        raise ConfigError(
+            f"--set {override!r}: expected key.path=value, such as server.learning_rate=0.1"
+        )
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()  # a bare word is a string, so that shells need no nested quotes
+    node = raw
+    for part in path[:-1]:
+        node = node.setdefault(part, {})
+        if not isinstance(node, dict):
+            raise ConfigError(f"--set {override!r}: {part!r} is a value, not a section")
+    node[path[-1]] = value
+
+
+def _explain(problem: Mapping[str, Any]) -> str:
+    """Turn one pydantic error into "key = value: what would do"."""
+    location = [str(part) for part in problem["loc"] if part not in ("fedsgd", "fedavg")]
+    key = ".".join(location) or "config"
+    if problem["type"] == "extra_forbidden":
+        known = _known_keys(location[:-1])
+        near = difflib.get_close_matches(location[-1], known, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(sorted(known))}"
+        return f"{key}: unknown key; {hint}"
+    message = str(problem["msg"]).removeprefix("Value error, ")
+    if isinstance(problem["input"], Mapping):
+        return f"{key}: {message}"
+    return f"{key} = {problem['input']!r}: {message}"
+
+
+def _known_keys(path: Sequence[str]) -> set[str]:
+    if list(path) == ["strategy", "local"]:
+        return set(FedAvg.model_fields) | set(FedSGD.model_fields)
+    section: type[BaseModel] = Config
+    for part in path:
+        annotation = section.model_fields[part].annotation if part in section.model_fields else None
+        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+            return set()
+        section = annotation
+    return set(section.model_fields)

@@ -1,0 +1,1 @@
+"""Data: texts by user, tokenised once, read by user without a copy."""

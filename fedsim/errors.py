@@ -1,0 +1,14 @@
+"""The errors that end a command with a status of their own."""
+
+from __future__ import annotations
+
+
+class ConfigError(ValueError):
+    """The command line, the config or the input is wrong: exit status 2.
+
+    The message names the field, the value and what would do; it is shown without a traceback.
+    """
+
+
+class BudgetSpentError(RuntimeError):
+    """The privacy budget does not allow another release: exit status 3."""

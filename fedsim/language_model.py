@@ -1,0 +1,68 @@
+"""The one interface between the mathematics and a network: parameters in, logits out.
+
+`fedsim` never imports a model. Whoever offers one (the package `clients` does) registers a
+loader under the entry-point group `fedsim.models`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from fedsim.tensors import Tensors
+
+
+class LanguageModel(Protocol):
+    """A causal language model as a value.
+
+    Attributes:
+        name: what the user asked for, such as "tiny-gpt" or a folder.
+        tokenizer_fingerprint: SHA-256 (hex) of the serialised tokenizer; stores are keyed by it.
+        vocabulary_size: number of token ids.
+        unknown_token_id: the id that stands for "not in the vocabulary", which a top-1 accuracy
+            counts as wrong (McMahan et al. 2018, App. B), or None where every text has its ids.
+        origin: one sentence on the public data that the starting point and the vocabulary
+            come from; printed in the report.
+        device: where logits are computed.
+    """
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def tokenizer_fingerprint(self) -> str: ...
+    @property
+    def vocabulary_size(self) -> int: ...
+    @property
+    def unknown_token_id(self) -> int | None: ...
+    @property
+    def origin(self) -> str: ...
+    @property
+    def device(self) -> torch.device: ...
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return, per text, its ids between a begin and an end token; never truncated."""
+        ...
+
+    def initial_parameters(self) -> dict[str, torch.Tensor]:
+        """Return copies of the trainable parameters, float32, on the CPU."""
+        ...
+
+    def logits(self, parameters: Tensors, tokens: torch.Tensor) -> torch.Tensor:
+        """Return next-token logits, differentiable with respect to `parameters`.
+
+        Args:
+            parameters: one tensor per trainable name, on `device`.
+            tokens: (batch, length) int64 on `device`, padded on the right with any valid id;
+                the model is causal, so padding never reaches an earlier position.
+
+        Returns:
+            (batch, length, vocabulary_size) float32.
+        """
+        ...
+
+    def save(self, parameters: Tensors, folder: Path) -> None:
+        """Write a folder (safetensors) that holds exactly these parameters and the tokenizer."""
+        ...

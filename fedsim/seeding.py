@@ -1,0 +1,69 @@
+"""Random streams that are addressed, not consumed: `stream(seed, purpose, round, unit)`.
+
+A stream is a function of its address alone. So a run resumed at round 15 draws the same bits
+without replaying rounds 0 to 14, sharding a cohort changes nobody's draws, and two purposes
+never share a stream. Nothing in fedsim touches a global generator.
+
+The key of a stream is the first 128 bits of a SHA-256 over its address, for numpy's Philox. A
+torch generator is deliberately not used for noise: on the CPU it keeps 32 bits of its seed,
+few enough to try them all and subtract the noise.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from typing import Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import ndtri
+
+Purpose = Literal["sampling", "noise", "selection", "pooling", "split", "local", "model"]
+
+
+class RandomSource(Protocol):
+    """What sampling and noise need of randomness; `numpy.random.Generator` has it."""
+
+    def random(self, size: int) -> npt.NDArray[np.float64]:
+        """Return `size` independent uniforms on [0, 1)."""
+        ...
+
+    def standard_normal(self, size: int) -> npt.NDArray[np.float64]:
+        """Return `size` independent standard normals."""
+        ...
+
+
+def stream(seed: int, purpose: Purpose, round: int = 0, unit: int = 0) -> np.random.Generator:  # noqa: A002
+    """Return the generator of one address, always from its beginning.
+
+    Args:
+        seed: the run's seed, any integer.
+        purpose: what the draws are for; streams of different purposes are independent.
+        round: the round, from 0.
+        unit: a user, an example or any other index within the round.
+    """
+    address = f"fedsim/1/{seed}/{purpose}/{round}/{unit}".encode()
+    key = int.from_bytes(hashlib.sha256(address).digest()[:16], "little")
+    return np.random.Generator(np.random.Philox(key=key))
+
+
+class SystemEntropy:
+    """Draws from the operating system's entropy: never repeats, cannot be replayed.
+
+    For models that leave the building: whoever knows the seed of a seeded run can recompute
+    its noise and subtract it.
+    """
+
+    def random(self, size: int) -> npt.NDArray[np.float64]:
+        """Return `size` uniforms on [0, 1) with 53 random bits each."""
+        return (self._bits(size) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+    def standard_normal(self, size: int) -> npt.NDArray[np.float64]:
+        """Return `size` standard normals by inversion of uniforms in the open interval (0, 1)."""
+        centred = ((self._bits(size) >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
+        return np.asarray(ndtri(centred), dtype=np.float64)
+
+    @staticmethod
+    def _bits(size: int) -> npt.NDArray[np.uint64]:
+        return np.frombuffer(os.urandom(8 * size), dtype=np.uint64)

@@ -1,0 +1,1 @@
+"""Strategies: what a round releases and costs. Builders of plans, nothing else."""

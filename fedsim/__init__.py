@@ -1,1 +1,80 @@
-"""fedsim: language-model training with user-level differential privacy, simulated right."""
+"""fedsim: language-model training with user-level differential privacy, simulated right.
+
+The names below are the public interface; everything else may move. They are loaded when first
+used, so that `import fedsim` costs nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedsim.accounting.accountants import epsilon
+    from fedsim.accounting.calibration import calibrate_noise_multiplier
+    from fedsim.accounting.events import RoundCost
+    from fedsim.accounting.ledger import Ledger
+    from fedsim.comparing import compare
+    from fedsim.config import Config, load_config, parse_config
+    from fedsim.errors import BudgetSpentError, ConfigError
+    from fedsim.launch import run
+    from fedsim.materials import load_materials
+    from fedsim.plan import RoundPlan
+    from fedsim.report.schema import RunReport, load_metrics, load_report
+    from fedsim.round import run_round
+    from fedsim.session import build_plan
+    from fedsim.state import ServerState
+    from fedsim.training import train
+
+_HOMES = {
+    "BudgetSpentError": "fedsim.errors",
+    "Config": "fedsim.config",
+    "ConfigError": "fedsim.errors",
+    "Ledger": "fedsim.accounting.ledger",
+    "RoundCost": "fedsim.accounting.events",
+    "RoundPlan": "fedsim.plan",
+    "RunReport": "fedsim.report.schema",
+    "ServerState": "fedsim.state",
+    "build_plan": "fedsim.session",
+    "calibrate_noise_multiplier": "fedsim.accounting.calibration",
+    "compare": "fedsim.comparing",
+    "epsilon": "fedsim.accounting.accountants",
+    "load_config": "fedsim.config",
+    "load_materials": "fedsim.materials",
+    "load_metrics": "fedsim.report.schema",
+    "load_report": "fedsim.report.schema",
+    "parse_config": "fedsim.config",
+    "run": "fedsim.launch",
+    "run_round": "fedsim.round",
+    "train": "fedsim.training",
+}
+
+__all__ = [
+    "BudgetSpentError",
+    "Config",
+    "ConfigError",
+    "Ledger",
+    "RoundCost",
+    "RoundPlan",
+    "RunReport",
+    "ServerState",
+    "build_plan",
+    "calibrate_noise_multiplier",
+    "compare",
+    "epsilon",
+    "load_config",
+    "load_materials",
+    "load_metrics",
+    "load_report",
+    "parse_config",
+    "run",
+    "run_round",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401
+    """Import a public name when it is first used."""
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'fedsim' has no attribute {name!r}")

@@ -22,6 +22,7 @@ class LanguageModel(Protocol):
         name: what the user asked for, such as "tiny-gpt" or a folder.
         tokenizer_fingerprint: SHA-256 (hex) of the serialised tokenizer; stores are keyed by it.
         vocabulary_size: number of token ids.
+        num_parameters: all parameters, the frozen ones included.
         unknown_token_id: the id that stands for "not in the vocabulary", which a top-1 accuracy
             counts as wrong (McMahan et al. 2018, App. B), or None where every text has its ids.
         origin: one sentence on the public data that the starting point and the vocabulary
@@ -35,6 +36,8 @@ class LanguageModel(Protocol):
     def tokenizer_fingerprint(self) -> str: ...
     @property
     def vocabulary_size(self) -> int: ...
+    @property
+    def num_parameters(self) -> int: ...
     @property
     def unknown_token_id(self) -> int | None: ...
     @property

@@ -34,7 +34,7 @@ class RandomSource(Protocol):
         ...
 
 
-def stream(seed: int, purpose: Purpose, round: int = 0, unit: int = 0) -> np.random.Generator:  # noqa: A002
+def stream(seed: int, purpose: Purpose, round: int = 0, unit: int = 0) -> np.random.Generator:
     """Return the generator of one address, always from its beginning.
 
     Args:

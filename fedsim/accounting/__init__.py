@@ -1,1 +1,5 @@
-"""Accounting: what a round costs, what a run has spent, what noise a budget asks for."""
+"""What a run costs: from one round's mechanism to (ε, δ) for every user.
+
+`events` says what a round is, `accountants` turn rounds into ε or δ, `calibration` finds the
+noise for a promised ε, `ledger` remembers what was released, `statement` says it in words.
+"""

@@ -1,0 +1,33 @@
+"""DP-FedSGD: a user's update is the mean gradient over at most `group_size` of its examples."""
+
+from __future__ import annotations
+
+from clients.gradients import mean_gradient
+from clients.user_units import UserUnits
+from fedsim.data.selection import Rule
+from fedsim.execution import Unit, Update
+from fedsim.materials import Materials
+from fedsim.tensors import Tensors
+
+
+class AveragedGradient:
+    """The task of ULS with `local = { task = "fedsgd" }` (Charles et al. 2024, Algorithm 2)."""
+
+    def __init__(
+        self,
+        materials: Materials,
+        *,
+        group_size: int,
+        selection: Rule = "random",
+        user_weight_cap: int | None = None,
+    ) -> None:
+        self._model = materials.model
+        self._units = UserUnits(materials, group_size, selection, user_weight_cap)
+
+    def unit(self, key: int, round: int) -> Unit:
+        """Return the user's examples of this round."""
+        return self._units(key, round)
+
+    def update(self, parameters: Tensors, unit: Unit, round: int) -> Update:
+        """Return the mean gradient."""
+        return mean_gradient(self._model, parameters, unit)

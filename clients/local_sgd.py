@@ -1,0 +1,66 @@
+"""DP-FedAvg: a user trains locally; its update is where it started minus where it arrived."""
+
+from __future__ import annotations
+
+import torch
+
+from clients.gradients import mean_gradient
+from clients.user_units import UserUnits
+from fedsim.data.selection import Rule
+from fedsim.execution import Unit, Update
+from fedsim.materials import Materials
+from fedsim.seeding import stream
+from fedsim.tensors import Tensors, add_, zeros_like
+
+
+class LocalSGD:
+    """The task of ULS with `local = { task = "fedavg" }` (UserUpdateFedAvg, McMahan et al. 2018).
+
+    The update is θ_server − θ_local, so that the server's optimizer takes it as a gradient; with
+    SGD at learning rate 1 the server adds the mean difference, as the paper prints it. The clip
+    is applied once, to the whole difference.
+    """
+
+    def __init__(
+        self,
+        materials: Materials,
+        *,
+        group_size: int,
+        selection: Rule = "random",
+        user_weight_cap: int | None = None,
+        epochs: int = 1,
+        batch_size: int = 8,
+        learning_rate: float = 0.1,
+    ) -> None:
+        self._model = materials.model
+        self._seed = materials.seed
+        self._units = UserUnits(materials, group_size, selection, user_weight_cap)
+        self._epochs = epochs
+        self._batch_size = batch_size
+        self._learning_rate = learning_rate
+
+    def unit(self, key: int, round: int) -> Unit:
+        """Return the user's examples of this round."""
+        return self._units(key, round)
+
+    def update(self, parameters: Tensors, unit: Unit, round: int) -> Update:
+        """Train for `epochs` passes in shuffled batches; the last batch of a pass may be short.
+
+        The loss is that of the first pass, the parameters moving under it.
+        """
+        count = len(unit.lengths)
+        local = {name: value.detach().clone() for name, value in parameters.items()}
+        shuffling = stream(self._seed, "local", round, unit.key)
+        loss = 0.0
+        for epoch in range(self._epochs):
+            order = torch.from_numpy(shuffling.permutation(count))
+            for start in range(0, count, self._batch_size):
+                rows = order[start : start + self._batch_size]
+                batch = Unit(unit.key, unit.tokens[rows], unit.lengths[rows])
+                step = mean_gradient(self._model, local, batch)
+                add_(local, step.values, -self._learning_rate)
+                loss += step.loss * len(rows) / count if epoch == 0 else 0.0
+        moved = zeros_like(parameters)
+        add_(moved, parameters)
+        add_(moved, local, -1.0)
+        return Update(moved, loss=loss, num_gradients=count * self._epochs)

@@ -1,0 +1,43 @@
+"""Low-rank adapters (Hu et al. 2021) through peft: added to a copy, merged for saving."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from peft import LoraConfig, PeftModel, get_peft_model
+from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from clients.quiet import quietly
+
+
+def add_lora(module: PreTrainedModel, rank: int) -> PeftModel:
+    """Return `module` with adapters of `rank` > 0 inside; it computes what it computed before.
+
+    An adapted weight is W + 2·B·A: A is drawn from torch's global generator (so call this
+    under `torch.random.fork_rng`), B starts at zero. The adapted layers are peft's default for
+    the architecture, or every linear layer but the output layer where peft has none. No dropout.
+    """
+    targets = TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING.get(
+        module.config.model_type, "all-linear"
+    )
+    config = LoraConfig(
+        r=rank,
+        lora_alpha=2 * rank,
+        lora_dropout=0.0,
+        target_modules=targets,
+        fan_in_fan_out=any(isinstance(part, Conv1D) for part in module.modules()),
+    )
+    with quietly():
+        return get_peft_model(module, config)
+
+
+def merged(module: nn.Module) -> PreTrainedModel:
+    """Return the plain network with the adapters' products added to its weights.
+
+    Works in place on a `PeftModel`; anything else is returned as it is.
+    """
+    plain = module.merge_and_unload() if isinstance(module, PeftModel) else module
+    return cast(PreTrainedModel, plain)

@@ -1,0 +1,103 @@
+"""Models that others made: a transformers folder, a GGUF file or a hub id."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+import clients.lstm_modules  # noqa: F401  (registers its model type, so that its folders open)
+from clients.language_model import TransformersModel
+from clients.quiet import quietly
+from fedsim import registry
+from fedsim.config import ModelConfig
+from fedsim.errors import ConfigError
+
+
+def load(
+    config: ModelConfig, *, seed: int = 0, sequence_length: int = 64, device: str = "cpu"
+) -> TransformersModel:
+    """Load a causal language model and its tokenizer in float32.
+
+    Code that comes with a model is never run: only architectures that transformers knows open.
+
+    Args:
+        config: `name_or_path` is a folder, a `.gguf` file (which needs the package `gguf`) or a
+            hub id.
+        seed: the run's seed; adapters start from it.
+        sequence_length: the longest example, in tokens.
+        device: where logits are to be computed, in torch's spelling.
+
+    Raises:
+        ConfigError: not found, unreadable, no network, or a key that makes no sense here.
+    """
+    name = config.name_or_path
+    if config.pretraining_steps is not None:
+        raise ConfigError(
+            f"model.pretraining_steps = {config.pretraining_steps}: only a built-in model is "
+            f"pre-trained here, and {name!r} is none; leave the key out"
+        )
+    module, tokenizer = open_pretrained(name)
+    origin = (
+        f"The starting point and the vocabulary are those of {name!r}; "
+        "fedsim does not know what text they were trained on."
+    )
+    return TransformersModel(
+        module,
+        tokenizer,
+        config,
+        origin=origin,
+        seed=seed,
+        sequence_length=sequence_length,
+        device=device,
+    )
+
+
+def open_pretrained(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Open a folder, a GGUF file or a hub id, without a word on standard error.
+
+    Attention is the "eager" kind: `torch.func.vmap` has no rule for the fused kernels, and at
+    the lengths trained here they save nothing.
+
+    Raises:
+        ConfigError: it cannot be opened; the message says why.
+    """
+    path = Path(name).expanduser()
+    if _looks_like_a_path(name) and not path.exists():
+        raise ConfigError(f"model.name_or_path = {name!r}: there is no such file or folder")
+    source, options = str(path) if path.exists() else name, {}
+    if path.suffix == ".gguf" and path.is_file():
+        source, options = str(path.parent), {"gguf_file": path.name}
+    try:
+        with quietly():
+            module = AutoModelForCausalLM.from_pretrained(
+                source, dtype=torch.float32, attn_implementation="eager", **options
+            )
+            tokenizer = AutoTokenizer.from_pretrained(source, **options)
+    except (OSError, ValueError, ImportError, KeyError, RuntimeError, SafetensorError) as error:
+        raise ConfigError(_explain(name, error)) from error
+    return module, tokenizer
+
+
+def _looks_like_a_path(name: str) -> bool:
+    """Return whether `name` cannot be a hub id, which is "model" or "owner/model"."""
+    return name.startswith((os.sep, ".", "~")) or name.count("/") > 1 or name.endswith(".gguf")
+
+
+def _explain(name: str, error: Exception) -> str:
+    near = difflib.get_close_matches(name, registry.names("models"), n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    reason = " ".join(str(error).split())
+    return (
+        f"model.name_or_path = {name!r}: {hint}neither a built-in model nor a transformers "
+        f"folder, GGUF file or hub id that opens here: {reason}"
+    )

@@ -1,0 +1,22 @@
+"""The demo: what user-level privacy costs on real text, from one command."""
+
+from __future__ import annotations
+
+from importlib.resources import as_file, files
+from pathlib import Path
+
+import typer
+from rich.console import Console
+
+from fedsim.comparing import compare
+from fedsim.report.tables import to_rich
+
+CONFIGS = ("demo-uls.toml", "demo-els.toml", "demo-non-private.toml")
+
+
+def run(out: Path) -> None:
+    """Run the three configs, print the table and say where the report is."""
+    with as_file(files("experiments") / "configs") as folder:
+        comparison = compare([folder / name for name in CONFIGS], out)
+    Console().print(to_rich(comparison))
+    typer.echo(f"Report: {out / 'comparison.html'}   Picture: {out / 'comparison.png'}")

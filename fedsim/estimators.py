@@ -1,0 +1,153 @@
+"""From the sum of a cohort to the estimate of its mean, and how far one unit can move it.
+
+Whoever divides, states the sensitivity: an estimator is the only place where a denominator
+is chosen, and `.sensitivity(bound)` the only source of the noise scale (McMahan et al. 2018,
+§2 and Lemma 1).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from fedsim.tensors import Tensors, add, scale, zeros_like
+
+
+@dataclass(frozen=True, eq=False)
+class WeightedSum:
+    """Σ w·clip(update) over some units, with what the server must check and may report.
+
+    A monoid: `zero` is neutral and `+` associative (values are float64, so up to 1e-15), which
+    is why a cohort can be computed in any shards, in any process.
+
+    Attributes:
+        values: the weighted sum, float64.
+        weight: Σ w, each w in [0, 1].
+        num_units: how many units were added, those that were dropped to zero included.
+        num_non_finite: how many of them had a NaN or an infinity and counted as zero.
+        num_gradients: per-example gradients computed.
+        loss: Σ of the units' mean training losses (private: for the log, not for release).
+    """
+
+    values: Tensors
+    weight: float = 0.0
+    num_units: int = 0
+    num_non_finite: int = 0
+    num_gradients: int = 0
+    loss: float = 0.0
+
+    @classmethod
+    def zero(cls, layout: Tensors) -> WeightedSum:
+        """Return the sum over no units."""
+        return cls(zeros_like(layout, torch.float64))
+
+    def __add__(self, other: WeightedSum) -> WeightedSum:
+        return WeightedSum(
+            values=add(self.values, other.values),
+            weight=self.weight + other.weight,
+            num_units=self.num_units + other.num_units,
+            num_non_finite=self.num_non_finite + other.num_non_finite,
+            num_gradients=self.num_gradients + other.num_gradients,
+            loss=self.loss + other.loss,
+        )
+
+
+class Estimator(Protocol):
+    """A denominator and the sensitivity that goes with it."""
+
+    @property
+    def kind(self) -> str: ...  # noqa: D102
+    @property
+    def sampling_probability(self) -> float: ...  # noqa: D102
+
+    def __call__(self, total: WeightedSum) -> dict[str, torch.Tensor]:
+        """Return the estimate of the mean update, float64."""
+        ...
+
+    def sensitivity(self, bound: float) -> float:
+        """Return the most, in L2, that adding or removing one unit of weight <= 1 can change."""
+        ...
+
+    def describe(self) -> dict[str, float | str]:
+        """Return what a report prints."""
+        ...
+
+
+def _check(sampling_probability: float, weight: float, field_name: str) -> None:
+    if not 0.0 < sampling_probability <= 1.0:
+        raise ValueError(f"sampling_probability = {sampling_probability}: must be in (0, 1]")
+    if not 0.0 < weight < float("inf"):
+        raise ValueError(f"{field_name} = {weight}: must be positive and finite")
+
+
+@dataclass(frozen=True)
+class FixedDenominator:
+    """f_f: divide by the expected weight q·W, whatever was drawn. Unbiased; sensitivity S/(qW).
+
+    Attributes:
+        sampling_probability: q.
+        total_weight: W, the declared sum of all units' weights: a public number.
+    """
+
+    sampling_probability: float
+    total_weight: float
+    kind: str = field(default="fixed", init=False)
+
+    def __post_init__(self) -> None:
+        _check(self.sampling_probability, self.total_weight, "total_weight")
+
+    @property
+    def denominator(self) -> float:
+        """q·W."""
+        return self.sampling_probability * self.total_weight
+
+    def __call__(self, total: WeightedSum) -> dict[str, torch.Tensor]:
+        """Return Σ w·Δ / (qW)."""
+        return scale(total.values, 1.0 / self.denominator)
+
+    def sensitivity(self, bound: float) -> float:
+        """Return bound / (qW)."""
+        return bound / self.denominator
+
+    def describe(self) -> dict[str, float | str]:
+        """Return the kind and the denominator."""
+        return {"kind": self.kind, "denominator": self.denominator}
+
+
+@dataclass(frozen=True)
+class ClippedDenominator:
+    """f_c: divide by max(q·W_min, the weight drawn). Sensitivity 2S/(qW_min), Lemma 1.
+
+    The factor 2 pays for the denominator, which a unit moves as well. The proof needs updates
+    that are clipped, not only weighted updates: ‖Δ‖ ≤ S and w in [0, 1].
+
+    Attributes:
+        sampling_probability: q.
+        min_weight: W_min, the least total weight that is provided for: a public number.
+    """
+
+    sampling_probability: float
+    min_weight: float
+    kind: str = field(default="clipped", init=False)
+
+    def __post_init__(self) -> None:
+        _check(self.sampling_probability, self.min_weight, "min_weight")
+
+    @property
+    def least_denominator(self) -> float:
+        """q·W_min."""
+        return self.sampling_probability * self.min_weight
+
+    def __call__(self, total: WeightedSum) -> dict[str, torch.Tensor]:
+        """Return Σ w·Δ / max(qW_min, Σ w)."""
+        return scale(total.values, 1.0 / max(self.least_denominator, total.weight))
+
+    def sensitivity(self, bound: float) -> float:
+        """Return 2·bound / (qW_min)."""
+        return 2.0 * bound / self.least_denominator
+
+    def describe(self) -> dict[str, float | str]:
+        """Return the kind and the least denominator."""
+        return {"kind": self.kind, "least_denominator": self.least_denominator}

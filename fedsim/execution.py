@@ -1,0 +1,135 @@
+"""The client's half of a round: units in, one weighted sum out; and who carries shards to it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fedsim.clipping import Clip
+from fedsim.estimators import WeightedSum
+from fedsim.tensors import Tensors, add_, all_finite, zeros_like
+
+Keys = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Unit:
+    """The examples that one coin brought, and the unit's weight.
+
+    Attributes:
+        key: the unit's index in the data (a user or an example).
+        tokens: (num_examples, length) int64, padded with 0 on the right; may have no rows.
+        lengths: (num_examples,) int64.
+        weight: in [0, 1].
+    """
+
+    key: int
+    tokens: torch.Tensor
+    lengths: torch.Tensor
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        # Both sensitivities of Lemma 1 need weights that never exceed 1.
+        if not 0.0 <= self.weight <= 1.0:
+            raise ValueError(f"weight = {self.weight} of unit {self.key}: must be in [0, 1]")
+
+
+@dataclass(frozen=True, eq=False)
+class Update:
+    """What one unit computed: a gradient or a difference of parameters, before the clip.
+
+    Attributes:
+        values: in the layout of the parameters.
+        loss: the mean loss over the unit's examples at the round's parameters, for the log.
+        num_gradients: per-example gradients that it took.
+    """
+
+    values: Tensors
+    loss: float
+    num_gradients: int
+
+
+class Task(Protocol):
+    """What one unit brings and computes; see the package `clients`."""
+
+    def unit(self, key: int, round: int) -> Unit:
+        """Return the unit's examples for this round: a function of (seed, round, key) alone."""
+        ...
+
+    def update(self, parameters: Tensors, unit: Unit, round: int) -> Update:
+        """Return the unit's update at `parameters`; zero for a unit without examples."""
+        ...
+
+
+class Engine(Protocol):
+    """How the clipped sum over units is computed; every engine gives what `loop` gives."""
+
+    def __call__(
+        self,
+        task: Task,
+        parameters: Tensors,
+        keys: Keys,
+        clip: Clip,
+        round: int,
+    ) -> WeightedSum:
+        """Return Σ w·clip(update) over the units `keys`."""
+        ...
+
+
+class Executor(Protocol):
+    """Computes the clipped sum of a whole cohort, wherever the clients are."""
+
+    def clipped_sum(self, parameters: Tensors, cohort: Keys, round: int) -> WeightedSum:
+        """Return the sum over exactly the units of `cohort`, each counted once, or raise."""
+        ...
+
+
+class Accumulator:
+    """Adds units to a sum in place: the one spot where an update is checked, clipped, weighted."""
+
+    def __init__(self, layout: Tensors, clip: Clip) -> None:
+        self._values = zeros_like(layout, torch.float64)
+        self._clip = clip
+        self._weight = 0.0
+        self._units = self._non_finite = self._gradients = 0
+        self._loss = 0.0
+
+    def add(self, update: Update, weight: float) -> None:
+        """Add w·clip(update). A NaN or an infinity anywhere makes the update zero, and counts.
+
+        The check comes before the clip: min(1, S/NaN) is 1 in many a library. The unit keeps
+        its weight, so a clipped denominator still counts it.
+        """
+        if all_finite(update.values):
+            add_(self._values, self._clip(update.values), weight)
+        else:
+            self._non_finite += 1
+        self._weight += weight
+        self._units += 1
+        self._gradients += update.num_gradients
+        self._loss += update.loss if math.isfinite(update.loss) else 0.0
+
+    def total(self) -> WeightedSum:
+        """Return the sum so far."""
+        return WeightedSum(
+            values=self._values,
+            weight=self._weight,
+            num_units=self._units,
+            num_non_finite=self._non_finite,
+            num_gradients=self._gradients,
+            loss=self._loss,
+        )
+
+
+def shards(cohort: Keys, size: int) -> Iterator[Keys]:
+    """Cut a cohort into runs of at most `size` units; an empty cohort gives no shard."""
+    if size < 1:
+        raise ValueError(f"size = {size}: a shard holds at least one unit")
+    for start in range(0, len(cohort), size):
+        yield cohort[start : start + size]

@@ -1,0 +1,57 @@
+"""Tensors in Flower's records without a copy where nobody needs the bytes."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from flwr.app import Array, ArrayRecord
+
+from fedsim.tensors import Tensors
+
+
+class LiveArray(Array):
+    """An `Array` that keeps its ndarray and serialises it only when somebody asks for `data`.
+
+    Flower names a record's parts by class name when it sends them, so this one goes by `Array`:
+    on the wire the two cannot be told apart. The ndarray is read-only, as arrays that come out
+    of Ray are: a task that writes into its input fails on every grid, not only on some.
+    """
+
+    def __init__(self, ndarray: npt.NDArray[np.generic]) -> None:
+        view = ndarray.view()
+        view.flags.writeable = False
+        self.__dict__.update(
+            _view=view, dtype=str(view.dtype), shape=tuple(view.shape), stype="numpy.ndarray"
+        )
+
+    @property
+    def data(self) -> bytes:  # type: ignore[override]
+        """The bytes that Flower would send: `numpy.save`'s."""
+        buffer = io.BytesIO()
+        np.save(buffer, self.__dict__["_view"], allow_pickle=False)
+        return buffer.getvalue()
+
+    def numpy(self) -> npt.NDArray[np.generic]:
+        """Return the array itself, read-only."""
+        view: npt.NDArray[np.generic] = self.__dict__["_view"]
+        return view
+
+
+LiveArray.__name__ = LiveArray.__qualname__ = "Array"
+
+
+def to_record(tensors: Tensors) -> ArrayRecord:
+    """Put tensors (copied to the CPU where they are not there) into a record, by name."""
+    record = ArrayRecord()
+    for name, value in tensors.items():
+        # Item by item: ArrayRecord({...}) would serialise every array again.
+        record[name] = LiveArray(value.detach().cpu().numpy())
+    return record
+
+
+def from_record(record: ArrayRecord) -> dict[str, torch.Tensor]:
+    """Return the tensors of a record, copied: the wire's arrays may be read-only."""
+    return {name: torch.from_numpy(array.numpy().copy()) for name, array in record.items()}

@@ -1,0 +1,60 @@
+"""The model, the texts and their split: what a server and its workers both load, once a process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+
+from fedsim.config import DataConfig, ModelConfig
+from fedsim.data.build import open_or_build
+from fedsim.data.split import Split, split_store
+from fedsim.data.store import TokenStore
+from fedsim.language_model import LanguageModel
+from fedsim.registry import names, resolve
+
+
+@dataclass(frozen=True, eq=False)
+class Materials:
+    """What units are made of.
+
+    Attributes:
+        model: the starting point.
+        store: every text, tokenised, by user.
+        split: which users and examples are trained on, and which are held out.
+        seed: of the run.
+    """
+
+    model: LanguageModel
+    store: TokenStore
+    split: Split
+    seed: int
+
+
+@lru_cache(maxsize=2)
+def load_materials(seed: int, data: DataConfig, model: ModelConfig, device: str) -> Materials:
+    """Load or build everything that the config names; cached, since server and client share it.
+
+    Raises:
+        ConfigError: an unknown model, an unreadable source, a missing column.
+    """
+    language_model = load_model(model, seed, data.sequence_length, device)
+    store = open_or_build(data, language_model)
+    split = split_store(store, seed, data.held_out_examples, data.held_out_users)
+    return Materials(language_model, store, split, seed)
+
+
+def load_model(
+    config: ModelConfig, seed: int = 0, sequence_length: int = 64, device: str = "cpu"
+) -> LanguageModel:
+    """Load a built-in model by its name, or anything else as a transformers folder or hub id."""
+    name = config.name_or_path if config.name_or_path in names("models") else "transformers"
+    loader = resolve("models", name, "model.name_or_path")
+    model: LanguageModel = loader(config, seed=seed, sequence_length=sequence_length, device=device)
+    return model
+
+
+def default_device(gpus_per_worker: float) -> str:
+    """Return "cuda" where a worker was given a share of a GPU and there is one, else "cpu"."""
+    return "cuda" if gpus_per_worker > 0 and torch.cuda.is_available() else "cpu"

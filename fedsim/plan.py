@@ -1,0 +1,126 @@
+"""The frozen plan of a round: one value from which sampler, clip, denominator, noise and cost come.
+
+Nobody passes a noise level or a sampling rate a second time. The noise standard deviation
+exists only as `noise_multiplier * estimator.sensitivity(clip.bound)`, and the cost that the
+ledger is charged is made of the same fields. A plan that cannot be kept is refused here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict
+
+from fedsim.accounting.events import RoundCost
+from fedsim.clipping import Clip
+from fedsim.estimators import Estimator
+from fedsim.sampling import PoissonSampling
+from fedsim.seeding import RandomSource, SystemEntropy, stream
+from fedsim.server_optimizer import ServerOptimizer
+
+
+class TaskSpec(BaseModel):
+    """What one unit computes, by name (entry points `fedsim.tasks`) and options, as JSON."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    options: Mapping[str, Any] = {}
+
+
+@dataclass(frozen=True, eq=False)
+class RoundPlan:
+    """What every round of a run does. Strategies build it; `run_round` carries it out.
+
+    Attributes:
+        strategy: the name of the strategy that built it.
+        unit: what a coin is flipped on; the guarantee is for a *user* in either case.
+        pool: (num_units,) int64, what the units are called in the data: user or example indices.
+        sampling: the law of the coins, and the draw.
+        task: what one drawn unit computes.
+        clip: bounds what one unit adds.
+        estimator: turns the sum into an estimate, and knows its sensitivity.
+        noise_multiplier: noise standard deviation over sensitivity; 0 adds none.
+        units_per_user: the most units of the pool that belong to one user (1, or the group size).
+        optimizer: the server's step.
+        seed: of the random streams.
+        entropy: where coins and noise come from: the seed, or the operating system.
+        assumptions: sentences that the guarantee rests on, for the report.
+
+    Raises:
+        ValueError: a combination that nobody has proved, or fields that disagree.
+    """
+
+    strategy: str
+    unit: Literal["user", "example"]
+    pool: npt.NDArray[np.int64]
+    sampling: PoissonSampling
+    task: TaskSpec
+    clip: Clip
+    estimator: Estimator
+    noise_multiplier: float
+    units_per_user: int
+    optimizer: ServerOptimizer
+    seed: int = 0
+    entropy: Literal["seeded", "secure"] = "seeded"
+    assumptions: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.pool) == 0:
+            raise ValueError("pool: is empty, there is nothing to sample from")
+        if self.estimator.sampling_probability != self.sampling.probability:
+            raise ValueError(
+                f"estimator.sampling_probability = {self.estimator.sampling_probability}: "
+                f"differs from sampling.probability = {self.sampling.probability}"
+            )
+        if self.units_per_user < 1:
+            raise ValueError(f"units_per_user = {self.units_per_user}: must be at least 1")
+        if self.units_per_user > 1 and self.estimator.kind != "fixed":
+            raise ValueError(
+                f"estimator.kind = {self.estimator.kind!r}: a user with several units in the pool "
+                'needs "fixed"; nobody has proved a bound for the clipped denominator there'
+            )
+        _ = self.noise_stddev  # refuses noise without a bound
+
+    @cached_property
+    def noise_stddev(self) -> float:
+        """The standard deviation of the noise on each entry of the estimate."""
+        if self.noise_multiplier == 0.0:
+            return 0.0
+        stddev = self.noise_multiplier * self.estimator.sensitivity(self.clip.bound)
+        if not 0.0 < stddev < float("inf"):
+            raise ValueError(
+                f"noise_multiplier = {self.noise_multiplier} with a clip bound of "
+                f"{self.clip.bound}: noise needs a positive multiplier and a finite bound"
+            )
+        return stddev
+
+    @cached_property
+    def cost(self) -> RoundCost:
+        """What one round costs at user level (Charles et al. 2024, Theorems 1 and 2)."""
+        return RoundCost(
+            sampling_probability=self.sampling.probability,
+            noise_multiplier=self.noise_multiplier,
+            units_per_user=self.units_per_user,
+        )
+
+    @property
+    def release_id(self) -> str:
+        """What names a round's noise draw in the ledger: a seeded one can be repeated."""
+        return "secure" if self.entropy == "secure" else f"seeded:{self.seed}"
+
+    def coins(self, round: int) -> RandomSource:
+        """Return the source of a round's sampling coins."""
+        return self._source("sampling", round)
+
+    def noise(self, round: int) -> RandomSource:
+        """Return the source of a round's noise."""
+        return self._source("noise", round)
+
+    def _source(self, purpose: Literal["sampling", "noise"], round: int) -> RandomSource:
+        return SystemEntropy() if self.entropy == "secure" else stream(self.seed, purpose, round)

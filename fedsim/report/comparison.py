@@ -1,0 +1,219 @@
+"""Several runs side by side, as one value that every renderer reads.
+
+A comparison keeps what each run promised next to what it achieved, so that no rendering can
+show an ε without its δ, unit, neighbouring relation, sampler and accountant.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from fedsim.errors import ConfigError
+from fedsim.report.schema import (
+    Count,
+    NotNegative,
+    Number,
+    Privacy,
+    Record,
+    RoundMetrics,
+    RunReport,
+    Scores,
+)
+from fedsim.report.wording import terms_text
+
+LabelledRun = tuple[str, RunReport, Sequence[RoundMetrics]]
+
+
+class Row(Record):
+    """One line of the table. A starting point has utility only; its other fields are None."""
+
+    kind: Literal["start", "run"]
+    label: str
+    strategy: str | None = None
+    loss: Number
+    perplexity: Number
+    accuracy_top1: Number
+    epsilon: NotNegative | None = None
+    delta: NotNegative | None = None
+    noise_multiplier: NotNegative | None = None
+    unit: str | None = None
+    relation: str | None = None
+    sampler: str | None = None
+    accountant: str | None = None
+    gradients: Count | None = None
+    seconds: NotNegative | None = None
+
+
+class CurvePoint(Record):
+    """Held-out loss, and ε spent so far, after an evaluated round."""
+
+    round: Count
+    loss: Number
+    epsilon: Number | None
+
+
+class ComparedRun(Record):
+    """A run's promise and its way."""
+
+    label: str
+    strategy: str
+    title: str
+    privacy: Privacy
+    initial: Scores
+    final: Scores
+    curve: tuple[CurvePoint, ...]
+
+
+class Comparison(Record):
+    """Table rows (starting points first), the runs behind them, and how to read the table.
+
+    `captions` says for each run what its ε is an ε of; `notes` says what makes runs hard to
+    compare: different δ, units, relations or held-out text.
+    """
+
+    rows: tuple[Row, ...]
+    runs: tuple[ComparedRun, ...]
+    captions: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def compare(reports: Sequence[LabelledRun]) -> Comparison:
+    """Lay runs side by side, in the order given.
+
+    Args:
+        reports: (label, report, metrics) of each run; labels differ from each other.
+
+    Raises:
+        ConfigError: no runs, or two with the same label.
+    """
+    labels = [label for label, _, _ in reports]
+    if not labels:
+        raise ConfigError("runs = []: give at least one run to compare")
+    if len(set(labels)) < len(labels):
+        raise ConfigError(f"labels = {labels}: give each run a label of its own")
+    return Comparison(
+        rows=(*_starting_rows(reports), *(_run_row(label, run) for label, run, _ in reports)),
+        runs=tuple(_compared(label, run, metrics) for label, run, metrics in reports),
+        captions=tuple(f"{label}: {terms_text(run.privacy)}" for label, run, _ in reports),
+        notes=tuple(_notes([run for _, run, _ in reports])),
+    )
+
+
+def unique_labels(names: Sequence[str]) -> list[str]:
+    """Return the names with " (2)", " (3)", … after those that came before.
+
+    A generated name that is itself taken is skipped: no two results are equal.
+    """
+    taken: set[str] = set()
+    labels: list[str] = []
+    for name in names:
+        label, number = name, 1
+        while label in taken or (number > 1 and label in names):
+            number += 1
+            label = f"{name} ({number})"
+        taken.add(label)
+        labels.append(label)
+    return labels
+
+
+def distinct_starts(runs: Sequence[ComparedRun]) -> list[Scores]:
+    """Return the starting points without repetition, in order of appearance."""
+    starts: list[Scores] = []
+    for run in runs:
+        if not any(_same_start(run.initial, known) for known in starts):
+            starts.append(run.initial)
+    return starts
+
+
+def _same_start(left: Scores, right: Scores) -> bool:
+    """Equal up to what the same network gives on another machine: a relative 1e-6."""
+    return left.tokens == right.tokens and all(
+        math.isclose(a, b, rel_tol=1e-6) or (math.isnan(a) and math.isnan(b))
+        for a, b in ((left.loss, right.loss), (left.accuracy_top1, right.accuracy_top1))
+    )
+
+
+def _starting_rows(reports: Sequence[LabelledRun]) -> list[Row]:
+    groups: list[tuple[Scores, list[str]]] = []
+    for label, report, _ in reports:
+        start = report.utility.initial
+        group = next((labels for known, labels in groups if _same_start(start, known)), None)
+        if group is None:
+            groups.append((start, [label]))
+        else:
+            group.append(label)
+    return [
+        Row(
+            kind="start",
+            label="starting point" + (f" of {', '.join(labels)}" if len(groups) > 1 else ""),
+            loss=start.loss,
+            perplexity=start.perplexity,
+            accuracy_top1=start.accuracy_top1,
+        )
+        for start, labels in groups
+    ]
+
+
+def _run_row(label: str, report: RunReport) -> Row:
+    final, privacy = report.utility.final, report.privacy
+    return Row(
+        kind="run",
+        label=label,
+        strategy=report.name,
+        loss=final.loss,
+        perplexity=final.perplexity,
+        accuracy_top1=final.accuracy_top1,
+        epsilon=privacy.epsilon,
+        delta=privacy.delta,
+        noise_multiplier=privacy.noise_multiplier,
+        unit=privacy.unit,
+        relation=privacy.relation,
+        sampler=privacy.sampler,
+        accountant=privacy.accountant,
+        gradients=report.cost.gradients,
+        seconds=report.cost.seconds,
+    )
+
+
+def _compared(label: str, report: RunReport, metrics: Sequence[RoundMetrics]) -> ComparedRun:
+    return ComparedRun(
+        label=label,
+        strategy=report.name,
+        title=report.title,
+        privacy=report.privacy,
+        initial=report.utility.initial,
+        final=report.utility.final,
+        curve=tuple(
+            CurvePoint(round=line.round, loss=line.held_out.loss, epsilon=line.epsilon)
+            for line in metrics
+            if line.held_out is not None
+        ),
+    )
+
+
+def _notes(reports: Sequence[RunReport]) -> list[str]:
+    private = [report for report in reports if report.privacy.epsilon is not None]
+    apart = "their ε are not directly comparable"
+    # Sampling makes equal budgets differ by chance: the expectation decides where it is known.
+    checks: list[tuple[str, Sequence[RunReport], Callable[[RunReport], object]]] = [
+        (f"have different δ; {apart}", private, lambda run: run.privacy.delta),
+        (f"protect different units; {apart}", private, lambda run: run.privacy.unit),
+        (
+            f"use different neighbouring relations; {apart}",
+            private,
+            lambda run: run.privacy.relation,
+        ),
+        (
+            "were scored on different held-out text",
+            reports,
+            lambda run: (run.data.source, run.data.held_out_examples, run.utility.final.tokens),
+        ),
+        (
+            "computed different numbers of gradients",
+            reports,
+            lambda run: run.cost.expected_gradients or run.cost.gradients,
+        ),
+    ]
+    return [f"The runs {text}." for text, group, key in checks if len(set(map(key, group))) > 1]

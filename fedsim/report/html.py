@@ -1,0 +1,70 @@
+"""Self-contained pages: one file that opens offline, the privacy statement first.
+
+plotly.js is inlined once. The pages forbid the browser every request of its own (a
+Content-Security-Policy of `default-src 'none'`), so that no library can load a map, a font or a
+counter behind our back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from plotly.offline import get_plotlyjs
+
+from fedsim.paths import write_atomically
+from fedsim.report import tables, wording
+from fedsim.report.comparison import Comparison
+from fedsim.report.plots import comparison_plots, run_plots
+from fedsim.report.schema import RoundMetrics, RunReport, load_metrics, load_report
+
+HTML_FILE = "report.html"
+
+
+def write_run_report(run_dir: Path) -> Path:
+    """Write `report.html` from the `report.json` and `metrics.jsonl` beside it.
+
+    Raises:
+        ConfigError: one of the two is missing or malformed.
+    """
+    path = run_dir / HTML_FILE
+    write_atomically(path, render_run(load_report(run_dir), load_metrics(run_dir)))
+    return path
+
+
+def render_run(report: RunReport, metrics: Sequence[RoundMetrics]) -> str:
+    """Return the page of one run: its promise, its plots, its data, cost, model and versions."""
+    terms = wording.terms_text(report.privacy)
+    return _render(
+        "run.html.jinja",
+        report=report,
+        plots=run_plots(metrics, report.utility.initial, terms),
+        scored=[line for line in metrics if line.held_out is not None],
+        non_finite=sum(line.non_finite or 0 for line in metrics),
+        terms=terms,
+    )
+
+
+def render_comparison(comparison: Comparison) -> str:
+    """Return the page of several runs: each one's promise, the table, the plots."""
+    return _render(
+        "comparison.html.jinja",
+        comparison=comparison,
+        columns=tables.COLUMNS,
+        cells=tables.cells,
+        utility_note=tables.UTILITY_NOTE,
+        plots=comparison_plots(comparison.runs),
+    )
+
+
+def _render(template: str, **values: object) -> str:
+    environment = Environment(
+        loader=PackageLoader("fedsim.report", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    page = environment.get_template(template)
+    return page.render(say=wording, plotly_js=get_plotlyjs(), **values)

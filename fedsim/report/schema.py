@@ -1,0 +1,273 @@
+"""What a run says about itself: the types of `report.json` and `metrics.jsonl`.
+
+Frozen, strictly typed, and no unknown key: a misspelt field fails where it is written, not where
+it is read. A finite ε cannot be stored without the facts that give it a meaning.
+
+JSON has no infinity and no NaN, yet a run can diverge. Such a number is written as the string
+"Infinity", "-Infinity" or "NaN" and read back as the float.
+"""
+
+from __future__ import annotations
+
+import math
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    ValidationError,
+    model_validator,
+)
+
+from fedsim.errors import ConfigError
+from fedsim.paths import write_atomically
+
+REPORT_FILE = "report.json"
+METRICS_FILE = "metrics.jsonl"
+
+
+def _read_non_finite(value: object) -> object:
+    return float(value) if value in ("Infinity", "-Infinity", "NaN") else value
+
+
+def _check_iso_date(value: str) -> str:
+    datetime.fromisoformat(value)
+    return value
+
+
+Number = Annotated[float, BeforeValidator(_read_non_finite)]
+NotNegative = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+Probability = Annotated[float, Field(ge=0.0, le=1.0)]
+Count = Annotated[int, Field(ge=0)]
+Text = Annotated[str, Field(min_length=1)]
+
+
+class Record(BaseModel):
+    """A frozen part of a report; an unknown key or a value of another type is an error."""
+
+    model_config = ConfigDict(
+        frozen=True, strict=True, extra="forbid", ser_json_inf_nan="strings", allow_inf_nan=True
+    )
+
+
+class Privacy(Record):
+    """What is promised, to whom, by which mechanism, and what had to be assumed.
+
+    `epsilon` is None where there is no finite guarantee; then the reports say so in words.
+    `sampling_probability` is that of one unit in one round; `noise_stddev` is in the units of the
+    released estimate; `units_per_user` is how many sampled units a user can own (1 when the
+    units are users); `discretisation` is the grid of a numerical accountant, if it has one.
+    """
+
+    unit: Text
+    relation: Text
+    epsilon: NotNegative | None
+    delta: Annotated[float, Field(gt=0.0, lt=1.0)] | None
+    noise_multiplier: NotNegative | None
+    sampling_probability: Probability | None
+    sampler: Text
+    rounds: Count
+    clip: dict[str, JsonValue]
+    estimator: dict[str, JsonValue]
+    noise_stddev: NotNegative | None
+    accountant: Text | None
+    noise: Literal["seeded", "secure", "none"]
+    assumptions: Annotated[tuple[str, ...], Field(strict=False)]
+    units_per_user: Annotated[int, Field(ge=1)]
+    discretisation: NotNegative | None
+    statement: Text
+
+    @model_validator(mode="after")
+    def _an_epsilon_needs_its_terms(self) -> Self:
+        if self.epsilon is None:
+            return self
+        missing = [name for name in ("delta", "accountant") if getattr(self, name) is None]
+        if missing:
+            raise ValueError(f"epsilon = {self.epsilon} means nothing without {missing}")
+        if self.rounds and (self.noise == "none" or not self.noise_multiplier):
+            raise ValueError(
+                f"epsilon = {self.epsilon} with noise = {self.noise!r}, noise_multiplier = "
+                f"{self.noise_multiplier}: without noise there is no guarantee, epsilon is null"
+            )
+        return self
+
+
+class HeldOut(Record):
+    """Utility on held-out text: mean nats a predicted token, its exponential, a share of 1."""
+
+    loss: Number
+    perplexity: Number
+    accuracy_top1: Number
+
+
+class Scores(HeldOut):
+    """Held-out utility with the number of predicted tokens it is the mean of."""
+
+    tokens: Count
+
+
+class Utility(Record):
+    """Before the first round and after the last."""
+
+    initial: Scores
+    final: Scores
+
+
+class DataSummary(Record):
+    """What was trained on, what was held out, and a count for each reason of dropping."""
+
+    users: Count
+    examples: Count
+    tokens: Count
+    dropped: dict[str, Count]
+    source: str
+    held_out_examples: Count
+    held_out_tokens: Count
+
+
+class ModelSummary(Record):
+    """Which network, how much of it moved, and where it came from."""
+
+    name: str
+    parameters: Count
+    trainable_parameters: Count
+    trainable_pattern: str
+    lora_rank: Count
+    origin: str
+
+
+class Cost(Record):
+    """What it took; `gradients` counts per-example gradients computed."""
+
+    gradients: Count
+    expected_gradients: NotNegative | None
+    seconds: NotNegative
+    peak_memory_bytes: Count | None
+    rounds: Count
+
+
+class RunReport(Record):
+    """The whole of `report.json`."""
+
+    format: Literal[1] = 1
+    name: Text
+    title: Text
+    created: Annotated[str, AfterValidator(_check_iso_date)]
+    privacy: Privacy
+    utility: Utility
+    data: DataSummary
+    model: ModelSummary
+    cost: Cost
+    machine: dict[str, JsonValue]
+    versions: dict[str, str]
+
+
+class RoundMetrics(Record):
+    """One line of `metrics.jsonl`: the state after a round, or, for round 0, the start.
+
+    From round 1 on `units`, `gradients`, `non_finite` and `estimate_norm` are required;
+    `epsilon` and `held_out` stand in the lines of evaluated rounds only.
+    """
+
+    round: Count
+    units: Count | None = None
+    gradients: Count | None = None
+    non_finite: Count | None = None
+    train_loss: Number | None = None
+    estimate_norm: Number | None = None
+    epsilon: Annotated[Number, Field(ge=0.0)] | None = None
+    held_out: HeldOut | None = None
+
+    @model_validator(mode="after")
+    def _complete_after_the_start(self) -> Self:
+        required = ("units", "gradients", "non_finite", "estimate_norm")
+        missing = [name for name in required if getattr(self, name) is None]
+        if self.round and missing:
+            raise ValueError(f"round {self.round} lacks {missing}")
+        return self
+
+
+def save_report(run_dir: Path, report: RunReport) -> Path:
+    """Write `report.json` whole and return its path."""
+    path = run_dir / REPORT_FILE
+    write_atomically(path, report.model_dump_json(indent=2) + "\n")
+    return path
+
+
+def load_report(run_dir: Path) -> RunReport:
+    """Read the `report.json` of a run folder.
+
+    Raises:
+        ConfigError: no such folder or file, or what it holds is not a report.
+    """
+    path = run_dir / REPORT_FILE
+    text = _read(run_dir, path)
+    try:
+        return RunReport.model_validate_json(text)
+    except ValidationError as error:
+        raise ConfigError(f"{path}: {_explain(error)}") from None
+
+
+def load_metrics(run_dir: Path) -> tuple[RoundMetrics, ...]:
+    """Read the `metrics.jsonl` of a run folder, in increasing order of rounds.
+
+    Blank lines are skipped; an empty file gives an empty tuple.
+
+    Raises:
+        ConfigError: no such folder or file, a malformed line, or rounds that do not increase.
+    """
+    path = run_dir / METRICS_FILE
+    metrics: list[RoundMetrics] = []
+    # Not splitlines(): it also splits at characters that JSON strings may contain.
+    for number, line in enumerate(_read(run_dir, path).split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            current = RoundMetrics.model_validate_json(line)
+        except ValidationError as error:
+            raise ConfigError(f"{path}, line {number}: {_explain(error)}") from None
+        if metrics and current.round <= metrics[-1].round:
+            raise ConfigError(
+                f"{path}, line {number}: round = {current.round} after round "
+                f"{metrics[-1].round}: rounds must increase"
+            )
+        metrics.append(current)
+    return tuple(metrics)
+
+
+def is_finite(value: float | None) -> bool:
+    """Return whether there is a number and it is neither infinite nor NaN."""
+    return value is not None and math.isfinite(value)
+
+
+def _read(run_dir: Path, path: Path) -> str:
+    if not run_dir.is_dir():
+        raise ConfigError(f"run folder {run_dir}: no such folder; give what `fedsim run` wrote")
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(
+            f"run folder {run_dir}: it has no {path.name}; give the folder of a finished run"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {path}: {error}") from None
+
+
+def _explain(error: ValidationError) -> str:
+    return "; ".join(
+        f"{'.'.join(map(str, problem['loc'])) or 'the whole'}: "
+        f"{problem['msg'].removeprefix('Value error, ')}{_given(problem['type'], problem['input'])}"
+        for problem in error.errors(include_url=False)
+    )
+
+
+def _given(kind: str, value: object) -> str:
+    """Show a wrong scalar; not a missing key's surroundings, nor a whole broken document."""
+    shown = kind != "json_invalid" and isinstance(value, str | int | float | bool)
+    return f" (given {value!r})" if shown else ""

@@ -1,0 +1,146 @@
+"""Numbers and sentences as every report writes them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from decimal import ROUND_CEILING, Decimal
+
+from pydantic import JsonValue
+
+from fedsim.report.schema import Privacy
+
+NOT_COVERED = "computed on private text, not covered by the guarantee"
+NO_GUARANTEE = "No privacy guarantee"
+NOTHING = "–"
+
+
+def epsilon_text(epsilon: float | None) -> str:
+    """Return ε with two decimals (below 0.1, two significant digits), rounded up.
+
+    Up, because a guarantee must not look stronger than it is. Dust of floating-point arithmetic
+    (a relative 1e-9) does not count: a target of 8 that was met stays 8.00.
+    """
+    if epsilon is None:
+        return NOTHING
+    if not math.isfinite(epsilon):
+        return "∞"
+    if epsilon == 0:
+        return "0"
+    value = Decimal(epsilon) * (1 - Decimal("1e-9"))
+    places = 2 if value >= Decimal("0.1") else 1 - value.adjusted()
+    rounded = value.quantize(Decimal(1).scaleb(-places), rounding=ROUND_CEILING)
+    return f"{rounded:.1e}" if value < Decimal("1e-4") else f"{rounded:f}"
+
+
+def delta_text(delta: float | None) -> str:
+    """Return δ exactly, in its shortest form: 1e-5, 0.001."""
+    if delta is None:
+        return NOTHING
+    mantissa, exponent, power = repr(delta).partition("e")
+    return f"{mantissa.removesuffix('.0')}e{int(power)}" if exponent else mantissa
+
+
+def decimal_text(value: float | None, digits: int = 3) -> str:
+    """Return a number with `digits` decimals; large or tiny ones in powers of ten."""
+    if value is None:
+        return NOTHING
+    if math.isnan(value):
+        return "not a number"
+    if math.isinf(value):
+        return "∞" if value > 0 else "−∞"
+    plain = value == 0 or 10.0**-digits <= abs(value) < 1e7
+    return f"{value:,.{digits}f}" if plain else f"{value:.{digits}g}"
+
+
+def percent_text(share: float | None) -> str:
+    """Return a share of 1 as a percentage with one decimal."""
+    return NOTHING if share is None else f"{decimal_text(100 * share, 1)} %"
+
+
+def count_text(value: float | None) -> str:
+    """Return a count with its thousands apart."""
+    return NOTHING if value is None else f"{value:,.0f}"
+
+
+def duration_text(seconds: float) -> str:
+    """Return seconds as "4.2 s", "3 min 20 s" or "2 h 05 min"."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600:,} h {whole % 3600 // 60:02d} min"
+
+
+def bytes_text(size: int | None) -> str:
+    """Return a size in MiB or GiB."""
+    if size is None:
+        return NOTHING
+    return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"
+
+
+def settings_text(settings: Mapping[str, JsonValue]) -> str:
+    """Return a clip or an estimator as one line: its kind, then its values."""
+    kind = settings.get("kind")
+    values = [
+        f"{key} = {_value_text(value)}"
+        for key, value in settings.items()
+        if key != "kind" and value is not None
+    ]
+    return ", ".join(([str(kind)] if kind is not None else []) + values) or NOTHING
+
+
+def guarantee_text(privacy: Privacy) -> str:
+    """Return the headline: (ε, δ) for whom, or that there is no guarantee."""
+    if privacy.epsilon is None:
+        return NO_GUARANTEE
+    epsilon, delta = epsilon_text(privacy.epsilon), delta_text(privacy.delta)
+    return f"(ε = {epsilon}, δ = {delta}) for each {privacy.unit}"
+
+
+def terms_text(privacy: Privacy) -> str:
+    """Return the caption that must accompany a displayed ε: what it is an ε of."""
+    if privacy.epsilon is None:
+        return f"{NO_GUARANTEE.lower()} (sampler: {privacy.sampler})"
+    return (
+        f"ε at δ = {delta_text(privacy.delta)}; unit: {privacy.unit}; neighbouring relation: "
+        f"{privacy.relation}; sampler: {privacy.sampler}; accountant: {privacy.accountant}"
+    )
+
+
+def privacy_facts(privacy: Privacy) -> list[tuple[str, str]]:
+    """Return the rows of the privacy block, in reading order: a term, its value."""
+    probability = privacy.sampling_probability
+    sampler = privacy.sampler
+    if probability is not None:
+        sampler += f", probability {_value_text(probability)} a round"
+    noise = {
+        "seeded": "seeded: whoever knows the seed can recompute the noise and subtract it",
+        "secure": "secure: drawn from the operating system's entropy",
+        "none": "none",
+    }[privacy.noise]
+    facts = [
+        ("Unit", privacy.unit),
+        ("Neighbouring relation", privacy.relation),
+        ("ε", epsilon_text(privacy.epsilon) if privacy.epsilon is not None else "none"),
+        ("δ", delta_text(privacy.delta)),
+        ("Sampler", sampler),
+        ("Rounds", count_text(privacy.rounds)),
+        ("Noise multiplier", _value_text(privacy.noise_multiplier)),
+        ("Noise standard deviation", _value_text(privacy.noise_stddev)),
+        ("Source of noise", noise),
+        ("Clipping", settings_text(privacy.clip)),
+        ("Denominator", settings_text(privacy.estimator)),
+        ("Sampled units a user owns at most", count_text(privacy.units_per_user)),
+        ("Accountant", privacy.accountant or "none"),
+    ]
+    if privacy.discretisation is not None:
+        facts.append(("Accountant's discretisation", _value_text(privacy.discretisation)))
+    return facts
+
+
+def _value_text(value: JsonValue) -> str:
+    if value is None:
+        return NOTHING
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

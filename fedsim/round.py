@@ -1,0 +1,42 @@
+"""One round of private training. Read this first."""
+
+from __future__ import annotations
+
+from fedsim.execution import Executor
+from fedsim.noise import gaussian
+from fedsim.plan import RoundPlan
+from fedsim.state import RoundRecord, ServerState
+from fedsim.tensors import add, l2_norm
+
+
+def run_round(
+    state: ServerState, plan: RoundPlan, executor: Executor
+) -> tuple[ServerState, RoundRecord]:
+    """Carry out one round of Algorithm 1 or 2 of Charles et al. 2024 and return the next state.
+
+    1. Select: every unit of the pool flips its coin.
+    2. Compute, clip, sum: the executor returns Σ w·clip(update) over the cohort.
+    3. Estimate: divide by the plan's denominator.
+    4. Noise: Gaussian, its scale from the plan's clip and estimator. An empty cohort too.
+    5. Account: charge the ledger, before the release is used for anything.
+    6. Step: the server optimizer takes the release as its gradient.
+
+    Nothing here knows which strategy made the plan. Raises whatever the executor raises when a
+    shard cannot be computed; then nothing is released and the state is as it was.
+    """
+    cohort = plan.pool[plan.sampling.draw(len(plan.pool), plan.coins(state.round))]
+    total = executor.clipped_sum(state.parameters, cohort, state.round)
+    estimate = plan.estimator(total)
+    release = add(estimate, gaussian(estimate, plan.noise_stddev, plan.noise(state.round)))
+    ledger = state.ledger.charge(state.round, plan.cost, plan.release_id)
+    parameters, optimizer_state = plan.optimizer.step(
+        state.parameters, release, state.optimizer_state
+    )
+    record = RoundRecord(
+        num_units=total.num_units,
+        num_gradients=total.num_gradients,
+        num_non_finite=total.num_non_finite,
+        train_loss=total.loss / total.num_units if total.num_units else None,
+        estimate_norm=l2_norm(estimate),
+    )
+    return ServerState(state.round + 1, parameters, optimizer_state, ledger), record

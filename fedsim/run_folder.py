@@ -1,0 +1,149 @@
+"""The run folder: its files by name, how it is begun, and how it is taken up again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedsim.accounting.ledger import Ledger
+from fedsim.checkpoint import latest_checkpoint, load_checkpoint
+from fedsim.config import Config, load_config
+from fedsim.errors import ConfigError
+from fedsim.paths import write_atomically
+from fedsim.state import ServerState
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Paths of one run, named in CONTRACT.md."""
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        """The resolved config; `fedsim run` takes it again."""
+        return self.path / "config.toml"
+
+    @property
+    def metrics(self) -> Path:
+        """A JSON object a round."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def ledger(self) -> Path:
+        """Every release that was charged."""
+        return self.path / "ledger.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Server states by round."""
+        return self.path / "checkpoints"
+
+    @property
+    def model(self) -> Path:
+        """The fine-tuned model, as transformers opens it."""
+        return self.path / "model"
+
+    @property
+    def report(self) -> Path:
+        """The report, as data."""
+        return self.path / "report.json"
+
+    def check_fresh(self) -> None:
+        """Raise `ConfigError` unless the folder is absent or empty."""
+        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+            raise ConfigError(
+                f"--out {self.path}: already there; take it up with --resume, or name another"
+            )
+
+    def check_resumable(self, config: Config) -> None:
+        """Raise `ConfigError` unless the folder is of a run with this very config."""
+        if not self.config.exists():
+            raise ConfigError(f"--resume: {self.path} holds no run (no config.toml)")
+        before = load_config(self.config).model_dump()
+        changed = [
+            key for key, value in _flat(config.model_dump()) if _flat_get(before, key) != value
+        ]
+        if changed:
+            raise ConfigError(
+                f"--resume: {', '.join(changed)} differ from the run in {self.path}; "
+                "a run keeps its config, start another with another --out"
+            )
+
+    def begin(self, config: Config) -> None:
+        """Make the folder and write the resolved config."""
+        self.checkpoints.mkdir(parents=True, exist_ok=True)
+        write_atomically(self.config, config.to_toml())
+
+    def charge(self, ledger: Ledger) -> None:
+        """Put the ledger on disk. Comes before anything that a release has touched."""
+        write_atomically(self.ledger, json.dumps(ledger.to_json(), indent=1))
+
+    def append_metrics(self, line: str) -> None:
+        """Add a line, a JSON object, to the metrics."""
+        with self.metrics.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """Return all complete lines; a line cut short by a kill ends the list."""
+        lines: list[dict[str, Any]] = []
+        if self.metrics.exists():
+            for text in self.metrics.read_text(encoding="utf-8").splitlines():
+                try:
+                    lines.append(json.loads(text))
+                except json.JSONDecodeError:
+                    break
+        return lines
+
+    def take_up(self, secure: bool) -> ServerState | None:
+        """Return the last checkpoint's state, metrics cut back to it; None if there is none.
+
+        Rounds after the checkpoint are done again. With seeded noise they give the same release,
+        which is charged once; with secure noise they are new releases, so everything that was
+        ever charged stays charged.
+        """
+        path = latest_checkpoint(self.checkpoints)
+        state = load_checkpoint(path) if path else None
+        kept = [line for line in self.read_metrics() if state and line["round"] <= state.round]
+        write_atomically(
+            self.metrics,
+            "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in kept),
+        )
+        if state is None or not secure:
+            return state
+        return ServerState(state.round, state.parameters, state.optimizer_state, self.read_ledger())
+
+    def read_seconds(self) -> float:
+        """Return the time that the run took until it was last saved."""
+        path = self.path / "seconds.json"
+        return float(json.loads(path.read_text())) if path.exists() else 0.0
+
+    def write_seconds(self, seconds: float) -> None:
+        """Keep the time so far; apart from the metrics, which a resumed run repeats to the bit."""
+        write_atomically(self.path / "seconds.json", json.dumps(seconds))
+
+    def read_ledger(self) -> Ledger:
+        """Return the ledger on disk; empty where there is none yet."""
+        if not self.ledger.exists():
+            return Ledger()
+        try:
+            return Ledger.from_json(json.loads(self.ledger.read_text(encoding="utf-8")))
+        except json.JSONDecodeError as error:
+            raise ConfigError(f"ledger {self.ledger}: not JSON: {error}") from None
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    rows: list[tuple[str, Any]] = []
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            rows += _flat(value, f"{prefix}{key}.")
+        else:
+            rows.append((f"{prefix}{key}", value))
+    return rows
+
+
+def _flat_get(tree: Mapping[str, Any], path: str) -> Any:  # noqa: ANN401
+    return dict(_flat(tree)).get(path)

@@ -1,0 +1,230 @@
+"""A run from its config to its report: what the ServerApp does."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from flwr.serverapp import Grid
+
+from fedsim.accounting.accountants import epsilon_curve
+from fedsim.checkpoint import save_checkpoint
+from fedsim.config import Config, ModelConfig
+from fedsim.errors import BudgetSpentError
+from fedsim.evaluation import Evaluation, evaluate
+from fedsim.grids.executor import GridExecutor
+from fedsim.grids.records import ClientSpec
+from fedsim.materials import Materials, default_device, load_materials, load_model
+from fedsim.plan import RoundPlan
+from fedsim.progress import RoundProgress
+from fedsim.registry import resolve
+from fedsim.report.html import write_run_report
+from fedsim.report.schema import HeldOut, RoundMetrics, save_report
+from fedsim.run_folder import RunFolder
+from fedsim.state import RoundRecord, ServerState
+from fedsim.summary import as_scores, summarise
+from fedsim.training import train
+
+log = logging.getLogger("fedsim")
+
+
+def execute(config: Config, out: Path, grid: Grid, *, resume: bool = False) -> Path:
+    """Carry out a whole run over a grid and return its folder.
+
+    Everything that can be wrong with the config is found before the folder is made.
+
+    Raises:
+        ConfigError: config or input is wrong, or `out` is taken (or, resuming, of another run).
+        BudgetSpentError: the budget ended before the rounds did; model and report are written.
+    """
+    folder = RunFolder(out)
+    resume = resume and folder.config.exists()  # killed before anything was written: start anew
+    if resume:
+        folder.check_resumable(config)
+    else:
+        folder.check_fresh()
+    device = default_device(config.executor.gpus_per_worker)
+    materials = load_materials(config.seed, config.data, config.model, device)
+    plan = build_plan(config, materials)
+    session = _Session(config, folder, materials, plan)
+    try:
+        session.run(grid, device)
+    except BudgetSpentError:
+        session.finish()
+        raise
+    session.finish()
+    return folder.path
+
+
+def build_plan(config: Config, materials: Materials) -> RoundPlan:
+    """Let the strategy that the config names build its plan."""
+    build: Callable[[Config, Materials], RoundPlan] = resolve(
+        "strategies", config.strategy.name, "strategy.name"
+    )
+    return build(config, materials)
+
+
+@dataclass
+class _Session:
+    """The side effects of a run: ledger, metrics, checkpoints, model and report on disk."""
+
+    config: Config
+    folder: RunFolder
+    materials: Materials
+    plan: RoundPlan
+    state: ServerState = field(init=False)
+    started: float = field(init=False, default_factory=time.monotonic)
+    epsilons: dict[int, float] = field(init=False, default_factory=dict)
+    final: Evaluation | None = field(init=False, default=None)
+
+    def run(self, grid: Grid, device: str) -> None:
+        """Begin or take up the run and train to its end."""
+        self.folder.begin(self.config)
+        taken_up = self.folder.take_up(secure=self.plan.entropy == "secure")
+        self.state = taken_up or self._start()
+        self._prepare_epsilons()
+        if taken_up is None:
+            self._log_start()
+        config = self.config
+        executor = GridExecutor(
+            grid,
+            ClientSpec(
+                seed=config.seed,
+                data=config.data,
+                model=config.model,
+                task=self.plan.task,
+                clip=self.plan.clip,
+                engine=config.executor.engine,
+                device=device,
+            ),
+            config.executor.shard_size,
+        )
+        paid = config.strategy.rounds if config.privacy.epsilon is not None else None
+        with RoundProgress(config.strategy.name, config.strategy.rounds, self.state.round) as bar:
+            train(
+                self.state,
+                self.plan,
+                executor,
+                config.strategy.rounds,
+                on_round=lambda state, record: bar.advance(self._on_round(state, record)),
+                max_releases=paid if self.private else None,
+            )
+
+    @property
+    def private(self) -> bool:
+        """Whether there is a guarantee to account for."""
+        return self.plan.noise_multiplier > 0.0
+
+    def finish(self) -> None:
+        """Write the model, unless the last round already did, and the reports."""
+        final = self.final or self._evaluate_saved(self.state)
+        report = summarise(
+            self.config,
+            self.materials,
+            self.plan,
+            self.state,
+            [RoundMetrics.model_validate(line) for line in self.folder.read_metrics()],
+            final=final,
+            title=self.folder.path.resolve().name,
+            seconds=self._elapsed(),
+        )
+        save_report(self.folder.path, report)
+        write_run_report(self.folder.path)
+
+    def _start(self) -> ServerState:
+        # A kill before the first checkpoint loses rounds, never charges: see RunFolder.take_up.
+        charged = self.folder.read_ledger() if self.plan.entropy == "secure" else None
+        state = ServerState(0, self.materials.model.initial_parameters())
+        return replace(state, ledger=charged) if charged else state
+
+    def _log_start(self) -> None:
+        held_out = self._held_out(self.state)
+        self._write(RoundMetrics(round=0, epsilon=0.0 if self.private else None, held_out=held_out))
+
+    def _on_round(self, state: ServerState, record: RoundRecord) -> RoundMetrics:
+        self.state = state
+        if self.private:
+            self.folder.charge(state.ledger)  # first: nothing of the round is on disk before it
+        due = self._due(state.round)
+        line = RoundMetrics.model_validate(
+            {
+                "round": state.round,
+                **record.to_json(),
+                "epsilon": self.epsilons.get(state.ledger.num_releases) if due else None,
+                "held_out": self._held_out(state) if due else None,
+            }
+        )
+        self._write(line)
+        if state.round % self.config.training.checkpoint_every == 0 or self._last(state.round):
+            self._elapsed(save=True)
+            keep = self.config.training.keep_checkpoints
+            save_checkpoint(self.folder.checkpoints, state, keep)
+        return line
+
+    def _due(self, round: int) -> bool:
+        return round % self.config.training.evaluate_every == 0 or self._last(round)
+
+    def _last(self, round: int) -> bool:
+        return round == self.config.strategy.rounds
+
+    def _held_out(self, state: ServerState) -> HeldOut:
+        """Evaluate; the last state is saved first and scored as read back from `model/`.
+
+        So the reported final utility is that of the files that people will load.
+        """
+        if self._last(state.round):
+            return _means(self._evaluate_saved(state))
+        model, split = self.materials.model, self.materials.split
+        return _means(
+            evaluate(model, state.parameters, self.materials.store, split.held_out_examples)
+        )
+
+    def _evaluate_saved(self, state: ServerState) -> Evaluation:
+        self.materials.model.save(state.parameters, self.folder.model)
+        saved = load_model(
+            ModelConfig(name_or_path=str(self.folder.model)),
+            sequence_length=self.config.data.sequence_length,
+            device=str(self.materials.model.device),
+        )
+        self.final = evaluate(
+            saved,
+            saved.initial_parameters(),
+            self.materials.store,
+            self.materials.split.held_out_examples,
+        )
+        return self.final
+
+    def _write(self, line: RoundMetrics) -> None:
+        self.folder.append_metrics(line.model_dump_json(exclude_none=True))
+
+    def _prepare_epsilons(self) -> None:
+        """Compute ε after each number of releases that an evaluated round can have."""
+        if not self.private or self.config.privacy.delta is None:
+            return
+        lost = self.state.ledger.num_releases - self.state.round  # only with secure noise
+        last = self.config.strategy.rounds
+        rounds = [r for r in range(self.state.round + 1, last + 1) if self._due(r)]
+        counts = [r + lost for r in rounds]
+        if counts:
+            values = epsilon_curve(
+                self.plan.cost,
+                counts,
+                self.config.privacy.delta,
+                self.config.privacy.accountant,
+            )
+            self.epsilons = dict(zip(counts, values, strict=True))
+
+    def _elapsed(self, save: bool = False) -> float:
+        before = self.folder.read_seconds()
+        seconds = before + time.monotonic() - self.started
+        if save:
+            self.folder.write_seconds(seconds)
+            self.started = time.monotonic()
+        return seconds
+
+
+def _means(evaluation: Evaluation) -> HeldOut:
+    return HeldOut.model_validate(as_scores(evaluation).model_dump(exclude={"tokens"}))

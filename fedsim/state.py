@@ -1,0 +1,55 @@
+"""The server's state: everything that a round changes, as one value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from fedsim.accounting.ledger import Ledger
+from fedsim.tensors import Tensors
+
+
+@dataclass(frozen=True, eq=False)
+class ServerState:
+    """What goes into a round and comes out of it.
+
+    Attributes:
+        round: rounds done so far; also the address of the next round's random streams.
+        parameters: the trainable parameters, float32.
+        optimizer_state: flat, "parameter/key" → tensor; empty at the start.
+        ledger: every release so far, with its cost.
+    """
+
+    round: int
+    parameters: Tensors
+    optimizer_state: Tensors = field(default_factory=dict)
+    ledger: Ledger = field(default_factory=Ledger)
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """What a round says for the log. All of it is computed on private text and not protected.
+
+    Attributes:
+        num_units: the drawn cohort's size.
+        num_gradients: per-example gradients computed.
+        num_non_finite: units dropped to zero for a NaN or an infinity.
+        train_loss: mean over the drawn units of their mean loss; None for an empty cohort.
+        estimate_norm: L2 norm of the estimate before noise.
+    """
+
+    num_units: int
+    num_gradients: int
+    num_non_finite: int
+    train_loss: float | None
+    estimate_norm: float
+
+    def to_json(self) -> Mapping[str, float | int | None]:
+        """Return the fields by the names that `metrics.jsonl` uses."""
+        return {
+            "units": self.num_units,
+            "gradients": self.num_gradients,
+            "non_finite": self.num_non_finite,
+            "train_loss": self.train_loss,
+            "estimate_norm": self.estimate_norm,
+        }

@@ -1,0 +1,212 @@
+"""The facts of a finished run, gathered for its report."""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+import resource
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import Any
+
+import torch
+from pydantic import JsonValue
+
+from fedsim.accounting.accountants import resolve_accountant
+from fedsim.accounting.statement import privacy_sentence
+from fedsim.clipping import NormalisedClip
+from fedsim.config import Config, FedAvg
+from fedsim.evaluation import Evaluation
+from fedsim.materials import Materials
+from fedsim.plan import RoundPlan
+from fedsim.report.schema import (
+    Cost,
+    DataSummary,
+    ModelSummary,
+    Privacy,
+    RoundMetrics,
+    RunReport,
+    Scores,
+    Utility,
+)
+from fedsim.state import ServerState
+
+_PACKAGES = ("fedsim-dp", "torch", "transformers", "flwr", "dp-accounting", "numpy", "datasets")
+
+
+def summarise(
+    config: Config,
+    materials: Materials,
+    plan: RoundPlan,
+    state: ServerState,
+    lines: Sequence[RoundMetrics],
+    *,
+    final: Evaluation,
+    title: str,
+    seconds: float,
+) -> RunReport:
+    """Return the report of a run that ended in `state`.
+
+    Args:
+        config: what was asked for.
+        materials: what was trained on.
+        plan: what was done each round.
+        state: where it ended; its ledger is what the guarantee is computed from.
+        lines: the metrics, from the line of round 0 on.
+        final: utility of the saved model, read back.
+        title: the run folder's name.
+        seconds: wall-clock time of training, evaluation and saving.
+    """
+    start = lines[0].held_out
+    if start is None:
+        raise ValueError("metrics: the line of round 0 has no held_out")
+    return RunReport(
+        name=config.strategy.name,
+        title=title,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        privacy=privacy_block(config, plan, state, materials.model.origin),
+        utility=Utility(
+            initial=Scores(**start.model_dump(), tokens=final.tokens),
+            final=as_scores(final),
+        ),
+        data=_data(config, materials),
+        model=_model(config, materials, state),
+        cost=Cost(
+            gradients=sum(line.gradients or 0 for line in lines),
+            expected_gradients=expected_gradients(config, materials, plan) * state.round,
+            seconds=seconds,
+            peak_memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            rounds=state.round,
+        ),
+        machine=_machine(),
+        versions={"python": platform.python_version()}
+        | {name: version(name) for name in _PACKAGES},
+    )
+
+
+def as_scores(evaluation: Evaluation) -> Scores:
+    """Return an evaluation as the report holds it."""
+    return Scores(
+        loss=evaluation.loss,
+        perplexity=evaluation.perplexity,
+        accuracy_top1=evaluation.accuracy_top1,
+        tokens=evaluation.tokens,
+    )
+
+
+def privacy_block(config: Config, plan: RoundPlan, state: ServerState, origin: str) -> Privacy:
+    """Return what is promised: ε is computed from the ledger, everything else from the plan.
+
+    Args:
+        config: for δ and the accountant's name.
+        plan: what each round did.
+        state: its ledger holds every release.
+        origin: the public data that vocabulary and starting point come from.
+    """
+    private = plan.noise_multiplier > 0.0
+    accountant = resolve_accountant(
+        config.privacy.accountant if private else None, plan.units_per_user
+    )
+    delta = config.privacy.delta if private else None
+    epsilon = math.inf if delta is None else state.ledger.epsilon(delta, accountant.name)
+    terms: dict[str, Any] = {
+        "unit": "user",
+        "relation": accountant.relation,
+        "delta": delta,
+        "noise_multiplier": plan.noise_multiplier,
+        "sampling_probability": plan.sampling.probability,
+        "sampler": f"{plan.sampling.name} of {plan.unit}s",
+        "rounds": state.ledger.num_releases if private else state.round,
+        "units_per_user": plan.units_per_user,
+        "accountant": accountant.name,
+    }
+    return Privacy(
+        **{**terms, "accountant": accountant.name if private else None},
+        epsilon=epsilon if math.isfinite(epsilon) else None,
+        clip=_clip(plan),
+        estimator=dict(plan.estimator.describe()),
+        noise_stddev=plan.noise_stddev,
+        noise=plan.entropy if private else "none",
+        assumptions=_assumptions(config, plan, origin) if private else (),
+        discretisation=accountant.discretisation if private else None,
+        statement=privacy_sentence(epsilon=epsilon, **terms),
+    )
+
+
+def expected_gradients(config: Config, materials: Materials, plan: RoundPlan) -> float:
+    """Return the per-example gradients that a round takes on average over the coins."""
+    if plan.unit == "example":
+        return plan.sampling.probability * len(plan.pool)
+    sizes = materials.split.user_sizes.clip(max=config.strategy.group_size)
+    local = config.strategy.local
+    epochs = local.epochs if isinstance(local, FedAvg) else 1
+    return plan.sampling.probability * float(sizes.sum()) * epochs
+
+
+def _clip(plan: RoundPlan) -> dict[str, JsonValue]:
+    clip = plan.clip
+    bound = None if plan.clip.kind == "none" else clip.bound
+    inner = clip.clip if isinstance(clip, NormalisedClip) else clip
+    return {
+        **inner.model_dump(mode="json"),
+        "normalise": isinstance(clip, NormalisedClip),
+        "bound": bound,
+    }
+
+
+def _assumptions(config: Config, plan: RoundPlan, origin: str) -> tuple[str, ...]:
+    noise = (
+        "Coins and noise came from the operating system's entropy."
+        if plan.entropy == "secure"
+        else f"Coins and noise were drawn from the run's seed ({config.seed}): the guarantee "
+        "holds against those who know neither the seed nor the run folder."
+    )
+    return (
+        "One identifier in the user column is one person, and no record belongs to two.",
+        *plan.assumptions,
+        noise,
+        "Hyper-parameters (rounds, rates, sizes, clip, learning rate) count as public: choosing "
+        "them by looking at results on the private data is a query that is not accounted.",
+        f"Vocabulary and starting point: {origin}",
+        "Only the model is covered. Training losses, cohort sizes and scores on held-out text "
+        "in this report are computed on private text and are not.",
+        "Noise is added in float64; that floating point is not real arithmetic is not accounted.",
+    )
+
+
+def _data(config: Config, materials: Materials) -> DataSummary:
+    store, split = materials.store, materials.split
+    held_out = split.held_out_examples
+    return DataSummary(
+        users=split.num_users,
+        examples=int(split.user_sizes.sum()),
+        tokens=store.num_tokens,
+        dropped=dict(store.manifest["dropped"]),
+        source=config.data.source,
+        held_out_examples=len(held_out),
+        held_out_tokens=int(store.lengths(held_out).sum()),
+    )
+
+
+def _model(config: Config, materials: Materials, state: ServerState) -> ModelSummary:
+    trainable = sum(value.numel() for value in state.parameters.values())
+    return ModelSummary(
+        name=config.model.name_or_path,
+        parameters=materials.model.num_parameters,
+        trainable_parameters=trainable,
+        trainable_pattern=config.model.trainable,
+        lora_rank=config.model.lora_rank,
+        origin=materials.model.origin,
+    )
+
+
+def _machine() -> dict[str, JsonValue]:
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return {
+        "system": platform.platform(),
+        "cpus": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "gpu": gpu,
+    }

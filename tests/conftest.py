@@ -1,0 +1,72 @@
+"""What tests share: a cache of their own, a small text of several users, a config on it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedsim.config import Config, parse_config
+from fedsim.materials import Materials, load_materials
+
+WORDS = ["the", "king", "shall", "ride", "to", "war", "with", "all", "my", "lord", "come", "again"]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep stores and models of the tests away from the user's cache, and threads few."""
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDSIM_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="session")
+def speeches(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A JSONL of 24 users with 1 to 9 texts of 1 to 30 words each."""
+    path = tmp_path_factory.mktemp("texts") / "speeches.jsonl"
+    rng = np.random.default_rng(7)
+    rows = [
+        {"author": f"user-{user}", "body": " ".join(rng.choice(WORDS, rng.integers(1, 31)))}
+        for user in range(24)
+        for _ in range(rng.integers(1, 10))
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def small_config(source: Path, **sections: dict[str, Any]) -> Config:
+    """Return a config of a few quick rounds on `source`; sections are laid over it key by key."""
+    raw: dict[str, Any] = {
+        "data": {
+            "source": str(source),
+            "user_column": "author",
+            "text_column": "body",
+            "sequence_length": 24,
+        },
+        "model": {"pretraining_steps": 0, "trainable": r"ln_"},
+        "strategy": {
+            "rounds": 4,
+            "cohort_size": 6,
+            "group_size": 3,
+            "clip": {"kind": "flat", "l2_clip_norm": 0.5},
+        },
+        "privacy": {"noise_multiplier": 1.0, "delta": 1e-3},
+        "training": {"evaluate_every": 2, "checkpoint_every": 2},
+    }
+    for name, section in sections.items():
+        merged = {**raw.get(name, {}), **section}
+        raw[name] = {key: value for key, value in merged.items() if value is not None}
+    return parse_config(raw)
+
+
+@pytest.fixture(scope="session")
+def materials(speeches: Path) -> Materials:
+    """Model, store and split of the small config."""
+    config = small_config(speeches)
+    return load_materials(config.seed, config.data, config.model, "cpu")

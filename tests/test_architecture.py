@@ -1,0 +1,102 @@
+"""The shape of the house: who may import whom, what is public, how long a file may be."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from pathlib import Path
+
+import pytest
+
+import fedsim
+from fedsim.round import run_round
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("fedsim", "strategies", "clients", "experiments")
+FORBIDDEN = {
+    "fedsim": {"strategies", "clients", "experiments", "tests"},
+    "strategies": {"clients", "experiments", "tests"},
+    "clients": {"strategies", "experiments", "tests"},
+    "experiments": {"tests"},
+}
+
+
+def imported(path: Path) -> set[str]:
+    """Every module that a file imports, inside functions too."""
+    modules: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            modules |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            modules.add(node.module)
+    return modules
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_imports_point_inwards(package: str) -> None:
+    files = list((ROOT / package).rglob("*.py"))
+    assert files
+    wrong = {
+        f"{path.relative_to(ROOT)} imports {module}"
+        for path in files
+        for module in imported(path)
+        if module.split(".")[0] in FORBIDDEN[package]
+    }
+    assert not wrong
+
+
+def test_only_grids_touch_the_inside_of_flower_and_ray() -> None:
+    public = {"flwr.app", "flwr.clientapp", "flwr.serverapp"}
+    wrong = {
+        f"{path.relative_to(ROOT)} imports {module}"
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*.py")
+        if "grids" not in path.parts
+        for module in imported(path)
+        if module.split(".")[0] == "ray" or (module.startswith("flwr") and module not in public)
+    }
+    assert not wrong
+
+
+def test_the_export_list() -> None:
+    assert set(fedsim.__all__) == {
+        "BudgetSpentError",
+        "Config",
+        "ConfigError",
+        "Ledger",
+        "RoundCost",
+        "RoundPlan",
+        "RunReport",
+        "ServerState",
+        "build_plan",
+        "calibrate_noise_multiplier",
+        "compare",
+        "epsilon",
+        "load_config",
+        "load_materials",
+        "load_metrics",
+        "load_report",
+        "parse_config",
+        "run",
+        "run_round",
+        "train",
+    }
+    assert all(hasattr(fedsim, name) for name in fedsim.__all__)
+
+
+def test_run_round_fits_a_screen_and_never_asks_for_the_strategy() -> None:
+    source = inspect.getsource(run_round)
+    assert len(source.splitlines()) <= 45
+    assert ".strategy" not in source
+    assert ".unit" not in source
+    assert " if " not in source.replace("if total.num_units", "")
+
+
+@pytest.mark.parametrize("package", (*PACKAGES, "tests"))
+def test_files_are_short(package: str) -> None:
+    long = {
+        str(path.relative_to(ROOT)): count
+        for path in (ROOT / package).rglob("*.py")
+        if (count := len(path.read_text(encoding="utf-8").splitlines())) > 300
+    }
+    assert not long

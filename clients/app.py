@@ -35,4 +35,4 @@ def _prepared(spec_json: str) -> tuple[Task, Engine, Clip, Materials]:
     spec = ClientSpec.model_validate_json(spec_json)
     materials = load_materials(spec.seed, spec.data, spec.model, spec.device)
     task: Task = resolve("tasks", spec.task.name, "task")(materials, **spec.task.options)
-    return task, choose_engine(spec.engine), spec.clip, materials
+    return task, choose_engine(spec.engine, task, materials.model), spec.clip, materials

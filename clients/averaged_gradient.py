@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from clients.gradients import mean_gradient
 from clients.user_units import UserUnits
 from fedsim.data.selection import Rule
@@ -12,6 +14,8 @@ from fedsim.tensors import Tensors
 
 class AveragedGradient:
     """The task of ULS with `local = { task = "fedsgd" }` (Charles et al. 2024, Algorithm 2)."""
+
+    averages_gradients: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 import torch
 
@@ -13,6 +15,8 @@ from fedsim.tensors import Tensors
 
 class ExampleGradient:
     """The task of ELS (Charles et al. 2024, Algorithm 1). Keys are example indices of the store."""
+
+    averages_gradients: ClassVar[bool] = True
 
     def __init__(self, materials: Materials) -> None:
         self._model = materials.model

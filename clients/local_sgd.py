@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 
 from clients.gradients import mean_gradient
@@ -10,7 +12,7 @@ from fedsim.data.selection import Rule
 from fedsim.execution import Unit, Update
 from fedsim.materials import Materials
 from fedsim.seeding import stream
-from fedsim.tensors import Tensors, add_, zeros_like
+from fedsim.tensors import Tensors, add_
 
 
 class LocalSGD:
@@ -20,6 +22,8 @@ class LocalSGD:
     SGD at learning rate 1 the server adds the mean difference, as the paper prints it. The clip
     is applied once, to the whole difference.
     """
+
+    averages_gradients: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -58,9 +62,7 @@ class LocalSGD:
                 rows = order[start : start + self._batch_size]
                 batch = Unit(unit.key, unit.tokens[rows], unit.lengths[rows])
                 step = mean_gradient(self._model, local, batch)
-                add_(local, step.values, -self._learning_rate)
+                add_(local, step.values, dict.fromkeys(local, -self._learning_rate))
                 loss += step.loss * len(rows) / count if epoch == 0 else 0.0
-        moved = zeros_like(parameters)
-        add_(moved, parameters)
-        add_(moved, local, -1.0)
+        moved = {name: value - local[name] for name, value in parameters.items()}
         return Update(moved, loss=loss, num_gradients=count * self._epochs)

@@ -10,7 +10,7 @@ from fedsim.config import ModelConfig
 
 NAME = "mcmahan-lstm"
 VOCABULARY_SIZE = 10_000
-DEFAULT_STEPS = 200
+DEFAULT_STEPS = 220
 
 
 def load(

@@ -144,7 +144,7 @@ class ExecutorConfig(Section):
     workers: Literal[1] = 1
     gpus_per_worker: Annotated[float, Field(ge=0.0)] = 0.0
     address: str = ""
-    engine: str = "auto"
+    engine: Literal["auto", "loop", "vmap"] = "auto"
     shard_size: Annotated[int, Field(ge=0)] = 0
 
 
@@ -167,6 +167,12 @@ class Config(Section):
     server: ServerConfig = ServerConfig()
     executor: ExecutorConfig = ExecutorConfig()
     training: TrainingConfig = TrainingConfig()
+
+    @model_validator(mode="after")
+    def _engine_can_do_the_task(self) -> Config:
+        if self.executor.engine == "vmap" and self.strategy.local.task == "fedavg":
+            raise ValueError('executor.engine = "vmap": local training needs "loop" or "auto"')
+        return self
 
     def to_toml(self) -> str:
         """Return the resolved config as TOML; keys without a value are left out."""

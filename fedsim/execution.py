@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -56,7 +56,14 @@ class Update:
 
 
 class Task(Protocol):
-    """What one unit brings and computes; see the package `clients`."""
+    """What one unit brings and computes; see the package `clients`.
+
+    Attributes:
+        averages_gradients: whether the update is the mean of the unit's example gradients at
+            the round's parameters, so that an engine may compute many units at once.
+    """
+
+    averages_gradients: ClassVar[bool]
 
     def unit(self, key: int, round: int) -> Unit:
         """Return the unit's examples for this round: a function of (seed, round, key) alone."""
@@ -107,7 +114,8 @@ class Accumulator:
         its weight, so a clipped denominator still counts it.
         """
         if all_finite(update.values):
-            add_(self._values, self._clip(update.values), weight)
+            factors = self._clip.factors(update.values)
+            add_(self._values, update.values, {k: weight * f for k, f in factors.items()})
         else:
             self._non_finite += 1
         self._weight += weight

@@ -39,21 +39,16 @@ def add(left: Tensors, right: Tensors) -> dict[str, torch.Tensor]:
     return {name: value + right[name] for name, value in left.items()}
 
 
-def add_(total: dict[str, torch.Tensor], update: Tensors, scale: float = 1.0) -> None:
-    """Add scale * update into `total`, in the dtype of `total`."""
+def add_(total: dict[str, torch.Tensor], update: Tensors, factors: Mapping[str, float]) -> None:
+    """Add factor * update into `total`, tensor by tensor, in the precision of `total`."""
     check_same_layout(total, update)
     for name, value in total.items():
-        value.add_(update[name].to(value.dtype), alpha=scale)
+        value.add_(update[name], alpha=factors[name])
 
 
 def scale(tensors: Tensors, factor: float) -> dict[str, torch.Tensor]:
     """Return factor * tensors."""
     return {name: value * factor for name, value in tensors.items()}
-
-
-def to_dtype(tensors: Tensors, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Return the same values in another dtype (no copy where the dtype already holds)."""
-    return {name: value.to(dtype) for name, value in tensors.items()}
 
 
 def l2_norm(tensors: Tensors) -> float:
@@ -62,9 +57,14 @@ def l2_norm(tensors: Tensors) -> float:
     Float64 because a clip decides by this number: a float32 sum of many squares can read
     low by more than the rounding that the clip allows for. An empty dict has norm 0.
     """
-    return math.sqrt(sum(float(value.double().square().sum()) for value in tensors.values()))
+    norms = [torch.linalg.vector_norm(value, dtype=torch.float64) for value in tensors.values()]
+    return math.hypot(*map(float, norms))
 
 
 def all_finite(tensors: Tensors) -> bool:
-    """Return whether no entry is NaN or infinite."""
-    return all(bool(torch.isfinite(value).all()) for value in tensors.values())
+    """Return whether no entry is NaN or infinite.
+
+    One pass: the float64 norm of finite float32 entries cannot overflow (that of float64 entries
+    over 1e154 can, and counts as not finite).
+    """
+    return math.isfinite(l2_norm(tensors))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import math
 from collections.abc import Callable
@@ -31,6 +32,8 @@ from fedsim.paths import cache_dir, write_atomically
 
 _DIGITS = 5  # of the returned noise multiplier: a step of at most 1e-4 of its value
 _SLACK = 4e-4  # an ε this close below the target, relatively, ends the search
+_SMALLEST = 0.05  # least noise considered: below, privacy is nominal and the PLDs are huge
+_SECANT_STEPS = 8  # then strides of e, and bisection: log ε was not nearly straight after all
 _COARSENING = 10.0  # of the grid while searching: a build takes a tenth of the time
 
 
@@ -46,12 +49,13 @@ def calibrate_noise_multiplier(
     """Return the smallest noise multiplier whose `rounds` rounds are (epsilon, delta)-DP.
 
     The result has five significant digits and is on the safe side: its own ε, by the same
-    accountant, was computed and is at most `epsilon`, and at least `epsilon` * (1 - 2e-3).
+    accountant, was computed and is at most `epsilon`, and at least `epsilon` * (1 - 2e-3),
+    unless the result is 0.05: less noise than that is not considered.
     Results are cached under `fedsim.paths.cache_dir()`.
 
     Raises:
-        ConfigError: an argument out of range, an unsuitable accountant, or a target that the
-            accountant cannot certify with any noise.
+        ConfigError: an argument out of range, an unsuitable accountant, a delta that needs no
+            noise at all, or a target that the accountant cannot certify with any noise.
     """
     if not (epsilon > 0.0 and math.isfinite(epsilon)):
         raise ConfigError(f"epsilon = {epsilon!r}: give a finite number > 0")
@@ -63,6 +67,7 @@ def calibrate_noise_multiplier(
         unit_noise = RoundCost(sampling_probability, 1.0, units_per_user)
     except ValueError as error:
         raise ConfigError(str(error)) from None
+    _refuse_empty_promise(unit_noise, rounds, delta)
     chosen = resolve_accountant(accountant, units_per_user)
     inputs: dict[str, Any] = {
         "sampling_probability": sampling_probability,
@@ -70,7 +75,7 @@ def calibrate_noise_multiplier(
         "rounds": rounds,
         "epsilon": epsilon,
         "delta": delta,
-        "accountant": dataclasses.asdict(chosen),
+        "accountant": [chosen.name, chosen.discretisation],
         "dp_accounting": version("dp-accounting"),
     }
     path = _cache_path(inputs)
@@ -81,6 +86,19 @@ def calibrate_noise_multiplier(
         content = json.dumps({"inputs": inputs, "noise_multiplier": found}, indent=1)
         write_atomically(path, content)
     return found
+
+
+def _refuse_empty_promise(cost: RoundCost, rounds: int, delta: float) -> None:
+    """Raise if delta covers the chance that a user is drawn at all: any noise would do then."""
+    if cost.sampling_probability == 1.0:
+        return
+    coins = cost.units_per_user * rounds
+    drawn = -math.expm1(coins * math.log1p(-cost.sampling_probability))
+    if delta >= drawn:
+        raise ConfigError(
+            f"delta = {delta}: at least the probability {drawn:.3g} that a user is drawn at all, "
+            "so it promises nothing; give a smaller delta"
+        )
 
 
 def _search(
@@ -96,12 +114,8 @@ def _search(
             accountant, discretisation=accountant.discretisation * _COARSENING
         )
     # Noise that does without amplification is an upper end; twice it leaves room for rounding.
-    largest = (
-        2.0
-        * unit_noise.units_per_user
-        * math.sqrt(rounds)
-        * float(dp_accounting.get_sigma_gaussian(target, delta))
-    )
+    gaussian = float(dp_accounting.get_sigma_gaussian(target, delta))
+    largest = max(2.0 * unit_noise.units_per_user * math.sqrt(rounds) * gaussian, _SMALLEST)
     start = _Start(_central_limit_guess(unit_noise, rounds, target, delta, largest), -1.2)
     near = _secant(lambda z: evaluate(z, coarse), start, target, largest)
     # Rounding makes a coarser grid looser, so what it cannot reach the finer one still may.
@@ -129,13 +143,13 @@ def _secant(
     """Return the smallest five-digit noise multiplier with ε <= target; None if none reaches it.
 
     Secant steps in (log σ, log ε), kept inside what is known to be too little and enough noise.
-    A step ends the search once ε lies within `_SLACK` below the target, or no five-digit
-    number is left between too little and enough.
+    The search ends once ε lies within `_SLACK` below the target, or no five-digit number is
+    left between too little and enough.
     """
     low, high, slope = 0.0, math.inf, start.slope
-    noise = round_up(min(start.noise_multiplier, largest), _DIGITS)
+    noise = round_up(min(max(start.noise_multiplier, _SMALLEST), largest), _DIGITS)
     previous: tuple[float, float] | None = None
-    while True:
+    for count in itertools.count(1):
         value = evaluate(noise)
         # ε reaches 0 at a finite σ; the floor keeps the logarithm finite there.
         position, excess = math.log(noise), math.log(max(value / target, 1e-2))
@@ -149,14 +163,28 @@ def _secant(
             measured = (excess - previous[1]) / (position - previous[0])
             slope = measured if measured < -0.1 else slope
         if -_SLACK <= excess <= 0.0:
-            return _Start(noise, slope)
+            break
         previous = (position, excess)
-        step = min(max((excess + _SLACK / 2) / -slope, -1.0), 1.0)
-        noise = round_up(min(math.exp(position + step), largest), _DIGITS)
-        if not low < noise < high:
-            noise = round_up(math.sqrt(low * high), _DIGITS)
+        step = (excess + _SLACK / 2) / -slope if count < _SECANT_STEPS else math.copysign(1, excess)
+        noise = _next(position + min(max(step, -1.0), 1.0), low, high, largest)
         if noise >= high:
-            return _Start(high, slope)
+            break
+    return _Start(high, slope)
+
+
+def _next(log_noise: float, low: float, high: float, largest: float) -> float:
+    """Return where to look next: as proposed if that is between the bounds, else between them.
+
+    `high` itself comes back when no five-digit number is left between the bounds.
+    """
+    noise = round_up(min(max(math.exp(log_noise), _SMALLEST), largest), _DIGITS)
+    if low < noise < high:
+        return noise
+    if low == 0.0:  # a step too short to leave `high`: at least one five-digit number down
+        return max(round_up(high * (1.0 - 2e-4), _DIGITS), _SMALLEST)
+    if math.isinf(high):
+        return round_up(low * (1.0 + 2e-4), _DIGITS)
+    return round_up(math.sqrt(low * high), _DIGITS)
 
 
 def _central_limit_guess(

@@ -52,7 +52,7 @@ class Ledger:
 
     entries: tuple[LedgerEntry, ...] = ()
 
-    def charge(self, round: int, cost: RoundCost, release: str) -> Ledger:  # noqa: A002
+    def charge(self, round: int, cost: RoundCost, release: str) -> Ledger:
         """Return the ledger with one more release; itself, for a repeated seeded one.
 
         Raises:
@@ -72,7 +72,7 @@ class Ledger:
             )
         return Ledger((*self.entries[:position], entry, *self.entries[position:]))
 
-    def _find(self, end: int, round: int, release: str) -> LedgerEntry | None:  # noqa: A002
+    def _find(self, end: int, round: int, release: str) -> LedgerEntry | None:
         while end > 0 and self.entries[end - 1].round == round:
             end -= 1
             if self.entries[end].release == release:

@@ -88,6 +88,7 @@ class _Answer:
 
 @app.command()
 def uls(
+    *,
     rounds: Rounds,
     delta: Delta,
     sampling_probability: Annotated[
@@ -117,6 +118,7 @@ def uls(
 
 @app.command()
 def els(
+    *,
     rounds: Rounds,
     group_size: Annotated[int, typer.Option(help="Examples a user contributes at most.")],
     sampling_probability: Annotated[

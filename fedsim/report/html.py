@@ -35,14 +35,12 @@ def write_run_report(run_dir: Path) -> Path:
 
 def render_run(report: RunReport, metrics: Sequence[RoundMetrics]) -> str:
     """Return the page of one run: its promise, its plots, its data, cost, model and versions."""
-    terms = wording.terms_text(report.privacy)
     return _render(
         "run.html.jinja",
         report=report,
-        plots=run_plots(metrics, report.utility.initial, terms),
+        plots=run_plots(metrics, report.utility.initial, report.privacy),
         scored=[line for line in metrics if line.held_out is not None],
         non_finite=sum(line.non_finite or 0 for line in metrics),
-        terms=terms,
     )
 
 

@@ -29,7 +29,7 @@ def draw_comparison(comparison: Comparison) -> bytes:
             curve; a perplexity that is not finite is written where its bar would be.
 
     Returns:
-        A PNG, 1600 × 700 pixels, higher where more than four runs or two lines of terms need it.
+        A PNG, 1600 × 700 pixels, higher where many runs or lines of terms need it.
     """
     terms = _terms(comparison.runs)
     foot = AXIS_FOOT + 0.08 + TERMS_LINE * len(terms)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import plotly.graph_objects as go
 
 from fedsim.report.comparison import ComparedRun, distinct_starts
-from fedsim.report.schema import RoundMetrics, Scores, is_finite
+from fedsim.report.schema import Privacy, RoundMetrics, Scores, is_finite
 from fedsim.report.style import colour, dash, shorten
 from fedsim.report.wording import NOT_COVERED, decimal_text, terms_text
 
@@ -30,14 +30,14 @@ class Plot(NamedTuple):
     figure: dict[str, Any]
 
 
-def run_plots(metrics: Sequence[RoundMetrics], initial: Scores, terms: str) -> list[Plot]:
+def run_plots(metrics: Sequence[RoundMetrics], initial: Scores, privacy: Privacy) -> list[Plot]:
     """Return the plots of one run: held-out loss, ε, top-1 accuracy, cohort size.
 
     Args:
         metrics: the lines of `metrics.jsonl`.
         initial: utility before the first round, drawn as a dashed line.
-        terms: what an ε of this run is an ε of; the caption of the plot of ε. That plot is left
-            out where no line has a finite ε.
+        privacy: the promise; its terms stand below the plot of ε. Without a guarantee there is
+            no such plot: an ε on the way to none means nothing.
     """
     scored = [(line.round, line.held_out) for line in metrics if line.held_out is not None]
     losses = [(number, scores.loss) for number, scores in scored]
@@ -62,11 +62,13 @@ def run_plots(metrics: Sequence[RoundMetrics], initial: Scores, terms: str) -> l
     uncovered = f"{NOT_COVERED[0].upper()}{NOT_COVERED[1:]}."
     training = " The grey line is the training loss of each cohort." if trained else ""
     plots = [Plot("loss", "Held-out loss", uncovered + training, _data(loss))]
-    if epsilons:
+    if epsilons and privacy.epsilon is not None:
         spent = _figure("ε")
         spent.update_yaxes(rangemode="tozero")
         _line(spent, epsilons, "ε spent", colour(1))
-        plots.append(Plot("epsilon", "Privacy loss ε spent", f"{terms}.", _data(spent)))
+        plots.append(
+            Plot("epsilon", "Privacy loss ε spent", f"{terms_text(privacy)}.", _data(spent))
+        )
     plots.append(Plot("accuracy", "Top-1 accuracy", uncovered, _data(accuracy)))
     plots.append(Plot("cohort", "Cohort size", f"Units drawn a round. {uncovered}", _data(cohort)))
     return plots
@@ -83,7 +85,7 @@ def comparison_plots(runs: Sequence[ComparedRun]) -> list[Plot]:
         curve = [(point.round, point.loss) for point in run.curve]
         _line(loss, curve, name, colour(index), style=dash(index))
         epsilons = [(point.round, point.epsilon) for point in run.curve if is_finite(point.epsilon)]
-        if epsilons:
+        if epsilons and run.privacy.epsilon is not None:
             _line(spent, epsilons, name, colour(index), style=dash(index))
     for start in distinct_starts(runs):
         _start(loss, start.loss, decimal_text(start.loss, 2))
@@ -112,9 +114,14 @@ def _figure(unit: str) -> Any:  # noqa: ANN401  (plotly has no types)
         plot_bgcolor="rgba(0,0,0,0)",
         font={"family": "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif", "size": 12},
         showlegend=False,
-        legend={"orientation": "h", "x": 0, "y": -0.24, "yanchor": "top"},
+        legend={"orientation": "h", "x": 0, "y": -0.27, "yanchor": "top"},
         hovermode="x unified",
-        xaxis={**axis, "showgrid": False, "title": {"text": "round"}, "rangemode": "tozero"},
+        xaxis={
+            **axis,
+            "showgrid": False,
+            "title": {"text": "round", "standoff": 4, "font": {"size": 12}},
+            "rangemode": "tozero",
+        },
         yaxis={**axis, "nticks": 6},
     )
     # The unit stands at the top of its axis, where it reads without turning one's head.

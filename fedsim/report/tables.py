@@ -37,7 +37,7 @@ COLUMNS: tuple[tuple[str, Literal["left", "right"]], ...] = (
     ("time", "right"),
 )
 # A terminal has 80 columns: heads as short as the numbers under them.
-TERMINAL_HEADS = ("run", "strategy", "loss", "ppl", "top-1", "ε", "δ", "σ", "unit", "grads", "time")
+TERMINAL_HEADS = ("run", "loss", "ppl", "top-1", "ε", "δ", "σ", "unit", "grads", "time")
 UTILITY_NOTE = f"Loss (nats a token), perplexity, top-1 accuracy and gradients: {NOT_COVERED}."
 
 
@@ -88,7 +88,10 @@ def to_json(comparison: Comparison) -> str:
 
 
 def to_rich(comparison: Comparison) -> Table:
-    """Return a table for the terminal, with the terms of each ε as its caption."""
+    """Return a table for the terminal, with the terms of each ε as its caption.
+
+    The strategy stands behind the run's name, where the name does not contain it.
+    """
     lines = [*comparison.captions, UTILITY_NOTE, *comparison.notes]
     table = Table(
         box=box.SIMPLE_HEAD,
@@ -97,13 +100,16 @@ def to_rich(comparison: Comparison) -> Table:
         caption=Text("\n".join(lines)),
         caption_justify="left",
     )
-    for (_, side), name in zip(COLUMNS, TERMINAL_HEADS, strict=True):
+    sides = [side for name, side in COLUMNS if name != "strategy"]
+    for side, name in zip(sides, TERMINAL_HEADS, strict=True):
         # Fold: in a narrow terminal a number goes on in the next line and loses no digit.
         table.add_column(name, justify=side, overflow="fold")
     for row in comparison.rows:
         style = "dim" if row.kind == "start" else None
         # Text, not str: a label is data, and "[red]" in it is not a command.
-        table.add_row(*(Text(cell) for cell in cells(row)), style=style)
+        label, strategy, *numbers = cells(row)
+        name = label if row.strategy is None or row.strategy in label else f"{label} ({strategy})"
+        table.add_row(*(Text(cell) for cell in (name, *numbers)), style=style)
     return table
 
 

@@ -28,7 +28,7 @@ def epsilon_text(epsilon: float | None) -> str:
     if epsilon == 0:
         return "0"
     value = Decimal(epsilon) * (1 - Decimal("1e-9"))
-    places = 2 if value >= Decimal("0.1") else 1 - value.adjusted()
+    places = 2 if value > Decimal("0.0999") else 1 - value.adjusted()
     rounded = value.quantize(Decimal(1).scaleb(-places), rounding=ROUND_CEILING)
     return f"{rounded:.1e}" if value < Decimal("1e-4") else f"{rounded:f}"
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from fedsim.paths import write_atomically
 from fedsim.report.schema import (
@@ -26,8 +25,8 @@ def scores(loss: float, accuracy: float = 0.3, tokens: int = 41_007) -> Scores:
     return Scores(loss=loss, perplexity=math.exp(loss), accuracy_top1=accuracy, tokens=tokens)
 
 
-def privacy(**changes: Any) -> Privacy:
-    values: dict[str, Any] = {
+def privacy(**changes: object) -> Privacy:
+    values: dict[str, object] = {
         "unit": "user",
         "relation": "add or remove one user",
         "epsilon": 7.9964,
@@ -46,11 +45,11 @@ def privacy(**changes: Any) -> Privacy:
         "discretisation": 1e-4,
         "statement": "Whoever sees the model learns almost the same with or without any one user.",
     }
-    return Privacy(**(values | changes))
+    return Privacy.model_validate(values | changes)
 
 
-def non_private(**changes: Any) -> Privacy:
-    values: dict[str, Any] = {
+def non_private(**changes: object) -> Privacy:
+    values: dict[str, object] = {
         "epsilon": None,
         "delta": None,
         "noise_multiplier": None,
@@ -71,9 +70,9 @@ def report(
     promise: Privacy | None = None,
     initial: Scores | None = None,
     final: Scores | None = None,
-    **changes: Any,
+    **changes: object,
 ) -> RunReport:
-    values: dict[str, Any] = {
+    values: dict[str, object] = {
         "name": name,
         "title": title,
         "created": "2026-03-14",
@@ -106,7 +105,7 @@ def report(
         "machine": {"cpu": "8 cores", "gpu": None},
         "versions": {"fedsim": "0.1.0", "torch": "2.13.0"},
     }
-    return RunReport(**(values | changes))
+    return RunReport.model_validate(values | changes)
 
 
 def metrics(rounds: int = 4, every: int = 2, *, private: bool = True) -> list[RoundMetrics]:

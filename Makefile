@@ -1,0 +1,36 @@
+# Every target does its own set-up: a virtual environment with the exact tested versions.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+OUT ?= runs/demo
+
+.PHONY: demo test check fast clean
+
+demo: $(VENV)/.installed
+	$(BIN)/fedsim demo --out $(OUT)
+
+test: $(VENV)/.installed-dev check
+	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+check: $(VENV)/.installed-dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+fast: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -n 2 --dist loadfile tests --ignore tests/end_to_end
+
+$(VENV)/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedsim needs Python 3.11 or newer")'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
+	touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) runs build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache

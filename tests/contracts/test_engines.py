@@ -1,0 +1,233 @@
+"""Every engine computes what the definition says. A new engine is a new row of ENGINES."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from clients.averaged_gradient import AveragedGradient
+from clients.engines.choose import choose_engine
+from clients.engines.loop import loop
+from clients.engines.vmap import VmapEngine
+from clients.example_gradient import ExampleGradient
+from clients.gradients import mean_gradient
+from clients.local_sgd import LocalSGD
+from fedsim.clipping import Clip, FlatClip, NoClip, layers_of
+from fedsim.clipping import PerLayerClip as PerLayer
+from fedsim.config import ModelConfig
+from fedsim.estimators import WeightedSum
+from fedsim.execution import Engine, Task, Unit
+from fedsim.language_model import LanguageModel
+from fedsim.materials import Materials, load_materials
+from fedsim.tensors import l2_norm, zeros_like
+from tests.conftest import small_config
+
+ENGINES: dict[str, Callable[[LanguageModel], Engine]] = {
+    "loop": lambda _model: loop,
+    "vmap": VmapEngine,
+}
+TASKS: dict[str, Callable[[Materials], Task]] = {
+    "fedsgd": lambda materials: AveragedGradient(materials, group_size=3),
+    "fedsgd weighted": lambda materials: AveragedGradient(
+        materials, group_size=4, user_weight_cap=5
+    ),
+    "example": ExampleGradient,
+}
+MODELS = {
+    "tiny-gpt": ModelConfig(pretraining_steps=0),
+    "tiny-gpt ln": ModelConfig(pretraining_steps=0, trainable="ln_"),
+    "tiny-gpt lora": ModelConfig(pretraining_steps=0, lora_rank=2),
+}
+
+
+@pytest.fixture(scope="module", params=MODELS.values(), ids=MODELS)
+def stuff(request: pytest.FixtureRequest, speeches: object) -> Iterator[Materials]:
+    config = small_config(str(speeches))  # type: ignore[arg-type]
+    yield load_materials(0, config.data, request.param, "cpu")
+
+
+def by_definition(task: Task, materials: Materials, keys: list[int], clip: Clip) -> WeightedSum:
+    """Σ w·clip(mean over examples of ∇ of its mean loss), one sequence at a time."""
+    model = materials.model
+    parameters = model.initial_parameters()
+    values = zeros_like(parameters, torch.float64)
+    weight = 0.0
+    for key in keys:
+        unit = task.unit(key, 0)
+        mean = zeros_like(parameters)
+        for row, length in zip(unit.tokens, unit.lengths.tolist(), strict=True):
+            leaves = {name: value.clone().requires_grad_() for name, value in parameters.items()}
+            tokens = row[None, :length]  # no padding at all
+            logits = model.logits(leaves, tokens)
+            loss = torch.nn.functional.cross_entropy(logits[0, :-1], tokens[0, 1:])
+            for name, gradient in zip(
+                leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True
+            ):
+                mean[name] += gradient / len(unit.lengths)
+        for name, value in clip(mean).items():
+            values[name] += unit.weight * value
+        weight += unit.weight
+    return WeightedSum(values, weight, len(keys))
+
+
+def relative(left: WeightedSum, right: WeightedSum) -> float:
+    difference = {name: left.values[name] - right.values[name] for name in right.values}
+    return l2_norm(difference) / l2_norm(right.values)
+
+
+@pytest.mark.parametrize("make_engine", ENGINES.values(), ids=ENGINES)
+@pytest.mark.parametrize("make_task", TASKS.values(), ids=TASKS)
+def test_engines_compute_the_definition(
+    stuff: Materials,
+    make_engine: Callable[[LanguageModel], Engine],
+    make_task: Callable[[Materials], Task],
+) -> None:
+    task = make_task(stuff)
+    parameters = stuff.model.initial_parameters()
+    keys = list(range(9))
+    clips: list[Clip] = [
+        NoClip(),
+        FlatClip(l2_clip_norm=0.05),
+        PerLayer.evenly(0.1, layers_of(parameters)),
+    ]
+    for clip in clips:
+        total = make_engine(stuff.model)(task, parameters, np.array(keys), clip, 0)
+        expected = by_definition(task, stuff, keys, clip)
+        assert relative(total, expected) < 1e-5
+        assert total.num_units == len(keys)
+        assert total.weight == pytest.approx(expected.weight)
+        assert total.num_gradients == sum(len(task.unit(key, 0).lengths) for key in keys)
+
+
+@pytest.mark.parametrize("make_engine", ENGINES.values(), ids=ENGINES)
+def test_nobody_sums_to_zero(
+    materials: Materials, make_engine: Callable[[LanguageModel], Engine]
+) -> None:
+    task = AveragedGradient(materials, group_size=2)
+    nobody = np.array([], dtype=np.int64)
+    parameters = materials.model.initial_parameters()
+    total = make_engine(materials.model)(task, parameters, nobody, NoClip(), 0)
+    assert (total.num_units, total.weight, l2_norm(total.values)) == (0, 0.0, 0.0)
+
+
+class OneDirtyUser(AveragedGradient):
+    """User 3's update is not a number, user 4 has no examples."""
+
+    def unit(self, key: int, round: int) -> Unit:
+        unit = super().unit(key, round)
+        if key != 4:
+            return unit
+        return Unit(key, unit.tokens[:0], unit.lengths[:0], unit.weight)
+
+
+@pytest.mark.parametrize("make_engine", ENGINES.values(), ids=ENGINES)
+def test_a_user_without_examples_adds_zero_and_counts(
+    materials: Materials, make_engine: Callable[[LanguageModel], Engine]
+) -> None:
+    task = OneDirtyUser(materials, group_size=2)
+    parameters = materials.model.initial_parameters()
+    engine = make_engine(materials.model)
+    both = engine(task, parameters, np.array([2, 4]), NoClip(), 0)
+    alone = engine(task, parameters, np.array([2]), NoClip(), 0)
+    assert relative(both, alone) < 1e-6
+    assert (both.num_units, alone.num_units) == (2, 1)
+
+
+@pytest.mark.parametrize("make_engine", ENGINES.values(), ids=ENGINES)
+def test_broken_parameters_give_counted_zeros_never_nan(
+    materials: Materials, make_engine: Callable[[LanguageModel], Engine]
+) -> None:
+    parameters = materials.model.initial_parameters()
+    first = next(iter(parameters))
+    parameters[first] = torch.full_like(parameters[first], float("nan"))
+    task = AveragedGradient(materials, group_size=2)
+    clip = FlatClip(l2_clip_norm=1.0)
+    total = make_engine(materials.model)(task, parameters, np.arange(5), clip, 0)
+    assert total.num_non_finite == total.num_units == 5
+    assert l2_norm(total.values) == 0.0
+
+
+def test_padding_and_batch_mates_do_not_change_a_gradient(materials: Materials) -> None:
+    task = ExampleGradient(materials)
+    parameters = materials.model.initial_parameters()
+    unit = task.unit(0, 0)
+    padded = Unit(0, torch.nn.functional.pad(unit.tokens, (0, 7)), unit.lengths)
+    plain = mean_gradient(materials.model, parameters, unit)
+    wide = mean_gradient(materials.model, parameters, padded)
+    difference = {name: plain.values[name] - wide.values[name] for name in plain.values}
+    assert l2_norm(difference) < 1e-6 * l2_norm(plain.values)
+
+
+def test_users_larger_than_a_microbatch_get_the_same_mean(
+    materials: Materials, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = AveragedGradient(materials, group_size=9)
+    key = int(materials.split.user_sizes.argmax())
+    parameters = materials.model.initial_parameters()
+    whole = mean_gradient(materials.model, parameters, task.unit(key, 0))
+    monkeypatch.setattr("clients.gradients._MICROBATCH", 2)
+    pieces = mean_gradient(materials.model, parameters, task.unit(key, 0))
+    difference = {name: whole.values[name] - pieces.values[name] for name in whole.values}
+    assert l2_norm(difference) < 1e-6 * l2_norm(whole.values)
+    assert pieces.loss == pytest.approx(whole.loss, rel=1e-5)
+
+
+def test_one_full_batch_of_local_sgd_is_a_gradient_step(materials: Materials) -> None:
+    local = LocalSGD(materials, group_size=3, batch_size=64, learning_rate=0.25)
+    averaged = AveragedGradient(materials, group_size=3)
+    parameters = materials.model.initial_parameters()
+    update = local.update(parameters, local.unit(5, 0), 0)
+    gradient = averaged.update(parameters, averaged.unit(5, 0), 0)
+    difference = {
+        name: update.values[name] - 0.25 * gradient.values[name] for name in gradient.values
+    }
+    # The difference of two float32 parameters near 1 carries 6e-8 of rounding in each entry.
+    assert l2_norm(difference) < 1e-3 * l2_norm(update.values)
+
+
+def test_local_sgd_takes_epochs_times_batches_steps(materials: Materials) -> None:
+    key = int(materials.split.user_sizes.argmax())
+    task = LocalSGD(materials, group_size=5, batch_size=2, epochs=3, learning_rate=0.05)
+    unit = task.unit(key, 0)
+    count = len(unit.lengths)
+    parameters = materials.model.initial_parameters()
+    assert task.update(parameters, unit, 0).num_gradients == 3 * count
+    again = task.update(parameters, unit, 0)
+    assert l2_norm(again.values) == l2_norm(task.update(parameters, unit, 0).values)
+    assert l2_norm(again.values) != l2_norm(task.update(parameters, unit, 1).values)
+
+
+def test_a_users_choice_depends_on_seed_round_and_user_alone(materials: Materials) -> None:
+    task = AveragedGradient(materials, group_size=2)
+    key = int(materials.split.user_sizes.argmax())
+    chosen = [task.unit(key, round).tokens.tolist() for round in range(8)]
+    assert task.unit(key, 3).tokens.tolist() == chosen[3]
+    assert len({str(tokens) for tokens in chosen}) > 1
+    assert all(len(tokens) == 2 for tokens in chosen)
+
+
+def test_user_weights(materials: Materials) -> None:
+    task = AveragedGradient(materials, group_size=2, user_weight_cap=4)
+    for key, size in enumerate(materials.split.user_sizes.tolist()):
+        assert task.unit(key, 0).weight == min(size / 4, 1.0)
+
+
+def test_a_weight_over_one_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"weight = 1\.5"):
+        Unit(0, torch.zeros(0, 0), torch.zeros(0), weight=1.5)
+
+
+def test_choosing(materials: Materials) -> None:
+    averaged, local = (
+        AveragedGradient(materials, group_size=1),
+        LocalSGD(materials, group_size=1),
+    )
+    assert choose_engine("auto", local, materials.model) is loop
+    assert isinstance(choose_engine("vmap", averaged, materials.model), VmapEngine)
+    with pytest.raises(ValueError, match="no mean gradient"):
+        VmapEngine(materials.model)(
+            local, materials.model.initial_parameters(), np.arange(2), NoClip(), 0
+        )

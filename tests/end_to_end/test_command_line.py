@@ -1,0 +1,215 @@
+"""The commands as a user types them, in processes of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tomli_w
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from fedsim.accounting.ledger import Ledger
+from fedsim.config import load_config
+from fedsim.materials import load_materials
+from fedsim.report.schema import load_metrics, load_report
+from tests.conftest import small_config
+
+
+def command(*arguments: str | Path) -> list[str]:
+    return [sys.executable, "-m", "fedsim.cli.main", *map(str, arguments)]
+
+
+def fedsim(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    return subprocess.run(
+        command(*arguments), capture_output=True, text=True, check=False, env=environment
+    )
+
+
+def write_config(path: Path, speeches: Path, **sections: dict[str, Any]) -> Path:
+    path.write_text(small_config(speeches, **sections).to_toml(), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def finished(speeches: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of a stranger's JSONL, done through the command line."""
+    folder = tmp_path_factory.mktemp("runs")
+    config = write_config(folder / "mine.toml", speeches)
+    done = fedsim("run", config, "--out", folder / "run")
+    assert done.returncode == 0, done.stderr
+    assert "(ε = " in done.stdout
+    return folder / "run"
+
+
+def test_the_run_folder_has_what_the_contract_names(finished: Path) -> None:
+    names = {"config.toml", "metrics.jsonl", "ledger.json", "checkpoints", "model", "report.json"}
+    assert names | {"report.html"} <= {path.name for path in finished.iterdir()}
+    report = json.loads((finished / "report.json").read_text(encoding="utf-8"))
+    privacy = {"unit", "relation", "epsilon", "delta", "noise_multiplier", "sampling_probability"}
+    privacy |= {"sampler", "rounds", "clip", "estimator", "noise_stddev", "accountant", "noise"}
+    assert privacy | {"assumptions"} <= report["privacy"].keys()
+    for moment in ("initial", "final"):
+        assert {"loss", "perplexity", "accuracy_top1"} <= report["utility"][moment].keys()
+    assert {"users", "examples", "tokens", "dropped"} <= report["data"].keys()
+    assert {"gradients", "seconds", "peak_memory_bytes"} <= report["cost"].keys()
+
+
+def test_the_resolved_config_runs_again_to_the_same_bits(finished: Path, tmp_path: Path) -> None:
+    again = fedsim("run", finished / "config.toml", "--out", tmp_path / "again")
+    assert again.returncode == 0, again.stderr
+    assert_same_run(finished, tmp_path / "again")
+
+
+def test_the_saved_model_reproduces_the_reported_loss(finished: Path) -> None:
+    """With transformers alone: no logits, no loss, no evaluation of fedsim's."""
+    model = AutoModelForCausalLM.from_pretrained(finished / "model").eval()
+    tokenizer = AutoTokenizer.from_pretrained(finished / "model")
+    config = load_config(finished / "config.toml")
+    materials = load_materials(config.seed, config.data, config.model, "cpu")
+    losses, count = 0.0, 0
+    for example in materials.split.held_out_examples:
+        ids = torch.from_numpy(np.array(materials.store.example(int(example)), dtype=np.int64))
+        assert int(ids.max()) < len(tokenizer)
+        with torch.no_grad():
+            loss = model(input_ids=ids[None], labels=ids[None]).loss
+        losses, count = losses + float(loss) * (len(ids) - 1), count + len(ids) - 1
+    final = load_report(finished).utility.final
+    assert final.tokens == count
+    assert losses / count == pytest.approx(final.loss, abs=1e-4)
+
+
+def test_the_trained_parameters_are_in_the_saved_model(finished: Path) -> None:
+    checkpoint = load_file(finished / "checkpoints" / "round-000004.safetensors")
+    served = load_file(finished / "model" / "model.safetensors")
+    trained = {
+        name.removeprefix("parameters/"): value
+        for name, value in checkpoint.items()
+        if name.startswith("parameters/")
+    }
+    assert trained
+    for name, value in trained.items():
+        (match,) = [other for other in served if name.endswith(other) or other.endswith(name)]
+        assert torch.equal(served[match], value)
+
+
+def assert_same_run(left: Path, right: Path) -> None:
+    """Final parameters, metrics and ledger, bit by bit."""
+    for name in ("metrics.jsonl", "ledger.json", "checkpoints/round-000004.safetensors"):
+        assert (left / name).read_bytes() == (right / name).read_bytes(), name
+    assert (left / "model/model.safetensors").read_bytes() == (
+        right / "model/model.safetensors"
+    ).read_bytes()
+
+
+def test_a_killed_run_resumes_to_the_same_bits(finished: Path, tmp_path: Path) -> None:
+    out = tmp_path / "killed"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    arguments = command("run", finished / "config.toml", "--out", out)
+    with subprocess.Popen(arguments, env=environment, stderr=subprocess.DEVNULL) as process:
+        checkpoint = out / "checkpoints" / "round-000002.safetensors"
+        deadline = time.monotonic() + 120
+        while not checkpoint.exists():
+            assert process.poll() is None, "ended before its first checkpoint"
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
+        process.send_signal(signal.SIGKILL)
+    assert process.returncode == -signal.SIGKILL
+    assert not (out / "report.json").exists()
+    refused = fedsim("run", finished / "config.toml", "--out", out)
+    assert refused.returncode == 2
+    assert "--resume" in refused.stderr
+    resumed = fedsim("run", finished / "config.toml", "--out", out, "--resume")
+    assert resumed.returncode == 0, resumed.stderr
+    assert_same_run(finished, out)
+
+
+def test_the_reported_epsilon_is_the_ledgers(finished: Path) -> None:
+    privacy = load_report(finished).privacy
+    ledger = Ledger.from_json(json.loads((finished / "ledger.json").read_text(encoding="utf-8")))
+    assert ledger.num_releases == privacy.rounds == 4
+    assert privacy.delta is not None
+    assert ledger.epsilon(privacy.delta, privacy.accountant) == privacy.epsilon
+    metrics = load_metrics(finished)
+    assert [line.round for line in metrics] == [0, 1, 2, 3, 4]
+    assert metrics[-1].epsilon == pytest.approx(privacy.epsilon, rel=1e-9)
+
+
+def test_compare_runs_configs_and_reads_folders(
+    finished: Path, speeches: Path, tmp_path: Path
+) -> None:
+    els = write_config(
+        tmp_path / "els.toml",
+        speeches,
+        strategy={"name": "els", "cohort_size": None, "batch_size": 12.0},
+    )
+    out = tmp_path / "both"
+    done = fedsim("compare", finished, els, "--out", out)
+    assert done.returncode == 0, done.stderr
+    assert "starting point" in done.stdout
+    assert {"comparison.html", "comparison.png", "comparison.csv", "els"} <= {
+        path.name for path in out.iterdir()
+    }
+    before = (out / "els" / "report.json").read_bytes()
+    again = fedsim("compare", finished, els, "--out", out)
+    assert again.returncode == 0, again.stderr
+    assert (out / "els" / "report.json").read_bytes() == before  # not run a second time
+
+
+def test_a_wrong_config_says_one_thing_and_writes_nothing(speeches: Path, tmp_path: Path) -> None:
+    config = tmp_path / "typo.toml"
+    text = small_config(speeches).to_toml().replace("cohort_size", "cohortsize")
+    config.write_text(text, encoding="utf-8")
+    done = fedsim("run", config, "--out", tmp_path / "run")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr == "Error: strategy.cohortsize: unknown key; did you mean 'cohort_size'?\n"
+    assert not (tmp_path / "run").exists()
+
+
+def test_account_prints_one_json_object() -> None:
+    done = fedsim(
+        *("account", "uls", "--rounds", "100", "--users", "1000", "--cohort-size", "100"),
+        *("--noise-multiplier", "1.1", "--delta", "1e-5", "--json"),
+    )
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    keys = {"epsilon", "delta", "noise_multiplier", "sampling_probability", "rounds"}
+    assert keys | {"accountant", "relation"} <= answer.keys()
+
+
+def test_the_budget_stops_a_run_that_lost_secure_rounds(speeches: Path, tmp_path: Path) -> None:
+    """Secure noise is fresh when a round is done again, so the rounds that were lost stay paid."""
+    config = write_config(
+        tmp_path / "secure.toml",
+        speeches,
+        privacy={"noise_multiplier": None, "epsilon": 20.0, "delta": 1e-2, "noise": "secure"},
+        training={"checkpoint_every": 2},
+    )
+    out = tmp_path / "run"
+    assert fedsim("run", config, "--out", out).returncode == 0
+    (out / "checkpoints" / "round-000004.safetensors").unlink()
+    stopped = fedsim("run", config, "--out", out, "--resume")
+    assert stopped.returncode == 3, stopped.stderr
+    assert "budget" in stopped.stderr
+    report = load_report(out)
+    assert report.privacy.epsilon is not None
+    assert report.privacy.epsilon <= 20.0
+    assert (report.privacy.rounds, report.cost.rounds) == (4, 2)
+
+
+def test_config_round_trips_as_toml(speeches: Path, tmp_path: Path) -> None:
+    config = small_config(speeches, strategy={"local": {"task": "fedavg", "epochs": 2}})
+    path = tmp_path / "c.toml"
+    path.write_text(tomli_w.dumps(config.model_dump(exclude_none=True)), encoding="utf-8")
+    assert load_config(path) == config

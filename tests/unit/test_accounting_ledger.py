@@ -1,0 +1,129 @@
+"""The ledger charges each draw once, adds up what was charged, and survives a file."""
+
+from __future__ import annotations
+
+import json
+import math
+import random as random_module
+
+import dp_accounting
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedsim.accounting.accountants import epsilon
+from fedsim.accounting.events import RoundCost
+from fedsim.accounting.ledger import Ledger
+from fedsim.errors import ConfigError
+
+Items = list[tuple[int, tuple[str, RoundCost]]]
+A, B = RoundCost(0.1, 4.0), RoundCost(0.2, 6.0)
+# One cost a seed, so that seeded releases never contradict each other.
+charges = st.lists(
+    st.tuples(st.integers(0, 6), st.sampled_from([("seeded:0", A), ("seeded:1", B), ("secure", A)]))
+)
+
+
+def charged(items: Items) -> Ledger:
+    ledger = Ledger()
+    for round_, (release, cost) in items:
+        ledger = ledger.charge(round_, cost, release)
+    return ledger
+
+
+@given(charges)
+def test_seeded_counts_once_and_secure_each_time(items: Items) -> None:
+    seeded = {(round_, kind[0]) for round_, kind in items if kind[0] != "secure"}
+    secure = [round_ for round_, kind in items if kind[0] == "secure"]
+    assert charged(items).num_releases == len(seeded) + len(secure)
+
+
+@given(charges, charges)
+def test_replaying_seeded_charges_changes_nothing(items: Items, more: Items) -> None:
+    ledger = charged([*items, *more])
+    for round_, (release, cost) in items:
+        if release != "secure":
+            assert ledger.charge(round_, cost, release) is ledger
+
+
+@given(charges, st.randoms(use_true_random=False))
+def test_order_of_charging_does_not_matter(items: Items, random: random_module.Random) -> None:
+    shuffled = random.sample(items, len(items))
+    assert sorted(charged(items).entries, key=repr) == sorted(charged(shuffled).entries, key=repr)
+    assert dict(charged(items).costs) == dict(charged(shuffled).costs)
+
+
+@given(charges)
+def test_entries_stand_in_order_of_rounds_and_json_keeps_them(items: Items) -> None:
+    ledger = charged(items)
+    rounds = [entry.round for entry in ledger.entries]
+    assert rounds == sorted(rounds)
+    assert Ledger.from_json(json.loads(json.dumps(ledger.to_json()))) == ledger
+
+
+def test_a_long_run_is_one_item() -> None:
+    ledger = Ledger()
+    for round_ in range(500):
+        ledger = ledger.charge(round_, A, "seeded:0")
+    (run,) = ledger.to_json()["releases"]
+    assert (run["first_round"], run["num_rounds"]) == (0, 500)
+    assert ledger.costs == [(A, 500)]
+
+
+def test_a_seeded_round_at_another_cost_is_refused() -> None:
+    ledger = Ledger().charge(3, A, "seeded:0")
+    with pytest.raises(ValueError, match=r"round 3, release 'seeded:0'.*another seed"):
+        ledger.charge(3, B, "seeded:0")
+    assert ledger.charge(3, B, "seeded:1").num_releases == 2
+    assert ledger.charge(4, B, "seeded:0").num_releases == 2
+    with pytest.raises(ValueError, match="round = -1"):
+        ledger.charge(-1, A, "seeded:0")
+
+
+def test_the_event_merges_equal_costs() -> None:
+    assert Ledger().event == dp_accounting.NoOpDpEvent()
+    ledger = charged([(0, ("secure", A)), (1, ("secure", A))])
+    assert ledger.event == A.composed(2)
+    both = ledger.charge(2, B, "secure").charge(3, A, "secure")
+    assert both.event == dp_accounting.ComposedDpEvent([A.composed(3), B.composed(1)])
+
+
+def test_epsilon_is_that_of_the_event() -> None:
+    ledger = charged([(0, ("secure", A)), (1, ("secure", A)), (2, ("secure", B))])
+    reference = dp_accounting.pld.PLDAccountant(value_discretization_interval=1e-3)
+    reference.compose(ledger.event)
+    assert ledger.epsilon(1e-5, "mixture") == pytest.approx(reference.get_epsilon(1e-5), rel=1e-9)
+    two = charged([(0, ("secure", A)), (0, ("secure", A))])
+    assert two.epsilon(1e-5) == epsilon(A, 2, 1e-5)
+
+
+def test_epsilon_at_the_edges() -> None:
+    assert Ledger().epsilon(1e-5) == 0.0
+    assert Ledger().charge(0, RoundCost(0.1, 0.0), "secure").epsilon(1e-5) == math.inf
+
+
+def run(**change: object) -> dict[str, object]:
+    whole = {"first_round": 0, "num_rounds": 2, "release": "seeded:0", "cost": A.to_json()}
+    return {**whole, **change}
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (None, "not a ledger"),
+        ({}, "not a ledger"),
+        ({"version": 2, "releases": []}, "version = 2"),
+        ({"version": 1}, "releases = None"),
+        ({"version": 1, "releases": [3]}, "expected keys"),
+        ({"version": 1, "releases": [{**run(), "more": 1}]}, "expected keys"),
+        ({"version": 1, "releases": [run(first_round=-1)]}, "first_round"),
+        ({"version": 1, "releases": [run(num_rounds=0)]}, "num_rounds"),
+        ({"version": 1, "releases": [run(num_rounds=True)]}, "num_rounds"),
+        ({"version": 1, "releases": [run(release=7)]}, "release = 7"),
+        ({"version": 1, "releases": [run(cost={})]}, "round cost"),
+        ({"version": 1, "releases": [run(), run(first_round=1)]}, "twice"),
+    ],
+)
+def test_a_malformed_ledger_is_refused(data: object, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Ledger.from_json(data)

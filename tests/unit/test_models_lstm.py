@@ -1,0 +1,80 @@
+"""The LSTM of McMahan et al. 2018, App. B, beside torch's own, and its words."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from clients.lstm_modules import McMahanLstmConfig, McMahanLstmForCausalLM, PlainLstm
+from clients.mcmahan_lstm import load
+from clients.tokenizers_builtin import word_tokenizer
+from fedsim.config import ModelConfig
+
+
+@pytest.fixture(scope="module")
+def network() -> McMahanLstmForCausalLM:
+    torch.manual_seed(0)
+    config = McMahanLstmConfig(vocab_size=50, embedding_size=6, hidden_size=8)
+    return McMahanLstmForCausalLM(config)
+
+
+def test_the_plain_lstm_is_the_lstm() -> None:
+    torch.manual_seed(0)
+    ours, theirs = PlainLstm(5, 7), nn.LSTM(5, 7, batch_first=True)
+    # Ours: write, forget, read, candidate. Torch's: write, forget, candidate, read.
+    order = torch.arange(28).reshape(4, 7)[[0, 1, 3, 2]].flatten()
+    with torch.no_grad():
+        theirs.weight_ih_l0.copy_(ours.input_to_gates.weight[order])
+        theirs.weight_hh_l0.copy_(ours.hidden_to_gates.weight[order])
+        theirs.bias_ih_l0.copy_(ours.input_to_gates.bias[order])
+        theirs.bias_hh_l0.zero_()
+    inputs = torch.randn(3, 11, 5)
+    torch.testing.assert_close(ours(inputs), theirs(inputs)[0], rtol=0, atol=1e-6)
+
+
+def test_embeddings_have_norm_one_whatever_is_stored(network: McMahanLstmForCausalLM) -> None:
+    tokens = torch.arange(20).reshape(2, 10)
+    before = network(tokens).logits
+    norms = network.unit_embeddings().norm(dim=-1)
+    torch.testing.assert_close(norms, torch.ones(50), rtol=0, atol=1e-6)
+    with torch.no_grad():
+        network.embedding.weight *= 3.0
+    torch.testing.assert_close(network(tokens).logits, before, rtol=0, atol=1e-5)
+
+
+def test_no_logit_exceeds_the_output_embedding(network: McMahanLstmForCausalLM) -> None:
+    tokens = torch.arange(10)[None]
+    words = network.unit_embeddings()
+    output = network.output_embedding(network.lstm(words[tokens]))
+    logits = network(tokens).logits
+    assert bool((logits.abs() <= output.norm(dim=-1, keepdim=True) + 1e-6).all())
+    torch.testing.assert_close(logits[0, 3, 7], output[0, 3] @ words[7])
+
+
+def test_a_row_of_zeros_gives_finite_logits_and_gradients() -> None:
+    network = McMahanLstmForCausalLM(
+        McMahanLstmConfig(vocab_size=9, embedding_size=4, hidden_size=4)
+    )
+    with torch.no_grad():
+        network.embedding.weight[2] = 0.0
+    network(torch.tensor([[1, 2, 3]])).logits.sum().backward()
+    gradient = network.embedding.weight.grad
+    assert gradient is not None
+    assert bool(torch.isfinite(gradient).all())
+
+
+def test_words_outside_the_dictionary_are_unknown() -> None:
+    model = load(ModelConfig(name_or_path="mcmahan-lstm", pretraining_steps=0))
+    (ids,) = model.encode(["The KING's bicycle, o’er!"])
+    assert model.unknown_token_id == 0
+    assert model.tokenizer.convert_ids_to_tokens(ids) == [
+        *("<s>", "the", "king's", "<unk>", ",", "o'er", "!", "</s>")
+    ]
+
+
+def test_the_dictionary_holds_the_most_frequent_words() -> None:
+    small, large = word_tokenizer(100), word_tokenizer(10_000)
+    assert (len(small), len(large)) == (100, 10_000)
+    assert small.convert_ids_to_tokens(range(100)) == large.convert_ids_to_tokens(range(100))
+    assert {"the", "and", "i", ","} <= set(small.get_vocab())

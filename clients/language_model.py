@@ -15,34 +15,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from clients.lora import add_lora, merged
 from clients.quiet import quietly
 from clients.trainable import select_trainable
-from fedsim import registry
 from fedsim.config import ModelConfig
 from fedsim.errors import ConfigError
-from fedsim.language_model import LanguageModel
 from fedsim.seeding import stream
 from fedsim.tensors import Tensors, check_same_layout
-
-
-def load_language_model(
-    config: ModelConfig, *, seed: int = 0, sequence_length: int = 64, device: str = "cpu"
-) -> LanguageModel:
-    """Load the model that a config names.
-
-    Args:
-        config: a registered name loads by its own loader, anything else as a folder, a GGUF
-            file or a hub id.
-        seed: the run's seed; adapters start from it.
-        sequence_length: the longest example, in tokens.
-        device: where logits are to be computed, in torch's spelling.
-
-    Raises:
-        ConfigError: not found, unreadable, too few positions, or nothing to train.
-    """
-    known = config.name_or_path in registry.names("models")
-    loader = config.name_or_path if known else "transformers"
-    load = registry.resolve("models", loader, "model.name_or_path")
-    model: LanguageModel = load(config, seed=seed, sequence_length=sequence_length, device=device)
-    return model
 
 
 class TransformersModel:
@@ -200,11 +176,19 @@ def _check_fit(
             f"data.sequence_length = {sequence_length}: the model {name!r} has {positions} "
             f"positions; give at most {positions}"
         )
-    if len(tokenizer) > text_config.vocab_size:
+    num_ids = 1 + max(_usable_ids(tokenizer))
+    if num_ids > text_config.vocab_size:
         raise ConfigError(
-            f"model.name_or_path = {name!r}: its tokenizer has {len(tokenizer)} ids but the "
+            f"model.name_or_path = {name!r}: its tokenizer has {num_ids} ids but the "
             f"network only {text_config.vocab_size}; they do not belong together"
         )
+
+
+def _usable_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
+    """Return the ids that `encode` can give: special tokens occur at the two ends only."""
+    special = {id_ for id_, token in tokenizer.added_tokens_decoder.items() if token.special}
+    ends = {tokenizer.bos_token_id, tokenizer.eos_token_id} - {None}
+    return set(tokenizer.get_vocab().values()) - special | ends
 
 
 def _begin_and_end(tokenizer: PreTrainedTokenizerBase, name: str) -> tuple[int, int]:

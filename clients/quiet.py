@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 
 from transformers.utils import logging
 
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Hide transformers' progress bars and everything below an error; restore both afterwards.
+    """Hide transformers' progress bars, warnings and messages; restore everything afterwards.
 
     What a user must know about a load that went wrong reaches them as a `ConfigError`.
     """
@@ -19,7 +20,8 @@ def quietly() -> Iterator[None]:
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
-        with warnings.catch_warnings():
+        # Not every bar in there obeys the switch above.
+        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:

@@ -35,7 +35,7 @@ class DataConfig(Section):
     user_column: str = "speaker"
     text_column: str = "text"
     sequence_length: Annotated[int, Field(ge=2)] = 64
-    long_texts: Literal["split", "truncate"] = "split"
+    cutting: Literal["split", "truncate", "join"] = "split"
     held_out_examples: Fraction = 0.1
     held_out_users: Fraction = 0.0
 

@@ -66,7 +66,7 @@ def build(
                 vocabulary_size=model.vocabulary_size,
                 tokenizer_fingerprint=model.tokenizer_fingerprint,
                 sequence_length=config.sequence_length,
-                long_texts=config.long_texts,
+                cutting=config.cutting,
                 destination=out,
                 source=config.source,
                 progress=progress,
@@ -100,7 +100,7 @@ def _summary(store: TokenStore) -> dict[str, Any]:
         "examples": store.num_examples,
         "tokens": store.num_tokens,
         "sequence_length": store.manifest["sequence_length"],
-        "long_texts": store.manifest["long_texts"],
+        "cutting": store.manifest["cutting"],
         "examples_per_user": {
             "min": int(sizes.min()),
             "median": float(np.median(sizes)),
@@ -125,7 +125,7 @@ def _print(summary: dict[str, Any]) -> None:
     per_user = summary["examples_per_user"]
     spread = ", ".join(f"{name} {value:,g}" for name, value in per_user.items())
     facts.add_row("examples per user", spread)
-    facts.add_row("longest example", f"{summary['sequence_length']} ({summary['long_texts']})")
+    facts.add_row("longest example", f"{summary['sequence_length']} ({summary['cutting']})")
     dropped = ", ".join(f"{reason}: {count:,}" for reason, count in summary["dropped"].items())
     facts.add_row("dropped", dropped or "nothing")
     console = Console()

@@ -14,7 +14,7 @@ from fedsim.data.store import disk_dtype
 
 Record = tuple[str | None, str | None]
 Encode = Callable[[Sequence[str]], list[list[int]]]
-LongTexts = Literal["split", "truncate"]
+Cutting = Literal["split", "truncate", "join"]
 
 NULL_USER = "null user"
 NULL_TEXT = "null text"
@@ -41,7 +41,7 @@ class Arrivals:
         encode: Encode,
         vocabulary_size: int,
         sequence_length: int,
-        long_texts: LongTexts,
+        cutting: Cutting,
     ) -> None:
         self.users: dict[str, int] = {}
         self.user_of = array("I")
@@ -52,7 +52,8 @@ class Arrivals:
         self._encode = encode
         self._vocabulary_size = vocabulary_size
         self._sequence_length = sequence_length
-        self._long_texts = long_texts
+        self._cutting = cutting
+        self._begun: set[int] = set()
 
     def add(self, batch: Sequence[Record]) -> None:
         """Encode one batch of records and append what is usable."""
@@ -64,7 +65,7 @@ class Arrivals:
                 self.dropped[SHORT_TEXT] += 1
                 continue
             index = self.users.setdefault(user, len(self.users))
-            for piece in self._pieces(ids):
+            for piece in self._pieces(ids, index):
                 pieces.append(piece)
                 self.user_of.append(index)
                 self.lengths.append(len(piece))
@@ -81,14 +82,20 @@ class Arrivals:
             else:
                 yield user, text
 
-    def _pieces(self, ids: list[int]) -> Iterator[list[int]]:
-        """Yield pieces of 2 to sequence_length ids.
+    def _pieces(self, ids: list[int], user: int) -> Iterator[list[int]]:
+        """Yield pieces of 2 to sequence_length ids; the whole text where texts will be joined.
 
         Neighbouring pieces share one token, the last of one being the first of the next, so each
-        token of the text but its first is predicted exactly once.
+        token of the text but its first is predicted exactly once. In joined texts, an end token
+        that is the begin token too stands between two texts once.
         """
         length = self._sequence_length
-        if self._long_texts == "truncate":
+        if self._cutting == "join":
+            follows = user in self._begun
+            self._begun.add(user)
+            yield ids[1:] if follows and ids[0] == ids[-1] else ids
+            return
+        if self._cutting == "truncate":
             if len(ids) > length:
                 self.dropped[CUT_TOKENS] += len(ids) - length
             yield ids[:length]

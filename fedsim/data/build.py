@@ -29,7 +29,7 @@ from fedsim import paths
 from fedsim.config import DataConfig
 from fedsim.data import sources
 from fedsim.data import store as layout
-from fedsim.data.arrivals import Arrivals, Encode, LongTexts, Record
+from fedsim.data.arrivals import Arrivals, Cutting, Encode, Record
 from fedsim.data.store import Indices, Manifest, TokenStore
 from fedsim.errors import ConfigError
 
@@ -47,7 +47,7 @@ def build_store(
     vocabulary_size: int,
     tokenizer_fingerprint: str,
     sequence_length: int,
-    long_texts: LongTexts,
+    cutting: Cutting,
     destination: Path,
     source: str,
     progress: Callable[[int], None] | None = None,
@@ -60,7 +60,8 @@ def build_store(
         vocabulary_size: every id is below it.
         tokenizer_fingerprint: of the tokenizer behind `encode`, hex.
         sequence_length: most ids an example may have, at least 2.
-        long_texts: "split" a longer text into pieces that overlap in one token, or "truncate" it.
+        cutting: "split" a longer text into pieces that overlap in one token, or "truncate" it;
+            or "join" a user's texts end to end and cut them into examples of nearly equal length.
         destination: a folder that does not exist yet.
         source: the source in words, for the manifest.
         progress: called after each batch with the number of records read so far.
@@ -78,23 +79,24 @@ def build_store(
                 encode=encode,
                 vocabulary_size=vocabulary_size,
                 sequence_length=sequence_length,
-                long_texts=long_texts,
+                cutting=cutting,
             )
             _read_all(records, arrivals, progress)
         if not arrivals.lengths:
             raise ConfigError(
                 f"data.source = {source!r}: no usable record; dropped: {dict(arrivals.dropped)}"
             )
-        num_tokens = _write_ordered(arrivals, unordered, folder)
+        joined = sequence_length if cutting == "join" else None
+        num_examples, num_tokens = _write_ordered(arrivals, unordered, folder, joined)
         unordered.unlink()
         manifest = Manifest(
             version=layout.FORMAT_VERSION,
             users=len(arrivals.users),
-            examples=len(arrivals.lengths),
+            examples=num_examples,
             tokens=num_tokens,
             tokenizer_fingerprint=tokenizer_fingerprint,
             sequence_length=sequence_length,
-            long_texts=long_texts,
+            cutting=cutting,
             dropped=dict(arrivals.dropped),
             dtype=arrivals.dtype,
             source=source,
@@ -126,7 +128,7 @@ def open_or_build(config: DataConfig, model: LanguageModel) -> TokenStore:
                     vocabulary_size=model.vocabulary_size,
                     tokenizer_fingerprint=model.tokenizer_fingerprint,
                     sequence_length=config.sequence_length,
-                    long_texts=config.long_texts,
+                    cutting=config.cutting,
                     destination=destination,
                     source=config.source,
                     progress=progress,
@@ -189,8 +191,14 @@ def _read_all(
             progress(count)
 
 
-def _write_ordered(arrivals: Arrivals, unordered: Path, folder: Path) -> int:
-    """Write tokens, offsets and names by user; return the number of tokens."""
+def _write_ordered(
+    arrivals: Arrivals, unordered: Path, folder: Path, joined: int | None
+) -> tuple[int, int]:
+    """Write tokens, offsets and names by user; return the numbers of examples and of tokens.
+
+    Where texts are joined, the tokens stay and only the offsets are drawn anew, every `joined`
+    tokens at the most.
+    """
     user_of = np.frombuffer(arrivals.user_of, dtype=np.uint32)
     lengths = np.frombuffer(arrivals.lengths, dtype=np.uint32).astype(np.int64)
     order = np.argsort(user_of, kind="stable")  # stable: a user's examples stay as they came
@@ -199,11 +207,33 @@ def _write_ordered(arrivals: Arrivals, unordered: Path, folder: Path) -> int:
     with (folder / layout.TOKENS).open("wb") as file:
         for chunk in _gathered(tokens, lengths, order, example_offsets):
             file.write(chunk.tobytes())
+    user_offsets = _offsets(np.bincount(user_of))
+    if joined is not None:
+        example_offsets, user_offsets = _recut(example_offsets[user_offsets], joined)
     np.save(folder / layout.EXAMPLE_OFFSETS, example_offsets)
-    np.save(folder / layout.USER_OFFSETS, _offsets(np.bincount(user_of)))
+    np.save(folder / layout.USER_OFFSETS, user_offsets)
     with (folder / layout.USERS).open("w", encoding="utf-8") as names:
         names.writelines(json.dumps(name) + "\n" for name in arrivals.users)
-    return int(example_offsets[-1])
+    return len(example_offsets) - 1, int(example_offsets[-1])
+
+
+def _recut(token_offsets: Indices, longest: int) -> tuple[Indices, Indices]:
+    """Cut each user's tokens into the fewest examples of at most `longest`, as equal as can be.
+
+    Args:
+        token_offsets: (users + 1,), user u has the tokens offsets[u] … offsets[u + 1] - 1.
+        longest: most tokens an example may have.
+
+    Returns:
+        Example offsets (in tokens) and user offsets (in examples).
+    """
+    sizes = np.diff(token_offsets)
+    pieces = -(-sizes // longest)
+    user_offsets = _offsets(pieces)
+    piece = np.arange(user_offsets[-1]) - np.repeat(user_offsets[:-1], pieces)
+    within = piece * np.repeat(sizes, pieces) // np.repeat(pieces, pieces)
+    starts = np.repeat(token_offsets[:-1], pieces) + within
+    return np.append(starts, token_offsets[-1]), user_offsets
 
 
 def _offsets(counts: npt.NDArray[np.integer]) -> Indices:
@@ -241,7 +271,7 @@ def _cache_key(config: DataConfig, model: LanguageModel) -> str:
         config.text_column,
         model.tokenizer_fingerprint,
         config.sequence_length,
-        config.long_texts,
+        config.cutting,
     ]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
@@ -255,7 +285,7 @@ def _fitting(store: TokenStore, config: DataConfig, model: LanguageModel) -> Tok
             f"{model.name!r} ({model.tokenizer_fingerprint[:12]}…); build it with "
             f"--tokenizer {model.name}"
         )
-    for field in ("sequence_length", "long_texts"):
+    for field in ("sequence_length", "cutting"):
         wanted, found = config.model_dump()[field], dict(manifest)[field]
         if wanted != found:
             raise ConfigError(

@@ -41,7 +41,7 @@ class Manifest(TypedDict):
         tokens: number of token ids, begin and end tokens counted.
         tokenizer_fingerprint: SHA-256 (hex) of the tokenizer that made the ids.
         sequence_length: most tokens an example may have.
-        long_texts: what happened to longer texts, "split" or "truncate".
+        cutting: what happened to longer texts, "split" or "truncate".
         dropped: reason to count, for everything in the source that is not in the store.
         dtype: of the stored ids, "uint16" or "uint32".
         source: where the records came from, in words.
@@ -53,7 +53,7 @@ class Manifest(TypedDict):
     tokens: int
     tokenizer_fingerprint: str
     sequence_length: int
-    long_texts: str
+    cutting: str
     dropped: dict[str, int]
     dtype: str
     source: str

@@ -43,7 +43,7 @@ MODELS = {
 }
 
 
-@pytest.fixture(scope="module", params=MODELS.values(), ids=MODELS)
+@pytest.fixture(scope="module", params=list(MODELS.values()), ids=list(MODELS))
 def stuff(request: pytest.FixtureRequest, speeches: object) -> Iterator[Materials]:
     config = small_config(str(speeches))  # type: ignore[arg-type]
     yield load_materials(0, config.data, request.param, "cpu")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 
 import numpy as np
@@ -85,9 +85,9 @@ def test_an_empty_cohort_sends_no_message(config: Config, materials: Materials) 
     class Silent(InProcessGrid):
         def send_and_receive(
             self, messages: Iterable[Message], *, timeout: float | None = None
-        ) -> Iterable[Message]:
+        ) -> Iterator[Message]:
             assert not list(messages)
-            return []
+            return iter(())
 
     executor = GridExecutor(Silent(app), client_spec(config, TASKS["fedsgd"]))
     total = executor.clipped_sum(
@@ -141,8 +141,8 @@ def test_a_wrong_set_of_replies_fails_the_round(
     class Tampered(InProcessGrid):
         def send_and_receive(
             self, messages: Iterable[Message], *, timeout: float | None = None
-        ) -> Iterable[Message]:
-            return tamper(list(super().send_and_receive(messages, timeout=timeout)))
+        ) -> Iterator[Message]:
+            return iter(tamper(list(super().send_and_receive(messages, timeout=timeout))))
 
     executor = GridExecutor(Tampered(app), client_spec(config, TASKS["fedsgd"]), shard_size=2)
     with pytest.raises(RuntimeError, match=complaint):
@@ -153,8 +153,8 @@ def test_replies_in_any_order_fold_to_the_same_bits(config: Config, materials: M
     class Backwards(InProcessGrid):
         def send_and_receive(
             self, messages: Iterable[Message], *, timeout: float | None = None
-        ) -> Iterable[Message]:
-            return list(super().send_and_receive(messages, timeout=timeout))[::-1]
+        ) -> Iterator[Message]:
+            return reversed(list(super().send_and_receive(messages, timeout=timeout)))
 
     spec, parameters = client_spec(config, TASKS["fedsgd"]), materials.model.initial_parameters()
     totals = [

@@ -73,7 +73,7 @@ def test_the_resolved_config_runs_again_to_the_same_bits(finished: Path, tmp_pat
 
 def test_the_saved_model_reproduces_the_reported_loss(finished: Path) -> None:
     """With transformers alone: no logits, no loss, no evaluation of fedsim's."""
-    model = AutoModelForCausalLM.from_pretrained(finished / "model").eval()
+    model = AutoModelForCausalLM.from_pretrained(finished / "model")
     tokenizer = AutoTokenizer.from_pretrained(finished / "model")
     config = load_config(finished / "config.toml")
     materials = load_materials(config.seed, config.data, config.model, "cpu")

@@ -27,7 +27,7 @@ def build(
         "vocabulary_size": 258,
         "tokenizer_fingerprint": "bytes",
         "sequence_length": 8,
-        "long_texts": "split",
+        "cutting": "split",
         "source": "a test",
         "destination": destination,
     }

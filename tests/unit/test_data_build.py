@@ -99,9 +99,41 @@ def test_split_predicts_each_token_but_the_first_exactly_once(
         assert all(2 <= len(piece) <= sequence_length for piece in pieces)
 
 
+@settings(deadline=None, max_examples=30)
+@given(records=some_records, sequence_length=st.integers(4, 12))
+def test_join_lays_texts_end_to_end(records: Records, sequence_length: int) -> None:
+    expected = _by_user(records)
+    with TemporaryDirectory() as folder:
+        if not expected:
+            return
+        store = build(
+            records, Path(folder) / "store", cutting="join", sequence_length=sequence_length
+        )
+        for user, texts in enumerate(expected.values()):
+            pieces = [store.example(index).tolist() for index in store.user_examples(user)]
+            whole = [token for text in texts for token in [256, *text.encode(), 257]]
+            assert [token for piece in pieces for token in piece] == whole
+            sizes = [len(piece) for piece in pieces]
+            assert max(sizes) <= sequence_length
+            assert max(sizes) - min(sizes) <= 1
+            assert len(pieces) == -(-len(whole) // sequence_length)
+
+
+def test_join_puts_a_shared_begin_and_end_token_once_between_texts(tmp_path: Path) -> None:
+    def same(texts: Sequence[str]) -> list[list[int]]:
+        return [[0, *text.encode(), 0] for text in texts]
+
+    records = [("ann", "a"), ("bob", "b"), ("ann", "c")]
+    store = build(records, tmp_path / "store", encode=same, cutting="join")
+    assert [store.example(index).tolist() for index in range(2)] == [
+        [0, *b"a", 0, *b"c", 0],
+        [0, *b"b", 0],
+    ]
+
+
 def test_truncate_keeps_the_beginning_and_counts_what_is_cut(tmp_path: Path) -> None:
     records = [("ann", "0123456789"), ("ann", "short")]
-    store = build(records, tmp_path / "store", long_texts="truncate")
+    store = build(records, tmp_path / "store", cutting="truncate")
     assert [store.example(index).tolist() for index in range(2)] == [
         [256, *b"0123456"],
         [256, *b"short", 257],
@@ -208,7 +240,7 @@ def test_the_second_time_the_cache_answers(source: DataConfig) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"sequence_length": 9}, {"long_texts": "truncate"}, {"text_column": "other"}],
+    [{"sequence_length": 9}, {"cutting": "truncate"}, {"text_column": "other"}],
 )
 def test_whatever_changes_the_content_changes_the_store(
     source: DataConfig, change: dict[str, object]
@@ -260,7 +292,7 @@ def test_a_store_as_source_is_opened(tmp_path: Path) -> None:
     [
         ({"tokenizer_fingerprint": "words"}, "another tokenizer .*--tokenizer bytes"),
         ({"sequence_length": 9}, "data.sequence_length = 8: .* was made with 9"),
-        ({"long_texts": "truncate"}, "data.long_texts = 'split': .* was made with 'truncate'"),
+        ({"cutting": "truncate"}, "data.cutting = 'split': .* was made with 'truncate'"),
     ],
 )
 def test_a_store_that_does_not_fit_the_run(

@@ -11,10 +11,11 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from clients.language_model import TransformersModel, load_language_model
+from clients.language_model import TransformersModel
 from fedsim.config import ModelConfig
 from fedsim.errors import ConfigError
 from fedsim.language_model import LanguageModel
+from fedsim.materials import load_model
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ def load(name: str, *, seed: int = 0, lora_rank: int = 0, trainable: str = "all"
     config = ModelConfig(
         name_or_path=name, lora_rank=lora_rank, trainable=trainable, pretraining_steps=0
     )
-    return load_language_model(config, seed=seed)
+    return load_model(config, seed)
 
 
 @pytest.fixture(scope="module", params=list(ROWS))
@@ -174,7 +175,7 @@ def test_what_is_saved_is_what_opens(model: LanguageModel, tmp_path: Path) -> No
     tokens = some_tokens(model, (2, 9))
     start = model.initial_parameters()
     model.save(parameters, tmp_path)
-    opened = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    opened = AutoModelForCausalLM.from_pretrained(tmp_path)
     with torch.no_grad():
         logits = opened(tokens).logits
     torch.testing.assert_close(logits, model.logits(parameters, tokens), rtol=0, atol=1e-5)
@@ -188,7 +189,7 @@ def test_the_saved_folder_loads_as_a_model_with_the_same_tokenizer(
     model: LanguageModel, tmp_path: Path
 ) -> None:
     model.save(model.initial_parameters(), tmp_path)
-    again = load_language_model(ModelConfig(name_or_path=str(tmp_path)))
+    again = load_model(ModelConfig(name_or_path=str(tmp_path)))
     text = ["What ho, thou 'rt come o'er?\nAy."]
     assert again.encode(text) == model.encode(text)
     assert again.tokenizer_fingerprint == model.tokenizer_fingerprint
@@ -205,7 +206,7 @@ def test_encode_puts_every_text_between_its_two_tokens(model: LanguageModel) -> 
     empty, short, long = model.encode(texts)
     assert empty == [begin, end]
     assert (short[0], short[-1]) == (begin, end)
-    assert model.tokenizer.decode(short[1:-1]).lower() == "once more unto the breach"
+    assert str(model.tokenizer.decode(short[1:-1])).lower() == "once more unto the breach"
     assert len(long) >= 3002
     assert model.encode([]) == []
 
@@ -254,7 +255,7 @@ def test_adapters_start_at_the_base_and_are_merged_when_saved(
     logits = adapted.logits(trained, tokens)
     assert not torch.allclose(logits, base, atol=1e-2)
     adapted.save(trained, tmp_path)
-    opened = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    opened = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert dict(opened.named_parameters()).keys() == model.initial_parameters().keys()
     with torch.no_grad():
         torch.testing.assert_close(opened(tokens).logits, logits, rtol=0, atol=1e-4)
@@ -276,5 +277,5 @@ def test_nothing_is_written_to_standard_error(
     end = model.encode([""])[0][-1]
     model.logits(model.initial_parameters(), torch.full((1, 4), end))
     model.save(model.initial_parameters(), tmp_path)
-    load_language_model(ModelConfig(name_or_path=str(tmp_path)))
+    load_model(ModelConfig(name_or_path=str(tmp_path)))
     assert capfd.readouterr() == ("", "")

@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from clients.language_model import TransformersModel, load_language_model
+from clients.language_model import TransformersModel
 from clients.transformers_model import load
 from fedsim import registry
 from fedsim.config import ModelConfig
 from fedsim.errors import ConfigError
+from fedsim.materials import load_model
 
 WORDS = ["<unk>", "<s>", "</s>", "<pad>", "a", "b", "c", "ab"]
 
 
-def tokenizer(**special: str) -> PreTrainedTokenizerFast:
+def tokenizer(special: dict[str, str]) -> PreTrainedTokenizerFast:
     backend = Tokenizer(models.WordLevel(dict(zip(WORDS, range(8), strict=True)), "<unk>"))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>", **special)  # type: ignore[no-untyped-call]
+    tokens = {"unk_token": "<unk>", **special}
+    return PreTrainedTokenizerFast(tokenizer_object=backend, **tokens)  # type: ignore[no-untyped-call]
 
 
-def write_llama(folder: Path, vocabulary: int = 8, **special: str) -> Path:
+def write_llama(folder: Path, special: dict[str, str], vocabulary: int = 8) -> Path:
     """Write a llama of a few hundred weights whose config names a padding id."""
     torch.manual_seed(0)
     config = LlamaConfig(
@@ -40,13 +44,14 @@ def write_llama(folder: Path, vocabulary: int = 8, **special: str) -> Path:
         pad_token_id=3,
     )
     LlamaForCausalLM(config).save_pretrained(folder)
-    tokenizer(**special).save_pretrained(folder)
+    tokenizer(special).save_pretrained(folder)
     return folder
 
 
 @pytest.fixture
 def llama(tmp_path: Path) -> Path:
-    return write_llama(tmp_path / "llama", bos_token="<s>", eos_token="</s>", pad_token="<pad>")
+    special = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
+    return write_llama(tmp_path / "llama", special)
 
 
 def load_folder(folder: Path, sequence_length: int = 16, **keys: object) -> TransformersModel:
@@ -55,7 +60,7 @@ def load_folder(folder: Path, sequence_length: int = 16, **keys: object) -> Tran
 
 
 def test_a_folder_opens_under_its_path(llama: Path) -> None:
-    model = load_language_model(ModelConfig(name_or_path=str(llama)), sequence_length=16)
+    model = load_model(ModelConfig(name_or_path=str(llama)), sequence_length=16)
     assert model.encode(["a c"]) == [[1, 4, 6, 2]]
     assert model.unknown_token_id == 0
     assert model.vocabulary_size == 8
@@ -89,17 +94,17 @@ def test_adapters_of_an_architecture_that_peft_knows(llama: Path) -> None:
 def test_one_special_token_stands_at_both_ends(
     tmp_path: Path, special: dict[str, str], expected: list[int]
 ) -> None:
-    assert load_folder(write_llama(tmp_path, **special)).encode(["a"]) == [expected]
+    assert load_folder(write_llama(tmp_path, special)).encode(["a"]) == [expected]
 
 
 def test_no_special_token_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="neither a bos_token nor an eos_token"):
-        load_folder(write_llama(tmp_path))
+        load_folder(write_llama(tmp_path, {}))
 
 
 def test_a_tokenizer_with_more_ids_than_the_network_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="has 8 ids but the network only 5"):
-        load_folder(write_llama(tmp_path, vocabulary=5, bos_token="<s>"))
+        load_folder(write_llama(tmp_path, {"bos_token": "<s>"}, vocabulary=5))
 
 
 def test_sequences_longer_than_the_positions_are_refused(llama: Path) -> None:
@@ -129,13 +134,59 @@ def test_broken_weights_are_refused(llama: Path) -> None:
         load_folder(llama)
 
 
+def test_a_gguf_file_opens(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    gguf = pytest.importorskip("gguf")
+    path = tmp_path / "small.gguf"
+    write_gguf(gguf.GGUFWriter(str(path), "llama"))
+    capfd.readouterr()
+    model = load_folder(path)
+    assert model.vocabulary_size == 8
+    embedding = model.initial_parameters()["model.embed_tokens.weight"]
+    torch.testing.assert_close(embedding, torch.full((8, 8), 0.5))
+    begin, *_, end = model.encode(["ab"])[0]
+    assert (begin, end) == (1, 2)
+    assert capfd.readouterr() == ("", "")
+
+
+def write_gguf(writer: Any) -> None:  # noqa: ANN401  (the package is optional)
+    """Write a llama of one layer, its matrices full of 0.5 and its norms of 1."""
+    writer.add_vocab_size(8)
+    writer.add_context_length(32)
+    writer.add_embedding_length(8)
+    writer.add_block_count(1)
+    writer.add_feed_forward_length(16)
+    writer.add_head_count(2)
+    writer.add_head_count_kv(1)
+    writer.add_rope_dimension_count(4)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(WORDS)
+    writer.add_token_merges(["a b"])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
+    writer.add_pad_token_id(3)
+    shapes = {"attn_q": (8, 8), "attn_k": (4, 8), "attn_v": (4, 8), "attn_output": (8, 8)}
+    shapes |= {"ffn_gate": (16, 8), "ffn_up": (16, 8), "ffn_down": (8, 16)}
+    for name, shape in shapes.items():
+        writer.add_tensor(f"blk.0.{name}.weight", np.full(shape, 0.5, np.float32))
+    for name in ("token_embd", "output"):
+        writer.add_tensor(f"{name}.weight", np.full((8, 8), 0.5, np.float32))
+    for name in ("output_norm", "blk.0.attn_norm", "blk.0.ffn_norm"):
+        writer.add_tensor(f"{name}.weight", np.ones(8, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
 def test_a_misspelt_built_in_name_is_suggested(monkeypatch: pytest.MonkeyPatch) -> None:
     def unreachable(*arguments: object, **keys: object) -> None:
         raise OSError("the hub cannot be reached")
 
     monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", unreachable)
     with pytest.raises(ConfigError, match=r"did you mean 'tiny-gpt'\? .*cannot be reached"):
-        load_language_model(ModelConfig(name_or_path="tiny-gtp"))
+        load_model(ModelConfig(name_or_path="tiny-gtp"))
 
 
 def test_the_built_in_names_are_registered() -> None:

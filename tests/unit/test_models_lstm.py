@@ -24,11 +24,14 @@ def test_the_plain_lstm_is_the_lstm() -> None:
     ours, theirs = PlainLstm(5, 7), nn.LSTM(5, 7, batch_first=True)
     # Ours: write, forget, read, candidate. Torch's: write, forget, candidate, read.
     order = torch.arange(28).reshape(4, 7)[[0, 1, 3, 2]].flatten()
-    with torch.no_grad():
-        theirs.weight_ih_l0.copy_(ours.input_to_gates.weight[order])
-        theirs.weight_hh_l0.copy_(ours.hidden_to_gates.weight[order])
-        theirs.bias_ih_l0.copy_(ours.input_to_gates.bias[order])
-        theirs.bias_hh_l0.zero_()
+    theirs.load_state_dict(
+        {
+            "weight_ih_l0": ours.input_to_gates.weight[order],
+            "weight_hh_l0": ours.hidden_to_gates.weight[order],
+            "bias_ih_l0": ours.input_to_gates.bias[order],
+            "bias_hh_l0": torch.zeros(28),
+        }
+    )
     inputs = torch.randn(3, 11, 5)
     torch.testing.assert_close(ours(inputs), theirs(inputs)[0], rtol=0, atol=1e-6)
 
@@ -75,6 +78,7 @@ def test_words_outside_the_dictionary_are_unknown() -> None:
 
 def test_the_dictionary_holds_the_most_frequent_words() -> None:
     small, large = word_tokenizer(100), word_tokenizer(10_000)
+    first = list(range(100))
     assert (len(small), len(large)) == (100, 10_000)
-    assert small.convert_ids_to_tokens(range(100)) == large.convert_ids_to_tokens(range(100))
+    assert small.convert_ids_to_tokens(first) == large.convert_ids_to_tokens(first)
     assert {"the", "and", "i", ","} <= set(small.get_vocab())

@@ -20,8 +20,15 @@ SCHEDULE = Schedule(steps=3, learning_rate=1e-2, warmup_steps=1, batch_size=4, b
 
 
 def small_config(width: int = 16) -> GPT2Config:
-    sizes = {"n_embd": width, "n_layer": 1, "n_head": 2, "n_positions": 16}
-    return GPT2Config(vocab_size=300, bos_token_id=0, eos_token_id=0, **sizes)
+    return GPT2Config(
+        vocab_size=300,
+        n_embd=width,
+        n_layer=1,
+        n_head=2,
+        n_positions=16,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
 
 
 @pytest.fixture(autouse=True)

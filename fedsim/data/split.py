@@ -74,7 +74,8 @@ def split_store(
         seed: the run's seed.
         held_out_examples: fraction of each user's examples, [0, 1); rounded half up, but one
             example is always left for training, so a user with one example keeps it.
-        held_out_users: fraction of the users, [0, 1), rounded half up.
+        held_out_users: the probability, [0, 1), that a user is wholly held out; each flips its own
+            coin, so who else is in the data does not matter.
 
     Raises:
         ConfigError: `held_out_users` leaves nobody to train on.
@@ -97,14 +98,13 @@ def split_store(
 
 
 def _held_out_users(num_users: int, seed: int, fraction: float) -> npt.NDArray[np.bool_]:
-    count = math.floor(fraction * num_users + 0.5)
-    if count >= num_users:
+    """Flip a coin for each user: with ranks, one user more would move another across the split."""
+    hashes = _hash(_base(seed, _USERS), np.arange(num_users, dtype=np.uint64))
+    chosen: npt.NDArray[np.bool_] = hashes < np.uint64(int(fraction * 2.0**64))
+    if chosen.all():
         raise ConfigError(
             f"data.held_out_users = {fraction}: leaves none of the {num_users} users to train on"
         )
-    hashes = _hash(_base(seed, _USERS), np.arange(num_users, dtype=np.uint64))
-    chosen = np.zeros(num_users, np.bool_)
-    chosen[np.argsort(hashes, kind="stable")[:count]] = True
     return chosen
 
 

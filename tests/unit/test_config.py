@@ -1,0 +1,315 @@
+"""The config: the contract's keys, overrides, errors that help, and TOML there and back."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedsim.config import Config, load_config, parse_config
+from fedsim.errors import ConfigError
+
+# The config that the contract shows, value by value.
+CONTRACT = """
+seed = 0
+[data]
+source = "shakespeare"
+user_column = "speaker"
+text_column = "text"
+sequence_length = 64
+held_out_examples = 0.1
+held_out_users = 0.0
+[model]
+name_or_path = "tiny-gpt"
+lora_rank = 0
+trainable = "all"
+[strategy]
+name = "uls"
+rounds = 100
+cohort_size = 128
+group_size = 8
+selection = "random"
+local = { task = "fedsgd" }
+clip = { kind = "flat", l2_clip_norm = 1.0 }
+estimator = { kind = "fixed" }
+[privacy]
+epsilon = 8.0
+delta = 1e-5
+accountant = "pld"
+noise = "seeded"
+[server]
+optimizer = "adam"
+learning_rate = 0.01
+[executor]
+grid = "in-process"
+workers = 1
+gpus_per_worker = 0.0
+address = ""
+"""
+# Values that the contract's comments name next to those above.
+ALTERNATIVES = [
+    "data.source=texts.jsonl",
+    "model.name_or_path=mcmahan-lstm",
+    "model.lora_rank=4",
+    "strategy.name=els",
+    "strategy.name=non-private",
+    "strategy.selection=longest",
+    "strategy.selection=shortest",
+    'strategy.local={ task = "fedavg", epochs = 1, batch_size = 8, learning_rate = 0.1 }',
+    "strategy.clip.kind=per-layer",
+    "strategy.clip.normalise=true",
+    'strategy.estimator={ kind = "clipped", min_weight = 20.0 }',
+    "privacy.noise=secure",
+    "server.optimizer=sgd",
+    "server.optimizer=adafactor",
+]
+
+
+@pytest.fixture
+def contract(tmp_path: Path) -> Path:
+    path = tmp_path / "contract.toml"
+    path.write_text(CONTRACT, encoding="utf-8")
+    return path
+
+
+def value_at(config: Config, key: str) -> Any:  # noqa: ANN401
+    value: Any = config.model_dump(exclude_none=True)
+    for part in key.split("."):
+        value = value[part]
+    return value
+
+
+def test_the_contracts_config_is_read_as_it_stands(contract: Path) -> None:
+    config = load_config(contract)
+
+    def check(given: dict[str, Any], prefix: str) -> None:
+        for key, value in given.items():
+            if isinstance(value, dict):
+                check(value, f"{prefix}{key}.")
+            else:
+                assert value_at(config, prefix + key) == value
+
+    check(tomllib.loads(CONTRACT), "")
+
+
+def test_what_the_contract_writes_out_is_the_default(contract: Path) -> None:
+    told = load_config(contract)
+    silent = parse_config(
+        {
+            "strategy": {"cohort_size": 128},
+            "privacy": {"epsilon": 8.0, "delta": 1e-5, "accountant": "pld"},
+        }
+    )
+    assert told == silent
+
+
+@pytest.mark.parametrize("override", ALTERNATIVES)
+def test_the_contracts_other_values_are_taken(contract: Path, override: str) -> None:
+    key, _, text = override.partition("=")
+    value = value_at(load_config(contract, [override]), key)
+    if text.startswith("{"):
+        assert tomllib.loads(f"value = {text}")["value"].items() <= value.items()
+    else:
+        assert str(value).lower() == text
+
+
+@pytest.mark.parametrize(
+    ("raw", "complaint"),
+    [
+        ({"sed": 1}, "sed: unknown key; did you mean 'seed'?"),
+        ({"strateg": {}}, "strateg: unknown key; did you mean 'strategy'?"),
+        ({"data": {"sourc": "x"}}, "data.sourc: unknown key; did you mean 'source'?"),
+        ({"privacy": {"epsilom": 1}}, "privacy.epsilom: unknown key; did you mean 'epsilon'?"),
+        ({"executor": {"worker": 1}}, "executor.worker: unknown key; did you mean 'workers'?"),
+        (
+            {"strategy": {"clip": {"l2_clip_norm": 1.0, "normalize": True}}},
+            "strategy.clip.normalize: unknown key; did you mean 'normalise'?",
+        ),
+        (
+            {"strategy": {"estimator": {"min_weigth": 2.0}}},
+            "strategy.estimator.min_weigth: unknown key; did you mean 'min_weight'?",
+        ),
+        (
+            {"strategy": {"local": {"task": "fedavg", "epoch": 2}}},
+            "strategy.local.epoch: unknown key; did you mean 'epochs'?",
+        ),
+        (
+            {"server": {"wombat": 1}},
+            "server.wombat: unknown key; known keys: learning_rate, optimizer",
+        ),
+    ],
+)
+def test_an_unknown_key_is_met_with_the_nearest_one(raw: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        parse_config(raw)
+    assert complaint in str(raised.value).splitlines()
+
+
+@pytest.mark.parametrize(
+    ("raw", "complaint"),
+    [
+        (
+            {"privacy": {"epsilon": 2.0, "noise_multiplier": 1.0}},
+            "privacy: epsilon = 2.0 together with noise_multiplier = 1.0",
+        ),
+        ({"strategy": {"clip": {}}}, "strategy.clip: give l2_clip_norm or"),
+        (
+            {"strategy": {"clip": {"l2_clip_norm": 1.0, "l2_clip_norms": {"a": 1.0}}}},
+            "strategy.clip: give l2_clip_norm or",
+        ),
+        (
+            {"strategy": {"clip": {"l2_clip_norms": {"a": 1.0}}}},
+            'strategy.clip: l2_clip_norms needs kind = "per-layer"',
+        ),
+        (
+            {"strategy": {"clip": {"kind": "per-layer", "l2_clip_norms": {"a": -1.0}}}},
+            "strategy.clip.l2_clip_norms.a = -1.0",
+        ),
+        ({"strategy": {"estimator": {"kind": "clipped"}}}, "strategy.estimator: kind = "),
+        ({"strategy": {"estimator": {"min_weight": 3.0}}}, "strategy.estimator: kind = "),
+        (
+            {"strategy": {"local": {"task": "fedavg"}}, "executor": {"engine": "vmap"}},
+            'executor.engine = "vmap": local training needs',
+        ),
+        (
+            {"strategy": {"clip": {"l2_clip_norm": float("inf")}}},
+            "strategy.clip.l2_clip_norm = inf",
+        ),
+        ({"server": {"learning_rate": float("nan")}}, "server.learning_rate = nan"),
+        ({"privacy": {"noise_multiplier": -0.5}}, "privacy.noise_multiplier = -0.5"),
+        ({"privacy": {"delta": 0.0}}, "privacy.delta = 0.0"),
+        ({"data": {"held_out_users": 1.0}}, "data.held_out_users = 1.0"),
+        ({"data": 3}, "data = 3"),
+    ],
+)
+def test_a_wrong_value_is_named(raw: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        parse_config(raw)
+    assert any(
+        line.startswith((complaint, f"config: {complaint}"))
+        for line in str(raised.value).splitlines()
+    )
+
+
+def test_every_problem_stands_in_the_one_error() -> None:
+    with pytest.raises(ConfigError) as raised:
+        parse_config({"seed": "x", "server": {"learning_rate": -1.0, "optimiser": "sgd"}})
+    lines = str(raised.value).splitlines()
+    assert len(lines) == 3
+    assert {line.split()[0] for line in lines} == {
+        "seed",
+        "server.learning_rate",
+        "server.optimiser:",
+    }
+
+
+@pytest.mark.parametrize(
+    ("override", "value"),
+    [
+        ("seed=7", 7),
+        ("seed = 7", 7),
+        ("server.learning_rate=1e-3", 0.001),
+        ("data.source=plays/all.jsonl", "plays/all.jsonl"),
+        ("data.source='with space'", "with space"),
+        ('data.source="with space"', "with space"),
+        ("data.source=a=b", "a=b"),
+        ("data.source=C:\\texts", "C:\\texts"),
+        ("data.source=", ""),
+        ("strategy.clip.normalise=true", True),
+        ("strategy.local.task=fedavg", "fedavg"),
+        ('strategy.local={task="fedavg", epochs=3}', None),
+        ("model.pretraining_steps=0", 0),
+    ],
+)
+def test_overrides(contract: Path, override: str, value: object) -> None:
+    config = load_config(contract, [override])
+    key = override.partition("=")[0].strip()
+    if value is None:
+        assert value_at(config, "strategy.local.epochs") == 3
+    else:
+        assert value_at(config, key) == value
+
+
+def test_an_override_makes_the_section_it_needs(tmp_path: Path) -> None:
+    path = tmp_path / "empty.toml"
+    path.touch()
+    config = load_config(
+        path, ["strategy.estimator.kind=clipped", "strategy.estimator.min_weight=5"]
+    )
+    assert config.strategy.estimator.min_weight == 5.0
+    assert load_config(path) == Config()
+
+
+def test_the_last_override_wins(contract: Path) -> None:
+    assert load_config(contract, ["seed=1", "seed=2"]).seed == 2
+
+
+@pytest.mark.parametrize(
+    ("override", "complaint"),
+    [
+        ("seed", "--set 'seed': expected key.path=value"),
+        ("=3", "--set '=3': expected key.path=value"),
+        ("data..source=x", "expected key.path=value"),
+        ("seed.sub=1", "--set 'seed.sub=1': 'seed' is a value, not a section"),
+        ("strategy.name.sub=1", "'name' is a value, not a section"),
+        ("sever.optimizer=sgd", "sever: unknown key; did you mean 'server'?"),
+    ],
+)
+def test_a_malformed_override(contract: Path, override: str, complaint: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        load_config(contract, [override])
+    assert complaint in str(raised.value)
+
+
+@pytest.mark.parametrize("content", [b"seed = = 1", b"[data", b"\xff\xfe"], ids=repr)
+def test_a_file_that_is_not_toml(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "broken.toml"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"broken\.toml"):
+        load_config(path)
+
+
+def test_a_config_is_never_changed() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        Config().server.learning_rate = 1.0
+
+
+POSITIVE = st.floats(min_value=0.0, exclude_min=True, allow_infinity=False)
+TEXT = st.text(st.characters(exclude_categories=["Cs"]))
+LOCAL = st.one_of(
+    st.just({"task": "fedsgd"}),
+    st.fixed_dictionaries(
+        {"task": st.just("fedavg"), "learning_rate": POSITIVE}, optional={"epochs": st.just(3)}
+    ),
+)
+CLIP = st.one_of(
+    st.fixed_dictionaries({"l2_clip_norm": POSITIVE, "normalise": st.booleans()}),
+    st.fixed_dictionaries(
+        {
+            "kind": st.just("per-layer"),
+            "l2_clip_norms": st.dictionaries(TEXT, POSITIVE, min_size=1, max_size=3),
+        }
+    ),
+)
+RAW = st.fixed_dictionaries(
+    {
+        "seed": st.integers(-(2**63), 2**63 - 1),
+        "data": st.fixed_dictionaries({"source": TEXT, "user_column": TEXT}),
+        "strategy": st.fixed_dictionaries(
+            {"local": LOCAL, "clip": CLIP}, optional={"cohort_size": POSITIVE}
+        ),
+        "privacy": st.fixed_dictionaries(
+            {}, optional={"epsilon": POSITIVE, "accountant": TEXT, "delta": st.just(1e-300)}
+        ),
+    }
+)
+
+
+@given(raw=RAW)
+def test_toml_there_and_back(raw: dict[str, Any]) -> None:
+    config = parse_config(raw)
+    assert parse_config(tomllib.loads(config.to_toml())) == config

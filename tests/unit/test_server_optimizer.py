@@ -1,0 +1,131 @@
+"""The server's step is torch's own, with the state passed through values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from fedsim.server_optimizer import OptimizerName, ServerOptimizer
+from fedsim.tensors import Tensors
+
+TORCHS_OWN: dict[OptimizerName, Callable[..., torch.optim.Optimizer]] = {
+    "sgd": torch.optim.SGD,
+    "adam": torch.optim.Adam,
+    "adafactor": torch.optim.Adafactor,
+}
+NAMES = pytest.mark.parametrize("name", TORCHS_OWN)
+
+
+def start() -> dict[str, torch.Tensor]:
+    """A matrix, a vector, a scalar; one name with the separator of the flat state in it."""
+    generator = torch.Generator().manual_seed(1)
+    shapes: dict[str, tuple[int, ...]] = {"b.weight": (4, 3), "a/odd.bias": (5,), "scale": ()}
+    return {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+
+
+def gradient(step: int) -> dict[str, torch.Tensor]:
+    """Float64, as a release is."""
+    generator = torch.Generator().manual_seed(100 + step)
+    return {
+        name: torch.randn(value.shape, generator=generator, dtype=torch.float64)
+        for name, value in start().items()
+    }
+
+
+def same_bits(left: Tensors, right: Tensors) -> bool:
+    return left.keys() == right.keys() and all(
+        left[name].dtype == right[name].dtype and torch.equal(left[name], right[name])
+        for name in left
+    )
+
+
+def through_values(name: OptimizerName, steps: int) -> tuple[Tensors, Tensors]:
+    optimizer = ServerOptimizer(name, 0.05)
+    parameters: Tensors = start()
+    state: Tensors = {}
+    for step in range(steps):
+        parameters, state = optimizer.step(parameters, gradient(step), state)
+    return parameters, state
+
+
+@NAMES
+def test_five_steps_are_torchs_five_steps(name: OptimizerName) -> None:
+    expected = {key: value.clone().requires_grad_() for key, value in start().items()}
+    optimizer = TORCHS_OWN[name](list(expected.values()), lr=0.05)
+    for step in range(5):
+        for key, value in gradient(step).items():
+            expected[key].grad = value.float()
+        optimizer.step()
+    parameters, _ = through_values(name, 5)
+    assert same_bits(parameters, {key: value.detach() for key, value in expected.items()})
+
+
+@NAMES
+def test_the_state_is_flat_tensors_and_survives_a_copy(name: OptimizerName) -> None:
+    parameters, state = through_values(name, 3)
+    assert all(isinstance(value, torch.Tensor) for value in state.values())
+    assert {path.rpartition("/")[0] for path in state} <= parameters.keys()
+    copy = {path: value.clone() for path, value in reversed(state.items())}
+    optimizer = ServerOptimizer(name, 0.05)
+    moved, after = optimizer.step(parameters, gradient(3), copy)
+    expected, expected_state = through_values(name, 4)
+    assert same_bits(moved, expected)
+    assert same_bits(after, expected_state)
+
+
+@pytest.mark.parametrize("name", ["adam", "adafactor"])
+def test_the_state_matters(name: OptimizerName) -> None:
+    parameters, _ = through_values(name, 3)
+    forgetful, _ = ServerOptimizer(name, 0.05).step(parameters, gradient(3), {})
+    assert not same_bits(forgetful, through_values(name, 4)[0])
+
+
+def test_sgd_keeps_no_state() -> None:
+    assert through_values("sgd", 2)[1] == {}
+
+
+@NAMES
+def test_the_arguments_stay_as_they_are(name: OptimizerName) -> None:
+    parameters, state = through_values(name, 2)
+    given = gradient(2)
+    before = [{key: value.clone() for key, value in d.items()} for d in (parameters, given, state)]
+    moved, after = ServerOptimizer(name, 0.05).step(parameters, given, state)
+    assert all(
+        same_bits(now, then) for now, then in zip((parameters, given, state), before, strict=True)
+    )
+    assert all(value.grad is None for value in (*parameters.values(), *moved.values()))
+    assert not any(value.requires_grad for value in moved.values())
+    addresses = {value.data_ptr() for value in (*parameters.values(), *state.values())}
+    assert not addresses & {value.data_ptr() for value in (*moved.values(), *after.values())}
+
+
+def test_sgd_at_rate_one_subtracts() -> None:
+    moved, _ = ServerOptimizer("sgd", 1.0).step(start(), gradient(0), {})
+    assert same_bits(
+        moved, {key: value - gradient(0)[key].float() for key, value in start().items()}
+    )
+
+
+def without(name: str) -> dict[str, torch.Tensor]:
+    return {key: value for key, value in gradient(0).items() if key != name}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "complaint"),
+    [
+        (without("scale"), r"missing \['scale'\]"),
+        ({**gradient(0), "extra": torch.zeros(2)}, r"unknown \['extra'\]"),
+        ({**gradient(0), "b.weight": torch.zeros(3, 4)}, r"'b.weight' has shape \(3, 4\)"),
+        # One entry would broadcast over the whole tensor without a word.
+        ({**gradient(0), "a/odd.bias": torch.zeros(1)}, r"'a/odd.bias' has shape \(1,\)"),
+    ],
+)
+@NAMES
+def test_a_gradient_of_another_layout_is_refused(
+    name: OptimizerName, wrong: dict[str, Any], complaint: str
+) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        ServerOptimizer(name, 0.1).step(start(), wrong, {})

@@ -12,7 +12,7 @@ from fedsim.config import ModelConfig
 NAME = "tiny-gpt"
 VOCABULARY_SIZE = 2000
 POSITIONS = 128
-DEFAULT_STEPS = 400
+DEFAULT_STEPS = 300
 
 
 def load(

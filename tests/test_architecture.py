@@ -100,3 +100,14 @@ def test_files_are_short(package: str) -> None:
         if (count := len(path.read_text(encoding="utf-8").splitlines())) > 300
     }
     assert not long
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_the_readme_has_a_line_for_every_file(package: str) -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    missing = [
+        str(path.relative_to(ROOT))
+        for path in (ROOT / package).rglob("*.py")
+        if path.name != "__init__.py" and f"  {path.relative_to(ROOT / package)} " not in readme
+    ]
+    assert not missing

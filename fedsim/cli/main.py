@@ -82,7 +82,8 @@ def demo_command(
 def main() -> None:
     """Run a command and turn its errors into the contract's exit statuses."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
-    logging.getLogger("fedsim").setLevel(logging.INFO)
+    for package in ("fedsim", "strategies", "clients", "experiments"):
+        logging.getLogger(package).setLevel(logging.INFO)
     try:
         status = app(standalone_mode=False)
     except ClickException as error:

@@ -171,7 +171,7 @@ def test_els_costs_a_mixture(speeches: Path, materials: Materials) -> None:
     assert isinstance(event, MixtureOfGaussiansDpEvent)
     assert event.standard_deviation == 1.0
     assert list(event.sensitivities) == [0, 1, 2, 3]
-    law = stats.binom.pmf(range(4), 3, plan.sampling.probability)
+    law = np.asarray(stats.binom.pmf(range(4), 3, plan.sampling.probability))
     assert list(event.sampling_probs) == pytest.approx(law.tolist(), rel=1e-12)
 
 

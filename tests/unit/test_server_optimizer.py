@@ -68,7 +68,7 @@ def test_the_state_is_flat_tensors_and_survives_a_copy(name: OptimizerName) -> N
     parameters, state = through_values(name, 3)
     assert all(isinstance(value, torch.Tensor) for value in state.values())
     assert {path.rpartition("/")[0] for path in state} <= parameters.keys()
-    copy = {path: value.clone() for path, value in reversed(state.items())}
+    copy = {path: value.clone() for path, value in reversed(list(state.items()))}
     optimizer = ServerOptimizer(name, 0.05)
     moved, after = optimizer.step(parameters, gradient(3), copy)
     expected, expected_state = through_values(name, 4)

@@ -14,18 +14,17 @@ from fedsim.errors import ConfigError
 from fedsim.paths import write_atomically
 from fedsim.state import ServerState
 
-_FORMAT = "1"
+_FORMAT = 1
+_KEY = "fedsim"
 
 
 def save_checkpoint(folder: Path, state: ServerState, keep: int) -> Path:
     """Write `round-NNNNNN.safetensors` whole or not at all, then drop all but the last `keep`."""
     tensors = {f"parameters/{name}": value for name, value in state.parameters.items()}
     tensors |= {f"optimizer/{name}": value for name, value in state.optimizer_state.items()}
-    metadata = {
-        "format": _FORMAT,
-        "round": str(state.round),
-        "ledger": json.dumps(state.ledger.to_json()),
-    }
+    head = {"format": _FORMAT, "round": state.round, "ledger": state.ledger.to_json()}
+    # One key: safetensors writes several in random order, and equal states give equal files.
+    metadata = {_KEY: json.dumps(head)}
     content = save({name: value.contiguous() for name, value in tensors.items()}, metadata)
     path = folder / f"round-{state.round:06d}.safetensors"
     write_atomically(path, content)
@@ -52,15 +51,18 @@ def load_checkpoint(path: Path) -> ServerState:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
         raise ConfigError(f"checkpoint {path}: cannot be read: {error}") from None
-    if metadata.get("format") != _FORMAT:
-        raise ConfigError(
-            f"checkpoint {path}: format {metadata.get('format')!r}, this version reads {_FORMAT!r}"
-        )
+    try:
+        head = json.loads(metadata[_KEY])
+        version, done, ledger = head["format"], int(head["round"]), head["ledger"]
+    except (KeyError, TypeError, ValueError) as error:  # JSON's error is a ValueError
+        raise ConfigError(f"checkpoint {path}: no head of fedsim's: {error!r}") from None
+    if version != _FORMAT:
+        raise ConfigError(f"checkpoint {path}: format {version!r}, this version reads {_FORMAT!r}")
     return ServerState(
-        round=int(metadata["round"]),
+        round=done,
         parameters=_part(tensors, "parameters/"),
         optimizer_state=_part(tensors, "optimizer/"),
-        ledger=Ledger.from_json(json.loads(metadata["ledger"])),
+        ledger=Ledger.from_json(ledger),
     )
 
 

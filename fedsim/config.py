@@ -233,6 +233,8 @@ def _explain(problem: Mapping[str, Any]) -> str:
         near = difflib.get_close_matches(location[-1], known, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(sorted(known))}"
         return f"{key}: unknown key; {hint}"
+    if problem["type"] == "union_tag_not_found":
+        return f'{key}: give task = "fedsgd" or task = "fedavg"'
     message = str(problem["msg"]).removeprefix("Value error, ")
     if isinstance(problem["input"], Mapping):
         return f"{key}: {message}"

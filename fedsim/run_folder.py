@@ -63,10 +63,12 @@ class RunFolder:
         """Raise `ConfigError` unless the folder is of a run with this very config."""
         if not self.config.exists():
             raise ConfigError(f"--resume: {self.path} holds no run (no config.toml)")
-        before = load_config(self.config).model_dump()
-        changed = [
-            key for key, value in _flat(config.model_dump()) if _flat_get(before, key) != value
-        ]
+        before, now = _flat(load_config(self.config).model_dump()), _flat(config.model_dump())
+        changed = sorted(
+            key
+            for key in before.keys() | now.keys()
+            if key not in before or key not in now or before[key] != now[key]
+        )
         if changed:
             raise ConfigError(
                 f"--resume: {', '.join(changed)} differ from the run in {self.path}; "
@@ -91,7 +93,7 @@ class RunFolder:
         """Return all complete lines; a line cut short by a kill ends the list."""
         lines: list[dict[str, Any]] = []
         if self.metrics.exists():
-            for text in self.metrics.read_text(encoding="utf-8").splitlines():
+            for text in self.metrics.read_text(encoding="utf-8", errors="replace").splitlines():
                 try:
                     lines.append(json.loads(text))
                 except json.JSONDecodeError:
@@ -135,15 +137,9 @@ class RunFolder:
             raise ConfigError(f"ledger {self.ledger}: not JSON: {error}") from None
 
 
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    rows: list[tuple[str, Any]] = []
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    rows: dict[str, Any] = {}
     for key, value in tree.items():
-        if isinstance(value, Mapping) and value:
-            rows += _flat(value, f"{prefix}{key}.")
-        else:
-            rows.append((f"{prefix}{key}", value))
+        nested = isinstance(value, Mapping) and value
+        rows |= _flat(value, f"{prefix}{key}.") if nested else {f"{prefix}{key}": value}
     return rows
-
-
-def _flat_get(tree: Mapping[str, Any], path: str) -> Any:  # noqa: ANN401
-    return dict(_flat(tree)).get(path)

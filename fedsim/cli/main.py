@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import sys
@@ -101,10 +100,15 @@ def main() -> None:
 
 
 def _say_what_came_out(folder: Path) -> None:
-    report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
-    before, after = report["utility"]["initial"], report["utility"]["final"]
-    typer.echo(report["privacy"]["statement"])
-    typer.echo(f"Held-out loss {before['loss']:.4f} -> {after['loss']:.4f} nats a token.")
+    from fedsim.report.schema import load_report
+
+    report = load_report(folder)
+    before, after = report.utility.initial, report.utility.final
+    typer.echo(report.privacy.statement)
+    if after.tokens:
+        typer.echo(f"Held-out loss {before.loss:.4f} -> {after.loss:.4f} nats a token.")
+    else:
+        typer.echo("No text was held out, so no utility was measured; see data.held_out_examples.")
     typer.echo(f"Model: {folder / 'model'}   Report: {folder / 'report.html'}")
 
 

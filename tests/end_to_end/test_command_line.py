@@ -11,11 +11,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+import dp_accounting
 import numpy as np
 import pytest
 import tomli_w
 import torch
 from safetensors.torch import load_file
+from scipy.stats import binom
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from fedsim.accounting.ledger import Ledger
@@ -145,6 +147,39 @@ def test_the_reported_epsilon_is_the_ledgers(finished: Path) -> None:
     assert metrics[-1].epsilon == pytest.approx(privacy.epsilon, rel=1e-9)
 
 
+def test_the_reported_epsilon_is_dp_accountings(finished: Path) -> None:
+    """From the report's own fields, with dp_accounting alone."""
+    privacy = load_report(finished).privacy
+    assert None not in (privacy.sampling_probability, privacy.noise_multiplier, privacy.delta)
+    event = dp_accounting.SelfComposedDpEvent(
+        dp_accounting.PoissonSampledDpEvent(
+            privacy.sampling_probability, dp_accounting.GaussianDpEvent(privacy.noise_multiplier)
+        ),
+        privacy.rounds,
+    )
+    accountant = dp_accounting.pld.PLDAccountant()
+    accountant.compose(event)
+    assert accountant.get_epsilon(privacy.delta) == pytest.approx(privacy.epsilon, rel=1e-9)
+
+
+def assert_mixture_epsilon(run: Path) -> None:
+    """The same for example-level sampling (Charles et al. 2024, App. B.1)."""
+    privacy = load_report(run).privacy
+    units, probability = privacy.units_per_user, privacy.sampling_probability
+    assert probability is not None
+    counts = range(units + 1)
+    event = dp_accounting.dp_event.MixtureOfGaussiansDpEvent(
+        privacy.noise_multiplier,
+        list(counts),
+        [binom.pmf(k, units, probability) for k in counts],
+    )
+    accountant = dp_accounting.pld.PLDAccountant(
+        value_discretization_interval=privacy.discretisation
+    )
+    accountant.compose(dp_accounting.SelfComposedDpEvent(event, privacy.rounds))
+    assert accountant.get_epsilon(privacy.delta) == pytest.approx(privacy.epsilon, rel=1e-6)
+
+
 def test_compare_runs_configs_and_reads_folders(
     finished: Path, speeches: Path, tmp_path: Path
 ) -> None:
@@ -163,6 +198,7 @@ def test_compare_runs_configs_and_reads_folders(
     before = (out / "els" / "report.json").read_bytes()
     again = fedsim("compare", finished, els, "--out", out)
     assert again.returncode == 0, again.stderr
+    assert_mixture_epsilon(out / "els")
     assert (out / "els" / "report.json").read_bytes() == before  # not run a second time
 
 
@@ -193,7 +229,7 @@ def test_the_budget_stops_a_run_that_lost_secure_rounds(speeches: Path, tmp_path
     config = write_config(
         tmp_path / "secure.toml",
         speeches,
-        privacy={"noise_multiplier": None, "epsilon": 20.0, "delta": 1e-2, "noise": "secure"},
+        privacy={"noise_multiplier": None, "epsilon": 3.0, "delta": 1e-2, "noise": "secure"},
         training={"checkpoint_every": 2},
     )
     out = tmp_path / "run"
@@ -204,7 +240,7 @@ def test_the_budget_stops_a_run_that_lost_secure_rounds(speeches: Path, tmp_path
     assert "budget" in stopped.stderr
     report = load_report(out)
     assert report.privacy.epsilon is not None
-    assert report.privacy.epsilon <= 20.0
+    assert report.privacy.epsilon <= 3.0
     assert (report.privacy.rounds, report.cost.rounds) == (4, 2)
 
 

@@ -63,7 +63,7 @@ def test_one_message_and_nothing_written(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     config, out = tmp_path / "c.toml", tmp_path / "out"
     config.write_text(small_config(speeches).to_toml(), encoding="utf-8")
     if (
@@ -173,3 +173,16 @@ def test_a_wrong_command_line(
         main()
     assert ended.value.code == 2
     assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_run_without_held_out_text_says_so(
+    speeches: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    config = tmp_path / "c.toml"
+    text = small_config(speeches, data={"held_out_examples": 0.0}, strategy={"rounds": 1}).to_toml()
+    config.write_text(text, encoding="utf-8")
+    assert run(config, tmp_path / "out", monkeypatch) == 0
+    assert "No text was held out" in capsys.readouterr().out

@@ -107,7 +107,7 @@ def test_different_held_out_text_and_budgets_are_noted() -> None:
         [("a", report(), ()), ("b", other.model_copy(update={"cost": cost, "data": data}), ())]
     ).notes
     assert any("held-out text" in note for note in notes)
-    assert any("numbers of gradients" in note for note in notes)
+    assert any("gradient budgets" in note for note in notes)
 
 
 def test_csv_keeps_full_precision_and_any_label() -> None:

@@ -91,8 +91,8 @@ def test_system_entropy_draws_standard_normals() -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        pytest.param(lambda sample: 1.03 * sample, id="3 % too wide"),
-        pytest.param(lambda sample: sample + 0.03, id="off centre"),
+        pytest.param(lambda sample: 1.05 * sample, id="5 % too wide"),
+        pytest.param(lambda sample: sample + 0.05, id="off centre"),
         pytest.param(lambda sample: np.clip(sample, -2.0, 2.0), id="without tails"),
         pytest.param(lambda sample: np.round(sample, 1), id="coarse"),
     ],

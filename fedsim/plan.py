@@ -8,7 +8,7 @@ ledger is charged is made of the same fields. A plan that cannot be kept is refu
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
@@ -51,6 +51,7 @@ class RoundPlan:
         seed: of the random streams.
         entropy: where coins and noise come from: the seed, or the operating system.
         assumptions: sentences that the guarantee rests on, for the report.
+        dropped: training examples that the strategy leaves out, a count for each reason.
 
     Raises:
         ValueError: a combination that nobody has proved, or fields that disagree.
@@ -69,6 +70,7 @@ class RoundPlan:
     seed: int = 0
     entropy: Literal["seeded", "secure"] = "seeded"
     assumptions: tuple[str, ...] = ()
+    dropped: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if len(self.pool) == 0:

@@ -71,7 +71,7 @@ def summarise(
             initial=Scores(**start.model_dump(), tokens=final.tokens),
             final=as_scores(final),
         ),
-        data=_data(config, materials),
+        data=_data(config, materials, plan),
         model=_model(config, materials, state),
         cost=Cost(
             gradients=sum(line.gradients or 0 for line in lines),
@@ -176,14 +176,14 @@ def _assumptions(config: Config, plan: RoundPlan, origin: str) -> tuple[str, ...
     )
 
 
-def _data(config: Config, materials: Materials) -> DataSummary:
+def _data(config: Config, materials: Materials, plan: RoundPlan) -> DataSummary:
     store, split = materials.store, materials.split
     held_out = split.held_out_examples
     return DataSummary(
         users=split.num_users,
         examples=int(split.user_sizes.sum()),
         tokens=store.num_tokens,
-        dropped=dict(store.manifest["dropped"]),
+        dropped={**store.manifest["dropped"], **plan.dropped},
         source=config.data.source,
         held_out_examples=len(held_out),
         held_out_tokens=int(store.lengths(held_out).sum()),

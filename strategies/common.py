@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 from fedsim.accounting.calibration import calibrate_noise_multiplier
 from fedsim.clipping import Clip, FlatClip, NormalisedClip, PerLayerClip, layers_of
 from fedsim.config import ClipConfig, Config, StrategyConfig
@@ -9,6 +11,8 @@ from fedsim.errors import ConfigError
 from fedsim.language_model import LanguageModel
 from fedsim.plan import TaskSpec
 from fedsim.server_optimizer import ServerOptimizer
+
+log = logging.getLogger(__name__)
 
 
 def public_size(declared: int | None, counted: int, field: str, noun: str) -> tuple[int, str]:
@@ -19,10 +23,12 @@ def public_size(declared: int | None, counted: int, field: str, noun: str) -> tu
     """
     if declared is not None:
         return declared, f"The number of {noun}, {declared}, was declared public ({field})."
-    return counted, (
+    sentence = (
         f"The number of {noun}, {counted}, was counted in the private data and is treated as "
         f"public; declare it with {field} to rest on no private count."
     )
+    log.warning("%s", sentence)
+    return counted, sentence
 
 
 def probability(expected: float | None, size: int, field: str, noun: str) -> float:

@@ -40,9 +40,9 @@ def build(config: Config, materials: Materials) -> RoundPlan:
             f'strategy.local.task = {strategy.local.task!r}: els takes only "fedsgd"; '
             "one example has no local training"
         )
-    examples = pool(
+    examples, num_dropped = pool(
         materials.split, materials.store, strategy.group_size, strategy.selection, config.seed
-    ).examples
+    )
     size, sentence = public_size(
         config.privacy.declared_num_examples,
         len(examples),
@@ -64,4 +64,5 @@ def build(config: Config, materials: Materials) -> RoundPlan:
         seed=config.seed,
         entropy=config.privacy.noise,
         assumptions=(sentence,),
+        dropped={"examples beyond a user's group_size": num_dropped},
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 from pathlib import Path
 
 import pytest
@@ -111,3 +112,15 @@ def test_the_readme_has_a_line_for_every_file(package: str) -> None:
         if path.name != "__init__.py" and f"  {path.relative_to(ROOT / package)} " not in readme
     ]
     assert not missing
+
+
+def test_the_privacy_page_names_tests_that_exist() -> None:
+    page = (ROOT / "docs" / "privacy.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`(test_\w+)`", page))
+    defined = {
+        name
+        for path in (ROOT / "tests").rglob("*.py")
+        for name in re.findall(r"def (test_\w+)", path.read_text(encoding="utf-8"))
+    }
+    assert named
+    assert named <= defined

@@ -163,6 +163,7 @@ def test_els(speeches: Path, materials: Materials) -> None:
     assert len(set(plan.pool.tolist())) == len(plan.pool) == capped
     (sentence,) = plan.assumptions
     assert f"pooled examples, {capped}, was counted" in sentence
+    assert list(plan.dropped.values()) == [len(split.train_examples) - capped]
 
 
 def test_els_costs_a_mixture(speeches: Path, materials: Materials) -> None:

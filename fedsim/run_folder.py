@@ -76,9 +76,12 @@ class RunFolder:
             )
 
     def begin(self, config: Config) -> None:
-        """Make the folder and write the resolved config."""
-        self.checkpoints.mkdir(parents=True, exist_ok=True)
-        write_atomically(self.config, config.to_toml())
+        """Make the folder and write the resolved config; `ConfigError` where that cannot be."""
+        try:
+            self.checkpoints.mkdir(parents=True, exist_ok=True)
+            write_atomically(self.config, config.to_toml())
+        except OSError as error:
+            raise ConfigError(f"--out {self.path}: cannot be written: {error}") from None
 
     def charge(self, ledger: Ledger) -> None:
         """Put the ledger on disk. Comes before anything that a release has touched."""

@@ -164,6 +164,19 @@ def test_a_taken_folder_is_not_overwritten(
     assert [path.name for path in out.iterdir()] == ["thesis.txt"]
 
 
+def test_an_out_that_cannot_be_made(
+    speeches: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    config, file = tmp_path / "c.toml", tmp_path / "file"
+    config.write_text(small_config(speeches).to_toml(), encoding="utf-8")
+    file.write_text("not a folder", encoding="utf-8")
+    assert run(config, file / "run", monkeypatch) == 2
+    assert "cannot be written" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("arguments", [["run"], ["wombat"], ["account", "uls", "--rounds", "x"]])
 def test_a_wrong_command_line(
     arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -151,8 +151,10 @@ def _packed(tokenizer: PreTrainedTokenizerFast) -> torch.Tensor:
 
 def _shown(steps: int, title: str) -> Iterator[int]:
     """Count the steps under a progress bar on a terminal, or after one line of log elsewhere."""
+    if steps == 0:
+        return
     console = Console(stderr=True)
-    if steps == 0 or not console.is_terminal:
+    if not console.is_terminal:
         logger.info("%s: %d steps", title, steps)
         yield from range(steps)
         return

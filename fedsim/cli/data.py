@@ -16,6 +16,7 @@ from fedsim.data.build import build_store, terminal_progress
 from fedsim.data.sources import records
 from fedsim.data.store import TokenStore
 from fedsim.errors import ConfigError
+from fedsim.registry import names
 
 app = typer.Typer(no_args_is_help=True, help="Make a token store, and look at one.")
 
@@ -39,8 +40,11 @@ def build(
     ],
     out: Annotated[Path, typer.Option(help="The folder to make.")],
     sequence_length: Annotated[
-        int, typer.Option(help="Most tokens of an example; longer texts are split.")
+        int, typer.Option(help="Most tokens of an example.")
     ] = DataConfig().sequence_length,
+    cutting: Annotated[
+        str, typer.Option(help="split or truncate longer texts, or join a user's texts.")
+    ] = DataConfig().cutting,
 ) -> None:
     """Tokenise a source once, by user, into the folder --out."""
     data = {
@@ -48,6 +52,7 @@ def build(
         "user_column": user_column,
         "text_column": text_column,
         "sequence_length": sequence_length,
+        "cutting": cutting,
     }
     config = parse_config({"data": data}).data
     if out.exists():
@@ -55,8 +60,9 @@ def build(
     # Imported here: it brings torch, which takes seconds that `inspect` need not wait.
     from fedsim.materials import load_model
 
-    # Untrained: only the tokenizer is used.
-    untrained = ModelConfig(name_or_path=tokenizer, pretraining_steps=0)
+    # Of a built-in model only the tokenizer is used, so it need not be pre-trained.
+    steps = 0 if tokenizer in names("models") else None
+    untrained = ModelConfig(name_or_path=tokenizer, pretraining_steps=steps)
     model = load_model(untrained, sequence_length=config.sequence_length)
     try:
         with terminal_progress() as progress:

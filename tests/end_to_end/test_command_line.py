@@ -202,6 +202,28 @@ def test_compare_runs_configs_and_reads_folders(
     assert (out / "els" / "report.json").read_bytes() == before  # not run a second time
 
 
+def test_a_built_store_and_an_own_model(finished: Path, speeches: Path, tmp_path: Path) -> None:
+    """What a run left behind is where the next one starts, over a store that was built before."""
+    store = tmp_path / "store"
+    columns = ("--user-column", "author", "--text-column", "body", "--sequence-length", "24")
+    built = fedsim(
+        *("data", "build", speeches, *columns, "--tokenizer", finished / "model", "--out", store)
+    )
+    assert built.returncode == 0, built.stderr
+    config = write_config(
+        tmp_path / "own.toml",
+        speeches,
+        data={"source": str(store)},
+        model={"name_or_path": str(finished / "model"), "pretraining_steps": None},
+        strategy={"rounds": 1},
+    )
+    done = fedsim("run", config, "--out", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    before, after = load_report(finished), load_report(tmp_path / "run")
+    assert after.utility.initial.loss == pytest.approx(before.utility.final.loss, abs=1e-6)
+    assert after.data.users == before.data.users
+
+
 def test_a_wrong_config_says_one_thing_and_writes_nothing(speeches: Path, tmp_path: Path) -> None:
     config = tmp_path / "typo.toml"
     text = small_config(speeches).to_toml().replace("cohort_size", "cohortsize")

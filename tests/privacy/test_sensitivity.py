@@ -64,13 +64,13 @@ def test_an_adversary_attains_the_fixed_denominators_sensitivity(clip: Clip) -> 
     assert attained >= 0.95 * estimator.sensitivity(clip.bound)
 
 
-def test_half_the_stated_sensitivity_would_be_caught() -> None:
-    """Lemma 1's factor 2 is not for show: with S/(qW_min) the same search finds a violation."""
-    estimator = ESTIMATORS["clipped"]
-    clip = CLIPS["flat"]
+def test_the_clipped_denominators_factor_two_is_needed() -> None:
+    """Lemma 1: S/(qW_min) is not enough, because a unit moves the denominator too."""
+    estimator, clip = ClippedDenominator(sampling_probability=0.25, min_weight=8.0), CLIPS["flat"]
     users: list[User] = [([1e20] * 6, 0.5)] * 4
     attained = distance(users, ([-1e20] * 6, 1.0), clip, estimator)
-    assert attained > 0.5 * estimator.sensitivity(clip.bound)
+    assert attained > 1.3 * 0.7 / (0.25 * 8.0)
+    assert attained <= estimator.sensitivity(clip.bound)
 
 
 def test_the_sum_is_divided_by_the_declared_weight_not_by_the_drawn_one() -> None:

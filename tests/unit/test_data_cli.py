@@ -39,9 +39,14 @@ def test_build_makes_a_store_and_says_what_is_in_it(arguments: list[str], tmp_pa
     printed = _run([*arguments, "--sequence-length", "6"])
     store = TokenStore.open(tmp_path / "out")
     assert (store.num_users, store.num_examples) == (2, 5)
-    assert LOADED[-1] == (ModelConfig(name_or_path="bytes", pretraining_steps=0), 6)
+    assert LOADED[-1] == (ModelConfig(name_or_path="bytes"), 6)
     assert "null text: 1" in printed
     assert "computed on private data" in printed
+
+
+def test_a_built_in_model_is_not_pre_trained_for_its_tokenizer(arguments: list[str]) -> None:
+    _run([*arguments, "--tokenizer", "tiny-gpt", "--cutting", "join"])
+    assert LOADED[-1][0] == ModelConfig(name_or_path="tiny-gpt", pretraining_steps=0)
 
 
 @pytest.mark.parametrize(

@@ -146,8 +146,7 @@ class _Session:
 
     def _on_round(self, state: ServerState, record: RoundRecord) -> RoundMetrics:
         self.state = state
-        if self.private:
-            self.folder.charge(state.ledger)  # first: nothing of the round is on disk before it
+        self.folder.charge(state.ledger)  # first: nothing of the round is on disk before it
         due = self._due(state.round)
         line = RoundMetrics.model_validate(
             {

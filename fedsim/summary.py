@@ -182,7 +182,7 @@ def _data(config: Config, materials: Materials, plan: RoundPlan) -> DataSummary:
     return DataSummary(
         users=split.num_users,
         examples=int(split.user_sizes.sum()),
-        tokens=store.num_tokens,
+        tokens=int(store.lengths(split.train_examples).sum()),
         dropped={**store.manifest["dropped"], **plan.dropped},
         source=config.data.source,
         held_out_examples=len(held_out),

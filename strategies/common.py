@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from fedsim.accounting.accountants import resolve_accountant
 from fedsim.accounting.calibration import calibrate_noise_multiplier
 from fedsim.clipping import Clip, FlatClip, NormalisedClip, PerLayerClip, layers_of
 from fedsim.config import ClipConfig, Config, StrategyConfig
@@ -68,6 +69,8 @@ def noise_multiplier(config: Config, sampling_probability: float, units_per_user
     privacy = config.privacy
     if privacy.delta is None:
         raise ConfigError("privacy.delta: missing; a guarantee needs it, such as delta = 1e-5")
+    # Also where no noise is to be calibrated: a wrong name must not be found after the first round.
+    resolve_accountant(privacy.accountant, units_per_user)
     if privacy.noise_multiplier is not None:
         return privacy.noise_multiplier
     if privacy.epsilon is None:

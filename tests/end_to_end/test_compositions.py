@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +60,12 @@ def test_a_whole_run(sections: dict[str, dict[str, Any]], speeches: Path, tmp_pa
     assert (report.privacy.epsilon is not None) == private
     assert ("No privacy guarantee" in report.privacy.statement) != private
     assert (out / "report.html").exists()
+    ledger = fedsim.Ledger.from_json(json.loads((out / "ledger.json").read_text(encoding="utf-8")))
+    assert ledger.num_releases == 2
     assert report.cost.rounds == 2
     materials = load_materials(config.seed, config.data, config.model, "cpu")
+    trained = materials.store.lengths(materials.split.train_examples)
+    assert (report.data.examples, report.data.tokens) == (len(trained), trained.sum())
     saved = load_model(ModelConfig(name_or_path=str(out / "model")), sequence_length=24)
     assert saved.unknown_token_id == materials.model.unknown_token_id
     score = evaluate(

@@ -35,6 +35,7 @@ def run(
         ("wombat=1", "wombat: unknown key; known keys: data, executor"),
         ("privacy.epsilon=3.0", "epsilon = 3.0 together with noise_multiplier = 1.0"),
         ("privacy.delta=2", "privacy.delta = 2"),
+        ("privacy.accountant='moment'", "accountant = 'moment': unknown; known:"),
         ("strategy.cohort_size=500", "strategy.cohort_size = 500: larger than the population of"),
         ("strategy.name='ulss'", "strategy.name = 'ulss': did you mean 'uls'?"),
         ("strategy.rounds=0", "strategy.rounds = 0"),

@@ -10,10 +10,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedsim.accounting.accountants import epsilon
+    from fedsim.accounting.accountants import delta, epsilon
+    from fedsim.accounting.budget import Budget
     from fedsim.accounting.calibration import calibrate_noise_multiplier
     from fedsim.accounting.events import RoundCost
     from fedsim.accounting.ledger import Ledger
+    from fedsim.accounting.relations import Relation
     from fedsim.comparing import compare
     from fedsim.config import Config, load_config, parse_config
     from fedsim.errors import BudgetSpentError, ConfigError
@@ -22,22 +24,35 @@ if TYPE_CHECKING:
     from fedsim.plan import RoundPlan
     from fedsim.report.schema import RunReport, load_metrics, load_report
     from fedsim.round import run_round
+    from fedsim.sampling import (
+        FixedSizeSampling,
+        PoissonSampling,
+        ShuffledSampling,
+        TruncatedPoissonSampling,
+    )
     from fedsim.session import build_plan
     from fedsim.state import ServerState
     from fedsim.training import train
 
 _HOMES = {
+    "Budget": "fedsim.accounting.budget",
     "BudgetSpentError": "fedsim.errors",
     "Config": "fedsim.config",
     "ConfigError": "fedsim.errors",
+    "FixedSizeSampling": "fedsim.sampling",
     "Ledger": "fedsim.accounting.ledger",
+    "PoissonSampling": "fedsim.sampling",
+    "Relation": "fedsim.accounting.relations",
     "RoundCost": "fedsim.accounting.events",
     "RoundPlan": "fedsim.plan",
     "RunReport": "fedsim.report.schema",
     "ServerState": "fedsim.state",
+    "ShuffledSampling": "fedsim.sampling",
+    "TruncatedPoissonSampling": "fedsim.sampling",
     "build_plan": "fedsim.session",
     "calibrate_noise_multiplier": "fedsim.accounting.calibration",
     "compare": "fedsim.comparing",
+    "delta": "fedsim.accounting.accountants",
     "epsilon": "fedsim.accounting.accountants",
     "load_config": "fedsim.config",
     "load_materials": "fedsim.materials",
@@ -50,17 +65,24 @@ _HOMES = {
 }
 
 __all__ = [
+    "Budget",
     "BudgetSpentError",
     "Config",
     "ConfigError",
+    "FixedSizeSampling",
     "Ledger",
+    "PoissonSampling",
+    "Relation",
     "RoundCost",
     "RoundPlan",
     "RunReport",
     "ServerState",
+    "ShuffledSampling",
+    "TruncatedPoissonSampling",
     "build_plan",
     "calibrate_noise_multiplier",
     "compare",
+    "delta",
     "epsilon",
     "load_config",
     "load_materials",

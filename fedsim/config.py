@@ -94,11 +94,27 @@ class EstimatorConfig(Section):
         return self
 
 
+class SamplingConfig(Section):
+    """Who is drawn: see `fedsim.sampling`. Only truncated Poisson takes `max_cohort_size`."""
+
+    kind: Literal["poisson", "truncated-poisson", "fixed-size", "shuffled"] = "poisson"
+    max_cohort_size: Annotated[int, Field(ge=1)] | None = None
+
+    @model_validator(mode="after")
+    def _cap_with_truncated(self) -> SamplingConfig:
+        if (self.kind == "truncated-poisson") != (self.max_cohort_size is not None):
+            raise ValueError(
+                'kind = "truncated-poisson" needs max_cohort_size, and only it takes one'
+            )
+        return self
+
+
 class StrategyConfig(Section):
     """What the coins are flipped on, what one unit computes, how units are bounded."""
 
     name: str = "uls"
     rounds: Annotated[int, Field(ge=1)] = 100
+    sampling: SamplingConfig = SamplingConfig()
     cohort_size: Positive | None = None
     batch_size: Positive | None = None
     group_size: Annotated[int, Field(ge=1)] = 8
@@ -116,6 +132,7 @@ class PrivacyConfig(Section):
     noise_multiplier: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] | None = None
     delta: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
     accountant: str | None = None
+    relation: Literal["add-or-remove-one", "zero-out-one", "replace-one"] | None = None
     noise: Literal["seeded", "secure"] = "seeded"
     declared_num_users: Annotated[int, Field(ge=1)] | None = None
     declared_num_examples: Annotated[int, Field(ge=1)] | None = None
@@ -172,6 +189,15 @@ class Config(Section):
     def _engine_can_do_the_task(self) -> Config:
         if self.executor.engine == "vmap" and self.strategy.local.task == "fedavg":
             raise ValueError('executor.engine = "vmap": local training needs "loop" or "auto"')
+        return self
+
+    @model_validator(mode="after")
+    def _a_pass_must_be_repeatable(self) -> Config:
+        if self.privacy.noise == "secure" and self.strategy.sampling.kind == "shuffled":
+            raise ValueError(
+                'strategy.sampling.kind = "shuffled" with privacy.noise = "secure": the order of '
+                'a pass must be drawn again every round; take "seeded", or "poisson"'
+            )
         return self
 
     def to_toml(self) -> str:

@@ -17,9 +17,10 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict
 
 from fedsim.accounting.events import RoundCost
+from fedsim.accounting.relations import Relation
 from fedsim.clipping import Clip
 from fedsim.estimators import Estimator
-from fedsim.sampling import PoissonSampling
+from fedsim.sampling import Sampling
 from fedsim.seeding import RandomSource, SystemEntropy, stream
 from fedsim.server_optimizer import ServerOptimizer
 
@@ -47,6 +48,7 @@ class RoundPlan:
         estimator: turns the sum into an estimate, and knows its sensitivity.
         noise_multiplier: noise standard deviation over sensitivity; 0 adds none.
         units_per_user: the most units of the pool that belong to one user (1, or the group size).
+        relation: which neighbouring data sets the guarantee is about.
         optimizer: the server's step.
         seed: of the random streams.
         entropy: where coins and noise come from: the seed, or the operating system.
@@ -60,13 +62,14 @@ class RoundPlan:
     strategy: str
     unit: Literal["user", "example"]
     pool: npt.NDArray[np.int64]
-    sampling: PoissonSampling
+    sampling: Sampling
     task: TaskSpec
     clip: Clip
     estimator: Estimator
     noise_multiplier: float
     units_per_user: int
     optimizer: ServerOptimizer
+    relation: Relation = Relation.ADD_OR_REMOVE
     seed: int = 0
     entropy: Literal["seeded", "secure"] = "seeded"
     assumptions: tuple[str, ...] = ()
@@ -82,12 +85,23 @@ class RoundPlan:
             )
         if self.units_per_user < 1:
             raise ValueError(f"units_per_user = {self.units_per_user}: must be at least 1")
-        if self.units_per_user > 1 and self.estimator.kind != "fixed":
+        if self.estimator.kind != "fixed" and (reason := self._unproved_clipped_denominator()):
             raise ValueError(
-                f"estimator.kind = {self.estimator.kind!r}: a user with several units in the pool "
-                'needs "fixed"; nobody has proved a bound for the clipped denominator there'
+                f'estimator.kind = {self.estimator.kind!r}: {reason} needs "fixed"; nobody has '
+                "proved a bound for the clipped denominator there"
             )
+        _ = self.cost  # refuses what has no event
         _ = self.noise_stddev  # refuses noise without a bound
+
+    def _unproved_clipped_denominator(self) -> str | None:
+        """Return what Lemma 1 of McMahan et al. 2018 does not cover: it adds one unit, once."""
+        if self.units_per_user > 1:
+            return "a user with several units in the pool"
+        if self.relation is Relation.REPLACE:
+            return "the replace-one relation"
+        if self.sampling.kind == "truncated-poisson":
+            return "a cohort in which one user can displace another"
+        return None
 
     @cached_property
     def noise_stddev(self) -> float:
@@ -106,7 +120,7 @@ class RoundPlan:
     def cost(self) -> RoundCost:
         """What one round costs at user level (Charles et al. 2024, Theorems 1 and 2)."""
         return RoundCost(
-            sampling_probability=self.sampling.probability,
+            sampling=self.sampling,
             noise_multiplier=self.noise_multiplier,
             units_per_user=self.units_per_user,
         )
@@ -115,6 +129,11 @@ class RoundPlan:
     def release_id(self) -> str:
         """What names a round's noise draw in the ledger: a seeded one can be repeated."""
         return "secure" if self.entropy == "secure" else f"seeded:{self.seed}"
+
+    def cohort(self, round: int) -> npt.NDArray[np.int64]:
+        """Draw who takes part in a round, as the units are called in the data."""
+        drawn = self.sampling.draw(len(self.pool), round, self.coins)
+        return self.pool[drawn]
 
     def coins(self, round: int) -> RandomSource:
         """Return the source of a round's sampling coins."""

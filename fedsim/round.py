@@ -14,7 +14,7 @@ def run_round(
 ) -> tuple[ServerState, RoundRecord]:
     """Carry out one round of Algorithm 1 or 2 of Charles et al. 2024 and return the next state.
 
-    1. Select: every unit of the pool flips its coin.
+    1. Select: the plan's sampling draws the cohort from its pool.
     2. Compute, clip, sum: the executor returns Σ w·clip(update) over the cohort.
     3. Estimate: divide by the plan's denominator.
     4. Noise: Gaussian, its scale from the plan's clip and estimator. An empty cohort too.
@@ -24,7 +24,7 @@ def run_round(
     Nothing here knows which strategy made the plan. Raises whatever the executor raises when a
     shard cannot be computed; then nothing is released and the state is as it was.
     """
-    cohort = plan.pool[plan.sampling.draw(len(plan.pool), plan.coins(state.round))]
+    cohort = plan.cohort(state.round)
     total = executor.clipped_sum(state.parameters, cohort, state.round)
     estimate = plan.estimator(total)
     release = add(estimate, gaussian(estimate, plan.noise_stddev, plan.noise(state.round)))

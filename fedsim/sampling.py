@@ -1,14 +1,72 @@
-"""Who takes part in a round. The draw and the law that is accounted live in one value."""
+"""Who takes part in a round. The draw and the law that is accounted live in one value.
+
+Four samplers, each drawn exactly as it is accounted, save one that says that it is not:
+
+| sampler | cohort | accounted as | relation |
+|---|---|---|---|
+| Poisson | Binomial | Poisson | all three |
+| truncated Poisson | Binomial, cut to a cap | truncated Poisson | all three |
+| fixed size | always the same | sampling without replacement (RDP) | replace-one |
+| shuffled | always the same | Poisson, which it is not: no guarantee | of Poisson |
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
+import dp_accounting
 import numpy as np
 import numpy.typing as npt
+from dp_accounting import dp_event
+from scipy import stats
 
+from fedsim.accounting.binomial import binomial_probabilities
 from fedsim.seeding import RandomSource
+
+Coins = Callable[[int], RandomSource]
+Indices = npt.NDArray[np.int64]
+
+
+class Sampling(Protocol):
+    """The law by which the units of a round are drawn, and the event that law costs."""
+
+    kind: ClassVar[str]
+    guaranteed: ClassVar[bool]
+    """Whether `event` describes `draw`. If not, an ε computed from it is hypothetical."""
+
+    @property
+    def probability(self) -> float:
+        """The probability that a given unit is drawn in a given round."""
+        ...
+
+    def of(self, noun: str) -> str:
+        """Return what a report calls the sampling of "users" or "examples"."""
+        ...
+
+    def draw(self, num_units: int, round: int, coins: Coins) -> Indices:
+        """Return the indices of the units drawn in a round, ascending; possibly none.
+
+        Args:
+            num_units: how many there are to draw from.
+            round: the round, from 0.
+            coins: returns the source of a round's coins.
+
+        Raises:
+            ValueError: `num_units` is not what the accounting rests on.
+        """
+
+    def event(self, noise_multiplier: float, units_per_user: int) -> dp_accounting.DpEvent:
+        """Return what one round costs a user who owns at most `units_per_user` units.
+
+        Args:
+            noise_multiplier: noise standard deviation over what one unit can add, > 0.
+            units_per_user: 1 in ULS, the group size in ELS.
+
+        Raises:
+            ValueError: nobody has proved what that costs.
+        """
 
 
 @dataclass(frozen=True)
@@ -16,20 +74,225 @@ class PoissonSampling:
     """Every unit flips its own coin: the cohort's size is Binomial(num_units, probability).
 
     This is the sampling that the amplification theorems are about (Charles et al. 2024,
-    Algorithms 1 and 2; McMahan et al. 2018, §2 A). A cohort of fixed size is another law with
-    another price, so there is no such option here.
+    Algorithms 1 and 2; McMahan et al. 2018, §2 A).
 
     Attributes:
         probability: in (0, 1]; 1 takes every unit every round.
     """
 
     probability: float
-    name: ClassVar[str] = "Poisson sampling"
+    kind: ClassVar[str] = "poisson"
+    guaranteed: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if not 0.0 < self.probability <= 1.0:
-            raise ValueError(f"probability = {self.probability}: must be in (0, 1]")
+        _check_probability(self.probability)
 
-    def draw(self, num_units: int, source: RandomSource) -> npt.NDArray[np.int64]:
-        """Return the indices of the units whose coin fell, ascending; possibly none."""
-        return np.flatnonzero(source.random(num_units) < self.probability).astype(np.int64)
+    def of(self, noun: str) -> str:
+        """Return the law in words."""
+        return f"Poisson sampling of {noun}"
+
+    def draw(self, num_units: int, round: int, coins: Coins) -> Indices:
+        """Return the units whose coin fell."""
+        return _poisson(num_units, self.probability, coins(round))
+
+    def event(self, noise_multiplier: float, units_per_user: int) -> dp_accounting.DpEvent:
+        """Return the Poisson-sampled Gaussian, or the mixture that several coins a user give."""
+        return _poisson_event(self.probability, noise_multiplier, units_per_user)
+
+
+@dataclass(frozen=True)
+class TruncatedPoissonSampling:
+    """Poisson sampling, but of a cohort above `max_units` a uniform subset of that size is kept.
+
+    Memory and time of a round are bounded. A user can now displace another, so the price is
+    above Poisson's, and depends on how often the cap is met (arXiv:2508.15089).
+
+    Attributes:
+        probability: of a unit's coin, in (0, 1].
+        max_units: the cap on the cohort, >= 1.
+        population: the public upper bound on the number of units that the price rests on.
+    """
+
+    probability: float
+    max_units: int
+    population: int
+    kind: ClassVar[str] = "truncated-poisson"
+    guaranteed: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _check_probability(self.probability)
+        _check_count("max_units", self.max_units, self.population)
+
+    def of(self, noun: str) -> str:
+        """Return the law in words."""
+        return f"Poisson sampling of {noun}, truncated at {self.max_units} a round"
+
+    @property
+    def truncation_probability(self) -> float:
+        """The probability that the cap cuts a cohort of the whole population."""
+        return float(stats.binom.sf(self.max_units, self.population, self.probability))
+
+    def draw(self, num_units: int, round: int, coins: Coins) -> Indices:
+        """Return the units whose coin fell, or a uniform subset of `max_units` of them."""
+        if num_units > self.population:
+            raise ValueError(
+                f"population = {self.population}: there are {num_units} units, and truncation "
+                "is accounted for at most the population"
+            )
+        source = coins(round)
+        drawn = _poisson(num_units, self.probability, source)
+        if len(drawn) <= self.max_units:
+            return drawn
+        return np.sort(drawn[_uniform_subset(len(drawn), self.max_units, source)])
+
+    def event(self, noise_multiplier: float, units_per_user: int) -> dp_accounting.DpEvent:
+        """Return the truncated sampled Gaussian of one unit a user."""
+        _one_unit(self.kind, units_per_user)
+        return dp_event.TruncatedSubsampledGaussianDpEvent(
+            dataset_size=self.population,
+            sampling_probability=self.probability,
+            truncated_batch_size=self.max_units,
+            noise_multiplier=noise_multiplier,
+        )
+
+
+@dataclass(frozen=True)
+class FixedSizeSampling:
+    """Every round a uniform subset of the same size, drawn without replacement.
+
+    Accounted by RDP under replace-one (Wang et al. 2019), where the number of users is public.
+
+    Attributes:
+        size: of the cohort, in [1, population].
+        population: the number of units, which the draw insists on.
+    """
+
+    size: int
+    population: int
+    kind: ClassVar[str] = "fixed-size"
+    guaranteed: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _check_count("size", self.size, self.population)
+
+    def of(self, noun: str) -> str:
+        """Return the law in words."""
+        return f"fixed-size sampling of {self.size} {noun} without replacement"
+
+    @property
+    def probability(self) -> float:
+        """Size / population."""
+        return self.size / self.population
+
+    def draw(self, num_units: int, round: int, coins: Coins) -> Indices:
+        """Return a uniform subset of `size` units."""
+        _check_population(self.population, num_units)
+        return np.sort(_uniform_subset(num_units, self.size, coins(round)))
+
+    def event(self, noise_multiplier: float, units_per_user: int) -> dp_accounting.DpEvent:
+        """Return sampling without replacement of a Gaussian whose sensitivity is *replacing*.
+
+        dp_accounting's RDP of this event reads the inner noise multiplier as noise over the
+        sensitivity of the relation; a replaced user moves the sum by twice what one can add.
+        """
+        _one_unit(self.kind, units_per_user)
+        return dp_accounting.SampledWithoutReplacementDpEvent(
+            self.population, self.size, dp_accounting.GaussianDpEvent(noise_multiplier / 2.0)
+        )
+
+
+@dataclass(frozen=True)
+class ShuffledSampling:
+    """Passes over the units in random order, `size` at a time; a remainder waits for the next.
+
+    Charles et al. 2024 and Chua et al. 2024 (B.3) train so and account it as Poisson: that ε is
+    of another mechanism, no guarantee for a shuffled run, and reports say so.
+
+    Attributes:
+        size: of the cohort, in [1, population].
+        population: the number of units, which the draw insists on.
+    """
+
+    size: int
+    population: int
+    kind: ClassVar[str] = "shuffled"
+    guaranteed: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        _check_count("size", self.size, self.population)
+
+    def of(self, noun: str) -> str:
+        """Return the law in words, and the one that is accounted instead."""
+        return f"shuffled passes over {noun} (accounted as Poisson sampling)"
+
+    @property
+    def probability(self) -> float:
+        """Size / population, the rate of the Poisson sampling that is accounted instead."""
+        return self.size / self.population
+
+    def draw(self, num_units: int, round: int, coins: Coins) -> Indices:
+        """Return the next `size` units of the pass that this round belongs to.
+
+        `coins` must give the same draws each time it is asked for a round: a pass has many.
+        """
+        _check_population(self.population, num_units)
+        rounds_a_pass = num_units // self.size
+        number, position = divmod(round, rounds_a_pass)
+        order = np.argsort(coins(number * rounds_a_pass).random(num_units), kind="stable")
+        return np.sort(order[position * self.size : (position + 1) * self.size])
+
+    def event(self, noise_multiplier: float, units_per_user: int) -> dp_accounting.DpEvent:
+        """Return the event of Poisson sampling at the same rate."""
+        return _poisson_event(self.probability, noise_multiplier, units_per_user)
+
+
+def _poisson(num_units: int, probability: float, source: RandomSource) -> Indices:
+    return np.flatnonzero(source.random(num_units) < probability).astype(np.int64)
+
+
+def _uniform_subset(num_units: int, size: int, source: RandomSource) -> Indices:
+    """Return `size` of the numbers below `num_units`: those with the smallest uniforms."""
+    return np.argsort(source.random(num_units), kind="stable")[:size].astype(np.int64)
+
+
+def _poisson_event(
+    probability: float, noise_multiplier: float, units_per_user: int
+) -> dp_accounting.DpEvent:
+    if units_per_user == 1:
+        return dp_accounting.PoissonSampledDpEvent(
+            probability, dp_accounting.GaussianDpEvent(noise_multiplier)
+        )
+    return dp_event.MixtureOfGaussiansDpEvent(
+        noise_multiplier,
+        list(range(units_per_user + 1)),
+        binomial_probabilities(units_per_user, probability),
+    )
+
+
+def _check_probability(probability: float) -> None:
+    if not 0.0 < probability <= 1.0:
+        raise ValueError(f"sampling_probability = {probability!r}: give a number in (0, 1]")
+
+
+def _check_count(name: str, count: int, population: int) -> None:
+    if type(count) is not int or type(population) is not int or not 1 <= count <= population:
+        raise ValueError(
+            f"{name} = {count!r} of a population of {population!r}: give integers with "
+            f"1 <= {name} <= population"
+        )
+
+
+def _check_population(population: int, num_units: int) -> None:
+    if num_units != population:
+        raise ValueError(
+            f"population = {population}: there are {num_units} units; the rate of a fixed-size "
+            "draw is only right for the true number, which is public here"
+        )
+
+
+def _one_unit(kind: str, units_per_user: int) -> None:
+    if units_per_user > 1:
+        raise ValueError(
+            f"sampling kind {kind!r}: nobody has proved its cost for {units_per_user} units per "
+            'user; take "poisson"'
+        )

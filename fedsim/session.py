@@ -11,6 +11,7 @@ from pathlib import Path
 from flwr.serverapp import Grid
 
 from fedsim.accounting.accountants import epsilon_curve
+from fedsim.accounting.budget import Budget
 from fedsim.checkpoint import save_checkpoint
 from fedsim.config import Config, ModelConfig
 from fedsim.errors import BudgetSpentError
@@ -102,7 +103,6 @@ class _Session:
             ),
             config.executor.shard_size,
         )
-        paid = config.strategy.rounds if config.privacy.epsilon is not None else None
         with RoundProgress(config.strategy.name, config.strategy.rounds, self.state.round) as bar:
             train(
                 self.state,
@@ -110,13 +110,19 @@ class _Session:
                 executor,
                 config.strategy.rounds,
                 on_round=lambda state, record: bar.advance(self._on_round(state, record)),
-                max_releases=paid if self.private else None,
+                budget=self._budget(),
             )
 
     @property
     def private(self) -> bool:
         """Whether there is a guarantee to account for."""
         return self.plan.noise_multiplier > 0.0
+
+    def _budget(self) -> Budget | None:
+        privacy = self.config.privacy
+        if not self.private or privacy.epsilon is None or privacy.delta is None:
+            return None
+        return Budget(privacy.epsilon, privacy.delta, privacy.accountant, self.plan.relation)
 
     def finish(self) -> None:
         """Write the model, unless the last round already did, and the reports."""
@@ -213,6 +219,7 @@ class _Session:
                 counts,
                 self.config.privacy.delta,
                 self.config.privacy.accountant,
+                self.plan.relation,
             )
             self.epsilons = dict(zip(counts, values, strict=True))
 

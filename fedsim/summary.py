@@ -14,7 +14,9 @@ from typing import Any
 import torch
 from pydantic import JsonValue
 
-from fedsim.accounting.accountants import resolve_accountant
+from fedsim.accounting.accountants import choose
+from fedsim.accounting.planning import delta_sentence
+from fedsim.accounting.relations import Relation
 from fedsim.accounting.statement import privacy_sentence
 from fedsim.clipping import NormalisedClip
 from fedsim.config import Config, FedAvg
@@ -66,7 +68,9 @@ def summarise(
         name=config.strategy.name,
         title=title,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
-        privacy=privacy_block(config, plan, state, materials.model.origin),
+        privacy=privacy_block(
+            config, plan, state, materials.model.origin, materials.split.num_users
+        ),
         utility=Utility(
             initial=Scores(**start.model_dump(), tokens=final.tokens),
             final=as_scores(final),
@@ -96,7 +100,9 @@ def as_scores(evaluation: Evaluation) -> Scores:
     )
 
 
-def privacy_block(config: Config, plan: RoundPlan, state: ServerState, origin: str) -> Privacy:
+def privacy_block(
+    config: Config, plan: RoundPlan, state: ServerState, origin: str, num_users: int
+) -> Privacy:
     """Return what is promised: ε is computed from the ledger, everything else from the plan.
 
     Args:
@@ -104,24 +110,25 @@ def privacy_block(config: Config, plan: RoundPlan, state: ServerState, origin: s
         plan: what each round did.
         state: its ledger holds every release.
         origin: the public data that vocabulary and starting point come from.
+        num_users: counted, what δ is compared with where no number was declared.
     """
     private = plan.noise_multiplier > 0.0
-    accountant = resolve_accountant(
-        config.privacy.accountant if private else None, plan.units_per_user
-    )
+    name = config.privacy.accountant if private else None
+    accountant, relation = choose([plan.cost], name, plan.relation)
     delta = config.privacy.delta if private else None
-    epsilon = math.inf if delta is None else state.ledger.epsilon(delta, accountant.name)
+    epsilon = math.inf if delta is None else state.ledger.epsilon(delta, accountant.name, relation)
     terms: dict[str, Any] = {
         "unit": "user",
-        "relation": accountant.relation,
+        "relation": relation.phrase,
         "delta": delta,
         "noise_multiplier": plan.noise_multiplier,
         "sampling_probability": plan.sampling.probability,
-        "sampler": f"{plan.sampling.name} of {plan.unit}s",
+        "sampler": plan.sampling.of(f"{plan.unit}s"),
         "rounds": state.ledger.num_releases if private else state.round,
         "units_per_user": plan.units_per_user,
         "accountant": accountant.name,
     }
+    guaranteed = plan.sampling.guaranteed
     return Privacy(
         **{**terms, "accountant": accountant.name if private else None},
         epsilon=epsilon if math.isfinite(epsilon) else None,
@@ -129,9 +136,9 @@ def privacy_block(config: Config, plan: RoundPlan, state: ServerState, origin: s
         estimator=dict(plan.estimator.describe()),
         noise_stddev=plan.noise_stddev,
         noise=plan.entropy if private else "none",
-        assumptions=_assumptions(config, plan, origin) if private else (),
-        discretisation=accountant.discretisation if private else None,
-        statement=privacy_sentence(epsilon=epsilon, **terms),
+        assumptions=_assumptions(config, plan, origin, num_users) if private else (),
+        hypothetical=private and not guaranteed,
+        statement=privacy_sentence(epsilon=epsilon, guaranteed=guaranteed, **terms),
     )
 
 
@@ -156,7 +163,7 @@ def _clip(plan: RoundPlan) -> dict[str, JsonValue]:
     }
 
 
-def _assumptions(config: Config, plan: RoundPlan, origin: str) -> tuple[str, ...]:
+def _assumptions(config: Config, plan: RoundPlan, origin: str, num_users: int) -> tuple[str, ...]:
     noise = (
         "Coins and noise came from the operating system's entropy."
         if plan.entropy == "secure"
@@ -167,6 +174,7 @@ def _assumptions(config: Config, plan: RoundPlan, origin: str) -> tuple[str, ...
         "One identifier in the user column is one person, and no record belongs to two.",
         *plan.assumptions,
         noise,
+        *_delta(config, plan.relation, num_users),
         "Hyper-parameters (rounds, rates, sizes, clip, learning rate) count as public: choosing "
         "them by looking at results on the private data is a query that is not accounted.",
         f"Vocabulary and starting point: {origin}",
@@ -174,6 +182,14 @@ def _assumptions(config: Config, plan: RoundPlan, origin: str) -> tuple[str, ...
         "in this report are computed on private text and are not.",
         "Noise is added in float64; that floating point is not real arithmetic is not accounted.",
     )
+
+
+def _delta(config: Config, relation: Relation, counted: int) -> tuple[str, ...]:
+    if config.privacy.delta is None or counted < 2:
+        return ()
+    declared = config.privacy.declared_num_users
+    public = declared is not None or relation is not Relation.ADD_OR_REMOVE
+    return (delta_sentence(config.privacy.delta, declared or counted, public),)
 
 
 def _data(config: Config, materials: Materials, plan: RoundPlan) -> DataSummary:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from fedsim.accounting.budget import Budget
 from fedsim.errors import BudgetSpentError
 from fedsim.execution import Executor
 from fedsim.plan import RoundPlan
@@ -20,7 +21,7 @@ def train(
     rounds: int,
     *,
     on_round: OnRound = lambda _state, _record: None,
-    max_releases: int | None = None,
+    budget: Budget | None = None,
 ) -> ServerState:
     """Run rounds until `rounds` are done and return the last state.
 
@@ -30,17 +31,24 @@ def train(
         executor: who computes.
         rounds: the total, those already done included.
         on_round: sees every state and its record; what it raises ends the training.
-        max_releases: noisy releases that the budget pays for; None for no limit.
+        budget: what all releases of the ledger together may cost; None for no limit.
 
     Raises:
-        BudgetSpentError: another release would go over `max_releases`. It comes before the round.
+        BudgetSpentError: another release would exceed the budget. It comes before the round.
     """
+    # Asked once: the rounds to come all cost the same, so they can be counted.
+    paid = _releases_paid_for(budget, state, plan, rounds) if budget is not None else None
     while state.round < rounds:
-        if max_releases is not None and state.ledger.num_releases >= max_releases:
+        if paid is not None and state.ledger.num_releases >= paid:
             raise BudgetSpentError(
-                f"round {state.round}: the budget pays for {max_releases} releases and "
+                f"round {state.round}: the budget pays for {paid} releases like this one and "
                 f"{state.ledger.num_releases} are charged; no further round is run"
             )
         state, record = run_round(state, plan, executor)
         on_round(state, record)
     return state
+
+
+def _releases_paid_for(budget: Budget, state: ServerState, plan: RoundPlan, rounds: int) -> int:
+    left = budget.affordable(state.ledger, plan.cost, rounds - state.round)
+    return state.ledger.num_releases + left

@@ -4,32 +4,93 @@ from __future__ import annotations
 
 import logging
 
-from fedsim.accounting.accountants import resolve_accountant
+from fedsim.accounting.accountants import choose
 from fedsim.accounting.calibration import calibrate_noise_multiplier
+from fedsim.accounting.events import RoundCost
+from fedsim.accounting.relations import Relation
 from fedsim.clipping import Clip, FlatClip, NormalisedClip, PerLayerClip, layers_of
 from fedsim.config import ClipConfig, Config, StrategyConfig
 from fedsim.errors import ConfigError
 from fedsim.language_model import LanguageModel
 from fedsim.plan import TaskSpec
+from fedsim.sampling import (
+    FixedSizeSampling,
+    PoissonSampling,
+    Sampling,
+    ShuffledSampling,
+    TruncatedPoissonSampling,
+)
 from fedsim.server_optimizer import ServerOptimizer
 
 log = logging.getLogger(__name__)
 
 
-def public_size(declared: int | None, counted: int, field: str, noun: str) -> tuple[int, str]:
+def public_size(
+    config: Config, declared: int | None, counted: int, field: str, noun: str
+) -> tuple[int, str]:
     """Return the population size that rates and denominators use, and the sentence that says so.
 
     Under add-or-remove one user the true number is private. Declared, it is a public constant,
     right or wrong; counted, the guarantee rests on its being public, and the report says that.
+    The other relations do not hide it.
     """
     if declared is not None:
         return declared, f"The number of {noun}, {declared}, was declared public ({field})."
+    if neighbours(config) is not Relation.ADD_OR_REMOVE:
+        return counted, f"The number of {noun}, {counted}, is public under the relation."
     sentence = (
         f"The number of {noun}, {counted}, was counted in the private data and is treated as "
         f"public; declare it with {field} to rest on no private count."
     )
     log.warning("%s", sentence)
     return counted, sentence
+
+
+def neighbours(config: Config) -> Relation:
+    """Return the configured neighbouring relation, or the sampler's own."""
+    if config.privacy.relation is not None:
+        return Relation(config.privacy.relation)
+    fixed = config.strategy.sampling.kind == "fixed-size"
+    return Relation.REPLACE if fixed else Relation.ADD_OR_REMOVE
+
+
+def sampling(
+    config: Config, expected: float | None, sizes: tuple[int, int], field: str, noun: str
+) -> Sampling:
+    """Return who is drawn each round.
+
+    Args:
+        config: its `strategy.sampling` says by which law.
+        expected: how many a round, on average or exactly.
+        sizes: the population's size, public and true.
+        field: the key of `expected`, for messages.
+        noun: what is drawn, for messages.
+
+    Raises:
+        ConfigError: `expected` is missing, too large or not whole where it must be; or a law
+            that insists on the true population size and was told another.
+    """
+    public, true = sizes
+    wanted = config.strategy.sampling
+    rate = probability(expected, public, field, noun)
+    if wanted.kind == "poisson":
+        return PoissonSampling(rate)
+    if wanted.max_cohort_size is not None:
+        _check_true(true <= public, wanted.kind, public, f"there are {true} {noun}, more than that")
+        return TruncatedPoissonSampling(rate, min(wanted.max_cohort_size, public), public)
+    _check_true(true == public, wanted.kind, public, f"there are {true} {noun}")
+    if expected is None or expected != int(expected):
+        raise ConfigError(f"{field} = {expected}: {wanted.kind} sampling needs a whole number")
+    law = FixedSizeSampling if wanted.kind == "fixed-size" else ShuffledSampling
+    return law(int(expected), public)
+
+
+def _check_true(holds: bool, kind: str, public: int, what: str) -> None:
+    if not holds:
+        raise ConfigError(
+            f"strategy.sampling.kind = {kind!r}: the price rests on a population of {public}, "
+            f'but {what}; declare the true number, or take kind = "poisson"'
+        )
 
 
 def probability(expected: float | None, size: int, field: str, noun: str) -> float:
@@ -64,24 +125,41 @@ def build_clip(config: ClipConfig, model: LanguageModel) -> Clip:
     return NormalisedClip(clip=clip) if config.normalise else clip
 
 
-def noise_multiplier(config: Config, sampling_probability: float, units_per_user: int) -> float:
+def noise_multiplier(config: Config, law: Sampling, units_per_user: int) -> float:
     """Return the configured noise multiplier, or the least that keeps the configured ε."""
     privacy = config.privacy
     if privacy.delta is None:
         raise ConfigError("privacy.delta: missing; a guarantee needs it, such as delta = 1e-5")
+    try:
+        unit_noise = RoundCost(law, 1.0, units_per_user)
+    except ValueError as error:
+        raise ConfigError(f"strategy.sampling: {error}") from None
     # Also where no noise is to be calibrated: a wrong name must not be found after the first round.
-    resolve_accountant(privacy.accountant, units_per_user)
+    choose([unit_noise], privacy.accountant, neighbours(config))
     if privacy.noise_multiplier is not None:
         return privacy.noise_multiplier
     if privacy.epsilon is None:
         raise ConfigError("privacy: give epsilon (with delta) or noise_multiplier")
     return calibrate_noise_multiplier(
-        sampling_probability=sampling_probability,
+        sampling=law,
         units_per_user=units_per_user,
         rounds=config.strategy.rounds,
         epsilon=privacy.epsilon,
         delta=privacy.delta,
         accountant=privacy.accountant,
+        relation=neighbours(config),
+    )
+
+
+def assumptions(law: Sampling, size_sentence: str) -> tuple[str, ...]:
+    """Return what the guarantee rests on as far as the sampler and the population go."""
+    if law.guaranteed:
+        return (size_sentence,)
+    return (
+        size_sentence,
+        "Cohorts were taken in shuffled passes. The ε is that of Poisson sampling at the same "
+        "rate, another mechanism, as the papers print it: it is hypothetical, not a guarantee "
+        "for this run.",
     )
 
 

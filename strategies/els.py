@@ -8,13 +8,14 @@ from fedsim.errors import ConfigError
 from fedsim.estimators import FixedDenominator
 from fedsim.materials import Materials
 from fedsim.plan import RoundPlan, TaskSpec
-from fedsim.sampling import PoissonSampling
 from strategies.common import (
+    assumptions,
     build_clip,
+    neighbours,
     noise_multiplier,
     only,
-    probability,
     public_size,
+    sampling,
     server_optimizer,
 )
 
@@ -44,25 +45,28 @@ def build(config: Config, materials: Materials) -> RoundPlan:
         materials.split, materials.store, strategy.group_size, strategy.selection, config.seed
     )
     size, sentence = public_size(
+        config,
         config.privacy.declared_num_examples,
         len(examples),
         "privacy.declared_num_examples",
         "pooled examples",
     )
-    p = probability(strategy.batch_size, size, "strategy.batch_size", "pooled examples")
+    sizes = (size, len(examples))
+    law = sampling(config, strategy.batch_size, sizes, "strategy.batch_size", "pooled examples")
     return RoundPlan(
         strategy=strategy.name,
         unit="example",
         pool=examples,
-        sampling=PoissonSampling(p),
+        sampling=law,
         task=TaskSpec(name="example-gradient"),
         clip=build_clip(strategy.clip, materials.model),
-        estimator=FixedDenominator(p, size),
-        noise_multiplier=noise_multiplier(config, p, units_per_user=strategy.group_size),
+        estimator=FixedDenominator(law.probability, size),
+        noise_multiplier=noise_multiplier(config, law, units_per_user=strategy.group_size),
         units_per_user=strategy.group_size,
+        relation=neighbours(config),
         optimizer=server_optimizer(config),
         seed=config.seed,
         entropy=config.privacy.noise,
-        assumptions=(sentence,),
+        assumptions=assumptions(law, sentence),
         dropped={"examples beyond a user's group_size": num_dropped},
     )

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import numpy as np
 
+from fedsim.accounting.relations import Relation
 from fedsim.config import Config
+from fedsim.errors import ConfigError
 from fedsim.estimators import ClippedDenominator, Estimator, FixedDenominator
 from fedsim.materials import Materials
 from fedsim.plan import RoundPlan
-from fedsim.sampling import PoissonSampling
+from fedsim.sampling import Sampling
 from strategies.common import (
+    assumptions,
     build_clip,
+    neighbours,
     noise_multiplier,
     only,
-    probability,
     public_size,
+    sampling,
     server_optimizer,
     user_task,
 )
@@ -32,29 +36,39 @@ def build(config: Config, materials: Materials) -> RoundPlan:
     strategy = config.strategy
     only(strategy, batch_size=strategy.batch_size)
     num_users, sentence = public_size(
+        config,
         config.privacy.declared_num_users,
         materials.split.num_users,
         "privacy.declared_num_users",
         "users",
     )
-    q = probability(strategy.cohort_size, num_users, "strategy.cohort_size", "users")
-    estimator: Estimator = (
-        FixedDenominator(q, num_users)
-        if strategy.estimator.min_weight is None
-        else ClippedDenominator(q, strategy.estimator.min_weight)
-    )
+    sizes = (num_users, materials.split.num_users)
+    law = sampling(config, strategy.cohort_size, sizes, "strategy.cohort_size", "users")
     return RoundPlan(
         strategy=strategy.name,
         unit="user",
         pool=np.arange(materials.split.num_users, dtype=np.int64),
-        sampling=PoissonSampling(q),
+        sampling=law,
         task=user_task(strategy),
         clip=build_clip(strategy.clip, materials.model),
-        estimator=estimator,
-        noise_multiplier=noise_multiplier(config, q, units_per_user=1),
+        estimator=_estimator(config, law, num_users),
+        noise_multiplier=noise_multiplier(config, law, units_per_user=1),
         units_per_user=1,
+        relation=neighbours(config),
         optimizer=server_optimizer(config),
         seed=config.seed,
         entropy=config.privacy.noise,
-        assumptions=(sentence,),
+        assumptions=assumptions(law, sentence),
     )
+
+
+def _estimator(config: Config, law: Sampling, num_users: int) -> Estimator:
+    min_weight = config.strategy.estimator.min_weight
+    if min_weight is None:
+        return FixedDenominator(law.probability, num_users)
+    if law.kind == "truncated-poisson" or neighbours(config) is Relation.REPLACE:
+        raise ConfigError(
+            f'strategy.estimator.kind = "clipped": with {law.kind} sampling under '
+            f'{neighbours(config).value} nobody has proved a bound; take kind = "fixed"'
+        )
+    return ClippedDenominator(law.probability, min_weight)

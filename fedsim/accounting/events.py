@@ -3,21 +3,32 @@
 A round with user-level sampling is a Poisson-sampled Gaussian mechanism (Charles et al. 2024,
 Theorem 2). With example-level sampling a user is present through up to K examples, each drawn
 by its own coin: one user moves the sum by a Binomial(K, p) number of clip norms, and the round
-is a mixture of Gaussians (Theorems 1 and 3).
+is a mixture of Gaussians (Theorems 1 and 3). Other samplers bring events of their own.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import dp_accounting
-import numpy as np
-from scipy import stats
 
 from fedsim.errors import ConfigError
+from fedsim.sampling import (
+    FixedSizeSampling,
+    PoissonSampling,
+    Sampling,
+    ShuffledSampling,
+    TruncatedPoissonSampling,
+)
+
+_SAMPLINGS: Mapping[str, type[Any]] = {
+    law.kind: law
+    for law in (PoissonSampling, TruncatedPoissonSampling, FixedSizeSampling, ShuffledSampling)
+}
 
 
 @dataclass(frozen=True)
@@ -25,45 +36,35 @@ class RoundCost:
     """The mechanism of one round, as far as its privacy depends on it.
 
     Attributes:
-        sampling_probability: of a unit's coin (a user in ULS, an example in ELS), in (0, 1].
-        noise_multiplier: standard deviation of the noise divided by the sensitivity to one
-            unit, finite and >= 0; 0 is a release without privacy.
+        sampling: the law of the coins on units (users in ULS, examples in ELS).
+        noise_multiplier: standard deviation of the noise divided by what one unit can add,
+            finite and >= 0; 0 is a release without privacy.
         units_per_user: how many units one user owns at most: 1 in ULS, the group size in ELS.
 
     Raises:
-        ValueError: a field is outside its range.
+        ValueError: a field is outside its range, or nobody has proved what this costs.
     """
 
-    sampling_probability: float
+    sampling: Sampling
     noise_multiplier: float
     units_per_user: int = 1
 
     def __post_init__(self) -> None:
-        if not 0.0 < self.sampling_probability <= 1.0:
-            raise ValueError(
-                f"sampling_probability = {self.sampling_probability!r}: give a number in (0, 1]"
-            )
         if not (self.noise_multiplier >= 0.0 and math.isfinite(self.noise_multiplier)):
             raise ValueError(
                 f"noise_multiplier = {self.noise_multiplier!r}: give a finite number >= 0"
             )
-        if not isinstance(self.units_per_user, int) or self.units_per_user < 1:
+        if type(self.units_per_user) is not int or self.units_per_user < 1:
             raise ValueError(f"units_per_user = {self.units_per_user!r}: give an integer >= 1")
+        if self.noise_multiplier > 0.0:
+            self.sampling.event(self.noise_multiplier, min(self.units_per_user, 2))
 
     @property
     def event(self) -> dp_accounting.DpEvent:
-        """The event of one round at user level, add-or-remove-one user."""
+        """The event of one round at user level."""
         if self.noise_multiplier == 0.0:
             return dp_accounting.NonPrivateDpEvent()
-        if self.units_per_user == 1:
-            return dp_accounting.PoissonSampledDpEvent(
-                self.sampling_probability, dp_accounting.GaussianDpEvent(self.noise_multiplier)
-            )
-        return dp_accounting.dp_event.MixtureOfGaussiansDpEvent(
-            self.noise_multiplier,
-            list(range(self.units_per_user + 1)),
-            binomial_probabilities(self.units_per_user, self.sampling_probability),
-        )
+        return self.sampling.event(self.noise_multiplier, self.units_per_user)
 
     def composed(self, rounds: int) -> dp_accounting.DpEvent:
         """Return the event of `rounds` such rounds; of none, the event that costs nothing.
@@ -77,9 +78,14 @@ class RoundCost:
             return dp_accounting.NoOpDpEvent()
         return dp_accounting.SelfComposedDpEvent(self.event, rounds)
 
-    def to_json(self) -> dict[str, float | int]:
+    def to_json(self) -> dict[str, Any]:
         """Return the fields as JSON values."""
-        return dataclasses.asdict(self)
+        law = dataclasses.asdict(self.sampling)  # type: ignore[call-overload]
+        return {
+            "sampling": {"kind": self.sampling.kind, **law},
+            "noise_multiplier": self.noise_multiplier,
+            "units_per_user": self.units_per_user,
+        }
 
     @classmethod
     def from_json(cls, data: object) -> RoundCost:
@@ -90,27 +96,42 @@ class RoundCost:
         """
         if not isinstance(data, Mapping):
             raise ConfigError(f"round cost = {data!r}: expected an object")
+        if "sampling_probability" in data:  # as version 1 of the ledger had it
+            poisson = {"kind": "poisson", "probability": data["sampling_probability"]}
+            rest = {key: data[key] for key in data if key != "sampling_probability"}
+            data = {"sampling": poisson, **rest}
         fields = [field.name for field in dataclasses.fields(cls)]
         if sorted(data) != sorted(fields):
             raise ConfigError(f"round cost has keys {sorted(data)}: expected {sorted(fields)}")
-        for name in fields:
-            if isinstance(data[name], bool) or not isinstance(data[name], int | float):
-                raise ConfigError(f"round cost: {name} = {data[name]!r}: expected a number")
+        numbers = {name: data[name] for name in fields if name != "sampling"}
+        _check_numbers("round cost", numbers)
+        law, laws_fields = _sampling(data["sampling"])
         try:
-            return cls(**data)
+            return cls(law(**laws_fields), **numbers)
         except ValueError as error:
             raise ConfigError(f"round cost: {error}") from None
 
 
-def binomial_probabilities(trials: int, probability: float) -> list[float]:
-    """Return P(Binomial(trials, probability) = i) for i = 0 … trials, summing to 1.
+Composition = Sequence[tuple[RoundCost, int]]
+"""Rounds that need not cost the same: each cost with its number of rounds."""
 
-    What matters is *relative* accuracy in the upper tail: a term of 1e-60 is multiplied by a
-    likelihood ratio that can be as large as it is small. scipy's pmf has it (better than 1e-12
-    for thousands of trials); powers and binomial coefficients in floats overflow. Each term is
-    rounded, so the sum misses 1 by a few units in the last place. Dividing by it matters:
-    mass that is missing from one side of the pair is a sub-distribution, whose divergence the
-    accountant would read as too small.
-    """
-    pmf = stats.binom.pmf(np.arange(trials + 1), trials, probability)
-    return [float(value) for value in pmf / math.fsum(pmf)]
+
+def _sampling(data: object) -> tuple[type[Any], dict[str, Any]]:
+    """Return the law and its fields, all of them numbers."""
+    if not isinstance(data, Mapping) or data.get("kind") not in _SAMPLINGS:
+        raise ConfigError(
+            f"round cost: sampling = {data!r}: expected a kind out of {sorted(_SAMPLINGS)}"
+        )
+    law = _SAMPLINGS[data["kind"]]
+    fields = {name: value for name, value in data.items() if name != "kind"}
+    known = [field.name for field in dataclasses.fields(law)]
+    if sorted(fields) != sorted(known):
+        raise ConfigError(f"sampling has keys {sorted(fields)}: expected {sorted(known)}")
+    _check_numbers("sampling", fields)
+    return law, fields
+
+
+def _check_numbers(what: str, fields: Mapping[str, object]) -> None:
+    for name, value in fields.items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ConfigError(f"{what}: {name} = {value!r}: expected a number")

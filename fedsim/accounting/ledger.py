@@ -16,11 +16,12 @@ from typing import Any
 
 import dp_accounting
 
-from fedsim.accounting.accountants import Accountant, epsilon_of_composition
+from fedsim.accounting.accountants import epsilon_of_composition
 from fedsim.accounting.events import RoundCost
+from fedsim.accounting.relations import Relation
 from fedsim.errors import ConfigError
 
-_VERSION = 1
+_VERSION, _READABLE = 2, (1, 2)  # 1 knew Poisson sampling only
 _RUN_KEYS = {"first_round", "num_rounds", "release", "cost"}
 
 
@@ -97,13 +98,15 @@ class Ledger:
             return dp_accounting.NoOpDpEvent()
         return events[0] if len(events) == 1 else dp_accounting.ComposedDpEvent(events)
 
-    def epsilon(self, delta: float, accountant: Accountant | str | None = None) -> float:
+    def epsilon(
+        self, delta: float, accountant: str | None = None, relation: Relation | None = None
+    ) -> float:
         """Return ε of everything released; 0 for an empty ledger, inf after a noiseless release.
 
         Raises:
             ConfigError: delta outside (0, 1), or an accountant unsuited to one of the costs.
         """
-        return epsilon_of_composition(self.costs, delta, accountant)
+        return epsilon_of_composition(self.costs, delta, accountant, relation)
 
     def to_json(self) -> dict[str, Any]:
         """Return the ledger as JSON values; consecutive rounds of one kind are one item."""
@@ -134,8 +137,10 @@ class Ledger:
         """
         if not isinstance(data, Mapping) or "version" not in data:
             raise ConfigError("ledger: not a ledger; expected an object with a version")
-        if data["version"] != _VERSION:
-            raise ConfigError(f"ledger: version = {data['version']!r}: this fedsim reads 1")
+        if data["version"] not in _READABLE:
+            raise ConfigError(
+                f"ledger: version = {data['version']!r}: this fedsim reads {_READABLE}"
+            )
         runs = data.get("releases")
         if not isinstance(runs, list):
             raise ConfigError(f"ledger: releases = {runs!r}: expected a list")

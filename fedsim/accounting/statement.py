@@ -19,13 +19,29 @@ def privacy_sentence(
     rounds: int,
     units_per_user: int,
     accountant: str,
+    guaranteed: bool = True,
 ) -> str:
-    """Say ε never without δ, unit, relation, sampler and accountant; ε is rounded up."""
+    """Say ε never without δ, unit, relation, sampler and accountant; ε is rounded up.
+
+    What is not `guaranteed`, because the sampler accounted is not the one that drew, is said
+    to be hypothetical.
+    """
+    if delta is not None and noise_multiplier > 0.0 and not math.isfinite(epsilon):
+        return (
+            f"No privacy guarantee: the {accountant} accountant certifies no finite ε at δ = "
+            f"{delta:g} for {rounds} rounds of {sampler} with noise multiplier "
+            f"{noise_multiplier:g}; a larger δ may have one."
+        )
     if delta is None or not math.isfinite(epsilon):
         return f"No privacy guarantee: the releases of {rounds} rounds have no finite ε."
     share = f" (at most {units_per_user} a {unit})" if units_per_user > 1 else ""
+    has = (
+        f"Every {unit} has"
+        if guaranteed
+        else (f"Hypothetical, not a guarantee for this run: every {unit} would have")
+    )
     return (
-        f"Every {unit} has (ε = {round_up(epsilon, 4):g}, δ = {delta:g})-differential privacy "
+        f"{has} (ε = {round_up(epsilon, 4):g}, δ = {delta:g})-differential privacy "
         f"under the {relation} relation, for {rounds} rounds of {sampler}{share} with "
         f"probability {sampling_probability:g} and noise multiplier {noise_multiplier:g}, "
         f"by the {accountant} accountant."

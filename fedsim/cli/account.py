@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from fedsim.accounting.accountants import Accountant, resolve_accountant
-from fedsim.accounting.accountants import epsilon as epsilon_of
-from fedsim.accounting.calibration import calibrate_noise_multiplier
-from fedsim.accounting.events import RoundCost
-from fedsim.accounting.statement import finite_or_none, privacy_sentence
+from fedsim.accounting.planning import delta_of_population
+from fedsim.accounting.relations import Relation
+from fedsim.cli.answers import Question, answer, curve_json, curve_table
+from fedsim.cli.status import status_when_slow
 from fedsim.errors import ConfigError
+from fedsim.sampling import (
+    FixedSizeSampling,
+    PoissonSampling,
+    Sampling,
+    ShuffledSampling,
+    TruncatedPoissonSampling,
+)
 
 app = typer.Typer(
     no_args_is_help=True, help="What a run costs in privacy, or what noise a budget asks for."
@@ -25,65 +27,25 @@ app = typer.Typer(
 
 Rounds = Annotated[int, typer.Option(help="Number of rounds (noisy releases).")]
 NoiseMultiplier = Annotated[
-    float | None, typer.Option(help="Noise standard deviation over the sensitivity to one unit.")
+    float | None, typer.Option(help="Noise standard deviation over what one unit can add.")
 ]
-Epsilon = Annotated[float | None, typer.Option(help="Target ε; the noise is found for it.")]
-Delta = Annotated[float, typer.Option(help="δ of the guarantee, below 1 / number of users.")]
+Epsilon = Annotated[
+    list[float] | None,
+    typer.Option(help="Target ε; the noise is found for it. Several give a curve."),
+]
+Delta = Annotated[
+    list[str],
+    typer.Option(help="δ of the guarantee, or n^-1.1 with --users. Several give a curve."),
+]
+RelationName = Annotated[
+    str | None,
+    typer.Option(
+        "--relation",
+        help="Neighbouring relation: add-or-remove-one, zero-out-one or replace-one.",
+    ),
+]
+Users = Annotated[int | None, typer.Option(help="Number of users, a public value.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-
-
-@dataclass(frozen=True)
-class _Question:
-    """What was asked, options checked by `_answer`."""
-
-    rounds: int
-    sampling_probability: float
-    group_size: int | None
-    noise_multiplier: float | None
-    epsilon: float | None
-    delta: float
-    accountant: str
-    sampler: str
-
-
-@dataclass(frozen=True)
-class _Answer:
-    """A question with its noise multiplier and its ε."""
-
-    question: _Question
-    accountant: Accountant
-    noise_multiplier: float
-    epsilon: float
-
-    def to_json(self) -> dict[str, object]:
-        """Return the object that `--json` prints; an infinite ε is null."""
-        return {
-            "epsilon": finite_or_none(self.epsilon),
-            "delta": self.question.delta,
-            "noise_multiplier": self.noise_multiplier,
-            "sampling_probability": self.question.sampling_probability,
-            "rounds": self.question.rounds,
-            "accountant": self.accountant.name,
-            "relation": self.accountant.relation,
-            "unit": "user",
-            "sampler": self.question.sampler,
-            "group_size": self.question.group_size,
-        }
-
-    def sentence(self) -> str:
-        """Return the same in words."""
-        return privacy_sentence(
-            unit="user",
-            relation=self.accountant.relation,
-            epsilon=self.epsilon,
-            delta=self.question.delta,
-            noise_multiplier=self.noise_multiplier,
-            sampling_probability=self.question.sampling_probability,
-            sampler=self.question.sampler,
-            rounds=self.question.rounds,
-            units_per_user=self.question.group_size or 1,
-            accountant=self.accountant.name,
-        )
 
 
 @app.command()
@@ -94,26 +56,26 @@ def uls(
     sampling_probability: Annotated[
         float | None, typer.Option(help="Probability of a user's coin in a round.")
     ] = None,
-    users: Annotated[int | None, typer.Option(help="Number of users, a public value.")] = None,
+    users: Users = None,
     cohort_size: Annotated[float | None, typer.Option(help="Expected users a round.")] = None,
+    sampler: Annotated[
+        str, typer.Option(help="poisson, truncated-poisson, fixed-size or shuffled.")
+    ] = "poisson",
+    max_cohort_size: Annotated[
+        int | None, typer.Option(help="Cap on the cohort, with --sampler truncated-poisson.")
+    ] = None,
     noise_multiplier: NoiseMultiplier = None,
     epsilon: Epsilon = None,
-    accountant: Annotated[str, typer.Option(help="pld or rdp.")] = "pld",
+    accountant: Annotated[str | None, typer.Option(help="pld, rdp or moments.")] = None,
+    relation: RelationName = None,
     as_json: Json = False,
 ) -> None:
     """User-level sampling: each round every user is drawn by a coin of their own."""
-    probability = _user_probability(sampling_probability, users, cohort_size)
-    question = _Question(
-        rounds,
-        probability,
-        None,
-        noise_multiplier,
-        epsilon,
-        delta,
-        accountant,
-        "Poisson sampling of users",
-    )
-    _print(_answer(question), as_json)
+    if users is not None and users < 1:
+        raise ConfigError(f"--users = {users}: give an integer >= 1")
+    law = _user_sampling(sampler, sampling_probability, users, cohort_size, max_cohort_size)
+    question = Question(rounds, law, "users", 1, noise_multiplier, accountant, _relation(relation))
+    _answer(question, epsilon, delta, users, as_json)
 
 
 @app.command()
@@ -125,47 +87,95 @@ def els(
         float, typer.Option(help="Probability of an example's coin in a round.")
     ],
     delta: Delta,
+    users: Users = None,
     noise_multiplier: NoiseMultiplier = None,
     epsilon: Epsilon = None,
-    accountant: Annotated[str, typer.Option(help="mixture.")] = "mixture",
+    accountant: Annotated[str | None, typer.Option(help="mixture or group-privacy.")] = None,
+    relation: RelationName = None,
     as_json: Json = False,
 ) -> None:
     """Example-level sampling of capped examples, accounted at user level."""
     if group_size < 1:
         raise ConfigError(f"--group-size = {group_size}: give an integer >= 1")
-    _check_probability(sampling_probability)
-    question = _Question(
-        rounds,
-        sampling_probability,
-        group_size,
-        noise_multiplier,
-        epsilon,
-        delta,
-        accountant,
-        "Poisson sampling of examples",
+    law = PoissonSampling(_probability(sampling_probability))
+    name = accountant or "mixture"
+    question = Question(
+        rounds, law, "examples", group_size, noise_multiplier, name, _relation(relation)
     )
-    _print(_answer(question), as_json)
+    _answer(question, epsilon, delta, users, as_json)
 
 
-def _user_probability(
-    probability: float | None, users: int | None, cohort_size: float | None
-) -> float:
-    """Return q, given itself or as cohort over users."""
+def _answer(
+    question: Question,
+    epsilons: list[float] | None,
+    deltas: list[str],
+    users: int | None,
+    as_json: bool,
+) -> None:
+    """Answer for each target ε, if there are any, and each δ, and print."""
+    targets: list[float | None] = list(epsilons) if epsilons else [None]
+    numbers = [_delta(text, users) for text in deltas]
+    question.check(targets)
+    with status_when_slow("accounting"):
+        answers = [answer(question, target, delta) for target in targets for delta in numbers]
+    if as_json:
+        single = answers[0].to_json()
+        whole = single if len(answers) == 1 else curve_json(answers)
+        typer.echo(json.dumps(whole, allow_nan=False))
+    elif len(answers) == 1:
+        typer.echo(answers[0].sentence())
+    else:
+        Console().print(curve_table(answers))
+
+
+def _user_sampling(
+    sampler: str,
+    probability: float | None,
+    users: int | None,
+    cohort_size: float | None,
+    max_cohort_size: int | None,
+) -> Sampling:
+    """Return the law, its rate given itself or as cohort over users."""
+    if (sampler == "truncated-poisson") != (max_cohort_size is not None):
+        raise ConfigError(
+            f"--max-cohort-size = {max_cohort_size}: --sampler truncated-poisson needs it, "
+            "and only that sampler takes it"
+        )
+    if sampler == "poisson":
+        return PoissonSampling(_rate(probability, users, cohort_size))
+    if users is None:
+        raise ConfigError(f"--users = None: --sampler {sampler} needs the number of users")
+    try:
+        if max_cohort_size is not None:
+            rate = _rate(probability, users if probability is None else None, cohort_size)
+            return TruncatedPoissonSampling(rate, max_cohort_size, users)
+        whole = _rate(probability, users, cohort_size) * users
+        if sampler == "fixed-size":
+            return FixedSizeSampling(round(whole), users)
+        if sampler == "shuffled":
+            return ShuffledSampling(round(whole), users)
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise ConfigError(f"--sampler {sampler}: {error}") from None
+    raise ConfigError(
+        f"--sampler = {sampler!r}: give poisson, truncated-poisson, fixed-size or shuffled"
+    )
+
+
+def _rate(probability: float | None, users: int | None, cohort_size: float | None) -> float:
     if probability is not None:
-        if users is not None or cohort_size is not None:
+        if cohort_size is not None:
             raise ConfigError(
-                f"--sampling-probability = {probability} together with --users or "
-                "--cohort-size: give the probability, or the other two"
+                f"--sampling-probability = {probability} together with --cohort-size: give the "
+                "probability, or --users and --cohort-size"
             )
-        _check_probability(probability)
-        return probability
+        return _probability(probability)
     if users is None or cohort_size is None:
         raise ConfigError(
             f"--users = {users}, --cohort-size = {cohort_size}: give both, or "
             "--sampling-probability"
         )
-    if users < 1:
-        raise ConfigError(f"--users = {users}: give an integer >= 1")
     if not 0.0 < cohort_size <= users:
         raise ConfigError(
             f"--cohort-size = {cohort_size:g}: give a number above 0, at most --users = {users}"
@@ -173,71 +183,35 @@ def _user_probability(
     return cohort_size / users
 
 
-def _check_probability(probability: float) -> None:
+def _probability(probability: float) -> float:
     if not 0.0 < probability <= 1.0:
         raise ConfigError(f"--sampling-probability = {probability}: give a number in (0, 1]")
+    return probability
 
 
-def _check(question: _Question) -> None:
-    if question.rounds < 1:
-        raise ConfigError(f"--rounds = {question.rounds}: give an integer >= 1")
-    if not 0.0 < question.delta < 1.0:
-        raise ConfigError(f"--delta = {question.delta}: give a number in (0, 1)")
-    noise, target = question.noise_multiplier, question.epsilon
-    if (noise is None) == (target is None):
-        raise ConfigError(
-            f"--noise-multiplier = {noise}, --epsilon = {target}: give one of the two; "
-            "it decides the other"
-        )
-    if noise is not None and not 0.0 <= noise < float("inf"):
-        raise ConfigError(f"--noise-multiplier = {noise}: give a finite number >= 0")
-    if target is not None and not 0.0 < target < float("inf"):
-        raise ConfigError(f"--epsilon = {target}: give a finite number > 0")
-
-
-def _answer(question: _Question) -> _Answer:
-    """Check the options and compute what was asked for."""
-    _check(question)
-    units = question.group_size or 1
-    accountant = resolve_accountant(question.accountant, units)
-    with _status_when_slow("accounting"):
-        noise = _noise_multiplier(question, accountant)
-        cost = RoundCost(question.sampling_probability, noise, units)
-        spent = epsilon_of(cost, question.rounds, question.delta, accountant)
-    return _Answer(question, accountant, noise, spent)
-
-
-def _noise_multiplier(question: _Question, accountant: Accountant) -> float:
-    if question.epsilon is None:
-        return question.noise_multiplier or 0.0
-    return calibrate_noise_multiplier(
-        sampling_probability=question.sampling_probability,
-        units_per_user=question.group_size or 1,
-        rounds=question.rounds,
-        epsilon=question.epsilon,
-        delta=question.delta,
-        accountant=accountant,
-    )
-
-
-def _print(answer: _Answer, as_json: bool) -> None:
-    typer.echo(json.dumps(answer.to_json(), allow_nan=False) if as_json else answer.sentence())
-
-
-@contextmanager
-def _status_when_slow(message: str) -> Iterator[None]:
-    """Show a spinner on standard error after two seconds, if that is a terminal."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield
-        return
-    status = console.status(message)
-    timer = threading.Timer(2.0, status.start)
-    timer.daemon = True
-    timer.start()
+def _relation(name: str | None) -> Relation | None:
+    if name is None:
+        return None
     try:
-        yield
-    finally:
-        timer.cancel()
-        timer.join()  # else a timer that just fired would start what stop() has stopped
-        status.stop()
+        return Relation(name)
+    except ValueError:
+        known = ", ".join(relation.value for relation in Relation)
+        raise ConfigError(f"--relation = {name!r}: unknown; known: {known}") from None
+
+
+def _delta(text: str, users: int | None) -> float:
+    """Return δ from a number, or from n^-x, which is a power of the declared number of users."""
+    base, power, exponent = text.partition("^-")
+    try:
+        if power and base == "n":
+            if users is None:
+                raise ConfigError(f"--delta = {text}: needs --users, the public n")
+            return delta_of_population(users, float(exponent))
+        delta = float(text)
+    except ConfigError:
+        raise
+    except ValueError:
+        raise ConfigError(f"--delta = {text}: give a number in (0, 1), or n^-1.1") from None
+    if not 0.0 < delta < 1.0:
+        raise ConfigError(f"--delta = {text}: give a number in (0, 1)")
+    return delta

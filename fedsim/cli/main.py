@@ -19,7 +19,9 @@ from click.exceptions import ClickException, Exit
 from rich.console import Console
 
 from fedsim.cli.account import app as account_app
+from fedsim.cli.bench import bench_command
 from fedsim.cli.data import app as data_app
+from fedsim.cli.study import study_command
 from fedsim.errors import BudgetSpentError, ConfigError
 
 app = typer.Typer(
@@ -31,6 +33,8 @@ app = typer.Typer(
 )
 app.add_typer(account_app, name="account")
 app.add_typer(data_app, name="data")
+app.command(name="study")(study_command)
+app.command(name="bench")(bench_command)
 
 WRONG_INPUT, BUDGET_SPENT = 2, 3
 
@@ -75,7 +79,7 @@ def demo_command(
     """ULS, ELS and non-private training on Shakespeare's speakers, side by side."""
     from fedsim.registry import resolve
 
-    resolve("studies", "demo", "demo")(out)
+    resolve("demos", "demo", "demo")(out)
 
 
 def main() -> None:

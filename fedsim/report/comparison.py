@@ -42,6 +42,7 @@ class Row(Record):
     relation: str | None = None
     sampler: str | None = None
     accountant: str | None = None
+    hypothetical: bool = False
     gradients: Count | None = None
     seconds: NotNegative | None = None
 
@@ -172,6 +173,7 @@ def _run_row(label: str, report: RunReport) -> Row:
         relation=privacy.relation,
         sampler=privacy.sampler,
         accountant=privacy.accountant,
+        hypothetical=privacy.hypothetical,
         gradients=report.cost.gradients,
         seconds=report.cost.seconds,
     )

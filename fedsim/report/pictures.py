@@ -109,6 +109,8 @@ def _draw_bars(axes: Axes, comparison: Comparison) -> None:
         axes.barh(index + 0.16, length, height=0.4, color=colour(index))
         epsilon = run.privacy.epsilon
         promise = "no guarantee" if epsilon is None else f"ε = {epsilon_text(epsilon)}"
+        if run.privacy.hypothetical:
+            promise = f"hypothetical {promise}"
         text = f"{shorten(run.label, 24)}   {decimal_text(value, 1)}   {promise}"
         axes.text(0, index - 0.1, text, fontsize=7.5, color=INK, parse_math=False)
     for start in starts:

@@ -62,7 +62,8 @@ class Privacy(Record):
     `epsilon` is None where there is no finite guarantee; then the reports say so in words.
     `sampling_probability` is that of one unit in one round; `noise_stddev` is in the units of the
     released estimate; `units_per_user` is how many sampled units a user can own (1 when the
-    units are users); `discretisation` is the grid of a numerical accountant, if it has one.
+    units are users). `hypothetical` says that epsilon is of another mechanism than the one that
+    ran, such as Poisson sampling where passes were shuffled: it is then no guarantee.
     """
 
     unit: Text
@@ -80,7 +81,7 @@ class Privacy(Record):
     noise: Literal["seeded", "secure", "none"]
     assumptions: Annotated[tuple[str, ...], Field(strict=False)]
     units_per_user: Annotated[int, Field(ge=1)]
-    discretisation: NotNegative | None
+    hypothetical: bool
     statement: Text
 
     @model_validator(mode="after")

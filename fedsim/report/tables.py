@@ -47,6 +47,8 @@ def cells(row: Row) -> list[str]:
     A run without a guarantee has "none" for ε; a starting point, which released nothing, a dash.
     """
     epsilon = "none" if row.kind == "run" and row.epsilon is None else epsilon_text(row.epsilon)
+    if row.hypothetical:
+        epsilon += " (hypothetical)"
     return [
         row.label,
         row.strategy or NOTHING,

@@ -96,16 +96,19 @@ def guarantee_text(privacy: Privacy) -> str:
     if privacy.epsilon is None:
         return NO_GUARANTEE
     epsilon, delta = epsilon_text(privacy.epsilon), delta_text(privacy.delta)
-    return f"(ε = {epsilon}, δ = {delta}) for each {privacy.unit}"
+    hypothetical = "hypothetical, no guarantee: " if privacy.hypothetical else ""
+    return f"{hypothetical}(ε = {epsilon}, δ = {delta}) for each {privacy.unit}"
 
 
 def terms_text(privacy: Privacy) -> str:
     """Return the caption that must accompany a displayed ε: what it is an ε of."""
     if privacy.epsilon is None:
         return f"{NO_GUARANTEE.lower()} (sampler: {privacy.sampler})"
+    hypothetical = "hypothetical " if privacy.hypothetical else ""
     return (
-        f"ε at δ = {delta_text(privacy.delta)}; unit: {privacy.unit}; neighbouring relation: "
-        f"{privacy.relation}; sampler: {privacy.sampler}; accountant: {privacy.accountant}"
+        f"{hypothetical}ε at δ = {delta_text(privacy.delta)}; unit: {privacy.unit}; "
+        f"neighbouring relation: {privacy.relation}; sampler: {privacy.sampler}; "
+        f"accountant: {privacy.accountant}"
     )
 
 
@@ -135,8 +138,8 @@ def privacy_facts(privacy: Privacy) -> list[tuple[str, str]]:
         ("Sampled units a user owns at most", count_text(privacy.units_per_user)),
         ("Accountant", privacy.accountant or "none"),
     ]
-    if privacy.discretisation is not None:
-        facts.append(("Accountant's discretisation", _value_text(privacy.discretisation)))
+    if privacy.hypothetical:
+        facts.insert(0, ("Guarantee", "none: ε is of a mechanism that did not run"))
     return facts
 
 

@@ -159,7 +159,7 @@ def test_the_reported_epsilon_is_dp_accountings(finished: Path) -> None:
     )
     accountant = dp_accounting.pld.PLDAccountant()
     accountant.compose(event)
-    assert accountant.get_epsilon(privacy.delta) == pytest.approx(privacy.epsilon, rel=1e-9)
+    assert_just_above(privacy.epsilon, accountant.get_epsilon(privacy.delta))
 
 
 def assert_mixture_epsilon(run: Path) -> None:
@@ -173,11 +173,14 @@ def assert_mixture_epsilon(run: Path) -> None:
         list(counts),
         [binom.pmf(k, units, probability) for k in counts],
     )
-    accountant = dp_accounting.pld.PLDAccountant(
-        value_discretization_interval=privacy.discretisation
-    )
+    accountant = dp_accounting.pld.PLDAccountant(value_discretization_interval=1e-3)
     accountant.compose(dp_accounting.SelfComposedDpEvent(event, privacy.rounds))
-    assert accountant.get_epsilon(privacy.delta) == pytest.approx(privacy.epsilon, rel=1e-6)
+    assert_just_above(privacy.epsilon, accountant.get_epsilon(privacy.delta))
+
+
+def assert_just_above(printed: float | None, reference: float) -> None:
+    assert printed is not None
+    assert reference * (1 - 1e-4) <= printed <= reference * (1 + 1e-3)
 
 
 def test_compare_runs_configs_and_reads_folders(

@@ -72,7 +72,7 @@ def test_released_noise_is_what_the_report_says(
         privacy={"noise": noise, "noise_multiplier": 0.8},
     )
     plan = build_plan(config, materials)
-    reported = privacy_block(config, plan, ServerState(0, {}), "").noise_stddev
+    reported = privacy_block(config, plan, ServerState(0, {}), "", 24).noise_stddev
     assert reported is not None
     sample = released(plan, nobody)
     assert p_value(sample, reported) > 1e-4

@@ -7,10 +7,14 @@ import numpy.typing as npt
 import pytest
 from scipy import stats
 
-from fedsim.sampling import PoissonSampling
+from fedsim.sampling import Coins, PoissonSampling
 from fedsim.seeding import SystemEntropy, stream
 
 N, Q, ROUNDS = 200, 0.1, 3000
+
+
+def seeded(seed: int) -> Coins:
+    return lambda round: stream(seed, "sampling", round)
 
 
 def p_value_of_binomial(sizes: npt.NDArray[np.int64]) -> float:
@@ -25,13 +29,13 @@ def p_value_of_binomial(sizes: npt.NDArray[np.int64]) -> float:
 
 def test_cohort_sizes_are_binomial() -> None:
     sampling = PoissonSampling(Q)
-    sizes = [len(sampling.draw(N, stream(11, "sampling", round))) for round in range(ROUNDS)]
+    sizes = [len(sampling.draw(N, round, seeded(11))) for round in range(ROUNDS)]
     assert p_value_of_binomial(np.array(sizes)) > 1e-3
 
 
 def test_system_entropy_draws_the_same_law() -> None:
     sampling = PoissonSampling(Q)
-    sizes = [len(sampling.draw(N, SystemEntropy())) for _ in range(ROUNDS)]
+    sizes = [len(sampling.draw(N, 0, lambda _: SystemEntropy())) for _ in range(ROUNDS)]
     assert p_value_of_binomial(np.array(sizes)) > 1e-6  # not seeded: one failure in a million
 
 
@@ -51,7 +55,7 @@ def test_every_unit_is_drawn_equally_often_and_independently() -> None:
     sampling = PoissonSampling(Q)
     drawn = np.zeros((ROUNDS, N))
     for round in range(ROUNDS):
-        drawn[round, sampling.draw(N, stream(3, "sampling", round))] = 1
+        drawn[round, sampling.draw(N, round, seeded(3))] = 1
     counts = drawn.sum(axis=0)
     deviation = ((counts - ROUNDS * Q) ** 2 / (ROUNDS * Q * (1 - Q))).sum()
     assert 1e-3 < stats.chi2.cdf(deviation, N) < 1 - 1e-3
@@ -60,7 +64,7 @@ def test_every_unit_is_drawn_equally_often_and_independently() -> None:
 
 
 def test_probability_one_takes_everybody() -> None:
-    assert len(PoissonSampling(1.0).draw(50, stream(0, "sampling"))) == 50
+    assert len(PoissonSampling(1.0).draw(50, 0, seeded(0))) == 50
 
 
 @pytest.mark.parametrize("probability", [0.0, -0.1, 1.1, float("nan")])

@@ -42,7 +42,7 @@ def privacy(**changes: object) -> Privacy:
         "noise": "seeded",
         "assumptions": ["The number of users, 1,426, is public."],
         "units_per_user": 1,
-        "discretisation": 1e-4,
+        "hypothetical": False,
         "statement": "Whoever sees the model learns almost the same with or without any one user.",
     }
     return Privacy.model_validate(values | changes)
@@ -57,7 +57,7 @@ def non_private(**changes: object) -> Privacy:
         "accountant": None,
         "noise": "none",
         "clip": {},
-        "discretisation": None,
+        "hypothetical": False,
         "assumptions": (),
         "statement": "Trained without clipping and without noise.",
     }

@@ -9,13 +9,20 @@ import pytest
 
 from fedsim.accounting.accountants import (
     ACCOUNTANTS,
+    choose,
     delta,
     epsilon,
+    epsilon_curve,
     epsilon_of_composition,
-    resolve_accountant,
 )
 from fedsim.accounting.events import RoundCost
+from fedsim.accounting.relations import Relation
 from fedsim.errors import ConfigError
+from fedsim.sampling import FixedSizeSampling, PoissonSampling, Sampling, ShuffledSampling
+
+
+def poisson(probability: float, noise_multiplier: float, units_per_user: int = 1) -> RoundCost:
+    return RoundCost(PoissonSampling(probability), noise_multiplier, units_per_user)
 
 
 @pytest.mark.parametrize(
@@ -28,52 +35,68 @@ from fedsim.errors import ConfigError
         ("mixture", 1, "mixture"),
         ("mixture", 8, "mixture"),
         ("rdp", 1, "rdp"),
+        ("moments", 1, "moments"),
+        ("group-privacy", 8, "group-privacy"),
     ],
 )
 def test_names(name: str | None, units: int, meant: str) -> None:
-    resolved = resolve_accountant(name, units)
-    assert resolved == ACCOUNTANTS[meant]
-    assert resolve_accountant(resolved, units) == resolved
-    assert resolved.relation == "add-or-remove-one user"
-    assert resolved.citation
+    accountant, relation = choose([poisson(0.1, 1.0, units)], name)
+    assert accountant is ACCOUNTANTS[meant]
+    assert accountant.name == meant
+    assert accountant.citation
+    assert relation is Relation.ADD_OR_REMOVE
+    assert choose([poisson(0.1, 1.0, units)], accountant.name, relation) == (accountant, relation)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "name", "relation"),
+    [
+        (FixedSizeSampling(5, 50), "rdp", Relation.REPLACE),
+        (ShuffledSampling(5, 50), "pld", Relation.ADD_OR_REMOVE),
+    ],
+)
+def test_a_sampler_s_own(sampling: Sampling, name: str, relation: Relation) -> None:
+    assert choose([RoundCost(sampling, 1.0)]) == (ACCOUNTANTS[name], relation)
+
+
+def test_a_relation_has_words() -> None:
+    assert [relation.phrase for relation in Relation] == [
+        "add-or-remove-one user",
+        "zero-out-one user",
+        "replace-one user",
+    ]
 
 
 def test_unknown_name_lists_the_known() -> None:
-    with pytest.raises(ConfigError, match=r"'moment'.*mixture, pld, rdp"):
-        resolve_accountant("moment", 1)
+    with pytest.raises(ConfigError, match=r"'moment'.*group-privacy, mixture, moments, pld, rdp"):
+        choose([poisson(0.1, 1.0)], "moment")
 
 
-@pytest.mark.parametrize("accountant", ["rdp", ACCOUNTANTS["rdp"]])
-def test_rdp_cannot_account_several_units(accountant: str) -> None:
+@pytest.mark.parametrize("name", ["rdp", "moments"])
+def test_renyi_accountants_cannot_account_several_units(name: str) -> None:
     with pytest.raises(ConfigError, match="8 units per user; use 'mixture'"):
-        resolve_accountant(accountant, 8)
+        choose([poisson(0.1, 1.0, 8)], name)
     with pytest.raises(ConfigError, match="units per user"):
-        epsilon(RoundCost(0.1, 1.0, 8), 1, 1e-5, accountant)
-
-
-@pytest.mark.parametrize("accountant", ["pld", "rdp", "mixture"])
-def test_no_noise_and_no_rounds(accountant: str) -> None:
-    silent = RoundCost(0.1, 0.0)
-    assert epsilon(silent, 3, 1e-5, accountant) == math.inf
-    assert delta(silent, 3, 1.0, accountant) == 1.0
-    assert epsilon(silent, 0, 1e-5, accountant) == 0.0
-    assert delta(silent, 0, 1.0, accountant) == 0.0
+        epsilon(poisson(0.1, 1.0, 8), 1, 1e-5, name)
+    with pytest.raises(ConfigError, match="units per user"):
+        delta(poisson(0.1, 1.0, 8), 1, 1.0, name)
 
 
 def test_what_is_out_of_range_is_named() -> None:
-    cost = RoundCost(0.1, 1.0)
+    cost = poisson(0.1, 1.0)
     for wrong in (0.0, 1.0, -1.0, math.nan):
         with pytest.raises(ConfigError, match="delta = "):
             epsilon(cost, 1, wrong)
     with pytest.raises(ConfigError, match="epsilon = -1"):
         delta(cost, 1, -1.0)
-    with pytest.raises(ConfigError, match="rounds = -1"):
-        epsilon(cost, -1, 1e-5)
+    for ask in (epsilon, delta):
+        with pytest.raises(ConfigError, match="rounds = -1"):
+            ask(cost, -1, 1e-5)
 
 
 def test_rounds_of_different_cost_add_up() -> None:
-    one, two = RoundCost(0.1, 4.0), RoundCost(0.2, 6.0)
-    for accountant in ("mixture", "rdp"):
+    one, two = poisson(0.1, 4.0), poisson(0.2, 6.0)
+    for accountant in ("mixture", "rdp", "moments"):
         both = epsilon_of_composition([(one, 5), (two, 5)], 1e-5, accountant)
         assert both == pytest.approx(
             epsilon_of_composition([(two, 5), (one, 5)], 1e-5, accountant), rel=1e-9
@@ -81,19 +104,42 @@ def test_rounds_of_different_cost_add_up() -> None:
         assert both > max(epsilon(cost, 5, 1e-5, accountant) for cost in (one, two))
         split = epsilon_of_composition([(one, 2), (one, 3)], 1e-5, accountant)
         assert split == pytest.approx(epsilon(one, 5, 1e-5, accountant), rel=1e-6)
-    assert epsilon_of_composition([(one, 5), (RoundCost(0.1, 0.0), 1)], 1e-5) == math.inf
+    assert epsilon_of_composition([(one, 5), (poisson(0.1, 0.0), 1)], 1e-5) == math.inf
+    assert epsilon_of_composition([(one, 5), (poisson(0.1, 0.0), 0)], 1e-5) < 10.0
+    assert epsilon_of_composition([(one, 0), (two, 0)], 1e-5) == 0.0
 
 
 def test_units_of_different_numbers_need_the_mixture() -> None:
-    costs = [(RoundCost(0.1, 6.0), 3), (RoundCost(0.1, 6.0, 2), 3)]
+    costs = [(poisson(0.1, 6.0), 3), (poisson(0.1, 6.0, 2), 3)]
     assert epsilon_of_composition(costs, 1e-5) == epsilon_of_composition(costs, 1e-5, "mixture")
     with pytest.raises(ConfigError, match="2 units per user"):
         epsilon_of_composition(costs, 1e-5, "rdp")
 
 
+@pytest.mark.parametrize(
+    ("cost", "accountant"),
+    [
+        (poisson(0.1, 1.2), "pld"),
+        (poisson(0.1, 1.2), "rdp"),
+        (poisson(0.05, 5.0, 4), "mixture"),
+        (poisson(0.05, 5.0, 4), "group-privacy"),
+    ],
+)
+def test_a_curve_is_epsilon_point_by_point(cost: RoundCost, accountant: str) -> None:
+    rounds = [0, 1, 7, 60]
+    curve = epsilon_curve(cost, rounds, 1e-5, accountant)
+    assert curve == [epsilon(cost, count, 1e-5, accountant) for count in rounds]
+    assert curve == sorted(curve)
+    assert curve[0] == 0.0 < curve[1]
+
+
 def test_rdp_s_lines_per_left_out_order_stay_away(caplog: pytest.LogCaptureFixture) -> None:
     before = logging.getLogger("absl").level
     with caplog.at_level(logging.WARNING):
-        epsilon(RoundCost(0.1, 0.76), 60, 1e-5, "rdp")  # says six of them otherwise
+        epsilon(poisson(0.1, 0.76), 60, 1e-5, "rdp")  # says six of them otherwise
     assert not caplog.records
     assert logging.getLogger("absl").level == before
+
+
+def test_a_delta_below_the_pld_s_resolution_has_no_finite_epsilon() -> None:
+    assert epsilon(poisson(0.1, 5.0), 10, 1e-24, "pld") == math.inf

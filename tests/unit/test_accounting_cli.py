@@ -13,6 +13,7 @@ from fedsim.accounting.accountants import epsilon
 from fedsim.accounting.events import RoundCost
 from fedsim.cli.account import app
 from fedsim.errors import ConfigError
+from fedsim.sampling import PoissonSampling, TruncatedPoissonSampling
 
 ULS = "uls --rounds 100 --delta 1e-5"
 ELS = "els --rounds 100 --delta 1e-5"
@@ -30,7 +31,7 @@ def answer(command: str) -> dict[str, Any]:
 def test_uls_from_noise() -> None:
     found = answer(f"{ULS} --users 1000 --cohort-size 20 --noise-multiplier 2")
     assert found == {
-        "epsilon": epsilon(RoundCost(0.02, 2.0), 100, 1e-5),
+        "epsilon": epsilon(RoundCost(PoissonSampling(0.02), 2.0), 100, 1e-5),
         "delta": 1e-5,
         "noise_multiplier": 2.0,
         "sampling_probability": 0.02,
@@ -40,6 +41,8 @@ def test_uls_from_noise() -> None:
         "unit": "user",
         "sampler": "Poisson sampling of users",
         "group_size": None,
+        "guaranteed": True,
+        "diverges": False,
     }
     assert answer(f"{ULS} --sampling-probability 0.02 --noise-multiplier 2") == found
 
@@ -49,7 +52,7 @@ def test_uls_from_epsilon(accountant: str) -> None:
     found = answer(f"{ULS} --sampling-probability 0.02 --epsilon 0.3 --accountant {accountant}")
     assert 0.3 * (1 - 2e-3) <= found["epsilon"] <= 0.3
     assert found["accountant"] == accountant
-    cost = RoundCost(0.02, found["noise_multiplier"])
+    cost = RoundCost(PoissonSampling(0.02), found["noise_multiplier"])
     assert found["epsilon"] == epsilon(cost, 100, 1e-5, accountant)
 
 
@@ -75,6 +78,61 @@ def test_without_json_a_sentence() -> None:
     assert answer(silent)["epsilon"] is None
 
 
+def test_several_targets_are_a_curve() -> None:
+    command = f"{ULS} --delta 1e-6 --sampling-probability 0.02 --epsilon 0.3 --epsilon 1"
+    found = answer(command)
+    assert found["delta"] == [1e-5, 1e-6, 1e-5, 1e-6]
+    assert [point["delta"] for point in found["curve"]] == found["delta"]
+    noises = found["noise_multiplier"]
+    assert noises[0] < noises[1] and noises[2] < noises[3] and noises[2] < noises[0]
+    shown = CliRunner().invoke(app, shlex.split(command), catch_exceptions=False).stdout
+    assert all(f"{noise:g}" in shown for noise in noises)
+    for term in ("add-or-remove-one user", "Poisson sampling of", "pld accountant", "1e-06"):
+        assert term in shown.replace("\n", " ").replace("  ", " ")
+
+
+def test_delta_as_a_power_of_the_declared_users() -> None:
+    found = answer(
+        "uls --rounds 9 --delta n^-1.1 --users 1000 --cohort-size 20 --noise-multiplier 2"
+    )
+    assert found["delta"] == pytest.approx(1000**-1.1)
+
+
+def test_samplers_are_accounted_as_what_they_are() -> None:
+    common = f"{ULS} --users 1000 --cohort-size 20 --noise-multiplier 2"
+    plain = answer(common)
+    capped = answer(f"{common} --sampler truncated-poisson --max-cohort-size 22")
+    law = TruncatedPoissonSampling(0.02, 22, 1000)
+    assert capped["epsilon"] == epsilon(RoundCost(law, 2.0), 100, 1e-5)
+    assert capped["epsilon"] > 1.1 * plain["epsilon"]
+    fixed = answer(f"{common} --sampler fixed-size")
+    assert (fixed["relation"], fixed["accountant"]) == ("replace-one user", "rdp")
+    shuffled = answer(f"{common} --sampler shuffled")
+    assert shuffled["epsilon"] == plain["epsilon"]
+    assert plain["guaranteed"] and not shuffled["guaranteed"]
+    words = CliRunner().invoke(app, shlex.split(f"{common} --sampler shuffled")).stdout
+    assert words.startswith("Hypothetical, not a guarantee")
+    zeroed = answer(f"{common} --relation zero-out-one")
+    assert (zeroed["epsilon"], zeroed["relation"]) == (plain["epsilon"], "zero-out-one user")
+
+
+def test_group_privacy_says_where_it_diverges() -> None:
+    """Charles et al. 2024, Figure 1: exponential growth in the group size, then nothing."""
+    common = "els --rounds 2000 --delta 1e-6 --sampling-probability 0.01 --noise-multiplier 1"
+    group = [
+        answer(f"{common} --group-size {size} --accountant group-privacy")["epsilon"]
+        for size in (1, 2, 4)
+    ]
+    tight = [answer(f"{common} --group-size {size}")["epsilon"] for size in (1, 2, 4)]
+    assert group[2] / group[1] > group[1] / group[0] > 2.2
+    assert all(wide >= 0.999 * narrow for wide, narrow in zip(group, tight, strict=True))
+    beyond = f"{common} --group-size 16 --accountant group-privacy"
+    found = answer(beyond)
+    assert (found["epsilon"], found["diverges"]) == (None, True)
+    words = CliRunner().invoke(app, shlex.split(beyond)).stdout
+    assert words.startswith("No finite ε: black-box group privacy diverges for 16 examples")
+
+
 @pytest.mark.parametrize(
     ("command", "message"),
     [
@@ -86,8 +144,8 @@ def test_without_json_a_sentence() -> None:
         (f"{ULS} --noise-multiplier 1", "--users = None, --cohort-size = None: give both"),
         (f"{ULS} --users 5 --noise-multiplier 1", "--cohort-size = None: give both"),
         (
-            f"{ULS} --users 5 --sampling-probability 0.1 --noise-multiplier 1",
-            "--sampling-probability = 0.1 together with --users",
+            f"{ULS} --users 5 --cohort-size 1 --sampling-probability 0.1 --noise-multiplier 1",
+            "--sampling-probability = 0.1 together with --cohort-size",
         ),
         (f"{ULS} --sampling-probability 0 --noise-multiplier 1", r"= 0.0: give.*\(0, 1\]"),
         (f"{ULS} --sampling-probability 1.1 --noise-multiplier 1", r"= 1.1: give.*\(0, 1\]"),
@@ -98,17 +156,39 @@ def test_without_json_a_sentence() -> None:
         (f"{ULS} --sampling-probability 0.1 --epsilon 0", "--epsilon = 0.0"),
         (
             f"{ULS} --sampling-probability 0.1 --epsilon 1 --accountant moment",
-            "'moment'.*known: mixture, pld, rdp",
+            "'moment'.*known: group-privacy, mixture, moments, pld, rdp",
         ),
         ("uls --rounds 0 --delta 0.1 --sampling-probability 1 --epsilon 1", "--rounds = 0"),
-        ("uls --rounds 1 --delta 0 --sampling-probability 1 --epsilon 1", "--delta = 0.0"),
-        ("uls --rounds 1 --delta 1 --sampling-probability 1 --epsilon 1", "--delta = 1.0"),
+        ("uls --rounds 1 --delta 0 --sampling-probability 1 --epsilon 1", "--delta = 0:"),
+        ("uls --rounds 1 --delta 1 --sampling-probability 1 --epsilon 1", "--delta = 1:"),
         (f"{ELS} --group-size 0 --sampling-probability 1 --epsilon 1", "--group-size = 0"),
         (f"{ELS} --group-size 2 --sampling-probability 2 --epsilon 1", "probability = 2.0"),
         (
             f"{ELS} --group-size 2 --sampling-probability 0.1 --epsilon 1 --accountant rdp",
-            "'rdp': cannot account 2 units",
+            "'rdp'.*cannot account 2 units",
         ),
+        (
+            f"{ELS} --group-size 2 --sampling-probability 0.1 --epsilon 1 --relation replace-one",
+            "'mixture', relation = 'replace-one': .*no proved bound",
+        ),
+        (f"{ELS} --group-size 2 --sampling-probability 0.1 --epsilon -1", "--epsilon = -1.0"),
+        (f"{ULS} --sampling-probability 0.1 --epsilon 1 --relation other", "--relation = 'other'"),
+        (f"{ULS} --sampling-probability 0.1 --epsilon 1 --sampler fixed-size", "--users = None"),
+        (f"{ULS} --users 9 --cohort-size 2 --epsilon 1 --sampler any", "--sampler = 'any': give"),
+        (
+            f"{ULS} --users 9 --cohort-size 2 --epsilon 1 --sampler truncated-poisson",
+            "--max-cohort-size = None",
+        ),
+        (
+            f"{ULS} --users 9 --cohort-size 2 --epsilon 1 --max-cohort-size 3",
+            "--max-cohort-size = 3",
+        ),
+        (
+            f"{ULS} --users 9 --cohort-size 0.1 --epsilon 1 --sampler fixed-size",
+            "--sampler fixed-size: size = 0",
+        ),
+        ("uls --rounds 1 --delta n^-1.1 --sampling-probability 1 --epsilon 1", "needs --users"),
+        ("uls --rounds 1 --delta small --sampling-probability 1 --epsilon 1", "--delta = small"),
     ],
 )
 def test_a_wrong_option_is_named(command: str, message: str) -> None:

@@ -8,40 +8,84 @@ from fractions import Fraction
 
 import dp_accounting
 import pytest
+from dp_accounting import dp_event
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsim.accounting.events import RoundCost, binomial_probabilities
+from fedsim.accounting.binomial import binomial_probabilities
+from fedsim.accounting.events import RoundCost
 from fedsim.accounting.rounding import round_up
 from fedsim.errors import ConfigError
+from fedsim.sampling import (
+    FixedSizeSampling,
+    PoissonSampling,
+    Sampling,
+    ShuffledSampling,
+    TruncatedPoissonSampling,
+)
 
-costs = st.builds(
-    RoundCost,
-    st.floats(1e-6, 1.0),
-    st.floats(0.0, 100.0),
-    st.integers(1, 20),
+probabilities = st.floats(1e-6, 1.0)
+populations = st.integers(20, 10**9)
+sizes = st.integers(1, 20)
+several_units: st.SearchStrategy[Sampling] = st.one_of(
+    st.builds(PoissonSampling, probabilities), st.builds(ShuffledSampling, sizes, populations)
+)
+one_unit: st.SearchStrategy[Sampling] = st.one_of(
+    st.builds(TruncatedPoissonSampling, probabilities, sizes, populations),
+    st.builds(FixedSizeSampling, sizes, populations),
+)
+noises = st.floats(0.0, 100.0)
+costs = st.one_of(
+    st.builds(RoundCost, several_units, noises, st.integers(1, 20)),
+    st.builds(RoundCost, one_unit, noises),
 )
 
 
-def test_one_unit_is_a_poisson_sampled_gaussian() -> None:
-    event = RoundCost(0.25, 1.5).event
+@pytest.mark.parametrize("sampling", [PoissonSampling(0.25), ShuffledSampling(25, 100)])
+def test_one_unit_is_a_poisson_sampled_gaussian(sampling: Sampling) -> None:
+    event = RoundCost(sampling, 1.5).event
     assert event == dp_accounting.PoissonSampledDpEvent(0.25, dp_accounting.GaussianDpEvent(1.5))
 
 
-def test_several_units_are_a_mixture_with_binomial_sensitivity() -> None:
-    event = RoundCost(0.5, 1.5, 2).event
+@pytest.mark.parametrize("sampling", [PoissonSampling(0.5), ShuffledSampling(50, 100)])
+def test_several_units_are_a_mixture_with_binomial_sensitivity(sampling: Sampling) -> None:
+    event = RoundCost(sampling, 1.5, 2).event
     assert event.standard_deviation == 1.5
     assert list(event.sensitivities) == [0, 1, 2]
     assert list(event.sampling_probs) == pytest.approx([0.25, 0.5, 0.25], rel=1e-15)
 
 
+def test_a_fixed_size_is_sampling_without_replacement_of_what_replacing_moves() -> None:
+    """A replaced user moves the sum by twice what one can add: half the noise multiplier."""
+    event = RoundCost(FixedSizeSampling(30, 100), 1.5).event
+    assert event == dp_accounting.SampledWithoutReplacementDpEvent(
+        100, 30, dp_accounting.GaussianDpEvent(0.75)
+    )
+
+
+def test_a_cap_is_the_truncated_event_of_the_declared_population() -> None:
+    event = RoundCost(TruncatedPoissonSampling(0.25, 30, 100), 1.5).event
+    assert event == dp_event.TruncatedSubsampledGaussianDpEvent(
+        dataset_size=100, sampling_probability=0.25, truncated_batch_size=30, noise_multiplier=1.5
+    )
+
+
+@pytest.mark.parametrize(
+    "sampling", [TruncatedPoissonSampling(0.25, 30, 100), FixedSizeSampling(30, 100)]
+)
+@pytest.mark.parametrize("units", [2, 8])
+def test_what_nobody_has_proved_has_no_cost(sampling: Sampling, units: int) -> None:
+    with pytest.raises(ValueError, match=r"nobody has proved.*poisson"):
+        RoundCost(sampling, 1.0, units)
+
+
 @pytest.mark.parametrize("units", [1, 5])
 def test_no_noise_is_no_privacy(units: int) -> None:
-    assert RoundCost(0.5, 0.0, units).event == dp_accounting.NonPrivateDpEvent()
+    assert RoundCost(PoissonSampling(0.5), 0.0, units).event == dp_accounting.NonPrivateDpEvent()
 
 
 def test_composition_counts_rounds() -> None:
-    cost = RoundCost(0.5, 1.0)
+    cost = RoundCost(PoissonSampling(0.5), 1.0)
     assert cost.composed(7) == dp_accounting.SelfComposedDpEvent(cost.event, 7)
     assert cost.composed(0) == dp_accounting.NoOpDpEvent()
     with pytest.raises(ValueError, match="rounds = -1"):
@@ -49,26 +93,41 @@ def test_composition_counts_rounds() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "name"),
+    ("noise", "units", "name"),
     [
-        ((0.0, 1.0, 1), "sampling_probability"),
-        ((1.01, 1.0, 1), "sampling_probability"),
-        ((math.nan, 1.0, 1), "sampling_probability"),
-        ((0.5, -0.1, 1), "noise_multiplier"),
-        ((0.5, math.inf, 1), "noise_multiplier"),
-        ((0.5, math.nan, 1), "noise_multiplier"),
-        ((0.5, 1.0, 0), "units_per_user"),
-        ((0.5, 1.0, 1.5), "units_per_user"),
+        (-0.1, 1, "noise_multiplier"),
+        (math.inf, 1, "noise_multiplier"),
+        (math.nan, 1, "noise_multiplier"),
+        (1.0, 0, "units_per_user"),
+        (1.0, 1.5, "units_per_user"),
+        (1.0, True, "units_per_user"),
     ],
 )
-def test_a_field_out_of_range_is_named(fields: tuple[float, float, int], name: str) -> None:
-    with pytest.raises(ValueError, match=name):
-        RoundCost(*fields)
+def test_a_field_out_of_range_is_named(noise: float, units: int, name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} = "):
+        RoundCost(PoissonSampling(0.5), noise, units)
+
+
+@pytest.mark.parametrize("probability", [0.0, -0.1, 1.01, math.nan])
+def test_a_probability_out_of_range_is_named(probability: float) -> None:
+    with pytest.raises(ValueError, match="sampling_probability = "):
+        PoissonSampling(probability)
+    with pytest.raises(ValueError, match="sampling_probability = "):
+        TruncatedPoissonSampling(probability, 1, 10)
 
 
 @given(costs)
 def test_json_round_trip(cost: RoundCost) -> None:
     assert RoundCost.from_json(json.loads(json.dumps(cost.to_json()))) == cost
+
+
+def test_json_of_the_first_ledgers_is_read_as_poisson() -> None:
+    old = {"sampling_probability": 0.5, "noise_multiplier": 1.0, "units_per_user": 3}
+    assert RoundCost.from_json(old) == RoundCost(PoissonSampling(0.5), 1.0, 3)
+
+
+POISSON = {"kind": "poisson", "probability": 0.5}
+FIXED = {"kind": "fixed-size", "size": 5, "population": 10}
 
 
 @pytest.mark.parametrize(
@@ -78,15 +137,35 @@ def test_json_round_trip(cost: RoundCost) -> None:
         [],
         {"sampling_probability": 0.5},
         {"sampling_probability": 0.5, "noise_multiplier": 1.0, "units_per_user": 1, "extra": 1},
-        {"sampling_probability": "0.5", "noise_multiplier": 1.0, "units_per_user": 1},
-        {"sampling_probability": True, "noise_multiplier": 1.0, "units_per_user": 1},
         {"sampling_probability": 2.0, "noise_multiplier": 1.0, "units_per_user": 1},
         {"sampling_probability": 0.5, "noise_multiplier": 1.0, "units_per_user": 1.5},
+        {"sampling": 0.5, "noise_multiplier": 1.0, "units_per_user": 1},
+        {"sampling": POISSON, "noise_multiplier": "1", "units_per_user": 1},
+        {"sampling": POISSON, "noise_multiplier": True, "units_per_user": 1},
+        {"sampling": {**POISSON, "probability": 2}, "noise_multiplier": 1.0, "units_per_user": 1},
+        {"sampling": {**FIXED, "size": 11}, "noise_multiplier": 1.0, "units_per_user": 1},
+        {"sampling": {**FIXED, "size": 5.5}, "noise_multiplier": 1.0, "units_per_user": 1},
+        {"sampling": FIXED, "noise_multiplier": 1.0, "units_per_user": 2},
     ],
 )
 def test_malformed_json_is_a_config_error(data: object) -> None:
     with pytest.raises(ConfigError, match="round cost"):
         RoundCost.from_json(data)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "message"),
+    [
+        ({"kind": "bernoulli", "probability": 0.5}, "fixed-size.*poisson.*shuffled"),
+        ({"kind": "poisson"}, "sampling has keys"),
+        ({**POISSON, "size": 5}, "sampling has keys"),
+        ({"kind": "poisson", "probability": "0.5"}, "probability = '0.5': expected a number"),
+        ({"kind": "poisson", "probability": True}, "probability = True: expected a number"),
+    ],
+)
+def test_a_malformed_sampling_is_a_config_error(sampling: object, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        RoundCost.from_json({"sampling": sampling, "noise_multiplier": 1.0, "units_per_user": 1})
 
 
 @pytest.mark.parametrize(

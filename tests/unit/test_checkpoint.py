@@ -15,6 +15,7 @@ from fedsim.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoin
 from fedsim.config import Config, parse_config
 from fedsim.errors import ConfigError
 from fedsim.run_folder import RunFolder
+from fedsim.sampling import PoissonSampling
 from fedsim.server_optimizer import ServerOptimizer
 from fedsim.state import ServerState
 from fedsim.training import train
@@ -22,7 +23,7 @@ from tests.unit.test_plan import make_plan
 from tests.unit.test_round import Pull, same_state, start
 
 PLAN = make_plan(optimizer=ServerOptimizer("adam", 0.1))
-COST = RoundCost(0.25, 1.5)
+COST = RoundCost(PoissonSampling(0.25), 1.5)
 
 
 def state_after(rounds: int) -> ServerState:

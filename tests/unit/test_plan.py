@@ -15,12 +15,13 @@ from scipy import stats
 
 from fedsim.accounting.accountants import epsilon_of_composition
 from fedsim.accounting.events import RoundCost
+from fedsim.accounting.relations import Relation
 from fedsim.clipping import FlatClip, NoClip, NormalisedClip, PerLayerClip
 from fedsim.errors import ConfigError
 from fedsim.estimators import ClippedDenominator, FixedDenominator
 from fedsim.materials import Materials
 from fedsim.plan import RoundPlan, TaskSpec
-from fedsim.sampling import PoissonSampling
+from fedsim.sampling import FixedSizeSampling, PoissonSampling, TruncatedPoissonSampling
 from fedsim.server_optimizer import ServerOptimizer
 from fedsim.session import build_plan
 from tests.conftest import small_config
@@ -57,6 +58,25 @@ def make_plan(**changes: Any) -> RoundPlan:  # noqa: ANN401
             {"units_per_user": 2, "estimator": ClippedDenominator(0.25, 8.0)},
             "estimator.kind = 'clipped'.*nobody has proved",
         ),
+        (
+            {"relation": Relation.REPLACE, "estimator": ClippedDenominator(0.25, 8.0)},
+            "replace-one.*nobody has proved",
+        ),
+        (
+            {
+                "sampling": TruncatedPoissonSampling(0.25, 6, 20),
+                "estimator": ClippedDenominator(0.25, 8.0),
+            },
+            "displace another.*nobody has proved",
+        ),
+        (
+            {"sampling": TruncatedPoissonSampling(0.25, 6, 20), "units_per_user": 2},
+            "'truncated-poisson': nobody has proved its cost for 2 units",
+        ),
+        (
+            {"sampling": FixedSizeSampling(5, 20), "units_per_user": 2},
+            "'fixed-size': nobody has proved its cost for 2 units",
+        ),
         ({"clip": NoClip()}, "noise_multiplier = 1.5 with a clip bound of inf"),
         ({"noise_multiplier": -1.0}, "noise_multiplier = -1.0"),
         ({"noise_multiplier": math.nan}, "noise_multiplier = nan"),
@@ -90,7 +110,9 @@ def test_noise_and_cost_derive_from_the_other_fields(
 ) -> None:
     plan = make_plan(**changes)
     assert plan.noise_stddev == pytest.approx(stddev)
-    assert plan.cost == RoundCost(0.25, plan.noise_multiplier, changes.get("units_per_user", 1))
+    assert plan.cost == RoundCost(
+        PoissonSampling(0.25), plan.noise_multiplier, changes.get("units_per_user", 1)
+    )
 
 
 def test_the_release_is_named_after_what_can_be_repeated() -> None:

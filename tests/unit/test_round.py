@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from fedsim.accounting.accountants import epsilon
+from fedsim.accounting.budget import Budget
 from fedsim.accounting.ledger import Ledger
 from fedsim.clipping import NoClip
 from fedsim.errors import BudgetSpentError
@@ -217,12 +219,16 @@ def test_what_on_round_raises_ends_the_training() -> None:
     assert len(pull.cohorts) == 2
 
 
+def budget_for(plan: RoundPlan, rounds: int) -> Budget:
+    return Budget(epsilon(plan.cost, rounds, 1e-5), 1e-5)
+
+
 def test_a_spent_budget_stops_before_the_round() -> None:
-    pull = Pull()
-    with pytest.raises(BudgetSpentError, match=r"round 3: the budget pays for 3 releases and 3"):
-        train(start(), make_plan(), pull, 5, max_releases=3)
+    pull, three = Pull(), budget_for(make_plan(), 3)
+    with pytest.raises(BudgetSpentError, match=r"round 3: the budget pays for 3 releases .* and 3"):
+        train(start(), make_plan(), pull, 5, budget=three)
     assert len(pull.cohorts) == 3
-    assert train(start(), make_plan(), Pull(), 3, max_releases=3).round == 3
+    assert train(start(), make_plan(), Pull(), 3, budget=three).round == 3
 
 
 def test_releases_that_a_crash_lost_count_against_the_budget() -> None:
@@ -231,7 +237,17 @@ def test_releases_that_a_crash_lost_count_against_the_budget() -> None:
     resumed = ServerState(0, start().parameters, {}, lost)
     pull = Pull()
     with pytest.raises(BudgetSpentError, match="round 1"):
-        train(resumed, plan, pull, 3, max_releases=3)
+        train(resumed, plan, pull, 3, budget=budget_for(plan, 3))
+    assert len(pull.cohorts) == 1
+
+
+def test_rounds_at_another_cost_share_the_budget() -> None:
+    """Four rounds are paid for; two at a little less noise leave one of them."""
+    dear = make_plan(noise_multiplier=1.4, entropy="secure")
+    begun = train(start(), dear, Pull(), 2)
+    plan, pull = make_plan(entropy="secure"), Pull()
+    with pytest.raises(BudgetSpentError, match="pays for 3 releases"):
+        train(begun, plan, pull, 9, budget=budget_for(plan, 4))
     assert len(pull.cohorts) == 1
 
 

@@ -1,0 +1,1 @@
+"""Benchmarks: how long something takes here, beside what others' code takes on the same machine."""

@@ -1,0 +1,168 @@
+"""Accounting: ε and calibration of example-level sampling, beside dp_accounting's own."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import dp_accounting
+from dp_accounting import dp_event
+
+from fedsim.accounting import pld
+from fedsim.accounting.accountants import epsilon
+from fedsim.accounting.binomial import binomial_probabilities
+from fedsim.accounting.calibration import calibrate_noise_multiplier
+from fedsim.accounting.events import RoundCost
+from fedsim.benchmarking import Row, interleaved
+from fedsim.sampling import PoissonSampling
+
+_ORDER = ("fedsim", "fedsim", "dp_accounting", "fedsim", "fedsim")
+_DELTA = 1e-6
+
+# Charles et al. 2024: Figure 1 at its dearest point, and the calibration of App. B.1.2
+_FIGURE_1_PROBABILITY, _FIGURE_1_NOISE, _FIGURE_1_ROUNDS = 0.01, 1.0, 2000
+_USERS, _GROUP_SIZE, _BATCH_SIZE, _ROUNDS = 1024, 32, 64, 1000
+_LARGE_GROUP_SIZE, _LARGE_EPSILON = 183, 4.0
+
+
+def run() -> list[Row]:
+    """Return the times of every case, ours and, where it has one, dp_accounting's."""
+    return [
+        *_epsilon("epsilon/els-32", units_per_user=32, repetitions=1),
+        *_epsilon("epsilon/uls", units_per_user=1, repetitions=2),
+        *_calibration("calibration/els-32", _GROUP_SIZE, 1.0, repetitions=1),
+        *_calibration("calibration/els-183", _LARGE_GROUP_SIZE, _LARGE_EPSILON, repetitions=0),
+        *_calibration("calibration/uls", 1, 1.0, repetitions=2),
+    ]
+
+
+def _epsilon(case: str, units_per_user: int, repetitions: int) -> list[Row]:
+    """Return the times of ε of one setting, by fedsim and by dp_accounting with its defaults."""
+    probability, noise, rounds = _FIGURE_1_PROBABILITY, _FIGURE_1_NOISE, _FIGURE_1_ROUNDS
+    details = {
+        "sampling_probability": probability,
+        "noise_multiplier": noise,
+        "units_per_user": units_per_user,
+        "rounds": rounds,
+        "delta": _DELTA,
+    }
+    cost = RoundCost(PoissonSampling(probability), noise, units_per_user)
+
+    def ours() -> float:
+        return epsilon(cost, rounds, _DELTA)
+
+    def reference() -> float:
+        accountant = dp_accounting.pld.PLDAccountant()
+        event = _event(noise, units_per_user, probability)
+        accountant.compose(dp_accounting.SelfComposedDpEvent(event, rounds))
+        return float(accountant.get_epsilon(_DELTA))
+
+    return _rows(case, ours, reference, repetitions, details)
+
+
+def _calibration(case: str, units_per_user: int, target: float, repetitions: int) -> list[Row]:
+    """Return the times of the noise multiplier that keeps `target`, for B gradients a round."""
+    probability = _BATCH_SIZE / (_USERS * units_per_user)
+    details = {
+        "sampling_probability": probability,
+        "units_per_user": units_per_user,
+        "rounds": _ROUNDS,
+        "epsilon": target,
+        "delta": _DELTA,
+    }
+
+    def ours() -> float:
+        return calibrate_noise_multiplier(
+            sampling=PoissonSampling(probability),
+            units_per_user=units_per_user,
+            rounds=_ROUNDS,
+            epsilon=target,
+            delta=_DELTA,
+        )
+
+    def reference() -> float:
+        """As printed in Charles et al. 2024, App. B.1.2, with dp_accounting's own defaults."""
+
+        def event(noise: float) -> dp_accounting.DpEvent:
+            return dp_accounting.SelfComposedDpEvent(
+                _event(noise, units_per_user, probability), _ROUNDS
+            )
+
+        return float(
+            dp_accounting.calibrate_dp_mechanism(
+                dp_accounting.pld.PLDAccountant, event, target, _DELTA
+            )
+        )
+
+    return _rows(case, ours, reference, repetitions, details)
+
+
+def _rows(
+    case: str,
+    ours: Callable[[], float],
+    reference: Callable[[], float],
+    repetitions: int,
+    details: dict[str, Any],
+) -> list[Row]:
+    """Measure the reference `repetitions` times, ours around each; of none, ours alone.
+
+    What was computed is kept beside the times: a fast wrong number would be no feat.
+    """
+    results: dict[str, float] = {}
+
+    def task(name: str, compute: Callable[[], float]) -> Callable[[], None]:
+        def measured() -> None:
+            results[name] = compute()
+
+        return measured
+
+    def fresh() -> float:
+        with _nothing_remembered():
+            return ours()
+
+    tasks = {"fedsim": task("fedsim", fresh), "dp_accounting": task("dp_accounting", reference)}
+    order = _ORDER * repetitions or ("fedsim",) * len(_ORDER)
+    seconds = interleaved(tasks, order)
+    slowest = seconds.get("dp_accounting")
+    return [
+        Row(
+            benchmark="accounting",
+            case=case,
+            engine=engine,
+            seconds=taken,
+            repetitions=order.count(engine),
+            ratio=None if slowest is None else slowest / taken,
+            details={**details, "result": results[engine]},
+        )
+        for engine, taken in seconds.items()
+    ]
+
+
+@contextmanager
+def _nothing_remembered() -> Iterator[None]:
+    """Forget the PLDs of this process, and look for results on an empty disk."""
+    pld.composed.cache_clear()
+    pld.single_round.cache_clear()
+    before = os.environ.get("FEDSIM_CACHE")
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["FEDSIM_CACHE"] = folder
+        try:
+            yield
+        finally:
+            del os.environ["FEDSIM_CACHE"]
+            if before is not None:
+                os.environ["FEDSIM_CACHE"] = before
+
+
+def _event(noise: float, units_per_user: int, probability: float) -> dp_accounting.DpEvent:
+    """Return one round as dp_accounting's user would write it."""
+    if units_per_user == 1:
+        return dp_accounting.PoissonSampledDpEvent(
+            probability, dp_accounting.GaussianDpEvent(noise)
+        )
+    return dp_event.MixtureOfGaussiansDpEvent(
+        noise, list(range(units_per_user + 1)), binomial_probabilities(units_per_user, probability)
+    )

@@ -1,0 +1,80 @@
+"""A privacy budget: what a ledger has spent of it, what is left, and what it still pays for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedsim.accounting.accountants import epsilon_of_composition
+from fedsim.accounting.events import RoundCost
+from fedsim.accounting.ledger import Ledger
+from fedsim.accounting.relations import Relation
+from fedsim.errors import BudgetSpentError
+
+
+@dataclass(frozen=True)
+class Budget:
+    """An (ε, δ) that all releases together must keep, by one accountant under one relation.
+
+    Rounds need not cost the same: a run resumed with other settings, or rounds at another noise
+    multiplier, are composed with what the ledger holds.
+
+    Attributes:
+        epsilon: the most that may be spent, > 0.
+        delta: at which it is computed, in (0, 1).
+        accountant: its name, or None for the mechanism's default.
+        relation: the neighbouring relation, or None for the sampler's own.
+    """
+
+    epsilon: float
+    delta: float
+    accountant: str | None = None
+    relation: Relation | None = None
+
+    def spent(self, ledger: Ledger) -> float:
+        """Return ε of everything in the ledger."""
+        return ledger.epsilon(self.delta, self.accountant, self.relation)
+
+    def remaining(self, ledger: Ledger) -> float:
+        """Return what is left of ε; 0 when it is overspent. Composition is not addition: a
+        round may fit although its own ε is above what is left.
+        """  # noqa: D205
+        return max(0.0, self.epsilon - self.spent(ledger))
+
+    def affordable(self, ledger: Ledger, cost: RoundCost, at_most: int) -> int:
+        """Return how many further rounds of this cost fit, `at_most` at most.
+
+        ε grows with every round, so it is computed once if all fit, else some log2(at_most)
+        times.
+        """
+        if self._fits(ledger, cost, at_most):
+            return at_most
+        enough, too_many = -1, at_most  # 0 rounds may be too many: the ledger is overspent
+        while too_many - enough > 1:
+            middle = (enough + too_many) // 2
+            if self._fits(ledger, cost, middle):
+                enough = middle
+            else:
+                too_many = middle
+        return max(enough, 0)
+
+    def charge(self, ledger: Ledger, round: int, cost: RoundCost, release: str) -> Ledger:
+        """Return the ledger with one more release, as `Ledger.charge` does.
+
+        Raises:
+            BudgetSpentError: the release would exceed the budget; nothing is charged.
+        """
+        charged = ledger.charge(round, cost, release)
+        if charged is not ledger and (total := self.spent(charged)) > self.epsilon:
+            raise BudgetSpentError(
+                f"round {round}: this release would bring ε to {total:.6g} at δ = {self.delta:g}, "
+                f"above the budget of {self.epsilon:g}; {self.spent(ledger):.6g} are spent"
+            )
+        return charged
+
+    def _fits(self, ledger: Ledger, cost: RoundCost, rounds: int) -> bool:
+        counts = dict(ledger.costs)
+        counts[cost] = counts.get(cost, 0) + rounds
+        total = epsilon_of_composition(
+            list(counts.items()), self.delta, self.accountant, self.relation
+        )
+        return total <= self.epsilon

@@ -1,0 +1,298 @@
+"""Composition of privacy loss distributions that keeps its digits where δ is.
+
+T rounds convolve their losses T times, by FFT. The FFT's rounding errors are relative to the
+whole mass, about T * 1e-16 of it, so a plain composition of a million rounds knows no δ below
+1e-10, and may report one that is too small. So the losses are tilted first: p(L) e^(θL) / M(θ)
+with θ such that the tilted sum has its bulk where the answer lies. There the errors are
+relative to δ itself (the tilting of large-deviations theory; for losses see Gopi et al. 2021).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+from scipy import fft, optimize
+
+Array = npt.NDArray[np.float64]
+
+_LOG_OUTSIDE = math.log(1e-17)  # of the tilted mass on either side of the window
+_SPREADS = np.array([0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0])  # tilts tried for the window's ends
+_ROUNDING = 2e-16  # of one operation, relative
+_NEGLIGIBLE = 1e-3  # of δ: a rounding error this small changes ε by 1e-4 of it at most
+_NARROW = 0.01  # tilted spread, in widths, beyond which more tilt is of no use
+_TILT_ACCURACY = 1e-2  # relative: where the bulk lies need not be exact
+
+
+@dataclass(frozen=True)
+class ComposedPld:
+    """The PLD of several rounds, in both directions (one, where they are equal) at once."""
+
+    directions: tuple[LossSum, ...]
+
+    @classmethod
+    def of(cls, parts: Sequence[tuple[PrivacyLossDistribution, int]], width: float) -> ComposedPld:
+        """Return the composition of pairs of a round's PLD, on grids of `width`, and its count."""
+        sides = [[(pld._pmf_remove.to_dense_pmf(), count) for pld, count in parts]]
+        if not all(pld._symmetric for pld, _ in parts):
+            sides.append([(pld._pmf_add.to_dense_pmf(), count) for pld, count in parts])
+        return cls(
+            tuple(
+                LossSum(
+                    tuple(
+                        Losses(pmf._lower_loss, width, pmf._probs, pmf._infinity_mass, count)
+                        for pmf, count in side
+                    )
+                )
+                for side in sides
+            )
+        )
+
+    @property
+    def infinite(self) -> float:
+        """The probability of an infinite loss: no δ up to this is resolved."""
+        return max(side.infinite for side in self.directions)
+
+    def get_delta_for_epsilon(self, epsilon: float) -> float:
+        """Return the hockey-stick divergence at ε >= 0."""
+        return max(side.delta(epsilon) for side in self.directions)
+
+    def get_epsilon_for_delta(self, delta: float) -> float:
+        """Return the least ε >= 0 with divergence at most δ; inf below the infinite mass."""
+        return max(side.epsilon(delta) for side in self.directions)
+
+
+@dataclass(frozen=True, eq=False)
+class Losses:
+    """The losses of one round on a grid, and how often the round is made.
+
+    Attributes:
+        first: the lowest loss, in widths.
+        width: of the grid, in nats.
+        probabilities: (n,) of first * width, (first + 1) * width, …
+        infinite: mass of infinite loss.
+        count: rounds.
+    """
+
+    first: int
+    width: float
+    probabilities: Array
+    infinite: float
+    count: int
+
+    @cached_property
+    def losses(self) -> Array:
+        """(n,) losses."""
+        indices = np.arange(self.first, self.first + len(self.probabilities), dtype=np.float64)
+        return indices * self.width
+
+    @cached_property
+    def logs(self) -> Array:
+        """(n,) log probabilities."""
+        with np.errstate(divide="ignore"):
+            return np.log(self.probabilities)
+
+    def log_moments(self, tilt: float) -> tuple[float, float, float]:
+        """Return log M(θ) with its first and second derivative, the tilted mean and variance."""
+        exponents = self.logs + tilt * self.losses
+        top = exponents.max()
+        weights = np.exp(exponents - top)
+        total = weights.sum()
+        mean = float(weights @ self.losses / total)
+        variance = float(weights @ (self.losses - mean) ** 2 / total)
+        return float(top + np.log(total)), mean, variance
+
+
+@dataclass(frozen=True, eq=False)
+class LossSum:
+    """The sum of the losses of independent rounds, in one direction."""
+
+    parts: tuple[Losses, ...]
+
+    @property
+    def infinite(self) -> float:
+        """The probability that some round's loss is infinite."""
+        return -math.expm1(sum(p.count * math.log1p(-p.infinite) for p in self.parts))
+
+    def delta(self, epsilon: float) -> float:
+        """Return δ at ε."""
+        tilt = self._solve(lambda theta: self._moments(theta)[1] - epsilon)
+        best = 1.0
+        for attempt in (tilt, tilt / 4.0, 0.0):
+            bulk = self._bulk(attempt)
+            if bulk.losses[0] > epsilon and attempt > 0.0:
+                continue  # some mass between ε and the bulk is not in it
+            value, error = bulk.delta(epsilon)
+            best = min(best, value + error + bulk.beyond + self.infinite)
+            if error <= _NEGLIGIBLE * best:
+                break
+        return best
+
+    def epsilon(self, delta: float) -> float:
+        """Return ε at δ."""
+        if delta <= self.infinite:
+            return math.inf
+        goal = -math.log(delta - self.infinite)
+
+        def excess(theta: float) -> float:
+            """θ K'(θ) - K(θ) is the exponent of Chernoff's bound at the tilted mean."""
+            log_moment, mean, _ = self._moments(theta)
+            return theta * mean - log_moment - goal
+
+        tilt, best = self._solve(excess), math.inf
+        for attempt in (tilt, tilt / 4.0, tilt / 16.0, 0.0):
+            bulk = self._bulk(attempt)
+            finite = delta - self.infinite - bulk.beyond
+            if finite <= 0.0:
+                continue
+            found, settled = bulk.epsilon(finite)
+            best = min(best, max(found, 0.0))  # each is an upper bound
+            if settled or best == 0.0:
+                break
+        return best
+
+    def _moments(self, tilt: float) -> tuple[float, float, float]:
+        """Return K(θ), K'(θ), K''(θ) of the sum: log moment, tilted mean, tilted variance."""
+        each = [(p.count, p.log_moments(tilt)) for p in self.parts]
+        log_moment, mean, variance = (sum(n * m[k] for n, m in each) for k in range(3))
+        return log_moment, mean, variance
+
+    def _solve(self, gap: Callable[[float], float]) -> float:
+        """Return θ >= 0 where an increasing function crosses 0, or the nearest end it has.
+
+        The far end is where nearly all tilted mass is on the highest loss: tilting further
+        would only lose digits.
+        """
+        narrow = (_NARROW * self.parts[0].width) ** 2
+        scale = 1.0 / math.sqrt(max(self._moments(0.0)[2], 1e-300))
+        if gap(0.0) >= 0.0:
+            return 0.0
+        high = 0.1 * scale
+        for _ in range(60):
+            if gap(high) >= 0.0:
+                return float(optimize.brentq(gap, 0.0, high, xtol=_TILT_ACCURACY * high))
+            if self._moments(high)[2] < narrow:
+                break
+            high *= 2.0
+        return high
+
+    def _bulk(self, tilt: float) -> _Bulk:
+        """Return the sum's distribution where its tilted mass is.
+
+        Tilted mass below the losses wraps around to their top: a rounding up.
+        """
+        log_moment, mean, variance = self._moments(tilt)
+        bottom, top, beyond = self._window(tilt, mean, math.sqrt(variance))
+        length = fft.next_fast_len(top - bottom + 1, real=True)
+        spectrum = np.ones(length // 2 + 1, dtype=np.complex128)
+        for part in self.parts:
+            part_moment = part.log_moments(tilt)[0]
+            tilted = np.exp(part.logs + tilt * part.losses - part_moment)
+            folded = np.pad(tilted, (0, -len(tilted) % length)).reshape(-1, length).sum(axis=0)
+            spectrum *= fft.rfft(folded) ** part.count
+        masses = fft.irfft(spectrum, length)
+        shift = (bottom - self._lowest) % length
+        masses = np.roll(masses, -shift)[: top - bottom + 1]
+        width = self.parts[0].width
+        losses: Array = np.arange(bottom, top + 1, dtype=np.float64) * width
+        logs = np.full(len(masses), -1e300)  # finite, so that differences of empty sums are
+        np.log(masses, out=logs, where=masses > 0.0)
+        untilt = log_moment - tilt * losses
+        error = self._rounding(spectrum, length) * math.sqrt(_effective(len(losses), tilt, width))
+        return _Bulk(losses, logs + untilt, beyond, math.log(error) + untilt)
+
+    def _rounding(self, spectrum: npt.NDArray[np.complex128], length: int) -> float:
+        """Return ten standard deviations of a tilted mass's rounding error.
+
+        A transform of n points errs by some sqrt(log2 n) roundings, its power by so many times
+        more as there are rounds, independently at each frequency; back in the masses that is
+        their root mean square over the frequencies (Parseval), spread over n points.
+        """
+        rounds = sum(p.count for p in self.parts)
+        root_mean_square = math.sqrt(2.0 * float(np.vdot(spectrum, spectrum).real)) / length
+        return 10.0 * _ROUNDING * rounds * math.sqrt(math.log2(length) + 1.0) * root_mean_square
+
+    @property
+    def _lowest(self) -> int:
+        """The lowest sum, in widths."""
+        return sum(p.count * p.first for p in self.parts)
+
+    def _window(self, tilt: float, mean: float, spread: float) -> tuple[int, int, float]:
+        """Return the ends, in widths, of the tilted bulk, and a bound on the mass above it.
+
+        Both ends are Chernoff bounds, the best of several further tilts.
+        """
+        width = self.parts[0].width
+        highest = self._lowest + sum(p.count * (len(p.probabilities) - 1) for p in self.parts)
+        steps = _SPREADS / max(spread, 0.01 * width)
+        here = self._moments(tilt)[0]
+        ups = [(self._moments(tilt + s)[0] - here - _LOG_OUTSIDE) / s for s in steps]
+        downs = [(self._moments(tilt - s)[0] - here - _LOG_OUTSIDE) / s for s in steps]
+        best = int(np.argmin(ups))
+        top = min(max(math.ceil(ups[best] / width), math.ceil(mean / width)), highest)
+        bottom = max(min(math.floor(-min(downs) / width), math.floor(mean / width)), self._lowest)
+        if top == highest:
+            return bottom, top, 0.0
+        further = tilt + float(steps[best])
+        log_beyond = self._moments(further)[0] - further * top * width
+        return bottom, top, math.exp(min(log_beyond, 0.0))
+
+
+@dataclass(frozen=True, eq=False)
+class _Bulk:
+    """Part of a distribution, known to a rounding error that grows below the tilted bulk.
+
+    Attributes:
+        losses: (m,) ascending.
+        log_masses: (m,) logs of the probabilities of the losses.
+        beyond: a bound on the mass above the losses.
+        log_errors: (m,) logs of a bound on the rounding error of the sum of masses above a loss.
+    """
+
+    losses: Array
+    log_masses: Array
+    beyond: float
+    log_errors: Array
+
+    def delta(self, epsilon: float) -> tuple[float, float]:
+        """Return Σ_{L > ε} (1 - e^(ε - L)) p(L), and a bound on its rounding error."""
+        first = int(np.searchsorted(self.losses, epsilon, side="right"))
+        if first == len(self.losses):
+            return 0.0, 0.0
+        logs, excess = self.log_masses[first:], self.losses[first:] - epsilon
+        value = float(np.exp(np.minimum(logs, 0.0)) @ -np.expm1(-excess))
+        return value, math.exp(min(float(self.log_errors[first]), 0.0))
+
+    def epsilon(self, delta: float) -> tuple[float, bool]:
+        """Return an ε whose sum, rounding error included, is at most δ; and whether it is tight."""
+        log_upper = np.logaddexp.accumulate(self.log_masses[::-1])[::-1]
+        log_lower = np.logaddexp.accumulate((self.log_masses - self.losses)[::-1])[::-1]
+        sums = np.exp(np.minimum(log_upper, 0.0)) * -np.expm1(
+            np.minimum(self.losses + log_lower - log_upper, 0.0)
+        )
+        errors = np.exp(np.minimum(self.log_errors, 0.0))
+        # From the top, where the digits are: below the bulk the sums are noise.
+        exceeding = np.flatnonzero(sums + errors > delta)
+        if len(exceeding) == 0:
+            return float(self.losses[0]), False
+        last = int(exceeding[-1])
+        if last + 1 == len(self.losses):
+            return math.inf, False
+        target = delta - float(errors[last])
+        tight = errors[last] <= _NEGLIGIBLE * delta
+        rest = math.exp(min(log_upper[last + 1], 0.0)) - target
+        if target <= 0.0 or rest <= 0.0:
+            return float(self.losses[last + 1]), bool(tight)
+        found = math.log(rest) - log_lower[last + 1]
+        return min(float(found), float(self.losses[last + 1])), bool(tight)
+
+
+def _effective(count: int, tilt: float, width: float) -> float:
+    """Return Σ e^(-2 θ w k) over k < count: how many masses' errors add up above a loss."""
+    decay = 2.0 * tilt * width
+    return float(count) if decay * count < 1.0 else min(count, 1.0 / -math.expm1(-decay))

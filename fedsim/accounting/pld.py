@@ -1,0 +1,203 @@
+"""ε and δ from privacy loss distributions (PLDs), on a grid that is refined until it suffices.
+
+A PLD is rounded pessimistically, so a coarse grid is looser, never wrong. Which width is fine
+enough depends on everything: 1e-2 for a large ε, 1e-5 for a million small rounds. So ε is
+computed on coarser grids first, each four times finer than the last, until what finer ones could
+still take off is negligible. The last one costs more than all before it together.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import dp_accounting
+import numpy as np
+from dp_accounting import NeighboringRelation, dp_event
+from dp_accounting.pld import privacy_loss_distribution
+from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+from scipy import special, stats
+
+from fedsim.accounting.composition import ComposedPld
+from fedsim.accounting.events import Composition, RoundCost
+from fedsim.accounting.mixture_pld import MAX_POINTS, mixture_pld
+from fedsim.accounting.relations import Relation
+from fedsim.errors import ConfigError
+
+WIDTH = 1e-4
+"""dp_accounting's own grid, in nats; others are this times a power of four."""
+
+_REFINEMENT = 4
+_FIRST_POINTS = 20  # of the first grid, about
+_WIDEST = 10.0  # nats; wider ones say little, and overflow
+_TOLERANCE = 1e-4  # of ε or δ, relative, that finer grids may still take off
+_TOLERANCE_BEYOND = 7e-4  # the same once the grid is dp_accounting's own or finer
+_NEARLY_NOTHING = 1e-22  # mass of a component that a PLD leaves out, about e^-50
+_MOST_INFINITE = 3  # grids on which the answer may be infinite before it is believed
+
+
+@dataclass(frozen=True)
+class PldAccountant:
+    """Numerical composition of PLDs: tight up to the grid, for every sampler but the fixed size."""
+
+    name: str
+    citation: str
+
+    def refusal(self, cost: RoundCost, relation: Relation) -> str | None:
+        """Return why this accountant cannot prove anything about a round, or None."""
+        if cost.sampling.kind == "fixed-size":
+            return "no PLD of sampling without replacement is known; use 'rdp'"
+        if cost.units_per_user > 1 and relation is Relation.REPLACE:
+            return (
+                "a user with several units in the pool has no proved bound under replace-one; "
+                "use add-or-remove-one or zero-out-one"
+            )
+        return None
+
+    def epsilon(self, costs: Composition, delta: float, relation: Relation) -> float:
+        """Return ε at δ; inf where δ is below what a PLD resolves, about 1e-15."""
+        return solve_epsilon(costs, delta, relation)[0]
+
+    def delta(self, costs: Composition, epsilon: float, relation: Relation) -> float:
+        """Return δ at ε."""
+
+        def at(width: float) -> float:
+            return float(composed(tuple(costs), relation, width).get_delta_for_epsilon(epsilon))
+
+        return min(_refined(at, costs)[0], 1.0)
+
+
+def solve_epsilon(
+    costs: Composition, delta: float, relation: Relation
+) -> tuple[float, ComposedPld]:
+    """Return ε at δ and the PLD of the composition on the grid that settled it."""
+
+    def at(width: float) -> float:
+        return float(composed(tuple(costs), relation, width).get_epsilon_for_delta(delta))
+
+    epsilon, width = _refined(at, costs)
+    return epsilon, composed(tuple(costs), relation, width)
+
+
+@functools.lru_cache(maxsize=4)  # a PLD is megabytes; several δ ask the same one
+def composed(
+    costs: tuple[tuple[RoundCost, int], ...], relation: Relation, width: float
+) -> ComposedPld:
+    """Return the PLD of rounds that need not cost the same, on one grid."""
+    return ComposedPld.of(
+        [(single_round(cost, relation, width), rounds) for cost, rounds in costs], width
+    )
+
+
+@functools.lru_cache(maxsize=8)  # of one cost on several grids
+def single_round(cost: RoundCost, relation: Relation, width: float) -> PrivacyLossDistribution:
+    """Return the PLD of one round on a grid of this width.
+
+    Raises:
+        ValueError: a round that has no PLD.
+    """
+    match cost.event:
+        case dp_accounting.PoissonSampledDpEvent(probability, dp_accounting.GaussianDpEvent(noise)):
+            if relation is not Relation.REPLACE:  # a mixture of one coin, built three times faster
+                return mixture_pld(noise, [0.0, 1.0], [1.0 - probability, probability], width)
+            return privacy_loss_distribution.from_gaussian_mechanism(
+                noise,
+                sampling_prob=probability,
+                value_discretization_interval=width,
+                neighboring_relation=relation.of_dp_accounting,
+            )
+        case dp_event.MixtureOfGaussiansDpEvent(noise, sensitivities, probabilities):
+            return mixture_pld(noise, sensitivities, probabilities, width)
+        case dp_event.TruncatedSubsampledGaussianDpEvent() as event:
+            return _truncated(event, relation, width)
+    raise ValueError(f"{cost}: has no privacy loss distribution")
+
+
+def _truncated(
+    event: dp_event.TruncatedSubsampledGaussianDpEvent, relation: Relation, width: float
+) -> PrivacyLossDistribution:
+    """Return a PLD of truncated sampling that holds for every population up to the event's.
+
+    Whether the *other* units reach the cap c does not depend on the user, so it may be revealed:
+    the round is a mixture. If they do not, it is plain sampling. If they do, a drawn user
+    displaces another unit and moves the sum twice as far, with probability q c / (others drawn
+    + 1) <= q c / (c + 1). dp_accounting takes both probabilities at the event's population; the
+    second falls as that grows, and its ε with it, so an upper bound on the population would not
+    be safe. Here the first is the declared population's and the second its own upper bound.
+    """
+    others = event.dataset_size - 1
+    reached = stats.binom.sf(event.truncated_batch_size - 1, others, event.sampling_probability)
+
+    def sampled(
+        noise: float, probability: float, neighbours: NeighboringRelation
+    ) -> PrivacyLossDistribution:
+        return privacy_loss_distribution.from_gaussian_mechanism(
+            noise,
+            sampling_prob=probability,
+            value_discretization_interval=width,
+            neighboring_relation=neighbours,
+        )
+
+    noise, probability = event.noise_multiplier, event.sampling_probability
+    plain = sampled(noise, probability, relation.of_dp_accounting)
+    if reached == 0.0:
+        return plain
+    kept = event.truncated_batch_size / (event.truncated_batch_size + 1.0)
+    displacing = sampled(noise / 2.0, probability * kept, NeighboringRelation.REPLACE_ONE)
+    return displacing.compute_mixture(plain, float(reached))
+
+
+def _refined(at: Callable[[float], float], costs: Composition) -> tuple[float, float]:
+    """Return value and width of the first grid that is fine enough, or of the finest that fits."""
+    span = max(_span(cost) for cost, _ in costs)
+    if span / _WIDEST > MAX_POINTS / _REFINEMENT:
+        least = min(cost.noise_multiplier for cost, _ in costs)
+        raise ConfigError(
+            f"noise_multiplier = {least:g}: so little that ε is in the millions, and no PLD is "
+            "built for it; give more noise"
+        )
+    power = math.floor(math.log(min(span / _FIRST_POINTS, _WIDEST) / WIDTH, _REFINEMENT))
+    values: list[float] = []
+    for exponent in itertools.count(power, -1):
+        width = WIDTH * float(_REFINEMENT) ** exponent
+        values.append(at(width))
+        too_many = _REFINEMENT * span / width > MAX_POINTS
+        if too_many or _settled(values, _TOLERANCE if width > WIDTH else _TOLERANCE_BEYOND):
+            return values[-1], width
+    raise AssertionError("unreachable: grids only get finer")
+
+
+def _settled(values: Sequence[float], tolerance: float) -> bool:
+    """Whether finer grids will change the last value by at most `tolerance` of it.
+
+    The error shrinks by a factor r from grid to grid (16 once the grid resolves the losses, less
+    before), which the last two differences show; what is left is then the last one / (r - 1).
+    """
+    if math.isinf(values[-1]):
+        return len(values) >= _MOST_INFINITE
+    if values[-1] == 0.0:
+        return True
+    finite = [value for value in values if math.isfinite(value)]
+    if len(finite) < 3:
+        return False
+    before, last = finite[-3] - finite[-2], finite[-2] - finite[-1]
+    if last <= 0.0:
+        return True
+    ratio = float(np.clip(before / last, 1.5, _REFINEMENT**2))
+    return last / (ratio - 1.0) <= tolerance * values[-1]
+
+
+def _span(cost: RoundCost) -> float:
+    """Return roughly how far the losses of one round reach, in nats."""
+    event, noise = cost.event, cost.noise_multiplier
+    counts, weights = np.array([1.0]), np.array([cost.sampling.probability])
+    if isinstance(event, dp_event.MixtureOfGaussiansDpEvent):
+        weights = np.asarray(event.sampling_probs)
+        counts = np.flatnonzero(weights > _NEARLY_NOTHING).astype(np.float64)
+        weights = weights[weights > _NEARLY_NOTHING]
+    highest = counts[-1] + 10.0 * noise
+    losses = np.log(weights) + counts * (highest - 0.5 * counts) / noise**2
+    return float(np.logaddexp(0.0, special.logsumexp(losses)))

@@ -1,0 +1,79 @@
+"""What a benchmark is, and the machine and versions without which its times mean nothing."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
+from statistics import median
+from typing import Any, Protocol, TypedDict
+
+_PACKAGES = ("fedsim-dp", "dp-accounting", "numpy", "scipy", "torch")
+
+
+class _Required(TypedDict):
+    benchmark: str
+    case: str
+    seconds: float
+
+
+class Row(_Required, total=False):
+    """One measurement; benchmarks add their own settings under `details`.
+
+    Attributes:
+        benchmark: its registered name.
+        case: what was computed.
+        seconds: the median of the repetitions, wall-clock.
+        engine: by which of several ways, where there are several.
+        repetitions: how many the median is of.
+        ratio: of the reference's seconds to these, how many times faster than it; or None.
+        details: settings and results, as JSON values.
+    """
+
+    engine: str
+    repetitions: int
+    ratio: float | None
+    details: dict[str, Any]
+
+
+class Benchmark(Protocol):
+    """What an entry point of `fedsim.benchmarks` loads to."""
+
+    def __call__(self) -> Sequence[Mapping[str, Any]]:
+        """Measure, and return rows with at least `benchmark`, `case` and `seconds`."""
+        ...
+
+
+def interleaved(tasks: Mapping[str, Callable[[], Any]], order: Sequence[str]) -> dict[str, float]:
+    """Return the median wall-clock seconds of each task in `order`.
+
+    All run in this process, in that order: what slows the machine down for a while slows
+    neighbours alike.
+
+    Args:
+        tasks: what to measure, by name.
+        order: names, each as often as it is to be repeated.
+    """
+    seconds: dict[str, list[float]] = {}
+    for name in order:
+        started = time.perf_counter()
+        tasks[name]()
+        seconds.setdefault(name, []).append(time.perf_counter() - started)
+    return {name: median(taken) for name, taken in seconds.items()}
+
+
+def machine() -> dict[str, Any]:
+    """Return what the times were measured on."""
+    return {
+        "system": platform.platform(),
+        "processor": platform.processor() or platform.machine(),
+        "cpus": os.cpu_count(),
+        "threads": os.environ.get("OMP_NUM_THREADS"),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages that the times depend on."""
+    return {"python": platform.python_version()} | {name: version(name) for name in _PACKAGES}

@@ -1,0 +1,202 @@
+"""What `fedsim account` was asked and what it answers, in words, as JSON and as a table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.table import Table
+
+from fedsim.accounting.accountants import choose
+from fedsim.accounting.accountants import epsilon as epsilon_of
+from fedsim.accounting.cache import remembered
+from fedsim.accounting.calibration import calibrate_noise_multiplier
+from fedsim.accounting.events import RoundCost
+from fedsim.accounting.relations import Relation
+from fedsim.accounting.rounding import round_up
+from fedsim.accounting.statement import finite_or_none, privacy_sentence
+from fedsim.errors import ConfigError
+from fedsim.sampling import Sampling
+
+
+@dataclass(frozen=True)
+class Question:
+    """What was asked, but for ε and δ.
+
+    Attributes:
+        rounds: how many.
+        sampling: the law.
+        noun: what it draws.
+        units_per_user: 1 in ULS, the group size in ELS.
+        noise_multiplier: given, or None where a target ε is.
+        accountant: a name, or None for the mechanism's own.
+        relation: the neighbouring relation, or None for the sampler's own.
+    """
+
+    rounds: int
+    sampling: Sampling
+    noun: str
+    units_per_user: int
+    noise_multiplier: float | None
+    accountant: str | None
+    relation: Relation | None
+
+    def check(self, targets: Sequence[float | None]) -> None:
+        """Raise `ConfigError` unless there is exactly one of noise and targets, all in range."""
+        if self.rounds < 1:
+            raise ConfigError(f"--rounds = {self.rounds}: give an integer >= 1")
+        noise = self.noise_multiplier
+        if (noise is None) == (targets[0] is None):
+            raise ConfigError(
+                f"--noise-multiplier = {noise}, --epsilon = {targets[0]}: give one of the two; "
+                "it decides the other"
+            )
+        if noise is not None and not 0.0 <= noise < math.inf:
+            raise ConfigError(f"--noise-multiplier = {noise}: give a finite number >= 0")
+        for target in targets:
+            if target is not None and not 0.0 < target < math.inf:
+                raise ConfigError(f"--epsilon = {target}: give a finite number > 0")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A question with its noise multiplier and its (ε, δ)."""
+
+    question: Question
+    accountant: str
+    relation: Relation
+    noise_multiplier: float
+    epsilon: float
+    delta: float
+
+    @property
+    def diverges(self) -> bool:
+        """Whether black-box group privacy has no answer although there is noise."""
+        return (
+            self.accountant == "group-privacy"
+            and math.isinf(self.epsilon)
+            and self.noise_multiplier > 0.0
+        )
+
+    def point(self) -> dict[str, float | None]:
+        """Return ε, δ and the noise multiplier; an infinite ε is null."""
+        return {
+            "epsilon": finite_or_none(self.epsilon),
+            "delta": self.delta,
+            "noise_multiplier": self.noise_multiplier,
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object that `--json` prints."""
+        return {**self.point(), **self._terms(), "diverges": self.diverges}
+
+    def sentence(self) -> str:
+        """Return the same in words."""
+        question = self.question
+        if self.diverges:
+            return (
+                f"No finite ε: black-box group privacy diverges for {question.units_per_user} "
+                f"{question.noun} a user at δ = {self.delta:g} under the {self.relation.phrase} "
+                f"relation ({question.rounds} rounds of {self._sampler} with probability "
+                f"{question.sampling.probability:g}, noise multiplier {self.noise_multiplier:g}): "
+                "no δ for one example that the PLD resolves is small enough. "
+                "--accountant mixture has an answer."
+            )
+        return privacy_sentence(
+            unit="user",
+            relation=self.relation.phrase,
+            epsilon=self.epsilon,
+            delta=self.delta,
+            noise_multiplier=self.noise_multiplier,
+            sampling_probability=question.sampling.probability,
+            sampler=self._sampler,
+            rounds=question.rounds,
+            units_per_user=question.units_per_user,
+            accountant=self.accountant,
+            guaranteed=question.sampling.guaranteed,
+        )
+
+    @property
+    def _sampler(self) -> str:
+        return self.question.sampling.of(self.question.noun)
+
+    def _terms(self) -> dict[str, Any]:
+        question = self.question
+        return {
+            "sampling_probability": question.sampling.probability,
+            "rounds": question.rounds,
+            "accountant": self.accountant,
+            "relation": self.relation.phrase,
+            "unit": "user",
+            "sampler": self._sampler,
+            "group_size": question.units_per_user if question.noun == "examples" else None,
+            "guaranteed": question.sampling.guaranteed,
+        }
+
+
+def answer(question: Question, target: float | None, delta: float) -> Answer:
+    """Return ε of the question's noise, or noise and ε for a target; both remembered on disk.
+
+    Raises:
+        ConfigError: what the accountant cannot prove or reach.
+    """
+    try:
+        unit_noise = RoundCost(question.sampling, 1.0, question.units_per_user)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    accountant, relation = choose([unit_noise], question.accountant, question.relation)
+    noise = question.noise_multiplier or 0.0
+    if target is not None:
+        noise = calibrate_noise_multiplier(
+            sampling=question.sampling,
+            units_per_user=question.units_per_user,
+            rounds=question.rounds,
+            epsilon=target,
+            delta=delta,
+            accountant=accountant.name,
+            relation=relation,
+        )
+    cost = RoundCost(question.sampling, noise, question.units_per_user)
+    inputs = {
+        "round": cost.to_json(),
+        "rounds": question.rounds,
+        "delta": delta,
+        "accountant": accountant.name,
+        "relation": relation.value,
+    }
+    spent = remembered(
+        "epsilon",
+        inputs,
+        lambda: epsilon_of(cost, question.rounds, delta, accountant.name, relation),
+    )
+    return Answer(question, accountant.name, relation, noise, spent, delta)
+
+
+def curve_json(answers: Sequence[Answer]) -> dict[str, Any]:
+    """Return one object for several answers: the common terms, and ε, δ and noise as lists."""
+    points = [one.point() for one in answers]
+    lists = {key: [point[key] for point in points] for key in points[0]}
+    return {**lists, **answers[0]._terms(), "curve": points}
+
+
+def curve_table(answers: Sequence[Answer]) -> Table:
+    """Return a table of ε, δ and noise multipliers, with what they are an ε of as its title."""
+    first = answers[0]
+    question = first.question
+    share = f", at most {question.units_per_user} a user" if question.units_per_user > 1 else ""
+    label = "" if question.sampling.guaranteed else "HYPOTHETICAL, no guarantee for a run: "
+    table = Table(
+        title=f"{label}one user, {first.relation.phrase}; {question.rounds} rounds of "
+        f"{first._sampler}{share}, probability {question.sampling.probability:g}; "
+        f"{first.accountant} accountant",
+        title_justify="left",
+    )
+    for head in ("ε", "δ", "noise multiplier"):
+        table.add_column(head, justify="right")
+    for one in answers:
+        infinite = "diverges" if one.diverges else "no finite ε"
+        epsilon = f"{round_up(one.epsilon, 4):g}" if math.isfinite(one.epsilon) else infinite
+        table.add_row(epsilon, f"{one.delta:g}", f"{one.noise_multiplier:g}")
+    return table

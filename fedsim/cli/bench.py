@@ -1,0 +1,54 @@
+"""`fedsim bench`: how long things take on this machine, beside a reference."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+
+def bench_command(
+    benchmarks: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="Which; all by default.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Measure, and print each case with its seconds."""
+    from fedsim.benchmarking import machine, versions
+    from fedsim.registry import names, resolve
+
+    # All are resolved before the first runs: a typing error in the last costs no minutes.
+    chosen = [resolve("benchmarks", name, "bench") for name in benchmarks or names("benchmarks")]
+    console = Console(stderr=True)
+    rows: list[Mapping[str, Any]] = []
+    with console.status("measuring …"):
+        for run in chosen:
+            rows += run()
+    if as_json:
+        answer = {"machine": machine(), "versions": versions(), "rows": rows}
+        typer.echo(json.dumps(answer, ensure_ascii=False))
+        return
+    Console().print(_table(rows))
+    typer.echo(", ".join(f"{name} {value}" for name, value in {**machine(), **versions()}.items()))
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Return a line a row; columns are what any row has, but for the details."""
+    columns = dict.fromkeys(key for row in rows for key in row if key != "details")
+    table = Table(title="Median wall-clock seconds", title_justify="left")
+    for column in columns:
+        numeric = all(isinstance(row.get(column), int | float | None) for row in rows)
+        table.add_column(column, justify="right" if numeric else "left")
+    for row in rows:
+        table.add_row(*(_cell(row.get(column)) for column in columns))
+    return table
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.3g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,31 @@
+"""`fedsim study`: the papers' figures, tables and claims, recomputed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedsim.errors import ConfigError
+
+
+def study_command(
+    name: Annotated[str | None, typer.Argument(help="The study; --list prints them.")] = None,
+    listing: Annotated[bool, typer.Option("--list", help="Print the names, one a line.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer points: seconds.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="The study's folder; runs/studies/NAME by default.")
+    ] = None,
+) -> None:
+    """Recompute a figure, a table or a claim of the papers; leave a table and a picture."""
+    from fedsim.registry import names, resolve
+
+    if listing:
+        for known in names("studies"):
+            typer.echo(known)
+        return
+    if name is None:
+        raise ConfigError(f"study: no name; known: {', '.join(names('studies'))}")
+    run = resolve("studies", name, "study")
+    run(out or Path("runs") / "studies" / name, quick=quick)

@@ -1,0 +1,172 @@
+"""Whole runs with every sampler and relation: what ran is what the report and ledger say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedsim
+from fedsim.accounting.accountants import epsilon
+from fedsim.accounting.events import RoundCost
+from fedsim.accounting.relations import Relation
+from fedsim.config import parse_config
+from fedsim.errors import ConfigError
+from fedsim.report.schema import Privacy
+from fedsim.sampling import FixedSizeSampling, PoissonSampling, TruncatedPoissonSampling
+from tests.conftest import small_config
+
+
+def run(speeches: Path, out: Path, **sections: dict[str, Any]) -> tuple[Privacy, list[int]]:
+    """Return the promise and the cohorts' sizes of a short run."""
+    strategy = {"rounds": 4, **sections.pop("strategy", {})}
+    config = small_config(speeches, strategy=strategy, **sections)
+    folder = fedsim.run(config, out)
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return fedsim.load_report(folder).privacy, [line["units"] for line in lines[1:]]
+
+
+def users_of(speeches: Path, out: Path) -> int:
+    privacy, _ = run(speeches, out)
+    return round(6 / (privacy.sampling_probability or 1.0))
+
+
+def test_truncated(speeches: Path, tmp_path: Path) -> None:
+    users = users_of(speeches, tmp_path / "plain")
+    sampling = {"kind": "truncated-poisson", "max_cohort_size": 5}
+    privacy, sizes = run(speeches, tmp_path / "run", strategy={"sampling": sampling})
+    assert max(sizes) <= 5
+    assert privacy.sampler == "Poisson sampling of users, truncated at 5 a round"
+    law = TruncatedPoissonSampling(6 / users, 5, users)
+    assert privacy.epsilon == epsilon(RoundCost(law, privacy.noise_multiplier or 0), 4, 1e-3)
+    plain = epsilon(RoundCost(PoissonSampling(6 / users), privacy.noise_multiplier or 0), 4, 1e-3)
+    assert (privacy.epsilon or 0) > 1.1 * plain
+    ledger = json.loads((tmp_path / "run" / "ledger.json").read_text())
+    assert ledger["releases"][0]["cost"]["sampling"]["max_units"] == 5
+
+
+def test_fixed_size_is_replace_one(speeches: Path, tmp_path: Path) -> None:
+    users = users_of(speeches, tmp_path / "plain")
+    privacy, sizes = run(speeches, tmp_path / "run", strategy={"sampling": {"kind": "fixed-size"}})
+    assert sizes == [6] * 4
+    assert (privacy.relation, privacy.accountant) == ("replace-one user", "rdp")
+    assert any("is public under the relation" in line for line in privacy.assumptions)
+    cost = RoundCost(FixedSizeSampling(6, users), privacy.noise_multiplier or 0)
+    assert privacy.epsilon == epsilon(cost, 4, 1e-3, "rdp", Relation.REPLACE)
+
+
+@pytest.mark.parametrize("name", ["uls", "els"])
+def test_shuffled_is_never_called_a_guarantee(name: str, speeches: Path, tmp_path: Path) -> None:
+    size = {"cohort_size": 6} if name == "uls" else {"cohort_size": None, "batch_size": 6}
+    privacy, sizes = run(
+        speeches,
+        tmp_path / "run",
+        strategy={"name": name, "sampling": {"kind": "shuffled"}, **size},
+    )
+    assert sizes == [6] * 4
+    assert privacy.hypothetical
+    assert privacy.epsilon is not None
+    assert privacy.statement.startswith("Hypothetical, not a guarantee for this run")
+    assert any("hypothetical, not a guarantee" in line for line in privacy.assumptions)
+    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert "hypothetical, no guarantee: (ε = " in page
+
+
+def test_zero_out_and_replace_one(speeches: Path, tmp_path: Path) -> None:
+    plain, _ = run(speeches, tmp_path / "plain", privacy={"noise_multiplier": 1.0})
+    zero, _ = run(
+        speeches,
+        tmp_path / "zero",
+        privacy={"noise_multiplier": 1.0, "relation": "zero-out-one"},
+    )
+    assert zero.epsilon == plain.epsilon
+    assert zero.relation == "zero-out-one user"
+    replace, _ = run(
+        speeches,
+        tmp_path / "replace",
+        privacy={"noise_multiplier": 1.0, "relation": "replace-one"},
+    )
+    assert (replace.epsilon or 0) > 1.2 * (plain.epsilon or 9)
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "els cannot be truncated": (
+        {
+            "strategy": {
+                "name": "els",
+                "cohort_size": None,
+                "batch_size": 6,
+                "sampling": {"kind": "truncated-poisson", "max_cohort_size": 7},
+            }
+        },
+        "strategy.sampling: .*nobody has proved its cost",
+    ),
+    "els has no replace-one": (
+        {
+            "strategy": {"name": "els", "cohort_size": None, "batch_size": 6},
+            "privacy": {"relation": "replace-one"},
+        },
+        "'mixture', relation = 'replace-one': .*no proved bound",
+    ),
+    "a fixed size is whole": (
+        {"strategy": {"cohort_size": 6.5, "sampling": {"kind": "fixed-size"}}},
+        "strategy.cohort_size = 6.5: fixed-size sampling needs a whole number",
+    ),
+    "a fixed size insists on the true number": (
+        {
+            "strategy": {"sampling": {"kind": "fixed-size"}},
+            "privacy": {"declared_num_users": 30},
+        },
+        "population of 30, but there are .* users; declare the true number",
+    ),
+    "a truncated population is an upper bound": (
+        {
+            "strategy": {
+                "cohort_size": 2,
+                "sampling": {"kind": "truncated-poisson", "max_cohort_size": 3},
+            },
+            "privacy": {"declared_num_users": 3},
+        },
+        "population of 3, but there are .* users, more than that",
+    ),
+    "no lemma for the clipped denominator": (
+        {
+            "strategy": {"estimator": {"kind": "clipped", "min_weight": 5.0}},
+            "privacy": {"relation": "replace-one"},
+        },
+        'strategy.estimator.kind = "clipped"',
+    ),
+    "rdp has no replace-one of coins": (
+        {"privacy": {"relation": "replace-one", "accountant": "rdp"}},
+        "'rdp', relation = 'replace-one'",
+    ),
+}
+
+
+@pytest.mark.parametrize(("sections", "message"), WRONG.values(), ids=WRONG)
+def test_what_nobody_proved_is_refused_before_the_folder_is_made(
+    sections: dict[str, Any], message: str, speeches: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        run(speeches, tmp_path / "run", **sections)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        ({"strategy": {"sampling": {"kind": "truncated-poisson"}}}, "needs max_cohort_size"),
+        ({"strategy": {"sampling": {"max_cohort_size": 3}}}, "only it takes one"),
+        ({"strategy": {"sampling": {"kind": "any"}}}, "strategy.sampling.kind = 'any'"),
+        ({"privacy": {"relation": "add"}}, "privacy.relation = 'add'"),
+        (
+            {"strategy": {"sampling": {"kind": "shuffled"}}, "privacy": {"noise": "secure"}},
+            "the order of a pass must be drawn again",
+        ),
+    ],
+)
+def test_a_config_that_cannot_be(raw: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_config(raw)

@@ -1,0 +1,79 @@
+"""Black-box group privacy: Vadhan's lemma on the example-level PLD, and where it gives up."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import dp_accounting
+import pytest
+
+from fedsim.accounting.accountants import delta, epsilon
+from fedsim.accounting.events import RoundCost
+from fedsim.sampling import PoissonSampling
+
+ROUNDS, PROBABILITY, DELTA = 2000, 0.01, 1e-6
+
+
+def spent(noise: float, units: int, accountant: str = "group-privacy") -> float:
+    return epsilon(RoundCost(PoissonSampling(PROBABILITY), noise, units), ROUNDS, DELTA, accountant)
+
+
+@pytest.mark.parametrize(
+    ("noise", "units", "anchor"), [(1.0, 4, 20.44), (2.0, 8, 12.42), (1.0, 2, None)]
+)
+def test_satisfies_vadhans_inequality_by_dp_accountings_pld(
+    noise: float, units: int, anchor: float | None
+) -> None:
+    """(ε₁, δ₁) for one is (k ε₁, δ₁ (e^(k ε₁) - 1) / (e^ε₁ - 1)) for k; the best ε₁ is found."""
+    value = spent(noise, units)
+    if anchor is not None:
+        assert value == pytest.approx(anchor, rel=3e-3)
+    one = dp_accounting.pld.PLDAccountant(value_discretization_interval=1e-3).compose(
+        RoundCost(PoissonSampling(PROBABILITY), noise).composed(ROUNDS)
+    )
+
+    def delta_of_group(epsilon_of_group: float) -> float:
+        each = epsilon_of_group / units
+        growth = math.expm1(epsilon_of_group) / math.expm1(each)
+        return float(one.get_delta(each)) * growth
+
+    assert delta_of_group(value * 1.01) <= DELTA  # 1.01: the reference's own grid is coarse
+    assert delta_of_group(value * 0.99) > DELTA
+
+
+def test_diverges() -> None:
+    assert spent(1.0, 8) == math.inf
+    assert spent(1.0, 8, "mixture") < 40.0  # an accountant that looks inside has an answer
+
+
+def test_a_group_of_one_is_the_pld() -> None:
+    assert spent(1.0, 1) == pytest.approx(spent(1.0, 1, "pld"), rel=1e-3)
+    assert spent(1.0, 1) >= spent(1.0, 1, "pld") * (1.0 - 1e-6)
+
+
+def test_grows_faster_than_the_mixture() -> None:
+    """Charles et al. 2024, Figure 1: nearly linear in the group size, or exponential in it."""
+    noise, sizes = 3.0, (1, 2, 4, 8, 16)
+    groups = [spent(noise, size) for size in sizes]
+    mixtures = [spent(noise, size, "mixture") for size in sizes]
+    assert all(math.isfinite(value) for value in groups)
+    for group, mixture in zip(groups[1:], mixtures[1:], strict=True):
+        assert group > mixture
+    ratios = [group / mixture for group, mixture in zip(groups, mixtures, strict=True)]
+    assert ratios == sorted(ratios)
+    assert all(later < 2.6 * value for value, later in itertools.pairwise(mixtures))
+    assert groups[-1] > 2.6 * groups[-2]
+
+
+def test_delta_is_vadhans() -> None:
+    cost = RoundCost(PoissonSampling(PROBABILITY), 3.0, 4)
+    value = epsilon(cost, ROUNDS, DELTA, "group-privacy")
+    assert delta(cost, ROUNDS, value, "group-privacy") == pytest.approx(DELTA, rel=0.05)
+    one = RoundCost(PoissonSampling(PROBABILITY), 3.0)
+    expected = delta(one, ROUNDS, 0.5, "pld") * math.expm1(2.0) / math.expm1(0.5)
+    assert delta(cost, ROUNDS, 2.0, "group-privacy") == pytest.approx(expected, rel=1e-9)
+    assert delta(cost, ROUNDS, 0.0, "group-privacy") == pytest.approx(
+        min(1.0, 4 * delta(one, ROUNDS, 0.0, "pld")), rel=1e-9
+    )
+    assert delta(cost, ROUNDS, 60.0, "group-privacy") == 1.0  # growth beats what a PLD resolves

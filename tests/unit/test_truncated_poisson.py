@@ -1,0 +1,71 @@
+"""The price of a cap on the cohort: nothing where it is never met, and never less than declared."""
+
+from __future__ import annotations
+
+import itertools
+
+import dp_accounting
+import pytest
+from dp_accounting import dp_event
+
+from fedsim.accounting.accountants import epsilon
+from fedsim.accounting.events import RoundCost
+from fedsim.accounting.relations import Relation
+from fedsim.sampling import PoissonSampling, TruncatedPoissonSampling
+
+NOISE, PROBABILITY, ROUNDS, DELTA = 4.0, 0.02, 100, 1e-6
+
+
+def spent(
+    max_units: int,
+    population: int,
+    relation: Relation = Relation.ADD_OR_REMOVE,
+    rounds: int = ROUNDS,
+) -> float:
+    sampling = TruncatedPoissonSampling(PROBABILITY, max_units, population)
+    return epsilon(RoundCost(sampling, NOISE), rounds, DELTA, "pld", relation)
+
+
+def uncapped(relation: Relation = Relation.ADD_OR_REMOVE) -> float:
+    return epsilon(RoundCost(PoissonSampling(PROBABILITY), NOISE), ROUNDS, DELTA, "pld", relation)
+
+
+@pytest.mark.parametrize("relation", Relation)
+def test_a_cap_that_is_never_met_is_free(relation: Relation) -> None:
+    assert TruncatedPoissonSampling(PROBABILITY, 150, 500).truncation_probability < 1e-100
+    assert spent(150, 500, relation) == pytest.approx(uncapped(relation), rel=1e-6)
+
+
+@pytest.mark.parametrize("relation", Relation)
+def test_a_cap_that_bites_costs(relation: Relation) -> None:
+    """At most 13 of an expected 10: a user's coin now decides about another's place."""
+    assert TruncatedPoissonSampling(PROBABILITY, 13, 500).truncation_probability > 0.1
+    assert spent(13, 500, relation) > 1.05 * uncapped(relation)
+
+
+def test_a_tighter_cap_costs_more() -> None:
+    values = [spent(cap, 500) for cap in (13, 15, 18, 24)]
+    assert values == sorted(values, reverse=True)
+    assert values[-1] >= uncapped() * (1.0 - 1e-6)
+
+
+@pytest.mark.parametrize("rounds", [1, ROUNDS])
+@pytest.mark.parametrize("max_units", [5, 15])
+def test_a_declared_upper_bound_on_the_population_is_safe(max_units: int, rounds: int) -> None:
+    """Even where it is so large that the cap cuts every cohort.
+
+    dp_accounting's own ε falls there: it takes the chance to be kept at the given population.
+    """
+    populations = [max_units, 200, 250, 400, 750, 1000, 1500, 3000, 12000]
+    values = [spent(max_units, population, rounds=rounds) for population in populations]
+    for fewer, more in itertools.pairwise(values):
+        assert more >= fewer * (1.0 - 1e-3)
+    assert values[-1] > 1.5 * values[0]
+
+
+@pytest.mark.parametrize("population", [100, 400, 750, 1500, 4000])
+def test_never_below_dp_accounting_at_the_true_population(population: int) -> None:
+    event = dp_event.TruncatedSubsampledGaussianDpEvent(population, PROBABILITY, 15, NOISE)
+    accountant = dp_accounting.pld.PLDAccountant()
+    accountant.compose(dp_accounting.SelfComposedDpEvent(event, ROUNDS))
+    assert spent(15, population) >= accountant.get_epsilon(DELTA) * (1.0 - 1e-4)

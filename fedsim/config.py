@@ -155,14 +155,24 @@ class ServerConfig(Section):
 
 
 class ExecutorConfig(Section):
-    """Who computes, and in what portions; `shard_size` 0 means one shard a worker."""
+    """Who computes, and in what portions; `shard_size` 0 cuts by work, several a worker."""
 
-    grid: Literal["in-process"] = "in-process"
-    workers: Literal[1] = 1
-    gpus_per_worker: Annotated[float, Field(ge=0.0)] = 0.0
+    grid: Literal["in-process", "ray"] = "in-process"
+    workers: Annotated[int, Field(ge=1)] = 1
+    cpus_per_worker: Positive = 1.0
+    gpus_per_worker: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 0.0
     address: str = ""
     engine: Literal["auto", "loop", "vmap"] = "auto"
     shard_size: Annotated[int, Field(ge=0)] = 0
+
+    @model_validator(mode="after")
+    def _one_process_is_one_worker(self) -> ExecutorConfig:
+        if self.grid == "in-process" and (self.workers > 1 or self.address):
+            raise ValueError(
+                f"workers = {self.workers}, address = {self.address!r}: more than this process "
+                'needs grid = "ray"'
+            )
+        return self
 
 
 class TrainingConfig(Section):

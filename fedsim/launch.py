@@ -1,20 +1,26 @@
-"""Start a run from Python or the command line: the ServerApp on an in-process grid."""
+"""Start a run from Python or the command line: the ServerApp on the grid that the config names."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from flwr.app import Context, RecordDict
-from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
 
-from fedsim.config import Config
+from fedsim.config import Config, ExecutorConfig
 from fedsim.grids.in_process import InProcessGrid
+from fedsim.grids.ray_cluster import Share
+from fedsim.grids.ray_grid import RayGrid
 from fedsim.registry import resolve
 from fedsim.server_app import app as server_app
 
+_CLIENT_APP = "default"
+
 
 def run(config: Config, out: Path | str, *, resume: bool = False) -> Path:
-    """Carry out a run in this process and return its folder.
+    """Carry out a run, its server in this process, and return its folder.
 
     Args:
         config: from `load_config` or `parse_config`.
@@ -25,7 +31,6 @@ def run(config: Config, out: Path | str, *, resume: bool = False) -> Path:
         ConfigError: config or input is wrong; nothing was written.
         BudgetSpentError: the privacy budget ended first; model and report are written.
     """
-    client_app: ClientApp = resolve("client_apps", "default", "executor.grid")
     context = Context(
         run_id=1,
         node_id=1,
@@ -33,5 +38,16 @@ def run(config: Config, out: Path | str, *, resume: bool = False) -> Path:
         state=RecordDict(),
         run_config={"config-toml": config.to_toml(), "out": str(out), "resume": resume},
     )
-    server_app(grid=InProcessGrid(client_app), context=context)
+    with _grid(config.executor) as grid:
+        server_app(grid=grid, context=context)
     return Path(out)
+
+
+@contextmanager
+def _grid(config: ExecutorConfig) -> Iterator[Grid]:
+    if config.grid == "in-process":
+        yield InProcessGrid(resolve("client_apps", _CLIENT_APP, "executor.grid"))
+        return
+    share = Share(config.workers, config.cpus_per_worker, config.gpus_per_worker)
+    with RayGrid(_CLIENT_APP, share, config.address) as grid:
+        yield grid

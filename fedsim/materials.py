@@ -7,7 +7,7 @@ from functools import lru_cache
 
 import torch
 
-from fedsim.config import DataConfig, ModelConfig
+from fedsim.config import DataConfig, ExecutorConfig, ModelConfig
 from fedsim.data.build import open_or_build
 from fedsim.data.split import Split, split_store
 from fedsim.data.store import TokenStore
@@ -58,3 +58,13 @@ def load_model(
 def default_device(gpus_per_worker: float) -> str:
     """Return "cuda" where a worker was given a share of a GPU and there is one, else "cpu"."""
     return "cuda" if gpus_per_worker > 0 and torch.cuda.is_available() else "cpu"
+
+
+def worker_device(config: ExecutorConfig, of_server: str) -> str:
+    """Return where workers compute: in this process as the server; elsewhere, on what they got.
+
+    Ray shows a worker the GPU that it was given a share of and no other, as the first.
+    """
+    if config.grid == "in-process":
+        return of_server
+    return "cuda" if config.gpus_per_worker > 0 else "cpu"

@@ -18,7 +18,13 @@ from fedsim.errors import BudgetSpentError
 from fedsim.evaluation import Evaluation, evaluate
 from fedsim.grids.executor import GridExecutor
 from fedsim.grids.records import ClientSpec
-from fedsim.materials import Materials, default_device, load_materials, load_model
+from fedsim.materials import (
+    Materials,
+    default_device,
+    load_materials,
+    load_model,
+    worker_device,
+)
 from fedsim.plan import RoundPlan
 from fedsim.progress import RoundProgress
 from fedsim.registry import resolve
@@ -28,6 +34,7 @@ from fedsim.run_folder import RunFolder
 from fedsim.state import RoundRecord, ServerState
 from fedsim.summary import as_scores, summarise
 from fedsim.training import train
+from fedsim.workload import unit_tokens
 
 log = logging.getLogger("fedsim")
 
@@ -99,9 +106,10 @@ class _Session:
                 task=self.plan.task,
                 clip=self.plan.clip,
                 engine=config.executor.engine,
-                device=device,
+                device=worker_device(config.executor, device),
             ),
             config.executor.shard_size,
+            unit_tokens(self.plan, self.materials),
         )
         with RoundProgress(config.strategy.name, config.strategy.rounds, self.state.round) as bar:
             train(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +39,14 @@ class LiveArray(Array):
         """Return the array itself, read-only."""
         view: npt.NDArray[np.generic] = self.__dict__["_view"]
         return view
+
+    def __reduce__(self) -> tuple[Any, tuple[npt.NDArray[np.generic]]]:
+        """Pickle the ndarray, which between processes of one machine travels without a copy."""
+        return _live, (self.__dict__["_view"],)
+
+
+def _live(ndarray: npt.NDArray[np.generic]) -> LiveArray:
+    return LiveArray(ndarray)
 
 
 LiveArray.__name__ = LiveArray.__qualname__ = "Array"

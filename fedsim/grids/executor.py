@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
+import numpy as np
+import numpy.typing as npt
 from flwr.app import Message
 from flwr.serverapp import Grid
 
@@ -13,8 +14,10 @@ from fedsim.execution import Keys, shards
 from fedsim.grids.arrays import to_record
 from fedsim.grids.records import ClientSpec, ShardReply, ShardRequest
 from fedsim.tensors import Tensors, check_same_layout
+from fedsim.workload import even_shards
 
 _MESSAGE_TYPE = "train"
+_SHARDS_A_NODE = 4  # of several nodes: one that is slow for a while is helped out by the others
 
 
 class GridExecutor:
@@ -26,13 +29,22 @@ class GridExecutor:
     Args:
         grid: any `flwr.serverapp.Grid`.
         spec: what the clients must know.
-        shard_size: units a message; 0 cuts the cohort into one shard a node.
+        shard_size: units a message; 0 cuts the cohort by work: whole for one node, into several
+            shards of about as many tokens each for more.
+        tokens: (num_keys,) what a unit brings, by its key; None where units are alike.
     """
 
-    def __init__(self, grid: Grid, spec: ClientSpec, shard_size: int = 0) -> None:
+    def __init__(
+        self,
+        grid: Grid,
+        spec: ClientSpec,
+        shard_size: int = 0,
+        tokens: npt.NDArray[np.int64] | None = None,
+    ) -> None:
         self._grid = grid
         self._spec = spec.model_dump_json()
         self._shard_size = shard_size
+        self._tokens = tokens
 
     def clipped_sum(self, parameters: Tensors, cohort: Keys, round: int) -> WeightedSum:
         """Return the sum over the cohort; the sum over nobody is zero and sends no message.
@@ -42,8 +54,7 @@ class GridExecutor:
         """
         total = WeightedSum.zero(parameters)
         nodes = sorted(self._grid.get_node_ids())
-        size = self._shard_size or math.ceil(len(cohort) / len(nodes)) or 1
-        pieces = list(shards(cohort, size))
+        pieces = self._cut(cohort, len(nodes))
         replies = self._replies(parameters, pieces, nodes, round)
         waiting: dict[int, WeightedSum] = {}
         folded = 0
@@ -57,6 +68,13 @@ class GridExecutor:
         if folded != len(pieces):
             raise RuntimeError(f"round {round}: {len(pieces) - folded} shards got no reply")
         return total
+
+    def _cut(self, cohort: Keys, num_nodes: int) -> list[Keys]:
+        if self._shard_size:
+            return list(shards(cohort, self._shard_size))
+        count = 1 if num_nodes == 1 else _SHARDS_A_NODE * num_nodes
+        alike = np.ones(int(cohort.max(initial=0)) + 1, dtype=np.int64)
+        return even_shards(cohort, alike if self._tokens is None else self._tokens, count)
 
     def _replies(
         self,

@@ -1,22 +1,16 @@
-"""The default grid: calls the ClientApp in this process, hands arrays over without a copy.
-
-All touching of Flower's inside is in this module: the task identity that a `Message` asks for,
-and the message id that a grid gives (Flower 1.41; see the test of this module).
-"""
+"""The default grid: calls the ClientApp in this process, hands arrays over without a copy."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from uuid import uuid4
 
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
-from flwr.supercore.task_identity import TaskIdentity
 
-_RUN_ID = 1
-_SERVER_NODE = 1
+from fedsim.grids.identity import RUN_ID, answer, assume_identity
+
 _WORKER_NODE = 2
 
 
@@ -26,9 +20,8 @@ class InProcessGrid(Grid):
     def __init__(self, client_app: ClientApp) -> None:
         self._app = client_app
         self._replies: dict[str, Message] = {}
-        self._run = Run.create_empty(_RUN_ID)
-        TaskIdentity.task_id, TaskIdentity.run_id = 1, _RUN_ID
-        TaskIdentity.node_id = _SERVER_NODE
+        self._run = Run.create_empty(RUN_ID)
+        assume_identity()
 
     def set_run(self, run: Run) -> None:
         """Remember the run."""
@@ -73,14 +66,7 @@ class InProcessGrid(Grid):
             yield self._replies.pop(self._answer(message))
 
     def _answer(self, message: Message) -> str:
-        key = str(uuid4())
-        message.metadata.__dict__["_message_id"] = key
-        context = Context(
-            run_id=_RUN_ID,
-            node_id=message.metadata.dst_node_id,
-            node_config={},
-            state=RecordDict(),
-            run_config={},
-        )
-        self._replies[key] = self._app(message=message, context=context)
+        reply = answer(self._app, message)
+        key: str = message.metadata.message_id
+        self._replies[key] = reply
         return key

@@ -1,0 +1,1 @@
+"""A Flower app of the quickstart's shape, made private by its strategy alone."""

@@ -1,0 +1,31 @@
+"""What our grids must know of Flower's inside (Flower 1.41; kept in this one module)."""
+
+from __future__ import annotations
+
+from uuid import uuid4
+
+from flwr.app import Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.supercore.task_identity import TaskIdentity
+
+RUN_ID = 1
+SERVER_NODE = 1
+
+
+def assume_identity() -> None:
+    """Set the task identity that a `Message` asks for before the first is made in a process."""
+    TaskIdentity.task_id, TaskIdentity.run_id = 1, RUN_ID
+    TaskIdentity.node_id = SERVER_NODE
+
+
+def answer(app: ClientApp, message: Message) -> Message:
+    """Give a message the id that a grid gives, and let a ClientApp answer it."""
+    message.metadata.__dict__["_message_id"] = str(uuid4())
+    context = Context(
+        run_id=RUN_ID,
+        node_id=message.metadata.dst_node_id,
+        node_config={},
+        state=RecordDict(),
+        run_config={},
+    )
+    return app(message=message, context=context)

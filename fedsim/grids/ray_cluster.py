@@ -1,0 +1,105 @@
+"""Ray, started here or attached to by an address that was named; never by one that was not."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from fedsim.errors import ConfigError
+
+# Before ray is imported: it reports usage, and warns of what it will change, otherwise.
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one worker gets of the machines.
+
+    Attributes:
+        workers: how many processes.
+        cpus: cores of each, may be a fraction.
+        gpus: GPUs of each, may be a fraction: 0.25 puts four workers on one GPU.
+    """
+
+    workers: int
+    cpus: float
+    gpus: float
+
+
+def connect(address: str) -> bool:
+    """Attach to the cluster at `address`, or start a local one for "", and say if it was started.
+
+    The address is always explicit: plain `ray.init()` attaches to whatever runs on the host, or
+    to what an environment variable says.
+
+    Raises:
+        ConfigError: ray is not installed, or there is no cluster at the address.
+    """
+    ray = import_ray()
+    if ray.is_initialized():
+        raise ConfigError(
+            'executor.grid = "ray": this process is connected to a Ray cluster already; '
+            "disconnect with ray.shutdown() first"
+        )
+    _reach(address)
+    try:
+        ray.init(
+            address=address or "local",
+            include_dashboard=False if not address else None,
+            log_to_driver=False,
+            logging_level="ERROR",
+            namespace="fedsim",
+        )
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise ConfigError(
+            f"executor.address = {address!r}: no Ray cluster there: {error}"
+        ) from None
+    return not address
+
+
+def _reach(address: str) -> None:
+    """Raise `ConfigError` if nobody listens at host:port: Ray itself would try for minutes."""
+    host, colon, port = address.rpartition(":")
+    if not (colon and port.isdigit()) or "://" in address:
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=5.0).close()
+    except OSError as error:
+        raise ConfigError(
+            f"executor.address = {address!r}: no Ray cluster there: {error}"
+        ) from None
+
+
+def require(share: Share) -> None:
+    """Raise `ConfigError` if the cluster does not have what the workers need in all."""
+    ray = import_ray()
+    there = ray.cluster_resources()
+    for field, kind, each in (
+        ("cpus_per_worker", "CPU", share.cpus),
+        ("gpus_per_worker", "GPU", share.gpus),
+    ):
+        asked, available = share.workers * each, float(there.get(kind, 0.0))
+        if asked > available + 1e-9:
+            raise ConfigError(
+                f"executor.workers = {share.workers}, executor.{field} = {each:g}: needs "
+                f"{asked:g} {kind}s, the cluster has {available:g}; ask for fewer workers or "
+                "smaller shares"
+            )
+
+
+def import_ray() -> Any:  # noqa: ANN401  (a module that is imported when it is needed)
+    """Return the ray module.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    try:
+        return import_module("ray")
+    except ImportError:
+        raise ConfigError(
+            'executor.grid = "ray": ray is not installed; install fedsim with its extra "ray"'
+        ) from None

@@ -1,0 +1,266 @@
+"""A grid of Ray actors: workers pull shards, lost shards are done again, nothing is done twice.
+
+Flower's own engine never restarts a dead actor and keeps every reply in memory. Here an actor
+that dies is restarted by Ray, its shard goes to another worker, and replies come out in the
+order of the messages, with a bounded number of them waiting, whatever the cohort.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from flwr.app import ArrayRecord, Error, Message, RecordDict
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+
+from fedsim.errors import ConfigError
+from fedsim.grids.identity import RUN_ID, assume_identity
+from fedsim.grids.ray_cluster import Share, connect, import_ray, require
+from fedsim.grids.ray_worker import Envelope, Worker
+
+_LARGE = 65_536  # bytes from which an array record goes through the object store
+_LOOKAHEAD = 4  # shards a worker that may be ahead of the one to be folded next
+_ATTEMPTS = 5  # of a shard whose worker died under it
+_REST = 0.5  # seconds between two questions to a worker that died
+_PATIENCE = 60.0  # seconds without any worker before the round fails
+_START = 12.0  # seconds to wait for room in a cluster that is full
+_SLOW_START = 120.0  # seconds for the processes to start where there is room
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # of Ray's tracebacks
+_FAILED = 1  # Flower's code of an unknown error
+
+
+@dataclass
+class _Job:
+    """A message on its way: its place in the order, and how often it was lost."""
+
+    number: int
+    message: Message
+    attempts: int = 0
+
+
+class RayGrid(Grid):
+    """Long-lived workers on this machine or on a cluster; a context manager.
+
+    Args:
+        app_name: the ClientApp's entry point under `fedsim.client_apps`.
+        share: how many workers, and what each gets.
+        address: of an existing cluster; "" starts one here, which ends with the grid.
+
+    Raises:
+        ConfigError: no ray, no cluster, or too few resources for the workers.
+    """
+
+    def __init__(self, app_name: str, share: Share, address: str = "") -> None:
+        self._ray = import_ray()
+        self._started = connect(address)
+        self._run = Run.create_empty(RUN_ID)
+        self._pushed: list[Message] = []
+        self._workers: list[Any] = []
+        assume_identity()
+        try:
+            require(share)
+            self._start_workers(app_name, share)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> RayGrid:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the workers, and Ray where this grid started it."""
+        for worker in self._workers:
+            self._ray.kill(worker)
+        self._workers = []
+        self._ray.shutdown()
+
+    def set_run(self, run: Run) -> None:
+        """Remember the run."""
+        self._run = run
+
+    @property
+    def run(self) -> Run:
+        """The run that messages belong to."""
+        return self._run
+
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        """Return a message; `Message(...)` itself is the current way."""
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Return a node a worker. A message goes to whichever worker is free, not to its node."""
+        return list(range(2, 2 + len(self._workers)))
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Keep messages until `pull_messages` asks for their replies."""
+        first = len(self._pushed)
+        self._pushed += messages
+        return [str(number) for number in range(first, len(self._pushed))]
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Compute and hand out the replies, in the order of the ids."""
+        return list(self.send_and_receive(self._pushed[int(key)] for key in message_ids))
+
+    def send_and_receive(
+        self,
+        messages: Iterable[Message],
+        *,
+        timeout: float | None = None,
+    ) -> Iterator[Message]:
+        """Yield a reply a message, in their order; an error reply holds the worker's traceback."""
+        return _Dispatch(self._ray, self._workers, iter(messages)).replies()
+
+    def _start_workers(self, app_name: str, share: Share) -> None:
+        actor = self._ray.remote(
+            num_cpus=share.cpus, num_gpus=share.gpus, max_restarts=-1, max_task_retries=0
+        )(Worker)
+        free = self._ray.available_resources()
+        self._workers = [actor.remote(app_name) for _ in range(share.workers)]
+        pings = [worker.ready.remote() for worker in self._workers]
+        # What fits now is only a matter of starting processes; else somebody must make room.
+        fits = share.workers * share.cpus <= free.get("CPU", 0.0) + 1e-9
+        fits &= share.workers * share.gpus <= free.get("GPU", 0.0) + 1e-9
+        patience = _SLOW_START if fits else _START
+        there, missing = self._ray.wait(pings, num_returns=len(pings), timeout=patience)
+        if missing:
+            raise ConfigError(
+                f"executor.workers = {share.workers}: {len(there)} could be placed within "
+                f"{patience:g} s with {share.cpus:g} CPUs and {share.gpus:g} GPUs each; free in "
+                f"the cluster were {free.get('CPU', 0):g} CPUs and {free.get('GPU', 0):g} GPUs"
+            )
+        self._ray.get(there)  # raises what a worker's start raised
+
+
+class _Dispatch:
+    """One round's messages on the workers."""
+
+    def __init__(self, ray: Any, workers: list[Any], messages: Iterator[Message]) -> None:  # noqa: ANN401
+        self._ray = ray
+        self._messages = enumerate(messages)
+        self._lookahead = _LOOKAHEAD * len(workers)
+        self._free = deque(workers)
+        self._lost: deque[_Job] = deque()
+        self._busy: dict[Any, tuple[_Job, Any]] = {}  # by the reference of the reply
+        self._pings: dict[Any, Any] = {}  # workers that died, by the reference of a sign of life
+        self._resting: list[tuple[float, Any]] = []  # those that gave none, and when to ask again
+        self._alive = time.monotonic()  # when a worker was last busy or free
+        self._done: dict[int, Message] = {}
+        self._stored: dict[int, tuple[ArrayRecord, Any]] = {}  # by identity, kept alive
+        self._exhausted = False
+        self._next = 0
+
+    def replies(self) -> Iterator[Message]:
+        """Yield the replies in the order of the messages."""
+        while True:
+            self._assign()
+            if self._next in self._done:
+                self._next += 1
+                yield self._done.pop(self._next - 1)
+            elif self._busy or self._pings or self._resting:
+                self._wait()
+            elif self._exhausted and not self._lost:
+                return
+
+    def _assign(self) -> None:
+        while self._free and (job := self._following()) is not None:
+            worker = self._free.popleft()
+            reference = worker.answer.remote(*self._packed(job.message))
+            self._busy[reference] = (job, worker)
+
+    def _following(self) -> _Job | None:
+        """Return a lost shard, or the next message if it is not too far ahead."""
+        if self._lost:
+            return self._lost.popleft()
+        outstanding = len(self._busy) + len(self._done)
+        if self._exhausted or outstanding >= self._lookahead:
+            return None
+        following = next(self._messages, None)
+        if following is None:
+            self._exhausted = True
+            return None
+        return _Job(*following)
+
+    def _packed(self, message: Message) -> tuple[Any, ...]:
+        """Return the envelope and references to large records, each stored once a round."""
+        small, names, large = RecordDict(), [], []
+        for name, record in message.content.items():
+            if isinstance(record, ArrayRecord) and _num_bytes(record) >= _LARGE:
+                if id(record) not in self._stored:
+                    self._stored[id(record)] = (record, self._ray.put(record))
+                names.append(name)
+                large.append(self._stored[id(record)][1])
+            else:
+                small[name] = record
+        meta = message.metadata
+        envelope = Envelope(meta.dst_node_id, meta.message_type, meta.group_id, small, tuple(names))
+        return (envelope, *large)
+
+    def _wait(self) -> None:
+        """Take in what workers have to say: replies, errors, deaths, returns."""
+        now = time.monotonic()
+        due = [worker for when, worker in self._resting if when <= now]
+        self._resting = [(when, worker) for when, worker in self._resting if when > now]
+        self._pings.update((worker.ready.remote(), worker) for worker in due)
+        if self._busy or self._free:
+            self._alive = now
+        elif now - self._alive > _PATIENCE:
+            raise RuntimeError(f"all workers died, and none came back within {_PATIENCE:g} s")
+        waiting = [*self._busy, *self._pings]
+        if not waiting:
+            time.sleep(_REST)
+            return
+        ready, _ = self._ray.wait(waiting, num_returns=1, timeout=_REST)
+        for reference in ready:
+            if reference in self._busy:
+                self._take_reply(reference)
+            else:
+                self._take_ping(reference)
+
+    def _take_reply(self, reference: Any) -> None:  # noqa: ANN401  (ray's references are untyped)
+        job, worker = self._busy.pop(reference)
+        errors = self._ray.exceptions
+        try:
+            content = self._ray.get(reference)
+            self._done[job.number] = Message(content, reply_to=job.message)
+            self._free.append(worker)
+        except errors.RayTaskError as error:  # the ClientApp's own, the same on every worker
+            self._fail(job, _COLOURS.sub("", str(error)))
+            self._free.append(worker)
+        except errors.RayError as error:
+            self._pings[worker.ready.remote()] = worker
+            job.attempts += 1
+            if job.attempts < _ATTEMPTS:
+                self._lost.append(job)
+            else:
+                self._fail(job, f"{job.attempts} workers died while computing it: {error}")
+
+    def _take_ping(self, reference: Any) -> None:  # noqa: ANN401
+        worker = self._pings.pop(reference)
+        try:
+            self._ray.get(reference)
+            self._free.append(worker)
+        except self._ray.exceptions.RayError:  # not yet
+            self._resting.append((time.monotonic() + _REST, worker))
+
+    def _fail(self, job: _Job, reason: str) -> None:
+        error = Error(code=_FAILED, reason=f"shard {job.number}: {reason}")
+        self._done[job.number] = Message(error, reply_to=job.message)
+
+
+def _num_bytes(record: ArrayRecord) -> int:
+    return sum(array.numpy().nbytes for array in record.values())

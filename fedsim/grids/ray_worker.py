@@ -1,0 +1,62 @@
+"""A worker of the Ray grid: one long-lived process that answers shard after shard."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from flwr.app import ArrayRecord, Message, RecordDict
+
+from fedsim.grids.identity import answer, assume_identity
+from fedsim.registry import resolve
+
+
+@dataclass(frozen=True)
+class Envelope:
+    """A message without its large arrays, which travel by way of the object store.
+
+    Attributes:
+        node: the node that it is addressed to.
+        kind: its message type.
+        group: its group id.
+        small: the records that travel inside.
+        names: what the large records, handed over separately, are called.
+    """
+
+    node: int
+    kind: str
+    group: str
+    small: RecordDict
+    names: tuple[str, ...]
+
+
+class Worker:
+    """Calls a ClientApp, whose module caches hold the model and the store.
+
+    The app's module, torch and all, is imported with the first message: a worker is ready soon.
+    """
+
+    def __init__(self, app_name: str) -> None:
+        self._app_name = app_name
+        assume_identity()
+
+    def ready(self) -> int:
+        """Return the process id, which says that the process is there."""
+        return os.getpid()
+
+    def answer(self, envelope: Envelope, *large: ArrayRecord) -> RecordDict:
+        """Return the content of the reply; what the ClientApp raises goes to the server."""
+        content = RecordDict()
+        for name, record in envelope.small.items():
+            content[name] = record
+        for name, record in zip(envelope.names, large, strict=True):
+            content[name] = record
+        message = Message(
+            content,
+            dst_node_id=envelope.node,
+            message_type=envelope.kind,
+            group_id=envelope.group,
+        )
+        app = resolve("client_apps", self._app_name, "executor.grid")
+        reply: RecordDict = answer(app, message).content
+        return reply

@@ -1,0 +1,40 @@
+"""How much work a unit is, so that shards can be cut evenly: tokens, not users."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from fedsim.execution import Keys
+from fedsim.materials import Materials
+from fedsim.plan import RoundPlan
+
+
+def unit_tokens(plan: RoundPlan, materials: Materials) -> npt.NDArray[np.int64]:
+    """Return (num_keys,) int64: about how many tokens a unit brings to a round, by its key.
+
+    An example brings its length; a user at most `group_size` examples of its average length.
+    """
+    store, split = materials.store, materials.split
+    if plan.unit == "example":
+        keys = np.zeros(int(plan.pool.max()) + 1, dtype=np.int64)
+        keys[plan.pool] = store.lengths(plan.pool)
+        return keys
+    sizes = split.user_sizes  # at least 1 each
+    tokens = np.add.reduceat(store.lengths(split.train_examples), split.train_offsets[:-1])
+    most = plan.task.options.get("group_size") or int(sizes.max())
+    return np.asarray(tokens * np.minimum(sizes, most) // sizes, dtype=np.int64)
+
+
+def even_shards(cohort: Keys, tokens: npt.NDArray[np.int64], count: int) -> list[Keys]:
+    """Cut a cohort, its order kept, into at most `count` runs of about equal work.
+
+    A shard is cut where the running sum of work passes the next multiple of the mean; a unit
+    without tokens still counts as one. An empty cohort gives no shard.
+    """
+    if len(cohort) == 0:
+        return []
+    work = np.cumsum(np.maximum(tokens[cohort], 1))
+    bounds = work[-1] * np.arange(1, count) / count
+    cuts = np.unique(np.searchsorted(work, bounds, side="left") + 1)
+    return [piece for piece in np.split(cohort, cuts[cuts < len(cohort)]) if len(piece)]

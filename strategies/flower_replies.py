@@ -1,0 +1,79 @@
+"""The executor of a Flower round: clients' replies, all there and in shape, clipped and added."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from flwr.app import Message
+
+from fedsim.clipping import Clip
+from fedsim.estimators import WeightedSum
+from fedsim.execution import Accumulator, Keys, Update
+from fedsim.grids.arrays import from_record
+from fedsim.tensors import Tensors, check_same_layout
+
+
+class Replies:
+    """An executor whose clients have answered already, each with the parameters it arrived at.
+
+    Args:
+        replies: what the grid brought back, in any order.
+        nodes: the node of each key of a cohort.
+        clip: bounds what one node adds.
+    """
+
+    def __init__(self, replies: Iterable[Message], nodes: list[int], clip: Clip) -> None:
+        self._replies = replies
+        self._nodes = nodes
+        self._clip = clip
+
+    def clipped_sum(self, parameters: Tensors, cohort: Keys, round: int) -> WeightedSum:
+        """Return Σ clip(sent − returned): a gradient, so that the optimizer steps against it.
+
+        Every node weighs 1, whatever number of examples it says it has.
+
+        Raises:
+            RuntimeError: a node of the cohort did not answer, failed, answered twice or with
+                something other than one record of arrays like those sent; or one answered
+                that was not asked.
+        """
+        nodes = [self._nodes[key] for key in cohort]
+        answers = self._by_node(frozenset(nodes), round)
+        if missing := [node for node in nodes if node not in answers]:
+            raise RuntimeError(f"round {round}: no reply from the nodes {missing}; no release")
+        total = Accumulator(parameters, self._clip)
+        for node in nodes:  # in their order, so that the bits do not depend on timing
+            returned = _arrays(answers.pop(node), parameters, round)
+            # float64: the difference of two large float32 numbers must not overflow
+            update = {name: sent.double() - returned[name] for name, sent in parameters.items()}
+            total.add(Update(update, loss=0.0, num_gradients=0), weight=1.0)
+        return total.total()
+
+    def _by_node(self, asked: frozenset[int], round: int) -> dict[int, Message]:
+        answers: dict[int, Message] = {}
+        for reply in self._replies:
+            node = reply.metadata.src_node_id
+            if reply.has_error():
+                raise RuntimeError(f"round {round}: node {node} failed: {reply.error.reason}")
+            if node in answers or node not in asked:
+                raise RuntimeError(f"round {round}: node {node} replied twice or unasked")
+            answers[node] = reply
+        return answers
+
+
+def _arrays(reply: Message, sent: Tensors, round: int) -> dict[str, torch.Tensor]:
+    """Return the only arrays of a reply, float64; the record's name is not looked at, as in FedAvg.
+
+    A NaN or an infinity is let through: the accumulator turns it into a zero.
+    """
+    node = reply.metadata.src_node_id
+    records = list(reply.content.array_records.values())
+    if len(records) != 1:
+        raise RuntimeError(f"round {round}: node {node} sent {len(records)} array records, not one")
+    returned = from_record(records[0])
+    try:
+        check_same_layout(sent, returned)
+    except ValueError as error:
+        raise RuntimeError(f"round {round}: node {node}: {error}") from None
+    return {name: value.double() for name, value in returned.items()}

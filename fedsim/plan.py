@@ -85,23 +85,14 @@ class RoundPlan:
             )
         if self.units_per_user < 1:
             raise ValueError(f"units_per_user = {self.units_per_user}: must be at least 1")
-        if self.estimator.kind != "fixed" and (reason := self._unproved_clipped_denominator()):
+        reason = unproved_clipped_denominator(self.sampling, self.relation, self.units_per_user)
+        if self.estimator.kind != "fixed" and reason:
             raise ValueError(
                 f'estimator.kind = {self.estimator.kind!r}: {reason} needs "fixed"; nobody has '
                 "proved a bound for the clipped denominator there"
             )
         _ = self.cost  # refuses what has no event
         _ = self.noise_stddev  # refuses noise without a bound
-
-    def _unproved_clipped_denominator(self) -> str | None:
-        """Return what Lemma 1 of McMahan et al. 2018 does not cover: it adds one unit, once."""
-        if self.units_per_user > 1:
-            return "a user with several units in the pool"
-        if self.relation is Relation.REPLACE:
-            return "the replace-one relation"
-        if self.sampling.kind == "truncated-poisson":
-            return "a cohort in which one user can displace another"
-        return None
 
     @cached_property
     def noise_stddev(self) -> float:
@@ -145,3 +136,16 @@ class RoundPlan:
 
     def _source(self, purpose: Literal["sampling", "noise"], round: int) -> RandomSource:
         return SystemEntropy() if self.entropy == "secure" else stream(self.seed, purpose, round)
+
+
+def unproved_clipped_denominator(
+    sampling: Sampling, relation: Relation, units_per_user: int
+) -> str | None:
+    """Return what Lemma 1 of McMahan et al. 2018, which adds one unit once, does not cover."""
+    if units_per_user > 1:
+        return "a user with several units in the pool"
+    if relation is Relation.REPLACE:
+        return "the replace-one relation"
+    if sampling.kind == "truncated-poisson":
+        return "a cohort in which one user can displace another"
+    return None

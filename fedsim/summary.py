@@ -187,9 +187,11 @@ def _assumptions(config: Config, plan: RoundPlan, origin: str, num_users: int) -
 def _delta(config: Config, relation: Relation, counted: int) -> tuple[str, ...]:
     if config.privacy.delta is None or counted < 2:
         return ()
-    declared = config.privacy.declared_num_users
-    public = declared is not None or relation is not Relation.ADD_OR_REMOVE
-    return (delta_sentence(config.privacy.delta, declared or counted, public),)
+    delta, declared = config.privacy.delta, config.privacy.declared_num_users
+    if declared is not None:
+        return (delta_sentence(delta, declared, public=True),)
+    public = relation is not Relation.ADD_OR_REMOVE
+    return (delta_sentence(delta, counted, public, "a number that the relation does not hide"),)
 
 
 def _data(config: Config, materials: Materials, plan: RoundPlan) -> DataSummary:

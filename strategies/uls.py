@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedsim.accounting.relations import Relation
 from fedsim.config import Config
 from fedsim.errors import ConfigError
 from fedsim.estimators import ClippedDenominator, Estimator, FixedDenominator
 from fedsim.materials import Materials
-from fedsim.plan import RoundPlan
+from fedsim.plan import RoundPlan, unproved_clipped_denominator
 from fedsim.sampling import Sampling
 from strategies.common import (
     assumptions,
@@ -66,9 +65,9 @@ def _estimator(config: Config, law: Sampling, num_users: int) -> Estimator:
     min_weight = config.strategy.estimator.min_weight
     if min_weight is None:
         return FixedDenominator(law.probability, num_users)
-    if law.kind == "truncated-poisson" or neighbours(config) is Relation.REPLACE:
+    if reason := unproved_clipped_denominator(law, neighbours(config), units_per_user=1):
         raise ConfigError(
-            f'strategy.estimator.kind = "clipped": with {law.kind} sampling under '
-            f'{neighbours(config).value} nobody has proved a bound; take kind = "fixed"'
+            f'strategy.estimator.kind = "clipped": {reason} has no proved bound; '
+            'take kind = "fixed"'
         )
     return ClippedDenominator(law.probability, min_weight)

@@ -119,7 +119,7 @@ def epsilon(
     |---|---|
     | no rounds | 0 |
     | noise multiplier 0 | inf |
-    | delta below what the accountant resolves (about 1e-15 for a PLD) | inf |
+    | delta below what the accountant resolves (about 1e-22 a round for a PLD) | inf |
     | group privacy that diverges | inf |
 
     Raises:

@@ -11,17 +11,23 @@ from typing import Any
 
 from fedsim.paths import cache_dir, write_atomically
 
-_METHOD = 3  # raised when fedsim's own arithmetic changes
+_METHOD = 4  # raised when fedsim's own arithmetic changes
 _PACKAGES = ("dp-accounting", "numpy", "scipy")
 
 
-def remembered(kind: str, inputs: Mapping[str, Any], compute: Callable[[], float]) -> float:
+def remembered(
+    kind: str,
+    inputs: Mapping[str, Any],
+    compute: Callable[[], float],
+    sound: Callable[[float], bool],
+) -> float:
     """Return `compute()`, or what it returned before for the same inputs and library versions.
 
     Args:
         kind: names the folder under `fedsim.paths.cache_dir()`.
         inputs: everything the result depends on, as JSON values.
         compute: what to do when nothing is known; its errors are not remembered.
+        sound: whether a number that was read back can be one: damage must not become noise 0.
 
     A file that is missing, damaged or of other inputs is computed anew, and a cache that cannot
     be written is no reason to fail.
@@ -37,7 +43,7 @@ def remembered(kind: str, inputs: Mapping[str, Any], compute: Callable[[], float
         content = json.loads(path.read_text(encoding="utf-8"))
         if content["inputs"] == key and isinstance(content["value"], float):
             value: float = content["value"]
-            if value >= 0.0:  # false for NaN
+            if sound(value):
                 return value
     except (OSError, ValueError, LookupError, TypeError):
         pass

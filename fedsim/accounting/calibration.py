@@ -82,12 +82,12 @@ def calibrate_noise_multiplier(
         if found is None:
             raise ConfigError(
                 f"epsilon = {epsilon}, delta = {delta}: accountant {chosen.name!r} cannot certify "
-                "this with any noise; give a larger delta (a PLD resolves about 1e-15 at best) "
+                "this with any noise; give a larger delta (a PLD resolves about 1e-22 a round) "
                 "or a larger epsilon"
             )
         return found
 
-    return remembered("calibration", inputs, search)
+    return remembered("calibration", inputs, search, lambda value: 0.0 < value < math.inf)
 
 
 def _refuse_empty_promise(cost: RoundCost, rounds: int, delta: float) -> None:

@@ -4,7 +4,8 @@ T rounds convolve their losses T times, by FFT. The FFT's rounding errors are re
 whole mass, about T * 1e-16 of it, so a plain composition of a million rounds knows no δ below
 1e-10, and may report one that is too small. So the losses are tilted first: p(L) e^(θL) / M(θ)
 with θ such that the tilted sum has its bulk where the answer lies. There the errors are
-relative to δ itself (the tilting of large-deviations theory; for losses see Gopi et al. 2021).
+relative to δ itself. (Tilting is large-deviations theory's; composing losses by FFT is Koskela
+et al. 2020's.)
 """
 
 from __future__ import annotations

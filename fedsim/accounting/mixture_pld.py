@@ -27,7 +27,7 @@ _LOG_DISCARDED = -50.0  # log of the mass that a truncation charges to δ; as dp
 _TABLE = 4096  # points of the table that Newton's iterations start from
 _MAX_STEPS = 60
 _CHUNK = 8192  # points at a time: bounds memory, and the cache holds them
-MAX_POINTS = 1 << 21
+MAX_POINTS = 3 << 21
 
 
 def mixture_pld(
@@ -42,7 +42,7 @@ def mixture_pld(
         width: of the grid of privacy losses, in nats.
 
     Raises:
-        ValueError: the losses need more than 2 million grid points of this width.
+        ValueError: the losses need more than 6 million grid points of this width.
     """
     mixture = _Mixture.pruned(noise, np.asarray(sensitivities), np.asarray(probabilities))
     lowest, highest = mixture.support()
@@ -199,8 +199,11 @@ def _split_masses(
 
 
 def _pmf(width: float, first: int, masses: Array, infinite: float) -> pld_pmf.PLDPmf:
-    """Return a distribution that sums to 1: rounding errors would grow with a million rounds."""
-    masses *= (1.0 - infinite) / math.fsum(masses)
+    """Return a distribution that sums to at least 1: what rounding lost would cost a million times.
+
+    What rounding added is left where it is: an upper bound is not scaled down.
+    """
+    masses *= max(1.0, (1.0 - infinite) / math.fsum(masses))
     return pld_pmf.DensePLDPmf(width, first, masses, infinite, True)
 
 

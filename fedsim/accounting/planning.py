@@ -151,13 +151,16 @@ def delta_of_population(num_users: int, exponent: float = 1.1) -> float:
     return delta
 
 
-def delta_sentence(delta: float, num_users: int, public: bool) -> str:
+def delta_sentence(
+    delta: float, num_users: int, public: bool, origin: str = "a number declared public"
+) -> str:
     """Say what δ is as a power of n, which n that is, and warn where it promises too little.
 
     Args:
         delta: in (0, 1).
         num_users: n >= 2, the users it is measured against.
-        public: whether n was declared a public number; if not, it was counted in the data.
+        public: whether n is a public number; if not, it was counted in the data.
+        origin: why it is public, in words.
 
     Raises:
         ConfigError: delta outside (0, 1), or fewer than two users.
@@ -166,11 +169,8 @@ def delta_sentence(delta: float, num_users: int, public: bool) -> str:
         raise ConfigError(f"delta = {delta!r}: give a number in (0, 1)")
     _check_population(num_users)
     exponent = -math.log(delta) / math.log(num_users)
-    origin = (
-        "a number declared public"
-        if public
-        else "counted in the private data, which the guarantee does not cover"
-    )
+    if not public:
+        origin = "counted in the private data, which the guarantee does not cover"
     sentence = f"δ = {delta:.3g} is n^-{exponent:.3g} for n = {num_users:,} users, {origin}."
     if delta * num_users >= 1.0:
         sentence += (

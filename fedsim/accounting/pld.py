@@ -33,6 +33,7 @@ WIDTH = 1e-4
 _REFINEMENT = 4
 _FIRST_POINTS = 20  # of the first grid, about
 _WIDEST = 10.0  # nats; wider ones say little, and overflow
+_MOST_UPWARD = MAX_POINTS // 3  # grid points; losses go down as far as up, and spans are rough
 _TOLERANCE = 1e-4  # of ε or δ, relative, that finer grids may still take off
 _TOLERANCE_BEYOND = 7e-4  # the same once the grid is dp_accounting's own or finer
 _NEARLY_NOTHING = 1e-22  # mass of a component that a PLD leaves out, about e^-50
@@ -58,7 +59,7 @@ class PldAccountant:
         return None
 
     def epsilon(self, costs: Composition, delta: float, relation: Relation) -> float:
-        """Return ε at δ; inf where δ is below what a PLD resolves, about 1e-15."""
+        """Return ε at δ; inf where δ is below what a PLD resolves, about 1e-22 a round."""
         return solve_epsilon(costs, delta, relation)[0]
 
     def delta(self, costs: Composition, epsilon: float, relation: Relation) -> float:
@@ -153,7 +154,7 @@ def _truncated(
 def _refined(at: Callable[[float], float], costs: Composition) -> tuple[float, float]:
     """Return value and width of the first grid that is fine enough, or of the finest that fits."""
     span = max(_span(cost) for cost, _ in costs)
-    if span / _WIDEST > MAX_POINTS / _REFINEMENT:
+    if span / _WIDEST > _MOST_UPWARD / _REFINEMENT:
         least = min(cost.noise_multiplier for cost, _ in costs)
         raise ConfigError(
             f"noise_multiplier = {least:g}: so little that ε is in the millions, and no PLD is "
@@ -164,7 +165,7 @@ def _refined(at: Callable[[float], float], costs: Composition) -> tuple[float, f
     for exponent in itertools.count(power, -1):
         width = WIDTH * float(_REFINEMENT) ** exponent
         values.append(at(width))
-        too_many = _REFINEMENT * span / width > MAX_POINTS
+        too_many = _REFINEMENT * span / width > _MOST_UPWARD
         if too_many or _settled(values, _TOLERANCE if width > WIDTH else _TOLERANCE_BEYOND):
             return values[-1], width
     raise AssertionError("unreachable: grids only get finer")

@@ -170,6 +170,7 @@ def answer(question: Question, target: float | None, delta: float) -> Answer:
         "epsilon",
         inputs,
         lambda: epsilon_of(cost, question.rounds, delta, accountant.name, relation),
+        lambda value: value >= 0.0,  # infinite where nothing is promised; never NaN
     )
     return Answer(question, accountant.name, relation, noise, spent, delta)
 

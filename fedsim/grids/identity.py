@@ -6,6 +6,8 @@ from uuid import uuid4
 
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
 RUN_ID = 1
@@ -16,6 +18,34 @@ def assume_identity() -> None:
     """Set the task identity that a `Message` asks for before the first is made in a process."""
     TaskIdentity.task_id, TaskIdentity.run_id = 1, RUN_ID
     TaskIdentity.node_id = SERVER_NODE
+
+
+class OneRunGrid(Grid):
+    """What grids in the server's own process have in common: one run, and messages by hand."""
+
+    def __init__(self) -> None:
+        self._run = Run.create_empty(RUN_ID)
+        assume_identity()
+
+    def set_run(self, run: Run) -> None:
+        """Remember the run."""
+        self._run = run
+
+    @property
+    def run(self) -> Run:
+        """The run that messages belong to."""
+        return self._run
+
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        """Return a message; `Message(...)` itself is the current way."""
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
 
 def answer(app: ClientApp, message: Message) -> Message:

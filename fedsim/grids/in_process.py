@@ -4,44 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from flwr.app import Message, RecordDict
+from flwr.app import Message
 from flwr.clientapp import ClientApp
-from flwr.serverapp import Grid
-from flwr.supercore.run import Run
 
-from fedsim.grids.identity import RUN_ID, answer, assume_identity
+from fedsim.grids.identity import OneRunGrid, answer
 
 _WORKER_NODE = 2
 
 
-class InProcessGrid(Grid):
+class InProcessGrid(OneRunGrid):
     """One node, this process; `push_messages` computes, `pull_messages` hands the replies out."""
 
     def __init__(self, client_app: ClientApp) -> None:
+        super().__init__()
         self._app = client_app
         self._replies: dict[str, Message] = {}
-        self._run = Run.create_empty(RUN_ID)
-        assume_identity()
-
-    def set_run(self, run: Run) -> None:
-        """Remember the run."""
-        self._run = run
-
-    @property
-    def run(self) -> Run:
-        """The run that messages belong to."""
-        return self._run
-
-    def create_message(
-        self,
-        content: RecordDict,
-        message_type: str,
-        dst_node_id: int,
-        group_id: str,
-        ttl: float | None = None,
-    ) -> Message:
-        """Return a message; `Message(...)` itself is the current way."""
-        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def get_node_ids(self) -> Iterable[int]:
         """Return the one node there is."""

@@ -30,8 +30,8 @@ class Share:
     gpus: float
 
 
-def connect(address: str) -> bool:
-    """Attach to the cluster at `address`, or start a local one for "", and say if it was started.
+def connect(address: str) -> None:
+    """Attach to the cluster at `address`, or start a local one for "".
 
     The address is always explicit: plain `ray.init()` attaches to whatever runs on the host, or
     to what an environment variable says.
@@ -58,7 +58,6 @@ def connect(address: str) -> bool:
         raise ConfigError(
             f"executor.address = {address!r}: no Ray cluster there: {error}"
         ) from None
-    return not address
 
 
 def _reach(address: str) -> None:

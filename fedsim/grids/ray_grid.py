@@ -13,13 +13,12 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
+from uuid import uuid4
 
 from flwr.app import ArrayRecord, Error, Message, RecordDict
-from flwr.serverapp import Grid
-from flwr.supercore.run import Run
 
 from fedsim.errors import ConfigError
-from fedsim.grids.identity import RUN_ID, assume_identity
+from fedsim.grids.identity import OneRunGrid
 from fedsim.grids.ray_cluster import Share, connect, import_ray, require
 from fedsim.grids.ray_worker import Envelope, Worker
 
@@ -43,7 +42,7 @@ class _Job:
     attempts: int = 0
 
 
-class RayGrid(Grid):
+class RayGrid(OneRunGrid):
     """Long-lived workers on this machine or on a cluster; a context manager.
 
     Args:
@@ -57,11 +56,10 @@ class RayGrid(Grid):
 
     def __init__(self, app_name: str, share: Share, address: str = "") -> None:
         self._ray = import_ray()
-        self._started = connect(address)
-        self._run = Run.create_empty(RUN_ID)
-        self._pushed: list[Message] = []
+        connect(address)
+        super().__init__()
+        self._pushed: dict[str, Message] = {}
         self._workers: list[Any] = []
-        assume_identity()
         try:
             require(share)
             self._start_workers(app_name, share)
@@ -76,31 +74,11 @@ class RayGrid(Grid):
         self.close()
 
     def close(self) -> None:
-        """End the workers, and Ray where this grid started it."""
+        """End the workers, and the connection to Ray, which ends a Ray that was started here."""
         for worker in self._workers:
             self._ray.kill(worker)
         self._workers = []
         self._ray.shutdown()
-
-    def set_run(self, run: Run) -> None:
-        """Remember the run."""
-        self._run = run
-
-    @property
-    def run(self) -> Run:
-        """The run that messages belong to."""
-        return self._run
-
-    def create_message(
-        self,
-        content: RecordDict,
-        message_type: str,
-        dst_node_id: int,
-        group_id: str,
-        ttl: float | None = None,
-    ) -> Message:
-        """Return a message; `Message(...)` itself is the current way."""
-        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def get_node_ids(self) -> Iterable[int]:
         """Return a node a worker. A message goes to whichever worker is free, not to its node."""
@@ -108,13 +86,14 @@ class RayGrid(Grid):
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Keep messages until `pull_messages` asks for their replies."""
-        first = len(self._pushed)
-        self._pushed += messages
-        return [str(number) for number in range(first, len(self._pushed))]
+        pushed = {str(uuid4()): message for message in messages}
+        self._pushed |= pushed
+        return list(pushed)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Compute and hand out the replies, in the order of the ids."""
-        return list(self.send_and_receive(self._pushed[int(key)] for key in message_ids))
+        """Compute and hand out the replies, each once; an unknown id is passed over."""
+        known = [key for key in message_ids if key in self._pushed]
+        return list(self.send_and_receive([self._pushed.pop(key) for key in known]))
 
     def send_and_receive(
         self,

@@ -92,11 +92,8 @@ def worker_pids(grid: RayGrid) -> list[int]:
     raise AssertionError("a worker that was killed did not come back")
 
 
-@pytest.mark.parametrize("kills", [1, 4])
-def test_killed_workers_change_nothing(
-    grid: RayGrid, materials: Materials, speeches: Path, kills: int
-) -> None:
-    """SIGKILL in the middle of a round of one-user shards, as often as asked."""
+def test_killed_workers_change_nothing(grid: RayGrid, materials: Materials, speeches: Path) -> None:
+    """SIGKILL in the middle of a round of one-user shards, twice."""
     config, parameters = small_config(speeches), materials.model.initial_parameters()
     expected = undisturbed(config, materials, 1)
     executor = GridExecutor(grid, client_spec(config), 1)
@@ -104,7 +101,7 @@ def test_killed_workers_change_nothing(
     killed: list[int] = []
 
     def killer() -> None:
-        while len(killed) < kills and not done.is_set():
+        while len(killed) < 2 and not done.is_set():
             time.sleep(0.3)
             pid = worker_pids(grid)[len(killed) % 2]
             os.kill(pid, signal.SIGKILL)
@@ -120,7 +117,7 @@ def test_killed_workers_change_nothing(
     finally:
         done.set()
         thread.join()
-    assert len(killed) == kills
+    assert len(killed) == 2
     assert before - set(worker_pids(grid))
 
 

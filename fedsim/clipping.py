@@ -3,7 +3,9 @@
 A clip scales an update's tensors so that its L2 norm is at most `.bound`. `factors` are Python
 floats and are applied in float64: the factor of a huge float32 update would be a denormal
 float32, too coarse to keep the bound. Calling a clip applies them; whoever sums (execution)
-multiplies by the factors as it adds, which saves a copy of every update.
+multiplies by the factors as it adds, which saves a copy of every update. Engines that know many
+units' norms and hold no update ask for `batch_factors`, the arithmetic of which `factors` is the
+case of one unit.
 
 | update      | flat, per-layer          | normalised               |
 |-------------|--------------------------|--------------------------|
@@ -16,7 +18,7 @@ multiplies by the factors as it adds, which saves a copy of every update.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Literal
 
 import torch
@@ -53,14 +55,37 @@ class _Clip(BaseModel):
 
     def factors(self, update: Tensors) -> dict[str, float]:
         """Return what each tensor of the update is multiplied by."""
+        squares = [l2_norm({name: value}) ** 2 for name, value in update.items()]
+        row = torch.tensor([squares], dtype=torch.float64)
+        return dict(zip(update, self.batch_factors(list(update), row)[0].tolist(), strict=True))
+
+    def batch_factors(
+        self, names: Sequence[str], squares: torch.Tensor, *, norm_error: float = 0.0
+    ) -> torch.Tensor:
+        """Return what each tensor of each of many updates is multiplied by.
+
+        Args:
+            names: of the tensors.
+            squares: (units, tensors) float64, their squared L2 norms, finite.
+            norm_error: relative; how much less than the true norm the given one may be.
+
+        Returns:
+            (units, tensors) float64.
+        """
         raise NotImplementedError
 
 
-def _projection(update: Tensors, norm_bound: float) -> float:
-    """Return the factor of π(Δ, S), McMahan et al. 2018, eq. 1: min(1, S/‖Δ‖)."""
-    norm = l2_norm(update)
-    allowed = norm_bound * _MARGIN
-    return 1.0 if norm <= allowed else allowed / norm
+def _projections(squares: torch.Tensor, norm_bound: float, norm_error: float) -> torch.Tensor:
+    """Return the factors of π(Δ, S), McMahan et al. 2018, eq. 1: min(1, S/‖Δ‖), (units, 1).
+
+    Args:
+        squares: (units, tensors that share the bound).
+        norm_bound: S.
+        norm_error: see `batch_factors`.
+    """
+    norms = squares.sum(dim=1, keepdim=True).sqrt()
+    allowed = norm_bound * _MARGIN * (1.0 - norm_error)
+    return torch.where(norms <= allowed, 1.0, allowed / norms)
 
 
 class FlatClip(_Clip):
@@ -74,9 +99,11 @@ class FlatClip(_Clip):
         """The largest L2 norm that comes out."""
         return self.l2_clip_norm
 
-    def factors(self, update: Tensors) -> dict[str, float]:
-        """Return one factor for all tensors."""
-        return dict.fromkeys(update, _projection(update, self.l2_clip_norm))
+    def batch_factors(
+        self, names: Sequence[str], squares: torch.Tensor, *, norm_error: float = 0.0
+    ) -> torch.Tensor:
+        """Return one factor for all tensors of an update."""
+        return _projections(squares, self.l2_clip_norm, norm_error).expand(squares.shape)
 
 
 class PerLayerClip(_Clip):
@@ -96,16 +123,19 @@ class PerLayerClip(_Clip):
         """The largest L2 norm that comes out."""
         return math.hypot(*self.l2_clip_norms.values())
 
-    def factors(self, update: Tensors) -> dict[str, float]:
+    def batch_factors(
+        self, names: Sequence[str], squares: torch.Tensor, *, norm_error: float = 0.0
+    ) -> torch.Tensor:
         """Return a factor for each layer; a layer without a bound is a `ValueError`."""
-        layers: dict[str, dict[str, torch.Tensor]] = {}
-        for name, value in update.items():
-            layers.setdefault(layer_of(name), {})[name] = value
+        layers: dict[str, list[int]] = {}
+        for column, name in enumerate(names):
+            layers.setdefault(layer_of(name), []).append(column)
         if missing := sorted(layers.keys() - self.l2_clip_norms.keys()):
             raise ValueError(f"l2_clip_norms: no bound for the layers {missing}")
-        factors: dict[str, float] = {}
-        for layer, part in layers.items():
-            factors |= dict.fromkeys(part, _projection(part, self.l2_clip_norms[layer]))
+        factors = torch.empty_like(squares)
+        for layer, columns in layers.items():
+            bound = self.l2_clip_norms[layer]
+            factors[:, columns] = _projections(squares[:, columns], bound, norm_error)
         return factors
 
 
@@ -123,11 +153,12 @@ class NormalisedClip(_Clip):
         """The largest L2 norm that comes out."""
         return 1.0
 
-    def factors(self, update: Tensors) -> dict[str, float]:
+    def batch_factors(
+        self, names: Sequence[str], squares: torch.Tensor, *, norm_error: float = 0.0
+    ) -> torch.Tensor:
         """Return the inner factors over the inner bound."""
-        return {
-            name: factor / self.clip.bound for name, factor in self.clip.factors(update).items()
-        }
+        inner = self.clip.batch_factors(names, squares, norm_error=norm_error)
+        return inner / self.clip.bound
 
 
 class NoClip(_Clip):
@@ -140,9 +171,11 @@ class NoClip(_Clip):
         """Infinity: nothing is bounded."""
         return math.inf
 
-    def factors(self, update: Tensors) -> dict[str, float]:
+    def batch_factors(
+        self, names: Sequence[str], squares: torch.Tensor, *, norm_error: float = 0.0
+    ) -> torch.Tensor:
         """Return ones."""
-        return dict.fromkeys(update, 1.0)
+        return torch.ones_like(squares)
 
 
 Clip = Annotated[FlatClip | PerLayerClip | NormalisedClip | NoClip, Field(discriminator="kind")]

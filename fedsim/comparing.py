@@ -4,51 +4,165 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 
-from fedsim.config import Config, load_config
 from fedsim.errors import ConfigError
-from fedsim.launch import run
+from fedsim.job import Job, Outcome, Runner, one_after_another
+from fedsim.paths import write_atomically
 from fedsim.report.comparison import Comparison
 from fedsim.report.comparison_folder import write_comparison
+from fedsim.report.schema import load_report
 from fedsim.run_folder import RunFolder
+from fedsim.sweep import expand, parse_variation
 
 log = logging.getLogger("fedsim")
 
 
-def compare(sources: Sequence[Path], out: Path) -> Comparison:
+class RunsFailedError(RuntimeError):
+    """Some runs of a comparison failed; the others are done and compared."""
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What became of all runs.
+
+    Attributes:
+        comparison: of the runs that have a report; None where none has.
+        outcomes: of the configs' runs, in the order of the grid.
+    """
+
+    comparison: Comparison | None
+    outcomes: tuple[Outcome, ...]
+
+    @property
+    def failures(self) -> list[Outcome]:
+        """Those without a report."""
+        return [outcome for outcome in self.outcomes if not outcome.has_report]
+
+
+def compare(
+    sources: Sequence[Path],
+    out: Path,
+    *,
+    vary: Sequence[str] = (),
+    overrides: Sequence[str] = (),
+    runner: Runner = one_after_another,
+) -> Comparison:
     """Bring every source to a finished run and write table, picture and page into `out`.
 
-    Args:
-        sources: run folders, taken as they are, and configs, each run in `out/<its name>`; one
-            that is finished there is not run again, one that was cut off is taken up.
-        out: the comparison's folder.
+    Arguments and files are those of `sweep`. A run that its budget ended early counts as done.
 
     Raises:
-        ConfigError: no source, two of the same name, a source that is neither, a wrong config.
-            All configs are read before the first is run.
+        ConfigError: as `sweep`; also when nothing could be run and all of it was wrong input.
+        RunsFailedError: a run failed. What the others gave was written before.
     """
+    result = sweep(sources, out, vary=vary, overrides=overrides, runner=runner)
+    if result.failures or result.comparison is None:
+        reasons = "\n".join(f"{failure.name}: {failure.reason}" for failure in result.failures)
+        wrong = all(failure.ending == "wrong input" for failure in result.failures)
+        raise (ConfigError if wrong and result.comparison is None else RunsFailedError)(reasons)
+    return result.comparison
+
+
+def sweep(
+    sources: Sequence[Path],
+    out: Path,
+    *,
+    vary: Sequence[str] = (),
+    overrides: Sequence[str] = (),
+    runner: Runner = one_after_another,
+) -> Sweep:
+    """Run the grid of configs, compare what finished, and tell how each run ended.
+
+    Args:
+        sources: run folders, taken as they are, and configs, whose runs are `out/<name>`; one
+            that is finished there is not run again, one that was cut off is taken up.
+        out: the comparison's folder. `<name>.error.txt` in it is the traceback of a failure.
+        vary: `key.path=v1,v2`; the grid is the product of all of them with the configs.
+        overrides: `key.path=value`, for all configs.
+        runner: carries the runs out; one after another by default.
+
+    Raises:
+        ConfigError: no source, two of the same name, a source that is neither, a wrong config, a
+            folder of another run. All configs are read before the first is run.
+    """
+    jobs = _jobs(sources, out, vary, overrides)
+    entries = [job for job in jobs if isinstance(job, Job)]
+    outcomes = {job.name: _outcome_before(job) for job in entries if _is_finished(job)}
+    left = [job for job in entries if job.name not in outcomes]
+    if left:
+        with closing(runner(left)) as ending:
+            for number, outcome in enumerate(ending, start=1):
+                outcomes[outcome.name] = outcome
+                _take_down(outcome, out, f"{number} of {len(left)}")
+    run_dirs = [
+        job.out if isinstance(job, Job) else job
+        for job in jobs
+        if not isinstance(job, Job) or outcomes[job.name].has_report
+    ]
+    comparison = write_comparison(run_dirs, out) if run_dirs else None
+    return Sweep(comparison, tuple(outcomes[job.name] for job in entries))
+
+
+def _jobs(
+    sources: Sequence[Path], out: Path, vary: Sequence[str], overrides: Sequence[str]
+) -> list[Job | Path]:
+    """Return the runs to be done and the folders to be read, everything checked."""
     if not sources:
         raise ConfigError("compare: name at least one config or run folder")
-    jobs = [(source, None if source.is_dir() else load_config(source)) for source in sources]
-    run_dirs = [source if config is None else out / source.stem for source, config in jobs]
-    if len(set(run_dirs)) < len(run_dirs):
-        raise ConfigError(
-            f"compare: two sources would share a folder: {sorted(map(str, run_dirs))}"
-        )
-    for source, run_dir in zip(sources, run_dirs, strict=True):
-        if run_dir is source and not RunFolder(run_dir).report.exists():
-            raise ConfigError(f"compare: {run_dir} is no finished run (no report.json)")
-    for (_, config), run_dir in zip(jobs, run_dirs, strict=True):
-        if config is not None:
-            _finish(config, run_dir)
-    return write_comparison(run_dirs, out)
+    variations = [parse_variation(text) for text in vary]
+    if (vary or overrides) and all(source.is_dir() for source in sources):
+        raise ConfigError("compare: --vary and --set are for configs, and all sources are folders")
+    jobs: list[Job | Path] = []
+    for source in sources:
+        if source.is_dir():
+            jobs.append(source)
+        else:
+            cells = expand(source, variations, overrides)
+            jobs += [Job(cell.name, cell.config, (out / cell.name).resolve()) for cell in cells]
+    _check_folders(jobs)
+    return jobs
 
 
-def _finish(config: Config, run_dir: Path) -> None:
-    folder = RunFolder(run_dir)
-    if folder.report.exists():
-        folder.check_resumable(config)
-        log.info("%s: finished before, not run again", run_dir.name)
-        return
-    run(config, run_dir, resume=folder.config.exists())
+def _check_folders(jobs: Sequence[Job | Path]) -> None:
+    folders = [job.out if isinstance(job, Job) else job.resolve() for job in jobs]
+    seen: set[str] = set()
+    for folder in folders:
+        key = str(folder).casefold()  # not every file system tells a from A
+        if key in seen:
+            raise ConfigError(f"compare: two runs would share the folder {folder}; call them apart")
+        seen.add(key)
+    for job in jobs:
+        if not isinstance(job, Job):
+            if not RunFolder(job).report.exists():
+                raise ConfigError(f"compare: {job} is no finished run (no report.json)")
+        elif job.name.startswith("comparison.") or job.name.endswith(".error.txt"):
+            raise ConfigError(f"compare: {job.name}: a file is called so; rename the config")
+        elif RunFolder(job.out).config.exists():
+            RunFolder(job.out).check_resumable(job.config)
+        else:
+            RunFolder(job.out).check_fresh()
+
+
+def _is_finished(job: Job) -> bool:
+    return RunFolder(job.out).report.exists()
+
+
+def _outcome_before(job: Job) -> Outcome:
+    done, asked = load_report(job.out).cost.rounds, job.config.strategy.rounds
+    log.info("%s: finished before, not run again", job.name)
+    if done == asked:
+        return Outcome(job.name, "finished")
+    return Outcome(job.name, "budget spent", reason=f"the budget ended after {done} of {asked}")
+
+
+def _take_down(outcome: Outcome, out: Path, place: str) -> None:
+    """Say how a run ended, and keep the traceback of a failure or drop an earlier one."""
+    log.info("%s: %s after %.1f s (%s)", outcome.name, outcome.ending, outcome.seconds, place)
+    path = out / f"{outcome.name}.error.txt"
+    if outcome.has_report:
+        path.unlink(missing_ok=True)
+    else:
+        write_atomically(path, outcome.traceback)

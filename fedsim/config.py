@@ -162,7 +162,7 @@ class ExecutorConfig(Section):
     cpus_per_worker: Positive = 1.0
     gpus_per_worker: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 0.0
     address: str = ""
-    engine: Literal["auto", "loop", "vmap"] = "auto"
+    engine: Literal["auto", "loop", "materialised", "ghost", "vmap"] = "auto"
     shard_size: Annotated[int, Field(ge=0)] = 0
 
     @model_validator(mode="after")
@@ -197,8 +197,9 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _engine_can_do_the_task(self) -> Config:
-        if self.executor.engine == "vmap" and self.strategy.local.task == "fedavg":
-            raise ValueError('executor.engine = "vmap": local training needs "loop" or "auto"')
+        engine = self.executor.engine
+        if engine not in ("auto", "loop") and self.strategy.local.task == "fedavg":
+            raise ValueError(f'executor.engine = "{engine}": local training needs "loop" or "auto"')
         return self
 
     @model_validator(mode="after")

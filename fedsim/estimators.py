@@ -12,7 +12,7 @@ from typing import Protocol
 
 import torch
 
-from fedsim.tensors import Tensors, add, scale, zeros_like
+from fedsim.tensors import Tensors, add, add_, scale, zeros_like
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,8 +44,20 @@ class WeightedSum:
         return cls(zeros_like(layout, torch.float64))
 
     def __add__(self, other: WeightedSum) -> WeightedSum:
+        return self._with(add(self.values, other.values), other)
+
+    def absorb_(self, other: WeightedSum) -> WeightedSum:
+        """Return self + other, written into the tensors of self, which is used up by it.
+
+        For whoever folds many sums of a large model: no fresh memory for each.
+        """
+        values = dict(self.values)
+        add_(values, other.values, dict.fromkeys(values, 1.0))
+        return self._with(values, other)
+
+    def _with(self, values: Tensors, other: WeightedSum) -> WeightedSum:
         return WeightedSum(
-            values=add(self.values, other.values),
+            values=values,
             weight=self.weight + other.weight,
             num_units=self.num_units + other.num_units,
             num_non_finite=self.num_non_finite + other.num_non_finite,

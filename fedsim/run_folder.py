@@ -54,7 +54,9 @@ class RunFolder:
 
     def check_fresh(self) -> None:
         """Raise `ConfigError` unless the folder is absent or empty."""
-        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+        if self.path.exists() and (
+            not self.path.is_dir() or any(map(_counts, self.path.iterdir()))
+        ):
             raise ConfigError(
                 f"--out {self.path}: already there; take it up with --resume, or name another"
             )
@@ -78,8 +80,9 @@ class RunFolder:
     def begin(self, config: Config) -> None:
         """Make the folder and write the resolved config; `ConfigError` where that cannot be."""
         try:
-            self.checkpoints.mkdir(parents=True, exist_ok=True)
+            # The config first: a folder with anything in it but no config could not be taken up.
             write_atomically(self.config, config.to_toml())
+            self.checkpoints.mkdir(exist_ok=True)
         except OSError as error:
             raise ConfigError(f"--out {self.path}: cannot be written: {error}") from None
 
@@ -138,6 +141,11 @@ class RunFolder:
             return Ledger.from_json(json.loads(self.ledger.read_text(encoding="utf-8")))
         except json.JSONDecodeError as error:
             raise ConfigError(f"ledger {self.ledger}: not JSON: {error}") from None
+
+
+def _counts(path: Path) -> bool:
+    """Whether a file is somebody's: not what a kill in the middle of a first write left behind."""
+    return not (path.name.startswith(".config.toml.") and path.name.endswith(".tmp"))
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -16,11 +16,13 @@ os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
 import typer
 from click.exceptions import ClickException, Exit
-from rich.console import Console
 
 from fedsim.cli.account import app as account_app
 from fedsim.cli.bench import bench_command
+from fedsim.cli.compare import SeveralEpsilons, compare_command
 from fedsim.cli.data import app as data_app
+from fedsim.cli.flower import flower_command
+from fedsim.cli.outcome import say_what_came_out
 from fedsim.cli.study import study_command
 from fedsim.errors import BudgetSpentError, ConfigError
 
@@ -35,6 +37,8 @@ app.add_typer(account_app, name="account")
 app.add_typer(data_app, name="data")
 app.command(name="study")(study_command)
 app.command(name="bench")(bench_command)
+app.command(name="flower")(flower_command)
+app.command(name="compare", cls=SeveralEpsilons)(compare_command)
 
 WRONG_INPUT, BUDGET_SPENT = 2, 3
 
@@ -56,20 +60,7 @@ def run_command(
     folder = run(
         load_config(config, overrides or []), out or Path("runs") / config.stem, resume=resume
     )
-    _say_what_came_out(folder)
-
-
-@app.command(name="compare")
-def compare_command(
-    sources: Annotated[list[Path], typer.Argument(help="Configs to run, finished run folders.")],
-    out: Annotated[Path, typer.Option(help="The comparison's folder.")] = Path("runs/comparison"),
-) -> None:
-    """Put several runs into one table and one picture."""
-    from fedsim.comparing import compare
-    from fedsim.report.tables import to_rich
-
-    Console().print(to_rich(compare(sources, out)))
-    typer.echo(f"Report: {out / 'comparison.html'}")
+    say_what_came_out(folder)
 
 
 @app.command(name="demo")
@@ -101,19 +92,6 @@ def main() -> None:
         typer.echo(f"Stopped: {error}", err=True)
         status = BUDGET_SPENT
     sys.exit(status if isinstance(status, int) else 0)
-
-
-def _say_what_came_out(folder: Path) -> None:
-    from fedsim.report.schema import load_report
-
-    report = load_report(folder)
-    before, after = report.utility.initial, report.utility.final
-    typer.echo(report.privacy.statement)
-    if after.tokens:
-        typer.echo(f"Held-out loss {before.loss:.4f} -> {after.loss:.4f} nats a token.")
-    else:
-        typer.echo("No text was held out, so no utility was measured; see data.held_out_examples.")
-    typer.echo(f"Model: {folder / 'model'}   Report: {folder / 'report.html'}")
 
 
 if __name__ == "__main__":

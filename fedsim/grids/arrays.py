@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import warnings
 from typing import Any
 
 import numpy as np
@@ -64,3 +65,10 @@ def to_record(tensors: Tensors) -> ArrayRecord:
 def from_record(record: ArrayRecord) -> dict[str, torch.Tensor]:
     """Return the tensors of a record, copied: the wire's arrays may be read-only."""
     return {name: torch.from_numpy(array.numpy().copy()) for name, array in record.items()}
+
+
+def views_of(record: ArrayRecord) -> dict[str, torch.Tensor]:
+    """Return the tensors of a record, not copied: for whoever only reads them, once."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return {name: torch.from_numpy(array.numpy()) for name, array in record.items()}

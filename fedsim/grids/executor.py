@@ -12,6 +12,7 @@ from flwr.serverapp import Grid
 from fedsim.estimators import WeightedSum
 from fedsim.execution import Keys, shards
 from fedsim.grids.arrays import to_record
+from fedsim.grids.nodes import wait_for_nodes
 from fedsim.grids.records import ClientSpec, ShardReply, ShardRequest
 from fedsim.tensors import Tensors, check_same_layout
 from fedsim.workload import even_shards
@@ -50,10 +51,11 @@ class GridExecutor:
         """Return the sum over the cohort; the sum over nobody is zero and sends no message.
 
         Raises:
-            RuntimeError: a shard failed; the message holds the worker's own error.
+            RuntimeError: a shard failed; the message holds the worker's own error. Or no node is
+                there, and none came when it was waited for.
         """
         total = WeightedSum.zero(parameters)
-        nodes = sorted(self._grid.get_node_ids())
+        nodes = wait_for_nodes(self._grid)
         pieces = self._cut(cohort, len(nodes))
         replies = self._replies(parameters, pieces, nodes, round)
         waiting: dict[int, WeightedSum] = {}
@@ -63,7 +65,7 @@ class GridExecutor:
                 raise RuntimeError(f"round {round}: shard {reply.shard} came twice or unasked")
             waiting[reply.shard] = _checked(reply, parameters, len(pieces[reply.shard]), round)
             while folded in waiting:  # in shard order, so that the bits do not depend on timing
-                total = total + waiting.pop(folded)
+                total = total.absorb_(waiting.pop(folded))
                 folded += 1
         if folded != len(pieces):
             raise RuntimeError(f"round {round}: {len(pieces) - folded} shards got no reply")
@@ -84,7 +86,7 @@ class GridExecutor:
         round: int,
     ) -> Iterator[ShardReply]:
         record = to_record(parameters)
-        requests = (
+        requests = [  # a list: Flower's grid of a SuperLink goes through the messages twice
             Message(
                 ShardRequest(self._spec, round, number, keys, parameters).to_content(record),
                 dst_node_id=nodes[number % len(nodes)],
@@ -92,7 +94,7 @@ class GridExecutor:
                 group_id=str(round),
             )
             for number, keys in enumerate(pieces)
-        )
+        ]
         for message in self._grid.send_and_receive(requests):
             if message.has_error():
                 raise RuntimeError(f"round {round}: a worker failed: {message.error.reason}")

@@ -13,7 +13,7 @@ from fedsim.clipping import Clip
 from fedsim.config import DataConfig, ModelConfig
 from fedsim.estimators import WeightedSum
 from fedsim.execution import Keys
-from fedsim.grids.arrays import from_record, to_record
+from fedsim.grids.arrays import from_record, to_record, views_of
 from fedsim.plan import TaskSpec
 from fedsim.tensors import Tensors
 
@@ -88,10 +88,10 @@ class ShardReply:
 
     @classmethod
     def from_content(cls, content: RecordDict) -> ShardReply:
-        """Read a reply's content."""
+        """Read a reply's content; the sum's tensors may be read-only."""
         counts = content.metric_records["counts"]
         total = WeightedSum(
-            values=from_record(content.array_records["sum"]),
+            values=views_of(content.array_records["sum"]),
             weight=float(counts["weight"]),  # type: ignore[arg-type]
             num_units=int(counts["num_units"]),  # type: ignore[arg-type]
             num_non_finite=int(counts["num_non_finite"]),  # type: ignore[arg-type]

@@ -14,6 +14,7 @@ import pytest
 from fedsim.config import Config
 from tests.conftest import small_config
 from tests.end_to_end.ray_runs import (
+    Command,
     assert_same_run,
     computing,
     plugin,
@@ -52,17 +53,18 @@ def test_ten_workers_killed_in_one_run(config: Config, undisturbed: Path, tmp_pa
     killed: set[psutil.Process] = set()
     with started(tmp_path / "log", "run", path, "--out", tmp_path / "run") as command:
         while len(killed) < KILLS:
-            before = rounds_of(tmp_path / "run")
-            until(
-                lambda before=before: rounds_of(tmp_path / "run") > before or not command.running,
-                "another round",
-            )
+            await_another_round(command, tmp_path / "run")
             victims = until(lambda: command.workers() or not command.running, "a busy worker")
             assert command.running, f"over after {len(killed)} kills: {command.log.read_text()}"
             victims[0].send_signal(signal.SIGKILL)  # now and then it was the only one there
             killed.add(victims[0])
         assert command.wait() == 0, command.log.read_text()
     assert_same_run(tmp_path / "run", undisturbed)
+
+
+def await_another_round(command: Command, run: Path) -> None:
+    before = rounds_of(run)
+    until(lambda: rounds_of(run) > before or not command.running, "another round")
 
 
 def rounds_of(run: Path) -> int:

@@ -1,0 +1,140 @@
+"""What a run that nobody has paid for yet would take: from measured constants, each by its name.
+
+`python -m experiments.projection docs/benchmarks.json` prints the table of docs/projection.md.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A run to project.
+
+    Attributes:
+        parameters: of the model, all of them taking part in forward and backward.
+        trainable: those that move, travel and are noised.
+        cohort_size: expected users a round.
+        group_size: sequences a user brings.
+        sequence_length: tokens a sequence.
+        rounds: how many.
+        gpus: how many, a worker each.
+    """
+
+    parameters: float
+    trainable: float
+    cohort_size: int
+    group_size: int
+    sequence_length: int
+    rounds: int
+    gpus: int
+
+
+@dataclass(frozen=True)
+class Assumptions:
+    """What this repository has not measured.
+
+    Attributes:
+        peak_flops: of one GPU, per second, from its data sheet.
+        utilisation: the share of it that training reaches.
+        price: of a GPU hour.
+    """
+
+    peak_flops: float
+    utilisation: float
+    price: float
+
+
+@dataclass(frozen=True)
+class Constants:
+    """What `fedsim bench` measured.
+
+    Attributes:
+        transfer: seconds per parameter and shard: out as float32, back as float64, on Ray.
+        message: seconds per shard besides.
+        server: seconds per parameter for estimate, noise and step.
+        coins: seconds a round for a population of 342,477 besides.
+    """
+
+    transfer: float
+    message: float
+    server: float
+    coins: float
+
+    @classmethod
+    def measured(cls, rows: Sequence[Mapping[str, Any]]) -> Constants:
+        """Read them out of the rows of `fedsim bench grids server --json`."""
+        seconds = {(row["case"], row.get("engine")): float(row["seconds"]) for row in rows}
+        small, large = (seconds[f"round/{size}", "ray"] for size in ("1M", "10M"))
+        slope = (large - small) / 9e6
+        server = sum(seconds[f"{part}/10M", None] for part in ("estimate", "noise", "adam")) / 1e7
+        return cls(
+            transfer=slope / SHARDS_MEASURED,
+            message=max(0.0, small - 1e6 * slope) / SHARDS_MEASURED,
+            server=server,
+            coins=max(0.0, seconds["population/342477", "ray"] - small - 1e6 * server),
+        )
+
+
+SHARDS_MEASURED = 8  # of `round/*` on two workers: four each
+_FLOPS_PER_PARAMETER_AND_TOKEN = 6.0  # forward 2, backward 4
+
+
+@dataclass(frozen=True)
+class Projection:
+    """Seconds of a round by part, and what all rounds come to."""
+
+    gradients: float
+    transfer: float
+    server: float
+    hours: float
+    cost: float
+
+
+def project(setting: Setting, constants: Constants, assumptions: Assumptions) -> Projection:
+    """Return the projection with one shard a worker; parts of a round follow one another."""
+    tokens = setting.cohort_size * setting.group_size * setting.sequence_length
+    flops = _FLOPS_PER_PARAMETER_AND_TOKEN * setting.parameters * tokens
+    gradients = flops / (setting.gpus * assumptions.peak_flops * assumptions.utilisation)
+    transfer = setting.gpus * (constants.message + constants.transfer * setting.trainable)
+    server = constants.coins + constants.server * setting.trainable
+    hours = setting.rounds * (gradients + transfer + server) / 3600.0
+    return Projection(gradients, transfer, server, hours, hours * setting.gpus * assumptions.price)
+
+
+H200 = Assumptions(peak_flops=989e12, utilisation=0.4, price=4.0)
+"""NVIDIA's data sheet (dense bfloat16); utilisation and dollars an hour are guesses."""
+
+_FULL = Setting(350e6, 350e6, 4096, 16, 128, 10_000, 8)
+SETTINGS: dict[str, Setting] = {
+    "350 M, all parameters": _FULL,
+    "350 M, LoRA (1 % of them)": Setting(350e6, 3.5e6, 4096, 16, 128, 10_000, 8),
+    "the same, cohort of 512": Setting(350e6, 3.5e6, 512, 16, 128, 10_000, 8),
+}
+
+
+def table(constants: Constants) -> str:
+    """Return the Markdown table."""
+    lines = [
+        "| setting | gradients | transfer | server | a round | all rounds | at $4 a GPU hour |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for name, setting in SETTINGS.items():
+        made = project(setting, constants, H200)
+        total = made.gradients + made.transfer + made.server
+        lines.append(
+            f"| {name} | {made.gradients:.2g} s | {made.transfer:.2g} s | {made.server:.2g} s "
+            f"| {total:.3g} s | {made.hours:,.0f} h | ${made.cost:,.0f} |"
+        )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    measured = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    sys.stdout.write(table(Constants.measured(measured["rows"])) + "\n")

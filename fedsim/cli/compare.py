@@ -1,0 +1,131 @@
+"""`fedsim compare`: runs side by side, a grid of them where values vary."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import click
+import typer
+from rich.console import Console
+from typer.core import TyperCommand
+
+from fedsim.errors import ConfigError
+
+if TYPE_CHECKING:
+    from fedsim.comparing import Sweep
+    from fedsim.job import Runner
+
+FAILED, WRONG_INPUT, BUDGET_SPENT = 1, 2, 3
+_EPSILON = "--epsilon"
+
+
+class SweepGrid(StrEnum):
+    """Where the runs of a comparison happen."""
+
+    IN_PROCESS = "in-process"
+    RAY = "ray"
+
+
+class SeveralEpsilons(TyperCommand):
+    """A command in which `--epsilon 2 4 8` is `--epsilon 2 --epsilon 4 --epsilon 8`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Repeat the option before each number that follows its value."""
+        repeated: list[str] = []
+        within = False
+        for number, argument in enumerate(args):
+            follows = number > 0 and args[number - 1] == _EPSILON
+            within = (
+                follows
+                or argument.startswith(f"{_EPSILON}=")
+                or (within and _are_numbers(argument))
+            )
+            if within and not follows and not argument.startswith(_EPSILON):
+                repeated.append(_EPSILON)
+            repeated.append(argument)
+        return super().parse_args(ctx, repeated)
+
+
+def compare_command(
+    *,
+    sources: Annotated[list[Path], typer.Argument(help="Configs to run, finished run folders.")],
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY.PATH=V,V,...", help="Run each config with each of the values."),
+    ] = None,
+    epsilon: Annotated[
+        list[str] | None,
+        typer.Option(_EPSILON, metavar="E ...", help="Short for --vary privacy.epsilon=E,..."),
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY.PATH=VALUE", help="Lay a value over all configs."),
+    ] = None,
+    grid: Annotated[SweepGrid, typer.Option(help="One run after another, or Ray tasks.")] = (
+        SweepGrid.IN_PROCESS
+    ),
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="With --grid ray: the most runs at once.")
+    ] = None,
+    address: Annotated[
+        str, typer.Option(help="With --grid ray: of a cluster; else one starts here.")
+    ] = "",
+    out: Annotated[Path, typer.Option(help="The comparison's folder.")] = Path("runs/comparison"),
+) -> None:
+    """Put several runs, or a grid of them, into one table and one picture."""
+    from fedsim.comparing import sweep
+    from fedsim.report.tables import to_rich
+
+    variations = list(vary or [])
+    if epsilon:
+        variations.append(f"privacy.epsilon={','.join(epsilon)}")
+    runner = _runner(grid, workers, address)
+    result = sweep(sources, out, vary=variations, overrides=overrides or [], runner=runner)
+    if result.comparison is not None:
+        Console().print(to_rich(result.comparison))
+        typer.echo(f"Report: {out / 'comparison.html'}")
+    status = _say_what_went_wrong(result, out)
+    if status:
+        raise typer.Exit(status)
+
+
+def _runner(grid: SweepGrid, workers: int | None, address: str) -> Runner:
+    from fedsim.job import one_after_another
+
+    if grid is SweepGrid.RAY:
+        from fedsim.grids.ray_sweep import OnRay
+
+        return OnRay(address, workers)
+    if workers is not None or address:
+        raise ConfigError(
+            f"--workers {workers}, --address {address!r}: runs side by side need --grid ray"
+        )
+    return one_after_another
+
+
+def _say_what_went_wrong(result: Sweep, out: Path) -> int:
+    """List what is missing on standard error, and return the exit status that it makes."""
+    for outcome in result.outcomes:
+        if outcome.ending == "budget spent":
+            typer.echo(f"Stopped: {outcome.name}: {outcome.reason}", err=True)
+    failures = result.failures
+    for failure in failures:
+        typer.echo(
+            f"Failed: {failure.name}: {failure.reason} (see {out / failure.name}.error.txt)",
+            err=True,
+        )
+    if failures:
+        wrong = all(failure.ending == "wrong input" for failure in failures)
+        return WRONG_INPUT if wrong and result.comparison is None else FAILED
+    spent = any(outcome.ending == "budget spent" for outcome in result.outcomes)
+    return BUDGET_SPENT if spent else 0
+
+
+def _are_numbers(text: str) -> bool:
+    """Whether it is what `--epsilon` takes: a number, or several with commas between."""
+    try:
+        return bool([float(part) for part in text.split(",")])
+    except ValueError:
+        return False

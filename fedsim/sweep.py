@@ -1,0 +1,166 @@
+"""A grid of configs: every config with every combination of the values that vary, each named."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from fedsim.config import Config, load_config
+from fedsim.errors import ConfigError
+
+_UNSAFE = re.compile(r"[^\w.,+=@() -]+")  # what is left is a name on every file system
+_QUOTING = re.compile(r"[\s\"'\[\]{}]")  # says where a value begins and ends: not needed to read it
+_LONGEST = 160  # bytes of a name; a file system takes 255, and files are called after it
+
+
+@dataclass(frozen=True)
+class Variation:
+    """A key and the values that it takes in turn.
+
+    Attributes:
+        key: a dotted path such as "privacy.epsilon".
+        values: as they were typed; `load_config` reads them as it reads `--set`.
+    """
+
+    key: str
+    values: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One config of the grid, and what its run is called."""
+
+    name: str
+    config: Config
+
+
+def parse_variation(text: str) -> Variation:
+    """Read `key.path=v1,v2,…`, each value TOML or a bare word.
+
+    Raises:
+        ConfigError: no key, no or an empty value, two equal ones, a bracket that is never closed.
+    """
+    key, separator, listed = (part.strip() for part in text.partition("="))
+    if not separator or not all(part.strip() for part in key.split(".")):
+        raise ConfigError(
+            f"--vary {text!r}: expected key.path=value,value, such as privacy.epsilon=2,8"
+        )
+    values = _split(listed)
+    if not all(values):
+        raise ConfigError(f'--vary {text!r}: a value is missing; an empty string is ""')
+    for value in values:
+        if not _is_toml(value) and _is_open(value):
+            raise ConfigError(f"--vary {text!r}: {value!r} does not close what it opens; quote it")
+    meant = [_meaning(value) for value in values]
+    twice = [value for value, mean in zip(values, meant, strict=True) if _twice(mean, meant)]
+    if twice:
+        raise ConfigError(f"--vary {text!r}: {', '.join(twice)}: the same value twice")
+    return Variation(".".join(part.strip() for part in key.split(".")), tuple(values))
+
+
+def expand(
+    path: Path, variations: Sequence[Variation] = (), overrides: Sequence[str] = ()
+) -> list[Cell]:
+    """Read a config once for every combination of values; the last key varies fastest.
+
+    Args:
+        path: a TOML file.
+        variations: of keys that differ; none gives one cell, called after the file.
+        overrides: `key.path=value`, for all cells.
+
+    Raises:
+        ConfigError: a key that is set or varied twice, or whatever is wrong with a cell's config,
+            which is named.
+    """
+    _check_keys(variations, overrides)
+    labels = _labels([variation.key for variation in variations])
+    cells = []
+    for values in product(*(variation.values for variation in variations)):
+        name = run_name(path, list(zip(labels, values, strict=True)))
+        settings = [f"{v.key}={value}" for v, value in zip(variations, values, strict=True)]
+        try:
+            cells.append(Cell(name, load_config(path, [*overrides, *settings])))
+        except ConfigError as error:
+            raise ConfigError(f"{name}: {error}") from None
+    return cells
+
+
+def run_name(path: Path, settings: Sequence[tuple[str, str]]) -> str:
+    """Return a name for folders, such as `uls,group_size=4,epsilon=8`.
+
+    Letters, digits and a few signs only, never a separator or a dot in front; what is left out
+    can make two names equal, which whoever makes folders has to look for.
+
+    Raises:
+        ConfigError: nothing of the file's name is left.
+    """
+    stem = _UNSAFE.sub("_", path.stem).lstrip(".")
+    if not stem:
+        raise ConfigError(f"compare: {path}: a run cannot be called after this file; rename it")
+    readable = [f"{label}={_UNSAFE.sub('_', _QUOTING.sub('', text))}" for label, text in settings]
+    name = ",".join([stem, *readable])
+    encoded = name.encode()
+    if len(encoded) <= _LONGEST:
+        return name
+    kept = encoded[: _LONGEST - 9].decode(errors="ignore")
+    return f"{kept}~{hashlib.sha256(repr((path.stem, settings)).encode()).hexdigest()[:8]}"
+
+
+def _split(listed: str) -> list[str]:
+    """Split at commas, but not inside a TOML value: the shortest piece that is TOML is one."""
+    pieces, values = listed.split(","), []
+    while pieces:
+        ends = (n for n in range(1, len(pieces) + 1) if _is_toml(",".join(pieces[:n])))
+        taken = next(ends, 1)  # a bare word, which ends at the next comma
+        values.append(",".join(pieces[:taken]).strip())
+        pieces = pieces[taken:]
+    return values
+
+
+def _is_toml(text: str) -> bool:
+    try:
+        return set(tomllib.loads(f"value = {text}")) == {"value"}
+    except tomllib.TOMLDecodeError:
+        return False
+
+
+def _is_open(word: str) -> bool:
+    """Whether a bare word is half of something: the comma that ended it may have been inside."""
+    pairs = (("[", "]"), ("{", "}"), ("(", ")"))
+    return any(word.count(left) != word.count(right) for left, right in pairs) or bool(
+        set(word) & set("\"'")
+    )
+
+
+def _meaning(text: str) -> Any:  # noqa: ANN401  (whatever TOML can say)
+    return tomllib.loads(f"value = {text}")["value"] if _is_toml(text) else text
+
+
+def _twice(value: Any, values: Sequence[Any]) -> bool:  # noqa: ANN401
+    """Whether more than one is equal; 8 and 8.0 are, 1 and true are not."""
+    same = [v for v in values if v == value and isinstance(v, bool) == isinstance(value, bool)]
+    return len(same) > 1
+
+
+def _check_keys(variations: Sequence[Variation], overrides: Sequence[str]) -> None:
+    taken = [override.partition("=")[0].strip() for override in overrides]
+    for variation in variations:
+        for other in taken:
+            if other == variation.key or other.startswith(f"{variation.key}."):
+                raise ConfigError(
+                    f"--vary {variation.key}: would undo {other}, given before; name a key once, "
+                    "with all its values"
+                )
+        taken.append(variation.key)
+
+
+def _labels(keys: Sequence[str]) -> list[str]:
+    """Return each key's last part, or all of it where two end alike."""
+    last = [key.rpartition(".")[2] for key in keys]
+    return [end if last.count(end) == 1 else key for key, end in zip(keys, last, strict=True)]

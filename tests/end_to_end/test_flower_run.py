@@ -1,0 +1,195 @@
+"""The same apps under Flower's own runtimes: the model of one process to the bit, the real status.
+
+Everything runs as real processes through `fedsim flower`, their output in files: a process that
+outlives its parent would hold a pipe open.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+import fedsim
+from fedsim.config import Config
+from tests.conftest import small_config
+
+LIMIT = 900.0  # seconds; far above what a run takes on a loaded machine
+SCRIPTS = Path(sysconfig.get_path("scripts"))
+
+
+@pytest.fixture(scope="module")
+def env(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PATH": os.pathsep.join([str(SCRIPTS), os.environ["PATH"]]),
+        "FLWR_HOME": str(tmp_path_factory.mktemp("flower-home")),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    }
+
+
+def two_rounds(source: Path, shard_size: int, cohort_size: int = 6) -> Config:
+    return small_config(
+        source,
+        strategy={"rounds": 2, "cohort_size": cohort_size},
+        executor={"shard_size": shard_size},
+    )
+
+
+def fedsim_command(arguments: list[str], folder: Path, env: dict[str, str]) -> tuple[int, str, str]:
+    """Return status, output and errors of the real command."""
+    with (folder / "stdout").open("wb") as out, (folder / "stderr").open("wb") as err:
+        done = subprocess.run(
+            [sys.executable, "-m", "fedsim.cli.main", *arguments],
+            cwd=folder,
+            env=env,
+            stdout=out,
+            stderr=err,
+            timeout=LIMIT,
+            check=False,
+        )
+    return done.returncode, (folder / "stdout").read_text(), (folder / "stderr").read_text()
+
+
+def model_bytes(folder: Path) -> bytes:
+    return (folder / "model" / "model.safetensors").read_bytes()
+
+
+def write(config: Config, folder: Path) -> Path:
+    path = folder / "config.toml"
+    path.write_text(config.to_toml(), encoding="utf-8")
+    return path
+
+
+def processes_of(home: str) -> list[str]:
+    """Return the command lines of processes that name a folder in their environment (Linux)."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if home.encode() in (process / "environ").read_bytes():
+                found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+    return found
+
+
+def test_two_simulated_nodes_give_the_model_of_one_process(
+    speeches: Path, tmp_path: Path, env: dict[str, str]
+) -> None:
+    """Relative paths, a space in one of them, and nothing left running or lying about."""
+    config = two_rounds(speeches, shard_size=1)
+    write(config, tmp_path)
+    expected = fedsim.run(config, tmp_path / "one")
+    status, output, errors = fedsim_command(
+        ["flower", "config.toml", "--out", "of flower", "--workers", "2"], tmp_path, env
+    )
+    assert status == 0, errors
+    assert "2 simulated SuperNodes" in errors
+    assert "round 2 of 2, held-out loss" in errors
+    assert "-differential privacy under" in output
+    assert "of flower/report.html" in output
+    assert model_bytes(tmp_path / "of flower") == model_bytes(expected)
+    assert fedsim.load_report(tmp_path / "of flower").privacy.rounds == 2
+    home = re.search(r"Successfully installed fedsim-app to (\S*/fedsim-flower-[^/]+)/", errors)
+    assert home
+    assert not Path(home[1]).exists()
+    end = time.monotonic() + 60.0  # Flower's children notice within seconds that it is gone
+    while left := processes_of(home[1]):
+        assert time.monotonic() < end, left
+        time.sleep(0.5)
+
+
+def free_port() -> int:
+    with closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@contextmanager
+def daemons(commands: list[list[str]], folder: Path, env: dict[str, str]) -> Iterator[None]:
+    """Run programs in the background, and end each of them, and those alone."""
+    started: list[subprocess.Popen[bytes]] = []
+    try:
+        for number, command in enumerate(commands):
+            with (folder / f"daemon-{number}").open("wb") as log:
+                program = [str(SCRIPTS / command[0]), *command[1:]]
+                started.append(
+                    subprocess.Popen(program, env=env, stdout=log, stderr=subprocess.STDOUT)
+                )
+        yield
+    finally:
+        for process in reversed(started):
+            process.terminate()
+        for process in reversed(started):
+            try:
+                process.wait(20.0)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+@pytest.fixture(scope="module")
+def superlink(tmp_path_factory: pytest.TempPathFactory, env: dict[str, str]) -> Iterator[str]:
+    """A SuperLink and two SuperNodes on loopback, on ports of their own."""
+    port = free_port()
+    address = f"127.0.0.1:{port}"
+    link = ["flower-superlink", "--insecure", "--host", "127.0.0.1", "--port", str(port)]
+    node = ["flower-supernode", "--insecure", "--superlink", address, "--port"]
+    nodes = [[*node, str(free_port())] for _ in range(2)]
+    with daemons([link, *nodes], tmp_path_factory.mktemp("logs"), env):
+        end = time.monotonic() + 60.0
+        while time.monotonic() < end:
+            with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1.0):
+                break
+            time.sleep(0.2)
+        yield address
+
+
+def test_two_supernodes_give_the_model_of_one_process(
+    superlink: str, speeches: Path, tmp_path: Path, env: dict[str, str]
+) -> None:
+    """Two shards or so a round, as each is a new process."""
+    config = two_rounds(speeches, shard_size=5)
+    write(config, tmp_path)
+    expected = fedsim.run(config, tmp_path / "one")
+    command = ["flower", "config.toml", "--out", "two", "--workers", "2", "--superlink", superlink]
+    status, output, errors = fedsim_command(command, tmp_path, env)
+    assert status == 0, errors
+    assert "-differential privacy under" in output
+    assert model_bytes(tmp_path / "two") == model_bytes(expected)
+
+
+def test_wrong_input_and_a_failure_inside_have_their_own_status(
+    superlink: str, speeches: Path, tmp_path: Path, env: dict[str, str]
+) -> None:
+    """What only the ServerApp can find wrong is a 2; what breaks in it is a 1, and says why."""
+    link = ["--superlink", superlink]
+    write(two_rounds(speeches, shard_size=1, cohort_size=500), tmp_path)
+    status, _, errors = fedsim_command(
+        ["flower", "config.toml", "--out", "wrong", *link], tmp_path, env
+    )
+    assert status == 2, errors
+    assert "Error: strategy.cohort_size = 500: larger than the population" in errors
+    assert not (tmp_path / "wrong").exists()
+    config = two_rounds(speeches, shard_size=1)
+    write(config, tmp_path)
+    broken = tmp_path / "broken"
+    (broken / "metrics.jsonl").mkdir(parents=True)  # where a file is to be read and written
+    write(config, broken)
+    status, output, errors = fedsim_command(
+        ["flower", "config.toml", "--out", "broken", "--resume", *link], tmp_path, env
+    )
+    assert (status, output) == (1, "")
+    assert "Failed: the run failed: ServerApp failed with exception: [Errno 21]" in errors
+    assert "The end of its log:" in errors

@@ -7,14 +7,16 @@ from functools import lru_cache
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from clients.engines.choose import choose_engine
 from fedsim.clipping import Clip
 from fedsim.execution import Engine, Task
+from fedsim.grids.arrays import ParametersOnDevice
 from fedsim.grids.records import ClientSpec, ShardReply, ShardRequest
-from fedsim.materials import Materials, load_materials
+from fedsim.materials import Materials, check_device, load_materials
 from fedsim.registry import resolve
+from fedsim.workload import tokens_per_unit
 
 app = ClientApp()
+_on_device = ParametersOnDevice()
 
 
 @app.train()
@@ -22,9 +24,7 @@ def train(message: Message, context: Context) -> Message:
     """Answer one shard."""
     request = ShardRequest.from_content(message.content)
     task, engine, clip, materials = _prepared(request.spec)
-    parameters = {
-        name: value.to(materials.model.device) for name, value in request.parameters.items()
-    }
+    parameters = _on_device(request.parameters, materials.model.device)
     total = engine(task, parameters, request.keys, clip, request.round)
     return Message(ShardReply(request.shard, total).to_content(), reply_to=message)
 
@@ -32,7 +32,13 @@ def train(message: Message, context: Context) -> Message:
 @lru_cache(maxsize=4)
 def _prepared(spec_json: str) -> tuple[Task, Engine, Clip, Materials]:
     """Build what a run's messages have in common; a long-lived worker does it once a run."""
+    # Not at the top: Flower's simulation imports this module in one thread while the ServerApp
+    # loads its model in another, and transformers cannot be imported in two at once.
+    from clients.engines.choose import choose_engine  # noqa: PLC0415
+
     spec = ClientSpec.model_validate_json(spec_json)
+    check_device(spec.device)
     materials = load_materials(spec.seed, spec.data, spec.model, spec.device)
     task: Task = resolve("tasks", spec.task.name, "task")(materials, **spec.task.options)
-    return task, choose_engine(spec.engine, task, materials.model), spec.clip, materials
+    size = tokens_per_unit(materials, spec.task.options.get("group_size"))
+    return task, choose_engine(spec.engine, task, materials.model, size), spec.clip, materials

@@ -31,6 +31,7 @@ class TransformersModel:
     Attributes:
         module: the network, for engines that look inside; its own weights never change.
         tokenizer: the transformers tokenizer.
+        places: every name in the module that a trainable parameter goes by, to the first.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class TransformersModel:
         names = [name for name, _ in self.module.named_parameters()]
         selected = select_trainable(names, config.trainable, lora=config.lora_rank > 0)
         self._trainable = _subset(self.module, selected)
-        self._places = _places(self.module, set(selected))
+        self.places = _places(self.module, set(selected))
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Return, per text, its ids between a begin and an end token; never truncated.
@@ -86,7 +87,7 @@ class TransformersModel:
         }
 
     def logits(self, parameters: Tensors, tokens: torch.Tensor) -> torch.Tensor:
-        """Return next-token logits, (batch, length, vocabulary_size) float32.
+        """Return next-token logits, (batch, length, vocabulary_size), at least float32.
 
         Works under `torch.func.grad` and `vmap`. No attention mask: padding stands on the
         right of everything that counts, and the model is causal.
@@ -101,11 +102,12 @@ class TransformersModel:
         if parameters.keys() != self._trainable.keys():
             check_same_layout(self._trainable, parameters)
         # The tied names are known, so torch need not search the module for them at each call.
-        replaced = {place: parameters[name] for place, name in self._places.items()}
+        replaced = {place: parameters[name] for place, name in self.places.items()}
         output = torch.func.functional_call(
             self.module, replaced, (tokens,), {"use_cache": False}, tie_weights=False
         )
-        return torch.Tensor(output.logits).float()
+        logits = torch.Tensor(output.logits)
+        return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
     def save(self, parameters: Tensors, folder: Path) -> None:
         """Write a transformers folder (safetensors) with these parameters and the tokenizer.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import ClassVar
 
 import torch
@@ -21,6 +22,9 @@ class LocalSGD:
     The update is θ_server − θ_local, so that the server's optimizer takes it as a gradient; with
     SGD at learning rate 1 the server adds the mean difference, as the paper prints it. The clip
     is applied once, to the whole difference.
+
+    Attributes:
+        learning_rate: of every local step.
     """
 
     averages_gradients: ClassVar[bool] = False
@@ -36,33 +40,43 @@ class LocalSGD:
         batch_size: int = 8,
         learning_rate: float = 0.1,
     ) -> None:
+        self.learning_rate = learning_rate
         self._model = materials.model
         self._seed = materials.seed
         self._units = UserUnits(materials, group_size, selection, user_weight_cap)
         self._epochs = epochs
         self._batch_size = batch_size
-        self._learning_rate = learning_rate
 
     def unit(self, key: int, round: int) -> Unit:
         """Return the user's examples of this round."""
         return self._units(key, round)
 
+    def batches(self, unit: Unit, round: int) -> Iterator[torch.Tensor]:
+        """Yield the rows of `unit.tokens` that each local step takes, (rows,) int64.
+
+        `epochs` passes in shuffled batches; the last batch of a pass may be short. A function of
+        (seed, round, key) and of the number of examples alone; nothing without examples.
+        """
+        count = len(unit.lengths)
+        shuffling = stream(self._seed, "local", round, unit.key)
+        for _ in range(self._epochs):
+            order = torch.from_numpy(shuffling.permutation(count))
+            for start in range(0, count, self._batch_size):
+                yield order[start : start + self._batch_size]
+
     def update(self, parameters: Tensors, unit: Unit, round: int) -> Update:
-        """Train for `epochs` passes in shuffled batches; the last batch of a pass may be short.
+        """Take a step of gradient descent for each of `batches`.
 
         The loss is that of the first pass, the parameters moving under it.
         """
         count = len(unit.lengths)
         local = {name: value.detach().clone() for name, value in parameters.items()}
-        shuffling = stream(self._seed, "local", round, unit.key)
-        loss = 0.0
-        for epoch in range(self._epochs):
-            order = torch.from_numpy(shuffling.permutation(count))
-            for start in range(0, count, self._batch_size):
-                rows = order[start : start + self._batch_size]
-                batch = Unit(unit.key, unit.tokens[rows], unit.lengths[rows])
-                step = mean_gradient(self._model, local, batch)
-                add_(local, step.values, dict.fromkeys(local, -self._learning_rate))
-                loss += step.loss * len(rows) / count if epoch == 0 else 0.0
+        loss, seen = 0.0, 0
+        for rows in self.batches(unit, round):
+            batch = Unit(unit.key, unit.tokens[rows], unit.lengths[rows])
+            step = mean_gradient(self._model, local, batch)
+            add_(local, step.values, dict.fromkeys(local, -self.learning_rate))
+            loss += step.loss * len(rows) / count if seen < count else 0.0
+            seen += len(rows)
         moved = {name: value - local[name] for name, value in parameters.items()}
-        return Update(moved, loss=loss, num_gradients=count * self._epochs)
+        return Update(moved, loss=loss, num_gradients=seen)

@@ -6,6 +6,9 @@ Importing this module registers the model type "mcmahan-lstm", so that a saved f
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -32,35 +35,166 @@ class McMahanLstmConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
     pad_token_id: int | None = None
 
 
-class PlainLstm(nn.Module):
-    """One LSTM layer in plain operations: (batch, length, input) to (batch, length, hidden).
+class _LstmSteps(torch.autograd.Function):
+    """The recurrence with its backward pass spelt out.
 
-    `torch.nn.LSTM` keeps a second list of its weights that a functional call need not reach,
-    and its kernel has no batching rule for `torch.func.vmap`. Two linear layers and a loop over
-    time have neither trouble, cost about the same on a CPU, and show per-example gradient
-    engines nothing but linear layers.
+    Plain operations would multiply and add the recurrent weight's gradient at every step; here
+    it is one product over all steps. Only operations with a batching rule, so that
+    `torch.func.vmap` goes through; gates stand in the order write, forget, read, candidate.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        from_inputs: torch.Tensor, weight: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return states (batch, length, hidden), gates and cells (length, batch, ...)."""
+        size = weight.shape[1]
+        hidden = cell = from_inputs.new_zeros(from_inputs.shape[0], size)
+        all_gates, cells, states = [], [], []
+        for from_input in from_inputs.unbind(dim=1):
+            gates = torch.addmm(from_input, hidden, weight.T)
+            open_gates, candidate = gates[:, : 3 * size], gates[:, 3 * size :]
+            write, forget, read = open_gates.sigmoid_().chunk(3, dim=-1)
+            cell = torch.addcmul(forget * cell, write, candidate.tanh_())
+            hidden = read * torch.tanh(cell)
+            all_gates.append(gates)
+            cells.append(cell)
+            states.append(hidden)
+        return torch.stack(states, dim=1), torch.stack(all_gates), torch.stack(cells)
+
+    @staticmethod
+    def setup_context(
+        ctx: Any,  # noqa: ANN401 (torch names no type with these attributes)
+        inputs: tuple[torch.Tensor, ...],
+        output: tuple[torch.Tensor, ...],
+    ) -> None:
+        """Keep what the backward pass needs."""
+        states, gates, cells = output
+        ctx.mark_non_differentiable(gates, cells)
+        ctx.save_for_backward(inputs[1], states, gates, cells)
+
+    @staticmethod
+    def backward(
+        ctx: Any,  # noqa: ANN401
+        d_states: torch.Tensor,
+        *_unused: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the gradients of the inputs' share of the gates and of the weight."""
+        weight, states, gates, cells = ctx.saved_tensors
+        back_sigmoid, back_tanh = torch.ops.aten.sigmoid_backward, torch.ops.aten.tanh_backward
+        d_hidden, d_cell = torch.zeros_like(cells[0]), torch.zeros_like(cells[0])
+        d_gates = []
+        for step in range(len(gates) - 1, -1, -1):
+            write, forget, read, candidate = gates[step].chunk(4, dim=-1)
+            tanh_cell = torch.tanh(cells[step])
+            d_hidden = d_hidden + d_states[:, step]
+            d_cell = d_cell + back_tanh(d_hidden * read, tanh_cell)
+            before = cells[step - 1] if step > 0 else torch.zeros_like(d_cell)
+            at_step = torch.cat(
+                [
+                    back_sigmoid(d_cell * candidate, write),
+                    back_sigmoid(d_cell * before, forget),
+                    back_sigmoid(d_hidden * tanh_cell, read),
+                    back_tanh(d_cell * write, candidate),
+                ],
+                dim=-1,
+            )
+            d_gates.append(at_step)
+            d_hidden = at_step @ weight
+            d_cell = d_cell * forget
+        d_inputs = torch.stack(d_gates[::-1], dim=1)
+        if not ctx.needs_input_grad[1]:
+            return d_inputs, None
+        earlier = torch.cat([torch.zeros_like(states[:, :1]), states[:, :-1]], dim=1)
+        return d_inputs, d_inputs.flatten(0, 1).T @ earlier.flatten(0, 1)
+
+
+class Recurrence(nn.Module):
+    """What an LSTM does over time, given what the inputs add to the gates.
+
+    Attributes:
+        weight: (4·hidden, hidden), from the state before to the gates.
+    """
+
+    def __init__(self, hidden_size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(4 * hidden_size, hidden_size))
+        nn.init.normal_(self.weight, std=hidden_size**-0.5)
+
+    def forward(self, from_inputs: torch.Tensor) -> torch.Tensor:
+        """Return (batch, length, hidden) states for (batch, length, 4·hidden), from zeros."""
+        states: torch.Tensor = _LstmSteps.apply(from_inputs, self.weight)[0]  # type: ignore[no-untyped-call]
+        return states
+
+
+class PlainLstm(nn.Module):
+    """One LSTM layer: (batch, length, input) to (batch, length, hidden).
+
+    `torch.nn.LSTM` keeps a second list of its weights that a functional call need not reach, its
+    kernel has no batching rule for `torch.func.vmap`, and it does not show the gradients of the
+    gates, from which per-unit gradients are made. This has none of the three troubles and costs
+    about the same on a CPU.
     """
 
     def __init__(self, input_size: int, hidden_size: int) -> None:
         super().__init__()
-        self.hidden_size = hidden_size
         self.input_to_gates = nn.Linear(input_size, 4 * hidden_size)
         # One bias is enough: a second would be the same number under another name.
-        self.hidden_to_gates = nn.Linear(hidden_size, 4 * hidden_size, bias=False)
+        self.hidden_to_gates = Recurrence(hidden_size)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Return the hidden state after each position, starting from zeros."""
-        from_inputs = self.input_to_gates(inputs)
-        hidden = cell = from_inputs.new_zeros(inputs.shape[0], self.hidden_size)
-        states = []
-        for from_input in from_inputs.unbind(dim=1):
-            gates = from_input + self.hidden_to_gates(hidden)
-            open_gates, candidate = gates.split([3 * self.hidden_size, self.hidden_size], dim=-1)
-            write, forget, read = torch.sigmoid(open_gates).chunk(3, dim=-1)
-            cell = forget * cell + write * torch.tanh(candidate)
-            hidden = read * torch.tanh(cell)
-            states.append(hidden)
-        return torch.stack(states, dim=1)
+        states: torch.Tensor = self.hidden_to_gates(self.input_to_gates(inputs))
+        return states
+
+
+class UnitEmbedding(nn.Embedding):
+    """Word embeddings that are divided by their L2 norm on each use."""
+
+    def table(self) -> torch.Tensor:
+        """Return the embeddings as they are used, (vocabulary, width), each of L2 norm 1."""
+        return F.normalize(self.weight, dim=-1)
+
+    def forward(self, ids: torch.Tensor, table: torch.Tensor | None = None) -> torch.Tensor:
+        """Return rows of `table`, which is `self.table()` where it was computed before."""
+        return F.embedding(ids, self.table() if table is None else table)
+
+
+class UnitScores(nn.Module):
+    """The output layer of a `UnitEmbedding`: a vector's product with every word's embedding."""
+
+    def __init__(self, embedding: UnitEmbedding) -> None:
+        super().__init__()
+        # In a tuple: the embedding is not to be registered, and saved, a second time.
+        self._embedding = (embedding,)
+
+    @property
+    def embedding(self) -> UnitEmbedding:
+        """The embedding whose rows score."""
+        return self._embedding[0]
+
+    def forward(self, inputs: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        """Return (..., vocabulary) scores; `table` is the embedding's."""
+        return inputs @ table.T
+
+
+def normalised_rows_chain(weight: torch.Tensor) -> Callable[[torch.Tensor], None]:
+    """Return the map, in place, from a gradient of the normalised rows to one of the rows.
+
+    For a row w of norm r the gradient g of w/r becomes (g − ŵ·(ŵ·g))/r. As `F.normalize` does,
+    a row shorter than 1e-12 is divided by that, and not turned.
+    """
+    norms = weight.norm(dim=-1, keepdim=True)
+    inverse = 1.0 / norms.clamp_min(1e-12)
+    directions = weight * inverse * (norms > 1e-12)
+
+    def chain(gradient: torch.Tensor) -> None:
+        along = torch.linalg.vecdot(gradient, directions, dim=-1)[..., None]
+        gradient.addcmul_(along, directions, value=-1.0).mul_(inverse)
+
+    return chain
 
 
 class McMahanLstmForCausalLM(PreTrainedModel):  # type: ignore[no-untyped-call]
@@ -78,9 +212,10 @@ class McMahanLstmForCausalLM(PreTrainedModel):  # type: ignore[no-untyped-call]
 
     def __init__(self, config: McMahanLstmConfig) -> None:
         super().__init__(config)
-        self.embedding = nn.Embedding(config.vocab_size, config.embedding_size)
+        self.embedding = UnitEmbedding(config.vocab_size, config.embedding_size)
         self.lstm = PlainLstm(config.embedding_size, config.hidden_size)
         self.output_embedding = nn.Linear(config.hidden_size, config.embedding_size)
+        self.scores = UnitScores(self.embedding)
         self.post_init()  # type: ignore[no-untyped-call]
 
     def forward(self, input_ids: torch.Tensor, **unused: object) -> CausalLMOutput:
@@ -90,13 +225,13 @@ class McMahanLstmForCausalLM(PreTrainedModel):  # type: ignore[no-untyped-call]
             input_ids: int64 word ids.
             unused: what callers of transformers models pass, such as `use_cache`.
         """
-        words = self.unit_embeddings()
-        states = self.lstm(F.embedding(input_ids, words))
-        return CausalLMOutput(logits=self.output_embedding(states) @ words.T)
+        words = self.embedding.table()
+        states = self.lstm(self.embedding(input_ids, words))
+        return CausalLMOutput(logits=self.scores(self.output_embedding(states), words))
 
     def unit_embeddings(self) -> torch.Tensor:
         """Return the word embeddings as they are used, (vocabulary, 96), each of L2 norm 1."""
-        return F.normalize(self.embedding.weight, dim=-1)
+        return self.embedding.table()
 
     def get_input_embeddings(self) -> nn.Module:
         """Return the embedding, which is the output layer too."""
@@ -111,6 +246,8 @@ class McMahanLstmForCausalLM(PreTrainedModel):  # type: ignore[no-untyped-call]
             initialization.normal_(module.weight, std=module.in_features**-0.5)
             if module.bias is not None:
                 initialization.zeros_(module.bias)
+        elif isinstance(module, Recurrence):
+            initialization.normal_(module.weight, std=module.weight.shape[1] ** -0.5)
 
 
 AutoConfig.register(McMahanLstmConfig.model_type, McMahanLstmConfig, exist_ok=True)

@@ -73,7 +73,9 @@ class Constants:
         seconds = {(row["case"], row.get("engine")): float(row["seconds"]) for row in rows}
         small, large = (seconds[f"round/{size}", "ray"] for size in ("1M", "10M"))
         slope = (large - small) / 9e6
-        server = sum(seconds[f"{part}/10M", None] for part in ("estimate", "noise", "adam")) / 1e7
+        details = {row["case"]: row.get("details", {}) for row in rows}
+        parts = ("estimate", "noise", "adam")
+        server = sum(details[part]["nanoseconds_per_parameter"] for part in parts) / 1e9
         return cls(
             transfer=slope / SHARDS_MEASURED,
             message=max(0.0, small - 1e6 * slope) / SHARDS_MEASURED,

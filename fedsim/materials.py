@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -11,6 +12,7 @@ from fedsim.config import DataConfig, ExecutorConfig, ModelConfig
 from fedsim.data.build import open_or_build
 from fedsim.data.split import Split, split_store
 from fedsim.data.store import TokenStore
+from fedsim.errors import ConfigError
 from fedsim.language_model import LanguageModel
 from fedsim.registry import names, resolve
 
@@ -58,6 +60,17 @@ def load_model(
 def default_device(gpus_per_worker: float) -> str:
     """Return "cuda" where a worker was given a share of a GPU and there is one, else "cpu"."""
     return "cuda" if gpus_per_worker > 0 and torch.cuda.is_available() else "cpu"
+
+
+def check_device(device: str) -> None:
+    """Raise `ConfigError` where a worker was given a share of a GPU that torch cannot see."""
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "all")
+        raise ConfigError(
+            f"executor.gpus_per_worker: the worker got a share of GPU {visible!r}, but torch "
+            f"{torch.__version__} sees no CUDA device there; install a CUDA build of torch on "
+            "every machine, or set gpus_per_worker = 0"
+        )
 
 
 def worker_device(config: ExecutorConfig, of_server: str) -> str:

@@ -15,14 +15,32 @@ def unit_tokens(plan: RoundPlan, materials: Materials) -> npt.NDArray[np.int64]:
 
     An example brings its length; a user at most `group_size` examples of its average length.
     """
-    store, split = materials.store, materials.split
+    store = materials.store
     if plan.unit == "example":
         keys = np.zeros(int(plan.pool.max()) + 1, dtype=np.int64)
         keys[plan.pool] = store.lengths(plan.pool)
         return keys
-    sizes = split.user_sizes  # at least 1 each
+    return _user_tokens(materials, plan.task.options.get("group_size"))
+
+
+def tokens_per_unit(materials: Materials, group_size: int | None) -> float:
+    """Return about how many tokens a unit brings, the mean over the whole population.
+
+    Args:
+        materials: the texts and their split.
+        group_size: the most examples of a user; None where a unit is an example.
+    """
+    if group_size is None:
+        return float(materials.store.lengths(materials.split.train_examples).mean())
+    return float(_user_tokens(materials, group_size).mean())
+
+
+def _user_tokens(materials: Materials, group_size: int | None) -> npt.NDArray[np.int64]:
+    """Return (num_users,) int64; a user has at least one training example."""
+    store, split = materials.store, materials.split
+    sizes = split.user_sizes
     tokens = np.add.reduceat(store.lengths(split.train_examples), split.train_offsets[:-1])
-    most = plan.task.options.get("group_size") or int(sizes.max())
+    most = group_size or int(sizes.max())
     return np.asarray(tokens * np.minimum(sizes, most) // sizes, dtype=np.int64)
 
 

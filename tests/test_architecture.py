@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -59,6 +61,12 @@ def test_only_grids_touch_the_inside_of_flower_and_ray() -> None:
         if module.split(".")[0] == "ray" or (module.startswith("flwr") and module not in public)
     }
     assert not wrong
+
+
+def test_the_client_app_is_light_to_import() -> None:
+    """Flower imports it beside the ServerApp's thread; transformers cannot be imported twice."""
+    code = "import clients.app, sys; sys.exit('transformers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_the_export_list() -> None:

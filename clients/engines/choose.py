@@ -1,10 +1,15 @@
-"""Which engine computes: by name, or the fastest that can."""
+"""Which engine computes: by name, or the one that fits the model, the units and the memory."""
 
 from __future__ import annotations
 
 import logging
+from typing import cast
 
+from clients.engines import chunks
+from clients.engines.capture import NotCovered, OpenModel, find_sites
+from clients.engines.ghost import ghost
 from clients.engines.loop import loop
+from clients.engines.materialised import materialised
 from clients.engines.vmap import VmapEngine
 from fedsim.clipping import Clip
 from fedsim.estimators import WeightedSum
@@ -14,18 +19,107 @@ from fedsim.tensors import Tensors
 
 log = logging.getLogger(__name__)
 
+# From so many tokens on, one unit's pass is as efficient as one over many units.
+_LARGE_PASS = 1024
 
-def choose_engine(name: str, task: Task, model: LanguageModel) -> Engine:
+
+def choose_engine(
+    name: str, task: Task, model: LanguageModel, tokens_per_unit: float | None = None
+) -> Engine:
     """Return the engine of that name for this task and model.
 
-    "auto" is `vmap` where the update is a mean gradient, and `loop` for local training and for
-    models that torch cannot vectorise. The config has checked the name.
+    Args:
+        name: "auto" is `loop` for local training, and `Auto` for mean gradients. The config has
+            checked it.
+        task: what units compute.
+        model: with what.
+        tokens_per_unit: over the whole population, so that all workers of a run choose alike;
+            None takes the mean of the first shard.
     """
+    if name == "loop" or (name == "auto" and not task.averages_gradients):
+        return loop
+    if name == "auto":
+        return Auto(model, tokens_per_unit)
+    return _engine(name, model)
+
+
+def _engine(name: str, model: LanguageModel) -> Engine:
+    if name == "loop":
+        return loop
     if name == "vmap":
         return VmapEngine(model)
-    if name == "loop" or not task.averages_gradients:
-        return loop
-    return _VmapOrLoop(model)
+    opened = cast(OpenModel, model)
+    return ghost(opened) if name == "ghost" else materialised(opened)
+
+
+class Auto:
+    """Chooses once, says why in one line of the log, and stays with it."""
+
+    def __init__(self, model: LanguageModel, tokens_per_unit: float | None = None) -> None:
+        self._model = model
+        self._tokens_per_unit = tokens_per_unit
+        self._engine: Engine | None = None
+
+    def __call__(
+        self, task: Task, parameters: Tensors, keys: Keys, clip: Clip, round: int
+    ) -> WeightedSum:
+        """Return what every engine returns."""
+        if self._engine is None:
+            size = self._tokens_per_unit
+            if size is None:
+                sizes = [_num_tokens(task, int(key), round) for key in keys]
+                if not any(sizes):
+                    return loop(task, parameters, keys, clip, round)
+                size = sum(sizes) / sum(size > 0 for size in sizes)
+            self._engine = self._choose(parameters, size)
+        return self._engine(task, parameters, keys, clip, round)
+
+    def _choose(self, parameters: Tensors, tokens_per_unit: float) -> Engine:
+        num_bytes = sum(value.nbytes for value in parameters.values())
+        budget = chunks.memory_budget(self._model.device)
+        uncovered = _uncovered(self._model)
+        name = choice(tokens_per_unit, num_bytes, budget) if uncovered is None else "vmap"
+        entries = sum(value.numel() for value in parameters.values())
+        log.info(
+            "%s: engine %s, for %d trainable parameters (%.0f MB a unit), %.0f tokens a unit "
+            "and %.0f MB for a chunk on %s%s",
+            self._model.name,
+            name,
+            entries,
+            num_bytes / 1e6,
+            tokens_per_unit,
+            budget / 1e6,
+            self._model.device,
+            "" if uncovered is None else f"; no layer rule for {uncovered}",
+        )
+        return _VmapOrLoop(self._model) if name == "vmap" else _engine(name, self._model)
+
+
+def choice(tokens_per_unit: float, bytes_per_unit: int, budget: int) -> str:
+    """Return the engine for a model with layer rules.
+
+    `materialised` while the gradients of a large pass's units fit half of `budget`; of larger
+    gradients, `loop` where each unit is a large pass by itself, and `ghost` for small units.
+    """
+    units_that_fit = budget // 2 // max(1, bytes_per_unit)
+    if units_that_fit >= 2 and units_that_fit * tokens_per_unit >= _LARGE_PASS:
+        return "materialised"
+    return "loop" if tokens_per_unit >= _LARGE_PASS else "ghost"
+
+
+def _num_tokens(task: Task, key: int, round: int) -> int:
+    return int(task.unit(key, round).lengths.sum())
+
+
+def _uncovered(model: LanguageModel) -> str | None:
+    """Return the first layer without a rule, or None."""
+    if not hasattr(model, "module") or not hasattr(model, "places"):
+        return "any layer of a network that cannot be looked into"
+    try:
+        find_sites(cast(OpenModel, model))
+    except NotCovered as layer:
+        return str(layer)
+    return None
 
 
 class _VmapOrLoop:

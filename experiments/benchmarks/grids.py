@@ -64,10 +64,10 @@ def _case(name: str, parameters: int) -> list[Row]:
         measured("ray, a user a message", single, _rounds(grid, parameters, single, 1))
     measured("flower, fedsim's shards", _COHORT, _flower(parameters, nodes=2, stock=False))
     measured("flower, a user a message", single, _flower(parameters, nodes=single, stock=True))
-    return _with_ratios(rows)
+    return with_ratios(rows)
 
 
-def _with_ratios(rows: list[Row]) -> list[Row]:
+def with_ratios(rows: list[Row]) -> list[Row]:
     """Add how many times less a user costs than in Flower's own way, the last of the rows."""
     slowest = rows[-1]["details"]["milliseconds_per_user"]
     for row in rows:

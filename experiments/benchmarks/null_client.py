@@ -9,8 +9,10 @@ from flwr.clientapp import ClientApp
 from fedsim.clipping import FlatClip
 from fedsim.config import DataConfig, ModelConfig
 from fedsim.estimators import WeightedSum
+from fedsim.grids.arrays import ParametersOnDevice
 from fedsim.grids.records import ClientSpec, ShardReply, ShardRequest
 from fedsim.plan import TaskSpec
+from fedsim.tensors import zeros_like
 
 NAME = "benchmark-null"
 """Its entry point under `fedsim.client_apps`."""
@@ -18,6 +20,7 @@ NAME = "benchmark-null"
 _TENSORS = 50  # about as many as a small GPT has
 
 app = ClientApp()
+_on_device = ParametersOnDevice()
 
 
 def parameters_of(count: int) -> dict[str, torch.Tensor]:
@@ -48,10 +51,8 @@ def train(message: Message, context: Context) -> Message:
     if "request" not in message.content:
         return _stock(message)
     request = ShardRequest.from_content(message.content)
-    values = {
-        name: torch.zeros_like(value, dtype=torch.float64)
-        for name, value in request.parameters.items()
-    }
+    parameters = _on_device(request.parameters, torch.device("cpu"))
+    values = zeros_like(parameters, torch.float64)
     total = WeightedSum(values, weight=float(len(request.keys)), num_units=len(request.keys))
     return Message(ShardReply(request.shard, total).to_content(), reply_to=message)
 

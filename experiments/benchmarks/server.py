@@ -17,31 +17,32 @@ from fedsim.seeding import stream
 from fedsim.server_optimizer import ServerOptimizer
 from fedsim.tensors import add, zeros_like
 
-_PARAMETERS = 10_000_000
 
-
-def run() -> list[Row]:
-    """Return the seconds of each part at ten million parameters, and nanoseconds a parameter."""
-    parameters = parameters_of(_PARAMETERS)
-    sums = {name: torch.ones_like(value, dtype=torch.float64) for name, value in parameters.items()}
+def run(parameters: int = 10_000_000) -> list[Row]:
+    """Return the seconds of each part, and its nanoseconds per parameter."""
+    values = parameters_of(parameters)
+    sums = {name: torch.ones_like(value, dtype=torch.float64) for name, value in values.items()}
     total, part = WeightedSum(sums), WeightedSum(zeros_like(sums))
     estimator = FixedDenominator(0.01, 1_000)
     optimizer = ServerOptimizer("adam", 0.01)
-    _, moments = optimizer.step(parameters, sums, {})
+    _, moments = optimizer.step(values, sums, {})
     tasks: dict[str, Callable[[], Any]] = {
         "fold": lambda: total.absorb_(part),
         "estimate": lambda: estimator(total),
         "noise": lambda: add(sums, gaussian(sums, 1.0, stream(0, "noise", 0))),
-        "adam": lambda: optimizer.step(parameters, sums, moments),
+        "adam": lambda: optimizer.step(values, sums, moments),
     }
-    return [_row(name, repeated(task)) for name, task in tasks.items()]
+    return [_row(name, repeated(task), parameters) for name, task in tasks.items()]
 
 
-def _row(name: str, seconds: list[float]) -> Row:
+def _row(name: str, seconds: list[float], parameters: int) -> Row:
     return Row(
         benchmark="server",
-        case=f"{name}/10M",
+        case=name,
         seconds=median(seconds),
         repetitions=len(seconds),
-        details={"nanoseconds_per_parameter": 1e9 * median(seconds) / _PARAMETERS},
+        details={
+            "parameters": parameters,
+            "nanoseconds_per_parameter": 1e9 * median(seconds) / parameters,
+        },
     )

@@ -67,6 +67,33 @@ def from_record(record: ArrayRecord) -> dict[str, torch.Tensor]:
     return {name: torch.from_numpy(array.numpy().copy()) for name, array in record.items()}
 
 
+class ParametersOnDevice:
+    """The parameters of a round, moved to a device once for all of a worker's shards.
+
+    Grids hand the same record to all shards of a round; another record is loaded anew.
+    """
+
+    def __init__(self) -> None:
+        self._record: ArrayRecord | None = None
+        self._device = torch.device("cpu")
+        self._tensors: dict[str, torch.Tensor] = {}
+        self._versions: list[int] = []
+
+    def __call__(self, record: ArrayRecord, device: torch.device) -> Tensors:
+        """Return the record's tensors on `device`, to be read and not written into.
+
+        Raises:
+            RuntimeError: somebody wrote into them after an earlier call.
+        """
+        if record is not self._record or device != self._device:
+            self._tensors = {k: v.to(device) for k, v in from_record(record).items()}
+            self._record, self._device = record, device
+            self._versions = [value._version for value in self._tensors.values()]
+        elif self._versions != [value._version for value in self._tensors.values()]:
+            raise RuntimeError("a task wrote into the parameters that it was given; copy them")
+        return self._tensors
+
+
 def views_of(record: ArrayRecord) -> dict[str, torch.Tensor]:
     """Return the tensors of a record, not copied: for whoever only reads them, once."""
     with warnings.catch_warnings():

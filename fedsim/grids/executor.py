@@ -88,7 +88,7 @@ class GridExecutor:
         record = to_record(parameters)
         requests = [  # a list: Flower's grid of a SuperLink goes through the messages twice
             Message(
-                ShardRequest(self._spec, round, number, keys, parameters).to_content(record),
+                ShardRequest(self._spec, round, number, keys, record).to_content(),
                 dst_node_id=nodes[number % len(nodes)],
                 message_type=_MESSAGE_TYPE,
                 group_id=str(round),

@@ -186,7 +186,10 @@ class _Dispatch:
             else:
                 small[name] = record
         meta = message.metadata
-        envelope = Envelope(meta.dst_node_id, meta.message_type, meta.group_id, small, tuple(names))
+        ids = tuple(reference.hex() for reference in large)
+        envelope = Envelope(
+            meta.dst_node_id, meta.message_type, meta.group_id, small, tuple(names), ids
+        )
         return (envelope, *large)
 
     def _wait(self) -> None:

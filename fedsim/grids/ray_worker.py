@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 
 from flwr.app import ArrayRecord, Message, RecordDict
+from flwr.clientapp import ClientApp
 
 from fedsim.grids.identity import answer, assume_identity
 from fedsim.registry import resolve
@@ -21,6 +22,7 @@ class Envelope:
         group: its group id.
         small: the records that travel inside.
         names: what the large records, handed over separately, are called.
+        ids: what the object store calls them: shards of a round have theirs in common.
     """
 
     node: int
@@ -28,6 +30,7 @@ class Envelope:
     group: str
     small: RecordDict
     names: tuple[str, ...]
+    ids: tuple[str, ...]
 
 
 class Worker:
@@ -38,6 +41,8 @@ class Worker:
 
     def __init__(self, app_name: str) -> None:
         self._app_name = app_name
+        self._app: ClientApp | None = None
+        self._records: dict[str, ArrayRecord] = {}
         assume_identity()
 
     def ready(self) -> int:
@@ -49,14 +54,20 @@ class Worker:
         content = RecordDict()
         for name, record in envelope.small.items():
             content[name] = record
-        for name, record in zip(envelope.names, large, strict=True):
-            content[name] = record
+        # The same record for the same object, which tells the app that it need not load it again.
+        before = self._records
+        self._records = {
+            key: before.get(key, record) for key, record in zip(envelope.ids, large, strict=True)
+        }
+        for name, key in zip(envelope.names, envelope.ids, strict=True):
+            content[name] = self._records[key]
         message = Message(
             content,
             dst_node_id=envelope.node,
             message_type=envelope.kind,
             group_id=envelope.group,
         )
-        app = resolve("client_apps", self._app_name, "executor.grid")
-        reply: RecordDict = answer(app, message).content
+        if self._app is None:  # once: finding an entry point takes longer than a small shard
+            self._app = resolve("client_apps", self._app_name, "executor.grid")
+        reply: RecordDict = answer(self._app, message).content
         return reply

@@ -13,9 +13,8 @@ from fedsim.clipping import Clip
 from fedsim.config import DataConfig, ModelConfig
 from fedsim.estimators import WeightedSum
 from fedsim.execution import Keys
-from fedsim.grids.arrays import from_record, to_record, views_of
+from fedsim.grids.arrays import to_record, views_of
 from fedsim.plan import TaskSpec
-from fedsim.tensors import Tensors
 
 
 class ClientSpec(BaseModel):
@@ -34,21 +33,20 @@ class ClientSpec(BaseModel):
 
 @dataclass(frozen=True, eq=False)
 class ShardRequest:
-    """Compute Σ w·clip(update) over `keys` at `parameters`."""
+    """Compute Σ w·clip(update) over `keys` at `parameters`, a record that shards share."""
 
     spec: str
     round: int
     shard: int
     keys: Keys
-    parameters: Tensors
+    parameters: ArrayRecord
 
-    def to_content(self, shared_parameters: ArrayRecord | None = None) -> RecordDict:
-        """Return the message's content; shards of one round may share the parameters' record."""
+    def to_content(self) -> RecordDict:
+        """Return the message's content."""
         keys = ArrayRecord()
         keys["keys"] = to_record({"keys": torch.from_numpy(self.keys)})["keys"]
         head = ConfigRecord({"spec": self.spec, "round": self.round, "shard": self.shard})
-        parameters = shared_parameters or to_record(self.parameters)
-        return RecordDict({"request": head, "units": keys, "parameters": parameters})
+        return RecordDict({"request": head, "units": keys, "parameters": self.parameters})
 
     @classmethod
     def from_content(cls, content: RecordDict) -> ShardRequest:
@@ -60,7 +58,7 @@ class ShardRequest:
             round=int(head["round"]),  # type: ignore[arg-type]
             shard=int(head["shard"]),  # type: ignore[arg-type]
             keys=np.asarray(keys, dtype=np.int64),
-            parameters=from_record(content.array_records["parameters"]),
+            parameters=content.array_records["parameters"],
         )
 
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import cast
 
 import numpy as np
 import pytest
 import torch
 
 from clients.averaged_gradient import AveragedGradient
-from clients.engines.choose import choose_engine
+from clients.engines.capture import OpenModel
+from clients.engines.choose import Auto, choice, choose_engine
+from clients.engines.ghost import ghost
 from clients.engines.loop import loop
+from clients.engines.materialised import materialised
 from clients.engines.vmap import VmapEngine
 from clients.example_gradient import ExampleGradient
 from clients.gradients import mean_gradient
@@ -28,6 +32,9 @@ from tests.conftest import small_config
 ENGINES: dict[str, Callable[[LanguageModel], Engine]] = {
     "loop": lambda _model: loop,
     "vmap": VmapEngine,
+    "materialised": lambda model: materialised(cast(OpenModel, model)),
+    "ghost": lambda model: ghost(cast(OpenModel, model)),
+    "auto": Auto,
 }
 TASKS: dict[str, Callable[[Materials], Task]] = {
     "fedsgd": lambda materials: AveragedGradient(materials, group_size=3),
@@ -40,6 +47,7 @@ MODELS = {
     "tiny-gpt": ModelConfig(pretraining_steps=0),
     "tiny-gpt ln": ModelConfig(pretraining_steps=0, trainable="ln_"),
     "tiny-gpt lora": ModelConfig(pretraining_steps=0, lora_rank=2),
+    "mcmahan-lstm": ModelConfig(name_or_path="mcmahan-lstm", pretraining_steps=0),
 }
 
 
@@ -226,8 +234,30 @@ def test_choosing(materials: Materials) -> None:
         LocalSGD(materials, group_size=1),
     )
     assert choose_engine("auto", local, materials.model) is loop
+    assert isinstance(choose_engine("auto", averaged, materials.model), Auto)
     assert isinstance(choose_engine("vmap", averaged, materials.model), VmapEngine)
     with pytest.raises(ValueError, match="no mean gradient"):
         VmapEngine(materials.model)(
             local, materials.model.initial_parameters(), np.arange(2), NoClip(), 0
         )
+
+
+def test_auto_chooses_by_units_and_memory() -> None:
+    million, budget = 4_000_000, 2**31
+    assert choice(64, million, budget) == "materialised"
+    assert choice(64, 200 * million, budget) == "ghost"  # one gradient fits, a large pass has 16
+    assert choice(2048, 200 * million, budget) == "loop"  # each unit is a large pass
+    assert choice(2048, 20 * million, budget) == "materialised"
+
+
+def test_auto_says_what_it_chose_once(
+    materials: Materials, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = choose_engine("auto", AveragedGradient(materials, group_size=2), materials.model)
+    task = AveragedGradient(materials, group_size=2)
+    with caplog.at_level("INFO"):
+        for round in range(2):
+            engine(task, materials.model.initial_parameters(), np.arange(4), NoClip(), round)
+    (line,) = [record.message for record in caplog.records]
+    assert "engine materialised" in line
+    assert "tokens a unit" in line

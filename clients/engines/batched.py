@@ -1,0 +1,212 @@
+"""Many units at once: one forward and backward pass a chunk, norms, factors, one weighted sum.
+
+What the two engines `materialised` and `ghost` share. They differ in how a chunk's `Gradients`
+know norms and sums: from per-unit gradients, or without forming them.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+
+import torch
+
+from clients.engines import chunks
+from clients.engines.capture import NotCovered, OpenModel, Site, find_sites, run
+from clients.engines.gradients import Gradients, Method
+from clients.engines.loop import loop
+from clients.engines.malloc import keep_large_blocks
+from clients.engines.trust import CannotTell, verified
+from fedsim.clipping import Clip
+from fedsim.estimators import WeightedSum
+from fedsim.execution import Accumulator, Keys, Task, Unit
+from fedsim.tensors import Tensors, zeros_like
+
+log = logging.getLogger(__name__)
+
+# Float32 squares under 1.2e-38 vanish; over 2^30 entries that is less than this square.
+_UNDERFLOW = 1e-28
+# Beyond, float32 is too coarse: squares of 1e15 are near its end, factors of 1e-30 near its
+# denormal numbers. Such units are computed one by one in float64.
+_LARGEST_SQUARE, _LEAST_FACTOR = 1e30, 1e-30
+
+
+class BatchedEngine:
+    """Equals `loop` for tasks whose update is the mean gradient; the others are refused.
+
+    Before it computes anything with a model, it verifies its layer rules on one small unit; a
+    model with a layer that no rule describes is computed by `loop` for good, with one warning.
+    """
+
+    def __init__(self, model: OpenModel, method: Method, num_bytes: int | None = None) -> None:
+        """Take the bytes that a chunk may use; by default from the device."""
+        self._model = model
+        self._method = method
+        self._num_bytes = num_bytes
+        self._sites: Sequence[Site] = ()
+        self._limits: chunks.Limits | None = None
+        self._refused = False
+        if model.device.type == "cpu":
+            keep_large_blocks()
+
+    def __call__(
+        self, task: Task, parameters: Tensors, keys: Keys, clip: Clip, round: int
+    ) -> WeightedSum:
+        """Return Σ w·clip(mean gradient)."""
+        if not task.averages_gradients:
+            raise ValueError(f"task {type(task).__name__}: its update is no mean gradient")
+        if self._refused:
+            return loop(task, parameters, keys, clip, round)
+        units = [task.unit(int(key), round) for key in keys]
+        ordered = chunks.in_order([unit for unit in units if len(unit.lengths)])
+        empty = [unit for unit in units if not len(unit.lengths)]
+        try:
+            total = _Sum(task, parameters, clip, round)
+            total.count(empty, torch.zeros(len(empty)))
+            if ordered and self._limits is None:
+                self._limits = self._verify(parameters, ordered[0])
+            self._add_all(total, ordered)
+            return total.result()
+        except CannotTell:
+            return loop(task, parameters, keys, clip, round)
+        except NotCovered as reason:
+            log.warning("%s: no layer rule for %s; computing by loop", self._model.name, reason)
+            self._refused = True
+            self._method.clear()
+            return loop(task, parameters, keys, clip, round)
+
+    def _verify(self, parameters: Tensors, unit: Unit) -> chunks.Limits:
+        self._sites = find_sites(self._model)
+        try:
+            bytes_per_token = verified(self._model, self._sites, parameters, unit, self._method)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:  # shapes, or in-place changes, that rules do not foresee
+            raise NotCovered(f"some layer ({str(error).splitlines()[0]})") from error
+        device = self._model.device
+        num_bytes = chunks.memory_budget(device) if self._num_bytes is None else self._num_bytes
+        bytes_per_unit = self._method.bytes_per_unit(parameters)
+        return chunks.limits_within(num_bytes, bytes_per_unit, bytes_per_token, device)
+
+    def _add_all(self, total: _Sum, ordered: list[Unit]) -> None:
+        """Add chunk after chunk; where memory does not suffice, halve the chunks and go on."""
+        start = 0
+        while start < len(ordered):
+            assert self._limits is not None  # noqa: S101 (set before the first chunk)
+            one_pass = self._method.keeps_uses
+            units = chunks.first_chunk(ordered[start:], self._limits, one_pass=one_pass)
+            if one_pass and chunks.num_tokens(units[0]) > self._limits.tokens:
+                total.add_alone(units[0])  # large enough for passes of its own
+                start += 1
+                continue
+            others = self._add_chunk(total, units)
+            if others is None:
+                self._make_room(len(units))
+                continue
+            for unit in others:
+                total.add_alone(unit)
+            start += len(units)
+
+    def _add_chunk(self, total: _Sum, units: list[Unit]) -> list[Unit] | None:
+        """Add a chunk and return what must be added alone; None: out of memory, nothing added."""
+        try:
+            return total.add_chunk(units, *self._gradients(total.parameters, units))
+        except torch.OutOfMemoryError:
+            if self._limits is None or self._limits.smallest:
+                raise
+            return None
+
+    def _make_room(self, num_units: int) -> None:
+        assert self._limits is not None  # noqa: S101 (set before the first chunk)
+        self._limits = self._limits.halved()
+        self._method.clear()
+        if self._model.device.type == "cuda":
+            torch.cuda.empty_cache()
+        log.warning(
+            "%s: %d units at once do not fit the memory; from now on at most %d tokens a chunk",
+            self._model.name,
+            num_units,
+            self._limits.tokens,
+        )
+
+    def _gradients(self, parameters: Tensors, units: list[Unit]) -> tuple[Gradients, torch.Tensor]:
+        assert self._limits is not None  # noqa: S101 (set before the first chunk)
+        dtype = next(iter(parameters.values())).dtype
+        gradients = self._method(parameters, len(units))
+        means = torch.zeros(len(units), dtype=dtype, device=self._model.device)
+        for part in chunks.passes(units, self._limits.tokens, self._model.device, dtype):
+            gradients.start_pass(part.segments)
+            losses = run(self._model, self._sites, parameters, part.batch, gradients)
+            unit_of_row = part.segments.unit_of_row(losses.device)
+            means.index_add_(0, unit_of_row, losses * part.batch.weights)
+        return gradients, means
+
+
+class _Sum:
+    """The sum over a call's units, in float64 across chunks."""
+
+    def __init__(self, task: Task, parameters: Tensors, clip: Clip, round: int) -> None:
+        self.parameters = parameters
+        self._task = task
+        self._clip = clip
+        self._round = round
+        self._values = zeros_like(parameters, torch.float64)
+        self._alone: Accumulator | None = None
+        self._weight = self._loss = 0.0
+        self._units = self._num_gradients = 0
+
+    def add_chunk(
+        self, units: Sequence[Unit], gradients: Gradients, losses: torch.Tensor
+    ) -> list[Unit]:
+        """Add w·clip(gradient) for the units of a chunk, and return those that float32 cannot.
+
+        Raises before it adds anything, or not at all.
+        """
+        squares = gradients.squares()
+        exact = next(iter(self.parameters.values())).dtype == torch.float64
+        margin = 0.0 if exact else gradients.norm_error
+        factors = self._clip.batch_factors(
+            list(self.parameters),
+            squares if exact else squares + _UNDERFLOW,
+            norm_error=margin,
+        )
+        # Also false for NaN. What is not plain is looked at by itself, as `loop` would.
+        plain = (squares.sum(dim=1) < _LARGEST_SQUARE) & (factors.amin(dim=1) > _LEAST_FACTOR)
+        others = (~plain).nonzero()[:, 0]
+        if len(others):
+            gradients.drop(others)
+        weights = torch.tensor([unit.weight for unit in units], dtype=torch.float64)
+        shares = (factors * weights.to(factors.device)[:, None]).where(plain[:, None], 0.0)
+        sums = gradients.weighted_sum(shares)
+        together = [unit for unit, is_plain in zip(units, plain.tolist(), strict=True) if is_plain]
+        alone = [units[index] for index in others.tolist()]
+        self.count(together, losses[plain])
+        for name, value in sums.items():
+            self._values[name].add_(value)
+        return alone
+
+    def count(self, units: Sequence[Unit], losses: torch.Tensor) -> None:
+        """Count units whose gradients were added, or that have none."""
+        self._weight += math.fsum(unit.weight for unit in units)
+        self._units += len(units)
+        self._num_gradients += sum(len(unit.lengths) for unit in units)
+        self._loss += float(losses.double().where(losses.isfinite(), 0.0).sum())
+
+    def add_alone(self, unit: Unit) -> None:
+        """Add one unit the way `loop` does."""
+        if self._alone is None:
+            self._alone = Accumulator(self.parameters, self._clip)
+        update = self._task.update(self.parameters, unit, self._round)
+        self._alone.add(update, unit.weight)
+
+    def result(self) -> WeightedSum:
+        """Return the sum so far."""
+        together = WeightedSum(
+            values=self._values,
+            weight=self._weight,
+            num_units=self._units,
+            num_gradients=self._num_gradients,
+            loss=self._loss,
+        )
+        return together if self._alone is None else together + self._alone.total()

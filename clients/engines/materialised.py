@@ -1,0 +1,168 @@
+"""Per-unit gradients in full: one reused buffer per parameter, a row for every unit of a chunk.
+
+A batched matrix product over units costs what the one product over all of them costs, and norms
+and the clipped sum are two passes over memory. The gradient of a table of which rows are only
+looked up stays a list of rows.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from clients.engines.batched import BatchedEngine
+from clients.engines.capture import NotCovered, OpenModel
+from clients.engines.uses import Chain, MergedRows, Rows, Segments, Use, merged
+from fedsim.tensors import Tensors
+
+# Squares are summed in float32 over as many entries, and from there on in float64.
+_BLOCK = 1024
+
+
+class Materialised:
+    """Collects the uses of one chunk; see `clients.engines.batched.Gradients`."""
+
+    # Relative, of a float32 norm: blocks of 1024 squares lose under 3e-7, and factors rounded to
+    # float32 times float32 gradients 1.2e-7.
+    norm_error = 1e-6
+
+    def __init__(self, buffers: Buffers, layout: Tensors, num_units: int) -> None:
+        self._buffers = buffers
+        self._layout = layout
+        self._num_units = num_units
+        self._segments = Segments([])
+        self._num_passes = 0
+        self._passes_of: dict[str, set[int]] = {}
+        self._dense: dict[str, torch.Tensor] = {}
+        self._rows: dict[str, list[tuple[Rows, Segments]]] = {}
+        self._merged: dict[str, MergedRows] = {}
+        self._chains: dict[str, Chain] = {}
+
+    def start_pass(self, segments: Segments) -> None:
+        """Say to which units the sequences of the uses that follow belong."""
+        self._segments = segments
+        self._num_passes += 1
+
+    def __call__(self, name: str, use: Use) -> None:
+        """Add one use of parameter `name`."""
+        if isinstance(use, Rows):  # dense only if another use of the table is
+            self._rows.setdefault(name, []).append((use, self._segments))
+            return
+        if name not in self._dense:
+            like = self._layout[name]
+            self._dense[name] = self._buffers.take(name, self._num_units, like)
+        passes = self._passes_of.setdefault(name, set())
+        add = self._num_passes in passes
+        passes.add(self._num_passes)
+        use.into(self._dense[name], self._segments, add=add)
+        if use.chain is not None:
+            self._chains[name] = use.chain
+
+    def squares(self) -> torch.Tensor:
+        """Return squared norms, (units, parameters) float64; all uses must be in.
+
+        Raises:
+            NotCovered: a pass did not use a parameter, so its buffers hold anything.
+        """
+        for name, passes in self._passes_of.items():
+            if len(passes) != self._num_passes:
+                raise NotCovered(f"{name} (not every sequence uses it)")
+        for name, lookups in self._rows.items():
+            self._look_up(name, lookups)
+        for name, chain in self._chains.items():
+            for gradient in self._dense[name]:  # one unit at a time stays in the cache
+                chain(gradient)
+        columns = [self._square(name) for name in self._layout]
+        return torch.stack(columns, dim=1)
+
+    def _look_up(self, name: str, lookups: list[tuple[Rows, Segments]]) -> None:
+        chain = lookups[0][0].chain
+        if name not in self._dense and chain is None:
+            self._merged[name] = merged(lookups)
+            return
+        if name not in self._dense:
+            gradients = self._buffers.take(name, self._num_units, self._layout[name])
+            self._dense[name] = gradients.zero_()
+        for use, segments in lookups:
+            use.into(self._dense[name], segments, add=True)
+        if chain is not None:
+            self._chains[name] = chain
+
+    def _square(self, name: str) -> torch.Tensor:
+        num_units = self._num_units
+        if name in self._merged:
+            return self._merged[name].squares(num_units)
+        if name not in self._dense:  # nothing used it
+            return torch.zeros(num_units, dtype=torch.float64, device=self._layout[name].device)
+        return block_squares(self._dense[name].flatten(1))
+
+    def drop(self, units: torch.Tensor) -> None:
+        """Put zeros for these units: their NaN times a factor of 0 would be NaN."""
+        for gradients in self._dense.values():
+            gradients[units] = 0.0
+        for name, rows in self._merged.items():
+            self._merged[name] = rows.without(units)
+
+    def weighted_sum(self, factors: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return Σ over units of factor × gradient; `factors` is (units, parameters) float64."""
+        total = {}
+        for column, (name, like) in enumerate(self._layout.items()):
+            factor = factors[:, column].to(like.dtype)
+            if name in self._merged:
+                total[name] = self._merged[name].weighted_sum(factor)
+            elif name in self._dense:
+                total[name] = (factor @ self._dense[name].flatten(1)).view(like.shape)
+        return total
+
+
+class Buffers:
+    """Memory that is kept from chunk to chunk: fresh pages cost more than the arithmetic saved."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, torch.Tensor] = {}
+
+    def take(self, name: str, num_units: int, like: torch.Tensor) -> torch.Tensor:
+        """Return (num_units, *shape) of `like`, with anything in it."""
+        kept = self._kept.get(name)
+        if kept is None or len(kept) < num_units or kept.dtype != like.dtype:
+            kept = self._kept[name] = like.new_empty(num_units, *like.shape)
+        return kept[:num_units]
+
+    def clear(self) -> None:
+        """Give the memory back."""
+        self._kept.clear()
+
+
+def block_squares(values: torch.Tensor) -> torch.Tensor:
+    """Return the sum of squares of each row of (rows, entries), float64."""
+    entries = values.shape[1]
+    whole = entries - entries % _BLOCK
+    blocks = values[:, :whole].reshape(len(values), whole // _BLOCK, _BLOCK)
+    squares: torch.Tensor = torch.linalg.vector_norm(blocks, dim=2).double().square().sum(dim=1)
+    rest: torch.Tensor = torch.linalg.vector_norm(values[:, whole:], dim=1).double().square()
+    return squares + rest
+
+
+class _Method:
+    """Materialised gradients in buffers that outlive a chunk."""
+
+    keeps_uses = False
+
+    def __init__(self) -> None:
+        self._buffers = Buffers()
+
+    def __call__(self, layout: Tensors, num_units: int) -> Materialised:
+        """Begin a chunk."""
+        return Materialised(self._buffers, layout, num_units)
+
+    def bytes_per_unit(self, layout: Tensors) -> int:
+        """Return the bytes of one unit's gradient."""
+        return sum(value.nbytes for value in layout.values())
+
+    def clear(self) -> None:
+        """Give the buffers back."""
+        self._buffers.clear()
+
+
+def materialised(model: OpenModel, num_bytes: int | None = None) -> BatchedEngine:
+    """Return the engine that forms every unit's gradient; see `BatchedEngine`."""
+    return BatchedEngine(model, _Method(), num_bytes)

@@ -1,0 +1,116 @@
+"""Whether layer rules describe a model, found out before they are trusted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+
+import torch
+
+from clients.engines import chunks
+from clients.engines.capture import NotCovered, OpenModel, Site, run, tapped
+from clients.engines.cross_entropy import Batch
+from clients.engines.gradients import Gradients
+from clients.engines.uses import Use
+from clients.gradients import mean_gradient
+from fedsim.execution import Unit
+from fedsim.tensors import Tensors, l2_norm
+
+# The unit that is looked at is cut to this many examples and tokens.
+_EXAMPLES, _TOKENS = 3, 8
+
+# Relative to a parameter's gradient, and to the whole gradient for those that are rounding alone
+# (a bias before a softmax). Rules that are wrong are wrong by far more.
+_OWN_TOLERANCE, _WHOLE_TOLERANCE = 1e-3, 1e-5
+
+
+class CannotTell(Exception):  # noqa: N818 (a finding, not a fault)
+    """The gradients are not finite: nothing can be compared, this time."""
+
+
+def verified(
+    model: OpenModel,
+    sites: Sequence[Site],
+    parameters: Tensors,
+    unit: Unit,
+    method: Callable[[Tensors, int], Gradients],
+) -> int:
+    """Compare with `loop` on a few tokens, and return the bytes that a token's capture takes.
+
+    First: with every tapped tensor cut off, no logit may depend on a parameter any more, or some
+    use of it passes by the rules. Then: norms and gradients of two units of different size, told
+    apart within one chunk, must be those of automatic differentiation.
+
+    Raises:
+        NotCovered: they are not; names the parameter.
+        CannotTell: the gradients are not finite.
+    """
+    units = _small_units(unit)
+    dtype = next(iter(parameters.values())).dtype
+    gradients = method(parameters, len(units))
+    num_bytes = num_tokens = 0
+
+    def counting(name: str, use: Use) -> None:
+        nonlocal num_bytes
+        num_bytes += _bytes(use)
+        gradients(name, use)
+
+    for part in chunks.passes(units, _TOKENS * _EXAMPLES, model.device, dtype):
+        _refuse_other_uses(model, sites, parameters, part.batch)
+        gradients.start_pass(part.segments)
+        run(model, sites, parameters, part.batch, counting)
+        num_tokens += part.batch.tokens.numel()
+    squares = gradients.squares()
+    for index, small in enumerate(units):
+        factors = torch.zeros_like(squares)
+        factors[index] = 1.0
+        _compare(
+            mean_gradient(model, parameters, small).values,
+            squares[index].sqrt().tolist(),
+            gradients.weighted_sum(factors),
+        )
+    # Logits, their softmax and its gradient; and about as much again as the rules looked at.
+    width = next(iter(parameters.values())).element_size()
+    vocabulary = model.vocabulary_size
+    return 3 * vocabulary * width + 2 * num_bytes // num_tokens
+
+
+def _small_units(unit: Unit) -> list[Unit]:
+    """Return two units cut from one: its first example, and its first few."""
+    tokens, lengths = unit.tokens[:_EXAMPLES, :_TOKENS], unit.lengths[:_EXAMPLES].clamp(max=_TOKENS)
+    if len(lengths) == 1:  # the second unit then is the example twice, the second time shorter
+        tokens = tokens.repeat(2, 1)
+        lengths = torch.cat([lengths, (lengths - 1).clamp(min=1)])
+    return [Unit(unit.key, tokens[:1], lengths[:1]), Unit(unit.key, tokens, lengths)]
+
+
+def _refuse_other_uses(
+    model: OpenModel, sites: Sequence[Site], parameters: Tensors, batch: Batch
+) -> None:
+    leaves = {name: value.detach().requires_grad_() for name, value in parameters.items()}
+    with torch.enable_grad(), tapped(sites, leaves, len(batch.tokens), None):
+        total = model.logits(leaves, batch.tokens).sum()
+    if not total.requires_grad:
+        return
+    remaining = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
+    for name, gradient in zip(leaves, remaining, strict=True):
+        if gradient is not None:
+            raise NotCovered(f"{name} (used outside the layers that have rules)")
+
+
+def _compare(expected: Tensors, norms: Sequence[float], computed: Tensors) -> None:
+    whole = l2_norm(expected)
+    if not whole < float("inf"):
+        raise CannotTell
+    for (name, value), norm in zip(expected.items(), norms, strict=True):
+        own = l2_norm({name: value})
+        zero = torch.zeros_like(value)
+        distance = l2_norm({name: value - computed.get(name, zero)})
+        allowed = _OWN_TOLERANCE * own + _WHOLE_TOLERANCE * whole
+        if not (distance <= allowed and abs(norm - own) <= allowed):
+            raise NotCovered(f"{name} (its rule gives another gradient than the loop)")
+
+
+def _bytes(use: Use) -> int:
+    values = (getattr(use, field.name) for field in fields(use))
+    return sum(value.nbytes for value in values if isinstance(value, torch.Tensor))

@@ -1,0 +1,231 @@
+"""Uses of a parameter in a forward pass, and what each contributes to per-unit gradients.
+
+A gradient is a sum over the uses of a parameter. Three kinds of use cover the layers of language
+models: a product with an input (`Product`), rows looked up by number (`Rows`) and a vector that
+is added or multiplied in at every position (`Total`). Leading sizes are always (sequences,
+positions); a unit's sequences stand next to each other (`Segments`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+import torch
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Neighbouring units with the same number of sequences in a pass.
+
+    Attributes:
+        units: their positions in the chunk.
+        rows: the positions of their sequences in the pass.
+        first: whether no earlier pass had sequences of theirs.
+    """
+
+    units: slice
+    rows: slice
+    first: bool = True
+
+    @property
+    def num_units(self) -> int:
+        """How many units."""
+        return int(self.units.stop - self.units.start)
+
+    def rows_of(self, index: int) -> slice:
+        """Return the sequences of the segment's unit number `index`."""
+        count = (self.rows.stop - self.rows.start) // self.num_units
+        start = self.rows.start + index * count
+        return slice(start, start + count)
+
+
+class Segments:
+    """Which sequences of a pass belong to which unit of the chunk; they are in units' order."""
+
+    def __init__(self, counts: Sequence[int], seen: Sequence[bool] | None = None) -> None:
+        """Take each unit's number of sequences, and which units earlier passes have seen."""
+        self.num_units = len(counts)
+        self.counts = list(counts)
+        self._segments: list[Segment] = []
+        kinds = zip(counts, seen or [False] * len(counts), strict=True)
+        unit = row = 0
+        for (count, was_seen), run in groupby(kinds):
+            stop = unit + len(list(run))
+            last = row + (stop - unit) * count
+            if count:
+                self._segments.append(Segment(slice(unit, stop), slice(row, last), not was_seen))
+            unit, row = stop, last
+
+    def __iter__(self) -> Iterator[Segment]:
+        return iter(self._segments)
+
+    def unit_of_row(self, device: torch.device) -> torch.Tensor:
+        """Return the unit that each sequence belongs to: (rows,) int64."""
+        return torch.arange(self.num_units, device=device).repeat_interleave(
+            torch.tensor(self.counts, device=device)
+        )
+
+
+def by_unit(values: torch.Tensor, segment: Segment) -> torch.Tensor:
+    """Return (units, positions of all their sequences, size): a view where strides allow."""
+    part = values[segment.rows]
+    return part.reshape(segment.num_units, -1, part.shape[-1])
+
+
+Change = Callable[[torch.Tensor], torch.Tensor]
+
+# A linear map, in place, from the gradient of what is used to that of the parameter behind it:
+# of one unit's gradient, or of a sum of units'.
+Chain = Callable[[torch.Tensor], None]
+
+
+@dataclass(frozen=True, eq=False)
+class Product:
+    """Gradient leftᵀ·right: of a linear layer's weight, or of the table that scores words.
+
+    Attributes:
+        left: (sequences, positions, first size of the parameter).
+        right: (sequences, positions, second size of the parameter).
+        chain: for a parameter that is not used as it is stored.
+    """
+
+    left: torch.Tensor
+    right: torch.Tensor
+    chain: Chain | None = None
+
+    def map(self, change: Change) -> Product:
+        """Return the use with `change` made to every tensor, such as taking some sequences."""
+        return replace(self, left=change(self.left), right=change(self.right))
+
+    def into(self, gradients: torch.Tensor, segments: Segments, *, add: bool) -> None:
+        """Write per-unit gradients, or add them to what is there, into (units, *shape)."""
+        for segment in segments:
+            left, right = by_unit(self.left, segment).mT, by_unit(self.right, segment)
+            out = gradients[segment.units]
+            if add or not segment.first:
+                out.baddbmm_(left, right)
+            else:
+                torch.bmm(left, right, out=out)
+
+    def weighted_sum(self, factors: torch.Tensor) -> torch.Tensor:
+        """Return Σ over sequences of factor × gradient; `factors` is (sequences,)."""
+        left, right, by_row = self.left, self.right, factors[:, None, None]
+        if left.shape[-1] < right.shape[-1]:  # the smaller one is copied
+            left = left * by_row
+        else:
+            right = right * by_row
+        return left.flatten(0, 1).T @ right.flatten(0, 1)
+
+
+@dataclass(frozen=True, eq=False)
+class Total:
+    """Gradient Σ over positions: of a bias, or of a norm's weight.
+
+    Attributes:
+        values: (sequences, positions, size).
+    """
+
+    values: torch.Tensor
+    chain: Chain | None = None
+
+    def map(self, change: Change) -> Total:
+        """Return the use with `change` made to every tensor, such as taking some sequences."""
+        return replace(self, values=change(self.values))
+
+    def into(self, gradients: torch.Tensor, segments: Segments, *, add: bool) -> None:
+        """Write per-unit gradients, or add them to what is there, into (units, size)."""
+        for segment in segments:
+            total = by_unit(self.values, segment).sum(dim=1)
+            out = gradients[segment.units]
+            out.add_(total) if add or not segment.first else out.copy_(total)
+
+    def weighted_sum(self, factors: torch.Tensor) -> torch.Tensor:
+        """Return Σ over sequences of factor × gradient; `factors` is (sequences,)."""
+        return factors.to(self.values.dtype) @ self.values.sum(dim=1)
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Gradient of a table of which single rows are looked up: almost everywhere zero.
+
+    Attributes:
+        ids: (sequences, positions) int64, the rows.
+        values: (sequences, positions, width), what each look-up adds to its row.
+        num_rows: of the table.
+    """
+
+    ids: torch.Tensor
+    values: torch.Tensor
+    num_rows: int
+    chain: Chain | None = None
+
+    def map(self, change: Change) -> Rows:
+        """Return the use with `change` made to every tensor, such as taking some sequences."""
+        return replace(self, ids=change(self.ids), values=change(self.values))
+
+    def into(self, gradients: torch.Tensor, segments: Segments, *, add: bool) -> None:
+        """Write per-unit gradients, or add them to what is there, into (units, rows, width)."""
+        for segment in segments:
+            if segment.first and not add:
+                gradients[segment.units] = 0.0
+        places = segments.unit_of_row(self.ids.device)[:, None] * self.num_rows + self.ids
+        gradients.flatten(0, 1).index_add_(0, places.flatten(), self.values.flatten(0, 1))
+
+    def weighted_sum(self, factors: torch.Tensor) -> torch.Tensor:
+        """Return Σ over sequences of factor × gradient; `factors` is (sequences,)."""
+        total = self.values.new_zeros(self.num_rows, self.values.shape[-1])
+        weighted = self.values * factors.to(self.values.dtype)[:, None, None]
+        return total.index_add_(0, self.ids.flatten(), weighted.flatten(0, 1))
+
+
+@dataclass(frozen=True, eq=False)
+class MergedRows:
+    """Per-unit gradients of a table as its non-zero rows.
+
+    Attributes:
+        units: (entries,) whose row.
+        ids: (entries,) which row, each once a unit.
+        values: (entries, width).
+        num_rows: of the table.
+    """
+
+    units: torch.Tensor
+    ids: torch.Tensor
+    values: torch.Tensor
+    num_rows: int
+
+    def squares(self, num_units: int) -> torch.Tensor:
+        """Return squared norms, (units,) float64."""
+        squares: torch.Tensor = torch.linalg.vector_norm(self.values, dim=1).double().square()
+        return squares.new_zeros(num_units).index_add_(0, self.units, squares)
+
+    def without(self, units: torch.Tensor) -> MergedRows:
+        """Return the rows of all other units."""
+        kept = ~torch.isin(self.units, units)
+        return replace(self, units=self.units[kept], ids=self.ids[kept], values=self.values[kept])
+
+    def weighted_sum(self, factors: torch.Tensor) -> torch.Tensor:
+        """Return Σ over units of factor × gradient; `factors` is (units,)."""
+        weighted = self.values * factors.to(self.values.dtype)[self.units, None]
+        total = self.values.new_zeros(self.num_rows, self.values.shape[-1])
+        return total.index_add_(0, self.ids, weighted)
+
+
+def merged(uses: Sequence[tuple[Rows, Segments]]) -> MergedRows:
+    """Return each unit's distinct rows with their sums over all passes."""
+    num_rows = uses[0][0].num_rows
+    places = [
+        (segments.unit_of_row(use.ids.device)[:, None] * num_rows + use.ids).flatten()
+        for use, segments in uses
+    ]
+    looked_up = torch.cat([use.values.flatten(0, 1) for use, _ in uses])
+    distinct, inverse = torch.unique(torch.cat(places), return_inverse=True)
+    values = looked_up.new_zeros(len(distinct), looked_up.shape[-1])
+    values.index_add_(0, inverse, looked_up)
+    units = distinct.div(num_rows, rounding_mode="floor")
+    return MergedRows(units, distinct % num_rows, values, num_rows)
+
+
+Use = Product | Total | Rows

@@ -1,0 +1,149 @@
+"""Small random networks of every kind that has layer rules, and ragged units for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPTNeoConfig,
+    GPTNeoForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from clients.engines.capture import OpenModel
+from clients.gradients import mean_gradient
+from clients.language_model import TransformersModel
+from clients.lstm_modules import McMahanLstmConfig, McMahanLstmForCausalLM
+from clients.tokenizers_builtin import word_tokenizer
+from fedsim.config import ModelConfig
+from fedsim.estimators import WeightedSum
+from fedsim.execution import Unit, Update
+from fedsim.tensors import Tensors, l2_norm
+
+VOCABULARY = 60
+
+_LLAMA_LIKE: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 12,
+    "intermediate_size": 20,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "attn_implementation": "eager",
+    "pad_token_id": None,
+}
+
+
+def _gpt2(tied: bool = True) -> PreTrainedModel:
+    config = GPT2Config(
+        vocab_size=VOCABULARY, n_positions=16, n_embd=12, n_layer=2, n_head=2,
+        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=1, eos_token_id=2,
+        tie_word_embeddings=tied,
+    )  # fmt: skip
+    config._attn_implementation = "eager"
+    return GPT2LMHeadModel(config)
+
+
+def _gpt_neo() -> PreTrainedModel:
+    config = GPTNeoConfig(
+        vocab_size=VOCABULARY, max_position_embeddings=16, hidden_size=12, num_layers=2,
+        num_heads=2, attention_types=[[["global", "local"], 1]], window_size=4,
+        resid_dropout=0.0, embed_dropout=0.0, attention_dropout=0.0, bos_token_id=1,
+        eos_token_id=2,
+    )  # fmt: skip
+    config._attn_implementation = "eager"
+    return GPTNeoForCausalLM(config)
+
+
+def _lstm() -> PreTrainedModel:
+    config = McMahanLstmConfig(vocab_size=VOCABULARY, embedding_size=6, hidden_size=8)
+    return McMahanLstmForCausalLM(config)
+
+
+_Make = Callable[[], PreTrainedModel]
+NETWORKS: dict[str, tuple[_Make, ModelConfig]] = {
+    "gpt2 tied": (_gpt2, ModelConfig()),
+    "gpt2 untied": (lambda: _gpt2(tied=False), ModelConfig()),
+    "gpt2 lora": (_gpt2, ModelConfig(lora_rank=2)),
+    "gpt2 norms and biases": (_gpt2, ModelConfig(trainable=r"ln_|bias")),
+    "gpt2 tied table": (_gpt2, ModelConfig(trainable="wte")),
+    "gpt2 positions": (_gpt2, ModelConfig(trainable="wpe")),
+    "gpt-neo": (_gpt_neo, ModelConfig()),
+    "llama": (lambda: LlamaForCausalLM(LlamaConfig(**_LLAMA_LIKE)), ModelConfig()),
+    "llama lora": (lambda: LlamaForCausalLM(LlamaConfig(**_LLAMA_LIKE)), ModelConfig(lora_rank=2)),
+    "qwen2": (lambda: Qwen2ForCausalLM(Qwen2Config(**_LLAMA_LIKE)), ModelConfig()),
+    "qwen3": (
+        lambda: Qwen3ForCausalLM(Qwen3Config(**_LLAMA_LIKE, head_dim=6, tie_word_embeddings=True)),
+        ModelConfig(),
+    ),
+    "lstm": (_lstm, ModelConfig()),
+    "lstm recurrence": (_lstm, ModelConfig(trainable="hidden_to_gates")),
+    "lstm embedding": (_lstm, ModelConfig(trainable=r"^embedding")),
+}
+
+
+# Their norms or attention compute in float32 whatever the parameters are, so that the size of a
+# batch changes the last digits of that.
+ROUNDS_INSIDE = {"gpt-neo", "llama", "llama lora", "qwen2", "qwen3"}
+
+
+def network(name: str, dtype: torch.dtype) -> tuple[TransformersModel, dict[str, torch.Tensor]]:
+    """Return a model, and parameters of which none is special (no zero bias, no unit weight)."""
+    make, config = NETWORKS[name]
+    torch.manual_seed(3)
+    model = TransformersModel(
+        make(), word_tokenizer(VOCABULARY), config, origin="", sequence_length=12
+    )
+    model.module.to(dtype)
+    parameters = model.initial_parameters()
+    return model, {
+        k: v.to(dtype) + 0.1 * torch.randn_like(v, dtype=dtype) for k, v in parameters.items()
+    }
+
+
+def ragged_units(seed: int = 0) -> list[Unit]:
+    """Return 11 units of 0 to 4 examples of 1 to 12 tokens, some padded for no reason."""
+    rng = np.random.default_rng(seed)
+    units = []
+    for key, count in enumerate([2, 1, 0, 4, 2, 1, 3, 1, 2, 4, 1]):
+        lengths = rng.integers(1, 13, count)
+        width = int(lengths.max(initial=1)) + 2 * (key % 2)
+        tokens = rng.integers(0, VOCABULARY, (count, width))
+        tokens[np.arange(width)[None] >= lengths[:, None]] = 0
+        weight = 1.0 if key % 3 else 0.25
+        units.append(Unit(key, torch.from_numpy(tokens), torch.from_numpy(lengths), weight))
+    return units
+
+
+class GivenUnits:
+    """A task whose units are the ones given."""
+
+    averages_gradients: ClassVar[bool] = True
+
+    def __init__(self, model: OpenModel, units: list[Unit]) -> None:
+        self._model = model
+        self.units = units
+        self.keys = np.arange(len(units))
+
+    def unit(self, key: int, round: int) -> Unit:
+        return self.units[key]
+
+    def update(self, parameters: Tensors, unit: Unit, round: int) -> Update:
+        return mean_gradient(self._model, parameters, unit)
+
+
+def relative(left: WeightedSum, right: WeightedSum) -> float:
+    """Return ‖left − right‖/‖right‖."""
+    difference = {name: left.values[name] - right.values[name] for name in right.values}
+    return l2_norm(difference) / l2_norm(right.values)

@@ -1,0 +1,237 @@
+"""Every layer rule gives what the loop gives, and a wrong one is noticed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import pytest
+import torch
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from clients.engines import capture, pairs, rules
+from clients.engines.batched import BatchedEngine
+from clients.engines.capture import OpenModel
+from clients.engines.ghost import ghost
+from clients.engines.loop import loop
+from clients.engines.materialised import materialised
+from clients.engines.rules import Call, Rule
+from clients.engines.uses import Product, Rows, Segments, Total, Use
+from clients.lstm_modules import Recurrence
+from fedsim.clipping import Clip, FlatClip, NoClip, NormalisedClip, PerLayerClip, layers_of
+from fedsim.estimators import WeightedSum
+from fedsim.tensors import l2_norm
+from tests.contracts.layer_samples import (
+    NETWORKS,
+    ROUNDS_INSIDE,
+    GivenUnits,
+    network,
+    ragged_units,
+    relative,
+)
+
+Make = Callable[[OpenModel], BatchedEngine]
+Patch = pytest.MonkeyPatch
+ENGINES: dict[str, tuple[Make, Callable[..., bool] | None]] = {
+    "materialised": (materialised, None),
+    "ghost, chosen": (ghost, None),
+    "ghost, direct": (ghost, lambda _uses, _segment: False),
+    "ghost, pairs": (ghost, lambda uses, _segment: pairs.pairs_are_possible(uses)),
+}
+
+
+@pytest.fixture(params=list(ENGINES))
+def make_engine(request: pytest.FixtureRequest, monkeypatch: Patch) -> Make:
+    make, cheaper = ENGINES[request.param]
+    if cheaper is not None:
+        monkeypatch.setattr("clients.engines.ghost.pairs_are_cheaper", cheaper)
+    return make
+
+
+def compare(make: Make, name: str, dtype: torch.dtype, clip: Clip) -> float:
+    """Return how far an engine's sum is from the loop's, relative."""
+    model, parameters = network(name, dtype)
+    task = GivenUnits(model, ragged_units())
+    total = make(model)(task, parameters, task.keys, clip, 0)
+    expected = loop(task, parameters, task.keys, clip, 0)
+    same_counts(total, expected)
+    return relative(total, expected)
+
+
+def same_counts(total: WeightedSum, expected: WeightedSum) -> None:
+    assert total.num_units == expected.num_units
+    assert total.num_gradients == expected.num_gradients
+    assert total.num_non_finite == expected.num_non_finite
+    assert total.weight == pytest.approx(expected.weight)
+    assert total.loss == pytest.approx(expected.loss, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_rules_are_exact(make_engine: Make, name: str, caplog: pytest.LogCaptureFixture) -> None:
+    clip = FlatClip(l2_clip_norm=0.1)
+    tolerance = 1e-7 if name in ROUNDS_INSIDE else 1e-10
+    assert compare(make_engine, name, torch.float64, clip) < tolerance
+    assert compare(make_engine, name, torch.float64, NoClip()) < tolerance
+    assert compare(make_engine, name, torch.float32, clip) < 1e-5
+    assert not caplog.records  # nothing was left to the loop
+
+
+@pytest.mark.parametrize("name", ["gpt2 tied", "lstm"])
+def test_all_clips(make_engine: Make, name: str) -> None:
+    layers = layers_of(network(name, torch.float64)[1])
+    per_layer = PerLayerClip.evenly(0.1, layers)
+    for clip in (per_layer, NormalisedClip(clip=per_layer)):
+        assert compare(make_engine, name, torch.float64, clip) < 1e-10
+        assert compare(make_engine, name, torch.float32, clip) < 1e-5
+
+
+@pytest.mark.parametrize("num_bytes", [1, 60_000, 400_000])
+def test_small_budgets_give_the_same_sum(make_engine: Make, num_bytes: int) -> None:
+    model, parameters = network("gpt2 tied", torch.float64)
+    task = GivenUnits(model, ragged_units())
+    make = materialised if make_engine is materialised else ghost
+    total = make(model, num_bytes)(task, parameters, task.keys, NoClip(), 0)
+    assert relative(total, loop(task, parameters, task.keys, NoClip(), 0)) < 1e-10
+
+
+def test_the_bound_holds(make_engine: Make) -> None:
+    model, parameters = network("gpt2 tied", torch.float32)
+    clip = FlatClip(l2_clip_norm=1e-3)
+    engine = make_engine(model)
+    for seed in range(4):
+        task = GivenUnits(model, [u for u in ragged_units(seed) if u.weight == 1.0])
+        for key in task.keys:
+            total = engine(task, parameters, task.keys[key : key + 1], clip, 0)
+            norm = l2_norm(total.values)
+            assert norm <= clip.bound
+
+
+# --- what is not a number stays with its unit -------------------------------------------------
+
+
+def test_a_broken_unit_does_not_reach_the_others(make_engine: Make) -> None:
+    model, parameters = network("gpt2 untied", torch.float32)
+    broken = 7
+    parameters["transformer.wte.weight"][broken] = float("nan")
+    task = GivenUnits(model, ragged_units())
+    for clip in (NoClip(), FlatClip(l2_clip_norm=0.1)):
+        total = make_engine(model)(task, parameters, task.keys, clip, 0)
+        expected = loop(task, parameters, task.keys, clip, 0)
+        assert 0 < expected.num_non_finite < expected.num_units - 1
+        same_counts(total, expected)
+        assert relative(total, expected) < 1e-5
+
+
+def test_updates_too_large_for_float32_are_still_clipped(
+    make_engine: Make, monkeypatch: Patch
+) -> None:
+    model, parameters = network("gpt2 tied", torch.float32)
+    parameters["transformer.ln_f.weight"] *= 1e17
+    task = GivenUnits(model, ragged_units())
+    clip = FlatClip(l2_clip_norm=1.0)
+    total = make_engine(model)(task, parameters, task.keys, clip, 0)
+    expected = loop(task, parameters, task.keys, clip, 0)
+    same_counts(total, expected)
+    assert relative(total, expected) < 1e-5
+
+
+def test_positions_that_cancel_are_not_taken_from_pairs() -> None:
+    torch.manual_seed(0)
+    left, right = torch.randn(2, 6, 30), torch.randn(2, 6, 20)
+    left[0, 3:], right[0, 3:] = -left[0, :3], right[0, :3] * (1 + 1e-4)
+    (segment,) = Segments([1, 1])
+    _, inexact = pairs.pair_squares([Product(left, right)], segment)
+    assert inexact.tolist() == [True, False]
+
+
+# --- memory ------------------------------------------------------------------------------------
+
+
+def test_out_of_memory_halves_the_chunk_and_goes_on(
+    make_engine: Make, monkeypatch: Patch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, parameters = network("gpt2 tied", torch.float64)
+    task = GivenUnits(model, ragged_units())
+    engine = make_engine(model)
+    engine(task, parameters, task.keys, NoClip(), 0)  # verifies
+    sizes: list[int] = []
+
+    def short_of_memory(*arguments: object) -> torch.Tensor:
+        sizes.append(len(arguments[3].tokens))  # type: ignore[attr-defined]
+        if sizes[-1] * 12 > 100:
+            raise torch.OutOfMemoryError("out of memory")
+        return capture.run(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("clients.engines.batched.run", short_of_memory)
+    total = engine(task, parameters, task.keys, NoClip(), 0)
+    expected = loop(task, parameters, task.keys, NoClip(), 0)
+    same_counts(total, expected)
+    assert relative(total, expected) < 1e-10
+    assert "do not fit the memory" in caplog.text
+    assert max(sizes) > 8 >= sizes[-1]
+
+
+# --- mutations: three and more ways to be wrong -------------------------------------------------
+
+
+def _no_bias(call: Call) -> Mapping[str, Use]:
+    return {"weight": Product(call.input, call.gradient)}
+
+
+def _positions_of_all_units_together(call: Call) -> Mapping[str, Use]:
+    gradient = call.gradient
+    if call.input.shape[0] == 1:
+        gradient = gradient.sum(0, keepdim=True).expand_as(gradient) / len(gradient)
+    ids = call.input.expand(gradient.shape[:-1])
+    return {"weight": Rows(ids, gradient, call.module.num_embeddings)}
+
+
+def _norm_of_the_raw_input(call: Call) -> Mapping[str, Use]:
+    return {"weight": Total(call.gradient * call.input), "bias": Total(call.gradient)}
+
+
+def _state_after_instead_of_before(call: Call) -> Mapping[str, Use]:
+    return {"weight": Product(call.gradient, call.output)}
+
+
+def _no_cross_term(left: torch.Tensor, *_others: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(len(left), dtype=torch.float64)
+
+
+MUTATIONS: dict[str, tuple[str, type[nn.Module] | None, object, str]] = {
+    "bias dropped": ("gpt2 tied", Conv1D, _no_bias, "bias"),
+    "positions summed over units": (
+        *("gpt2 tied", nn.Embedding, _positions_of_all_units_together, "wpe"),
+    ),
+    "norm not normalised": ("gpt2 tied", nn.LayerNorm, _norm_of_the_raw_input, "ln_"),
+    "state not shifted": ("lstm", Recurrence, _state_after_instead_of_before, "hidden_to_gates"),
+    "tied cross term dropped": ("gpt2 tied", None, _no_cross_term, "wte"),
+}
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS.values(), ids=MUTATIONS)
+def test_a_broken_rule_is_noticed(
+    mutation: tuple[str, type[nn.Module] | None, object, str],
+    monkeypatch: Patch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    name, layer, wrong, place = mutation
+    clip = FlatClip(l2_clip_norm=0.1)
+    if layer is None:
+        make: Make = ghost
+        monkeypatch.setattr("clients.engines.ghost.pairs_are_cheaper", ENGINES["ghost, pairs"][1])
+        assert compare(make, name, torch.float64, clip) < 1e-10
+        monkeypatch.setattr(pairs, "cross_term", wrong)
+    else:
+        make = materialised
+        assert compare(make, name, torch.float64, clip) < 1e-10
+        monkeypatch.setitem(rules.RULES, layer, Rule(wrong, rules.RULES[layer].tap))  # type: ignore[arg-type]
+    with monkeypatch.context() as unchecked:
+        unchecked.setattr("clients.engines.batched.verified", lambda *_arguments: 1)
+        unchecked.setattr("clients.engines.chunks.CPU_BYTES", 2**60)
+        assert compare(make, name, torch.float64, clip) > 1e-5
+    assert not caplog.records
+    assert compare(make, name, torch.float64, clip) == 0.0  # the loop's own sum
+    (warning,) = caplog.records
+    assert place in warning.message
+    assert "computing by loop" in warning.message

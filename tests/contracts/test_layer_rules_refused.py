@@ -1,0 +1,152 @@
+"""Networks that no rule describes are computed by the loop, with one warning that says where."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+import pytest
+import torch
+from torch import nn
+
+from clients.engines.batched import BatchedEngine
+from clients.engines.capture import OpenModel
+from clients.engines.ghost import ghost
+from clients.engines.loop import loop
+from clients.engines.materialised import materialised
+from fedsim.clipping import FlatClip
+from tests.contracts.layer_samples import VOCABULARY, GivenUnits, ragged_units, relative
+
+
+class Base(nn.Module):
+    """An embedding, a hidden layer and an output layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(VOCABULARY, 6)
+        self.hidden = nn.Linear(6, 6)
+        self.output = nn.Linear(6, VOCABULARY, bias=False)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return torch.Tensor(self.output(torch.tanh(self.hidden(self.words(tokens)))))
+
+
+class UsedAgainByHand(Base):
+    """The hidden layer's weight is used a second time, past its module."""
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        inner = torch.tanh(self.hidden(self.words(tokens))) @ self.hidden.weight
+        return torch.Tensor(self.output(inner))
+
+
+class OwnParameter(Base):
+    """A parameter of a module without a rule."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift = nn.Parameter(torch.ones(6))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return torch.Tensor(self.output(self.hidden(self.words(tokens)) + self.shift))
+
+
+class Doubled(nn.Linear):
+    """A subclass that computes something else than its class."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return 2.0 * super().forward(inputs)
+
+
+class Subclass(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = Doubled(6, 6)
+
+
+class InputChangedInPlace(Base):
+    """What the hidden layer was given is another thing by the time its gradient comes."""
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        given = self.words(tokens).detach() + 1.0
+        inner = self.hidden(given)
+        given.mul_(3.0)
+        return torch.Tensor(self.output(inner + self.words(tokens)))
+
+
+class PerSequenceSwitch(Base):
+    """The rows are turned round on the way in, so that positions are not where they seem."""
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        inner = torch.tanh(self.hidden(self.words(tokens).flip(0)))
+        return torch.Tensor(self.output(inner.flip(0)))
+
+
+class Opened:
+    """A `Base` as a language model that can be looked into."""
+
+    name = "odd"
+    device = torch.device("cpu")
+    vocabulary_size = VOCABULARY
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module.requires_grad_(False)
+        self.places = {name: name for name, _ in module.named_parameters()}
+
+    def logits(self, parameters: dict[str, torch.Tensor], tokens: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = torch.func.functional_call(self.module, parameters, (tokens,))
+        return result
+
+
+def compute(
+    make: Callable[[OpenModel], BatchedEngine], network: nn.Module, rounds: int = 1
+) -> float:
+    torch.manual_seed(0)
+    model = cast(OpenModel, Opened(network))
+    parameters = {name: value.detach().clone() for name, value in network.named_parameters()}
+    task = GivenUnits(model, ragged_units())
+    clip = FlatClip(l2_clip_norm=0.1)
+    engine = make(model)
+    for round in range(rounds):
+        total = engine(task, parameters, task.keys, clip, round)
+    return relative(total, loop(task, parameters, task.keys, clip, 0))
+
+
+@pytest.mark.parametrize("make", [materialised, ghost])
+def test_a_plain_network_is_covered(
+    make: Callable[[OpenModel], BatchedEngine], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert 0.0 < compute(make, Base()) < 1e-5
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("make", [materialised, ghost])
+@pytest.mark.parametrize(
+    ("network", "place"),
+    [
+        (UsedAgainByHand, "hidden.weight"),
+        (OwnParameter, "OwnParameter"),
+        (Subclass, "hidden (Doubled)"),
+        (PerSequenceSwitch, "hidden"),
+    ],
+)
+def test_what_no_rule_describes_is_left_to_the_loop(
+    make: Callable[[OpenModel], BatchedEngine],
+    network: type[Base],
+    place: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert compute(make, network(), rounds=3) == 0.0
+    (warning,) = caplog.records  # one, however many rounds
+    assert place in warning.message
+    assert "computing by loop" in warning.message
+
+
+@pytest.mark.parametrize("make", [materialised, ghost])
+def test_inputs_that_are_changed_in_place_are_never_used(
+    make: Callable[[OpenModel], BatchedEngine], caplog: pytest.LogCaptureFixture
+) -> None:
+    # Automatic differentiation refuses such a network as well, so the loop says so in the end.
+    with pytest.raises(RuntimeError, match="inplace operation"):
+        compute(make, InputChangedInPlace())
+    (warning,) = caplog.records
+    assert "hidden: its input was changed in place" in warning.message

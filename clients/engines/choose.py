@@ -8,6 +8,7 @@ from typing import cast
 from clients.engines import chunks
 from clients.engines.capture import NotCovered, OpenModel, find_sites
 from clients.engines.ghost import ghost
+from clients.engines.local_vmap import LocalVmapOrLoop
 from clients.engines.loop import loop
 from clients.engines.materialised import materialised
 from clients.engines.vmap import VmapEngine
@@ -29,17 +30,16 @@ def choose_engine(
     """Return the engine of that name for this task and model.
 
     Args:
-        name: "auto" is `loop` for local training, and `Auto` for mean gradients. The config has
-            checked it.
+        name: "auto" is `LocalVmapOrLoop` for local training, and `Auto` for mean gradients. The
+            config has checked it.
         task: what units compute.
         model: with what.
         tokens_per_unit: over the whole population, so that all workers of a run choose alike;
             None takes the mean of the first shard.
     """
-    if name == "loop" or (name == "auto" and not task.averages_gradients):
-        return loop
     if name == "auto":
-        return Auto(model, tokens_per_unit)
+        averages = task.averages_gradients
+        return Auto(model, tokens_per_unit) if averages else LocalVmapOrLoop(model)
     return _engine(name, model)
 
 

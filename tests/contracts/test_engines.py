@@ -13,6 +13,7 @@ from clients.averaged_gradient import AveragedGradient
 from clients.engines.capture import OpenModel
 from clients.engines.choose import Auto, choice, choose_engine
 from clients.engines.ghost import ghost
+from clients.engines.local_vmap import LocalVmapOrLoop
 from clients.engines.loop import loop
 from clients.engines.materialised import materialised
 from clients.engines.vmap import VmapEngine
@@ -233,7 +234,8 @@ def test_choosing(materials: Materials) -> None:
         AveragedGradient(materials, group_size=1),
         LocalSGD(materials, group_size=1),
     )
-    assert choose_engine("auto", local, materials.model) is loop
+    assert isinstance(choose_engine("auto", local, materials.model), LocalVmapOrLoop)
+    assert choose_engine("loop", local, materials.model) is loop
     assert isinstance(choose_engine("auto", averaged, materials.model), Auto)
     assert isinstance(choose_engine("vmap", averaged, materials.model), VmapEngine)
     with pytest.raises(ValueError, match="no mean gradient"):

@@ -1,0 +1,267 @@
+"""Local SGD of many users at once: `torch.func.vmap` over a stack of their parameters.
+
+All users take their first step from the same parameters, so its products with weights are those
+of one large batch; from the second on every user has weights of its own, and a product is one
+batched product over the stack. The stack is sorted by number of steps: who is done stands behind
+those who are not, and a later step touches only a prefix of the stack.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch.func import grad_and_value, vmap
+
+from clients.engines import chunks
+from clients.engines.example_loss import weighted_loss
+from clients.engines.local_steps import LocalUser, StepBatch, step_batches
+from clients.engines.loop import loop
+from clients.engines.malloc import keep_large_blocks
+from clients.local_sgd import LocalSGD
+from fedsim.clipping import Clip
+from fedsim.estimators import WeightedSum
+from fedsim.execution import Accumulator, Keys, Task
+from fedsim.language_model import LanguageModel
+from fedsim.tensors import Tensors, zeros_like
+
+log = logging.getLogger(__name__)
+
+# A user in the stack takes its parameters, their gradients and about as much again in between.
+_COPIES = 4
+# A token takes about so many rows of logits, for activations too.
+_LOGITS = 6
+# Of a stack on a CPU with these copies: larger ones, out of every cache, were no faster.
+_CPU_STACK_BYTES = 3 * 2**26
+
+# A step of so many tokens is efficient by itself: a user with such steps is computed alone.
+_LARGE_STEP = 2048
+
+# Relative error of a float32 factor times a float32 entry, in a sum over a stack: what the clip
+# must allow for. Norms are float64.
+_NORM_ERROR = 1e-6
+# Factors under this are too coarse in float32; such users are computed alone in float64.
+_LEAST_FACTOR = 1e-30
+
+
+class LocalVmap:
+    """Equals `loop` for `LocalSGD`; other tasks are refused.
+
+    What torch cannot vectorise raises the `RuntimeError` that torch raises; `LocalVmapOrLoop`
+    goes on with the loop.
+    """
+
+    def __init__(self, model: LanguageModel, num_bytes: int | None = None) -> None:
+        """Take the bytes that the users computed at once may use; by default from the device."""
+        self._model = model
+        self._num_bytes = num_bytes
+        self._limits: chunks.Limits | None = None
+        self._stack: dict[str, torch.Tensor] = {}
+        if model.device.type == "cpu":
+            keep_large_blocks()
+
+    def __call__(
+        self, task: Task, parameters: Tensors, keys: Keys, clip: Clip, round: int
+    ) -> WeightedSum:
+        """Return Σ w·clip(θ − θ_local)."""
+        if not isinstance(task, LocalSGD):
+            raise ValueError(f"task {type(task).__name__}: it is no local SGD")
+        units = (task.unit(int(key), round) for key in keys)
+        users = [LocalUser(unit, list(task.batches(unit, round))) for unit in units]
+        total = _Sum(parameters, clip)
+        together = [user for user in users if 0 < user.widest <= _LARGE_STEP]
+        alone = [user for user in users if not 0 < user.widest <= _LARGE_STEP]
+        together.sort(key=lambda user: user.order)
+        while together:
+            some = together[: self._within(parameters).units]
+            try:
+                alone += self._add(total, some, parameters, task.learning_rate)
+            except torch.OutOfMemoryError:
+                if len(some) == 1:
+                    raise
+                self._make_room(len(some))
+                continue
+            together = together[len(some) :]
+        for user in alone:
+            update = task.update(parameters, user.unit, round)
+            total.one_by_one.add(update, user.unit.weight)
+        return total.result()
+
+    def _within(self, parameters: Tensors) -> chunks.Limits:
+        """Return how many users and tokens go at once, from the first round's parameters."""
+        if self._limits is None:
+            device = self._model.device
+            size = sum(value.nbytes for value in parameters.values())
+            width = max(value.element_size() for value in parameters.values())
+            default = chunks.memory_budget(device)
+            limits = chunks.limits_within(
+                default if self._num_bytes is None else self._num_bytes,
+                _COPIES * size,
+                _LOGITS * self._model.vocabulary_size * width,
+                device,
+            )
+            if self._num_bytes is None and device.type == "cpu":
+                most = max(1, _CPU_STACK_BYTES // (_COPIES * size))
+                limits = replace(limits, units=min(limits.units, most))
+            self._limits = limits
+        return self._limits
+
+    def _make_room(self, num_users: int) -> None:
+        assert self._limits is not None  # noqa: S101 (set before the first stack)
+        self._limits = replace(self._limits.halved(), units=num_users // 2)
+        self._stack.clear()
+        if self._model.device.type == "cuda":
+            torch.cuda.empty_cache()
+        log.warning(
+            "%s: %d users at once do not fit the memory; from now on at most %d",
+            self._model.name,
+            num_users,
+            self._limits.units,
+        )
+
+    @torch.no_grad()
+    def _add(
+        self, total: _Sum, users: list[LocalUser], parameters: Tensors, learning_rate: float
+    ) -> list[LocalUser]:
+        """Train `users`, add their updates and return those that float32 is too coarse for."""
+        stack = self._take(parameters, len(users))
+        losses = torch.zeros(len(users), dtype=torch.float64, device=self._model.device)
+        seen = torch.zeros(len(users))
+        counts = torch.tensor([len(user.unit.lengths) for user in users])
+        for step in range(len(users[0].batches)):
+            for batch in step_batches(users, step, self._within(parameters).tokens):
+                value = self._step(stack, parameters, batch, learning_rate, first=step == 0)
+                rows = (batch.weights > 0).sum(dim=1)
+                part = batch.users
+                share = torch.where(seen[part] < counts[part], rows / counts[part].double(), 0.0)
+                losses[part] += value.double() * share.to(losses.device)
+                seen[part] += rows
+        for name, value in parameters.items():
+            torch.sub(value, stack[name], out=stack[name])
+        return total.add(users, stack, losses)
+
+    def _take(self, parameters: Tensors, num_users: int) -> dict[str, torch.Tensor]:
+        """Return (num_users, *shape) for each parameter, with anything in it; kept for reuse."""
+        for name, value in parameters.items():
+            kept = self._stack.get(name)
+            if kept is None or len(kept) < num_users or kept.dtype != value.dtype:
+                self._stack[name] = value.new_empty(num_users, *value.shape)
+        return {name: self._stack[name][:num_users] for name in parameters}
+
+    def _step(
+        self,
+        stack: dict[str, torch.Tensor],
+        parameters: Tensors,
+        batch: StepBatch,
+        learning_rate: float,
+        *,
+        first: bool,
+    ) -> torch.Tensor:
+        """Move the users of `batch` in the stack and return their losses before it: (users,)."""
+        local = {name: value[batch.users] for name, value in stack.items()}
+        device = self._model.device
+        dtype = next(iter(parameters.values())).dtype
+        inputs = (
+            batch.tokens.to(device),
+            batch.lengths.to(device),
+            batch.weights.to(device, dtype),
+        )
+        start = dict(parameters) if first else local
+        in_dims = (None if first else 0, 0, 0, 0)
+        gradients, losses = vmap(grad_and_value(self._loss), in_dims=in_dims)(start, *inputs)
+        for name, value in local.items():
+            torch.add(start[name], gradients[name], alpha=-learning_rate, out=value)
+        result: torch.Tensor = losses
+        return result
+
+    def _loss(
+        self,
+        parameters: Tensors,
+        tokens: torch.Tensor,
+        lengths: torch.Tensor,
+        weights: torch.Tensor,
+    ) -> torch.Tensor:
+        return weighted_loss(self._model.logits(parameters, tokens), tokens, lengths, weights)
+
+
+class _Sum:
+    """The sum over a call's users: those of stacks, and those computed one by one."""
+
+    def __init__(self, parameters: Tensors, clip: Clip) -> None:
+        self.one_by_one = Accumulator(parameters, clip)
+        self._clip = clip
+        self._values = zeros_like(parameters, torch.float64)
+        self._weight = self._loss = 0.0
+        self._units = self._num_gradients = 0
+
+    def add(
+        self, users: Sequence[LocalUser], updates: Tensors, losses: torch.Tensor
+    ) -> list[LocalUser]:
+        """Add w·clip(update) of a stack of updates, and return the users that it left out.
+
+        Those are the ones with a NaN or an infinity, which only the one that has it may lose,
+        and factors near the end of float32. Raises before it adds anything, or not at all.
+        """
+        norms = [
+            torch.linalg.vector_norm(value.flatten(1), dim=1, dtype=torch.float64)
+            for value in updates.values()
+        ]
+        squares = torch.stack(norms, dim=1).square()
+        exact = next(iter(updates.values())).dtype == torch.float64
+        error = 0.0 if exact else _NORM_ERROR
+        factors = self._clip.batch_factors(list(updates), squares, norm_error=error)
+        plain = squares.isfinite().all(dim=1) & (factors.amin(dim=1) > _LEAST_FACTOR)
+        for index in (~plain).nonzero()[:, 0].tolist():
+            for value in updates.values():
+                value[index] = 0.0  # 0 times NaN would be NaN
+        weights = torch.tensor([user.unit.weight for user in users], dtype=torch.float64)
+        shares = (factors * weights.to(factors.device)[:, None]).where(plain[:, None], 0.0)
+        sums = {
+            name: shares[:, column].to(value.dtype) @ value.flatten(1)
+            for column, (name, value) in enumerate(updates.items())
+        }
+        for name, value in sums.items():
+            self._values[name].add_(value.view(self._values[name].shape))
+        kept = [user for user, is_plain in zip(users, plain.tolist(), strict=True) if is_plain]
+        self._weight += math.fsum(user.unit.weight for user in kept)
+        self._units += len(kept)
+        self._num_gradients += sum(len(rows) for user in kept for rows in user.batches)
+        self._loss += float(losses.where(plain & losses.isfinite(), 0.0).sum())
+        return [user for user, is_plain in zip(users, plain.tolist(), strict=True) if not is_plain]
+
+    def result(self) -> WeightedSum:
+        """Return the sum so far."""
+        together = WeightedSum(
+            values=self._values,
+            weight=self._weight,
+            num_units=self._units,
+            num_gradients=self._num_gradients,
+            loss=self._loss,
+        )
+        return together + self.one_by_one.total()
+
+
+class LocalVmapOrLoop:
+    """Vectorised until torch says that it cannot; then the loop, with a warning, for good."""
+
+    def __init__(self, model: LanguageModel) -> None:
+        self._engine: LocalVmap | None = LocalVmap(model)
+        self._model = model
+
+    def __call__(
+        self, task: Task, parameters: Tensors, keys: Keys, clip: Clip, round: int
+    ) -> WeightedSum:
+        """Return what either engine returns."""
+        if self._engine is not None and isinstance(task, LocalSGD):
+            try:
+                return self._engine(task, parameters, keys, clip, round)
+            except torch.OutOfMemoryError:
+                raise
+            except (RuntimeError, NotImplementedError) as error:
+                reason = str(error).splitlines()[0]
+                log.warning("%s: vmap cannot, computing by loop: %s", self._model.name, reason)
+                self._engine = None
+        return loop(task, parameters, keys, clip, round)

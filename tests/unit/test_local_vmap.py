@@ -1,0 +1,243 @@
+"""Local SGD over stacked parameters moves every user exactly as far as the loop does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from clients.averaged_gradient import AveragedGradient
+from clients.engines import local_vmap
+from clients.engines.example_loss import weighted_loss
+from clients.engines.local_steps import StepBatch
+from clients.engines.local_vmap import LocalVmap, LocalVmapOrLoop
+from clients.engines.loop import loop
+from clients.language_model import TransformersModel
+from clients.local_sgd import LocalSGD
+from fedsim.clipping import Clip, FlatClip, NoClip, NormalisedClip, layers_of
+from fedsim.clipping import PerLayerClip as PerLayer
+from fedsim.config import ModelConfig
+from fedsim.estimators import WeightedSum
+from fedsim.execution import Unit
+from fedsim.language_model import LanguageModel
+from fedsim.losses import example_losses
+from fedsim.materials import Materials, load_materials
+from fedsim.tensors import Tensors, l2_norm
+from tests.conftest import small_config
+
+MODELS = {
+    "tiny-gpt": ModelConfig(pretraining_steps=0),
+    "tiny-gpt ln": ModelConfig(pretraining_steps=0, trainable="ln_"),
+    "tiny-gpt lora": ModelConfig(pretraining_steps=0, lora_rank=2),
+    "mcmahan-lstm": ModelConfig(name_or_path="mcmahan-lstm", pretraining_steps=0),
+}
+CLIPS: list[Clip] = [
+    NoClip(),
+    FlatClip(l2_clip_norm=0.02),
+    NormalisedClip(clip=FlatClip(l2_clip_norm=0.02)),
+]
+EVERYBODY = np.arange(12)
+
+
+@pytest.fixture(scope="module", params=list(MODELS.values()), ids=list(MODELS))
+def stuff(request: pytest.FixtureRequest, speeches: object) -> Iterator[Materials]:
+    config = small_config(str(speeches))  # type: ignore[arg-type]
+    yield load_materials(0, config.data, request.param, "cpu")
+
+
+def local_sgd(materials: Materials, **settings: int | float | None) -> LocalSGD:
+    """Users with 1 to 9 examples: 2 to 10 steps, half of the passes ending in a short batch."""
+    usual = {"group_size": 9, "batch_size": 2, "epochs": 2, "learning_rate": 0.1}
+    return LocalSGD(materials, **(usual | settings))  # type: ignore[arg-type]
+
+
+def assert_equal(total: WeightedSum, expected: WeightedSum, tolerance: float) -> None:
+    difference = {name: total.values[name] - expected.values[name] for name in expected.values}
+    assert l2_norm(difference) <= tolerance * l2_norm(expected.values)
+    assert total.num_units == expected.num_units
+    assert total.num_gradients == expected.num_gradients
+    assert total.num_non_finite == expected.num_non_finite
+    assert total.weight == pytest.approx(expected.weight, rel=1e-12)
+    assert total.loss == pytest.approx(expected.loss, rel=max(tolerance, 1e-12))
+
+
+def test_it_equals_the_loop_for_ragged_users_and_every_clip(stuff: Materials) -> None:
+    task = local_sgd(stuff, user_weight_cap=5)
+    parameters = stuff.model.initial_parameters()
+    assert len({len(task.unit(int(key), 0).lengths) for key in EVERYBODY}) > 3
+    engine = LocalVmap(stuff.model)
+    keys = EVERYBODY[:8]
+    for clip in [*CLIPS, PerLayer.evenly(0.02, layers_of(parameters))]:
+        expected = loop(task, parameters, keys, clip, 3)
+        assert_equal(engine(task, parameters, keys, clip, 3), expected, 1e-5)
+
+
+def in_float64(materials: Materials) -> dict[str, torch.Tensor]:
+    """Turn the whole network to float64 and return its parameters."""
+    assert isinstance(materials.model, TransformersModel)
+    materials.model.module.double()
+    return {name: v.double() for name, v in materials.model.initial_parameters().items()}
+
+
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+def test_in_float64_only_the_order_of_sums_differs(model: ModelConfig, speeches: object) -> None:
+    config = small_config(str(speeches))  # type: ignore[arg-type]
+    materials = load_materials(0, config.data, model, "cpu")
+    parameters = in_float64(materials)
+    task = local_sgd(materials)
+    keys = EVERYBODY[:6]
+    for clip in CLIPS:
+        total = LocalVmap(materials.model)(task, parameters, keys, clip, 0)
+        assert_equal(total, loop(task, parameters, keys, clip, 0), 1e-10)
+
+
+@pytest.mark.parametrize("settings", [{"batch_size": 1}, {"batch_size": 4, "epochs": 3}])
+def test_other_batches(materials: Materials, settings: dict[str, int]) -> None:
+    task = local_sgd(materials, **settings)
+    parameters = materials.model.initial_parameters()
+    total = LocalVmap(materials.model)(task, parameters, EVERYBODY, NoClip(), 1)
+    assert_equal(total, loop(task, parameters, EVERYBODY, NoClip(), 1), 1e-5)
+
+
+def test_how_many_at_once_changes_nothing_but_rounding(materials: Materials) -> None:
+    task = local_sgd(materials)
+    parameters = materials.model.initial_parameters()
+    size = sum(value.nbytes for value in parameters.values())
+    together = LocalVmap(materials.model)(task, parameters, EVERYBODY, CLIPS[1], 0)
+    few = LocalVmap(materials.model, num_bytes=2 * 3 * 4 * size)
+    assert_equal(few(task, parameters, EVERYBODY, CLIPS[1], 0), together, 1e-6)
+    parts = [few(task, parameters, keys, CLIPS[1], 0) for keys in np.split(EVERYBODY, 3)]
+    assert_equal(parts[0] + parts[1] + parts[2], together, 1e-6)
+
+
+def test_large_steps_are_taken_alone(materials: Materials, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = local_sgd(materials)
+    parameters = materials.model.initial_parameters()
+    monkeypatch.setattr(local_vmap, "_LARGE_STEP", 30)
+    total = LocalVmap(materials.model)(task, parameters, EVERYBODY, CLIPS[1], 0)
+    assert_equal(total, loop(task, parameters, EVERYBODY, CLIPS[1], 0), 1e-5)
+
+
+class SomeEmpty(LocalSGD):
+    """Users 4 and 5 have no examples."""
+
+    def unit(self, key: int, round: int) -> Unit:
+        unit = super().unit(key, round)
+        if key not in (4, 5):
+            return unit
+        return Unit(key, unit.tokens[:0], unit.lengths[:0], unit.weight)
+
+
+def test_users_without_examples_add_zero_and_count(materials: Materials) -> None:
+    task = SomeEmpty(materials, group_size=9, batch_size=2)
+    parameters = materials.model.initial_parameters()
+    engine = LocalVmap(materials.model)
+    total = engine(task, parameters, EVERYBODY, CLIPS[1], 0)
+    assert_equal(total, loop(task, parameters, EVERYBODY, CLIPS[1], 0), 1e-5)
+    empty = engine(task, parameters, np.array([4, 5]), CLIPS[1], 0)
+    assert (empty.num_units, empty.num_gradients, l2_norm(empty.values)) == (2, 0, 0.0)
+    nobody = engine(task, parameters, EVERYBODY[:0], CLIPS[1], 0)
+    assert (nobody.num_units, l2_norm(nobody.values)) == (0, 0.0)
+
+
+def test_broken_parameters_give_counted_zeros_never_nan(materials: Materials) -> None:
+    parameters = materials.model.initial_parameters()
+    first = next(iter(parameters))
+    parameters[first] = torch.full_like(parameters[first], float("nan"))
+    total = LocalVmap(materials.model)(
+        local_sgd(materials), parameters, EVERYBODY, FlatClip(l2_clip_norm=1.0), 0
+    )
+    assert total.num_non_finite == total.num_units == len(EVERYBODY)
+    assert l2_norm(total.values) == 0.0
+
+
+def test_users_that_diverge_do_not_touch_those_that_stop_in_time(materials: Materials) -> None:
+    # The first step goes very far, and the second from there is not a number.
+    task = local_sgd(materials, epochs=1, learning_rate=1e20)
+    parameters = materials.model.initial_parameters()
+    clip = FlatClip(l2_clip_norm=1.0)
+    total = LocalVmap(materials.model)(task, parameters, EVERYBODY, clip, 0)
+    assert 0 < total.num_non_finite < len(EVERYBODY)
+    assert_equal(total, loop(task, parameters, EVERYBODY, clip, 0), 1e-5)
+
+
+def test_out_of_memory_halves_the_stack_and_counts_nobody_twice(
+    materials: Materials, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    task = local_sgd(materials)
+    parameters = materials.model.initial_parameters()
+    expected = loop(task, parameters, EVERYBODY, CLIPS[1], 0)
+    engine, widths = LocalVmap(materials.model), []
+    step = LocalVmap._step
+
+    def scarce(
+        self: LocalVmap,
+        stack: dict[str, torch.Tensor],
+        parameters: Tensors,
+        batch: StepBatch,
+        learning_rate: float,
+        *,
+        first: bool,
+    ) -> torch.Tensor:
+        widths.append(len(next(iter(stack.values()))))
+        if widths[-1] > 3 and not first:  # some steps were taken
+            raise torch.OutOfMemoryError("no more")
+        return step(self, stack, parameters, batch, learning_rate, first=first)
+
+    monkeypatch.setattr(LocalVmap, "_step", scarce)
+    assert_equal(engine(task, parameters, EVERYBODY, CLIPS[1], 0), expected, 1e-5)
+    assert "from now on at most 3" in caplog.text
+    widths.clear()
+    engine(task, parameters, EVERYBODY, CLIPS[1], 1)
+    assert max(widths) == 3
+
+
+def test_other_tasks_are_refused_or_go_to_the_loop(materials: Materials) -> None:
+    task = AveragedGradient(materials, group_size=2)
+    parameters = materials.model.initial_parameters()
+    with pytest.raises(ValueError, match="AveragedGradient: it is no local SGD"):
+        LocalVmap(materials.model)(task, parameters, EVERYBODY, NoClip(), 0)
+    total = LocalVmapOrLoop(materials.model)(task, parameters, EVERYBODY, NoClip(), 0)
+    assert_equal(total, loop(task, parameters, EVERYBODY, NoClip(), 0), 0.0)
+
+
+def test_what_torch_cannot_vectorise_goes_to_the_loop_with_one_warning(
+    materials: Materials, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    logits = type(materials.model).logits
+
+    def looks_at_values(
+        self: LanguageModel, parameters: Tensors, tokens: torch.Tensor
+    ) -> torch.Tensor:
+        assert int(tokens.sum()) >= 0
+        return logits(self, parameters, tokens)
+
+    monkeypatch.setattr(type(materials.model), "logits", looks_at_values)
+    task = local_sgd(materials)
+    parameters = materials.model.initial_parameters()
+    expected = loop(task, parameters, EVERYBODY, NoClip(), 0)
+    engine = LocalVmapOrLoop(materials.model)
+    for _ in range(2):
+        assert_equal(engine(task, parameters, EVERYBODY, NoClip(), 0), expected, 0.0)
+    (record,) = caplog.records
+    assert "vmap cannot, computing by loop" in record.message
+
+
+def test_the_loss_is_that_of_the_examples_and_so_is_its_gradient() -> None:
+    generator = torch.Generator().manual_seed(3)
+    tokens = torch.randint(0, 11, (4, 6), generator=generator)
+    lengths = torch.tensor([6, 3, 1, 4])
+    weights = torch.tensor([0.5, 0.25, 1.0, 0.0], dtype=torch.float64)
+    logits = torch.randn(4, 6, 11, dtype=torch.float64, generator=generator) * 300
+    logits.requires_grad_()
+    expected = (example_losses(logits, tokens, lengths) * weights).sum()
+    computed = weighted_loss(logits, tokens, lengths, weights)
+    torch.testing.assert_close(computed, expected)
+    for left, right in zip(
+        torch.autograd.grad(2 * computed, logits),
+        torch.autograd.grad(2 * expected, logits),
+        strict=True,
+    ):
+        torch.testing.assert_close(left, right)

@@ -21,6 +21,8 @@ from transformers import (
 )
 from transformers.modeling_outputs import CausalLMOutput
 
+_SHORTEST = 1e-12  # norm by which a row is divided at least, as in `torch.nn.functional.normalize`
+
 
 class McMahanLstmConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
     """Sizes; the defaults are the paper's (1.35 M parameters)."""
@@ -150,12 +152,49 @@ class PlainLstm(nn.Module):
         return states
 
 
+class _UnitRows(torch.autograd.Function):
+    """`F.normalize` over rows, whose backward pass through `vmap` costs several copies of a table.
+
+    A row shorter than 1e-12 is divided by that, and its gradient is not turned.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the rows at norm 1, and one over their norms, (rows, 1)."""
+        inverse = 1.0 / weight.norm(dim=-1, keepdim=True).clamp_min(_SHORTEST)
+        return weight * inverse, inverse
+
+    @staticmethod
+    def setup_context(
+        ctx: Any,  # noqa: ANN401
+        inputs: tuple[torch.Tensor, ...],
+        output: tuple[torch.Tensor, torch.Tensor],
+    ) -> None:
+        """Keep what was returned."""
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(*output)
+
+    @staticmethod
+    def backward(ctx: Any, d_rows: torch.Tensor, *_unused: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+        """Return (g − ŵ·(ŵ·g))/r for a row of norm r with the gradient g of ŵ."""
+        rows, inverse = ctx.saved_tensors
+        along = torch.linalg.vecdot(d_rows, rows, dim=-1)[..., None]
+        turned = torch.addcmul(
+            d_rows, torch.where(inverse < 1.0 / _SHORTEST, along, 0.0), rows, value=-1
+        )
+        gradient: torch.Tensor = turned * inverse
+        return gradient
+
+
 class UnitEmbedding(nn.Embedding):
     """Word embeddings that are divided by their L2 norm on each use."""
 
     def table(self) -> torch.Tensor:
         """Return the embeddings as they are used, (vocabulary, width), each of L2 norm 1."""
-        return F.normalize(self.weight, dim=-1)
+        rows: torch.Tensor = _UnitRows.apply(self.weight)[0]  # type: ignore[no-untyped-call]
+        return rows
 
     def forward(self, ids: torch.Tensor, table: torch.Tensor | None = None) -> torch.Tensor:
         """Return rows of `table`, which is `self.table()` where it was computed before."""
@@ -183,12 +222,12 @@ class UnitScores(nn.Module):
 def normalised_rows_chain(weight: torch.Tensor) -> Callable[[torch.Tensor], None]:
     """Return the map, in place, from a gradient of the normalised rows to one of the rows.
 
-    For a row w of norm r the gradient g of w/r becomes (g − ŵ·(ŵ·g))/r. As `F.normalize` does,
-    a row shorter than 1e-12 is divided by that, and not turned.
+    For a row w of norm r the gradient g of w/r becomes (g − ŵ·(ŵ·g))/r; short rows are those of
+    `UnitEmbedding`.
     """
     norms = weight.norm(dim=-1, keepdim=True)
-    inverse = 1.0 / norms.clamp_min(1e-12)
-    directions = weight * inverse * (norms > 1e-12)
+    inverse = 1.0 / norms.clamp_min(_SHORTEST)
+    directions = weight * inverse * (norms > _SHORTEST)
 
     def chain(gradient: torch.Tensor) -> None:
         along = torch.linalg.vecdot(gradient, directions, dim=-1)[..., None]

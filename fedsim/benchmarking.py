@@ -16,7 +16,7 @@ _PACKAGES = ("fedsim-dp", "dp-accounting", "numpy", "scipy", "torch")
 class _Required(TypedDict):
     benchmark: str
     case: str
-    seconds: float
+    seconds: float | None
 
 
 class Row(_Required, total=False):
@@ -25,16 +25,20 @@ class Row(_Required, total=False):
     Attributes:
         benchmark: its registered name.
         case: what was computed.
-        seconds: the median of the repetitions, wall-clock.
+        seconds: the median of the repetitions, wall-clock; None where it was not measured, with
+            the reason under `details["not_measured"]`.
         engine: by which of several ways, where there are several.
         repetitions: how many the median is of.
         ratio: of the reference's seconds to these, how many times faster than it; or None.
+            A benchmark whose reference is fedsim itself says so.
+        ratio_to_floor: of these seconds to those that the machine cannot do without.
         details: settings and results, as JSON values.
     """
 
     engine: str
     repetitions: int
     ratio: float | None
+    ratio_to_floor: float
     details: dict[str, Any]
 
 
@@ -65,8 +69,9 @@ def interleaved(tasks: Mapping[str, Callable[[], Any]], order: Sequence[str]) ->
 
 
 def machine() -> dict[str, Any]:
-    """Return what the times were measured on."""
+    """Return what the times were measured on, and the day."""
     return {
+        "date": time.strftime("%Y-%m-%d"),
         "system": platform.platform(),
         "processor": platform.processor() or platform.machine(),
         "cpus": os.cpu_count(),

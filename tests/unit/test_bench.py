@@ -150,3 +150,22 @@ def test_without_a_reference_there_is_no_ratio() -> None:
     (row,) = accounting._rows("case", lambda: 2.0, lambda: 1.0, 0, {})
     assert row["engine"] == "fedsim"
     assert row["ratio"] is None
+
+
+def test_one_that_cannot_run_here_costs_the_others_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Unless it was asked for by name."""
+
+    def absent() -> list[Row]:
+        raise ConfigError("peers: not installed")
+
+    monkeypatch.setattr(
+        registry, "entry_points", lambda group: [Entry("peers", absent), Entry("nap", sleeping)]
+    )
+    done = CliRunner().invoke(app, ["bench", "--json"])
+    assert done.exit_code == 0
+    assert [row["case"] for row in json.loads(done.stdout)["rows"]] == ["long", "short"]
+    assert "Left out: peers: not installed" in done.stderr
+    asked = CliRunner().invoke(app, ["bench", "peers"])
+    assert isinstance(asked.exception, ConfigError)

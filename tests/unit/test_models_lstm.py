@@ -6,7 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from clients.lstm_modules import McMahanLstmConfig, McMahanLstmForCausalLM, PlainLstm
+from clients.lstm_modules import (
+    McMahanLstmConfig,
+    McMahanLstmForCausalLM,
+    PlainLstm,
+    UnitEmbedding,
+)
 from clients.mcmahan_lstm import load
 from clients.tokenizers_builtin import word_tokenizer
 from fedsim.config import ModelConfig
@@ -82,3 +87,35 @@ def test_the_dictionary_holds_the_most_frequent_words() -> None:
     assert (len(small), len(large)) == (100, 10_000)
     assert small.convert_ids_to_tokens(first) == large.convert_ids_to_tokens(first)
     assert {"the", "and", "i", ","} <= set(small.get_vocab())
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-3, 0.0])
+def test_unit_rows_are_torchs_normalize_to_the_gradient(scale: float) -> None:
+    """Also for a stack of tables, and for rows too short to have a direction."""
+    generator = torch.Generator().manual_seed(0)
+    tables = scale * torch.randn(3, 5, 4, generator=generator, dtype=torch.float64)
+    tables[0, 0] = 0.0
+    weights = torch.randn(3, 5, 4, generator=generator, dtype=torch.float64)
+
+    module = _Table(UnitEmbedding(5, 4))
+
+    def ours(table: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        rows = torch.func.functional_call(module, {"embedding.weight": table}, ())
+        return (torch.Tensor(rows) * weight).sum()
+
+    def torchs(table: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return (torch.nn.functional.normalize(table, dim=-1) * weight).sum()
+
+    gradients = [
+        torch.func.vmap(torch.func.grad_and_value(loss))(tables, weights) for loss in (ours, torchs)
+    ]
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-12, atol=1e-12)
+
+
+class _Table(torch.nn.Module):
+    def __init__(self, embedding: UnitEmbedding) -> None:
+        super().__init__()
+        self.embedding = embedding
+
+    def forward(self) -> torch.Tensor:
+        return self.embedding.table()

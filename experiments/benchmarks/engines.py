@@ -1,0 +1,32 @@
+"""Gradient engines beside the floor: what clipping by user, by example and after training costs."""
+
+from __future__ import annotations
+
+from experiments.benchmarks.cases import Case
+from experiments.benchmarks.engine_memory import memory_rows
+from experiments.benchmarks.gpu import gpu_rows
+from experiments.benchmarks.measured import measured
+from fedsim.benchmarking import Row
+
+_TINY, _LSTM, _LORA = "tiny-gpt", "mcmahan-lstm", "gpt2-small-lora"
+_GROUP_SIZES = (1, 4, 16)
+_LOCAL_STEPS = 4
+
+CASES = (
+    *(Case("uls", model, 64, size) for model in (_TINY, _LSTM) for size in _GROUP_SIZES),
+    # Two cores take a second for some 250 tokens of GPT-2 small: fewer users.
+    Case("uls", _LORA, 8, 1),
+    Case("uls", _LORA, 4, 4),
+    Case("els", _TINY, 64),
+    Case("els", _LSTM, 64),
+    Case("els", _LORA, 8),
+    Case("fedavg", _TINY, 64, _LOCAL_STEPS),
+    Case("fedavg", _LSTM, 64, _LOCAL_STEPS),
+    Case("uls-ragged", _TINY, 64, 16),
+)
+
+
+def run() -> list[Row]:
+    """Return every case's times, then peak memory, then the GPU's times or that there is none."""
+    rows = [row for case in CASES for row in measured(case)]
+    return [*rows, *memory_rows(), *gpu_rows()]

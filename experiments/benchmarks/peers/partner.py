@@ -1,0 +1,92 @@
+"""A process in the peers' environment that is asked, one request after another."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tempfile
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from fedsim.tensors import Tensors, l2_norm
+
+MOST_APART = 1e-4
+"""Relative L2 distance from which two sums are not of the same work."""
+
+
+class Partner:
+    """A running peer; leaving the `with` block ends it."""
+
+    def __init__(self, python: Path) -> None:
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (a pipe that nobody reads fills up)
+        self._process = subprocess.Popen(  # noqa: S603 (the interpreter that `install` made)
+            [str(python), "-m", "theirs"],
+            cwd=Path(__file__).parent,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+        )
+
+    def __enter__(self) -> Partner:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._process.kill()
+        self._process.communicate()
+        self._errors.close()
+
+    def ask(self, **request: object) -> dict[str, Any]:
+        """Send a request and return the answer.
+
+        Raises:
+            RuntimeError: the peer ended instead; the message has the end of what it printed.
+        """
+        assert self._process.stdin is not None  # noqa: S101 (it is a pipe)
+        assert self._process.stdout is not None  # noqa: S101
+        try:
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            line = ""
+        else:
+            line = self._process.stdout.readline()
+        if not line:
+            self._process.wait()
+            self._errors.seek(0)
+            raise RuntimeError(f"the peer ended at {request}: {self._errors.read()[-2000:]}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def sum(self, path: Path) -> dict[str, torch.Tensor]:
+        """Return the last clipped sum, by way of a file at `path`."""
+        self.ask(do="sum", path=str(path))
+        total: dict[str, torch.Tensor] = torch.load(path, weights_only=True)
+        return total
+
+
+def distance(found: Tensors, reference: Tensors) -> float:
+    """Return the relative L2 distance of a peer's sum from ours.
+
+    Raises:
+        RuntimeError: other names, other shapes, or more than `MOST_APART` away: it did other
+            work, and its time says nothing.
+    """
+    shapes = {name: value.shape for name, value in found.items()}
+    expected = {name: value.shape for name, value in reference.items()}
+    if shapes != expected:
+        wrong = sorted(set(shapes.items()) ^ set(expected.items()))
+        raise RuntimeError(f"the peer's sum has other tensors than ours: {wrong}")
+    apart = {name: found[name].double() - value.double() for name, value in reference.items()}
+    relative = l2_norm(apart) / l2_norm({k: value.double() for k, value in reference.items()})
+    if not relative <= MOST_APART:  # NaN is far away too
+        raise RuntimeError(f"the peer's sum is {relative:.1e} away from ours, relative")
+    return relative

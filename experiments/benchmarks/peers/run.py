@@ -1,0 +1,157 @@
+"""fedsim beside pfl and Opacus on the same work, repetitions in turns on the same threads.
+
+pfl clips and sums the same updates, and its sum is compared with ours before a time counts. What
+Opacus cannot express is rewritten for it (see `theirs.with_opacus`), and its sum compared with a
+plain loop over its own network.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from clients.engines.capture import OpenModel
+from clients.engines.choose import choose_engine
+from clients.engines.malloc import keep_large_blocks
+from experiments.benchmarks.cases import LOCAL_LEARNING_RATE, Case, Workload, workload
+from experiments.benchmarks.measured import CLIP
+from experiments.benchmarks.peers.install import python
+from experiments.benchmarks.peers.partner import MOST_APART, Partner, distance
+from fedsim.benchmarking import Row
+from fedsim.seeding import stream
+from fedsim.tensors import Tensors
+
+OURS, PFL = "fedsim auto", "pfl"
+OPACUS_MODES = ("flat", "ghost", "fast gradient clipping")
+_MODELS = ("tiny-gpt", "mcmahan-lstm")
+CASES = (
+    *(Case("uls", model, 64, size) for model in _MODELS for size in (1, 4, 16)),
+    *(Case("fedavg", model, 64, 4) for model in _MODELS),
+    *(Case("els", model, 64) for model in _MODELS),
+)
+_MANY, _FEWER = 7, 3  # the latter where a round takes seconds
+
+
+def run(cases: Sequence[Case] = CASES) -> list[Row]:
+    """Return a row for each side of each case; `ratio` is how many times faster fedsim is.
+
+    Raises:
+        ConfigError: the peers' environment was not built.
+        RuntimeError: a peer computed something else.
+    """
+    interpreter = python()
+    keep_large_blocks()
+    with Partner(interpreter) as partner, tempfile.TemporaryDirectory() as folder:
+        versions = partner.ask(do="versions")
+        return [row for case in cases for row in measured(case, partner, Path(folder), versions)]
+
+
+def measured(
+    case: Case, partner: Partner, folder: Path, versions: dict[str, str], repetitions: int = 0
+) -> list[Row]:
+    """Return the case's rows; `repetitions` 0 decides by how long a round takes.
+
+    Args:
+        case: what to compute.
+        partner: the peers' process.
+        folder: where weights, tokens and sums are handed over.
+        versions: of the peers, for the rows.
+        repetitions: of each side.
+    """
+    work = workload(case)
+    request = _request(case, work, folder)
+    if case.kind == "els":
+        peers = {f"opacus {mode}": {"peer": "opacus", "mode": mode} for mode in OPACUS_MODES}
+    else:
+        peers = {PFL: {"peer": "pfl"}}
+    rows: list[Row] = []
+    for name, peer in peers.items():
+        notes = partner.ask(do="prepare", **request, **peer)
+        ours = _Ours(work)
+        total, first = ours(), float(partner.ask(do="run")["seconds"])
+        if name == PFL:
+            notes["relative_difference"] = distance(partner.sum(folder / "sum.pt"), total)
+        elif not notes["relative_difference"] <= MOST_APART:
+            raise RuntimeError(f"{name} is {notes['relative_difference']:.1e} from its own loop")
+        seconds = _in_turns(ours, partner, repetitions or (_MANY if first < 2.0 else _FEWER))
+        faster = median(seconds[1]) / median(seconds[0])
+        details = {"units": len(work.units), "tokens": work.num_tokens, "versions": versions}
+        rows += [
+            _row(case, OURS, seconds[0], None, {**details, "beside": name}),
+            _row(case, name, seconds[1], faster, {**details, **notes}),
+        ]
+    return rows
+
+
+class _Ours:
+    """Our clipped sum over the work, by the engine that `auto` chooses."""
+
+    def __init__(self, work: Workload) -> None:
+        self._work = work
+        self._engine = choose_engine("auto", work.task, work.model)
+
+    def __call__(self) -> Tensors:
+        work = self._work
+        return self._engine(work.task, work.parameters, work.keys, CLIP, 0).values
+
+
+def _in_turns(ours: _Ours, partner: Partner, repetitions: int) -> tuple[list[float], list[float]]:
+    """Return the seconds of our repetitions and of the peer's, one after the other."""
+    mine, theirs = [], []
+    for _ in range(repetitions):
+        started = time.perf_counter()
+        ours()
+        mine.append(time.perf_counter() - started)
+        theirs.append(float(partner.ask(do="run")["seconds"]))
+    return mine, theirs
+
+
+def _row(
+    case: Case, engine: str, seconds: list[float], ratio: float | None, details: dict[str, Any]
+) -> Row:
+    return Row(
+        benchmark="peers",
+        case=case.name,
+        engine=engine,
+        seconds=median(seconds),
+        repetitions=len(seconds),
+        ratio=ratio,
+        details={**details, "threads": torch.get_num_threads()},
+    )
+
+
+def _request(case: Case, work: Workload, folder: Path) -> dict[str, Any]:
+    """Write weights and tokens where the peer finds them, and return what it is to do."""
+    network = cast(OpenModel, work.model).module
+    weights, tokens = folder / "weights.pt", folder / "tokens.npy"
+    config = network.config.to_dict()  # type: ignore[operator, union-attr]
+    torch.save({"config": _plain(config), "state": work.parameters}, weights)
+    np.save(tokens, np.stack([_in_order(case, unit.key, unit.tokens) for unit in work.units]))
+    local = case.kind == "fedavg"
+    return {
+        "weights": str(weights),
+        "tokens": str(tokens),
+        "clip": CLIP.bound,
+        "learning_rate": LOCAL_LEARNING_RATE if local else 1.0,
+        "batch_size": 1 if local else None,
+    }
+
+
+def _in_order(case: Case, key: int, tokens: torch.Tensor) -> np.ndarray[Any, Any]:
+    """Return a user's examples as local training visits them, which the peer does not shuffle."""
+    values = tokens.numpy()
+    if case.kind != "fedavg":
+        return values
+    return values[stream(0, "local", 0, key).permutation(len(values))]
+
+
+def _plain(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the sizes and switches of a config."""
+    return {key: value for key, value in config.items() if isinstance(value, int | float | str)}

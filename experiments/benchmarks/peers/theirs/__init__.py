@@ -1,0 +1,1 @@
+"""What runs in the peers' environment: it knows torch, pfl and Opacus, and nothing of fedsim."""

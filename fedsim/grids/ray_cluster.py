@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
+
+import torch
 
 from fedsim.errors import ConfigError
 
@@ -75,8 +78,16 @@ def _reach(address: str) -> None:
 
 def require(share: Share) -> None:
     """Raise `ConfigError` if the cluster does not have what the workers need in all."""
-    ray = import_ray()
-    there = ray.cluster_resources()
+    _compare(share, import_ray().cluster_resources(), "the cluster")
+
+
+def require_here(share: Share) -> None:
+    """Do so for this machine, without starting Ray, which takes seconds."""
+    gpus = torch.cuda.device_count() if share.gpus else 0
+    _compare(share, {"CPU": os.cpu_count() or 1, "GPU": gpus}, "this machine")
+
+
+def _compare(share: Share, there: Mapping[str, float], place: str) -> None:
     for field, kind, each in (
         ("cpus_per_worker", "CPU", share.cpus),
         ("gpus_per_worker", "GPU", share.gpus),
@@ -85,7 +96,7 @@ def require(share: Share) -> None:
         if asked > available + 1e-9:
             raise ConfigError(
                 f"executor.workers = {share.workers}, executor.{field} = {each:g}: needs "
-                f"{asked:g} {kind}s, the cluster has {available:g}; ask for fewer workers or "
+                f"{asked:g} {kind}s, {place} has {available:g}; ask for fewer workers or "
                 "smaller shares"
             )
 

@@ -19,7 +19,7 @@ from flwr.app import ArrayRecord, Error, Message, RecordDict
 
 from fedsim.errors import ConfigError
 from fedsim.grids.identity import OneRunGrid
-from fedsim.grids.ray_cluster import Share, connect, import_ray, require
+from fedsim.grids.ray_cluster import Share, connect, import_ray, require, require_here
 from fedsim.grids.ray_worker import Envelope, Worker
 
 _LARGE = 65_536  # bytes from which an array record goes through the object store
@@ -56,6 +56,8 @@ class RayGrid(OneRunGrid):
 
     def __init__(self, app_name: str, share: Share, address: str = "") -> None:
         self._ray = import_ray()
+        if not address:
+            require_here(share)
         connect(address)
         super().__init__()
         self._pushed: dict[str, Message] = {}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
@@ -78,8 +79,9 @@ class BatchedEngine:
 
     def _verify(self, parameters: Tensors, unit: Unit) -> chunks.Limits:
         self._sites = find_sites(self._model)
+        method = partial(self._method, room=0)
         try:
-            bytes_per_token = verified(self._model, self._sites, parameters, unit, self._method)
+            bytes_per_token = verified(self._model, self._sites, parameters, unit, method)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:  # shapes, or in-place changes, that rules do not foresee
@@ -133,7 +135,7 @@ class BatchedEngine:
     def _gradients(self, parameters: Tensors, units: list[Unit]) -> tuple[Gradients, torch.Tensor]:
         assert self._limits is not None  # noqa: S101 (set before the first chunk)
         dtype = next(iter(parameters.values())).dtype
-        gradients = self._method(parameters, len(units))
+        gradients = self._method(parameters, len(units), self._limits.room(len(units)))
         means = torch.zeros(len(units), dtype=dtype, device=self._model.device)
         for part in chunks.passes(units, self._limits.tokens, self._model.device, dtype):
             gradients.start_pass(part.segments)

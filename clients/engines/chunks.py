@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 
 from clients.engines.cross_entropy import Batch
@@ -16,9 +17,9 @@ from fedsim.execution import Unit
 CPU_TOKENS = 4096
 GPU_TOKENS = 65536
 
-# A pass of so many tokens is efficient, and from there on takes no sequence under that share of
-# its longest one's length.
-_FULL_PASS, _LIKE = 1024, 0.85
+# What a pass costs beside its tokens, as a number of tokens: measured with small models on a
+# CPU; a GPU waits for its host.
+_CPU_PASS, _GPU_PASS = 100, 2048
 
 # Bytes for a chunk: half for per-unit gradients, half for what a forward pass leaves behind.
 CPU_BYTES = 2**31
@@ -32,10 +33,14 @@ class Limits:
     Attributes:
         tokens: of a pass: sequences times the longest one's length.
         units: of a chunk.
+        num_bytes: for a chunk's gradients and for what it holds from pass to pass, together.
+        bytes_per_unit: of a gradient.
     """
 
     tokens: int
     units: int
+    num_bytes: int
+    bytes_per_unit: int
 
     @property
     def smallest(self) -> bool:
@@ -44,7 +49,16 @@ class Limits:
 
     def halved(self) -> Limits:
         """Return limits for half the memory."""
-        return replace(self, tokens=max(1, self.tokens // 2), units=max(1, self.units // 2))
+        return replace(
+            self,
+            tokens=max(1, self.tokens // 2),
+            units=max(1, self.units // 2),
+            num_bytes=self.num_bytes // 2,
+        )
+
+    def room(self, num_units: int) -> int:
+        """Return the bytes that a chunk of so many units may hold from pass to pass."""
+        return max(0, self.num_bytes - num_units * self.bytes_per_unit)
 
 
 def memory_budget(device: torch.device) -> int:
@@ -61,9 +75,12 @@ def limits_within(
 ) -> Limits:
     """Return the largest limits that keep to half of `num_bytes` each for units and tokens."""
     most = GPU_TOKENS if device.type == "cuda" else CPU_TOKENS
+    tokens = max(1, min(most, num_bytes // 2 // max(1, bytes_per_token)))
     return Limits(
-        tokens=max(1, min(most, num_bytes // 2 // max(1, bytes_per_token))),
+        tokens=tokens,
         units=max(1, num_bytes // 2 // max(1, bytes_per_unit)),
+        num_bytes=num_bytes - tokens * bytes_per_token,
+        bytes_per_unit=bytes_per_unit,
     )
 
 
@@ -113,7 +130,7 @@ class Pass:
 def passes(
     units: Sequence[Unit], max_tokens: int, device: torch.device, dtype: torch.dtype
 ) -> Iterator[Pass]:
-    """Cut the units' sequences into passes of like length, so that little is padded.
+    """Cut the units' sequences into passes of like length, where padding costs more than passes.
 
     A pass keeps to `max_tokens`, padding included, and has at least one sequence; within it
     sequences stand in the order of the units.
@@ -122,28 +139,41 @@ def passes(
     unit_of = torch.arange(len(units)).repeat_interleave(counts)
     lengths = torch.cat([unit.lengths for unit in units])
     examples = [example for unit in units for example in unit.tokens]
-    seen = [False] * len(units)
-    for rows in _runs_of_like_length(lengths, max_tokens):
+    pass_cost = _GPU_PASS if device.type == "cuda" else _CPU_PASS
+    for rows in _runs_of_like_length(lengths, max_tokens, pass_cost):
         tokens = torch.zeros(len(rows), int(lengths[rows].max()), dtype=torch.int64)
         for place, row in enumerate(rows.tolist()):
             length = int(lengths[row])
             tokens[place, :length] = examples[row][:length]
-        of_units = torch.bincount(unit_of[rows], minlength=len(units)).tolist()
+        of_units = torch.bincount(unit_of[rows], minlength=len(units))
+        whole = bool(((of_units == 0) | (of_units == counts)).all())
         weights = 1.0 / counts[unit_of[rows]].double()
         batch = Batch(tokens.to(device), lengths[rows].to(device), weights.to(device, dtype))
-        yield Pass(batch, Segments(of_units, seen))
-        seen = [was or count > 0 for was, count in zip(seen, of_units, strict=True)]
+        yield Pass(batch, Segments(of_units.tolist(), whole=whole))
 
 
-def _runs_of_like_length(lengths: torch.Tensor, max_tokens: int) -> Iterator[torch.Tensor]:
-    """Yield the positions of sequences of like length, each run in ascending order."""
+def _runs_of_like_length(
+    lengths: torch.Tensor, max_tokens: int, pass_cost: int
+) -> Iterator[torch.Tensor]:
+    """Yield the positions of each pass's sequences, in ascending order.
+
+    Of all ways to cut the sequences, sorted by length, where the length changes, this takes the
+    one that costs least: padded tokens, and `pass_cost` a pass.
+    """
     order = torch.argsort(lengths, descending=True, stable=True)
-    start = 0
-    while start < len(order):
-        top = int(lengths[order[start]])
-        stop = min(len(order), start + max(1, max_tokens // top))
-        enough = start + max(1, _FULL_PASS // top)
-        while stop > enough and int(lengths[order[stop - 1]]) < _LIKE * top:
-            stop -= 1
-        yield order[start:stop].sort().values
-        start = stop
+    tops, counts = np.unique(-lengths.numpy(), return_counts=True)
+    tops, ends = -tops, np.concatenate([[0], counts.cumsum()])
+    costs, begins = np.zeros(len(ends)), np.zeros(len(ends), dtype=np.int64)
+    for last in range(1, len(ends)):
+        padded = (ends[last] - ends[:last]) * tops[:last]
+        ways = costs[:last] + padded + pass_cost * np.ceil(padded / max_tokens)
+        begins[last] = ways.argmin()
+        costs[last] = ways.min()
+    last, runs = len(tops), []
+    while last:
+        begin = int(begins[last])
+        runs.append((order[ends[begin] : ends[last]], max(1, max_tokens // int(tops[begin]))))
+        last = begin
+    for run, most in reversed(runs):
+        for rows in torch.split(run, most):
+            yield rows.sort().values

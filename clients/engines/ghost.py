@@ -96,7 +96,7 @@ class Ghost:
         gradient = self._scratch.take(str(tuple(like.shape)), 1, like)
         gradient.zero_()
         for part in parts:
-            part.into(gradient, Segments([1]), add=True)
+            part.into(gradient, Segments([1], whole=True), add=True)
         self._chain(name, gradient[0])
         return block_squares(gradient.flatten(1))[0]
 
@@ -146,8 +146,8 @@ class _Method:
     def __init__(self) -> None:
         self._scratch = Buffers()
 
-    def __call__(self, layout: Tensors, num_units: int) -> Ghost:
-        """Begin a chunk."""
+    def __call__(self, layout: Tensors, num_units: int, room: int) -> Ghost:
+        """Begin a chunk; it holds all its uses, and its passes together are kept small."""
         return Ghost(self._scratch, layout, num_units)
 
     def bytes_per_unit(self, layout: Tensors) -> int:

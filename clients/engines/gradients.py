@@ -52,8 +52,8 @@ class Method(Protocol):
     @property
     def keeps_uses(self) -> bool: ...  # noqa: D102
 
-    def __call__(self, layout: Tensors, num_units: int) -> Gradients:
-        """Begin a chunk."""
+    def __call__(self, layout: Tensors, num_units: int, room: int) -> Gradients:
+        """Begin a chunk that may hold `room` bytes from one pass to the next."""
         ...
 
     def bytes_per_unit(self, layout: Tensors) -> int:

@@ -1,17 +1,20 @@
 """Per-unit gradients in full: one reused buffer per parameter, a row for every unit of a chunk.
 
 A batched matrix product over units costs what the one product over all of them costs, and norms
-and the clipped sum are two passes over memory. The gradient of a table of which rows are only
-looked up stays a list of rows.
+and the clipped sum are two passes over memory. Where a unit's sequences are spread over passes,
+what its products are made of is held, so that each is formed once. The gradient of a table of
+which rows are only looked up stays a list of rows.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from clients.engines.batched import BatchedEngine
 from clients.engines.capture import NotCovered, OpenModel
-from clients.engines.uses import Chain, MergedRows, Rows, Segments, Use, merged
+from clients.engines.uses import Chain, MergedRows, Product, Rows, Segments, Total, Use, merged
 from fedsim.tensors import Tensors
 
 # Squares are summed in float32 over as many entries, and from there on in float64.
@@ -25,11 +28,15 @@ class Materialised:
     # float32 times float32 gradients 1.2e-7.
     norm_error = 1e-6
 
-    def __init__(self, buffers: Buffers, layout: Tensors, num_units: int) -> None:
+    def __init__(self, buffers: Buffers, layout: Tensors, num_units: int, room: int) -> None:
         self._buffers = buffers
         self._layout = layout
         self._num_units = num_units
-        self._segments = Segments([])
+        self._room = room
+        self._held: dict[str, list[tuple[Product, Segments]]] = {}
+        self._held_bytes = 0
+        self._formed: set[int] = set()
+        self._segments = Segments([], whole=True)
         self._num_passes = 0
         self._passes_of: dict[str, set[int]] = {}
         self._dense: dict[str, torch.Tensor] = {}
@@ -39,6 +46,8 @@ class Materialised:
 
     def start_pass(self, segments: Segments) -> None:
         """Say to which units the sequences of the uses that follow belong."""
+        if self._held_bytes > self._room:
+            self._form()
         self._segments = segments
         self._num_passes += 1
 
@@ -47,15 +56,39 @@ class Materialised:
         if isinstance(use, Rows):  # dense only if another use of the table is
             self._rows.setdefault(name, []).append((use, self._segments))
             return
-        if name not in self._dense:
-            like = self._layout[name]
-            self._dense[name] = self._buffers.take(name, self._num_units, like)
         passes = self._passes_of.setdefault(name, set())
-        add = self._num_passes in passes
+        again = self._num_passes in passes
         passes.add(self._num_passes)
-        use.into(self._dense[name], self._segments, add=add)
         if use.chain is not None:
             self._chains[name] = use.chain
+        if isinstance(use, Total):  # vectors are small: zeros first, then always added to
+            use.into(self._buffer(name, zero=True), self._segments, add=True)
+        elif self._segments.whole:
+            use.into(self._buffer(name), self._segments, add=again)
+        else:
+            self._held.setdefault(name, []).append((use, self._segments))
+            self._held_bytes += use.left.nbytes + use.right.nbytes
+
+    def _buffer(self, name: str, *, zero: bool = False) -> torch.Tensor:
+        """Return what holds the parameter's gradients; its first taker may ask for zeros."""
+        if name not in self._dense:
+            taken = self._buffers.take(name, self._num_units, self._layout[name])
+            self._dense[name] = taken.zero_() if zero else taken
+        return self._dense[name]
+
+    def _form(self) -> None:
+        """Form what is held, each unit's product over all its passes at once."""
+        units: set[int] = set()
+        for name in list(self._held):
+            gradients = self._buffer(name)
+            for unit, left, right in _by_unit(self._held.pop(name)):
+                if unit in self._formed:
+                    gradients[unit].addmm_(left.T, right)
+                else:
+                    torch.mm(left.T, right, out=gradients[unit])
+                units.add(unit)
+        self._formed |= units
+        self._held_bytes = 0
 
     def squares(self) -> torch.Tensor:
         """Return squared norms, (units, parameters) float64; all uses must be in.
@@ -66,6 +99,7 @@ class Materialised:
         for name, passes in self._passes_of.items():
             if len(passes) != self._num_passes:
                 raise NotCovered(f"{name} (not every sequence uses it)")
+        self._form()
         for name, lookups in self._rows.items():
             self._look_up(name, lookups)
         for name, chain in self._chains.items():
@@ -79,11 +113,9 @@ class Materialised:
         if name not in self._dense and chain is None:
             self._merged[name] = merged(lookups)
             return
-        if name not in self._dense:
-            gradients = self._buffers.take(name, self._num_units, self._layout[name])
-            self._dense[name] = gradients.zero_()
+        gradients = self._buffer(name, zero=True)
         for use, segments in lookups:
-            use.into(self._dense[name], segments, add=True)
+            use.into(gradients, segments, add=True)
         if chain is not None:
             self._chains[name] = chain
 
@@ -112,6 +144,27 @@ class Materialised:
             elif name in self._dense:
                 total[name] = (factor @ self._dense[name].flatten(1)).view(like.shape)
         return total
+
+
+def _by_unit(
+    held: Sequence[tuple[Product, Segments]],
+) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
+    """Yield each unit with the two sides of its product: (positions, size) each."""
+    sides: dict[int, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+    for use, segments in held:
+        length = use.left.shape[1]
+        units = [unit for unit, count in enumerate(segments.counts) if count]
+        sizes = [segments.counts[unit] * length for unit in units]
+        lefts, rights = (torch.split(side.flatten(0, 1), sizes) for side in (use.left, use.right))
+        for unit, left, right in zip(units, lefts, rights, strict=True):
+            of_unit = sides.setdefault(unit, ([], []))
+            of_unit[0].append(left)
+            of_unit[1].append(right)
+    for unit, (of_left, of_right) in sides.items():  # one unit at a time stays in the cache
+        if len(of_left) == 1:
+            yield unit, of_left[0], of_right[0]
+        else:
+            yield unit, torch.cat(of_left), torch.cat(of_right)
 
 
 class Buffers:
@@ -150,9 +203,9 @@ class _Method:
     def __init__(self) -> None:
         self._buffers = Buffers()
 
-    def __call__(self, layout: Tensors, num_units: int) -> Materialised:
-        """Begin a chunk."""
-        return Materialised(self._buffers, layout, num_units)
+    def __call__(self, layout: Tensors, num_units: int, room: int) -> Materialised:
+        """Begin a chunk that may hold `room` bytes from one pass to the next."""
+        return Materialised(self._buffers, layout, num_units, room)
 
     def bytes_per_unit(self, layout: Tensors) -> int:
         """Return the bytes of one unit's gradient."""

@@ -22,12 +22,10 @@ class Segment:
     Attributes:
         units: their positions in the chunk.
         rows: the positions of their sequences in the pass.
-        first: whether no earlier pass had sequences of theirs.
     """
 
     units: slice
     rows: slice
-    first: bool = True
 
     @property
     def num_units(self) -> int:
@@ -42,20 +40,24 @@ class Segment:
 
 
 class Segments:
-    """Which sequences of a pass belong to which unit of the chunk; they are in units' order."""
+    """Which sequences of a pass belong to which unit of the chunk; they are in units' order.
 
-    def __init__(self, counts: Sequence[int], seen: Sequence[bool] | None = None) -> None:
-        """Take each unit's number of sequences, and which units earlier passes have seen."""
+    Attributes:
+        counts: each unit's number of sequences in the pass.
+        whole: whether no other pass has sequences of the units in this one.
+    """
+
+    def __init__(self, counts: Sequence[int], *, whole: bool) -> None:
         self.num_units = len(counts)
         self.counts = list(counts)
+        self.whole = whole
         self._segments: list[Segment] = []
-        kinds = zip(counts, seen or [False] * len(counts), strict=True)
         unit = row = 0
-        for (count, was_seen), run in groupby(kinds):
+        for count, run in groupby(counts):
             stop = unit + len(list(run))
             last = row + (stop - unit) * count
             if count:
-                self._segments.append(Segment(slice(unit, stop), slice(row, last), not was_seen))
+                self._segments.append(Segment(slice(unit, stop), slice(row, last)))
             unit, row = stop, last
 
     def __iter__(self) -> Iterator[Segment]:
@@ -104,7 +106,7 @@ class Product:
         for segment in segments:
             left, right = by_unit(self.left, segment).mT, by_unit(self.right, segment)
             out = gradients[segment.units]
-            if add or not segment.first:
+            if add:
                 out.baddbmm_(left, right)
             else:
                 torch.bmm(left, right, out=out)
@@ -136,10 +138,9 @@ class Total:
 
     def into(self, gradients: torch.Tensor, segments: Segments, *, add: bool) -> None:
         """Write per-unit gradients, or add them to what is there, into (units, size)."""
-        for segment in segments:
-            total = by_unit(self.values, segment).sum(dim=1)
-            out = gradients[segment.units]
-            out.add_(total) if add or not segment.first else out.copy_(total)
+        if not add:
+            gradients.zero_()
+        gradients.index_add_(0, segments.unit_of_row(gradients.device), self.values.sum(dim=1))
 
     def weighted_sum(self, factors: torch.Tensor) -> torch.Tensor:
         """Return Σ over sequences of factor × gradient; `factors` is (sequences,)."""
@@ -168,7 +169,7 @@ class Rows:
     def into(self, gradients: torch.Tensor, segments: Segments, *, add: bool) -> None:
         """Write per-unit gradients, or add them to what is there, into (units, rows, width)."""
         for segment in segments:
-            if segment.first and not add:
+            if not add:
                 gradients[segment.units] = 0.0
         places = segments.unit_of_row(self.ids.device)[:, None] * self.num_rows + self.ids
         gradients.flatten(0, 1).index_add_(0, places.flatten(), self.values.flatten(0, 1))

@@ -49,6 +49,8 @@ def connect(address: str) -> None:
             "disconnect with ray.shutdown() first"
         )
     _reach(address)
+    # Ray's processes inherit it, and would look for that cluster from inside of ours.
+    elsewhere = os.environ.pop("RAY_ADDRESS", None)
     try:
         ray.init(
             address=address or "local",
@@ -61,6 +63,9 @@ def connect(address: str) -> None:
         raise ConfigError(
             f"executor.address = {address!r}: no Ray cluster there: {error}"
         ) from None
+    finally:
+        if elsewhere is not None:
+            os.environ["RAY_ADDRESS"] = elsewhere
 
 
 def _reach(address: str) -> None:

@@ -20,6 +20,7 @@ from clients.engines.uses import Product, Rows, Segments, Total, Use
 from clients.lstm_modules import Recurrence
 from fedsim.clipping import Clip, FlatClip, NoClip, NormalisedClip, PerLayerClip, layers_of
 from fedsim.estimators import WeightedSum
+from fedsim.execution import Unit
 from fedsim.tensors import l2_norm
 from tests.contracts.layer_samples import (
     NETWORKS,
@@ -94,6 +95,19 @@ def test_small_budgets_give_the_same_sum(make_engine: Make, num_bytes: int) -> N
     assert relative(total, loop(task, parameters, task.keys, NoClip(), 0)) < 1e-10
 
 
+@pytest.mark.parametrize("num_tokens", [8, 12, 1000])
+def test_units_whole_in_a_pass_or_spread_over_passes(
+    make_engine: Make, num_tokens: int, monkeypatch: Patch
+) -> None:
+    monkeypatch.setattr("clients.engines.chunks.CPU_TOKENS", num_tokens)
+    model, parameters = network("gpt2 tied", torch.float64)
+    lengths = torch.tensor([4, 4])
+    units = [Unit(key, torch.arange(8).view(2, 4) + key, lengths) for key in range(5)]
+    task = GivenUnits(model, units)
+    total = make_engine(model)(task, parameters, task.keys, NoClip(), 0)
+    assert relative(total, loop(task, parameters, task.keys, NoClip(), 0)) < 1e-10
+
+
 def test_the_bound_holds(make_engine: Make) -> None:
     model, parameters = network("gpt2 tied", torch.float32)
     clip = FlatClip(l2_clip_norm=1e-3)
@@ -139,7 +153,7 @@ def test_positions_that_cancel_are_not_taken_from_pairs() -> None:
     torch.manual_seed(0)
     left, right = torch.randn(2, 6, 30), torch.randn(2, 6, 20)
     left[0, 3:], right[0, 3:] = -left[0, :3], right[0, :3] * (1 + 1e-4)
-    (segment,) = Segments([1, 1])
+    (segment,) = Segments([1, 1], whole=True)
     _, inexact = pairs.pair_squares([Product(left, right)], segment)
     assert inexact.tolist() == [True, False]
 

@@ -73,7 +73,8 @@ def test_any_sharding_gives_the_same_sum(
         executor = GridExecutor(InProcessGrid(app), spec, shard_size=size)
         total = executor.clipped_sum(parameters, np.array(cohort, dtype=np.int64), 3)
         alone = sum((one_user(key) for key in cohort), WeightedSum.zero(parameters))
-        assert relative(total, alone) < 1e-6
+        # A difference of float32 parameters near 1 carries their rounding, not its own.
+        assert relative(total, alone) < (2e-5 if task.name == "fedavg" else 1e-6)
         assert total.num_units == len(cohort)
         assert total.weight == pytest.approx(alone.weight)
         assert total.num_gradients == alone.num_gradients

@@ -1,6 +1,6 @@
 """What a run that nobody has paid for yet would take: from measured constants, each by its name.
 
-`python -m experiments.projection docs/benchmarks/grids.json` prints the table of docs/projection.md.
+`python -m experiments.projection docs/benchmarks/grids.json` prints the table of the docs page.
 """
 
 from __future__ import annotations

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+
 from experiments.benchmarks.cases import Case
 from experiments.benchmarks.engine_memory import memory_rows
 from experiments.benchmarks.gpu import gpu_rows
 from experiments.benchmarks.measured import measured
 from fedsim.benchmarking import Row
+
+log = logging.getLogger(__name__)
 
 _TINY, _LSTM, _LORA = "tiny-gpt", "mcmahan-lstm", "gpt2-small-lora"
 _GROUP_SIZES = (1, 4, 16)
@@ -28,5 +32,11 @@ CASES = (
 
 def run() -> list[Row]:
     """Return every case's times, then peak memory, then the GPU's times or that there is none."""
-    rows = [row for case in CASES for row in measured(case)]
+    rows: list[Row] = []
+    for case in CASES:
+        of_case = measured(case)
+        rows += of_case
+        # All cases take minutes: who waits sees what is there already, who gives up keeps it.
+        said = ", ".join(f"{row['engine']} {row['ratio_to_floor']:.2f}" for row in of_case)
+        log.info("%s, times the floor: %s", case.name, said)
     return [*rows, *memory_rows(), *gpu_rows()]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import socket
 import tempfile
 import time
@@ -17,7 +16,7 @@ from pathlib import Path
 from fedsim.config import ExecutorConfig
 from fedsim.errors import BudgetSpentError, ConfigError
 from fedsim.grids.flower_command import FlowerCommand, FlowerCommandError, RunStatus
-from fedsim.grids.ray_cluster import import_ray
+from fedsim.grids.ray_cluster import Share, import_ray, require_here
 from fedsim.grids.superlink import simulation_superlink
 from fedsim.registry import resolve
 
@@ -96,16 +95,7 @@ def run_on_superlink(run: FlowerRun, address: str, show: Callable[[str], None]) 
 
 def _resources(workers: int, share: ExecutorConfig) -> dict[str, int | float]:
     """Return the engine's options; it would hang where a worker does not fit."""
-    for field, each, there in (
-        ("cpus_per_worker", share.cpus_per_worker, os.cpu_count() or 1),
-        ("gpus_per_worker", share.gpus_per_worker, _num_gpus(share.gpus_per_worker)),
-    ):
-        if workers * each > there + 1e-9:
-            raise ConfigError(
-                f"executor.workers = {workers}, executor.{field} = {each:g}: needs "
-                f"{workers * each:g}, this machine has {there}; ask for fewer workers or "
-                "smaller shares"
-            )
+    require_here(Share(workers, share.cpus_per_worker, share.gpus_per_worker))
     cores = math.ceil(share.cpus_per_worker)  # Flower's option is a whole number
     options: dict[str, int | float] = {
         "num-supernodes": workers,
@@ -115,14 +105,6 @@ def _resources(workers: int, share: ExecutorConfig) -> dict[str, int | float]:
     if share.gpus_per_worker:
         options["client-resources-num-gpus"] = float(share.gpus_per_worker)
     return options
-
-
-def _num_gpus(asked: float) -> int:
-    if not asked:
-        return 0
-    import torch  # noqa: PLC0415  (takes seconds, and is needed only here)
-
-    return torch.cuda.device_count()
 
 
 @contextmanager

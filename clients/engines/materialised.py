@@ -40,6 +40,8 @@ class Materialised:
         self._num_passes = 0
         self._passes_of: dict[str, set[int]] = {}
         self._dense: dict[str, torch.Tensor] = {}
+        self._squares: dict[str, torch.Tensor] = {}
+        self._changed: set[str] = set()
         self._rows: dict[str, list[tuple[Rows, Segments]]] = {}
         self._merged: dict[str, MergedRows] = {}
         self._chains: dict[str, Chain] = {}
@@ -55,6 +57,7 @@ class Materialised:
         """Add one use of parameter `name`."""
         if isinstance(use, Rows):  # dense only if another use of the table is
             self._rows.setdefault(name, []).append((use, self._segments))
+            self._changed.add(name)
             return
         passes = self._passes_of.setdefault(name, set())
         again = self._num_passes in passes
@@ -65,9 +68,23 @@ class Materialised:
             use.into(self._buffer(name, zero=True), self._segments, add=True)
         elif self._segments.whole:
             use.into(self._buffer(name), self._segments, add=again)
+            if again or use.chain is not None:
+                self._changed.add(name)
+            elif name not in self._changed:
+                self._take_squares(name)
         else:
             self._held.setdefault(name, []).append((use, self._segments))
             self._held_bytes += use.left.nbytes + use.right.nbytes
+            self._changed.add(name)
+
+    def _take_squares(self, name: str) -> None:
+        """Take the squared norms of what the pass has just formed, out of the cache."""
+        if name not in self._squares:
+            zeros = torch.zeros(self._num_units, dtype=torch.float64)
+            self._squares[name] = zeros.to(self._layout[name].device)
+        for segment in self._segments:
+            formed = self._dense[name][segment.units]
+            self._squares[name][segment.units] = block_squares(formed.flatten(1))
 
     def _buffer(self, name: str, *, zero: bool = False) -> torch.Tensor:
         """Return what holds the parameter's gradients; its first taker may ask for zeros."""
@@ -125,6 +142,8 @@ class Materialised:
             return self._merged[name].squares(num_units)
         if name not in self._dense:  # nothing used it
             return torch.zeros(num_units, dtype=torch.float64, device=self._layout[name].device)
+        if name in self._squares and name not in self._changed:
+            return self._squares[name]
         return block_squares(self._dense[name].flatten(1))
 
     def drop(self, units: torch.Tensor) -> None:
@@ -188,6 +207,9 @@ class Buffers:
 def block_squares(values: torch.Tensor) -> torch.Tensor:
     """Return the sum of squares of each row of (rows, entries), float64."""
     entries = values.shape[1]
+    if entries <= _BLOCK:
+        small: torch.Tensor = torch.linalg.vector_norm(values, dim=1).double().square()
+        return small
     whole = entries - entries % _BLOCK
     blocks = values[:, :whole].reshape(len(values), whole // _BLOCK, _BLOCK)
     squares: torch.Tensor = torch.linalg.vector_norm(blocks, dim=2).double().square().sum(dim=1)

@@ -52,6 +52,7 @@ class Segments:
         self.counts = list(counts)
         self.whole = whole
         self._segments: list[Segment] = []
+        self._unit_of_row: torch.Tensor | None = None
         unit = row = 0
         for count, run in groupby(counts):
             stop = unit + len(list(run))
@@ -63,11 +64,17 @@ class Segments:
     def __iter__(self) -> Iterator[Segment]:
         return iter(self._segments)
 
+    @property
+    def only(self) -> Segment | None:
+        """The one segment, where every unit of the pass brings as many sequences."""
+        return self._segments[0] if len(self._segments) == 1 else None
+
     def unit_of_row(self, device: torch.device) -> torch.Tensor:
         """Return the unit that each sequence belongs to: (rows,) int64."""
-        return torch.arange(self.num_units, device=device).repeat_interleave(
-            torch.tensor(self.counts, device=device)
-        )
+        if self._unit_of_row is None:  # every layer asks
+            units = torch.arange(self.num_units).repeat_interleave(torch.tensor(self.counts))
+            self._unit_of_row = units.to(device)
+        return self._unit_of_row
 
 
 def by_unit(values: torch.Tensor, segment: Segment) -> torch.Tensor:
@@ -140,7 +147,12 @@ class Total:
         """Write per-unit gradients, or add them to what is there, into (units, size)."""
         if not add:
             gradients.zero_()
-        gradients.index_add_(0, segments.unit_of_row(gradients.device), self.values.sum(dim=1))
+        sums = self.values.sum(dim=1)
+        if segments.only is not None:
+            of_units = gradients[segments.only.units]
+            of_units += sums.view(len(of_units), -1, sums.shape[-1]).sum(dim=1)
+        else:
+            gradients.index_add_(0, segments.unit_of_row(gradients.device), sums)
 
     def weighted_sum(self, factors: torch.Tensor) -> torch.Tensor:
         """Return Σ over sequences of factor × gradient; `factors` is (sequences,)."""

@@ -180,12 +180,12 @@ class _UnitRows(torch.autograd.Function):
     def backward(ctx: Any, d_rows: torch.Tensor, *_unused: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
         """Return (g − ŵ·(ŵ·g))/r for a row of norm r with the gradient g of ŵ."""
         rows, inverse = ctx.saved_tensors
-        along = torch.linalg.vecdot(d_rows, rows, dim=-1)[..., None]
+        # `vecdot` writes all products down before it adds them up; tables are large.
+        along = torch.bmm(d_rows[:, None, :], rows[:, :, None])[:, :, 0]
         turned = torch.addcmul(
             d_rows, torch.where(inverse < 1.0 / _SHORTEST, along, 0.0), rows, value=-1
         )
-        gradient: torch.Tensor = turned * inverse
-        return gradient
+        return turned.mul_(inverse)
 
 
 class UnitEmbedding(nn.Embedding):

@@ -79,6 +79,10 @@ class TransformersModel:
         )
         return [[self._begin, *ids, self._end] for ids in encoded["input_ids"]]
 
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of token ids; begin and end tokens are left out."""
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
+
     def initial_parameters(self) -> dict[str, torch.Tensor]:
         """Return copies of the trainable parameters, float32, on the CPU."""
         return {

@@ -49,6 +49,10 @@ class LanguageModel(Protocol):
         """Return, per text, its ids between a begin and an end token; never truncated."""
         ...
 
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of token ids; begin and end tokens are left out."""
+        ...
+
     def initial_parameters(self) -> dict[str, torch.Tensor]:
         """Return copies of the trainable parameters, float32, on the CPU."""
         ...

@@ -19,7 +19,17 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import ndtri
 
-Purpose = Literal["sampling", "noise", "selection", "pooling", "split", "local", "model"]
+Purpose = Literal[
+    "sampling",
+    "noise",
+    "selection",
+    "pooling",
+    "split",
+    "local",
+    "model",
+    "samples",
+    "personalisation",
+]
 
 
 class RandomSource(Protocol):

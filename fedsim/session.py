@@ -31,6 +31,7 @@ from fedsim.registry import resolve
 from fedsim.report.html import write_run_report
 from fedsim.report.schema import HeldOut, RoundMetrics, save_report
 from fedsim.run_folder import RunFolder
+from fedsim.served import check_served
 from fedsim.state import RoundRecord, ServerState
 from fedsim.summary import as_scores, summarise
 from fedsim.training import train
@@ -202,12 +203,10 @@ class _Session:
             sequence_length=self.config.data.sequence_length,
             device=str(self.materials.model.device),
         )
-        self.final = evaluate(
-            saved,
-            saved.initial_parameters(),
-            self.materials.store,
-            self.materials.split.held_out_examples,
-        )
+        store, split = self.materials.store, self.materials.split
+        some = split.held_out_examples if len(split.held_out_examples) else split.train_examples
+        check_served(self.materials.model, state.parameters, saved, store, some)
+        self.final = evaluate(saved, saved.initial_parameters(), store, split.held_out_examples)
         return self.final
 
     def _write(self, line: RoundMetrics) -> None:
@@ -241,4 +240,4 @@ class _Session:
 
 
 def _means(evaluation: Evaluation) -> HeldOut:
-    return HeldOut.model_validate(as_scores(evaluation).model_dump(exclude={"tokens"}))
+    return HeldOut.model_validate(as_scores(evaluation).model_dump(exclude={"tokens", "users"}))

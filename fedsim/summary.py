@@ -21,6 +21,7 @@ from fedsim.accounting.statement import privacy_sentence
 from fedsim.clipping import NormalisedClip
 from fedsim.config import Config, FedAvg
 from fedsim.evaluation import Evaluation
+from fedsim.generation import SAMPLE_TOKENS, SAMPLES, sample_texts
 from fedsim.materials import Materials
 from fedsim.plan import RoundPlan
 from fedsim.report.schema import (
@@ -30,6 +31,7 @@ from fedsim.report.schema import (
     Privacy,
     RoundMetrics,
     RunReport,
+    Samples,
     Scores,
     Utility,
 )
@@ -72,7 +74,7 @@ def summarise(
             config, plan, state, materials.model.origin, materials.split.num_users
         ),
         utility=Utility(
-            initial=Scores(**start.model_dump(), tokens=final.tokens),
+            initial=Scores(**start.model_dump(), tokens=final.tokens, users=final.users),
             final=as_scores(final),
         ),
         data=_data(config, materials, plan),
@@ -84,6 +86,7 @@ def summarise(
             peak_memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             rounds=state.round,
         ),
+        samples=_samples(config, materials, state),
         machine=_machine(),
         versions={"python": platform.python_version()}
         | {name: version(name) for name in _PACKAGES},
@@ -96,7 +99,10 @@ def as_scores(evaluation: Evaluation) -> Scores:
         loss=evaluation.loss,
         perplexity=evaluation.perplexity,
         accuracy_top1=evaluation.accuracy_top1,
+        user_loss=evaluation.user_loss,
+        user_accuracy_top1=evaluation.user_accuracy_top1,
         tokens=evaluation.tokens,
+        users=evaluation.users,
     )
 
 
@@ -217,6 +223,16 @@ def _model(config: Config, materials: Materials, state: ServerState) -> ModelSum
         trainable_pattern=config.model.trainable,
         lora_rank=config.model.lora_rank,
         origin=materials.model.origin,
+    )
+
+
+def _samples(config: Config, materials: Materials, state: ServerState) -> Samples:
+    model, seed = materials.model, config.seed
+    longest = min(SAMPLE_TOKENS, config.data.sequence_length)
+    start = model.initial_parameters()
+    return Samples(
+        initial=tuple(sample_texts(model, start, SAMPLES, longest, seed)),
+        final=tuple(sample_texts(model, state.parameters, SAMPLES, longest, seed)),
     )
 
 

@@ -128,6 +128,29 @@ class LocalVmap:
         self, total: _Sum, users: list[LocalUser], parameters: Tensors, learning_rate: float
     ) -> list[LocalUser]:
         """Train `users`, add their updates and return those that float32 is too coarse for."""
+        stack, losses = self.trained(users, parameters, learning_rate)
+        for name, value in parameters.items():
+            torch.sub(value, stack[name], out=stack[name])
+        return total.add(users, stack, losses)
+
+    def users_at_once(self, parameters: Tensors) -> int:
+        """Return how many users' parameters fit beside each other."""
+        return self._within(parameters).units
+
+    @torch.no_grad()
+    def trained(
+        self, users: Sequence[LocalUser], parameters: Tensors, learning_rate: float
+    ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        """Return the users' parameters after their local steps, and their losses before them.
+
+        Args:
+            users: in the order of `LocalUser.order`, at most `users_at_once`.
+            parameters: where they all start.
+            learning_rate: of every step.
+
+        Returns:
+            (users, *shape) for each parameter, overwritten by the next call, and (users,).
+        """
         stack = self._take(parameters, len(users))
         losses = torch.zeros(len(users), dtype=torch.float64, device=self._model.device)
         seen = torch.zeros(len(users))
@@ -140,9 +163,7 @@ class LocalVmap:
                 share = torch.where(seen[part] < counts[part], rows / counts[part].double(), 0.0)
                 losses[part] += value.double() * share.to(losses.device)
                 seen[part] += rows
-        for name, value in parameters.items():
-            torch.sub(value, stack[name], out=stack[name])
-        return total.add(users, stack, losses)
+        return stack, losses
 
     def _take(self, parameters: Tensors, num_users: int) -> dict[str, torch.Tensor]:
         """Return (num_users, *shape) for each parameter, with anything in it; kept for reuse."""

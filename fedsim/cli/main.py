@@ -21,6 +21,7 @@ from fedsim.cli.account import app as account_app
 from fedsim.cli.bench import bench_command
 from fedsim.cli.compare import SeveralEpsilons, compare_command
 from fedsim.cli.data import app as data_app
+from fedsim.cli.evaluate import evaluate_command
 from fedsim.cli.flower import flower_command
 from fedsim.cli.outcome import say_what_came_out
 from fedsim.cli.study import study_command
@@ -37,6 +38,7 @@ app.add_typer(account_app, name="account")
 app.add_typer(data_app, name="data")
 app.command(name="study")(study_command)
 app.command(name="bench")(bench_command)
+app.command(name="evaluate")(evaluate_command)
 app.command(name="flower")(flower_command)
 app.command(name="compare", cls=SeveralEpsilons)(compare_command)
 

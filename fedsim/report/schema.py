@@ -100,17 +100,24 @@ class Privacy(Record):
 
 
 class HeldOut(Record):
-    """Utility on held-out text: mean nats a predicted token, its exponential, a share of 1."""
+    """Utility on held-out text: mean nats a predicted token, its exponential, a share of 1.
+
+    The first three are means over tokens; the others, absent from older runs, are means over users
+    of each one's mean.
+    """
 
     loss: Number
     perplexity: Number
     accuracy_top1: Number
+    user_loss: Number | None = None
+    user_accuracy_top1: Number | None = None
 
 
 class Scores(HeldOut):
-    """Held-out utility with the number of predicted tokens it is the mean of."""
+    """Held-out utility with the number of predicted tokens, and of users, it is the mean of."""
 
     tokens: Count
+    users: Count | None = None
 
 
 class Utility(Record):
@@ -118,6 +125,13 @@ class Utility(Record):
 
     initial: Scores
     final: Scores
+
+
+class Samples(Record):
+    """Text that the model wrote by itself before the first round and after the last."""
+
+    initial: Annotated[tuple[str, ...], Field(strict=False)]
+    final: Annotated[tuple[str, ...], Field(strict=False)]
 
 
 class DataSummary(Record):
@@ -165,6 +179,7 @@ class RunReport(Record):
     data: DataSummary
     model: ModelSummary
     cost: Cost
+    samples: Samples | None = None
     machine: dict[str, JsonValue]
     versions: dict[str, str]
 

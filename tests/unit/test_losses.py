@@ -109,13 +109,27 @@ def by_loop(
     log_probabilities = table.double().numpy()
     log_probabilities = log_probabilities - np.log(np.exp(log_probabilities).sum(1, keepdims=True))
     losses, right = [], 0
+    of_user: dict[int, list[tuple[float, int]]] = {}
     for index in examples.tolist():
         ids = store.example(index).tolist()
         for before, after in itertools.pairwise(ids):
             losses.append(-log_probabilities[before, after])
-            right += int(log_probabilities[before].argmax() == after and after != unknown)
+            hit = int(log_probabilities[before].argmax() == after and after != unknown)
+            right += hit
+            user = next(u for u in range(store.num_users) if index in store.user_examples(u))
+            of_user.setdefault(user, []).append((losses[-1], hit))
     mean = math.fsum(losses) / len(losses)
-    return Evaluation(mean, math.exp(mean), right / len(losses), len(losses))
+    by_user = [np.mean(pairs, axis=0) for pairs in of_user.values()]
+    user_loss, user_accuracy = np.mean(by_user, axis=0)
+    return Evaluation(
+        mean,
+        math.exp(mean),
+        right / len(losses),
+        len(losses),
+        user_loss,
+        user_accuracy,
+        len(by_user),
+    )
 
 
 @pytest.mark.parametrize("unknown", [None, ord("a")], ids=["no unknown", "a is unknown"])
@@ -129,6 +143,10 @@ def test_evaluation_is_what_a_loop_counts(
     assert found.loss == pytest.approx(expected.loss, rel=1e-6)
     assert found.perplexity == pytest.approx(expected.perplexity, rel=1e-6)
     assert found.accuracy_top1 == expected.accuracy_top1
+    assert found.users == expected.users > 1
+    assert found.user_loss == pytest.approx(expected.user_loss, rel=1e-6)
+    assert found.user_accuracy_top1 == pytest.approx(expected.user_accuracy_top1, rel=1e-12)
+    assert abs(found.user_loss - found.loss) > 1e-4
 
 
 def test_an_unknown_token_is_wrong_even_when_predicted(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,7 @@ from scipy import stats
 
 from fedsim.seeding import Purpose, SystemEntropy, stream
 
-PURPOSES: list[Purpose] = ["sampling", "noise", "selection", "pooling", "split", "local", "model"]
+PURPOSES: list[Purpose] = list(get_args(Purpose))
 # Addresses that a careless key (a sum, a product, a concatenation without separators) would merge.
 ADDRESSES: list[tuple[int, Purpose, int, int]] = [
     *((0, purpose, 0, 0) for purpose in PURPOSES),

@@ -1,0 +1,92 @@
+"""`fedsim evaluate`: a finished run on held-out text, closely."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+
+def evaluate_command(  # noqa: PLR0917 (each is an option)
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A finished run's folder.")],
+    personalise: Annotated[
+        int, typer.Option(min=0, help="Local epochs on half of each held-out user's text.")
+    ] = 0,
+    learning_rate: Annotated[float, typer.Option(help="Of the local steps.")] = 0.1,
+    batch_size: Annotated[int, typer.Option(min=1, help="Examples a local step.")] = 8,
+    out: Annotated[
+        Path | None, typer.Option(help="The JSON file; RUN_DIR/evaluation.json by default.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Score a run's start and end: tokens and users, head words, samples, personalisation."""
+    from fedsim.cli.status import status_when_slow
+    from fedsim.detailed_evaluation import Personalisation, evaluate_run
+    from fedsim.errors import ConfigError
+    from fedsim.paths import write_atomically
+
+    if not 0.0 < learning_rate < math.inf:
+        raise ConfigError(f"--learning-rate = {learning_rate}: give a finite number > 0")
+    local = Personalisation(personalise, batch_size, learning_rate) if personalise else None
+    with status_when_slow("scoring …"):
+        found = evaluate_run(run_dir, personalisation=local)
+    text = json.dumps(_plain(found), indent=2, ensure_ascii=False)
+    write_atomically(out or run_dir / "evaluation.json", text + "\n")
+    if as_json:
+        typer.echo(json.dumps(_plain(found), ensure_ascii=False))
+        return
+    _show(found, Console())
+
+
+def _show(found: dict[str, Any], console: Console) -> None:
+    table = Table(title="Held-out text, nats a predicted token", title_justify="left")
+    for head in ("", "users", "tokens", "loss", "perplexity", "top-1", "loss, users alike"):
+        table.add_column(head, justify="left" if not head else "right")
+    for stage, scores in found["stages"].items():
+        for what in ("held_out_examples", "held_out_users"):
+            one = scores[what]
+            if one["tokens"]:
+                table.add_row(
+                    f"{stage}, {what.replace('_', ' ')}",
+                    f"{one['users']:,}",
+                    f"{one['tokens']:,}",
+                    f"{one['loss']:.4f}",
+                    f"{one['perplexity']:.2f}",
+                    f"{one['accuracy_top1']:.2%}",
+                    f"{one['user_loss']:.4f}",
+                )
+    console.print(table)
+    for stage, scores in found["stages"].items():
+        console.print(f"{stage} writes:", *(repr(text) for text in scores["samples"]), sep="\n  ")
+    if "personalisation" in found:
+        _show_personalisation(found["personalisation"], console)
+    console.print(f"Losses and counts are {found['note']}.")
+
+
+def _show_personalisation(found: dict[str, Any], console: Console) -> None:
+    table = Table(
+        title=f"Personalised for {found['users']} held-out users ({found['settings']})",
+        title_justify="left",
+    )
+    for head in ("", "loss without", "personalised", "users helped"):
+        table.add_column(head, justify="left" if not head else "right")
+    for stage in ("initial", "final"):
+        one = found[stage]
+        losses = (one[part]["user_loss"] for part in ("without", "personalised"))
+        cells = ["–" if loss is None else f"{loss:.4f}" for loss in losses]
+        table.add_row(stage, *cells, f"{one['users_helped']}")
+    console.print(table)
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401
+    """Return what JSON can hold: numbers that are not finite become null."""
+    if isinstance(value, dict):
+        return {str(key): _plain(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,118 @@
+"""`fedsim evaluate` on a run of its own, with users held out and personalisation."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+from typer.testing import CliRunner
+
+from fedsim.cli.main import app
+from fedsim.config import load_config
+from fedsim.errors import ConfigError
+from fedsim.launch import run
+from fedsim.materials import load_materials
+from fedsim.report.schema import load_report
+from tests.conftest import small_config
+
+
+@pytest.fixture(scope="module")
+def finished(speeches: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("evaluated")
+    config = small_config(speeches, data={"held_out_users": 0.3})
+    return run(config, folder / "run")
+
+
+@pytest.fixture(scope="module")
+def found(finished: Path) -> dict[str, Any]:
+    arguments = ["evaluate", str(finished), "--personalise", "2", "--json"]
+    done = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert done.exit_code == 0
+    printed: dict[str, Any] = json.loads(done.stdout)
+    assert printed == json.loads((finished / "evaluation.json").read_text(encoding="utf-8"))
+    return printed
+
+
+def test_it_scores_what_the_report_scored(finished: Path, found: dict[str, Any]) -> None:
+    utility = load_report(finished).utility
+    for stage, expected in (("initial", utility.initial), ("final", utility.final)):
+        scores = found["stages"][stage]["held_out_examples"]
+        for name in ("loss", "accuracy_top1", "user_loss", "user_accuracy_top1"):
+            assert scores[name] == pytest.approx(getattr(expected, name), rel=1e-9), name
+        assert (scores["tokens"], scores["users"]) == (expected.tokens, expected.users)
+
+
+def test_head_words_are_counted_as_a_plain_loop_does(finished: Path, found: dict[str, Any]) -> None:
+    config = load_config(finished / "config.toml")
+    materials = load_materials(config.seed, config.data, config.model, "cpu")
+    store, split = materials.store, materials.split
+    network = AutoModelForCausalLM.from_pretrained(finished / "model")
+    words: dict[int, int] = {}
+    for example in split.train_examples.tolist():
+        for token in store.example(example)[1:].tolist():
+            words[token] = words.get(token, 0) + 1
+    frequent = sorted(range(network.config.vocab_size), key=lambda t: (-words.get(t, 0), t))
+    expected = {head: [0] * 11 for head in (10, 50, 100)}
+    for example in split.held_out_examples.tolist():
+        ids = torch.from_numpy(np.array(store.example(example), dtype=np.int64))
+        with torch.no_grad():
+            likeliest = network(input_ids=ids[None]).logits[0, :-1].topk(10).indices
+        for row in likeliest.tolist():
+            for head, counts in expected.items():
+                counts[len(set(row) & set(frequent[:head]))] += 1
+    measured = found["stages"]["final"]["head_words"]
+    for head, counts in expected.items():
+        apart = np.abs(np.array(measured[str(head)]) - counts).sum()
+        assert apart <= 0.01 * sum(counts)  # a tie in the last place may go either way
+        assert sum(measured[str(head)]) == sum(counts)
+
+
+def test_samples_are_the_models_own_and_in_the_report(
+    finished: Path, found: dict[str, Any]
+) -> None:
+    samples = load_report(finished).samples
+    assert samples is not None
+    assert list(samples.initial) == found["stages"]["initial"]["samples"]
+    assert len(samples.final) == 3
+    assert samples.final != samples.initial
+    page = (finished / "report.html").read_text(encoding="utf-8")
+    assert "What it writes" in page
+
+
+def test_every_held_out_user_is_personalised_or_counted(
+    finished: Path, found: dict[str, Any]
+) -> None:
+    config = load_config(finished / "config.toml")
+    split = load_materials(config.seed, config.data, config.model, "cpu").split
+    personalised = found["personalisation"]
+    total = personalised["users"] + personalised["users_left_out"]
+    assert total == len(split.held_out_users) > 0
+    for stage in ("initial", "final"):
+        without, own = (personalised[stage][part] for part in ("without", "personalised"))
+        assert without["loss"] > 0.0
+        assert own["loss"] != without["loss"]
+
+
+def test_a_folder_without_a_run_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="holds no finished run"):
+        CliRunner().invoke(app, ["evaluate", str(tmp_path)], catch_exceptions=False)
+
+
+def test_without_held_out_users_there_is_nobody_to_personalise_for(
+    finished: Path, tmp_path: Path
+) -> None:
+    other = shutil.copytree(finished, tmp_path / "run")
+    text = (other / "config.toml").read_text(encoding="utf-8")
+    (other / "config.toml").write_text(
+        text.replace("held_out_users = 0.3", "held_out_users = 0.0"), encoding="utf-8"
+    )
+    with pytest.raises(ConfigError, match="nobody to personalise for"):
+        CliRunner().invoke(
+            app, ["evaluate", str(other), "--personalise", "1"], catch_exceptions=False
+        )

@@ -5,12 +5,14 @@ from __future__ import annotations
 import difflib
 import os
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
+    GgufConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -75,17 +77,36 @@ def open_pretrained(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase
     if _looks_like_a_path(name) and not path.exists():
         raise ConfigError(f"model.name_or_path = {name!r}: there is no such file or folder")
     source, options = str(path) if path.exists() else name, {}
+    loading: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": "eager"}
     if path.suffix == ".gguf" and path.is_file():
         source, options = str(path.parent), {"gguf_file": path.name}
+        loading["quantization_config"] = GgufConfig(dequantize=True)
     try:
         with quietly():
-            module = AutoModelForCausalLM.from_pretrained(
-                source, dtype=torch.float32, attn_implementation="eager", **options
-            )
+            module = AutoModelForCausalLM.from_pretrained(source, **loading, **options)
             tokenizer = AutoTokenizer.from_pretrained(source, **options)
+            _forget_quantisation(module)
     except (OSError, ValueError, ImportError, KeyError, RuntimeError, SafetensorError) as error:
         raise ConfigError(_explain(name, error)) from error
     return module, tokenizer
+
+
+def _forget_quantisation(module: PreTrainedModel) -> None:
+    """Let a network from a GGUF file be an ordinary one of float32, which can be saved.
+
+    transformers unpacks the weights (there is no gradient of packed ones), yet keeps the mark of
+    the quantised file, and refuses to save what bears it.
+
+    Raises:
+        ValueError: the weights are packed still.
+    """
+    if getattr(module, "hf_quantizer", None) is None:
+        return
+    packed = {str(value.dtype) for value in module.parameters() if value.dtype != torch.float32}
+    if packed:
+        raise ValueError(f"its weights stay quantised ({', '.join(sorted(packed))})")
+    module.hf_quantizer = None  # type: ignore[assignment]
+    del module.config.quantization_config
 
 
 def _looks_like_a_path(name: str) -> bool:

@@ -145,6 +145,11 @@ def test_a_gguf_file_opens(tmp_path: Path, capfd: pytest.CaptureFixture[str]) ->
     torch.testing.assert_close(embedding, torch.full((8, 8), 0.5))
     begin, *_, end = model.encode(["ab"])[0]
     assert (begin, end) == (1, 2)
+    moved = {name: value + 0.25 for name, value in model.initial_parameters().items()}
+    model.save(moved, tmp_path / "served")
+    assert "quantization_config" not in (tmp_path / "served" / "config.json").read_text()
+    served = load_folder(tmp_path / "served").initial_parameters()
+    assert all(torch.equal(served[name], value) for name, value in moved.items())
     assert capfd.readouterr() == ("", "")
 
 

@@ -61,7 +61,7 @@ class TransformersModel:
         self.unknown_token_id = _unknown_word(tokenizer)
         self.tokenizer_fingerprint = _fingerprint(tokenizer)
         self._pad_token_id = _make_padding_ordinary(module)
-        self.module = _prepared(module, config.lora_rank, seed).to(self.device)
+        self.module = _prepared(module, config, seed).to(self.device)
         names = [name for name, _ in self.module.named_parameters()]
         selected = select_trainable(names, config.trainable, lora=config.lora_rank > 0)
         self._trainable = _subset(self.module, selected)
@@ -134,13 +134,13 @@ class TransformersModel:
             self.tokenizer.save_pretrained(folder)
 
 
-def _prepared(module: PreTrainedModel, lora_rank: int, seed: int) -> nn.Module:
+def _prepared(module: PreTrainedModel, config: ModelConfig, seed: int) -> nn.Module:
     """Return the network with its adapters, frozen, in evaluation mode."""
     prepared: nn.Module = module
-    if lora_rank > 0:
+    if config.lora_rank > 0:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(stream(seed, "model").integers(2**63)))
-            prepared = add_lora(module, lora_rank)
+            prepared = add_lora(module, config.lora_rank, config.lora_target_modules)
     return prepared.requires_grad_(False).eval()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import cast
 
 from peft import LoraConfig, PeftModel, get_peft_model
@@ -11,27 +12,46 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from clients.quiet import quietly
+from fedsim.errors import ConfigError
+
+_ADAPTED = (nn.Linear, nn.Embedding, Conv1D)
 
 
-def add_lora(module: PreTrainedModel, rank: int) -> PeftModel:
+def add_lora(module: PreTrainedModel, rank: int, targets: Sequence[str] = ()) -> PeftModel:
     """Return `module` with adapters of `rank` > 0 inside; it computes what it computed before.
 
     An adapted weight is W + 2·B·A: A is drawn from torch's global generator (so call this
-    under `torch.random.fork_rng`), B starts at zero. The adapted layers are peft's default for
-    the architecture, or every linear layer but the output layer where peft has none. No dropout.
+    under `torch.random.fork_rng`), B starts at zero. No dropout.
+
+    Args:
+        module: the network; it is changed in place.
+        rank: of the adapters.
+        targets: ends of the names of the modules to adapt; by default peft's for the architecture,
+            or every linear layer but the output layer where peft has none.
+
+    Raises:
+        ConfigError: no module is called so, or it is of a kind that has no adapter.
     """
-    targets = TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING.get(
+    default = TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING.get(
         module.config.model_type, "all-linear"
     )
     config = LoraConfig(
         r=rank,
         lora_alpha=2 * rank,
         lora_dropout=0.0,
-        target_modules=targets,
+        target_modules=list(targets) or default,
         fan_in_fan_out=any(isinstance(part, Conv1D) for part in module.modules()),
     )
-    with quietly():
-        return get_peft_model(module, config)
+    try:
+        with quietly():
+            return get_peft_model(module, config)
+    except ValueError as error:
+        linear = {name for name, part in module.named_modules() if isinstance(part, _ADAPTED)}
+        known = sorted({name.rpartition(".")[2] for name in linear})
+        reason = str(error).splitlines()[0]
+        raise ConfigError(
+            f"model.lora_target_modules = {list(targets)}: {reason} Known: {', '.join(known)}"
+        ) from error
 
 
 def merged(module: nn.Module) -> PreTrainedModel:

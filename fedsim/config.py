@@ -41,12 +41,24 @@ class DataConfig(Section):
 
 
 class ModelConfig(Section):
-    """Which network starts, and which of its parameters move."""
+    """Which network starts, and which of its parameters move.
+
+    `lora_target_modules` are ends of module names, such as "q_proj"; empty for peft's choice.
+    """
 
     name_or_path: str = "tiny-gpt"
     lora_rank: Annotated[int, Field(ge=0)] = 0
+    lora_target_modules: tuple[str, ...] = ()
     trainable: str = "all"
     pretraining_steps: Annotated[int, Field(ge=0)] | None = None
+
+    @model_validator(mode="after")
+    def _targets_with_adapters(self) -> ModelConfig:
+        if self.lora_target_modules and not self.lora_rank:
+            raise ValueError(
+                "lora_target_modules needs lora_rank: without adapters none has a place"
+            )
+        return self
 
 
 class FedSGD(Section):

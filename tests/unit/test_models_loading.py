@@ -123,6 +123,25 @@ def test_a_path_that_is_not_there_is_refused_without_asking_the_hub(name: str) -
         load(ModelConfig(name_or_path=name))
 
 
+def test_adapters_go_where_they_are_sent(llama: Path) -> None:
+    model = load_folder(llama, lora_rank=2, lora_target_modules=("o_proj", "up_proj"))
+    places = {name.split(".lora_")[0].rpartition(".")[2] for name in model.initial_parameters()}
+    assert places == {"o_proj", "up_proj"}
+
+
+@pytest.mark.parametrize(
+    "target", ["c_attn", "input_layernorm"], ids=["absent", "no weight matrix"]
+)
+def test_adapters_without_a_place_are_refused(llama: Path, target: str) -> None:
+    with pytest.raises(ConfigError, match=r"model\.lora_target_modules = .*Known: .*o_proj"):
+        load_folder(llama, lora_rank=2, lora_target_modules=(target,))
+
+
+def test_targets_without_adapters_are_refused() -> None:
+    with pytest.raises(ValueError, match="lora_target_modules needs lora_rank"):
+        ModelConfig(lora_target_modules=("q_proj",))
+
+
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"model\.name_or_path = "):
         load_folder(tmp_path)

@@ -20,6 +20,7 @@ from fedsim.errors import ConfigError
 Probability = Annotated[float, Field(gt=0.0, le=1.0)]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+Precision = Literal["float32", "bfloat16"]
 
 
 class Section(BaseModel):
@@ -155,7 +156,11 @@ class ServerConfig(Section):
 
 
 class ExecutorConfig(Section):
-    """Who computes, and in what portions; `shard_size` 0 cuts by work, several a worker."""
+    """Who computes, how, and in what portions; `shard_size` 0 cuts by work, several a worker.
+
+    With `precision` "bfloat16" the workers' networks multiply in bfloat16; parameters, norms,
+    sums and noise are as wide as ever, and the server evaluates in float32.
+    """
 
     grid: Literal["in-process", "ray"] = "in-process"
     workers: Annotated[int, Field(ge=1)] = 1
@@ -163,6 +168,7 @@ class ExecutorConfig(Section):
     gpus_per_worker: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 0.0
     address: str = ""
     engine: Literal["auto", "loop", "materialised", "ghost", "vmap"] = "auto"
+    precision: Precision = "float32"
     shard_size: Annotated[int, Field(ge=0)] = 0
 
     @model_validator(mode="after")

@@ -84,7 +84,7 @@ def summarise(
             peak_memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             rounds=state.round,
         ),
-        machine=_machine(),
+        machine=_machine(config),
         versions={"python": platform.python_version()}
         | {name: version(name) for name in _PACKAGES},
     )
@@ -220,11 +220,12 @@ def _model(config: Config, materials: Materials, state: ServerState) -> ModelSum
     )
 
 
-def _machine() -> dict[str, JsonValue]:
+def _machine(config: Config) -> dict[str, JsonValue]:
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {
         "system": platform.platform(),
         "cpus": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "gpu": gpu,
+        "precision": config.executor.precision,
     }

@@ -18,7 +18,7 @@ from torch import nn
 
 from clients.engines.cross_entropy import Batch, losses_and_gradient
 from clients.engines.rules import Call, Rule, rule_for
-from clients.engines.uses import Use
+from clients.engines.uses import Product, Use
 from fedsim.language_model import LanguageModel
 from fedsim.tensors import Tensors
 
@@ -162,7 +162,10 @@ class _Tap:
         assert self._sink is not None  # noqa: S101 (no hook is registered without one)
         for key, use in self._site.rule.uses(call).items():
             if key in self._site.names:
-                self._sink(self._site.names[key], use)
+                narrow = isinstance(use, Product)  # what is a sum already is summed wide
+                self._sink(
+                    self._site.names[key], use if narrow else use.to(self._parameters[key].dtype)
+                )
 
 
 def _three_sizes(values: torch.Tensor) -> torch.Tensor:

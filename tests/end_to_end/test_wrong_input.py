@@ -53,6 +53,7 @@ def run(
         ("executor.grid='rey'", "executor.grid = 'rey'"),
         ("executor.workers=2", 'needs grid = "ray"'),
         ("executor.engine='quick'", "executor.engine = 'quick'"),
+        ("executor.precision='float16'", "executor.precision = 'float16'"),
         ("strategy.local.task='sgd'", "strategy.local"),
         ("seed", "--set 'seed': expected key.path=value"),
     ],

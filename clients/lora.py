@@ -13,12 +13,13 @@ from transformers.pytorch_utils import Conv1D
 from clients.quiet import quietly
 
 
-def add_lora(module: PreTrainedModel, rank: int) -> PeftModel:
+def add_lora(module: PreTrainedModel, rank: int, dropout: float = 0.0) -> PeftModel:
     """Return `module` with adapters of `rank` > 0 inside; it computes what it computed before.
 
     An adapted weight is W + 2·B·A: A is drawn from torch's global generator (so call this
     under `torch.random.fork_rng`), B starts at zero. The adapted layers are peft's default for
-    the architecture, or every linear layer but the output layer where peft has none. No dropout.
+    the architecture, or every linear layer but the output layer where peft has none. With
+    `dropout` the adapters' inputs go through dropout layers.
     """
     targets = TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING.get(
         module.config.model_type, "all-linear"
@@ -26,7 +27,7 @@ def add_lora(module: PreTrainedModel, rank: int) -> PeftModel:
     config = LoraConfig(
         r=rank,
         lora_alpha=2 * rank,
-        lora_dropout=0.0,
+        lora_dropout=dropout,
         target_modules=targets,
         fan_in_fan_out=any(isinstance(part, Conv1D) for part in module.modules()),
     )

@@ -42,12 +42,17 @@ class DataConfig(Section):
 
 
 class ModelConfig(Section):
-    """Which network starts, and which of its parameters move."""
+    """Which network starts, which of its parameters move, and how much is dropped in training.
+
+    `dropout` is that of all `nn.Dropout` layers of the network and of its adapters, except the
+    ones of attention weights: no attention weight is ever dropped.
+    """
 
     name_or_path: str = "tiny-gpt"
     lora_rank: Annotated[int, Field(ge=0)] = 0
     trainable: str = "all"
     pretraining_steps: Annotated[int, Field(ge=0)] | None = None
+    dropout: Fraction = 0.0
 
 
 class FedSGD(Section):

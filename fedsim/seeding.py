@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import ndtri
 
-Purpose = Literal["sampling", "noise", "selection", "pooling", "split", "local", "model"]
+Purpose = Literal["sampling", "noise", "selection", "pooling", "split", "local", "model", "dropout"]
 
 
 class RandomSource(Protocol):

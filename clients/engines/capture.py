@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from clients.dropout import row_streams
 from clients.engines.cross_entropy import Batch, losses_and_gradient
 from clients.engines.rules import Call, Rule, rule_for
 from clients.engines.uses import Product, Use
@@ -186,7 +187,11 @@ def run(
         NotCovered: a layer was called in a way that its rule does not describe.
     """
     frozen = {name: value.detach() for name, value in parameters.items()}
-    with torch.enable_grad(), tapped(sites, frozen, len(batch.tokens), sink):
+    with (
+        torch.enable_grad(),
+        tapped(sites, frozen, len(batch.tokens), sink),
+        row_streams(batch.streams),
+    ):
         logits = model.logits(frozen, batch.tokens)
     losses, gradient = losses_and_gradient(logits.detach(), batch)
     torch.autograd.backward(logits, gradient)

@@ -49,6 +49,7 @@ def run(
         ("data.sequence_length=1", "data.sequence_length = 1"),
         ("data.sequence_length=4096", "4096"),
         ("model.name_or_path='nowhere/model'", "model.name_or_path = 'nowhere/model'"),
+        ("model.dropout=1.0", "model.dropout = 1.0"),
         ("model.trainable='no_such_parameter'", "no_such_parameter"),
         ("executor.grid='rey'", "executor.grid = 'rey'"),
         ("executor.workers=2", 'needs grid = "ray"'),

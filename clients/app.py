@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 
 from flwr.app import Context, Message
@@ -35,10 +36,12 @@ def _prepared(spec_json: str) -> tuple[Task, Engine, Clip, Materials]:
     # Not at the top: Flower's simulation imports this module in one thread while the ServerApp
     # loads its model in another, and transformers cannot be imported in two at once.
     from clients.engines.choose import choose_engine  # noqa: PLC0415
+    from clients.mixed_precision import in_precision  # noqa: PLC0415
 
     spec = ClientSpec.model_validate_json(spec_json)
     check_device(spec.device)
     materials = load_materials(spec.seed, spec.data, spec.model, spec.device)
+    materials = replace(materials, model=in_precision(materials.model, spec.precision))
     task: Task = resolve("tasks", spec.task.name, "task")(materials, **spec.task.options)
     size = tokens_per_unit(materials, spec.task.options.get("group_size"))
     return task, choose_engine(spec.engine, task, materials.model, size), spec.clip, materials

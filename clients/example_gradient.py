@@ -7,6 +7,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 
+from clients.dropout import drops, unit_streams
 from clients.gradients import mean_gradient
 from fedsim.execution import Unit, Update
 from fedsim.materials import Materials
@@ -21,11 +22,13 @@ class ExampleGradient:
     def __init__(self, materials: Materials) -> None:
         self._model = materials.model
         self._store = materials.store
+        self._seed = materials.seed
 
     def unit(self, key: int, round: int) -> Unit:
         """Return the example as a unit of its own."""
         tokens, lengths = self._store.padded(np.array([key]))
-        return Unit(key, torch.from_numpy(tokens), torch.from_numpy(lengths))
+        streams = unit_streams(self._seed, round, key, 1) if drops(self._model) else None
+        return Unit(key, torch.from_numpy(tokens), torch.from_numpy(lengths), streams=streams)
 
     def update(self, parameters: Tensors, unit: Unit, round: int) -> Update:
         """Return the example's gradient."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from clients.dropout import row_streams
 from fedsim.execution import Unit, Update
 from fedsim.language_model import LanguageModel
 from fedsim.losses import example_losses
@@ -29,7 +30,10 @@ def mean_gradient(model: LanguageModel, parameters: Tensors, unit: Unit) -> Upda
         rows = slice(start, start + _MICROBATCH)
         tokens = unit.tokens[rows].to(model.device)
         lengths = unit.lengths[rows].to(model.device)
-        loss = example_losses(model.logits(leaves, tokens), tokens, lengths).sum() / count
+        streams = None if unit.streams is None else unit.streams[rows].to(model.device)
+        with row_streams(streams):
+            logits = model.logits(leaves, tokens)
+        loss = example_losses(logits, tokens, lengths).sum() / count
         gradients = torch.autograd.grad(loss, list(leaves.values()))
         for name, gradient in zip(leaves, gradients, strict=True):
             total[name] = gradient if start == 0 else total[name] + gradient

@@ -12,6 +12,7 @@ from tokenizers import models
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from clients.dropout import install_dropout
 from clients.lora import add_lora, merged
 from clients.quiet import quietly
 from clients.trainable import select_trainable
@@ -24,14 +25,16 @@ from fedsim.tensors import Tensors, check_same_layout
 class TransformersModel:
     """A causal language model of transformers, or one with adapters, as a `LanguageModel`.
 
-    The module is in evaluation mode for good: dropout would draw from a global generator, so
-    an example's gradient would depend on which examples were computed before it. Nothing in
-    the module requires a gradient; only what is handed to `logits` does.
+    The module is in evaluation mode for good: its own dropout would draw from a global generator,
+    so that an example's gradient would depend on which examples were computed before it.
+    `config.dropout` puts layers in their place that drop by the streams of `row_streams`. Nothing
+    in the module requires a gradient; only what is handed to `logits` does.
 
     Attributes:
         module: the network, for engines that look inside; its own weights never change.
         tokenizer: the transformers tokenizer.
         places: every name in the module that a trainable parameter goes by, to the first.
+        dropout: the probability with which an engine is to let entries be dropped.
     """
 
     def __init__(
@@ -61,6 +64,7 @@ class TransformersModel:
         self.unknown_token_id = _unknown_word(tokenizer)
         self.tokenizer_fingerprint = _fingerprint(tokenizer)
         self._pad_token_id = _make_padding_ordinary(module)
+        self.dropout = config.dropout
         self.module = _prepared(module, config, seed).to(self.device)
         names = [name for name, _ in self.module.named_parameters()]
         selected = select_trainable(names, config.trainable, lora=config.lora_rank > 0)
@@ -135,12 +139,19 @@ class TransformersModel:
 
 
 def _prepared(module: PreTrainedModel, config: ModelConfig, seed: int) -> nn.Module:
-    """Return the network with its adapters, frozen, in evaluation mode."""
+    """Return the network with its adapters and dropout, frozen, in evaluation mode."""
     prepared: nn.Module = module
     if config.lora_rank > 0:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(stream(seed, "model").integers(2**63)))
-            prepared = add_lora(module, config.lora_rank, config.lora_target_modules)
+            prepared = add_lora(
+                module, config.lora_rank, config.lora_target_modules, config.dropout
+            )
+    if config.dropout > 0.0 and install_dropout(prepared, config.dropout) == 0:
+        raise ConfigError(
+            f"model.dropout = {config.dropout}: the network of {config.name_or_path!r} has no "
+            "dropout layers; give 0.0, or lora_rank > 0, whose adapters have some"
+        )
     return prepared.requires_grad_(False).eval()
 
 

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import torch
 
+from clients.dropout import at_step
 from clients.gradients import mean_gradient
 from clients.user_units import UserUnits
 from fedsim.data.selection import Rule
@@ -72,8 +73,14 @@ class LocalSGD:
         count = len(unit.lengths)
         local = {name: value.detach().clone() for name, value in parameters.items()}
         loss, seen = 0.0, 0
-        for rows in self.batches(unit, round):
-            batch = Unit(unit.key, unit.tokens[rows], unit.lengths[rows])
+        for number, rows in enumerate(self.batches(unit, round)):
+            streams = at_step(unit.streams, number)
+            batch = Unit(
+                unit.key,
+                unit.tokens[rows],
+                unit.lengths[rows],
+                streams=None if streams is None else streams[rows],
+            )
             step = mean_gradient(self._model, local, batch)
             add_(local, step.values, dict.fromkeys(local, -self.learning_rate))
             loss += step.loss * len(rows) / count if seen < count else 0.0

@@ -17,17 +17,21 @@ from fedsim.errors import ConfigError
 _ADAPTED = (nn.Linear, nn.Embedding, Conv1D)
 
 
-def add_lora(module: PreTrainedModel, rank: int, targets: Sequence[str] = ()) -> PeftModel:
+def add_lora(
+    module: PreTrainedModel, rank: int, targets: Sequence[str] = (), dropout: float = 0.0
+) -> PeftModel:
     """Return `module` with adapters of `rank` > 0 inside; it computes what it computed before.
 
     An adapted weight is W + 2·B·A: A is drawn from torch's global generator (so call this
-    under `torch.random.fork_rng`), B starts at zero. No dropout.
+    under `torch.random.fork_rng`), B starts at zero. With
+    `dropout` the adapters' inputs go through dropout layers.
 
     Args:
         module: the network; it is changed in place.
         rank: of the adapters.
         targets: ends of the names of the modules to adapt; by default peft's for the architecture,
             or every linear layer but the output layer where peft has none.
+        dropout: the probability of those layers; 0 for none.
 
     Raises:
         ConfigError: no module is called so, or it is of a kind that has no adapter.
@@ -38,7 +42,7 @@ def add_lora(module: PreTrainedModel, rank: int, targets: Sequence[str] = ()) ->
     config = LoraConfig(
         r=rank,
         lora_alpha=2 * rank,
-        lora_dropout=0.0,
+        lora_dropout=dropout,
         target_modules=list(targets) or default,
         fan_in_fan_out=any(isinstance(part, Conv1D) for part in module.modules()),
     )

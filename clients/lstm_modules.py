@@ -126,8 +126,13 @@ class Recurrence(nn.Module):
         nn.init.normal_(self.weight, std=hidden_size**-0.5)
 
     def forward(self, from_inputs: torch.Tensor) -> torch.Tensor:
-        """Return (batch, length, hidden) states for (batch, length, 4·hidden), from zeros."""
-        states: torch.Tensor = _LstmSteps.apply(from_inputs, self.weight)[0]  # type: ignore[no-untyped-call]
+        """Return (batch, length, hidden) states for (batch, length, 4·hidden), from zeros.
+
+        Never in bfloat16: what a step rounds, all later ones would carry along.
+        """
+        with torch.autocast(from_inputs.device.type, enabled=False):
+            inputs = from_inputs.to(self.weight.dtype)
+            states: torch.Tensor = _LstmSteps.apply(inputs, self.weight)[0]  # type: ignore[no-untyped-call]
         return states
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
+from clients.dropout import drops, unit_streams
 from fedsim.data.selection import Rule, select
 from fedsim.execution import Unit
 from fedsim.materials import Materials
@@ -26,6 +29,8 @@ class UserUnits:
         self._group_size = group_size
         self._selection = selection
         self._weight_cap = user_weight_cap
+        self._drops = drops(materials.model)
+        self._streams = partial(unit_streams, materials.seed)
 
     def __call__(self, key: int, round: int) -> Unit:
         """Return user `key` of the split; the choice depends on (seed, round, key) alone."""
@@ -40,4 +45,5 @@ class UserUnits:
         tokens, lengths = self._store.padded(chosen)
         cap = self._weight_cap
         weight = 1.0 if cap is None else min(len(examples) / cap, 1.0)
-        return Unit(key, torch.from_numpy(tokens), torch.from_numpy(lengths), weight)
+        streams = self._streams(round, key, len(lengths)) if self._drops else None
+        return Unit(key, torch.from_numpy(tokens), torch.from_numpy(lengths), weight, streams)

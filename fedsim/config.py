@@ -6,7 +6,6 @@ changed. Anything wrong raises one `ConfigError` that names the key, the value a
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,11 +14,13 @@ from typing import Annotated, Any, Literal
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from fedsim.config_messages import explain
 from fedsim.errors import ConfigError
 
 Probability = Annotated[float, Field(gt=0.0, le=1.0)]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+Precision = Literal["float32", "bfloat16"]
 
 
 class Section(BaseModel):
@@ -41,8 +42,10 @@ class DataConfig(Section):
 
 
 class ModelConfig(Section):
-    """Which network starts, and which of its parameters move.
+    """Which network starts, which of its parameters move, and how much is dropped in training.
 
+    `dropout` is that of all `nn.Dropout` layers of the network and of its adapters, except the
+    ones of attention weights: no attention weight is ever dropped.
     `lora_target_modules` are ends of module names, such as "q_proj"; empty for peft's choice.
     """
 
@@ -51,6 +54,7 @@ class ModelConfig(Section):
     lora_target_modules: tuple[str, ...] = ()
     trainable: str = "all"
     pretraining_steps: Annotated[int, Field(ge=0)] | None = None
+    dropout: Fraction = 0.0
 
     @model_validator(mode="after")
     def _targets_with_adapters(self) -> ModelConfig:
@@ -167,7 +171,11 @@ class ServerConfig(Section):
 
 
 class ExecutorConfig(Section):
-    """Who computes, and in what portions; `shard_size` 0 cuts by work, several a worker."""
+    """Who computes, how, and in what portions; `shard_size` 0 cuts by work, several a worker.
+
+    With `precision` "bfloat16" the workers' networks multiply in bfloat16; parameters, norms,
+    sums and noise are as wide as ever, and the server evaluates in float32.
+    """
 
     grid: Literal["in-process", "ray"] = "in-process"
     workers: Annotated[int, Field(ge=1)] = 1
@@ -175,6 +183,7 @@ class ExecutorConfig(Section):
     gpus_per_worker: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 0.0
     address: str = ""
     engine: Literal["auto", "loop", "materialised", "ghost", "vmap"] = "auto"
+    precision: Precision = "float32"
     shard_size: Annotated[int, Field(ge=0)] = 0
 
     @model_validator(mode="after")
@@ -250,7 +259,7 @@ def parse_config(raw: Mapping[str, Any]) -> Config:
     try:
         return Config.model_validate(raw)
     except ValidationError as error:
-        lines = [_explain(problem) for problem in error.errors(include_url=False)]
+        lines = [explain(problem, Config) for problem in error.errors(include_url=False)]
         raise ConfigError("\n".join(dict.fromkeys(lines))) from None
 
 
@@ -271,32 +280,3 @@ def _apply_override(raw: dict[str, Any], override: str) -> None:
         if not isinstance(node, dict):
             raise ConfigError(f"--set {override!r}: {part!r} is a value, not a section")
     node[path[-1]] = value
-
-
-def _explain(problem: Mapping[str, Any]) -> str:
-    """Turn one pydantic error into "key = value: what would do"."""
-    location = [str(part) for part in problem["loc"] if part not in ("fedsgd", "fedavg")]
-    key = ".".join(location) or "config"
-    if problem["type"] == "extra_forbidden":
-        known = _known_keys(location[:-1])
-        near = difflib.get_close_matches(location[-1], known, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(sorted(known))}"
-        return f"{key}: unknown key; {hint}"
-    if problem["type"] == "union_tag_not_found":
-        return f'{key}: give task = "fedsgd" or task = "fedavg"'
-    message = str(problem["msg"]).removeprefix("Value error, ")
-    if isinstance(problem["input"], Mapping):
-        return f"{key}: {message}"
-    return f"{key} = {problem['input']!r}: {message}"
-
-
-def _known_keys(path: Sequence[str]) -> set[str]:
-    if list(path) == ["strategy", "local"]:
-        return set(FedAvg.model_fields) | set(FedSGD.model_fields)
-    section: type[BaseModel] = Config
-    for part in path:
-        annotation = section.model_fields[part].annotation if part in section.model_fields else None
-        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
-            return set()
-        section = annotation
-    return set(section.model_fields)

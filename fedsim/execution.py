@@ -27,12 +27,15 @@ class Unit:
         tokens: (num_examples, length) int64, padded with 0 on the right; may have no rows.
         lengths: (num_examples,) int64.
         weight: in [0, 1].
+        streams: (num_examples,) int64, what each example's dropout masks are a function of; None
+            where nothing is dropped.
     """
 
     key: int
     tokens: torch.Tensor
     lengths: torch.Tensor
     weight: float = 1.0
+    streams: torch.Tensor | None = None
 
     def __post_init__(self) -> None:
         # Both sensitivities of Lemma 1 need weights that never exceed 1.

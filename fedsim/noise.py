@@ -1,4 +1,4 @@
-"""Gaussian noise in the layout of an estimate."""
+"""Gaussian noise, added to an estimate where it is."""
 
 from __future__ import annotations
 
@@ -8,24 +8,26 @@ import numpy as np
 import torch
 
 from fedsim.seeding import RandomSource
-from fedsim.tensors import Tensors
 
 
-def gaussian(layout: Tensors, stddev: float, source: RandomSource) -> dict[str, torch.Tensor]:
-    """Return independent N(0, stddev²) for every entry of `layout`, float64.
+def add_gaussian_(
+    estimate: dict[str, torch.Tensor], stddev: float, source: RandomSource
+) -> dict[str, torch.Tensor]:
+    """Add independent N(0, stddev²) to every entry of `estimate`, in place, and return it.
 
-    Drawn in the order of the sorted names, so that the bits depend on the layout alone.
-    A stddev of 0 draws nothing and returns zeros; negative, NaN or infinite is a `ValueError`.
+    Drawn on the CPU in float64, in the order of the sorted names, so that the bits depend on the
+    layout alone and not on the device. One tensor at a time: the noise of a whole model would be
+    as large as the estimate again. Drawing takes far longer than moving what was drawn to a GPU.
+
+    A stddev of 0 draws nothing; negative, NaN or infinite is a `ValueError`.
     """
     if not 0.0 <= stddev < math.inf:
         raise ValueError(f"stddev = {stddev}: must be finite and not negative")
     if stddev == 0.0:
-        return {
-            name: torch.zeros_like(value, dtype=torch.float64) for name, value in layout.items()
-        }
-    drawn: dict[str, torch.Tensor] = {}
-    for name in sorted(layout):
-        value = layout[name]
-        normals = np.asarray(source.standard_normal(value.numel()), dtype=np.float64)
-        drawn[name] = (torch.from_numpy(normals) * stddev).reshape(value.shape).to(value.device)
-    return {name: drawn[name] for name in layout}
+        return estimate
+    for name in sorted(estimate):
+        value = estimate[name]
+        drawn = np.asarray(source.standard_normal(value.numel()), dtype=np.float64)
+        noise = torch.from_numpy(drawn).mul_(stddev).view(value.shape)
+        value.add_(noise.to(value.device))
+    return estimate

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from fedsim.execution import Executor
-from fedsim.noise import gaussian
+from fedsim.noise import add_gaussian_
 from fedsim.plan import RoundPlan
 from fedsim.state import RoundRecord, ServerState
-from fedsim.tensors import add, l2_norm
+from fedsim.tensors import l2_norm
 
 
 def run_round(
@@ -27,7 +27,8 @@ def run_round(
     cohort = plan.cohort(state.round)
     total = executor.clipped_sum(state.parameters, cohort, state.round)
     estimate = plan.estimator(total)
-    release = add(estimate, gaussian(estimate, plan.noise_stddev, plan.noise(state.round)))
+    estimate_norm = l2_norm(estimate)
+    release = add_gaussian_(estimate, plan.noise_stddev, plan.noise(state.round))  # in its place
     ledger = state.ledger.charge(state.round, plan.cost, plan.release_id)
     parameters, optimizer_state = plan.optimizer.step(
         state.parameters, release, state.optimizer_state
@@ -37,6 +38,6 @@ def run_round(
         num_gradients=total.num_gradients,
         num_non_finite=total.num_non_finite,
         train_loss=total.loss / total.num_units if total.num_units else None,
-        estimate_norm=l2_norm(estimate),
+        estimate_norm=estimate_norm,
     )
     return ServerState(state.round + 1, parameters, optimizer_state, ledger), record

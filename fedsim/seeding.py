@@ -29,6 +29,7 @@ Purpose = Literal[
     "model",
     "samples",
     "personalisation",
+    "dropout",
 ]
 
 

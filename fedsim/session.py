@@ -108,6 +108,7 @@ class _Session:
                 clip=self.plan.clip,
                 engine=config.executor.engine,
                 device=worker_device(config.executor, device),
+                precision=config.executor.precision,
             ),
             config.executor.shard_size,
             unit_tokens(self.plan, self.materials),

@@ -87,7 +87,7 @@ def summarise(
             rounds=state.round,
         ),
         samples=_samples(config, materials, state),
-        machine=_machine(),
+        machine=_machine(config),
         versions={"python": platform.python_version()}
         | {name: version(name) for name in _PACKAGES},
     )
@@ -236,11 +236,12 @@ def _samples(config: Config, materials: Materials, state: ServerState) -> Sample
     )
 
 
-def _machine() -> dict[str, JsonValue]:
+def _machine(config: Config) -> dict[str, JsonValue]:
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {
         "system": platform.platform(),
         "cpus": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "gpu": gpu,
+        "precision": config.executor.precision,
     }

@@ -19,6 +19,7 @@ from clients.engines.gradients import Gradients, Method
 from clients.engines.loop import loop
 from clients.engines.malloc import keep_large_blocks
 from clients.engines.trust import CannotTell, verified
+from clients.mixed_precision import in_float32
 from fedsim.clipping import Clip
 from fedsim.estimators import WeightedSum
 from fedsim.execution import Accumulator, Keys, Task, Unit
@@ -78,10 +79,11 @@ class BatchedEngine:
             return loop(task, parameters, keys, clip, round)
 
     def _verify(self, parameters: Tensors, unit: Unit) -> chunks.Limits:
-        self._sites = find_sites(self._model)
+        model = in_float32(self._model)  # a wrong rule is told by less than bfloat16 rounds
+        self._sites = find_sites(model)
         method = partial(self._method, room=0)
         try:
-            bytes_per_token = verified(self._model, self._sites, parameters, unit, method)
+            bytes_per_token = verified(model, self._sites, parameters, unit, method)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:  # shapes, or in-place changes, that rules do not foresee

@@ -16,9 +16,10 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from clients.dropout import row_streams
 from clients.engines.cross_entropy import Batch, losses_and_gradient
 from clients.engines.rules import Call, Rule, rule_for
-from clients.engines.uses import Use
+from clients.engines.uses import Product, Use
 from fedsim.language_model import LanguageModel
 from fedsim.tensors import Tensors
 
@@ -162,7 +163,10 @@ class _Tap:
         assert self._sink is not None  # noqa: S101 (no hook is registered without one)
         for key, use in self._site.rule.uses(call).items():
             if key in self._site.names:
-                self._sink(self._site.names[key], use)
+                narrow = isinstance(use, Product)  # what is a sum already is summed wide
+                self._sink(
+                    self._site.names[key], use if narrow else use.to(self._parameters[key].dtype)
+                )
 
 
 def _three_sizes(values: torch.Tensor) -> torch.Tensor:
@@ -183,7 +187,11 @@ def run(
         NotCovered: a layer was called in a way that its rule does not describe.
     """
     frozen = {name: value.detach() for name, value in parameters.items()}
-    with torch.enable_grad(), tapped(sites, frozen, len(batch.tokens), sink):
+    with (
+        torch.enable_grad(),
+        tapped(sites, frozen, len(batch.tokens), sink),
+        row_streams(batch.streams),
+    ):
         logits = model.logits(frozen, batch.tokens)
     losses, gradient = losses_and_gradient(logits.detach(), batch)
     torch.autograd.backward(logits, gradient)

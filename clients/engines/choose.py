@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import cast
 
+from clients.dropout import drops
 from clients.engines import chunks
 from clients.engines.capture import NotCovered, OpenModel, find_sites
 from clients.engines.ghost import ghost
@@ -30,8 +31,9 @@ def choose_engine(
     """Return the engine of that name for this task and model.
 
     Args:
-        name: "auto" is `LocalVmapOrLoop` for local training, and `Auto` for mean gradients. The
-            config has checked it.
+        name: "auto" is `LocalVmapOrLoop` for local training (`loop` with dropout, whose streams a
+            stack of users does not carry), and `Auto` for mean gradients. The config has checked
+            it.
         task: what units compute.
         model: with what.
         tokens_per_unit: over the whole population, so that all workers of a run choose alike;
@@ -39,6 +41,9 @@ def choose_engine(
     """
     if name == "auto":
         averages = task.averages_gradients
+        if drops(model) and not averages:
+            log.info("%s: engine loop, for local training with dropout", model.name)
+            return loop
         return Auto(model, tokens_per_unit) if averages else LocalVmapOrLoop(model)
     return _engine(name, model)
 

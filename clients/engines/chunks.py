@@ -139,6 +139,7 @@ def passes(
     unit_of = torch.arange(len(units)).repeat_interleave(counts)
     lengths = torch.cat([unit.lengths for unit in units])
     examples = [example for unit in units for example in unit.tokens]
+    streams = all_streams(units)
     pass_cost = _GPU_PASS if device.type == "cuda" else _CPU_PASS
     for rows in _runs_of_like_length(lengths, max_tokens, pass_cost):
         tokens = torch.zeros(len(rows), int(lengths[rows].max()), dtype=torch.int64)
@@ -148,8 +149,19 @@ def passes(
         of_units = torch.bincount(unit_of[rows], minlength=len(units))
         whole = bool(((of_units == 0) | (of_units == counts)).all())
         weights = 1.0 / counts[unit_of[rows]].double()
-        batch = Batch(tokens.to(device), lengths[rows].to(device), weights.to(device, dtype))
+        batch = Batch(
+            tokens.to(device),
+            lengths[rows].to(device),
+            weights.to(device, dtype),
+            None if streams is None else streams[rows].to(device),
+        )
         yield Pass(batch, Segments(of_units.tolist(), whole=whole))
+
+
+def all_streams(units: Sequence[Unit]) -> torch.Tensor | None:
+    """Return the dropout streams of all units' sequences, or None where a unit has none."""
+    streams = [unit.streams for unit in units if unit.streams is not None]
+    return torch.cat(streams) if streams and len(streams) == len(units) else None
 
 
 def _runs_of_like_length(

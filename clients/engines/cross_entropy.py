@@ -17,11 +17,13 @@ class Batch:
         tokens: (sequences, length) int64, padded on the right.
         lengths: (sequences,) int64.
         weights: (sequences,), the factor of each sequence's loss.
+        streams: (sequences,) int64 for dropout, or None.
     """
 
     tokens: torch.Tensor
     lengths: torch.Tensor
     weights: torch.Tensor
+    streams: torch.Tensor | None = None
 
 
 def losses_and_gradient(logits: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:

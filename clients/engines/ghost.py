@@ -38,8 +38,12 @@ class Ghost:
         self._passes.append(segments)
 
     def __call__(self, name: str, use: Use) -> None:
-        """Take one use of parameter `name`."""
-        self._uses[name].append((use, self._passes[-1]))
+        """Take one use of parameter `name`.
+
+        Norms and the sum are different arithmetic on the same numbers: both in the parameters'
+        type, so that they agree to its rounding.
+        """
+        self._uses[name].append((use.to(self._layout[name].dtype), self._passes[-1]))
 
     def squares(self) -> torch.Tensor:
         """Return squared norms, (units, parameters) float64."""

@@ -16,6 +16,7 @@ from dataclasses import replace
 import torch
 from torch.func import grad_and_value, vmap
 
+from clients.dropout import drops
 from clients.engines import chunks
 from clients.engines.example_loss import weighted_loss
 from clients.engines.local_steps import LocalUser, StepBatch, step_batches
@@ -70,6 +71,8 @@ class LocalVmap:
         """Return Σ w·clip(θ − θ_local)."""
         if not isinstance(task, LocalSGD):
             raise ValueError(f"task {type(task).__name__}: it is no local SGD")
+        if drops(self._model):
+            raise ValueError(f"{self._model.name}: no dropout here; `choose_engine` takes the loop")
         units = (task.unit(int(key), round) for key in keys)
         users = [LocalUser(unit, list(task.batches(unit, round))) for unit in units]
         total = _Sum(parameters, clip)

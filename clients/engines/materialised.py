@@ -14,6 +14,7 @@ import torch
 
 from clients.engines.batched import BatchedEngine
 from clients.engines.capture import NotCovered, OpenModel
+from clients.engines.products import form
 from clients.engines.uses import Chain, MergedRows, Product, Rows, Segments, Total, Use, merged
 from fedsim.tensors import Tensors
 
@@ -99,10 +100,8 @@ class Materialised:
         for name in list(self._held):
             gradients = self._buffer(name)
             for unit, left, right in _by_unit(self._held.pop(name)):
-                if unit in self._formed:
-                    gradients[unit].addmm_(left.T, right)
-                else:
-                    torch.mm(left.T, right, out=gradients[unit])
+                out = gradients[unit : unit + 1]
+                form(out, left.T[None], right[None], add=unit in self._formed)
                 units.add(unit)
         self._formed |= units
         self._held_bytes = 0

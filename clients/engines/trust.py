@@ -81,7 +81,12 @@ def _small_units(unit: Unit) -> list[Unit]:
     if len(lengths) == 1:  # the second unit then is the example twice, the second time shorter
         tokens = tokens.repeat(2, 1)
         lengths = torch.cat([lengths, (lengths - 1).clamp(min=1)])
-    return [Unit(unit.key, tokens[:1], lengths[:1]), Unit(unit.key, tokens, lengths)]
+    streams = None if unit.streams is None else unit.streams[:_EXAMPLES].expand(len(tokens))
+    first = None if streams is None else streams[:1]
+    return [
+        Unit(unit.key, tokens[:1], lengths[:1], streams=first),
+        Unit(unit.key, tokens, lengths, streams=streams),
+    ]
 
 
 def _refuse_other_uses(

@@ -14,6 +14,8 @@ from itertools import groupby
 
 import torch
 
+from clients.engines.products import form
+
 
 @dataclass(frozen=True)
 class Segment:
@@ -108,15 +110,15 @@ class Product:
         """Return the use with `change` made to every tensor, such as taking some sequences."""
         return replace(self, left=change(self.left), right=change(self.right))
 
+    def to(self, dtype: torch.dtype) -> Product:
+        """Return the use in another floating-point type."""
+        return self.map(lambda value: value.to(dtype))
+
     def into(self, gradients: torch.Tensor, segments: Segments, *, add: bool) -> None:
         """Write per-unit gradients, or add them to what is there, into (units, *shape)."""
         for segment in segments:
             left, right = by_unit(self.left, segment).mT, by_unit(self.right, segment)
-            out = gradients[segment.units]
-            if add:
-                out.baddbmm_(left, right)
-            else:
-                torch.bmm(left, right, out=out)
+            form(gradients[segment.units], left, right, add=add)
 
     def weighted_sum(self, factors: torch.Tensor) -> torch.Tensor:
         """Return Σ over sequences of factor × gradient; `factors` is (sequences,)."""
@@ -142,6 +144,10 @@ class Total:
     def map(self, change: Change) -> Total:
         """Return the use with `change` made to every tensor, such as taking some sequences."""
         return replace(self, values=change(self.values))
+
+    def to(self, dtype: torch.dtype) -> Total:
+        """Return the use in another floating-point type."""
+        return self.map(lambda value: value.to(dtype))
 
     def into(self, gradients: torch.Tensor, segments: Segments, *, add: bool) -> None:
         """Write per-unit gradients, or add them to what is there, into (units, size)."""
@@ -177,6 +183,10 @@ class Rows:
     def map(self, change: Change) -> Rows:
         """Return the use with `change` made to every tensor, such as taking some sequences."""
         return replace(self, ids=change(self.ids), values=change(self.values))
+
+    def to(self, dtype: torch.dtype) -> Rows:
+        """Return the use in another floating-point type."""
+        return replace(self, values=self.values.to(dtype))
 
     def into(self, gradients: torch.Tensor, segments: Segments, *, add: bool) -> None:
         """Write per-unit gradients, or add them to what is there, into (units, rows, width)."""

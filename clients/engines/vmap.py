@@ -13,6 +13,8 @@ from itertools import groupby
 import torch
 from torch.func import grad_and_value, vmap
 
+from clients.dropout import row_streams
+from clients.engines.chunks import all_streams
 from fedsim.clipping import Clip
 from fedsim.estimators import WeightedSum
 from fedsim.execution import Accumulator, Keys, Task, Unit, Update
@@ -53,17 +55,27 @@ class VmapEngine:
                 yield Update(zeros_like(parameters), loss=0.0, num_gradients=0)
             return
         tokens, lengths = _stacked(units)
-        gradients, losses = vmap(grad_and_value(self._loss), in_dims=(None, 0, 0))(
-            dict(parameters), tokens.to(self._model.device), lengths.to(self._model.device)
+        streams = all_streams(units)
+        inputs = [tokens, lengths]
+        if streams is not None:
+            inputs.append(streams.view(len(units), count))
+        gradients, losses = vmap(grad_and_value(self._loss), in_dims=(None, *[0] * len(inputs)))(
+            dict(parameters), *(value.to(self._model.device) for value in inputs)
         )
         for row in range(len(units)):
             values = {name: gradient[row] for name, gradient in gradients.items()}
             yield Update(values, loss=float(losses[row]), num_gradients=count)
 
     def _loss(
-        self, parameters: Tensors, tokens: torch.Tensor, lengths: torch.Tensor
+        self,
+        parameters: Tensors,
+        tokens: torch.Tensor,
+        lengths: torch.Tensor,
+        streams: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        return example_losses(self._model.logits(parameters, tokens), tokens, lengths).mean()
+        with row_streams(streams):
+            logits = self._model.logits(parameters, tokens)
+        return example_losses(logits, tokens, lengths).mean()
 
 
 def _batches(units: Iterator[Unit], most: int) -> Iterator[list[Unit]]:

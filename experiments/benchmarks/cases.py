@@ -12,8 +12,9 @@ import torch
 from clients.averaged_gradient import AveragedGradient
 from clients.gradients import mean_gradient
 from clients.local_sgd import LocalSGD
+from clients.mixed_precision import in_precision
 from experiments.benchmarks.networks import network
-from fedsim.config import DataConfig, ModelConfig
+from fedsim.config import DataConfig, ModelConfig, Precision
 from fedsim.data.split import Split
 from fedsim.data.store import TokenStore
 from fedsim.execution import Keys, Task, Unit, Update
@@ -36,6 +37,7 @@ class Case:
             uls-ragged: users of the built-in text with at most `group_size` examples.
         model: see `network`.
         shown: what the case's name ends with; by default the group size, in uls.
+        precision: of the floor, too.
     """
 
     kind: Kind
@@ -45,6 +47,7 @@ class Case:
     sequence_length: int = 64
     device: str = "cpu"
     shown: str = ""
+    precision: Precision = "float32"
 
     @property
     def name(self) -> str:
@@ -121,7 +124,8 @@ class Workload:
 
 def workload(case: Case) -> Workload:
     """Return the case's work: random tokens from a fixed seed, or users of the built-in text."""
-    model = network(case.model, case.sequence_length, case.device)
+    plain = network(case.model, case.sequence_length, case.device)
+    model = in_precision(plain, case.precision)
     if case.kind == "uls-ragged":
         return _work(case, model, real_units(case))
     sizes = [case.group_size] * case.num_units

@@ -13,19 +13,26 @@ from experiments.benchmarks.cases import Case
 from experiments.benchmarks.measured import measured
 from experiments.benchmarks.networks import network
 from fedsim.benchmarking import Row
+from fedsim.config import Precision
 
 _USERS, _GROUP_SIZE, _LENGTH = 64, 16, 128  # 1024 sequences, as Chua et al. 2024, Table 12
 _BATCH_SIZES = (64, 128, 256, 512)
 _REPETITIONS = (7, 3)
-_CASES = {
+_MODELS = {
     "gpu/gpt2-small-lora": "gpt2-small-lora",
     "gpu/gpt2-medium-lora": "gpt2-medium-lora",
     "gpu/350m-full": "gpt2-medium",
 }
+_PRECISIONS: dict[str, Precision] = {"": "float32", "/bfloat16": "bfloat16"}
+_CASES = {
+    name + suffix: (model, precision)
+    for name, model in _MODELS.items()
+    for suffix, precision in _PRECISIONS.items()
+}
 
 
 def gpu_rows() -> list[Row]:
-    """Return each case's rows, or one that says why there is none."""
+    """Return each case's rows, in float32 and in bfloat16, or one that says why there is none."""
     if not torch.cuda.is_available():
         return [
             Row(
@@ -39,13 +46,22 @@ def gpu_rows() -> list[Row]:
         ]
     return [
         row
-        for name, model in _CASES.items()
-        for row in case_rows(_case(name, model), _BATCH_SIZES, _REPETITIONS)
+        for name, (model, precision) in _CASES.items()
+        for row in case_rows(_case(name, model, precision), _BATCH_SIZES, _REPETITIONS)
     ]
 
 
-def _case(name: str, model: str) -> Case:
-    return Case("uls", model, _USERS, _GROUP_SIZE, _LENGTH, device="cuda", shown=name)
+def _case(name: str, model: str, precision: Precision) -> Case:
+    return Case(
+        "uls",
+        model,
+        _USERS,
+        _GROUP_SIZE,
+        _LENGTH,
+        device="cuda",
+        shown=name,
+        precision=precision,
+    )
 
 
 def case_rows(case: Case, batch_sizes: tuple[int, ...], repetitions: tuple[int, int]) -> list[Row]:
@@ -58,7 +74,7 @@ def case_rows(case: Case, batch_sizes: tuple[int, ...], repetitions: tuple[int, 
         row["details"] |= {
             "teraflops_per_second": operations / 1e12,
             "formula": f"{factor} * {model.num_parameters} parameters * tokens per second",
-            "dtype": "float32",
+            "dtype": case.precision,
             "device": torch.cuda.get_device_name() if case.device == "cuda" else case.device,
         }
     return rows

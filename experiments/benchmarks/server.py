@@ -12,10 +12,10 @@ from experiments.benchmarks.null_client import parameters_of
 from experiments.benchmarks.timing import repeated
 from fedsim.benchmarking import Row
 from fedsim.estimators import FixedDenominator, WeightedSum
-from fedsim.noise import gaussian
+from fedsim.noise import add_gaussian_
 from fedsim.seeding import stream
 from fedsim.server_optimizer import ServerOptimizer
-from fedsim.tensors import add, zeros_like
+from fedsim.tensors import zeros_like
 
 
 def run(parameters: int = 10_000_000) -> list[Row]:
@@ -23,13 +23,14 @@ def run(parameters: int = 10_000_000) -> list[Row]:
     values = parameters_of(parameters)
     sums = {name: torch.ones_like(value, dtype=torch.float64) for name, value in values.items()}
     total, part = WeightedSum(sums), WeightedSum(zeros_like(sums))
+    noised = zeros_like(sums)
     estimator = FixedDenominator(0.01, 1_000)
     optimizer = ServerOptimizer("adam", 0.01)
     _, moments = optimizer.step(values, sums, {})
     tasks: dict[str, Callable[[], Any]] = {
         "fold": lambda: total.absorb_(part),
         "estimate": lambda: estimator(total),
-        "noise": lambda: add(sums, gaussian(sums, 1.0, stream(0, "noise", 0))),
+        "noise": lambda: add_gaussian_(noised, 1.0, stream(0, "noise", 0)),
         "adam": lambda: optimizer.step(values, sums, moments),
     }
     return [_row(name, repeated(task), parameters) for name, task in tasks.items()]

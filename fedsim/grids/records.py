@@ -10,7 +10,7 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from pydantic import BaseModel, ConfigDict
 
 from fedsim.clipping import Clip
-from fedsim.config import DataConfig, ModelConfig
+from fedsim.config import DataConfig, ModelConfig, Precision
 from fedsim.estimators import WeightedSum
 from fedsim.execution import Keys
 from fedsim.grids.arrays import to_record, views_of
@@ -29,6 +29,7 @@ class ClientSpec(BaseModel):
     clip: Clip
     engine: str
     device: str
+    precision: Precision = "float32"
 
 
 @dataclass(frozen=True, eq=False)

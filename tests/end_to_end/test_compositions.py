@@ -46,6 +46,10 @@ RUNS: dict[str, dict[str, dict[str, Any]]] = {
     "non-private, by example": {
         "strategy": {"name": "non-private", "cohort_size": None, "batch_size": 7}
     },
+    "bfloat16, dropout": {
+        "model": {"dropout": 0.1},
+        "executor": {"precision": "bfloat16"},
+    },
     "no held-out text": {"data": {"held_out_examples": 0.0}},
 }
 
@@ -63,6 +67,7 @@ def test_a_whole_run(sections: dict[str, dict[str, Any]], speeches: Path, tmp_pa
     ledger = fedsim.Ledger.from_json(json.loads((out / "ledger.json").read_text(encoding="utf-8")))
     assert ledger.num_releases == 2
     assert report.cost.rounds == 2
+    assert report.machine["precision"] == config.executor.precision
     materials = load_materials(config.seed, config.data, config.model, "cpu")
     trained = materials.store.lengths(materials.split.train_examples)
     assert (report.data.examples, report.data.tokens) == (len(trained), trained.sum())

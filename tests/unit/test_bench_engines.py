@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,7 @@ from fedsim.errors import ConfigError
 from fedsim.estimators import WeightedSum
 from fedsim.execution import Engine, Keys, Task
 from fedsim.language_model import LanguageModel
-from fedsim.tensors import Tensors
+from fedsim.tensors import Tensors, l2_norm
 
 
 def small(kind: Kind, group_size: int = 2) -> Case:
@@ -103,8 +104,11 @@ def test_without_a_gpu_the_rows_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = gpu.gpu_rows()
     assert [row["case"] for row in rows] == [
         "gpu/gpt2-small-lora",
+        "gpu/gpt2-small-lora/bfloat16",
         "gpu/gpt2-medium-lora",
+        "gpu/gpt2-medium-lora/bfloat16",
         "gpu/350m-full",
+        "gpu/350m-full/bfloat16",
     ]
     assert all(row["seconds"] is None for row in rows)
     assert all(row["details"] == {"not_measured": "no CUDA device"} for row in rows)
@@ -116,6 +120,15 @@ def test_operations_a_second_are_counted_from_tokens() -> None:
     for row in rows:
         expected = 6 * parameters * row["details"]["tokens_per_second"] / 1e12
         assert row["details"]["teraflops_per_second"] == pytest.approx(expected)
+
+
+def test_the_floor_computes_in_the_precision_of_the_engines() -> None:
+    work = workload(replace(small("els", 1), precision="bfloat16"))
+    exact = workload(small("els", 1))
+    found = dict(zip(work.parameters, floor(work, 2), strict=True))
+    expected = dict(zip(work.parameters, floor(exact, 2), strict=True))
+    apart = {name: found[name] - value for name, value in expected.items()}
+    assert 1e-4 < l2_norm(apart) / l2_norm(expected) < 0.02
 
 
 def test_both_are_registered() -> None:

@@ -1,0 +1,163 @@
+"""With bfloat16 arithmetic nobody moves the sum by more than the bound, and types stay wide."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import pytest
+import torch
+
+import fedsim
+from clients.averaged_gradient import AveragedGradient
+from clients.engines.batched import BatchedEngine
+from clients.engines.ghost import Ghost
+from clients.engines.local_vmap import LocalVmap
+from clients.engines.loop import loop
+from clients.local_sgd import LocalSGD
+from clients.mixed_precision import MixedPrecision, in_precision
+from fedsim.clipping import Clip, FlatClip, NoClip
+from fedsim.config import ModelConfig
+from fedsim.execution import Engine, Task
+from fedsim.language_model import LanguageModel
+from fedsim.materials import Materials, load_materials
+from fedsim.tensors import Tensors, l2_norm
+from tests.conftest import small_config
+from tests.contracts.test_engines import ENGINES, relative
+
+BOUND = 0.01  # far below any user's norm: everybody is clipped
+CLIP = FlatClip(l2_clip_norm=BOUND)
+USERS = np.arange(8)
+
+MODELS = {
+    "tiny-gpt": ModelConfig(pretraining_steps=0),
+    "tiny-gpt lora": ModelConfig(pretraining_steps=0, lora_rank=2),
+    "mcmahan-lstm": ModelConfig(name_or_path="mcmahan-lstm", pretraining_steps=0),
+}
+WAYS: dict[str, tuple[Callable[[LanguageModel], Engine], bool]] = {
+    **{name: (make, True) for name, make in ENGINES.items() if name != "auto"},
+    "loop, fedavg": (lambda _model: loop, False),
+    "local vmap, fedavg": (LocalVmap, False),
+}
+
+
+@pytest.fixture(scope="module", params=list(MODELS.values()), ids=list(MODELS))
+def exact(request: pytest.FixtureRequest, speeches: Path) -> Iterator[Materials]:
+    config = small_config(speeches)
+    yield load_materials(0, config.data, request.param, "cpu")
+
+
+def narrow(materials: Materials) -> Materials:
+    return replace(materials, model=in_precision(materials.model, "bfloat16"))
+
+
+def task_of(materials: Materials, *, averages: bool) -> Task:
+    if averages:
+        return AveragedGradient(materials, group_size=3)
+    return LocalSGD(materials, group_size=3, batch_size=2, learning_rate=0.1)
+
+
+def start(materials: Materials) -> dict[str, torch.Tensor]:
+    """Parameters of which none is zero: LoRA starts with gradients that are."""
+    generator = torch.Generator().manual_seed(0)
+    return {
+        name: value + 0.02 * torch.randn(value.shape, generator=generator)
+        for name, value in materials.model.initial_parameters().items()
+    }
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_the_bound_holds_and_types_stay_wide(
+    exact: Materials,
+    way: tuple[Callable[[LanguageModel], Engine], bool],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    make, averages = way
+    parameters, materials = start(exact), narrow(exact)
+    task, engine = task_of(materials, averages=averages), make(materials.model)
+    everybody = engine(task, parameters, USERS, CLIP, 0)
+    assert l2_norm(everybody.values) <= len(USERS) * BOUND
+    for user in USERS[::3]:
+        alone = engine(task, parameters, np.array([user]), CLIP, 0)
+        assert 0.99 * BOUND <= l2_norm(alone.values) <= BOUND
+        others = engine(task, parameters, np.delete(USERS, user), CLIP, 0)
+        moved = {k: everybody.values[k] - others.values[k] for k in others.values}
+        assert l2_norm(moved) <= BOUND * (1.0 + 3e-6)
+    assert all(value.dtype == torch.float64 for value in everybody.values.values())
+    assert all(value.dtype == torch.float32 for value in parameters.values())
+    assert everybody.num_non_finite == 0
+    assert not caplog.records  # nothing was left to another engine
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_the_sum_is_float32s_but_for_rounding(
+    exact: Materials, way: tuple[Callable[[LanguageModel], Engine], bool]
+) -> None:
+    make, averages = way
+    parameters = start(exact)
+    clip: Clip = NoClip() if averages else CLIP
+    task = task_of(narrow(exact), averages=averages)
+    total = make(narrow(exact).model)(task, parameters, USERS, clip, 0)
+    expected = loop(task_of(exact, averages=averages), parameters, USERS, clip, 0)
+    assert 1e-5 < relative(total, expected) < 0.02
+    assert total.loss == pytest.approx(expected.loss, rel=0.01)
+
+
+def test_a_norm_taken_of_other_numbers_than_the_sum_breaks_the_bound(
+    speeches: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mutation that the tests above are for: the sum of gradients rounded after the norm."""
+    config = small_config(speeches, model={"trainable": "all"})
+    exact = load_materials(0, config.data, config.model, "cpu")
+    materials = narrow(exact)
+    engine = cast(BatchedEngine, ENGINES["ghost"](materials.model))
+    task, parameters = task_of(materials, averages=True), start(exact)
+    engine(task, parameters, USERS[:1], CLIP, 0)  # verifies
+
+    honest = Ghost.weighted_sum
+
+    def rounded(self: Ghost, factors: torch.Tensor) -> dict[str, torch.Tensor]:
+        self._uses = {
+            name: [(use.to(torch.bfloat16).to(torch.float32), of) for use, of in uses]
+            for name, uses in self._uses.items()
+        }
+        return honest(self, factors)
+
+    monkeypatch.setattr(Ghost, "weighted_sum", rounded)
+    norms = [l2_norm(engine(task, parameters, np.array([u]), CLIP, 0).values) for u in USERS]
+    assert max(norms) > BOUND * (1.0 + 1e-5)
+
+
+def test_all_but_the_logits_is_the_models_own(materials: Materials) -> None:
+    model = in_precision(materials.model, "bfloat16")
+    assert isinstance(model, MixedPrecision)
+    assert in_precision(materials.model, "float32") is materials.model
+    assert model.name == materials.model.name
+    assert model.tokenizer_fingerprint == materials.model.tokenizer_fingerprint
+    parameters: Tensors = model.initial_parameters()
+    tokens = torch.arange(12).view(2, 6)
+    rounded = model.logits(parameters, tokens)
+    assert rounded.dtype == torch.float32
+    assert torch.equal(rounded, rounded.bfloat16().float())  # the last product's own rounding
+    assert not torch.is_autocast_enabled("cpu")
+    assert model.exact.logits(parameters, tokens).sub(rounded).abs().max() > 0.0
+
+
+def test_a_run_resumes_to_the_same_bits(speeches: Path, tmp_path: Path) -> None:
+    config = small_config(speeches, executor={"precision": "bfloat16"})
+    whole = fedsim.run(config, tmp_path / "whole")
+    cut = tmp_path / "cut"
+    shutil.copytree(whole, cut)
+    shutil.rmtree(cut / "model")
+    saved = sorted((cut / "checkpoints").iterdir())
+    assert len(saved) > 1
+    shutil.rmtree(saved[-1]) if saved[-1].is_dir() else saved[-1].unlink()
+    fedsim.run(config, cut, resume=True)
+    weights = Path("model", "model.safetensors")
+    assert (cut / weights).read_bytes() == (whole / weights).read_bytes()
+    exact = fedsim.run(small_config(speeches), tmp_path / "exact")
+    assert (exact / weights).read_bytes() != (whole / weights).read_bytes()

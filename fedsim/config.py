@@ -42,10 +42,9 @@ class DataConfig(Section):
 
 
 class ModelConfig(Section):
-    """Which network starts, which of its parameters move, and how much is dropped in training.
+    """Which network starts, which of its parameters move.
 
-    `dropout` is that of all `nn.Dropout` layers of the network and of its adapters, except the
-    ones of attention weights: no attention weight is ever dropped.
+    `dropout` is that of its, and its adapters', dropout layers but those of attention weights.
     """
 
     name_or_path: str = "tiny-gpt"
@@ -161,10 +160,9 @@ class ServerConfig(Section):
 
 
 class ExecutorConfig(Section):
-    """Who computes, how, and in what portions; `shard_size` 0 cuts by work, several a worker.
+    """Who computes, and in what portions; `shard_size` 0 cuts by work, several a worker.
 
-    With `precision` "bfloat16" the workers' networks multiply in bfloat16; parameters, norms,
-    sums and noise are as wide as ever, and the server evaluates in float32.
+    `precision` is that of products in the workers' networks, and of nothing else.
     """
 
     grid: Literal["in-process", "ray"] = "in-process"

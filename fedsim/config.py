@@ -6,30 +6,26 @@ changed. Anything wrong raises one `ConfigError` that names the key, the value a
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
+from fedsim.config_errors import explain
+from fedsim.data.preparation.catalogue import AnyStep
 from fedsim.errors import ConfigError
+from fedsim.section import Section
 
 Probability = Annotated[float, Field(gt=0.0, le=1.0)]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 
 
-class Section(BaseModel):
-    """A frozen part of the config in which an unknown key is an error."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
 class DataConfig(Section):
-    """Where the text is, and whose it is."""
+    """Where the text is, whose it is, how it is prepared, and what is held out."""
 
     source: str = "shakespeare"
     user_column: str = "speaker"
@@ -38,6 +34,7 @@ class DataConfig(Section):
     cutting: Literal["split", "truncate", "join"] = "split"
     held_out_examples: Fraction = 0.1
     held_out_users: Fraction = 0.0
+    preparation: tuple[AnyStep, ...] = ()
 
 
 class ModelConfig(Section):
@@ -238,7 +235,8 @@ def parse_config(raw: Mapping[str, Any]) -> Config:
     try:
         return Config.model_validate(raw)
     except ValidationError as error:
-        lines = [_explain(problem) for problem in error.errors(include_url=False)]
+        problems = error.errors(include_url=False)
+        lines = [explain(problem, Config) for problem in problems]
         raise ConfigError("\n".join(dict.fromkeys(lines))) from None
 
 
@@ -259,32 +257,3 @@ def _apply_override(raw: dict[str, Any], override: str) -> None:
         if not isinstance(node, dict):
             raise ConfigError(f"--set {override!r}: {part!r} is a value, not a section")
     node[path[-1]] = value
-
-
-def _explain(problem: Mapping[str, Any]) -> str:
-    """Turn one pydantic error into "key = value: what would do"."""
-    location = [str(part) for part in problem["loc"] if part not in ("fedsgd", "fedavg")]
-    key = ".".join(location) or "config"
-    if problem["type"] == "extra_forbidden":
-        known = _known_keys(location[:-1])
-        near = difflib.get_close_matches(location[-1], known, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(sorted(known))}"
-        return f"{key}: unknown key; {hint}"
-    if problem["type"] == "union_tag_not_found":
-        return f'{key}: give task = "fedsgd" or task = "fedavg"'
-    message = str(problem["msg"]).removeprefix("Value error, ")
-    if isinstance(problem["input"], Mapping):
-        return f"{key}: {message}"
-    return f"{key} = {problem['input']!r}: {message}"
-
-
-def _known_keys(path: Sequence[str]) -> set[str]:
-    if list(path) == ["strategy", "local"]:
-        return set(FedAvg.model_fields) | set(FedSGD.model_fields)
-    section: type[BaseModel] = Config
-    for part in path:
-        annotation = section.model_fields[part].annotation if part in section.model_fields else None
-        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
-            return set()
-        section = annotation
-    return set(section.model_fields)

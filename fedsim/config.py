@@ -16,6 +16,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from fedsim.config_errors import explain
 from fedsim.data.preparation.catalogue import AnyStep
+from fedsim.data.recipe import with_recipe
 from fedsim.errors import ConfigError
 from fedsim.section import Section
 
@@ -25,8 +26,12 @@ Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 
 
 class DataConfig(Section):
-    """Where the text is, whose it is, how it is prepared, and what is held out."""
+    """Where the text is, whose it is, how it is prepared, and what is held out.
 
+    A `recipe` gives the keys that are not given themselves.
+    """
+
+    recipe: str | None = None
     source: str = "shakespeare"
     user_column: str = "speaker"
     text_column: str = "text"
@@ -34,7 +39,15 @@ class DataConfig(Section):
     cutting: Literal["split", "truncate", "join"] = "split"
     held_out_examples: Fraction = 0.1
     held_out_users: Fraction = 0.0
+    held_out_rule: Literal["random", "first", "last"] = "random"
+    held_out_limit: Annotated[int, Field(ge=1)] | None = None
     preparation: tuple[AnyStep, ...] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_recipe(cls, given: Any) -> Any:  # noqa: ANN401  (before validation it is anything)
+        name = given.get("recipe") if isinstance(given, dict) else None
+        return with_recipe(name, given) if isinstance(name, str) else given
 
 
 class ModelConfig(Section):

@@ -179,6 +179,7 @@ def test_urls_in_texts() -> None:
         ("base-domain", "co.uk", None),
         ("base-domain", "http://[bad", None),
         ("email-address", "Ann Li <Ann.Li@x.org>", "ann.li@x.org"),
+        ("email-address", "undisclosed sender", None),
         ("first-author", "A. Li (MIT), B. Wu and C. Xi", "A. Li"),
         ("first-author", "A.  Li and B. Wu", "A. Li"),
         ("lower-case", "ANN", "ann"),

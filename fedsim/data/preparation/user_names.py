@@ -15,7 +15,8 @@ from fedsim.data.records import Record
 
 
 def _address(name: str) -> str:
-    return parseaddr(name)[1].lower()
+    address = parseaddr(name)[1].lower()
+    return address if "@" in address else ""
 
 
 def _first_author(names: str) -> str:

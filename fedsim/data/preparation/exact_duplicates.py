@@ -14,7 +14,7 @@ from fedsim.data.records import Record
 class ExactDuplicates(Step):
     """Drop a text that the same user has had before, to the character.
 
-    Streams. In memory: a 128-bit digest a distinct (user, text), about 100 bytes each. Two users
+    Streams. In memory: a 128-bit digest a distinct (user, text), about 110 bytes each. Two users
     with the same text both keep it: what one user has must not decide what another trains on.
     """
 

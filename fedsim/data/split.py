@@ -96,7 +96,7 @@ def split_store(
     is_held_out_user = _held_out_users(len(sizes), seed, held_out_users)
     counts = _held_out_counts(sizes, held_out_examples, rule, limit)
     if rule == "random":
-        is_held_out = _smallest_hashes(store.user_offsets, sizes, seed, counts)
+        is_held_out = _held_out_examples(store.user_offsets, sizes, seed, counts)
     else:
         is_held_out = _at_the_end(store.user_offsets, sizes, counts, rule)
     in_training_user = np.repeat(~is_held_out_user, sizes)
@@ -124,6 +124,26 @@ def _held_out_users(num_users: int, seed: int, fraction: float) -> npt.NDArray[n
     return chosen
 
 
+def _held_out_examples(
+    user_offsets: Indices, sizes: Indices, seed: int, counts: Indices
+) -> npt.NDArray[np.bool_]:
+    """Return a mask over all examples: of each user those with the smallest hashes."""
+    chosen = np.zeros(user_offsets[-1], np.bool_)
+    bases = _hash(_base(seed, _EXAMPLES), np.arange(len(sizes), dtype=np.uint64))
+    by_size = np.argsort(sizes, kind="stable")
+    distinct, firsts = np.unique(sizes[by_size], return_index=True)
+    # Users of one size make a block: far quicker than one user at a time, or one sort of all.
+    for size, users in zip(distinct.tolist(), np.split(by_size, firsts[1:]), strict=True):
+        count = int(counts[users[0]])
+        if count == 0:
+            continue
+        hashes = _hash(bases[users, None], np.arange(size, dtype=np.uint64))
+        # SplitMix64 permutes the 64-bit numbers, so a user's hashes differ: `count` pass, exactly.
+        limit = np.partition(hashes, count - 1, axis=1)[:, count - 1, None]
+        chosen[user_offsets[users, None] + np.arange(size)] = hashes <= limit
+    return chosen
+
+
 def _held_out_counts(sizes: Indices, fraction: float, rule: Rule, limit: int | None) -> Indices:
     """Return the number of held-out examples of each user, a function of the user's size alone."""
     wanted = fraction * sizes
@@ -142,26 +162,6 @@ def _at_the_end(
     if rule == "last":
         place = np.repeat(sizes, sizes) - 1 - place
     chosen: npt.NDArray[np.bool_] = place < np.repeat(counts, sizes)
-    return chosen
-
-
-def _smallest_hashes(
-    user_offsets: Indices, sizes: Indices, seed: int, counts: Indices
-) -> npt.NDArray[np.bool_]:
-    """Return a mask over all examples: of each user those with the smallest hashes."""
-    chosen = np.zeros(user_offsets[-1], np.bool_)
-    bases = _hash(_base(seed, _EXAMPLES), np.arange(len(sizes), dtype=np.uint64))
-    by_size = np.argsort(sizes, kind="stable")
-    distinct, firsts = np.unique(sizes[by_size], return_index=True)
-    # Users of one size make a block: far quicker than one user at a time, or one sort of all.
-    for size, users in zip(distinct.tolist(), np.split(by_size, firsts[1:]), strict=True):
-        count = int(counts[users[0]])
-        if count == 0:
-            continue
-        hashes = _hash(bases[users, None], np.arange(size, dtype=np.uint64))
-        # SplitMix64 permutes the 64-bit numbers, so a user's hashes differ: `count` pass, exactly.
-        limit = np.partition(hashes, count - 1, axis=1)[:, count - 1, None]
-        chosen[user_offsets[users, None] + np.arange(size)] = hashes <= limit
     return chosen
 
 

@@ -37,9 +37,6 @@ LOADERS = {
 
 Batch = Mapping[str, list[Any]]
 
-PREPARATION_VERSION = 1
-"""Part of a prepared source's fingerprint: raise it when the same steps give other records."""
-
 _NO_HUB = (
     "to do without the hub, save the dataset where there is a network "
     "(datasets.load_dataset(…).save_to_disk(FOLDER), or its files) and give data.source that path"
@@ -104,11 +101,10 @@ def _columns(batch: Batch, names: Mapping[str, str], height: int) -> Iterator[Ma
 
 
 def source_fingerprint(config: DataConfig) -> str:
-    """Return a SHA-256 (hex) that changes when the source does; no text is read.
+    """Return a SHA-256 (hex) that changes when the source or its preparation does.
 
-    The built-in source is identified by its package's version, local files by their path, size
-    and time of change, a hub id by its name alone. A preparation is part of the source: its
-    settings and the files that it reads.
+    No text is read. The built-in source is identified by its package's version, local files by
+    their path, size and time of change, a hub id by its name alone.
     """
     identity: list[Any]
     if config.source == "shakespeare":
@@ -117,8 +113,7 @@ def source_fingerprint(config: DataConfig) -> str:
         identity = ["files", local[0], *map(_stamp, local[1])]
     else:
         identity = ["hub", config.source]
-    if config.preparation:
-        identity += ["prepared", PREPARATION_VERSION, *fingerprint(config.preparation)]
+    identity += fingerprint(config.preparation)
     return hashlib.sha256(json.dumps(identity).encode()).hexdigest()
 
 

@@ -14,6 +14,9 @@ from fedsim.errors import ConfigError
 
 RawRecord = tuple[str | None, str | None, Mapping[str, object]]
 
+VERSION = 1
+"""Part of the fingerprint: raise it when the same steps give other records."""
+
 _MARKED = re.compile(rf"([\w-]+) \({ACROSS_USERS}\): ")
 
 
@@ -65,10 +68,13 @@ def needed_columns(steps: Sequence[Step]) -> dict[str, str]:
 def fingerprint(steps: Sequence[Step]) -> list[object]:
     """Return what decides the steps' outcome: their settings, and the files that they read.
 
+    Without steps it is empty: a source is then what it always was.
+
     Raises:
         ConfigError: a file is not there.
     """
-    return [[step.model_dump(mode="json"), *map(_stamp, step.reads_files())] for step in steps]
+    told = [[step.model_dump(mode="json"), *map(_stamp, step.reads_files())] for step in steps]
+    return ["prepared", VERSION, *told] if told else []
 
 
 def assumptions(steps: Sequence[Step], dropped: Mapping[str, int]) -> tuple[str, ...]:

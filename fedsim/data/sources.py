@@ -63,11 +63,7 @@ def records(config: DataConfig) -> Iterator[tuple[str | None, str | None]]:
 
 
 def texts(source: str, column: str) -> Iterator[str]:
-    """Yield the texts of a local file or folder that has no users, without nulls.
-
-    Raises:
-        ConfigError: it is missing, unreadable or empty, or lacks the column.
-    """
+    """Yield the texts of a source that has no users, without nulls; errors as of `records`."""
     only = DataConfig(source=source, user_column=column, text_column=column)
     yield from (text for _, text, _ in _rows(only, {}) if text is not None)
 

@@ -38,7 +38,7 @@ def build(
     ] = None,
     prepare: Annotated[
         list[str] | None,
-        typer.Option(metavar="STEP", help="A step as TOML, such as 'step = \"min-examples\"'."),
+        typer.Option(metavar="STEP", help="A step as TOML; in the place of a recipe's."),
     ] = None,
     tokenizer: Annotated[
         str, typer.Option(help="A built-in model, or a transformers folder or hub id.")

@@ -52,7 +52,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "repeated-ngrams": [{"words": 2}],
     "sort-by-time": [{"column": "date"}],
     "text-length": [{"unit": "words", "minimum": 2, "maximum": 3}],
-    "time-window": [{"column": "date", "since": "1", "before": "4"}],
+    "time-window": [{"column": "date", "since": "1970-01-01T00:00:01"}],
     "user-name": [{"transform": "lower-case"}, {"transform": "email-address"}],
     "user-words": [{"count": 5}],
 }

@@ -31,7 +31,9 @@ def test_aliases_become_the_person(tmp_path: Path, kind: str) -> None:
     ("name", "content", "message"),
     [
         ("a.json", '["ann"]', "wanted: a JSON object"),
-        ("a.json", '{"a": 1}', "wanted: a JSON object"),
+        ("a.json", '{"a": 1}', "'a' is an alias of 1; wanted: two names"),
+        ("a.csv", "alias,person\na\n", "'a' is an alias of None; wanted: two names"),
+        ("a.csv", "alias,person\n,ann\n", "'' is an alias of 'ann'; wanted: two names"),
         ("a.json", "{", "Expecting property name"),
         ("a.csv", "from,to\na,b\n", "columns alias and person"),
         ("a.csv", "", "columns alias and person"),

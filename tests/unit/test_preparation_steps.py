@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from fedsim.errors import ConfigError
 from tests.unit.preparation_samples import prepare, step
 
 A, B = "ann", "bob"
@@ -162,6 +163,12 @@ def test_listed_urls_and_all_below_a_listed_domain(tmp_path: Path) -> None:
     assert dropped == {"drop-urls: listed URL": 4}
 
 
+def test_a_list_of_urls_that_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "list.txt").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match=r"^data\.preparation: drop-urls: file = .*utf-8"):
+        prepare([(A, "x", {"url": "y"})], step("drop-urls", file=str(tmp_path / "list.txt")))
+
+
 def test_urls_in_texts() -> None:
     rows = [(A, "see https://x.org/a?b=c now"), (A, "www.x.org"), (A, "no url")]
     kept, dropped = prepare(rows, step("strip-urls"))
@@ -208,6 +215,7 @@ def test_users_left_out_by_name() -> None:
         ("drop-users", {"containing": [""]}),
         ("time-window", {"column": "date"}),
         ("time-window", {"column": "date", "since": "yesterday"}),
+        ("time-window", {"column": "date", "since": 2018}),
         ("near-duplicates", {"threshold": 1.5}),
     ],
 )

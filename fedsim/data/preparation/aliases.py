@@ -40,8 +40,10 @@ class MergeUsers(Step):
             aliases = _from_json(path) if path.suffix == ".json" else self._from_csv(path)
         except (OSError, ValueError, TypeError) as error:
             raise self._wrong(str(error)) from error
-        # Which of two names is the person's would otherwise hang on the order of the file.
-        for person in aliases.values():
+        for alias, person in aliases.items():
+            if not alias or not isinstance(person, str) or not person.strip():
+                raise self._wrong(f"{alias!r} is an alias of {person!r}; wanted: two names")
+            # Which of two names is the person's would otherwise hang on the order of the file.
             if aliases.get(person, person) != person:
                 raise self._wrong(f"{person!r} is a person and an alias of another")
         return aliases
@@ -63,6 +65,6 @@ class MergeUsers(Step):
 
 def _from_json(path: Path) -> dict[str, str]:
     content = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(content, dict) or not all(isinstance(to, str) for to in content.values()):
-        raise ValueError("wanted: a JSON object of alias to person, both strings")
+    if not isinstance(content, dict):
+        raise ValueError("wanted: a JSON object of alias to person")
     return content

@@ -32,11 +32,6 @@ def base_domain(url: str) -> str:
         return str(_suffixes().privatesuffix(name) or "") if name else ""
 
 
-def is_within(name: str, domain: str) -> bool:
-    """Return whether a host is the domain or one below it."""
-    return name == domain or name.endswith("." + domain)
-
-
 @lru_cache(maxsize=1)
 def _suffixes() -> PublicSuffixList:
     return PublicSuffixList()

@@ -62,7 +62,8 @@ class TimeWindow(Step):
     @field_validator("since", "before", mode="before")
     @classmethod
     def _a_time(cls, value: object) -> str | None:
-        if value is not None and instant(value) is None:
+        # A year alone would be read as so many seconds.
+        if value is not None and (instant(value) is None or str(value).isdecimal()):
             raise ValueError("wanted: a date or time such as 2018-01-01")
         return None if value is None else str(value)
 

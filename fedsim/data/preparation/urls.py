@@ -14,6 +14,7 @@ from pydantic import model_validator
 from fedsim.data.preparation.domains import host
 from fedsim.data.preparation.step import Step
 from fedsim.data.records import Record
+from fedsim.errors import ConfigError
 
 _IN_TEXT = re.compile(r"(?:https?://|www\.)\S+", re.IGNORECASE)
 
@@ -60,7 +61,12 @@ class DropUrls(Step):
     def _listed(self) -> list[str]:
         if self.file is None:
             return []
-        lines = Path(self.file).expanduser().read_text(encoding="utf-8").splitlines()
+        try:
+            lines = Path(self.file).expanduser().read_text(encoding="utf-8").splitlines()
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"data.preparation: drop-urls: file = {self.file!r}: {error}"
+            ) from error
         return [line.strip() for line in lines if line.strip() and not line.startswith("#")]
 
 

@@ -12,10 +12,13 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
-from fedsim.config_messages import explain
+from fedsim.config_errors import explain
+from fedsim.data.preparation.catalogue import AnyStep
+from fedsim.data.recipe import with_recipe
 from fedsim.errors import ConfigError
+from fedsim.section import Section
 
 Probability = Annotated[float, Field(gt=0.0, le=1.0)]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
@@ -23,15 +26,13 @@ Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 Precision = Literal["float32", "bfloat16"]
 
 
-class Section(BaseModel):
-    """A frozen part of the config in which an unknown key is an error."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
 class DataConfig(Section):
-    """Where the text is, and whose it is."""
+    """Where the text is, whose it is, how it is prepared, and what is held out.
 
+    A `recipe` gives the keys that are not given themselves.
+    """
+
+    recipe: str | None = None
     source: str = "shakespeare"
     user_column: str = "speaker"
     text_column: str = "text"
@@ -39,6 +40,15 @@ class DataConfig(Section):
     cutting: Literal["split", "truncate", "join"] = "split"
     held_out_examples: Fraction = 0.1
     held_out_users: Fraction = 0.0
+    held_out_rule: Literal["random", "first", "last"] = "random"
+    held_out_limit: Annotated[int, Field(ge=1)] | None = None
+    preparation: tuple[AnyStep, ...] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_recipe(cls, given: Any) -> Any:  # noqa: ANN401  (before validation it is anything)
+        name = given.get("recipe") if isinstance(given, dict) else None
+        return with_recipe(name, given) if isinstance(name, str) else given
 
 
 class ModelConfig(Section):
@@ -259,7 +269,8 @@ def parse_config(raw: Mapping[str, Any]) -> Config:
     try:
         return Config.model_validate(raw)
     except ValidationError as error:
-        lines = [explain(problem, Config) for problem in error.errors(include_url=False)]
+        problems = error.errors(include_url=False)
+        lines = [explain(problem, Config) for problem in problems]
         raise ConfigError("\n".join(dict.fromkeys(lines))) from None
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 
 import torch
 
 from fedsim.config import DataConfig, ExecutorConfig, ModelConfig
 from fedsim.data.build import open_or_build
 from fedsim.data.split import Split, split_store
-from fedsim.data.store import TokenStore
+from fedsim.data.store import TokenStore, is_store
 from fedsim.errors import ConfigError
 from fedsim.language_model import LanguageModel
 from fedsim.registry import names, resolve
@@ -39,11 +40,20 @@ def load_materials(seed: int, data: DataConfig, model: ModelConfig, device: str)
     """Load or build everything that the config names; cached, since server and client share it.
 
     Raises:
-        ConfigError: an unknown model, an unreadable source, a missing column.
+        ConfigError: an unknown model, an unreadable source, a missing column, a preparation of
+            what is a store already.
     """
     language_model = load_model(model, seed, data.sequence_length, device)
+    check_not_prepared_twice(data)
     store = open_or_build(data, language_model)
-    split = split_store(store, seed, data.held_out_examples, data.held_out_users)
+    split = split_store(
+        store,
+        seed,
+        data.held_out_examples,
+        data.held_out_users,
+        rule=data.held_out_rule,
+        limit=data.held_out_limit,
+    )
     return Materials(language_model, store, split, seed)
 
 
@@ -55,6 +65,16 @@ def load_model(
     loader = resolve("models", name, "model.name_or_path")
     model: LanguageModel = loader(config, seed=seed, sequence_length=sequence_length, device=device)
     return model
+
+
+def check_not_prepared_twice(data: DataConfig) -> None:
+    """Raise `ConfigError` if a store is to be prepared: its texts are tokens already."""
+    if data.preparation and is_store(Path(data.source).expanduser()):
+        named = "data.preparation" if data.recipe is None else f"data.recipe = {data.recipe!r}"
+        raise ConfigError(
+            f"{named}: data.source = {data.source!r} is a store, which was prepared when it was "
+            "built; leave the preparation out, or give the texts as the source"
+        )
 
 
 def default_device(gpus_per_worker: float) -> str:

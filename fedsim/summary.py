@@ -20,6 +20,7 @@ from fedsim.accounting.relations import Relation
 from fedsim.accounting.statement import privacy_sentence
 from fedsim.clipping import NormalisedClip
 from fedsim.config import Config, FedAvg
+from fedsim.data.preparation.prepare import assumptions
 from fedsim.evaluation import Evaluation
 from fedsim.generation import SAMPLE_TOKENS, SAMPLES, sample_texts
 from fedsim.materials import Materials
@@ -71,7 +72,14 @@ def summarise(
         title=title,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         privacy=privacy_block(
-            config, plan, state, materials.model.origin, materials.split.num_users
+            config,
+            plan,
+            state,
+            materials.model.origin,
+            materials.split.num_users,
+            of_preparation=assumptions(
+                config.data.preparation, materials.store.manifest["dropped"]
+            ),
         ),
         utility=Utility(
             initial=Scores(**start.model_dump(), tokens=final.tokens, users=final.users),
@@ -107,7 +115,13 @@ def as_scores(evaluation: Evaluation) -> Scores:
 
 
 def privacy_block(
-    config: Config, plan: RoundPlan, state: ServerState, origin: str, num_users: int
+    config: Config,
+    plan: RoundPlan,
+    state: ServerState,
+    origin: str,
+    num_users: int,
+    *,
+    of_preparation: tuple[str, ...] = (),
 ) -> Privacy:
     """Return what is promised: ε is computed from the ledger, everything else from the plan.
 
@@ -117,6 +131,7 @@ def privacy_block(
         state: its ledger holds every release.
         origin: the public data that vocabulary and starting point come from.
         num_users: counted, what δ is compared with where no number was declared.
+        of_preparation: sentences that the guarantee owes to how the data were prepared.
     """
     private = plan.noise_multiplier > 0.0
     name = config.privacy.accountant if private else None
@@ -142,7 +157,9 @@ def privacy_block(
         estimator=dict(plan.estimator.describe()),
         noise_stddev=plan.noise_stddev,
         noise=plan.entropy if private else "none",
-        assumptions=_assumptions(config, plan, origin, num_users) if private else (),
+        assumptions=(
+            (*_assumptions(config, plan, origin, num_users), *of_preparation) if private else ()
+        ),
         hypothetical=private and not guaranteed,
         statement=privacy_sentence(epsilon=epsilon, guaranteed=guaranteed, **terms),
     )

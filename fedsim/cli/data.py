@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from fedsim.config import DataConfig, ModelConfig, parse_config
+from fedsim.cli.inspection import draw_histogram, print_inspection
+from fedsim.config import ModelConfig, parse_config
 from fedsim.data.build import build_store, terminal_progress
+from fedsim.data.inspection import inspect_store
+from fedsim.data.recipe import load_recipe, recipe_names
 from fedsim.data.sources import records
 from fedsim.data.store import TokenStore
 from fedsim.errors import ConfigError
@@ -20,46 +21,56 @@ from fedsim.registry import names
 
 app = typer.Typer(no_args_is_help=True, help="Make a token store, and look at one.")
 
-PRIVATE_NOTE = (
-    "These numbers are computed on private data: no epsilon covers them; do not publish them, "
-    "or tune by them without saying so."
-)
-_BAR_WIDTH = 40
-
 
 @app.command()
 def build(
     *,
     source: Annotated[
-        str, typer.Argument(help='A file, a folder, a Hugging Face hub id or "shakespeare".')
-    ],
-    user_column: Annotated[str, typer.Option(help="The column that says whose a text is.")],
-    text_column: Annotated[str, typer.Option(help="The column that holds the text.")],
+        str | None,
+        typer.Argument(help='A file, a folder, a Hugging Face hub id or "shakespeare".'),
+    ] = None,
+    user_column: Annotated[
+        str | None, typer.Option(help="The column that says whose a text is.")
+    ] = None,
+    text_column: Annotated[str | None, typer.Option(help="The column that holds the text.")] = None,
+    recipe: Annotated[
+        str | None, typer.Option(help="Take what is not given from a recipe of `data recipes`.")
+    ] = None,
+    prepare: Annotated[
+        list[str] | None,
+        typer.Option(metavar="STEP", help="A step as TOML; in the place of a recipe's."),
+    ] = None,
     tokenizer: Annotated[
         str, typer.Option(help="A built-in model, or a transformers folder or hub id.")
     ],
     out: Annotated[Path, typer.Option(help="The folder to make.")],
     sequence_length: Annotated[
-        int, typer.Option(help="Most tokens of an example.")
-    ] = DataConfig().sequence_length,
+        int | None, typer.Option(help="Most tokens of an example; 64 by default.")
+    ] = None,
     cutting: Annotated[
-        str, typer.Option(help="split or truncate longer texts, or join a user's texts.")
-    ] = DataConfig().cutting,
+        str | None, typer.Option(help="split (default) or truncate long texts, or join a user's.")
+    ] = None,
 ) -> None:
     """Tokenise a source once, by user, into the folder --out."""
-    data = {
+    given = {
+        "recipe": recipe,
         "source": source,
         "user_column": user_column,
         "text_column": text_column,
         "sequence_length": sequence_length,
         "cutting": cutting,
+        "preparation": [_step(text) for text in prepare] if prepare else None,
     }
-    config = parse_config({"data": data}).data
+    if recipe is None:
+        _check_given(given)
+    known = {key: value for key, value in given.items() if value is not None}
+    config = parse_config({"data": known}).data
     if out.exists():
         raise ConfigError(f"--out {str(out)!r}: exists; name a folder that does not exist yet")
     # Imported here: it brings torch, which takes seconds that `inspect` need not wait.
-    from fedsim.materials import load_model
+    from fedsim.materials import check_not_prepared_twice, load_model
 
+    check_not_prepared_twice(config)
     # Of a built-in model only the tokenizer is used, so it need not be pre-trained.
     steps = 0 if tokenizer in names("models") else None
     untrained = ModelConfig(name_or_path=tokenizer, pretraining_steps=steps)
@@ -79,72 +90,57 @@ def build(
             )
     except (FileExistsError, NotADirectoryError, PermissionError) as error:
         raise ConfigError(f"--out {str(out)!r}: cannot be made: {error}") from error
-    _print(_summary(store))
+    print_inspection(inspect_store(store))
 
 
 @app.command()
 def inspect(
     store: Annotated[Path, typer.Argument(help="A folder that fedsim data build made.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Draw the histogram into this file, such as sizes.png.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show how many users, examples and tokens a store has, and what was dropped."""
-    summary = _summary(TokenStore.open(store))
+    """Show a store's users, examples and tokens, their sizes, and what was dropped."""
+    found = inspect_store(TokenStore.open(store))
+    if out is not None:
+        draw_histogram(found, out)
     if as_json:
-        typer.echo(json.dumps(summary))
+        typer.echo(json.dumps(found))
     else:
-        _print(summary)
+        print_inspection(found)
 
 
-def _summary(store: TokenStore) -> dict[str, Any]:
-    """Return what `inspect --json` prints; the histogram's buckets double in width."""
-    sizes = np.diff(store.user_offsets)
-    buckets = np.bincount(np.frexp(sizes)[1] - 1)  # bucket b: 2^b to 2^(b+1) - 1 examples
-    return {
-        "store": str(store.path),
-        "source": store.manifest["source"],
-        "users": store.num_users,
-        "examples": store.num_examples,
-        "tokens": store.num_tokens,
-        "sequence_length": store.manifest["sequence_length"],
-        "cutting": store.manifest["cutting"],
-        "examples_per_user": {
-            "min": int(sizes.min()),
-            "median": float(np.median(sizes)),
-            "mean": float(sizes.mean()),
-            "max": int(sizes.max()),
-        },
-        "histogram": [
-            {"from": 1 << bucket, "to": (2 << bucket) - 1, "users": int(count)}
-            for bucket, count in enumerate(buckets)
-        ],
-        "dropped": store.manifest["dropped"],
-        "note": PRIVATE_NOTE,
-    }
+@app.command()
+def recipes(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """List the papers' data sets, as `data.recipe` and `data build --recipe` take them."""
+    found = {name: load_recipe(name).model_dump() for name in recipe_names()}
+    if as_json:
+        typer.echo(json.dumps(found))
+        return
+    for name, recipe in found.items():
+        source = recipe["data"].get("source", "a local copy")
+        typer.echo(f"{name} ({source})\n  {recipe['description']}\n  Follows {recipe['follows']}.")
+        typer.echo(f"  Differs: {recipe['differs']}\n  Licence: {recipe['licence']}.\n")
+    typer.echo('In a config: [data] recipe = "NAME", with source = "PATH" for a local copy.')
 
 
-def _print(summary: dict[str, Any]) -> None:
-    facts = Table(show_header=False, box=None)
-    for key in ("store", "source"):
-        facts.add_row(key, summary[key])
-    for key in ("users", "examples", "tokens"):
-        facts.add_row(key, f"{summary[key]:,}")
-    per_user = summary["examples_per_user"]
-    spread = ", ".join(f"{name} {value:,g}" for name, value in per_user.items())
-    facts.add_row("examples per user", spread)
-    facts.add_row("longest example", f"{summary['sequence_length']} ({summary['cutting']})")
-    dropped = ", ".join(f"{reason}: {count:,}" for reason, count in summary["dropped"].items())
-    facts.add_row("dropped", dropped or "nothing")
-    console = Console()
-    console.print(facts)
-    console.print(_histogram(summary["histogram"]))
-    console.print(summary["note"])
+def _step(text: str) -> dict[str, Any]:
+    """Read one step, with or without the braces of an inline table."""
+    inner = text.strip().removeprefix("{").removesuffix("}")
+    try:
+        step: dict[str, Any] = tomllib.loads(f"step = {{{inner}}}")["step"]
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(
+            f"--prepare {text!r}: not TOML ({error}); such as 'step = \"min-examples\", count = 2'"
+        ) from None
+    return step
 
 
-def _histogram(buckets: list[dict[str, int]]) -> Table:
-    table = Table("examples", "users", "", box=None)
-    tallest = max(bucket["users"] for bucket in buckets)
-    for bucket in buckets:
-        first, last, users = bucket["from"], bucket["to"], bucket["users"]
-        bar = "█" * -(-_BAR_WIDTH * users // tallest)  # rounded up: one user is still seen
-        table.add_row(f"{first}" if first == last else f"{first}–{last}", f"{users:,}", bar)
-    return table
+def _check_given(given: dict[str, Any]) -> None:
+    options = {"source": "SOURCE", "user_column": "--user-column", "text_column": "--text-column"}
+    missing = [option for key, option in options.items() if given[key] is None]
+    if missing:
+        raise ConfigError(f"give {', '.join(missing)}, or --recipe; see fedsim data recipes")

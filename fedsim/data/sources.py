@@ -16,11 +16,14 @@ import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from importlib.metadata import version
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
 from fedsim.config import DataConfig
 from fedsim.data import shakespeare
+from fedsim.data.preparation.prepare import Prepared, RawRecord, fingerprint, needed_columns
+from fedsim.data.records import NO_COLUMNS
 from fedsim.errors import ConfigError
 
 LOADERS = {
@@ -34,42 +37,70 @@ LOADERS = {
 
 Batch = Mapping[str, list[Any]]
 
+_NO_HUB = (
+    "to do without the hub, save the dataset where there is a network "
+    "(datasets.load_dataset(…).save_to_disk(FOLDER), or its files) and give data.source that path"
+)
 _ON_DISK = "save_to_disk"
 _BATCH = 1000
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
 
 def records(config: DataConfig) -> Iterator[tuple[str | None, str | None]]:
-    """Yield (user, text) in the source's order; None where the source has a null.
+    """Return an iterator over (user, text) in the source's order, prepared as the config says.
 
     Users are strings: integers and whole floats are written as integers, an empty name is null.
+    Without a preparation None stands where the source has a null. With one the iterator is a
+    `Prepared`, which counts what was dropped, nulls too.
 
     Raises:
-        ConfigError: a source that is missing, unreadable or empty; a column that is missing, is
-            null throughout or holds something other than names (texts).
+        ConfigError: (while iterating) a source that is missing, unreadable or empty; a column that
+            is missing, is null throughout or holds something other than names (texts).
     """
+    steps = config.preparation
+    rows = _rows(config, needed_columns(steps))
+    return Prepared(rows, steps) if steps else ((user, text) for user, text, _ in rows)
+
+
+def texts(source: str, column: str) -> Iterator[str]:
+    """Yield the texts of a source that has no users, without nulls; errors as of `records`."""
+    only = DataConfig(source=source, user_column=column, text_column=column)
+    yield from (text for _, text, _ in _rows(only, {}) if text is not None)
+
+
+def _rows(config: DataConfig, extra: Mapping[str, str]) -> Iterator[RawRecord]:
+    """Yield user, text and the extra columns; `extra` gives the field that asks for each."""
     if config.source == "shakespeare":
-        yield from shakespeare.private_speeches()
+        for column, field in extra.items():
+            raise ConfigError(f"data.{field}: shakespeare has no column {column!r}")
+        yield from ((user, text, NO_COLUMNS) for user, text in shakespeare.private_speeches())
         return
     any_row = any_user = False
     with tempfile.TemporaryDirectory() as scratch:
-        for batch in _batches(config, scratch):
+        for batch in _batches(config, extra, scratch):
             any_row = any_row or bool(batch[config.user_column])
             users = [_user(value, config) for value in batch[config.user_column]]
             any_user = any_user or any(user is not None for user in users)
             texts = [_text(value, config) for value in batch[config.text_column]]
-            yield from zip(users, texts, strict=True)
+            yield from zip(users, texts, _columns(batch, extra, len(users)), strict=True)
     if not any_row:
         raise _unusable(config.source, "holds no rows")
     if not any_user:
         raise ConfigError(f"data.user_column = {config.user_column!r}: all values are null")
 
 
-def source_fingerprint(config: DataConfig) -> str:
-    """Return a SHA-256 (hex) that changes when the source does; no text is read.
+def _columns(batch: Batch, names: Mapping[str, str], height: int) -> Iterator[Mapping[str, Any]]:
+    if not names:
+        return repeat(NO_COLUMNS, height)
+    rows = zip(*(batch[name] for name in names), strict=True)
+    return (dict(zip(names, row, strict=True)) for row in rows)
 
-    The built-in source is identified by its package's version, local files by their path, size
-    and time of change, a hub id by its name alone.
+
+def source_fingerprint(config: DataConfig) -> str:
+    """Return a SHA-256 (hex) that changes when the source or its preparation does.
+
+    No text is read. The built-in source is identified by its package's version, local files by
+    their path, size and time of change, a hub id by its name alone.
     """
     identity: list[Any]
     if config.source == "shakespeare":
@@ -78,6 +109,7 @@ def source_fingerprint(config: DataConfig) -> str:
         identity = ["files", local[0], *map(_stamp, local[1])]
     else:
         identity = ["hub", config.source]
+    identity += fingerprint(config.preparation)
     return hashlib.sha256(json.dumps(identity).encode()).hexdigest()
 
 
@@ -111,32 +143,33 @@ def _folder(source: str, folder: Path) -> tuple[str, list[Path]]:
     return loaders[0], files
 
 
-def _batches(config: DataConfig, scratch: str) -> Iterator[Batch]:
-    """Yield column name to values, both columns present, a batch of rows at a time."""
+def _batches(config: DataConfig, extra: Mapping[str, str], scratch: str) -> Iterator[Batch]:
+    """Yield column name to values, all columns present, a batch of rows at a time."""
     local = _local(config.source)
+    wanted = {**extra, config.user_column: "user_column", config.text_column: "text_column"}
     try:
         if local is not None and local[0] == "csv":
-            yield from _csv_batches(config, local[1])
+            yield from _csv_batches(wanted, local[1])
         else:
-            yield from _dataset_batches(config, local, scratch)
+            yield from _dataset_batches(config.source, wanted, local, scratch)
     except ConfigError:
         raise
     except Exception as error:  # each loader raises its own kinds, and a reader needs one
         reason = str(error).strip().split("\n")[0] or type(error).__name__
-        raise _unusable(config.source, reason) from error
+        raise _unusable(config.source, reason if local else f"{reason}; {_NO_HUB}") from error
 
 
-def _csv_batches(config: DataConfig, files: list[Path]) -> Iterator[Batch]:
+def _csv_batches(wanted: Mapping[str, str], files: list[Path]) -> Iterator[Batch]:
     """Read CSV with pandas, as `datasets` does, but every cell as a string.
 
     Left to infer, pandas makes 7 of "007", 7.0 of "7" beside an empty cell, and null of "NA".
     """
     pandas = importlib.import_module("pandas")
-    columns = [config.user_column, config.text_column]
+    columns = list(wanted)
     for path in files:
         if path.stat().st_size == 0:
             continue
-        _check_columns(config, list(pandas.read_csv(path, nrows=0, index_col=False).columns))
+        _check_columns(wanted, list(pandas.read_csv(path, nrows=0, index_col=False).columns))
         with pandas.read_csv(
             path,
             usecols=columns,
@@ -154,18 +187,17 @@ def _csv_batches(config: DataConfig, files: list[Path]) -> Iterator[Batch]:
 
 
 def _dataset_batches(
-    config: DataConfig, local: tuple[str, list[Path]] | None, scratch: str
+    source: str, wanted: Mapping[str, str], local: tuple[str, list[Path]] | None, scratch: str
 ) -> Iterator[Batch]:
-    dataset = _load(config.source, local, scratch)
+    dataset = _load(source, local, scratch)
     first = next(iter(dataset), None)
     if first is None:
         return
-    _check_columns(config, dataset.column_names or list(first))
+    _check_columns(wanted, dataset.column_names or list(first))
     for batch in dataset.iter(batch_size=_BATCH):
         height = len(next(iter(batch.values())))
         # A later file may lack a column that the first one has.
-        columns = (config.user_column, config.text_column)
-        yield {name: batch.get(name) or [None] * height for name in columns}
+        yield {name: batch.get(name) or [None] * height for name in wanted}
 
 
 def _load(source: str, local: tuple[str, list[Path]] | None, scratch: str) -> Any:  # noqa: ANN401
@@ -186,8 +218,8 @@ def _load(source: str, local: tuple[str, list[Path]] | None, scratch: str) -> An
     return datasets.load_dataset(loader, data_files=paths, **options) if paths else []
 
 
-def _check_columns(config: DataConfig, columns: list[str]) -> None:
-    for field, name in (("user_column", config.user_column), ("text_column", config.text_column)):
+def _check_columns(wanted: Mapping[str, str], columns: list[str]) -> None:
+    for name, field in sorted(wanted.items(), key=lambda item: item[1], reverse=True):
         if name not in columns:
             known = ", ".join(map(str, columns))
             raise ConfigError(f"data.{field} = {name!r}: no such column; columns: {known}")

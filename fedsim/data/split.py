@@ -3,14 +3,15 @@
 Held-out examples measure utility, held-out users serve attacks and personalisation. Each user and
 each of a user's examples has a hash of the seed and its place in the store, and the smallest
 hashes are held out. So which of a user's examples are held out depends on nobody else, and no
-generator has to be made for each of 300,000 users. Who is held out does depend on who else is
-there, by rank, because a fraction of the users is asked for.
+generator has to be made for each of 300,000 users. Instead of the smallest hashes, a user's first
+or last examples in the order of the store can be held out: the newest, where the preparation
+sorted by time.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,7 @@ from fedsim.seeding import stream
 _EXAMPLES, _USERS = 0, 1  # the round in the address stream(seed, "split", round)
 
 Hashes = npt.NDArray[np.uint64]
+Rule = Literal["random", "first", "last"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,15 +67,25 @@ class Split:
 
 
 def split_store(
-    store: TokenStore, seed: int, held_out_examples: float, held_out_users: float
+    store: TokenStore,
+    seed: int,
+    held_out_examples: float,
+    held_out_users: float,
+    *,
+    rule: Rule = "random",
+    limit: int | None = None,
 ) -> Split:
     """Split a store.
 
     Args:
         store: the users and their examples.
         seed: the run's seed.
-        held_out_examples: fraction of each user's examples, [0, 1); rounded half up, but one
-            example is always left for training, so a user with one example keeps it.
+        held_out_examples: fraction of each user's examples, [0, 1); but one example is always
+            left for training, so a user with one example keeps it.
+        rule: "random" rounds the number half up. "first" and "last" take a user's first or last
+            examples and round the number up: so Charles et al. 2024, Table 1, come to users with
+            one training and one held-out example.
+        limit: most held-out examples a user has; None for no limit.
         held_out_users: the probability, [0, 1), that a user is wholly held out; each flips its own
             coin, so who else is in the data does not matter.
 
@@ -82,7 +94,11 @@ def split_store(
     """
     sizes = np.diff(store.user_offsets)
     is_held_out_user = _held_out_users(len(sizes), seed, held_out_users)
-    is_held_out = _held_out_examples(store.user_offsets, sizes, seed, held_out_examples)
+    counts = _held_out_counts(sizes, held_out_examples, rule, limit)
+    if rule == "random":
+        is_held_out = _held_out_examples(store.user_offsets, sizes, seed, counts)
+    else:
+        is_held_out = _at_the_end(store.user_offsets, sizes, counts, rule)
     in_training_user = np.repeat(~is_held_out_user, sizes)
     is_train = in_training_user & ~is_held_out
     users = np.flatnonzero(~is_held_out_user)
@@ -109,7 +125,7 @@ def _held_out_users(num_users: int, seed: int, fraction: float) -> npt.NDArray[n
 
 
 def _held_out_examples(
-    user_offsets: Indices, sizes: Indices, seed: int, fraction: float
+    user_offsets: Indices, sizes: Indices, seed: int, counts: Indices
 ) -> npt.NDArray[np.bool_]:
     """Return a mask over all examples: of each user those with the smallest hashes."""
     chosen = np.zeros(user_offsets[-1], np.bool_)
@@ -118,13 +134,34 @@ def _held_out_examples(
     distinct, firsts = np.unique(sizes[by_size], return_index=True)
     # Users of one size make a block: far quicker than one user at a time, or one sort of all.
     for size, users in zip(distinct.tolist(), np.split(by_size, firsts[1:]), strict=True):
-        count = min(math.floor(fraction * size + 0.5), size - 1)
+        count = int(counts[users[0]])
         if count == 0:
             continue
         hashes = _hash(bases[users, None], np.arange(size, dtype=np.uint64))
         # SplitMix64 permutes the 64-bit numbers, so a user's hashes differ: `count` pass, exactly.
         limit = np.partition(hashes, count - 1, axis=1)[:, count - 1, None]
         chosen[user_offsets[users, None] + np.arange(size)] = hashes <= limit
+    return chosen
+
+
+def _held_out_counts(sizes: Indices, fraction: float, rule: Rule, limit: int | None) -> Indices:
+    """Return the number of held-out examples of each user, a function of the user's size alone."""
+    wanted = fraction * sizes
+    # A tenth of 30 must not become 4 because 0.1 is not quite a tenth.
+    rounded = np.floor(wanted + 0.5) if rule == "random" else np.ceil(wanted - 1e-9)
+    most = sizes - 1 if limit is None else np.minimum(sizes - 1, limit)
+    counts: Indices = np.minimum(rounded.astype(np.int64), most)
+    return counts
+
+
+def _at_the_end(
+    user_offsets: Indices, sizes: Indices, counts: Indices, rule: Rule
+) -> npt.NDArray[np.bool_]:
+    """Return a mask over all examples: of each user the first, or the last."""
+    place = np.arange(user_offsets[-1]) - np.repeat(user_offsets[:-1], sizes)
+    if rule == "last":
+        place = np.repeat(sizes, sizes) - 1 - place
+    chosen: npt.NDArray[np.bool_] = place < np.repeat(counts, sizes)
     return chosen
 
 

@@ -1,14 +1,17 @@
 """`fedsim data build` and `inspect`, with the model replaced by bytes."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 from typer.testing import CliRunner
 
 from fedsim.cli.data import app
 from fedsim.config import ModelConfig
+from fedsim.data.recipe import recipe_names
 from fedsim.data.store import TokenStore
 from fedsim.errors import ConfigError
 from tests.unit.data_samples import ByteModel, build
@@ -40,7 +43,7 @@ def test_build_makes_a_store_and_says_what_is_in_it(arguments: list[str], tmp_pa
     store = TokenStore.open(tmp_path / "out")
     assert (store.num_users, store.num_examples) == (2, 5)
     assert LOADED[-1] == (ModelConfig(name_or_path="bytes"), 6)
-    assert "null text: 1" in printed
+    assert re.search(r"null text +1\b", printed)
     assert "computed on private data" in printed
 
 
@@ -79,8 +82,76 @@ def test_inspect_as_json_is_one_object(tmp_path: Path) -> None:
     assert summary["examples_per_user"] == pytest.approx(spread)
     found = [(bucket["from"], bucket["to"], bucket["users"]) for bucket in summary["histogram"]]
     assert found == [(1, 1, 1), (2, 3, 2), (4, 7, 2), (8, 15, 1)]
+    assert summary["quantiles"]["examples_per_user"] == {
+        "0": 1,
+        "0.05": 1,
+        "0.25": 2,
+        "0.5": 3,
+        "0.75": 7,
+        "0.95": 8,
+        "1": 8,
+    }
+    assert set(summary["quantiles"]["tokens_per_example"].values()) == {3}
+    assert summary["quantiles"]["tokens_per_user"]["1"] == 24
     assert summary["dropped"] == {"null user": 1}
     assert "private data" in summary["note"]
+
+
+def test_the_group_size_of_the_heuristic_is_the_median_user(tmp_path: Path) -> None:
+    records = [(f"user {size}", "x") for size in (1, 2, 5, 40) for _ in range(size)]
+    build(records, tmp_path / "store")
+    found = json.loads(_run(["inspect", str(tmp_path / "store"), "--json"]))["group_size"]
+    assert found["els_median"] == 4  # between 2 and 5, rounded up
+    assert found["els_examples_kept"] == 1 + 2 + 4 + 4
+    assert found["els_part_kept"] == pytest.approx(11 / 48)
+    assert "private data, not differentially private" in found["note"]
+
+
+def test_the_histogram_as_a_picture(tmp_path: Path) -> None:
+    build([("ann", "x"), ("bob", "x"), ("bob", "y")], tmp_path / "store")
+    picture = tmp_path / "sizes.png"
+    _run(["inspect", str(tmp_path / "store"), "--out", str(picture), "--json"])
+    with Image.open(picture) as image:
+        image.load()
+        assert image.size == (1050, 600)
+        assert len(image.getcolors(1 << 20) or []) > 2
+    with pytest.raises(ConfigError, match=r"--out .*sizes\.xyz': cannot be drawn: "):
+        _run(["inspect", str(tmp_path / "store"), "--out", str(tmp_path / "sizes.xyz")])
+    with pytest.raises(ConfigError, match=r"--out .*cannot be drawn: "):
+        _run(["inspect", str(tmp_path / "store"), "--out", str(tmp_path / "no" / "sizes.png")])
+
+
+def test_a_preparation_on_the_command_line(arguments: list[str], tmp_path: Path) -> None:
+    steps = ['step = "min-examples", count = 2', '{ step = "text-length", maximum = 5 }']
+    options = [word for step in steps for word in ("--prepare", step)]
+    _run([*arguments, *options])
+    assert (tmp_path / "out" / "users.jsonl").read_text() == '"ann"\n'
+
+
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [("min-examples", "--prepare 'min-examples': not TOML"), ("count = 2", "give step = ")],
+)
+def test_a_step_that_is_none(arguments: list[str], step: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        _run([*arguments, "--prepare", step])
+
+
+def test_columns_are_given_or_a_recipe_is(arguments: list[str]) -> None:
+    source = arguments[1]
+    rest = arguments[-4:]
+    with pytest.raises(ConfigError, match="give --user-column, --text-column, or --recipe"):
+        _run(["build", source, *rest])
+    with pytest.raises(ConfigError, match=r"data\.user_column = 'bid': no such column"):
+        _run(["build", source, "--recipe", "booksum", *rest])
+
+
+def test_the_list_of_recipes() -> None:
+    printed = _run(["recipes"])
+    found = json.loads(_run(["recipes", "--json"]))
+    assert list(found) == recipe_names()
+    assert all(f"\n{name} (" in f"\n{printed}" for name in found)
+    assert found["cc-news"]["data"]["source"] == "vblagoje/cc_news"
 
 
 def test_inspect_for_people(tmp_path: Path) -> None:

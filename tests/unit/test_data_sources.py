@@ -190,7 +190,10 @@ def test_a_hub_id_goes_to_the_hub_and_its_failure_is_a_config_error(
         raise ConnectionError("Couldn't reach 'owner/name' on the Hub\nand more")
 
     monkeypatch.setattr(datasets, "load_dataset", unreachable)
-    expected = r"^data\.source = 'owner/name': Couldn't reach 'owner/name' on the Hub$"
+    expected = (
+        r"^data\.source = 'owner/name': Couldn't reach 'owner/name' on the Hub; "
+        r"to do without the hub, save the dataset .* and give data\.source that path$"
+    )
     with pytest.raises(ConfigError, match=expected):
         list(records(DataConfig(source="owner/name")))
     assert asked == [("owner/name", True)]

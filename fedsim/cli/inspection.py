@@ -1,0 +1,89 @@
+"""How a store's numbers are shown: tables in the terminal, and a picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from fedsim.errors import ConfigError
+
+_BAR_WIDTH = 40
+
+
+def print_inspection(found: dict[str, Any]) -> None:
+    """Print what `inspect_store` found: facts, quantiles, histogram, what was dropped, a note."""
+    console = Console()
+    console.print(_facts(found))
+    console.print(_quantiles(found["quantiles"]))
+    console.print(_histogram(found["histogram"]))
+    console.print(_dropped(found["dropped"]))
+    group = found["group_size"]
+    console.print(
+        f"group_size of the heuristic for els: {group['els_median']}, the median user "
+        f"(keeps {group['els_part_kept']:.0%} of the examples): {group['note']}."
+    )
+    console.print(found["note"])
+
+
+def draw_histogram(found: dict[str, Any], path: Path) -> None:
+    """Write the histogram of examples per user as a picture, of the kind that the name says.
+
+    Raises:
+        ConfigError: a kind that matplotlib does not draw, or a place where nothing can be written.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    buckets = found["histogram"]
+    edges = [bucket["from"] for bucket in buckets] + [2 * buckets[-1]["from"]]
+    axes.stairs([bucket["users"] for bucket in buckets], edges, fill=True, color="#4477aa")
+    axes.set_xscale("log", base=2)
+    axes.axvline(found["group_size"]["els_median"], color="#cc3311", label="median user")
+    axes.set(xlabel="examples of a user", ylabel="users", title=Path(found["store"]).name)
+    axes.legend()
+    figure.text(0.99, 0.01, "computed on private data, not DP", ha="right", fontsize=7)
+    try:
+        figure.savefig(path, dpi=150)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--out {str(path)!r}: cannot be drawn: {error}") from error
+
+
+def _facts(found: dict[str, Any]) -> Table:
+    facts = Table(show_header=False, box=None)
+    for key in ("store", "source"):
+        facts.add_row(key, Text(found[key], overflow="fold"))
+    for key in ("users", "examples", "tokens"):
+        facts.add_row(key, f"{found[key]:,}")
+    facts.add_row("examples per user", f"{found['examples_per_user']['mean']:,.1f} on average")
+    facts.add_row("longest example", f"{found['sequence_length']} ({found['cutting']})")
+    return facts
+
+
+def _quantiles(found: dict[str, dict[str, int]]) -> Table:
+    levels = next(iter(found.values()))
+    table = Table("quantile", *(f"{float(level):.0%}" for level in levels), box=None)
+    for name, values in found.items():
+        table.add_row(name.replace("_", " "), *(f"{value:,}" for value in values.values()))
+    return table
+
+
+def _histogram(buckets: list[dict[str, int]]) -> Table:
+    table = Table("examples", "users", "", box=None)
+    tallest = max(bucket["users"] for bucket in buckets)
+    for bucket in buckets:
+        first, last, users = bucket["from"], bucket["to"], bucket["users"]
+        bar = "█" * -(-_BAR_WIDTH * users // tallest)  # rounded up: one user is still seen
+        table.add_row(f"{first}" if first == last else f"{first}–{last}", f"{users:,}", bar)
+    return table
+
+
+def _dropped(counts: dict[str, int]) -> Table:
+    table = Table("dropped", "count", box=None)
+    for reason, count in counts.items() or [("nothing", 0)]:
+        table.add_row(reason, f"{count:,}")
+    return table

@@ -1,0 +1,74 @@
+"""One line for each of pydantic's complaints about a config: the key, the value, what would do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, get_args, get_origin
+
+from pydantic import BaseModel
+
+
+def explain(problem: Mapping[str, Any], root: type[BaseModel]) -> str:
+    """Turn one error of `ValidationError.errors()` into "key = value: what would do"."""
+    location = problem["loc"]
+    shown, _ = _walk(root, location)
+    key = ".".join(shown) or "config"
+    if problem["type"] == "extra_forbidden":
+        _, holder = _walk(root, location[:-1])
+        known = sorted(holder.model_fields) if _is_model(holder) else []
+        near = _nearest(str(location[-1]), known)
+        return f"{key}: unknown key; {near or 'known keys: ' + ', '.join(known)}"
+    if problem["type"].startswith("union_tag"):
+        return _about_tag(key, problem["ctx"], _tags(_walk(root, location)[1]))
+    message = str(problem["msg"]).removeprefix("Value error, ")
+    if isinstance(problem["input"], Mapping):
+        return f"{key}: {message}"
+    return f"{key} = {problem['input']!r}: {message}"
+
+
+def _about_tag(key: str, context: Mapping[str, Any], known: Mapping[str, Any]) -> str:
+    field = context["discriminator"].strip("'")
+    if "tag" not in context:
+        choices = " or ".join(f'{field} = "{name}"' for name in known)
+        return f"{key}: give {choices}"
+    tag = context["tag"]
+    near = _nearest(tag, list(known)) or f"known: {', '.join(known)}"
+    return f"{key}.{field} = {tag!r}: unknown; {near}"
+
+
+def _nearest(name: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"did you mean {near[0]!r}?" if near else ""
+
+
+def _walk(root: type[BaseModel], location: Sequence[str | int]) -> tuple[list[str], Any]:
+    """Follow a location; return its parts, without the tags of unions, and the type it ends at."""
+    shown: list[str] = []
+    node: Any = root
+    for part in location:
+        tags = _tags(node)
+        if part in tags:
+            node = tags[str(part)]
+            continue
+        shown.append(str(part))
+        if _is_model(node):
+            node = node.model_fields[part].annotation if part in node.model_fields else None
+        else:
+            node = get_args(node)[0] if get_origin(node) is tuple else None
+    return shown, node
+
+
+def _tags(node: Any) -> dict[str, Any]:  # noqa: ANN401  (any annotation)
+    """Return tag to model of a union of sections that a first field tells apart, or {}."""
+    if get_origin(node) is Annotated:
+        node = get_args(node)[0]
+    models = [kind for kind in get_args(node) if _is_model(kind)]
+    if len(models) < 2:
+        return {}
+    firsts = [next(iter(kind.model_fields.values())).annotation for kind in models]
+    return {get_args(first)[0]: kind for first, kind in zip(firsts, models, strict=True)}
+
+
+def _is_model(node: Any) -> bool:  # noqa: ANN401
+    return isinstance(node, type) and issubclass(node, BaseModel)

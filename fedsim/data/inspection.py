@@ -1,0 +1,78 @@
+"""What is in a store, in numbers: sizes of users and texts, and what was dropped on the way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedsim.data.store import TokenStore
+
+PRIVATE_NOTE = (
+    "These numbers are computed on private data: no epsilon covers them; do not publish them, "
+    "or tune by them without saying so."
+)
+QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
+
+
+def inspect_store(store: TokenStore) -> dict[str, Any]:
+    """Return what `fedsim data inspect --json` prints; see docs/data.md for the keys.
+
+    The histogram's buckets double in width: bucket b counts the users with 2^b to 2^(b + 1) - 1
+    examples. Quantiles are the smallest sizes that at least so large a part does not exceed.
+    """
+    sizes = np.diff(store.user_offsets)
+    lengths = store.lengths(np.arange(store.num_examples))
+    tokens = np.add.reduceat(lengths, store.user_offsets[:-1])
+    buckets = np.bincount(np.frexp(sizes)[1] - 1)
+    return {
+        "store": str(store.path),
+        "source": store.manifest["source"],
+        "users": store.num_users,
+        "examples": store.num_examples,
+        "tokens": store.num_tokens,
+        "sequence_length": store.manifest["sequence_length"],
+        "cutting": store.manifest["cutting"],
+        "examples_per_user": {
+            "min": int(sizes.min()),
+            "median": float(np.median(sizes)),
+            "mean": float(sizes.mean()),
+            "max": int(sizes.max()),
+        },
+        "quantiles": {
+            "examples_per_user": _quantiles(sizes),
+            "tokens_per_user": _quantiles(tokens),
+            "tokens_per_example": _quantiles(lengths),
+        },
+        "histogram": [
+            {"from": 1 << bucket, "to": (2 << bucket) - 1, "users": int(count)}
+            for bucket, count in enumerate(buckets)
+        ],
+        "group_size": group_sizes(sizes),
+        "dropped": store.manifest["dropped"],
+        "note": PRIVATE_NOTE,
+    }
+
+
+def group_sizes(sizes: npt.NDArray[np.int64]) -> dict[str, Any]:
+    """Return the group size that the papers' heuristic takes for users of these sizes.
+
+    For example-level sampling the median size, rounded up (Charles et al. 2024, App. H): half of
+    the users keep everything. For user-level sampling sizes do not decide: App. I's Alg. 3 needs
+    the norms of users' gradients. Beside the median stands the part of the data that it keeps.
+    """
+    median = int(np.ceil(np.median(sizes)))
+    kept = int(np.minimum(sizes, median).sum())
+    return {
+        "els_median": median,
+        "els_examples_kept": kept,
+        "els_part_kept": kept / int(sizes.sum()),
+        "note": "computed on private data, not differentially private; declare the group size "
+        "as public, or choose it on public data",
+    }
+
+
+def _quantiles(values: npt.NDArray[np.int64]) -> dict[str, int]:
+    found = np.quantile(values, QUANTILES, method="inverted_cdf")
+    return {f"{level:g}": int(value) for level, value in zip(QUANTILES, found, strict=True)}

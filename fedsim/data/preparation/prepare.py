@@ -1,0 +1,103 @@
+"""The chain of steps: what it yields, what it counts, what identifies it, what is to be said."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from fedsim.data.arrivals import EMPTY_TEXT, NULL_TEXT, NULL_USER
+from fedsim.data.preparation.step import ACROSS_USERS, Step
+from fedsim.data.records import Record
+from fedsim.errors import ConfigError
+
+RawRecord = tuple[str | None, str | None, Mapping[str, object]]
+
+VERSION = 1
+"""Part of the fingerprint: raise it when the same steps give other records."""
+
+_MARKED = re.compile(rf"([\w-]+) \({ACROSS_USERS}\): ")
+
+
+class Prepared:
+    """An iterator over (user, text) after all steps, and what they dropped so far.
+
+    Attributes:
+        dropped: reason to number of records; final when the iterator is exhausted.
+    """
+
+    def __init__(self, records: Iterable[RawRecord], steps: Sequence[Step]) -> None:
+        self.dropped: Counter[str] = Counter()
+        stream = self._whole(records)
+        for step in steps:
+            if not step.per_user:  # counted even at zero: that it looked is what the report says
+                self.dropped[step.reason("anything")] += 0
+            stream = step.apply(stream, self.dropped)
+        self._stream = stream
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        return self
+
+    def __next__(self) -> tuple[str, str]:
+        record = next(self._stream)
+        return record.user, record.text
+
+    def _whole(self, records: Iterable[RawRecord]) -> Iterator[Record]:
+        """Drop what no step could work on, under the names that the store counts it by."""
+        for user, text, columns in records:
+            if user is None:
+                self.dropped[NULL_USER] += 1
+            elif text is None:
+                self.dropped[NULL_TEXT] += 1
+            elif not text.strip():
+                self.dropped[EMPTY_TEXT] += 1
+            else:
+                yield Record(user, text, columns)
+
+
+def needed_columns(steps: Sequence[Step]) -> dict[str, str]:
+    """Return the columns that steps read, each with the name of the field that asks for it."""
+    return {
+        column: f"preparation.{number}.{step.step}"
+        for number, step in reversed(list(enumerate(steps)))
+        for column in step.needs_columns()
+    }
+
+
+def fingerprint(steps: Sequence[Step]) -> list[object]:
+    """Return what decides the steps' outcome: their settings, and the files that they read.
+
+    Without steps it is empty: a source is then what it always was.
+
+    Raises:
+        ConfigError: a file is not there.
+    """
+    told = [[step.model_dump(mode="json"), *map(_stamp, step.reads_files())] for step in steps]
+    return ["prepared", VERSION, *told] if told else []
+
+
+def assumptions(steps: Sequence[Step], dropped: Mapping[str, int]) -> tuple[str, ...]:
+    """Return what a report must say of steps that looked across users; () if none did.
+
+    Args:
+        steps: of the run's config.
+        dropped: of the store's manifest, which knows of steps that an earlier build took.
+    """
+    named = {step.step for step in steps if not step.per_user}
+    named |= {found[1] for reason in dropped if (found := _MARKED.match(reason))}
+    if not named:
+        return ()
+    return (
+        f"The preparation looked across users ({', '.join(sorted(named))}): one user more could "
+        "change which records of others are in the data. The guarantee is for the prepared data, "
+        "and reaches the raw data only if what these steps decided counts as public.",
+    )
+
+
+def _stamp(name: str) -> tuple[str, int, int]:
+    path = Path(name).expanduser()
+    if not path.is_file():
+        raise ConfigError(f"data.preparation: file = {name!r}: no such file")
+    status = path.stat()
+    return str(path.resolve()), status.st_size, status.st_mtime_ns

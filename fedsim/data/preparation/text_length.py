@@ -1,0 +1,43 @@
+"""A step on the length of a text."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from fedsim.data.preparation.step import Step
+from fedsim.data.records import Record
+
+
+class TextLength(Step):
+    """Drop the texts that are shorter than `minimum` or longer than `maximum`. Streams.
+
+    Words are what white space separates.
+    """
+
+    step: Literal["text-length"] = "text-length"
+    unit: Literal["characters", "words"] = "characters"
+    minimum: Annotated[int, Field(ge=1)] | None = None
+    maximum: Annotated[int, Field(ge=1)] | None = None
+
+    @model_validator(mode="after")
+    def _a_range(self) -> TextLength:
+        if self.minimum is None and self.maximum is None:
+            raise ValueError("give minimum, maximum or both")
+        if self.minimum and self.maximum and self.minimum > self.maximum:
+            raise ValueError(f"minimum = {self.minimum} is above maximum = {self.maximum}")
+        return self
+
+    def apply(self, records: Iterator[Record], dropped: Counter[str]) -> Iterator[Record]:
+        """Yield the records whose text is of a length in the range, both ends included."""
+        for record in records:
+            size = len(record.text) if self.unit == "characters" else len(record.text.split())
+            if self.minimum is not None and size < self.minimum:
+                dropped[self.reason(f"fewer than {self.minimum} {self.unit}")] += 1
+            elif self.maximum is not None and size > self.maximum:
+                dropped[self.reason(f"more than {self.maximum} {self.unit}")] += 1
+            else:
+                yield record

@@ -1,0 +1,100 @@
+"""Steps on URLs: of the page that a text comes from, and in the text."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+from urllib.parse import urlsplit
+
+from pydantic import model_validator
+
+from fedsim.data.preparation.domains import host
+from fedsim.data.preparation.step import Step
+from fedsim.data.records import Record
+from fedsim.errors import ConfigError
+
+_IN_TEXT = re.compile(r"(?:https?://|www\.)\S+", re.IGNORECASE)
+
+
+class DropUrls(Step):
+    """Drop the records whose URL is on a list: of domains, with all below them, or of pages.
+
+    `file` holds one a line: a domain, or a URL with a path, compared without scheme, query,
+    fragment and closing slash. Charles et al. 2024, App. G, filter a pre-training set so. Streams;
+    in memory: the list.
+    """
+
+    step: Literal["drop-urls"] = "drop-urls"
+    column: str = "url"
+    domains: tuple[str, ...] = ()
+    file: str | None = None
+
+    @model_validator(mode="after")
+    def _a_list(self) -> DropUrls:
+        if not self.domains and self.file is None:
+            raise ValueError("give domains, file or both")
+        return self
+
+    def needs_columns(self) -> tuple[str, ...]:
+        """Return the URL's column."""
+        return (self.column,)
+
+    def reads_files(self) -> tuple[str, ...]:
+        """Return the list's file, if there is one."""
+        return () if self.file is None else (self.file,)
+
+    def apply(self, records: Iterator[Record], dropped: Counter[str]) -> Iterator[Record]:
+        """Yield the records whose URL is not on the list, or that have none."""
+        entries = [*self.domains, *self._listed()]
+        pages = {_page(entry) for entry in entries}
+        domains = {host(entry) for entry in entries if "/" not in _page(entry)} - {""}
+        for record in records:
+            url = str(record.columns[self.column] or "")
+            if url and (_page(url) in pages or _parents(host(url)) & domains):
+                dropped[self.reason("listed URL")] += 1
+            else:
+                yield record
+
+    def _listed(self) -> list[str]:
+        if self.file is None:
+            return []
+        try:
+            lines = Path(self.file).expanduser().read_text(encoding="utf-8").splitlines()
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"data.preparation: drop-urls: file = {self.file!r}: {error}"
+            ) from error
+        return [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+
+
+class StripUrls(Step):
+    """Cut URLs out of texts, and drop a text that was nothing else. Streams."""
+
+    step: Literal["strip-urls"] = "strip-urls"
+
+    def apply(self, records: Iterator[Record], dropped: Counter[str]) -> Iterator[Record]:
+        """Yield the texts without their URLs."""
+        for record in records:
+            text = _IN_TEXT.sub("", record.text)
+            if text.strip():
+                yield record._replace(text=text)
+            else:
+                dropped[self.reason("nothing but URLs")] += 1
+
+
+def _page(url: str) -> str:
+    text = url.strip()
+    try:
+        parts = urlsplit(text if "://" in text else f"//{text}")
+    except ValueError:
+        return text
+    return (parts.netloc.lower() + parts.path).rstrip("/")
+
+
+def _parents(name: str) -> set[str]:
+    """Return a host and every domain above it: "a.b.c" gives "a.b.c", "b.c" and "c"."""
+    parts = name.split(".")
+    return {".".join(parts[start:]) for start in range(len(parts))}

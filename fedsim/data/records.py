@@ -1,0 +1,23 @@
+"""One record on its way from a source to a store: whose it is, what it says, and what else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+NO_COLUMNS: Mapping[str, Any] = MappingProxyType({})
+
+
+class Record(NamedTuple):
+    """A text of a user, with the columns that the steps of a preparation asked for.
+
+    Attributes:
+        user: whose it is.
+        text: what is trained on.
+        columns: name to value, as the source has it; None where the source has a null.
+    """
+
+    user: str
+    text: str
+    columns: Mapping[str, Any] = NO_COLUMNS

@@ -1,0 +1,86 @@
+"""Every recipe through `fedsim run` on its sample: a local copy in place of the hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+
+from fedsim.cli.main import main
+from fedsim.data.recipe import recipe_names
+from fedsim.report.schema import load_report
+from tests.unit.recipe_samples import on_sample
+
+# Users of the prepared sample, and texts of them, counted by hand in tests/unit/test_recipes.py;
+# the store drops BookSum's null and its empty summary.
+COUNTS = {
+    "arxiv-abstracts": (3, 9),
+    "booksum": (4, 10),
+    "cc-news": (4, 10),
+    "enron-chua": (3, 11),
+    "enron-kandpal": (2, 5),
+    "reddit": (2, 5),
+    "reddit-1600-words": (2, 4),
+    "stack-overflow": (4, 11),
+}
+
+
+def run(config: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> int | str | None:
+    monkeypatch.setattr("sys.argv", ["fedsim", "run", str(config), "--out", str(out)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return ended.value.code
+
+
+def config_of(data: dict[str, Any], folder: Path) -> Path:
+    raw = {
+        "data": data,
+        "model": {"pretraining_steps": 0, "trainable": "ln_"},
+        "strategy": {"rounds": 1, "cohort_size": 1, "group_size": 2},
+        "privacy": {"noise_multiplier": 1.0, "delta": 1e-3},
+    }
+    path = folder / "config.toml"
+    path.write_text(tomli_w.dumps(raw), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_a_round_on_the_sample(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Truncated, a text is an example: the report's counts are then the counts by hand.
+    data = on_sample(name) | {"cutting": "truncate", "sequence_length": 32}
+    assert run(config_of(data, tmp_path), tmp_path / "run", monkeypatch) == 0
+    report = load_report(tmp_path / "run")
+    users, texts = COUNTS[name]
+    assert report.data.users == users
+    assert report.data.examples + report.data.held_out_examples == texts
+    looked = [line for line in report.privacy.assumptions if "looked across users" in line]
+    assert len(looked) == (name == "enron-kandpal")
+
+
+def test_a_recipe_without_its_hub_says_how_to_do_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+    assert run(config_of({"recipe": "cc-news"}, tmp_path), tmp_path / "run", monkeypatch) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("Error: data.source = 'vblagoje/cc_news': ")
+    assert "give data.source that path" in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_store_is_not_prepared_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sample = on_sample("cc-news")
+    built = ["data", "build", sample["source"], "--recipe", "cc-news", "--tokenizer", "tiny-gpt"]
+    monkeypatch.setattr("sys.argv", ["fedsim", *built, "--out", str(tmp_path / "store")])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 0
+    data = {"recipe": "cc-news", "source": str(tmp_path / "store")}
+    assert run(config_of(data, tmp_path), tmp_path / "run", monkeypatch) == 2
+    assert "data.recipe = 'cc-news': data.source = " in capsys.readouterr().err
+    assert run(config_of({**data, "preparation": []}, tmp_path), tmp_path / "run", monkeypatch) == 0

@@ -1,0 +1,27 @@
+"""A preparation of a few records, without a source and without a store."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from fedsim.data.preparation.catalogue import AnyStep
+from fedsim.data.preparation.prepare import Prepared
+from fedsim.data.preparation.step import Step
+
+Row = tuple[str | None, str | None] | tuple[str | None, str | None, dict[str, Any]]
+
+
+def step(name: str, **settings: Any) -> Step:  # noqa: ANN401
+    made: Step = TypeAdapter(AnyStep).validate_python({"step": name, **settings})
+    return made
+
+
+def prepare(
+    rows: Sequence[Row], *steps: Step
+) -> tuple[list[tuple[str | None, str | None]], dict[str, int]]:
+    """Return what the steps let through and what they counted."""
+    prepared = Prepared([(*row, {}) if len(row) == 2 else row for row in rows], steps)
+    return list(prepared), dict(prepared.dropped)

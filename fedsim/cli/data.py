@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedsim.config import DataConfig, ModelConfig, parse_config
-from fedsim.data.build import build_store, terminal_progress
+from fedsim.data.build import build_store, cache_key, terminal_progress
 from fedsim.data.sources import records
 from fedsim.data.store import TokenStore
 from fedsim.errors import ConfigError
@@ -45,8 +45,15 @@ def build(
     cutting: Annotated[
         str, typer.Option(help="split or truncate longer texts, or join a user's texts.")
     ] = DataConfig().cutting,
+    workers: Annotated[
+        int | None,
+        typer.Option(min=0, help="Processes that tokenise; 0 for none. By default one a CPU."),
+    ] = None,
 ) -> None:
-    """Tokenise a source once, by user, into the folder --out."""
+    """Tokenise a source once, by user, into the folder --out.
+
+    A build that was killed goes on where it was when the same command is given again.
+    """
     data = {
         "source": source,
         "user_column": user_column,
@@ -68,13 +75,15 @@ def build(
         with terminal_progress() as progress:
             store = build_store(
                 records(config),
-                encode=model.encode,
+                encode=model.encoder,
                 vocabulary_size=model.vocabulary_size,
                 tokenizer_fingerprint=model.tokenizer_fingerprint,
                 sequence_length=config.sequence_length,
                 cutting=config.cutting,
                 destination=out,
                 source=config.source,
+                key=cache_key(config, model),
+                num_workers=workers,
                 progress=progress,
             )
     except (FileExistsError, NotADirectoryError, PermissionError) as error:
@@ -85,10 +94,16 @@ def build(
 @app.command()
 def inspect(
     store: Annotated[Path, typer.Argument(help="A folder that fedsim data build made.")],
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Read every byte and compare the checksums.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show how many users, examples and tokens a store has, and what was dropped."""
-    summary = _summary(TokenStore.open(store))
+    opened = TokenStore.open(store)
+    if verify:
+        opened.verify()
+    summary = _summary(opened)
     if as_json:
         typer.echo(json.dumps(summary))
     else:

@@ -22,7 +22,12 @@ NULL_USER = "null user"
 NULL_TEXT = "null text"
 EMPTY_TEXT = "empty text"
 SHORT_TEXT = "fewer than 2 tokens"
+LONG_TEXT = "longer than 10,000,000 characters"
 CUT_TOKENS = "tokens beyond sequence_length"
+
+MOST_CHARACTERS = 10_000_000
+"""The longest novels have fewer; a longer text is a file without line ends, and tokenising it
+takes a hundred times its size in memory."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,6 +137,8 @@ def _usable(batch: Sequence[Record], dropped: Counter[str]) -> Iterator[tuple[st
             dropped[NULL_TEXT] += 1
         elif not text or text.isspace():
             dropped[EMPTY_TEXT] += 1
+        elif len(text) > MOST_CHARACTERS:
+            dropped[LONG_TEXT] += 1
         else:
             yield user, text
 

@@ -36,6 +36,7 @@ Batch = Mapping[str, list[Any]]
 
 _ON_DISK = "save_to_disk"
 _BATCH = 1000
+_SHOWN = 500  # characters of the columns' names in a message
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
 
@@ -123,7 +124,22 @@ def _batches(config: DataConfig, scratch: str) -> Iterator[Batch]:
         raise
     except Exception as error:  # each loader raises its own kinds, and a reader needs one
         reason = str(error).strip().split("\n")[0] or type(error).__name__
+        if "codec can't decode" in reason and local is not None:
+            reason = f"{_undecodable(local[1])}; convert it to UTF-8, with iconv for example"
         raise _unusable(config.source, reason) from error
+
+
+def _undecodable(files: list[Path]) -> str:
+    """Return the place of the first bytes that are not UTF-8."""
+    for path in files:
+        with path.open("rb") as lines:
+            for number, line in enumerate(lines, start=1):
+                try:
+                    line.decode("utf-8")
+                except UnicodeDecodeError as error:
+                    byte = f"0x{line[error.start]:02x}"
+                    return f"{path.name}: line {number} holds the byte {byte}, which is not UTF-8"
+    return "not UTF-8"
 
 
 def _csv_batches(config: DataConfig, files: list[Path]) -> Iterator[Batch]:
@@ -133,6 +149,7 @@ def _csv_batches(config: DataConfig, files: list[Path]) -> Iterator[Batch]:
     """
     pandas = importlib.import_module("pandas")
     columns = [config.user_column, config.text_column]
+    any_text, only_numbers = False, True
     for path in files:
         if path.stat().st_size == 0:
             continue
@@ -147,10 +164,24 @@ def _csv_batches(config: DataConfig, files: list[Path]) -> Iterator[Batch]:
             chunksize=_BATCH,
         ) as reader:
             for frame in reader:
-                yield {
+                batch = {
                     name: [cell if isinstance(cell, str) else None for cell in frame[name]]
                     for name in columns
                 }
+                texts = batch[config.text_column]
+                only_numbers = only_numbers and all(map(_is_number, filter(None, texts)))
+                any_text = any_text or any(texts)
+                yield batch
+    if any_text and only_numbers:
+        raise _wrong_texts(config, "nothing but numbers")
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
 
 
 def _dataset_batches(
@@ -190,6 +221,8 @@ def _check_columns(config: DataConfig, columns: list[str]) -> None:
     for field, name in (("user_column", config.user_column), ("text_column", config.text_column)):
         if name not in columns:
             known = ", ".join(map(str, columns))
+            if len(known) > _SHOWN:
+                known = f"{known[:_SHOWN]}…"
             raise ConfigError(f"data.{field} = {name!r}: no such column; columns: {known}")
 
 
@@ -220,10 +253,11 @@ def _user(value: object, config: DataConfig) -> str | None:
 def _text(value: object, config: DataConfig) -> str | None:
     if value is None or isinstance(value, str):
         return value
-    raise ConfigError(
-        f"data.text_column = {config.text_column!r}: holds {type(value).__name__} values; "
-        "wanted: strings"
-    )
+    raise _wrong_texts(config, f"{type(value).__name__} values")
+
+
+def _wrong_texts(config: DataConfig, what: str) -> ConfigError:
+    return ConfigError(f"data.text_column = {config.text_column!r}: holds {what}; wanted: strings")
 
 
 def _unusable(source: str, reason: str) -> ConfigError:

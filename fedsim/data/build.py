@@ -60,7 +60,8 @@ def build_store(
     """Write a store of these records, users in order of first appearance, texts in order.
 
     Args:
-        records: (user, text); a record with a null or an empty text is dropped, counted.
+        records: (user, text); a record with a null or an empty text is dropped, counted. What
+            the iterable itself kept back, it may count in a mapping `dropped`, reason to number.
         encode: texts to their token ids; used in other processes if it can be pickled.
         vocabulary_size: every id is below it.
         tokenizer_fingerprint: of the tokenizer behind `encode`, hex.
@@ -180,7 +181,7 @@ def _read_all(
             f"tokenising: {segments.num_records:,} texts of {len(segments.users):,} users, "
             f"{rate:,.0f} texts/s"
         )
-    segments.finish()
+    segments.finish(getattr(records, "dropped", {}))
 
 
 def _batches(records: Iterable[Record]) -> Iterator[list[Record]]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import count
 from pathlib import Path
 from typing import Any, TypedDict
@@ -41,6 +41,13 @@ class Head(TypedDict):
     tokens: int
     dropped: dict[str, int]
     new_users: list[str]
+
+
+class _Read(TypedDict):
+    """The content of read.json."""
+
+    segments: int
+    dropped: dict[str, int]
 
 
 class Segments:
@@ -70,7 +77,10 @@ class Segments:
             self.dropped.update(head["dropped"])
             for name in head["new_users"]:
                 self.users[name] = len(self.users)
-        self.is_read = _num_read(folder) == len(self.heads)
+        read = _read(folder)
+        self.is_read = read["segments"] == len(self.heads)
+        if self.is_read:
+            self.dropped.update(read["dropped"])
         self._begin()
 
     def add(self, arrived: Arrived) -> None:
@@ -93,11 +103,17 @@ class Segments:
         if self._num_tokens >= SEGMENT_TOKENS or self._num_examples >= SEGMENT_EXAMPLES:
             self._close()
 
-    def finish(self) -> None:
-        """Close the last segment and note that the source has been read to its end."""
+    def finish(self, dropped: Mapping[str, int]) -> None:
+        """Close the last segment and note that the source has been read to its end.
+
+        Args:
+            dropped: reason to number of records that the source kept back.
+        """
         if self._num_records:
             self._close()
-        write_atomically(self.folder / _READ, json.dumps({"segments": len(self.heads)}))
+        self.dropped.update(dropped)
+        note = _Read(segments=len(self.heads), dropped=dict(dropped))
+        write_atomically(self.folder / _READ, json.dumps(note))
         self.is_read = True
 
     def part(self, segment: int, kind: str, first: int, last: int) -> npt.NDArray[Any]:
@@ -188,13 +204,13 @@ def _heads(folder: Path, width: int) -> Iterator[Head]:
         yield head
 
 
-def _num_read(folder: Path) -> int | None:
-    """Return how many segments the whole source gave, or None where it was not read so far."""
+def _read(folder: Path) -> _Read:
+    """Return what is noted of the source, or no segments where it was not read to its end."""
     path = folder / _READ
     if not path.exists():
-        return None
-    number: int = json.loads(path.read_text(encoding="utf-8"))["segments"]
-    return number
+        return _Read(segments=-1, dropped={})
+    read: _Read = json.loads(path.read_text(encoding="utf-8"))
+    return read
 
 
 def _write(path: Path, chunks: Any) -> None:  # noqa: ANN401

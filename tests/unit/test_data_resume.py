@@ -110,3 +110,34 @@ def test_a_build_that_stops_before_its_first_segment_leaves_nothing(tmp_path: Pa
     with pytest.raises(Stopped):
         build(_until(3), tmp_path / "store", key="k")
     assert list(tmp_path.iterdir()) == []
+
+
+class _Prepared:
+    """Records of which some are kept back on the way."""
+
+    def __init__(self, stop: int | None) -> None:
+        self.dropped = {"too old": 0, "a step that found nothing": 0}
+        self._stop = stop
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        for number, record in enumerate(_until(self._stop)):
+            if number % 4:
+                yield record
+            else:
+                self.dropped["too old"] += 1
+
+
+def test_what_the_source_kept_back_is_counted_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*arguments: object) -> None:
+        raise Stopped
+
+    with pytest.raises(Stopped):
+        build(_Prepared(30), tmp_path / "store", key="k")
+    with monkeypatch.context() as patch, pytest.raises(Stopped):
+        patch.setattr(build_module, "write_merged", stopped)
+        build(_Prepared(None), tmp_path / "store", key="k")
+    store = build(_until(0), tmp_path / "store", key="k")
+    assert store.manifest["dropped"] == {"a step that found nothing": 0, "too old": 10}
+    assert store.num_examples == sum(-(-(1 + n + 1) // 7) for n in range(40) if n % 4)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from clients.gradients import mean_gradient
-from fedsim.execution import Unit, Update
+from fedsim.execution import Keys, Unit, Update
 from fedsim.materials import Materials
 from fedsim.tensors import Tensors
 
@@ -24,8 +24,15 @@ class ExampleGradient:
 
     def unit(self, key: int, round: int) -> Unit:
         """Return the example as a unit of its own."""
-        tokens, lengths = self._store.padded(np.array([key]))
-        return Unit(key, torch.from_numpy(tokens), torch.from_numpy(lengths))
+        return self.units(np.array([key]), round)[0]
+
+    def units(self, keys: Keys, round: int) -> list[Unit]:
+        """Return each example as a unit of its own."""
+        padded, lengths = map(torch.from_numpy, self._store.padded(keys))
+        return [
+            Unit(key, padded[row : row + 1, :length], lengths[row : row + 1])
+            for row, (key, length) in enumerate(zip(keys.tolist(), lengths.tolist(), strict=True))
+        ]
 
     def update(self, parameters: Tensors, unit: Unit, round: int) -> Update:
         """Return the example's gradient."""

@@ -107,4 +107,4 @@ def read_manifest(folder: Path) -> Manifest:
 
 def damaged(folder: Path, what: str) -> ConfigError:
     """Return the error of a store that is not whole."""
-    return ConfigError(f"store {str(folder)!r}: damaged: {what}; build it again")
+    return ConfigError(f"store {str(folder)!r}: damaged: {what}; delete it and build it again")

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from fedsim.errors import ConfigError
 from fedsim.paths import write_atomically
 
 _LOCK, _PLAN = "lock", "plan.json"
@@ -38,9 +39,10 @@ class Workshop:
 def workshop(destination: Path, key: str | None) -> Iterator[Workshop]:
     """Give a folder whose `result` becomes `destination` if all goes well.
 
-    One process at a time has it; the others wait for it. If the block raises, or the process is
-    killed, the next try of the same key finds `parts` as they were; a try of another key finds
-    nothing. The files are synced before the rename: not even a power cut leaves half a store.
+    One process at a time has it; the others wait for it. If the block is interrupted, or the
+    process is killed, the next try of the same key finds `parts` as they were; a try of another
+    key finds nothing, and after a `ConfigError` nothing is left. The files are synced before the
+    rename: not even a power cut leaves half a store.
 
     Args:
         destination: a folder that does not exist yet.
@@ -60,6 +62,8 @@ def workshop(destination: Path, key: str | None) -> Iterator[Workshop]:
             place = _tidied(folder, key or uuid.uuid4().hex)
             try:
                 yield place
+            except ConfigError:
+                raise  # what is wrong with the input will not be right next time
             except BaseException:
                 useful = key is not None and any(place.parts.glob("*.json"))
                 raise

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from fedsim.data import build as build_module
 from fedsim.data import segments
 from fedsim.data.store import TokenStore
+from fedsim.errors import ConfigError
 from tests.unit.data_samples import build, encode
 
 RECORDS = [(f"user {index * 7 % 5}", "x" * (1 + index)) for index in range(40)]
@@ -109,6 +110,12 @@ def test_a_source_that_was_read_is_not_opened_again(
 def test_a_build_that_stops_before_its_first_segment_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(Stopped):
         build(_until(3), tmp_path / "store", key="k")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_wrong_input_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no usable record"):
+        build([("ann", ""), (None, "x")] * 50, tmp_path / "store", key="k")
     assert list(tmp_path.iterdir()) == []
 
 

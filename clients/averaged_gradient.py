@@ -7,7 +7,7 @@ from typing import ClassVar
 from clients.gradients import mean_gradient
 from clients.user_units import UserUnits
 from fedsim.data.selection import Rule
-from fedsim.execution import Unit, Update
+from fedsim.execution import Keys, Unit, Update
 from fedsim.materials import Materials
 from fedsim.tensors import Tensors
 
@@ -31,6 +31,10 @@ class AveragedGradient:
     def unit(self, key: int, round: int) -> Unit:
         """Return the user's examples of this round."""
         return self._units(key, round)
+
+    def units(self, keys: Keys, round: int) -> list[Unit]:
+        """Return the examples of each of these users."""
+        return self._units.many(keys, round)
 
     def update(self, parameters: Tensors, unit: Unit, round: int) -> Update:
         """Return the mean gradient."""

@@ -9,7 +9,7 @@ import torch
 
 from clients.dropout import drops, unit_streams
 from clients.gradients import mean_gradient
-from fedsim.execution import Unit, Update
+from fedsim.execution import Keys, Unit, Update
 from fedsim.materials import Materials
 from fedsim.tensors import Tensors
 
@@ -26,9 +26,21 @@ class ExampleGradient:
 
     def unit(self, key: int, round: int) -> Unit:
         """Return the example as a unit of its own."""
-        tokens, lengths = self._store.padded(np.array([key]))
-        streams = unit_streams(self._seed, round, key, 1) if drops(self._model) else None
-        return Unit(key, torch.from_numpy(tokens), torch.from_numpy(lengths), streams=streams)
+        return self.units(np.array([key]), round)[0]
+
+    def units(self, keys: Keys, round: int) -> list[Unit]:
+        """Return each example as a unit of its own."""
+        padded, lengths = map(torch.from_numpy, self._store.padded(keys))
+        rows = enumerate(zip(keys.tolist(), lengths.tolist(), strict=True))
+        return [
+            Unit(
+                key,
+                padded[row : row + 1, :length],
+                lengths[row : row + 1],
+                streams=unit_streams(self._seed, round, key, 1) if drops(self._model) else None,
+            )
+            for row, (key, length) in rows
+        ]
 
     def update(self, parameters: Tensors, unit: Unit, round: int) -> Update:
         """Return the example's gradient."""

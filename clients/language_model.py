@@ -13,6 +13,7 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from clients.dropout import install_dropout
+from clients.encoders import encoder_of
 from clients.lora import add_lora, merged
 from clients.quiet import quietly
 from clients.trainable import select_trainable
@@ -33,6 +34,7 @@ class TransformersModel:
     Attributes:
         module: the network, for engines that look inside; its own weights never change.
         tokenizer: the transformers tokenizer.
+        encoder: what `encode` calls; it can be sent to a process that has no network.
         places: every name in the module that a trainable parameter goes by, to the first.
         dropout: the probability with which an engine is to let entries be dropped.
     """
@@ -60,7 +62,7 @@ class TransformersModel:
         self.vocabulary_size = int(module.config.get_text_config().vocab_size)
         self.num_parameters = sum(value.numel() for value in module.parameters())
         _check_fit(module, tokenizer, self.name, sequence_length)
-        self._begin, self._end = _begin_and_end(tokenizer, self.name)
+        self.encoder = encoder_of(tokenizer, *_begin_and_end(tokenizer, self.name))
         self.unknown_token_id = _unknown_word(tokenizer)
         self.tokenizer_fingerprint = _fingerprint(tokenizer)
         self._pad_token_id = _make_padding_ordinary(module)
@@ -76,12 +78,7 @@ class TransformersModel:
 
         A special token that is spelt out in a text is read as text: nobody's text can end early.
         """
-        if not texts:
-            return []
-        encoded = self.tokenizer(
-            list(texts), add_special_tokens=False, split_special_tokens=True, verbose=False
-        )
-        return [[self._begin, *ids, self._end] for ids in encoded["input_ids"]]
+        return self.encoder(texts)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of token ids; begin and end tokens are left out."""

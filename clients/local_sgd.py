@@ -11,7 +11,7 @@ from clients.dropout import at_step
 from clients.gradients import mean_gradient
 from clients.user_units import UserUnits
 from fedsim.data.selection import Rule
-from fedsim.execution import Unit, Update
+from fedsim.execution import Keys, Unit, Update
 from fedsim.materials import Materials
 from fedsim.seeding import stream
 from fedsim.tensors import Tensors, add_
@@ -51,6 +51,10 @@ class LocalSGD:
     def unit(self, key: int, round: int) -> Unit:
         """Return the user's examples of this round."""
         return self._units(key, round)
+
+    def units(self, keys: Keys, round: int) -> list[Unit]:
+        """Return the examples of each of these users."""
+        return self._units.many(keys, round)
 
     def batches(self, unit: Unit, round: int) -> Iterator[torch.Tensor]:
         """Yield the rows of `unit.tokens` that each local step takes, (rows,) int64.

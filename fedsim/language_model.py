@@ -6,7 +6,7 @@ loader under the entry-point group `fedsim.models`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -28,6 +28,8 @@ class LanguageModel(Protocol):
         origin: one sentence on the public data that the starting point and the vocabulary
             come from; printed in the report.
         device: where logits are computed.
+        encoder: what `encode` calls; where it can be pickled, several processes tokenise, and
+            it should bring neither the network nor torch with it.
     """
 
     @property
@@ -44,6 +46,9 @@ class LanguageModel(Protocol):
     def origin(self) -> str: ...
     @property
     def device(self) -> torch.device: ...
+
+    @property
+    def encoder(self) -> Callable[[Sequence[str]], list[list[int]]]: ...
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Return, per text, its ids between a begin and an end token; never truncated."""

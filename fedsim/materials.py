@@ -11,8 +11,9 @@ import torch
 
 from fedsim.config import DataConfig, ExecutorConfig, ModelConfig
 from fedsim.data.build import open_or_build
+from fedsim.data.manifest import is_store
 from fedsim.data.split import Split, split_store
-from fedsim.data.store import TokenStore, is_store
+from fedsim.data.store import TokenStore
 from fedsim.errors import ConfigError
 from fedsim.language_model import LanguageModel
 from fedsim.registry import names, resolve

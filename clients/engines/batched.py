@@ -60,7 +60,7 @@ class BatchedEngine:
             raise ValueError(f"task {type(task).__name__}: its update is no mean gradient")
         if self._refused:
             return loop(task, parameters, keys, clip, round)
-        units = [task.unit(int(key), round) for key in keys]
+        units = task.units(keys, round)
         ordered = chunks.in_order([unit for unit in units if len(unit.lengths)])
         empty = [unit for unit in units if not len(unit.lengths)]
         try:

@@ -71,6 +71,10 @@ class InMemoryGradients:
         """Return the unit, the same in each round."""
         return self._units[key]
 
+    def units(self, keys: Keys, round: int) -> list[Unit]:
+        """Return each of these units."""
+        return [self._units[key] for key in keys.tolist()]
+
     def update(self, parameters: Tensors, unit: Unit, round: int) -> Update:
         """Return the mean gradient."""
         return mean_gradient(self._model, parameters, unit)
@@ -93,6 +97,10 @@ class InMemoryLocalSGD(LocalSGD):
     def unit(self, key: int, round: int) -> Unit:
         """Return the unit, the same in each round."""
         return self._in_memory[key]
+
+    def units(self, keys: Keys, round: int) -> list[Unit]:
+        """Return each of these units."""
+        return [self._in_memory[key] for key in keys.tolist()]
 
 
 @dataclass(frozen=True, eq=False)

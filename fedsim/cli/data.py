@@ -11,7 +11,7 @@ import typer
 
 from fedsim.cli.inspection import draw_histogram, print_inspection
 from fedsim.config import ModelConfig, parse_config
-from fedsim.data.build import build_store, terminal_progress
+from fedsim.data.build import build_store, cache_key, terminal_progress
 from fedsim.data.inspection import inspect_store
 from fedsim.data.recipe import load_recipe, recipe_names
 from fedsim.data.sources import records
@@ -50,8 +50,15 @@ def build(
     cutting: Annotated[
         str | None, typer.Option(help="split (default) or truncate long texts, or join a user's.")
     ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(min=0, help="Processes that tokenise; 0 for none. By default one a CPU."),
+    ] = None,
 ) -> None:
-    """Tokenise a source once, by user, into the folder --out."""
+    """Tokenise a source once, by user, into the folder --out.
+
+    A build that was killed goes on where it was when the same command is given again.
+    """
     given = {
         "recipe": recipe,
         "source": source,
@@ -79,13 +86,15 @@ def build(
         with terminal_progress() as progress:
             store = build_store(
                 records(config),
-                encode=model.encode,
+                encode=model.encoder,
                 vocabulary_size=model.vocabulary_size,
                 tokenizer_fingerprint=model.tokenizer_fingerprint,
                 sequence_length=config.sequence_length,
                 cutting=config.cutting,
                 destination=out,
                 source=config.source,
+                key=cache_key(config, model),
+                num_workers=workers,
                 progress=progress,
             )
     except (FileExistsError, NotADirectoryError, PermissionError) as error:
@@ -99,10 +108,16 @@ def inspect(
     out: Annotated[
         Path | None, typer.Option(help="Draw the histogram into this file, such as sizes.png.")
     ] = None,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Read every byte and compare the checksums.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show a store's users, examples and tokens, their sizes, and what was dropped."""
-    found = inspect_store(TokenStore.open(store))
+    opened = TokenStore.open(store)
+    if verify:
+        opened.verify()
+    found = inspect_store(opened)
     if out is not None:
         draw_histogram(found, out)
     if as_json:

@@ -1,43 +1,46 @@
-"""From (user, text) records to a token store, streaming, with bounded memory.
+"""From (user, text) records to a token store: streaming, by several processes, in bounded memory.
 
-Two passes. The first (`arrivals`) encodes batches of texts and appends their tokens to a
-temporary file as they come. The second copies the tokens into user order, a bounded chunk at a
-time. All of it happens in a hidden folder beside the destination, which is renamed at the end: a
-store is whole or it is not there.
+First (`arrivals`, `workers`, `segments`) batches of texts become pieces of token ids, which are
+written in segments as they come. Then (`merge`) the segments become the files of the store. All of
+it happens in a hidden folder beside the destination, which is renamed at the end (`workshop`): a
+store is whole or it is not there. A build that was killed goes on after its last whole segment.
+The result is the same, byte by byte, whatever the number of processes and of interruptions.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
 import sys
-import uuid
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from fedsim import paths
 from fedsim.config import DataConfig
-from fedsim.data import sources
-from fedsim.data import store as layout
-from fedsim.data.arrivals import Arrivals, Cutting, Encode, Record
-from fedsim.data.store import Indices, Manifest, TokenStore
+from fedsim.data import integrity, sources
+from fedsim.data.arrivals import Cutting, Encode, Record, Tokenising
+from fedsim.data.manifest import FORMAT_VERSION, Manifest, is_store, write_manifest
+from fedsim.data.merge import write_merged
+from fedsim.data.segments import Segments
+from fedsim.data.store import TokenStore
+from fedsim.data.workers import tokenised
+from fedsim.data.workshop import workshop
 from fedsim.errors import ConfigError
 
 if TYPE_CHECKING:  # torch takes seconds to import, and nothing here computes with it
     from fedsim.language_model import LanguageModel
 
+Say = Callable[[str], None]
+
 _BATCH_TEXTS = 1000
-_CHUNK_TOKENS = 1 << 20
+_BATCH_CHARACTERS = 1 << 20
 
 
 def build_store(
@@ -50,59 +53,64 @@ def build_store(
     cutting: Cutting,
     destination: Path,
     source: str,
-    progress: Callable[[int], None] | None = None,
+    key: str | None = None,
+    num_workers: int | None = None,
+    progress: Say | None = None,
 ) -> TokenStore:
     """Write a store of these records, users in order of first appearance, texts in order.
 
     Args:
-        records: (user, text); a record with a null or an empty text is dropped, counted.
-        encode: texts to their token ids.
+        records: (user, text); a record with a null or an empty text is dropped, counted. What
+            the iterable itself kept back, it may count in a mapping `dropped`, reason to number.
+        encode: texts to their token ids; used in other processes if it can be pickled.
         vocabulary_size: every id is below it.
         tokenizer_fingerprint: of the tokenizer behind `encode`, hex.
         sequence_length: most ids an example may have, at least 2.
         cutting: "split" a longer text into pieces that overlap in one token, or "truncate" it;
             or "join" a user's texts end to end and cut them into examples of nearly equal length.
-        destination: a folder that does not exist yet.
+        destination: a folder that does not exist yet. Its parent receives a hidden folder.
         source: the source in words, for the manifest.
-        progress: called after each batch with the number of records read so far.
+        key: of everything the content depends on. What a build of the same key and destination
+            left behind when it was killed is used again: `records` have to be the same.
+        num_workers: processes that tokenise, 0 for this one; None for as many as there are CPUs
+            (at most 8) where there is much to do.
+        progress: called now and then with a line that says how far it is.
 
     Raises:
         ConfigError: not one usable record.
         FileExistsError: `destination` exists; also when another process made it meanwhile.
         ValueError: `encode` gave an id outside the vocabulary.
     """
-    with _workshop(destination) as folder:
-        unordered = folder / "arrivals.bin"
-        with unordered.open("wb") as file:
-            arrivals = Arrivals(
-                file,
-                encode=encode,
-                vocabulary_size=vocabulary_size,
-                sequence_length=sequence_length,
-                cutting=cutting,
-            )
-            _read_all(records, arrivals, progress)
-        if not arrivals.lengths:
+    tokenising = Tokenising(encode, vocabulary_size, sequence_length, cutting)
+    say = progress or (lambda line: None)
+    with workshop(destination, key) as place:
+        segments = Segments(place.parts, tokenising)
+        if not segments.is_read:
+            _read_all(records, segments, tokenising, num_workers, say)
+        if not segments.users:
             raise ConfigError(
-                f"data.source = {source!r}: no usable record; dropped: {dict(arrivals.dropped)}"
+                f"data.source = {source!r}: no usable record; dropped: {dict(segments.dropped)}"
             )
+        say(f"writing: {len(segments.users):,} users")
         joined = sequence_length if cutting == "join" else None
-        num_examples, num_tokens = _write_ordered(arrivals, unordered, folder, joined)
-        unordered.unlink()
+        num_examples, num_tokens = write_merged(segments, place.result, joined)
+        say("computing checksums")
         manifest = Manifest(
-            version=layout.FORMAT_VERSION,
-            users=len(arrivals.users),
+            version=FORMAT_VERSION,
+            users=len(segments.users),
             examples=num_examples,
             tokens=num_tokens,
             tokenizer_fingerprint=tokenizer_fingerprint,
             sequence_length=sequence_length,
             cutting=cutting,
-            dropped=dict(arrivals.dropped),
-            dtype=arrivals.dtype,
+            dropped=dict(sorted(segments.dropped.items())),
+            dtype=tokenising.dtype,
             source=source,
+            files={path.name: integrity.facts(path) for path in sorted(place.result.iterdir())},
+            sha256="",
         )
-        text = json.dumps(manifest, indent=2) + "\n"
-        (folder / layout.MANIFEST).write_text(text, encoding="utf-8")
+        write_manifest(place.result, manifest)
+    integrity.note_whole(destination)
     return TokenStore.open(destination)
 
 
@@ -116,21 +124,22 @@ def open_or_build(config: DataConfig, model: LanguageModel) -> TokenStore:
             length or treatment of long texts than the run's.
     """
     given = Path(config.source).expanduser()
-    if layout.is_store(given):
+    if is_store(given):
         return _fitting(TokenStore.open(given), config, model)
-    destination = paths.cache_dir() / "stores" / _cache_key(config, model)
+    destination = paths.cache_dir() / "stores" / cache_key(config, model)
     if not destination.exists():
         try:
             with terminal_progress() as progress:
                 return build_store(
                     sources.records(config),
-                    encode=model.encode,
+                    encode=model.encoder,
                     vocabulary_size=model.vocabulary_size,
                     tokenizer_fingerprint=model.tokenizer_fingerprint,
                     sequence_length=config.sequence_length,
                     cutting=config.cutting,
                     destination=destination,
                     source=config.source,
+                    key=destination.name,
                     progress=progress,
                 )
         except FileExistsError:
@@ -139,133 +148,60 @@ def open_or_build(config: DataConfig, model: LanguageModel) -> TokenStore:
 
 
 @contextmanager
-def terminal_progress() -> Iterator[Callable[[int], None]]:
-    """Show a count of texts on standard error, if that is a terminal; give its setter."""
+def terminal_progress() -> Iterator[Say]:
+    """Show a line on standard error, if that is a terminal; give its setter."""
     with Progress(
         SpinnerColumn(),
-        TextColumn("tokenising: {task.completed:,} texts"),
+        TextColumn("{task.description}"),
         TimeElapsedColumn(),
         console=Console(stderr=True),
         transient=True,
         disable=not sys.stderr.isatty(),
     ) as bar:
-        task = bar.add_task("tokenising", total=None)
-        yield lambda count: bar.update(task, completed=count)
-
-
-@contextmanager
-def _workshop(destination: Path) -> Iterator[Path]:
-    """Give a hidden folder that becomes `destination` if all goes well, and vanishes if not.
-
-    Its files are synced before it is renamed, so not even a power cut leaves half a store.
-    """
-    if destination.exists():
-        raise FileExistsError(f"{destination} exists")
-    folder = destination.with_name(f".{destination.name}.{uuid.uuid4().hex}.tmp")
-    folder.mkdir(parents=True)
-    try:
-        yield folder
-        for path in folder.iterdir():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
-        try:
-            folder.rename(destination)
-        except OSError as error:  # "directory not empty" is not yet a FileExistsError
-            if destination.exists():
-                raise FileExistsError(f"{destination} exists") from error
-            raise
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
+        task = bar.add_task("reading", total=None)
+        yield lambda line: bar.update(task, description=line)
 
 
 def _read_all(
-    records: Iterable[Record], arrivals: Arrivals, progress: Callable[[int], None] | None
+    records: Iterable[Record],
+    segments: Segments,
+    tokenising: Tokenising,
+    num_workers: int | None,
+    say: Say,
 ) -> None:
-    remaining = iter(records)
-    count = 0
-    while batch := list(islice(remaining, _BATCH_TEXTS)):
-        arrivals.add(batch)
-        count += len(batch)
-        if progress is not None:
-            progress(count)
+    before = segments.num_records
+    if before:
+        say(f"passing over {before:,} texts that are done")
+    rest = _batches(islice(records, before, None))
+    started = time.monotonic()
+    for arrived in tokenised(rest, tokenising, num_workers):
+        segments.add(arrived)
+        rate = (segments.num_records - before) / max(time.monotonic() - started, 1e-3)
+        say(
+            f"tokenising: {segments.num_records:,} texts of {len(segments.users):,} users, "
+            f"{rate:,.0f} texts/s"
+        )
+    segments.finish(getattr(records, "dropped", {}))
 
 
-def _write_ordered(
-    arrivals: Arrivals, unordered: Path, folder: Path, joined: int | None
-) -> tuple[int, int]:
-    """Write tokens, offsets and names by user; return the numbers of examples and of tokens.
-
-    Where texts are joined, the tokens stay and only the offsets are drawn anew, every `joined`
-    tokens at the most.
-    """
-    user_of = np.frombuffer(arrivals.user_of, dtype=np.uint32)
-    lengths = np.frombuffer(arrivals.lengths, dtype=np.uint32).astype(np.int64)
-    order = np.argsort(user_of, kind="stable")  # stable: a user's examples stay as they came
-    example_offsets = _offsets(lengths[order])
-    tokens = np.memmap(unordered, layout.disk_dtype(arrivals.dtype), mode="r")
-    with (folder / layout.TOKENS).open("wb") as file:
-        for chunk in _gathered(tokens, lengths, order, example_offsets):
-            file.write(chunk.tobytes())
-    user_offsets = _offsets(np.bincount(user_of))
-    if joined is not None:
-        example_offsets, user_offsets = _recut(example_offsets[user_offsets], joined)
-    np.save(folder / layout.EXAMPLE_OFFSETS, example_offsets)
-    np.save(folder / layout.USER_OFFSETS, user_offsets)
-    with (folder / layout.USERS).open("w", encoding="utf-8") as names:
-        names.writelines(json.dumps(name) + "\n" for name in arrivals.users)
-    return len(example_offsets) - 1, int(example_offsets[-1])
+def _batches(records: Iterable[Record]) -> Iterator[list[Record]]:
+    """Yield a thousand records at a time, or fewer where they are long."""
+    batch: list[Record] = []
+    characters = 0
+    for record in records:
+        batch.append(record)
+        characters += len(record[1] or "")
+        if len(batch) >= _BATCH_TEXTS or characters >= _BATCH_CHARACTERS:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch
 
 
-def _recut(token_offsets: Indices, longest: int) -> tuple[Indices, Indices]:
-    """Cut each user's tokens into the fewest examples of at most `longest`, as equal as can be.
-
-    Args:
-        token_offsets: (users + 1,), user u has the tokens offsets[u] … offsets[u + 1] - 1.
-        longest: most tokens an example may have.
-
-    Returns:
-        Example offsets (in tokens) and user offsets (in examples).
-    """
-    sizes = np.diff(token_offsets)
-    pieces = -(-sizes // longest)
-    user_offsets = _offsets(pieces)
-    piece = np.arange(user_offsets[-1]) - np.repeat(user_offsets[:-1], pieces)
-    within = piece * np.repeat(sizes, pieces) // np.repeat(pieces, pieces)
-    starts = np.repeat(token_offsets[:-1], pieces) + within
-    return np.append(starts, token_offsets[-1]), user_offsets
-
-
-def _offsets(counts: npt.NDArray[np.integer]) -> Indices:
-    return np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
-
-
-def _gathered(
-    tokens: npt.NDArray[np.generic], lengths: Indices, order: Indices, offsets: Indices
-) -> Iterator[npt.NDArray[np.generic]]:
-    """Yield the tokens of the examples in `order`, about `_CHUNK_TOKENS` at a time.
-
-    Args:
-        tokens: in order of arrival.
-        lengths: per example in order of arrival.
-        order: arrival numbers in the order wanted.
-        offsets: of the examples in the order wanted.
-    """
-    starts = np.cumsum(lengths) - lengths
-    first = 0
-    while first < len(order):
-        limit = offsets[first] + _CHUNK_TOKENS
-        last = max(first + 1, int(np.searchsorted(offsets, limit, side="right")) - 1)
-        chosen = order[first:last]
-        shift = starts[chosen] - offsets[first:last]
-        places = np.arange(offsets[first], offsets[last]) + np.repeat(shift, lengths[chosen])
-        yield tokens[places]
-        first = last
-
-
-def _cache_key(config: DataConfig, model: LanguageModel) -> str:
+def cache_key(config: DataConfig, model: LanguageModel) -> str:
+    """Return a SHA-256 (hex) of everything that the content of a store depends on."""
     parts = [
-        layout.FORMAT_VERSION,
+        FORMAT_VERSION,
         sources.source_fingerprint(config),
         config.user_column,
         config.text_column,

@@ -1,43 +1,118 @@
-"""Which of a user's examples take part: at most `group_size` of them."""
+"""Which of a user's examples take part: at most `group_size` of them, for many users at once."""
 
 from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
+from fedsim.data.arrivals import ranks
+from fedsim.data.hashing import Hashes, hashes
+from fedsim.data.hashing import base as hashing_base
 from fedsim.data.split import Split
 from fedsim.data.store import Indices, TokenStore
-from fedsim.seeding import stream
 
 Rule = Literal["random", "longest", "shortest"]
 
+_TABLE = 1 << 17  # hashes that are compared together
+_LAST = np.uint64(2**64 - 1)
+
+
+class Selection(NamedTuple):
+    """The examples that users bring, user after user.
+
+    Attributes:
+        examples: store indices, int64, ascending within a user.
+        counts: per user how many, int64, at most `group_size`.
+    """
+
+    examples: Indices
+    counts: Indices
+
 
 def select(
-    examples: Indices,
-    lengths: Indices,
+    split: Split,
+    store: TokenStore,
+    users: Indices,
+    *,
     group_size: int,
     rule: Rule,
-    generator: np.random.Generator,
-) -> Indices:
-    """Return at most `group_size` of a user's examples, in the order they were given.
+    base: int,
+    names: Indices | None = None,
+) -> Selection:
+    """Choose at most `group_size` of each user's training examples.
 
     Args:
-        examples: indices of one user's examples, int64, ascending.
-        lengths: their numbers of tokens, the same shape.
-        group_size: most examples to return, at least 1.
-        rule: "random" draws without replacement; "longest" and "shortest" go by length and, among
-            equals, take the smaller index.
-        generator: of this user alone; only "random" draws from it, and only if there is a choice.
+        split: of the store.
+        store: where the lengths are.
+        users: training users, indices of the split, int64, any order.
+        group_size: most examples of a user, at least 1.
+        rule: "random" draws without replacement: the examples with the smallest hashes of
+            (`base`, the user's name, the place among the user's training examples). "longest"
+            and "shortest" go by length and, among equals, take the smaller index. Nobody's
+            examples depend on which other users are asked for.
+        base: of the hashes; see `hashing.base`.
+        names: a number for each of `users`; the users themselves by default.
+
+    Raises:
+        IndexError: there is no such training user.
     """
-    if len(examples) <= group_size:
-        return examples
-    if rule == "random":
-        places = generator.choice(len(examples), size=group_size, replace=False)
-    else:
-        key = -lengths if rule == "longest" else lengths
-        places = np.argsort(key, kind="stable")[:group_size]
-    return examples[np.sort(places)]
+    if len(users) and not 0 <= users.min() <= users.max() < split.num_users:
+        raise IndexError(f"users {users}: the split has {split.num_users} training users")
+    starts = split.train_offsets[users]
+    sizes = split.train_offsets[users + 1] - starts
+    counts = np.minimum(sizes, group_size)
+    ends = np.cumsum(counts)
+    places = ranks(counts)  # who has no more than group_size brings everything
+    seeds = hashes(base, users if names is None else names)
+    for rows, width in _alike(sizes, group_size):
+        inside = np.arange(width) < sizes[rows, None]
+        if rule == "random":
+            keys = hashes(seeds[rows, None], np.arange(width))
+        else:
+            examples = split.train_examples[
+                np.minimum(starts[rows, None] + np.arange(width), len(split.train_examples) - 1)
+            ]
+            keys = _by_length(store.lengths(examples), rule)
+        keys[~inside] = _LAST
+        chosen = np.nonzero(_smallest(keys, inside, group_size))[1]
+        into = (ends - counts)[rows, None] + np.arange(group_size)
+        places[into] = chosen.reshape(len(rows), group_size)
+    return Selection(split.train_examples[np.repeat(starts, counts) + places], counts)
+
+
+def _alike(sizes: Indices, group_size: int) -> list[tuple[Indices, int]]:
+    """Return groups of users with a choice, by the next power of two, and their largest size.
+
+    A group is a table with one row a user, at most half of it empty, and no larger than the
+    cache of a core unless one user alone is.
+    """
+    choosing = np.flatnonzero(sizes > group_size)
+    powers = np.frexp(sizes[choosing].astype(np.float64))[1]
+    groups = []
+    for power in np.unique(powers):
+        rows = choosing[powers == power]
+        for part in np.array_split(rows, -(-(len(rows) << int(power)) // _TABLE)):
+            if len(part):
+                groups.append((part, int(sizes[part].max())))
+    return groups
+
+
+def _by_length(lengths: Indices, rule: Rule) -> Hashes:
+    """Return distinct keys in a row, the smallest for what comes first: length, then place."""
+    first = lengths if rule == "shortest" else lengths.max() - lengths
+    keys: Hashes = first.astype(np.uint64) << np.uint64(32)
+    keys += np.arange(lengths.shape[1], dtype=np.uint64)
+    return keys
+
+
+def _smallest(keys: Hashes, inside: npt.NDArray[np.bool_], count: int) -> npt.NDArray[np.bool_]:
+    """Return a mask of each row's `count` smallest; keys inside a row are distinct."""
+    limit = np.partition(keys, count - 1, axis=1)[:, count - 1, None]
+    chosen: npt.NDArray[np.bool_] = keys <= limit
+    chosen &= inside
+    return chosen
 
 
 class Pool(NamedTuple):
@@ -58,12 +133,14 @@ def pool(split: Split, store: TokenStore, group_size: int, rule: Rule, seed: int
     This is the set that example-level sampling flips its coins on (Charles et al. 2024, Alg. 1):
     no user is in it with more than `group_size` examples, whatever the coins.
     """
-    chosen = []
-    for user, store_user in enumerate(split.users.tolist()):
-        examples = split.user_examples(user)
-        if len(examples) > group_size:  # making a generator is what takes time here
-            generator = stream(seed, "pooling", 0, store_user)
-            examples = select(examples, store.lengths(examples), group_size, rule, generator)
-        chosen.append(examples)
-    examples = np.concatenate(chosen)
+    users = np.arange(split.num_users)
+    examples, _ = select(
+        split,
+        store,
+        users,
+        group_size=group_size,
+        rule=rule,
+        base=hashing_base(seed, "pooling", 0),
+        names=split.users,
+    )
     return Pool(examples, len(split.train_examples) - len(examples))

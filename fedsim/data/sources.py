@@ -43,6 +43,7 @@ _NO_HUB = (
 )
 _ON_DISK = "save_to_disk"
 _BATCH = 1000
+_SHOWN = 500  # characters of the columns' names in a message
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
 
@@ -149,23 +150,43 @@ def _batches(config: DataConfig, extra: Mapping[str, str], scratch: str) -> Iter
     wanted = {**extra, config.user_column: "user_column", config.text_column: "text_column"}
     try:
         if local is not None and local[0] == "csv":
-            yield from _csv_batches(wanted, local[1])
+            yield from _csv_batches(config, wanted, local[1])
         else:
             yield from _dataset_batches(config.source, wanted, local, scratch)
     except ConfigError:
         raise
     except Exception as error:  # each loader raises its own kinds, and a reader needs one
         reason = str(error).strip().split("\n")[0] or type(error).__name__
-        raise _unusable(config.source, reason if local else f"{reason}; {_NO_HUB}") from error
+        if local is None:
+            reason = f"{reason}; {_NO_HUB}"
+        elif "codec can't decode" in reason:
+            reason = f"{_undecodable(local[1])}; convert it to UTF-8, with iconv for example"
+        raise _unusable(config.source, reason) from error
 
 
-def _csv_batches(wanted: Mapping[str, str], files: list[Path]) -> Iterator[Batch]:
+def _undecodable(files: list[Path]) -> str:
+    """Return the place of the first bytes that are not UTF-8."""
+    for path in files:
+        with path.open("rb") as lines:
+            for number, line in enumerate(lines, start=1):
+                try:
+                    line.decode("utf-8")
+                except UnicodeDecodeError as error:
+                    byte = f"0x{line[error.start]:02x}"
+                    return f"{path.name}: line {number} holds the byte {byte}, which is not UTF-8"
+    return "not UTF-8"
+
+
+def _csv_batches(
+    config: DataConfig, wanted: Mapping[str, str], files: list[Path]
+) -> Iterator[Batch]:
     """Read CSV with pandas, as `datasets` does, but every cell as a string.
 
     Left to infer, pandas makes 7 of "007", 7.0 of "7" beside an empty cell, and null of "NA".
     """
     pandas = importlib.import_module("pandas")
     columns = list(wanted)
+    any_text, only_numbers = False, True
     for path in files:
         if path.stat().st_size == 0:
             continue
@@ -180,10 +201,24 @@ def _csv_batches(wanted: Mapping[str, str], files: list[Path]) -> Iterator[Batch
             chunksize=_BATCH,
         ) as reader:
             for frame in reader:
-                yield {
+                batch = {
                     name: [cell if isinstance(cell, str) else None for cell in frame[name]]
                     for name in columns
                 }
+                texts = batch[config.text_column]
+                only_numbers = only_numbers and all(map(_is_number, filter(None, texts)))
+                any_text = any_text or any(texts)
+                yield batch
+    if any_text and only_numbers:
+        raise _wrong_texts(config, "nothing but numbers")
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
 
 
 def _dataset_batches(
@@ -222,6 +257,8 @@ def _check_columns(wanted: Mapping[str, str], columns: list[str]) -> None:
     for name, field in sorted(wanted.items(), key=lambda item: item[1], reverse=True):
         if name not in columns:
             known = ", ".join(map(str, columns))
+            if len(known) > _SHOWN:
+                known = f"{known[:_SHOWN]}…"
             raise ConfigError(f"data.{field} = {name!r}: no such column; columns: {known}")
 
 
@@ -252,10 +289,11 @@ def _user(value: object, config: DataConfig) -> str | None:
 def _text(value: object, config: DataConfig) -> str | None:
     if value is None or isinstance(value, str):
         return value
-    raise ConfigError(
-        f"data.text_column = {config.text_column!r}: holds {type(value).__name__} values; "
-        "wanted: strings"
-    )
+    raise _wrong_texts(config, f"{type(value).__name__} values")
+
+
+def _wrong_texts(config: DataConfig, what: str) -> ConfigError:
+    return ConfigError(f"data.text_column = {config.text_column!r}: holds {what}; wanted: strings")
 
 
 def _unusable(source: str, reason: str) -> ConfigError:

@@ -16,13 +16,12 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from fedsim.data.hashing import base, hashes
 from fedsim.data.store import Indices, TokenStore
 from fedsim.errors import ConfigError
-from fedsim.seeding import stream
 
 _EXAMPLES, _USERS = 0, 1  # the round in the address stream(seed, "split", round)
 
-Hashes = npt.NDArray[np.uint64]
 Rule = Literal["random", "first", "last"]
 
 
@@ -115,8 +114,8 @@ def split_store(
 
 def _held_out_users(num_users: int, seed: int, fraction: float) -> npt.NDArray[np.bool_]:
     """Flip a coin for each user: with ranks, one user more would move another across the split."""
-    hashes = _hash(_base(seed, _USERS), np.arange(num_users, dtype=np.uint64))
-    chosen: npt.NDArray[np.bool_] = hashes < np.uint64(int(fraction * 2.0**64))
+    coins = hashes(base(seed, "split", _USERS), np.arange(num_users))
+    chosen: npt.NDArray[np.bool_] = coins < np.uint64(int(fraction * 2.0**64))
     if chosen.all():
         raise ConfigError(
             f"data.held_out_users = {fraction}: leaves none of the {num_users} users to train on"
@@ -129,7 +128,7 @@ def _held_out_examples(
 ) -> npt.NDArray[np.bool_]:
     """Return a mask over all examples: of each user those with the smallest hashes."""
     chosen = np.zeros(user_offsets[-1], np.bool_)
-    bases = _hash(_base(seed, _EXAMPLES), np.arange(len(sizes), dtype=np.uint64))
+    starts = hashes(base(seed, "split", _EXAMPLES), np.arange(len(sizes)))
     by_size = np.argsort(sizes, kind="stable")
     distinct, firsts = np.unique(sizes[by_size], return_index=True)
     # Users of one size make a block: far quicker than one user at a time, or one sort of all.
@@ -137,10 +136,10 @@ def _held_out_examples(
         count = int(counts[users[0]])
         if count == 0:
             continue
-        hashes = _hash(bases[users, None], np.arange(size, dtype=np.uint64))
+        of_examples = hashes(starts[users, None], np.arange(size))
         # SplitMix64 permutes the 64-bit numbers, so a user's hashes differ: `count` pass, exactly.
-        limit = np.partition(hashes, count - 1, axis=1)[:, count - 1, None]
-        chosen[user_offsets[users, None] + np.arange(size)] = hashes <= limit
+        limit = np.partition(of_examples, count - 1, axis=1)[:, count - 1, None]
+        chosen[user_offsets[users, None] + np.arange(size)] = of_examples <= limit
     return chosen
 
 
@@ -163,20 +162,3 @@ def _at_the_end(
         place = np.repeat(sizes, sizes) - 1 - place
     chosen: npt.NDArray[np.bool_] = place < np.repeat(counts, sizes)
     return chosen
-
-
-def _base(seed: int, what: int) -> Hashes:
-    base: Hashes = stream(seed, "split", what).integers(0, 1 << 64, size=1, dtype=np.uint64)
-    return base
-
-
-def _hash(base: Hashes, index: Hashes) -> Hashes:
-    """Return output number `index` of the SplitMix64 generator that starts at `base`.
-
-    Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
-    """
-    mixed: Hashes = base + (index + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    mixed ^= mixed >> np.uint64(31)
-    return mixed

@@ -28,7 +28,7 @@ from clients.lstm_modules import McMahanLstmConfig, McMahanLstmForCausalLM
 from clients.tokenizers_builtin import word_tokenizer
 from fedsim.config import ModelConfig
 from fedsim.estimators import WeightedSum
-from fedsim.execution import Unit, Update
+from fedsim.execution import Keys, Unit, Update
 from fedsim.tensors import Tensors, l2_norm
 
 VOCABULARY = 60
@@ -133,11 +133,14 @@ class GivenUnits:
 
     def __init__(self, model: OpenModel, units: list[Unit]) -> None:
         self._model = model
-        self.units = units
+        self.given = units
         self.keys = np.arange(len(units))
 
     def unit(self, key: int, round: int) -> Unit:
-        return self.units[key]
+        return self.given[key]
+
+    def units(self, keys: Keys, round: int) -> list[Unit]:
+        return [self.given[key] for key in keys.tolist()]
 
     def update(self, parameters: Tensors, unit: Unit, round: int) -> Update:
         return mean_gradient(self._model, parameters, unit)

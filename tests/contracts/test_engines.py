@@ -24,7 +24,7 @@ from fedsim.clipping import Clip, FlatClip, NoClip, layers_of
 from fedsim.clipping import PerLayerClip as PerLayer
 from fedsim.config import ModelConfig
 from fedsim.estimators import WeightedSum
-from fedsim.execution import Engine, Task, Unit
+from fedsim.execution import Engine, Keys, Task, Unit
 from fedsim.language_model import LanguageModel
 from fedsim.materials import Materials, load_materials
 from fedsim.tensors import l2_norm, zeros_like
@@ -130,6 +130,9 @@ class OneDirtyUser(AveragedGradient):
         if key != 4:
             return unit
         return Unit(key, unit.tokens[:0], unit.lengths[:0], unit.weight)
+
+    def units(self, keys: Keys, round: int) -> list[Unit]:
+        return [self.unit(key, round) for key in keys.tolist()]
 
 
 @pytest.mark.parametrize("make_engine", ENGINES.values(), ids=ENGINES)

@@ -1,6 +1,6 @@
 """A tokenizer that needs no model, and stores made with it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,10 @@ class ByteModel:
 
     def __init__(self) -> None:
         self.num_encoded = 0
+
+    @property
+    def encoder(self) -> Callable[[Sequence[str]], list[list[int]]]:
+        return self.encode
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         self.num_encoded += len(texts)

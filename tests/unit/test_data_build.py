@@ -1,6 +1,7 @@
 """Building a store: nothing lost, nothing twice, nothing half."""
 
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from fedsim.config import DataConfig
 from fedsim.data import build as build_module
+from fedsim.data import merge, segments
 from fedsim.data.build import open_or_build
 from fedsim.data.store import TokenStore
 from fedsim.errors import ConfigError
@@ -62,14 +64,16 @@ def _texts(store: TokenStore, user: int) -> list[str]:
     sequence_length=st.integers(2, 12),
     batch=st.integers(1, 5),
     chunk=st.integers(1, 40),
+    segment=st.integers(1, 60),
 )
 def test_every_token_is_there_exactly_once(
-    records: Records, sequence_length: int, batch: int, chunk: int
+    records: Records, sequence_length: int, batch: int, chunk: int, segment: int
 ) -> None:
     expected = _by_user(records)
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(build_module, "_BATCH_TEXTS", batch)
-        patch.setattr(build_module, "_CHUNK_TOKENS", chunk)
+        patch.setattr(merge, "CHUNK_TOKENS", chunk)
+        patch.setattr(segments, "SEGMENT_TOKENS", segment)
         destination = Path(folder) / "store"
         if not expected:
             with pytest.raises(ConfigError, match="no usable record"):
@@ -184,11 +188,16 @@ def test_an_existing_folder_is_not_touched(tmp_path: Path) -> None:
     assert TokenStore.open(tmp_path / "store").example(0).tolist() == [256, ord("a"), 257]
 
 
-def test_progress_counts_records_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_counts_records_and_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build_module, "_BATCH_TEXTS", 2)
-    seen: list[int] = []
-    build([("ann", "a"), (None, "b"), ("ann", "c")], tmp_path / "store", progress=seen.append)
-    assert seen == [2, 3]
+    seen: list[str] = []
+    build([("ann", "a"), (None, "b"), ("bob", "c")], tmp_path / "store", progress=seen.append)
+    assert [line.split(",")[0] for line in seen] == [
+        "tokenising: 2 texts of 1 users",
+        "tokenising: 3 texts of 2 users",
+        "writing: 2 users",
+        "computing checksums",
+    ]
 
 
 @pytest.fixture
@@ -227,15 +236,21 @@ def test_a_changed_file_is_read_again(source: DataConfig) -> None:
 
 
 def test_two_builders_at_once_agree(source: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both pass the check for the cached store before either has made it."""
+    """Both find no cached store; the second waits for the first, and opens what that made."""
     together = threading.Barrier(2, timeout=10)
+    read = []
 
-    def at_once(config: DataConfig) -> Iterator[tuple[str, str]]:
+    def key(config: DataConfig, model: LanguageModel) -> str:
         together.wait()
+        return "key"
+
+    def slowly(config: DataConfig) -> Iterator[tuple[str, str]]:
+        read.append(config)
+        time.sleep(0.2)
         yield "ann", "hello"
-        together.wait()
 
-    monkeypatch.setattr("fedsim.data.sources.records", at_once)
+    monkeypatch.setattr(build_module, "cache_key", key)
+    monkeypatch.setattr("fedsim.data.sources.records", slowly)
     stores: list[TokenStore] = []
     threads = [
         threading.Thread(target=lambda: stores.append(_open(source, ByteModel()))) for _ in range(2)
@@ -245,6 +260,7 @@ def test_two_builders_at_once_agree(source: DataConfig, monkeypatch: pytest.Monk
     for thread in threads:
         thread.join()
     assert len(stores) == 2
+    assert len(read) == 1
     assert stores[0].path == stores[1].path
     assert [path.name for path in stores[0].path.parent.iterdir()] == [stores[0].path.name]
 

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsim.data.selection import Rule, pool, select
 from fedsim.data.split import Split, split_store
 from fedsim.data.store import TokenStore
 from fedsim.errors import ConfigError
@@ -109,55 +108,3 @@ def test_nobody_left_to_train_on(tmp_path: Path) -> None:
 def test_no_such_training_user(store: TokenStore, user: int) -> None:
     with pytest.raises(IndexError, match=f"user {user}: the split has 40 training users"):
         split_store(store, 0, 0.1, 0.0).user_examples(user)
-
-
-@pytest.mark.parametrize(
-    ("rule", "expected"), [("longest", [10, 12, 13]), ("shortest", [11, 12, 14])]
-)
-def test_by_length_with_ties_to_the_smaller_index(rule: Rule, expected: list[int]) -> None:
-    examples, lengths = np.arange(10, 16), np.array([9, 3, 7, 7, 3, 7])
-    chosen = select(examples, lengths, 3, rule, np.random.default_rng(0))
-    assert chosen.tolist() == expected
-
-
-@settings(deadline=None)
-@given(size=st.integers(0, 12), group_size=st.integers(1, 12), seed=st.integers(0, 99))
-def test_random_is_without_replacement_and_capped(size: int, group_size: int, seed: int) -> None:
-    examples = np.arange(size) * 3
-    chosen = select(
-        examples, np.ones(size, np.int64), group_size, "random", np.random.default_rng(seed)
-    )
-    assert len(chosen) == min(size, group_size)
-    assert set(chosen) <= set(examples)
-    assert (np.diff(chosen) > 0).all()
-
-
-def test_random_gives_every_example_the_same_chance() -> None:
-    examples, lengths = np.arange(8), np.arange(8)
-    generator = np.random.default_rng(0)
-    draws = [select(examples, lengths, 3, "random", generator) for _ in range(4000)]
-    counts = np.bincount(np.concatenate(draws), minlength=8)
-    expected = 4000 * 3 / 8
-    assert np.abs(counts - expected).max() < 4.5 * math.sqrt(expected * 5 / 8)
-
-
-@pytest.mark.parametrize("rule", ["random", "longest", "shortest"])
-def test_the_pool_is_capped_per_user_and_counts_what_it_drops(
-    store: TokenStore, rule: Rule
-) -> None:
-    split = split_store(store, 0, 0.1, 0.25)
-    examples, num_dropped = pool(split, store, 4, rule, seed=9)
-    assert len(set(examples)) == len(examples)
-    for index in range(split.num_users):
-        mine = np.intersect1d(examples, split.user_examples(index))
-        assert len(mine) == min(4, split.user_sizes[index])
-    assert num_dropped == np.maximum(split.user_sizes - 4, 0).sum() > 0
-    assert pool(split, store, 4, rule, seed=9).examples.tolist() == examples.tolist()
-
-
-def test_a_users_part_of_the_pool_does_not_depend_on_who_else_trains(store: TokenStore) -> None:
-    everyone = split_store(store, 0, 0.0, 0.0)
-    some = split_store(store, 0, 0.0, 0.5)
-    whole, part = (pool(split, store, 4, "random", seed=9).examples for split in (everyone, some))
-    theirs = np.concatenate([store.user_examples(user) for user in some.users.tolist()])
-    assert np.intersect1d(whole, theirs).tolist() == part.tolist()

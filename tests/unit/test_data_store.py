@@ -67,35 +67,3 @@ def test_another_process_receives_the_path_alone(tmp_path: Path) -> None:
 def test_not_a_store(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="not a token store; make one with fedsim data build"):
         TokenStore.open(tmp_path)
-
-
-def test_another_format_version(store: TokenStore) -> None:
-    _edit_manifest(store, version=2)
-    with pytest.raises(ConfigError, match="format version 2, this fedsim reads 1"):
-        TokenStore.open(store.path)
-
-
-def test_a_manifest_that_disagrees_with_the_files(store: TokenStore) -> None:
-    _edit_manifest(store, tokens=13)
-    with pytest.raises(ConfigError, match=r"damaged: .*says otherwise"):
-        TokenStore.open(store.path)
-
-
-@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"version": 1}'])
-def test_a_manifest_that_is_none(store: TokenStore, text: str) -> None:
-    (store.path / "manifest.json").write_text(text)
-    with pytest.raises(ConfigError, match=r"damaged: manifest\.json"):
-        TokenStore.open(store.path)
-
-
-@pytest.mark.parametrize("name", ["tokens.bin", "user_offsets.npy", "example_offsets.npy"])
-def test_a_truncated_file(store: TokenStore, name: str) -> None:
-    content = (store.path / name).read_bytes()
-    (store.path / name).write_bytes(content[: len(content) - 2])
-    with pytest.raises(ConfigError, match="damaged"):
-        TokenStore.open(store.path)
-
-
-def _edit_manifest(store: TokenStore, **changes: int) -> None:
-    content = json.loads((store.path / "manifest.json").read_text())
-    (store.path / "manifest.json").write_text(json.dumps(content | changes))

@@ -20,7 +20,7 @@ from fedsim.clipping import Clip, FlatClip, NoClip, NormalisedClip, layers_of
 from fedsim.clipping import PerLayerClip as PerLayer
 from fedsim.config import ModelConfig
 from fedsim.estimators import WeightedSum
-from fedsim.execution import Unit
+from fedsim.execution import Keys, Unit
 from fedsim.language_model import LanguageModel
 from fedsim.losses import example_losses
 from fedsim.materials import Materials, load_materials
@@ -128,6 +128,9 @@ class SomeEmpty(LocalSGD):
         if key not in (4, 5):
             return unit
         return Unit(key, unit.tokens[:0], unit.lengths[:0], unit.weight)
+
+    def units(self, keys: Keys, round: int) -> list[Unit]:
+        return [self.unit(key, round) for key in keys.tolist()]
 
 
 def test_users_without_examples_add_zero_and_count(materials: Materials) -> None:

@@ -1,0 +1,186 @@
+"""Selecting: fair draws without replacement, capped, and nobody's depend on who else is there."""
+
+from collections import Counter
+from itertools import combinations, pairwise
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import chisquare
+
+from fedsim.data import selection
+from fedsim.data.cohorts import cohort_block
+from fedsim.data.hashing import base
+from fedsim.data.selection import Rule, pool, select
+from fedsim.data.split import Split, split_store
+from fedsim.data.store import TokenStore
+from tests.unit.test_data_split import _store
+
+Lengths = npt.NDArray[np.int64]
+SIZES = [1, 2, 5, 10, 15, 40, 1, 100] * 5
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> TokenStore:
+    return _store(SIZES, tmp_path_factory.mktemp("selection"))
+
+
+@pytest.fixture(scope="module")
+def split(store: TokenStore) -> Split:
+    return split_store(store, 0, 0.1, 0.25)
+
+
+class Lengthy(TokenStore):
+    """A store of which only the lengths are asked for."""
+
+    def __init__(self, lengths: Lengths) -> None:
+        self._lengths = lengths
+
+    def lengths(self, indices: Lengths) -> Lengths:
+        return self._lengths[indices]
+
+
+def _people(*sizes: int) -> Split:
+    users = np.arange(len(sizes))
+    empty = np.zeros(0, np.int64)
+    offsets = np.concatenate(([0], np.cumsum(sizes)))
+    return Split(users, empty, empty, np.arange(sum(sizes)), offsets)
+
+
+@pytest.mark.parametrize(("rule", "expected"), [("longest", [0, 2, 3]), ("shortest", [1, 2, 4])])
+def test_by_length_with_ties_to_the_smaller_index(rule: Rule, expected: list[int]) -> None:
+    lengths = Lengthy(np.array([9, 3, 7, 7, 3, 7]))
+    chosen = select(_people(6), lengths, np.array([0]), group_size=3, rule=rule, base=0)
+    assert chosen.examples.tolist() == expected
+
+
+@settings(deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 70), min_size=1, max_size=12),
+    group_size=st.integers(1, 40),
+    rule=st.sampled_from(["random", "longest", "shortest"]),
+    seed=st.integers(0, 99),
+    table=st.sampled_from([1, 100, 1 << 17]),
+)
+def test_a_cohort_is_capped_and_without_replacement_and_each_user_alone(
+    sizes: list[int], group_size: int, rule: Rule, seed: int, table: int
+) -> None:
+    people = _people(*sizes)
+    rng = np.random.default_rng(seed)
+    store = Lengthy(rng.integers(2, 6, sum(sizes)))
+    users = rng.permutation(len(sizes))[: rng.integers(1, len(sizes) + 1)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(selection, "_TABLE", table)
+        chosen = select(people, store, users, group_size=group_size, rule=rule, base=seed)
+    assert chosen.counts.tolist() == [min(sizes[user], group_size) for user in users]
+    bounds = np.concatenate(([0], np.cumsum(chosen.counts))).tolist()
+    for user, (first, last) in zip(users, pairwise(bounds), strict=True):
+        mine = chosen.examples[first:last]
+        assert (np.diff(mine) > 0).all()
+        assert set(mine) <= set(people.user_examples(int(user)))
+        one = np.array([user])
+        alone = select(people, store, one, group_size=group_size, rule=rule, base=seed)
+        assert alone.examples.tolist() == mine.tolist()
+        if rule != "random":
+            lengths = store.lengths(people.user_examples(int(user)))
+            best = np.sort(lengths if rule == "shortest" else -lengths)[:group_size]
+            assert np.sort(np.abs(store.lengths(mine))).tolist() == np.sort(np.abs(best)).tolist()
+
+
+@pytest.mark.parametrize("user", [-1, 3])
+def test_no_such_user(user: int) -> None:
+    people, users = _people(2, 3, 4), np.array([0, user])
+    with pytest.raises(IndexError, match="the split has 3 training users"):
+        select(people, Lengthy(np.ones(9, np.int64)), users, group_size=1, rule="random", base=0)
+
+
+def _draws(size: int, group_size: int, count: int, *, biased: bool = False) -> Counter[object]:
+    """Return how often each set was drawn from `size` examples, over users and over rounds."""
+    people, nobodys = _people(*[size] * 100), Lengthy(np.ones(100 * size, np.int64))
+    sets: Counter[object] = Counter()
+    users = np.arange(100)
+    for round in range(count // 100):
+        start = base(5, "selection", round)
+        found = select(people, nobodys, users, group_size=group_size, rule="random", base=start)
+        places = found.examples.reshape(100, group_size) - size * users[:, None]
+        if biased:  # a few draws in a hundred always take the first examples
+            places[:4] = np.arange(group_size)
+        sets.update(map(tuple, places.tolist()))
+    return sets
+
+
+def _p_value(size: int, group_size: int, sets: Counter[object]) -> float:
+    return float(chisquare([sets[one] for one in combinations(range(size), group_size)]).pvalue)
+
+
+@pytest.mark.parametrize(("size", "group_size"), [(5, 1), (5, 2), (7, 3), (9, 8), (33, 2)])
+def test_every_set_of_examples_is_equally_likely(size: int, group_size: int) -> None:
+    assert _p_value(size, group_size, _draws(size, group_size, 20_000)) > 1e-4
+
+
+def test_that_test_sees_a_bias_of_four_in_a_hundred() -> None:
+    assert _p_value(7, 3, _draws(7, 3, 20_000, biased=True)) < 1e-9
+
+
+def test_rounds_and_users_draw_independently() -> None:
+    """The same pair of one user in two rounds, or of two users in a round, is chance alone."""
+    people, nobodys = _people(*[6] * 20_000), Lengthy(np.ones(120_000, np.int64))
+    users = np.arange(20_000)
+    first, second = (
+        select(
+            people, nobodys, users, group_size=1, rule="random", base=base(1, "selection", r)
+        ).examples
+        % 6
+        for r in (0, 1)
+    )
+    for one, other in ((first, second), (first[:-1], first[1:])):
+        pairs = np.bincount(6 * one + other, minlength=36)
+        assert chisquare(pairs).pvalue > 1e-4
+
+
+@pytest.mark.parametrize("rule", ["random", "longest", "shortest"])
+def test_a_block_holds_what_each_user_brings_alone(
+    store: TokenStore, split: Split, rule: Rule
+) -> None:
+    users = np.random.default_rng(3).permutation(split.num_users)
+    options = {"group_size": 4, "rule": rule, "seed": 3, "round": 7}
+    block = cohort_block(split, store, users, **options)  # type: ignore[arg-type]
+    assert block.tokens.dtype == block.lengths.dtype == np.int64
+    assert block.tokens.shape[1] == block.lengths.max()
+    for user, (first, last) in zip(users, pairwise(block.offsets.tolist()), strict=True):
+        alone = cohort_block(split, store, np.array([user]), **options)  # type: ignore[arg-type]
+        assert alone.lengths.tolist() == block.lengths[first:last].tolist()
+        width = alone.tokens.shape[1]
+        assert (block.tokens[first:last, :width] == alone.tokens).all()
+        assert not block.tokens[first:last, width:].any()
+
+
+def test_nobody_brings_nothing(store: TokenStore, split: Split) -> None:
+    nobody = np.zeros(0, np.int64)
+    block = cohort_block(split, store, nobody, group_size=4, rule="random", seed=0, round=0)
+    assert (block.tokens.shape, block.lengths.shape) == ((0, 0), (0,))
+    assert block.offsets.tolist() == [0]
+
+
+@pytest.mark.parametrize("rule", ["random", "longest", "shortest"])
+def test_the_pool_is_capped_per_user_and_counts_what_it_drops(
+    store: TokenStore, rule: Rule
+) -> None:
+    split = split_store(store, 0, 0.1, 0.25)
+    examples, num_dropped = pool(split, store, 4, rule, seed=9)
+    assert len(set(examples)) == len(examples)
+    for index in range(split.num_users):
+        mine = np.intersect1d(examples, split.user_examples(index))
+        assert len(mine) == min(4, split.user_sizes[index])
+    assert num_dropped == np.maximum(split.user_sizes - 4, 0).sum() > 0
+    assert pool(split, store, 4, rule, seed=9).examples.tolist() == examples.tolist()
+
+
+def test_a_users_part_of_the_pool_does_not_depend_on_who_else_trains(store: TokenStore) -> None:
+    everyone = split_store(store, 0, 0.0, 0.0)
+    some = split_store(store, 0, 0.0, 0.5)
+    whole, part = (pool(split, store, 4, "random", seed=9).examples for split in (everyone, some))
+    theirs = np.concatenate([store.user_examples(user) for user in some.users.tolist()])
+    assert np.intersect1d(whole, theirs).tolist() == part.tolist()

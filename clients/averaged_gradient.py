@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from clients.gradients import mean_gradient
 from clients.user_units import UserUnits
-from fedsim.data.selection import Rule
+from fedsim.data.cohorts import CohortRule
 from fedsim.execution import Keys, Unit, Update
 from fedsim.materials import Materials
 from fedsim.tensors import Tensors
@@ -22,7 +22,7 @@ class AveragedGradient:
         materials: Materials,
         *,
         group_size: int,
-        selection: Rule = "random",
+        selection: CohortRule = "random",
         user_weight_cap: int | None = None,
     ) -> None:
         self._model = materials.model

@@ -10,7 +10,7 @@ import torch
 from clients.dropout import at_step
 from clients.gradients import mean_gradient
 from clients.user_units import UserUnits
-from fedsim.data.selection import Rule
+from fedsim.data.cohorts import CohortRule
 from fedsim.execution import Keys, Unit, Update
 from fedsim.materials import Materials
 from fedsim.seeding import stream
@@ -35,7 +35,7 @@ class LocalSGD:
         materials: Materials,
         *,
         group_size: int,
-        selection: Rule = "random",
+        selection: CohortRule = "random",
         user_weight_cap: int | None = None,
         epochs: int = 1,
         batch_size: int = 8,

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 
 from clients.dropout import drops, unit_streams
-from fedsim.data.cohorts import cohort_block
-from fedsim.data.selection import Rule
+from fedsim.data.cohorts import CohortRule, cohort_block
 from fedsim.execution import Keys, Unit
 from fedsim.materials import Materials
+from fedsim.starting_losses import losses_for
 
 
 class UserUnits:
@@ -23,13 +23,18 @@ class UserUnits:
     """
 
     def __init__(
-        self, materials: Materials, group_size: int, selection: Rule, user_weight_cap: int | None
+        self,
+        materials: Materials,
+        group_size: int,
+        selection: CohortRule,
+        user_weight_cap: int | None,
     ) -> None:
         self._store = materials.store
         self._split = materials.split
         self._seed = materials.seed
         self._group_size = group_size
         self._selection = selection
+        self._losses = losses_for(materials, selection)
         self._weight_cap = user_weight_cap
         self._drops = drops(materials.model)
         self._streams = partial(unit_streams, materials.seed)
@@ -48,6 +53,7 @@ class UserUnits:
             rule=self._selection,
             seed=self._seed,
             round=round,
+            losses=self._losses,
         )
         tokens, lengths = torch.from_numpy(block.tokens), torch.from_numpy(block.lengths)
         longest = np.maximum.reduceat(block.lengths, block.offsets[:-1]).tolist()

@@ -24,6 +24,9 @@ Probability = Annotated[float, Field(gt=0.0, le=1.0)]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 Precision = Literal["float32", "bfloat16"]
+Selection = Literal[
+    "random", "longest", "shortest", "highest-perplexity", "lowest-perplexity", "random-chunk"
+]
 
 
 class DataConfig(Section):
@@ -144,7 +147,7 @@ class StrategyConfig(Section):
     cohort_size: Positive | None = None
     batch_size: Positive | None = None
     group_size: Annotated[int, Field(ge=1)] = 8
-    selection: Literal["random", "longest", "shortest"] = "random"
+    selection: Selection = "random"
     user_weight_cap: Annotated[int, Field(ge=1)] | None = None
     local: Annotated[FedSGD | FedAvg, Field(discriminator="task")] = FedSGD()
     clip: ClipConfig = ClipConfig(l2_clip_norm=1.0)

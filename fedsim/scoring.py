@@ -62,7 +62,7 @@ def score_examples(
     scores = ExampleScores(zeros.astype(np.float64), zeros.copy(), zeros.copy())
     on_device = {name: value.to(model.device) for name, value in parameters.items()}
     for places in batches_by_length(store.lengths(examples)):
-        nats, correct, tokens = _score(model, on_device, store, examples[places])
+        nats, correct, tokens = score_padded(model, on_device, *store.padded(examples[places]))
         scores.nats[places], scores.correct[places], scores.tokens[places] = nats, correct, tokens
     return scores
 
@@ -83,10 +83,18 @@ def batches_by_length(lengths: Indices) -> Iterator[Indices]:
         start = stop
 
 
-def _score(
-    model: LanguageModel, parameters: Tensors, store: TokenStore, examples: Indices
+@torch.no_grad()
+def score_padded(
+    model: LanguageModel, parameters: Tensors, padded: Indices, lengths: Indices
 ) -> tuple[npt.NDArray[np.float64], Indices, Indices]:
-    padded, lengths = store.padded(examples)
+    """Return nats, right predictions and predicted tokens of sequences, in one forward pass.
+
+    Args:
+        model: the network.
+        parameters: its weights, on its device.
+        padded: (sequences, longest of them) token ids, padded on the right.
+        lengths: (sequences,).
+    """
     tokens = torch.from_numpy(padded).to(model.device)
     logits = model.logits(parameters, tokens)
     mask = predicted_mask(tokens, torch.from_numpy(lengths).to(model.device))

@@ -37,6 +37,7 @@ from fedsim.report.schema import (
     Utility,
 )
 from fedsim.state import ServerState
+from fedsim.workload import chunk_tokens
 
 _PACKAGES = ("fedsim-dp", "torch", "transformers", "flwr", "dp-accounting", "numpy", "datasets")
 
@@ -169,7 +170,11 @@ def expected_gradients(config: Config, materials: Materials, plan: RoundPlan) ->
     """Return the per-example gradients that a round takes on average over the coins."""
     if plan.unit == "example":
         return plan.sampling.probability * len(plan.pool)
-    sizes = materials.split.user_sizes.clip(max=config.strategy.group_size)
+    strategy = config.strategy
+    sizes = materials.split.user_sizes.clip(max=strategy.group_size)
+    if strategy.selection == "random-chunk":
+        longest = materials.store.manifest["sequence_length"]
+        sizes = -(-chunk_tokens(materials, strategy.group_size) // longest)
     local = config.strategy.local
     epochs = local.epochs if isinstance(local, FedAvg) else 1
     return plan.sampling.probability * float(sizes.sum()) * epochs

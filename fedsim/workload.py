@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from fedsim.data.windows import window_tokens
 from fedsim.execution import Keys
 from fedsim.materials import Materials
 from fedsim.plan import RoundPlan
@@ -20,7 +21,16 @@ def unit_tokens(plan: RoundPlan, materials: Materials) -> npt.NDArray[np.int64]:
         keys = np.zeros(int(plan.pool.max()) + 1, dtype=np.int64)
         keys[plan.pool] = store.lengths(plan.pool)
         return keys
-    return _user_tokens(materials, plan.task.options.get("group_size"))
+    group_size = plan.task.options.get("group_size")
+    if group_size is not None and plan.task.options.get("selection") == "random-chunk":
+        return chunk_tokens(materials, group_size)
+    return _user_tokens(materials, group_size)
+
+
+def chunk_tokens(materials: Materials, group_size: int) -> npt.NDArray[np.int64]:
+    """Return (num_users,) int64: how many tokens a window over each user's text has."""
+    longest = int(materials.store.manifest["sequence_length"])
+    return window_tokens(_user_tokens(materials, None), group_size, longest)
 
 
 def tokens_per_unit(materials: Materials, group_size: int | None) -> float:

@@ -8,6 +8,7 @@ from fedsim.errors import ConfigError
 from fedsim.estimators import FixedDenominator
 from fedsim.materials import Materials
 from fedsim.plan import RoundPlan, TaskSpec
+from fedsim.starting_losses import losses_for
 from strategies.common import (
     assumptions,
     build_clip,
@@ -27,7 +28,8 @@ def build(config: Config, materials: Materials) -> RoundPlan:
     mixture-of-Gaussians cost says (Theorem 1).
 
     Raises:
-        ConfigError: batch_size missing or over the pool, a clipped denominator, local SGD.
+        ConfigError: batch_size missing or over the pool, a clipped denominator, local SGD, random
+            chunks.
     """
     strategy = config.strategy
     only(strategy, cohort_size=strategy.cohort_size, user_weight_cap=strategy.user_weight_cap)
@@ -41,8 +43,18 @@ def build(config: Config, materials: Materials) -> RoundPlan:
             f'strategy.local.task = {strategy.local.task!r}: els takes only "fedsgd"; '
             "one example has no local training"
         )
+    if strategy.selection == "random-chunk":
+        raise ConfigError(
+            'strategy.selection = "random-chunk": els pools whole examples; take "uls", or another '
+            "selection"
+        )
     examples, num_dropped = pool(
-        materials.split, materials.store, strategy.group_size, strategy.selection, config.seed
+        materials.split,
+        materials.store,
+        group_size=strategy.group_size,
+        rule=strategy.selection,
+        seed=config.seed,
+        losses=losses_for(materials, strategy.selection),
     )
     size, sentence = public_size(
         config,

@@ -127,6 +127,25 @@ def inspect(
 
 
 @app.command()
+def selections(
+    store: Annotated[Path, typer.Argument(help="A folder that fedsim data build made.")],
+    model: Annotated[
+        str, typer.Option(help="Whose perplexity: a built-in model, a folder or a hub id.")
+    ] = "tiny-gpt",
+    group_size: Annotated[int, typer.Option(min=1, help="Records of a user.")] = 8,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Compare what each selection would train on: length and perplexity (Chua et al., Table 7)."""
+    from fedsim.selection_table import print_table, selection_table
+
+    found = selection_table(TokenStore.open(store), model, group_size)
+    if as_json:
+        typer.echo(json.dumps(found))
+    else:
+        print_table(found)
+
+
+@app.command()
 def recipes(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:

@@ -13,7 +13,8 @@ from fedsim.data.hashing import base as hashing_base
 from fedsim.data.split import Split
 from fedsim.data.store import Indices, TokenStore
 
-Rule = Literal["random", "longest", "shortest"]
+Rule = Literal["random", "longest", "shortest", "highest-perplexity", "lowest-perplexity"]
+Losses = npt.NDArray[np.float32]
 
 _TABLE = 1 << 17  # hashes that are compared together
 _LAST = np.uint64(2**64 - 1)
@@ -40,6 +41,7 @@ def select(
     rule: Rule,
     base: int,
     names: Indices | None = None,
+    losses: Losses | None = None,
 ) -> Selection:
     """Choose at most `group_size` of each user's training examples.
 
@@ -50,10 +52,12 @@ def select(
         group_size: most examples of a user, at least 1.
         rule: "random" draws without replacement: the examples with the smallest hashes of
             (`base`, the user's name, the place among the user's training examples). "longest"
-            and "shortest" go by length and, among equals, take the smaller index. Nobody's
-            examples depend on which other users are asked for.
+            and "shortest" go by length, the two of perplexity by `losses`, and all four among
+            equals take the smaller index. Nobody's examples depend on which other users are
+            asked for.
         base: of the hashes; see `hashing.base`.
         names: a number for each of `users`; the users themselves by default.
+        losses: of `split.train_examples`, in their order; not negative and not NaN.
 
     Raises:
         IndexError: there is no such training user.
@@ -71,10 +75,13 @@ def select(
         if rule == "random":
             keys = hashes(seeds[rows, None], np.arange(width))
         else:
-            examples = split.train_examples[
-                np.minimum(starts[rows, None] + np.arange(width), len(split.train_examples) - 1)
-            ]
-            keys = _by_length(store.lengths(examples), rule)
+            last = len(split.train_examples) - 1
+            positions = np.minimum(starts[rows, None] + np.arange(width), last)
+            if rule in ("longest", "shortest"):
+                lengths = store.lengths(split.train_examples[positions])
+                keys = _in_order(lengths, largest=rule == "longest")
+            else:
+                keys = _in_order(_sortable(losses, positions), largest=rule == "highest-perplexity")
         keys[~inside] = _LAST
         chosen = np.nonzero(_smallest(keys, inside, group_size))[1]
         into = (ends - counts)[rows, None] + np.arange(group_size)
@@ -99,12 +106,19 @@ def _alike(sizes: Indices, group_size: int) -> list[tuple[Indices, int]]:
     return groups
 
 
-def _by_length(lengths: Indices, rule: Rule) -> Hashes:
-    """Return distinct keys in a row, the smallest for what comes first: length, then place."""
-    first = lengths if rule == "shortest" else lengths.max() - lengths
+def _in_order(values: Indices, *, largest: bool) -> Hashes:
+    """Return distinct keys in a row, the smallest for what comes first: by value, then place."""
+    first = values.max() - values if largest else values
     keys: Hashes = first.astype(np.uint64) << np.uint64(32)
-    keys += np.arange(lengths.shape[1], dtype=np.uint64)
+    keys += np.arange(values.shape[1], dtype=np.uint64)
     return keys
+
+
+def _sortable(losses: Losses | None, positions: Indices) -> Indices:
+    """Return whole numbers in the order of the losses: the bits of a float that is not negative."""
+    if losses is None:
+        raise ValueError("losses: a choice by perplexity needs the examples' losses")
+    return (losses[positions] + np.float32(0.0)).view(np.uint32).astype(np.int64)
 
 
 def _smallest(keys: Hashes, inside: npt.NDArray[np.bool_], count: int) -> npt.NDArray[np.bool_]:
@@ -127,7 +141,15 @@ class Pool(NamedTuple):
     num_dropped: int
 
 
-def pool(split: Split, store: TokenStore, group_size: int, rule: Rule, seed: int) -> Pool:
+def pool(
+    split: Split,
+    store: TokenStore,
+    *,
+    group_size: int,
+    rule: Rule,
+    seed: int,
+    losses: Losses | None = None,
+) -> Pool:
     """Choose once, for the whole run, each training user's at most `group_size` examples.
 
     This is the set that example-level sampling flips its coins on (Charles et al. 2024, Alg. 1):
@@ -142,5 +164,6 @@ def pool(split: Split, store: TokenStore, group_size: int, rule: Rule, seed: int
         rule=rule,
         base=hashing_base(seed, "pooling", 0),
         names=split.users,
+        losses=losses,
     )
     return Pool(examples, len(split.train_examples) - len(examples))

@@ -56,6 +56,53 @@ def test_by_length_with_ties_to_the_smaller_index(rule: Rule, expected: list[int
     assert chosen.examples.tolist() == expected
 
 
+def test_every_rule_chooses_otherwise_where_it_can() -> None:
+    """One user, five rules, five choices; the random one is a draw that is none of the others."""
+    lengths = Lengthy(np.array([2, 9, 4, 5, 6, 7, 3, 8]))
+    losses = np.array([3.0, 1.0, 0.5, np.inf, 2.0, 0.0, 4.0, 1.5], np.float32)
+    rules: list[Rule] = ["longest", "shortest", "highest-perplexity", "lowest-perplexity", "random"]
+    chosen = {
+        rule: select(
+            _people(8), lengths, np.array([0]), group_size=2, rule=rule, base=1, losses=losses
+        ).examples.tolist()
+        for rule in rules
+    }
+    assert chosen["longest"] == [1, 7]
+    assert chosen["shortest"] == [0, 6]
+    assert chosen["highest-perplexity"] == [3, 6]
+    assert chosen["lowest-perplexity"] == [2, 5]
+    assert len({tuple(choice) for choice in chosen.values()}) == len(rules)
+
+
+def test_losses_belong_to_training_examples_and_ties_go_to_the_smaller_index() -> None:
+    empty = np.zeros(0, np.int64)
+    train = np.array([1, 2, 4, 7, 8, 9])  # what is held out has no loss
+    split = Split(np.arange(2), empty, empty, train, np.array([0, 3, 6]))
+    losses = np.array([5.0, 5.0, 5.0, 0.0, 1e-30, 0.0], np.float32)
+    chosen = select(
+        split,
+        Lengthy(np.ones(10, np.int64)),
+        np.array([1, 0]),
+        group_size=2,
+        rule="lowest-perplexity",
+        base=0,
+        losses=losses,
+    )
+    assert chosen.examples.tolist() == [7, 9, 1, 2]
+
+
+def test_a_choice_by_perplexity_needs_losses() -> None:
+    with pytest.raises(ValueError, match="losses: a choice by perplexity"):
+        select(
+            _people(3),
+            Lengthy(np.ones(3, np.int64)),
+            np.array([0]),
+            group_size=1,
+            rule="highest-perplexity",
+            base=0,
+        )
+
+
 @settings(deadline=None)
 @given(
     sizes=st.lists(st.integers(1, 70), min_size=1, max_size=12),
@@ -169,18 +216,23 @@ def test_the_pool_is_capped_per_user_and_counts_what_it_drops(
     store: TokenStore, rule: Rule
 ) -> None:
     split = split_store(store, 0, 0.1, 0.25)
-    examples, num_dropped = pool(split, store, 4, rule, seed=9)
+    examples, num_dropped = pool(split, store, group_size=4, rule=rule, seed=9)
     assert len(set(examples)) == len(examples)
     for index in range(split.num_users):
         mine = np.intersect1d(examples, split.user_examples(index))
         assert len(mine) == min(4, split.user_sizes[index])
     assert num_dropped == np.maximum(split.user_sizes - 4, 0).sum() > 0
-    assert pool(split, store, 4, rule, seed=9).examples.tolist() == examples.tolist()
+    assert (
+        pool(split, store, group_size=4, rule=rule, seed=9).examples.tolist() == examples.tolist()
+    )
 
 
 def test_a_users_part_of_the_pool_does_not_depend_on_who_else_trains(store: TokenStore) -> None:
     everyone = split_store(store, 0, 0.0, 0.0)
     some = split_store(store, 0, 0.0, 0.5)
-    whole, part = (pool(split, store, 4, "random", seed=9).examples for split in (everyone, some))
+    whole, part = (
+        pool(split, store, group_size=4, rule="random", seed=9).examples
+        for split in (everyone, some)
+    )
     theirs = np.concatenate([store.user_examples(user) for user in some.users.tolist()])
     assert np.intersect1d(whole, theirs).tolist() == part.tolist()

@@ -1,0 +1,71 @@
+"""How likely the starting model finds each training example: scored once, kept on disk.
+
+Chua et al. 2024, §4.1, choose a user's records by their perplexity under the model before
+training. The starting model is public, so a user's scores depend on that user's text alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import logging
+
+import numpy as np
+import torch
+
+from fedsim import paths
+from fedsim.data.cohorts import CohortRule
+from fedsim.data.selection import Losses
+from fedsim.materials import Materials
+from fedsim.paths import write_atomically
+from fedsim.scoring import score_examples
+
+log = logging.getLogger(__name__)
+
+_PROBE, _LIKELIEST = 64, 10
+
+
+def losses_for(materials: Materials, rule: CohortRule) -> Losses | None:
+    """Return each training example's loss under the starting model, or None if `rule` needs none.
+
+    Returns:
+        Nats per predicted token, float32, in the order of `split.train_examples`; infinite where
+        nothing is predicted. Kept under the cache folder, and read from there the next time.
+    """
+    if rule not in ("highest-perplexity", "lowest-perplexity"):
+        return None
+    path = paths.cache_dir() / "starting-losses" / f"{_key(materials)}.npy"
+    if not path.exists():
+        examples = materials.split.train_examples
+        log.info("%s: scoring %d examples before training", materials.model.name, len(examples))
+        start = materials.model.initial_parameters()
+        scores = score_examples(materials.model, start, materials.store, examples)
+        losses = np.nan_to_num(scores.mean_nats(), nan=np.inf).astype(np.float32)
+        write_atomically(path, _npy(losses))
+    kept: Losses = np.load(path, mmap_mode="r", allow_pickle=False)
+    return kept
+
+
+def _npy(values: Losses) -> bytes:
+    file = io.BytesIO()
+    np.save(file, values)
+    return file.getvalue()
+
+
+def _key(materials: Materials) -> str:
+    """Return a SHA-256 (hex) of the text, the split and what the model makes of a fixed text.
+
+    The likeliest words tell models apart that share a name, and do not change with the machine's
+    rounding.
+    """
+    model, store = materials.model, materials.store
+    probe = torch.arange(_PROBE, device=model.device)[None] % model.vocabulary_size
+    start = {name: value.to(model.device) for name, value in model.initial_parameters().items()}
+    with torch.no_grad():
+        likeliest = model.logits(start, probe).topk(_LIKELIEST, dim=-1).indices
+    identity = [model.name, model.tokenizer_fingerprint, store.manifest["sha256"]]
+    digest = hashlib.sha256(json.dumps(identity).encode())
+    digest.update(materials.split.train_examples.tobytes())
+    digest.update(likeliest.cpu().numpy().tobytes())
+    return digest.hexdigest()

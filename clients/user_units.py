@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
@@ -9,6 +10,7 @@ import numpy as np
 import torch
 
 from clients.dropout import drops, unit_streams
+from clients.mixed_precision import in_float32
 from fedsim.data.cohorts import CohortRule, cohort_block
 from fedsim.execution import Keys, Unit
 from fedsim.materials import Materials
@@ -34,7 +36,9 @@ class UserUnits:
         self._seed = materials.seed
         self._group_size = group_size
         self._selection = selection
-        self._losses = losses_for(materials, selection)
+        # In float32 whatever the gradients are computed in: every worker must choose alike.
+        exact = replace(materials, model=in_float32(materials.model))
+        self._losses = losses_for(exact, selection)
         self._weight_cap = user_weight_cap
         self._drops = drops(materials.model)
         self._streams = partial(unit_streams, materials.seed)

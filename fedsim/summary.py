@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import platform
-import resource
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -24,6 +23,7 @@ from fedsim.data.preparation.prepare import assumptions
 from fedsim.evaluation import Evaluation
 from fedsim.generation import SAMPLE_TOKENS, SAMPLES, sample_texts
 from fedsim.materials import Materials
+from fedsim.peak_memory import peak_memory_bytes
 from fedsim.plan import RoundPlan
 from fedsim.report.schema import (
     Cost,
@@ -92,7 +92,7 @@ def summarise(
             gradients=sum(line.gradients or 0 for line in lines),
             expected_gradients=expected_gradients(config, materials, plan) * state.round,
             seconds=seconds,
-            peak_memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            peak_memory_bytes=peak_memory_bytes(),
             rounds=state.round,
         ),
         samples=_samples(config, materials, state),

@@ -7,7 +7,6 @@ seconds and the process's peak resident bytes, which never go down again.
 from __future__ import annotations
 
 import json
-import resource
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ from experiments.benchmarks.cases import Case, Workload, workload
 from experiments.benchmarks.floor import summed_loss
 from fedsim.benchmarking import Row
 from fedsim.clipping import FlatClip
+from fedsim.peak_memory import peak_memory_bytes
 
 _PLAIN, _GHOST = "non-private", "ghost"
 _MODEL, _UNITS = "gpt2-small", 32
@@ -70,7 +70,7 @@ def step(engine: str, model: str, units: int) -> dict[str, Any]:
     seconds = time.perf_counter() - started
     return {
         "seconds": seconds,
-        "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "peak_bytes": peak_memory_bytes(),
     }
 
 

@@ -7,7 +7,6 @@ peak never goes down again, and prints the bytes.
 from __future__ import annotations
 
 import json
-import resource
 import subprocess
 import sys
 import tempfile
@@ -24,6 +23,7 @@ from fedsim.grids.ray_cluster import Share
 from fedsim.grids.ray_grid import RayGrid
 from fedsim.grids.records import ClientSpec
 from fedsim.materials import load_materials
+from fedsim.peak_memory import peak_memory_bytes
 from fedsim.round import run_round
 from fedsim.state import ServerState
 
@@ -95,7 +95,7 @@ def peak_of(source: str, cohort_size: int) -> int:
         executor = GridExecutor(grid, spec, _SHARD_SIZE)
         for _ in range(_ROUNDS):
             state, _ = run_round(state, plan, executor)
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return peak_memory_bytes()
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ Importing this module registers the model type "mcmahan-lstm", so that a saved f
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -20,6 +21,8 @@ from transformers import (
     initialization,
 )
 from transformers.modeling_outputs import CausalLMOutput
+
+from clients.recurrence import Recurrence
 
 _SHORTEST = 1e-12  # norm by which a row is divided at least, as in `torch.nn.functional.normalize`
 
@@ -35,105 +38,6 @@ class McMahanLstmConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
     bos_token_id: int | None = 1
     eos_token_id: int | list[int] | None = 2
     pad_token_id: int | None = None
-
-
-class _LstmSteps(torch.autograd.Function):
-    """The recurrence with its backward pass spelt out.
-
-    Plain operations would multiply and add the recurrent weight's gradient at every step; here
-    it is one product over all steps. Only operations with a batching rule, so that
-    `torch.func.vmap` goes through; gates stand in the order write, forget, read, candidate.
-    """
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(
-        from_inputs: torch.Tensor, weight: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return states (batch, length, hidden), gates and cells (length, batch, ...)."""
-        size = weight.shape[1]
-        hidden = cell = from_inputs.new_zeros(from_inputs.shape[0], size)
-        all_gates, cells, states = [], [], []
-        for from_input in from_inputs.unbind(dim=1):
-            gates = torch.addmm(from_input, hidden, weight.T)
-            open_gates, candidate = gates[:, : 3 * size], gates[:, 3 * size :]
-            write, forget, read = open_gates.sigmoid_().chunk(3, dim=-1)
-            cell = torch.addcmul(forget * cell, write, candidate.tanh_())
-            hidden = read * torch.tanh(cell)
-            all_gates.append(gates)
-            cells.append(cell)
-            states.append(hidden)
-        return torch.stack(states, dim=1), torch.stack(all_gates), torch.stack(cells)
-
-    @staticmethod
-    def setup_context(
-        ctx: Any,  # noqa: ANN401 (torch names no type with these attributes)
-        inputs: tuple[torch.Tensor, ...],
-        output: tuple[torch.Tensor, ...],
-    ) -> None:
-        """Keep what the backward pass needs."""
-        states, gates, cells = output
-        ctx.mark_non_differentiable(gates, cells)
-        ctx.save_for_backward(inputs[1], states, gates, cells)
-
-    @staticmethod
-    def backward(
-        ctx: Any,  # noqa: ANN401
-        d_states: torch.Tensor,
-        *_unused: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return the gradients of the inputs' share of the gates and of the weight."""
-        weight, states, gates, cells = ctx.saved_tensors
-        back_sigmoid, back_tanh = torch.ops.aten.sigmoid_backward, torch.ops.aten.tanh_backward
-        d_hidden, d_cell = torch.zeros_like(cells[0]), torch.zeros_like(cells[0])
-        d_gates = []
-        for step in range(len(gates) - 1, -1, -1):
-            write, forget, read, candidate = gates[step].chunk(4, dim=-1)
-            tanh_cell = torch.tanh(cells[step])
-            d_hidden = d_hidden + d_states[:, step]
-            d_cell = d_cell + back_tanh(d_hidden * read, tanh_cell)
-            before = cells[step - 1] if step > 0 else torch.zeros_like(d_cell)
-            at_step = torch.cat(
-                [
-                    back_sigmoid(d_cell * candidate, write),
-                    back_sigmoid(d_cell * before, forget),
-                    back_sigmoid(d_hidden * tanh_cell, read),
-                    back_tanh(d_cell * write, candidate),
-                ],
-                dim=-1,
-            )
-            d_gates.append(at_step)
-            d_hidden = at_step @ weight
-            d_cell = d_cell * forget
-        d_inputs = torch.stack(d_gates[::-1], dim=1)
-        if not ctx.needs_input_grad[1]:
-            return d_inputs, None
-        earlier = torch.cat([torch.zeros_like(states[:, :1]), states[:, :-1]], dim=1)
-        return d_inputs, d_inputs.flatten(0, 1).T @ earlier.flatten(0, 1)
-
-
-class Recurrence(nn.Module):
-    """What an LSTM does over time, given what the inputs add to the gates.
-
-    Attributes:
-        weight: (4·hidden, hidden), from the state before to the gates.
-    """
-
-    def __init__(self, hidden_size: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(4 * hidden_size, hidden_size))
-        nn.init.normal_(self.weight, std=hidden_size**-0.5)
-
-    def forward(self, from_inputs: torch.Tensor) -> torch.Tensor:
-        """Return (batch, length, hidden) states for (batch, length, 4·hidden), from zeros.
-
-        Never in bfloat16: what a step rounds, all later ones would carry along.
-        """
-        with torch.autocast(from_inputs.device.type, enabled=False):
-            inputs = from_inputs.to(self.weight.dtype)
-            states: torch.Tensor = _LstmSteps.apply(inputs, self.weight)[0]  # type: ignore[no-untyped-call]
-        return states
 
 
 class PlainLstm(nn.Module):
@@ -230,12 +134,22 @@ def normalised_rows_chain(weight: torch.Tensor) -> Callable[[torch.Tensor], None
     For a row w of norm r the gradient g of w/r becomes (g − ŵ·(ŵ·g))/r; short rows are those of
     `UnitEmbedding`.
     """
-    norms = weight.norm(dim=-1, keepdim=True)
-    inverse = 1.0 / norms.clamp_min(_SHORTEST)
-    directions = weight * inverse * (norms > _SHORTEST)
+
+    @lru_cache(maxsize=1)  # of several uses of a table only one is asked to turn the gradient
+    def parts() -> tuple[torch.Tensor, torch.Tensor]:
+        norms = weight.norm(dim=-1, keepdim=True)
+        inverse = 1.0 / norms.clamp_min(_SHORTEST)
+        return inverse, weight * inverse * (norms > _SHORTEST)
 
     def chain(gradient: torch.Tensor) -> None:
-        along = torch.linalg.vecdot(gradient, directions, dim=-1)[..., None]
+        inverse, directions = parts()
+        rows, each = (
+            gradient.shape[-1],
+            directions.expand_as(gradient).reshape(-1, gradient.shape[-1]),
+        )
+        # `vecdot` writes all products down before it adds them up; tables are large.
+        along = torch.bmm(gradient.reshape(-1, 1, rows), each[:, :, None])
+        along = along.view(*gradient.shape[:-1], 1)
         gradient.addcmul_(along, directions, value=-1.0).mul_(inverse)
 
     return chain

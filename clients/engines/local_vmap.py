@@ -1,4 +1,4 @@
-"""Local SGD of many users at once: `torch.func.vmap` over a stack of their parameters.
+"""Local SGD of many users at once, by the layer rules or `torch.func.vmap`, over a stack.
 
 All users take their first step from the same parameters, so its products with weights are those
 of one large batch; from the second on every user has weights of its own, and a product is one
@@ -9,25 +9,28 @@ those who are not, and a later step touches only a prefix of the stack.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import cast
 
 import torch
 from torch.func import grad_and_value, vmap
 
 from clients.dropout import drops
 from clients.engines import chunks
+from clients.engines.capture import NotCovered, OpenModel
 from clients.engines.example_loss import weighted_loss
 from clients.engines.local_steps import LocalUser, StepBatch, step_batches
+from clients.engines.local_sum import LocalSum
 from clients.engines.loop import loop
 from clients.engines.malloc import keep_large_blocks
+from clients.engines.stacked_steps import StackedSteps
 from clients.local_sgd import LocalSGD
 from fedsim.clipping import Clip
 from fedsim.estimators import WeightedSum
-from fedsim.execution import Accumulator, Keys, Task
+from fedsim.execution import Keys, Task
 from fedsim.language_model import LanguageModel
-from fedsim.tensors import Tensors, zeros_like
+from fedsim.tensors import Tensors
 
 log = logging.getLogger(__name__)
 
@@ -41,12 +44,6 @@ _CPU_STACK_BYTES = 6 * 2**26
 
 # A step of so many tokens is efficient by itself: a user with such steps is computed alone.
 _LARGE_STEP = 2048
-
-# Relative error of a float32 factor times a float32 entry, in a sum over a stack: what the clip
-# must allow for. Norms are float64.
-_NORM_ERROR = 1e-6
-# Factors under this are too coarse in float32; such users are computed alone in float64.
-_LEAST_FACTOR = 1e-30
 
 
 class LocalVmap:
@@ -62,6 +59,8 @@ class LocalVmap:
         self._num_bytes = num_bytes
         self._limits: chunks.Limits | None = None
         self._stack: dict[str, torch.Tensor] = {}
+        self._by_rules: StackedSteps | None = None
+        self._verified = False
         if model.device.type == "cpu":
             keep_large_blocks()
 
@@ -75,9 +74,11 @@ class LocalVmap:
             raise ValueError(f"{self._model.name}: no dropout here; `choose_engine` takes the loop")
         units = (task.unit(int(key), round) for key in keys)
         users = [LocalUser(unit, list(task.batches(unit, round))) for unit in units]
-        total = _Sum(parameters, clip)
+        total = LocalSum(parameters, clip)
         together = [user for user in users if 0 < user.widest <= _LARGE_STEP]
         alone = [user for user in users if not 0 < user.widest <= _LARGE_STEP]
+        if together:
+            self._prepare(parameters, together[0])
         together.sort(key=lambda user: user.order)
         while together:
             some = together[: self._within(parameters).units]
@@ -93,6 +94,21 @@ class LocalVmap:
             update = task.update(parameters, user.unit, round)
             total.one_by_one.add(update, user.unit.weight)
         return total.result()
+
+    def _prepare(self, parameters: Tensors, user: LocalUser) -> None:
+        """Find out, once, whether the layer rules can make the steps; else `vmap` does."""
+        if self._verified:
+            return
+        self._verified = True
+        try:
+            steps = StackedSteps(cast(OpenModel, self._model))
+            steps.verify(parameters, user.unit)
+        except torch.OutOfMemoryError:
+            raise
+        except (NotCovered, RuntimeError) as reason:
+            log.info("%s: local steps by vmap: no rule for %s", self._model.name, reason)
+            return
+        self._by_rules = steps
 
     def _within(self, parameters: Tensors) -> chunks.Limits:
         """Return how many users and tokens go at once, from the first round's parameters."""
@@ -128,7 +144,7 @@ class LocalVmap:
 
     @torch.no_grad()
     def _add(
-        self, total: _Sum, users: list[LocalUser], parameters: Tensors, learning_rate: float
+        self, total: LocalSum, users: list[LocalUser], parameters: Tensors, learning_rate: float
     ) -> list[LocalUser]:
         """Train `users`, add their updates and return those that float32 is too coarse for."""
         stack, losses = self.trained(users, parameters, learning_rate)
@@ -187,6 +203,8 @@ class LocalVmap:
     ) -> torch.Tensor:
         """Move the users of `batch` in the stack and return their losses before it: (users,)."""
         local = {name: value[batch.users] for name, value in stack.items()}
+        if self._by_rules is not None:
+            return self._by_rules(local, parameters, batch, learning_rate, first=first)
         device = self._model.device
         dtype = next(iter(parameters.values())).dtype
         inputs = (
@@ -210,63 +228,6 @@ class LocalVmap:
         weights: torch.Tensor,
     ) -> torch.Tensor:
         return weighted_loss(self._model.logits(parameters, tokens), tokens, lengths, weights)
-
-
-class _Sum:
-    """The sum over a call's users: those of stacks, and those computed one by one."""
-
-    def __init__(self, parameters: Tensors, clip: Clip) -> None:
-        self.one_by_one = Accumulator(parameters, clip)
-        self._clip = clip
-        self._values = zeros_like(parameters, torch.float64)
-        self._weight = self._loss = 0.0
-        self._units = self._num_gradients = 0
-
-    def add(
-        self, users: Sequence[LocalUser], updates: Tensors, losses: torch.Tensor
-    ) -> list[LocalUser]:
-        """Add w·clip(update) of a stack of updates, and return the users that it left out.
-
-        Those are the ones with a NaN or an infinity, which only the one that has it may lose,
-        and factors near the end of float32. Raises before it adds anything, or not at all.
-        """
-        norms = [
-            torch.linalg.vector_norm(value.flatten(1), dim=1, dtype=torch.float64)
-            for value in updates.values()
-        ]
-        squares = torch.stack(norms, dim=1).square()
-        exact = next(iter(updates.values())).dtype == torch.float64
-        error = 0.0 if exact else _NORM_ERROR
-        factors = self._clip.batch_factors(list(updates), squares, norm_error=error)
-        plain = squares.isfinite().all(dim=1) & (factors.amin(dim=1) > _LEAST_FACTOR)
-        for index in (~plain).nonzero()[:, 0].tolist():
-            for value in updates.values():
-                value[index] = 0.0  # 0 times NaN would be NaN
-        weights = torch.tensor([user.unit.weight for user in users], dtype=torch.float64)
-        shares = (factors * weights.to(factors.device)[:, None]).where(plain[:, None], 0.0)
-        sums = {
-            name: shares[:, column].to(value.dtype) @ value.flatten(1)
-            for column, (name, value) in enumerate(updates.items())
-        }
-        for name, value in sums.items():
-            self._values[name].add_(value.view(self._values[name].shape))
-        kept = [user for user, is_plain in zip(users, plain.tolist(), strict=True) if is_plain]
-        self._weight += math.fsum(user.unit.weight for user in kept)
-        self._units += len(kept)
-        self._num_gradients += sum(len(rows) for user in kept for rows in user.batches)
-        self._loss += float(losses.where(plain & losses.isfinite(), 0.0).sum())
-        return [user for user, is_plain in zip(users, plain.tolist(), strict=True) if not is_plain]
-
-    def result(self) -> WeightedSum:
-        """Return the sum so far."""
-        together = WeightedSum(
-            values=self._values,
-            weight=self._weight,
-            num_units=self._units,
-            num_gradients=self._num_gradients,
-            loss=self._loss,
-        )
-        return together + self.one_by_one.total()
 
 
 class LocalVmapOrLoop:

@@ -17,7 +17,8 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from clients.engines.uses import Product, Rows, Total, Use
-from clients.lstm_modules import Recurrence, UnitEmbedding, UnitScores, normalised_rows_chain
+from clients.lstm_modules import UnitEmbedding, UnitScores, normalised_rows_chain
+from clients.recurrence import Recurrence
 
 
 @dataclass(frozen=True)

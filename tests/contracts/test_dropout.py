@@ -24,7 +24,7 @@ from clients.tokenizers_builtin import word_tokenizer
 from fedsim.clipping import FlatClip
 from fedsim.config import ModelConfig
 from fedsim.errors import ConfigError
-from fedsim.execution import Engine, Unit
+from fedsim.execution import Engine, Keys, Unit
 from fedsim.language_model import LanguageModel
 from fedsim.materials import Materials, load_materials, load_model
 from fedsim.tensors import l2_norm
@@ -78,6 +78,9 @@ class FewIds(AveragedGradient):
         unit = super().unit(key, round)
         tokens = unit.tokens[:, :12] % self._vocabulary
         return replace(unit, tokens=tokens, lengths=unit.lengths.clamp(max=12))
+
+    def units(self, keys: Keys, round: int) -> list[Unit]:
+        return [self.unit(key, round) for key in keys.tolist()]
 
 
 def start(model: LanguageModel) -> dict[str, torch.Tensor]:

@@ -17,7 +17,7 @@ from clients.engines.loop import loop
 from clients.engines.materialised import materialised
 from clients.engines.rules import Call, Rule
 from clients.engines.uses import Product, Rows, Segments, Total, Use
-from clients.lstm_modules import Recurrence
+from clients.recurrence import Recurrence
 from fedsim.clipping import Clip, FlatClip, NoClip, NormalisedClip, PerLayerClip, layers_of
 from fedsim.estimators import WeightedSum
 from fedsim.execution import Unit

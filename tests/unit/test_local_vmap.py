@@ -10,6 +10,7 @@ import torch
 
 from clients.averaged_gradient import AveragedGradient
 from clients.engines import local_vmap
+from clients.engines.capture import NotCovered
 from clients.engines.example_loss import weighted_loss
 from clients.engines.local_steps import StepBatch
 from clients.engines.local_vmap import LocalVmap, LocalVmapOrLoop
@@ -63,7 +64,12 @@ def assert_equal(total: WeightedSum, expected: WeightedSum, tolerance: float) ->
     assert total.loss == pytest.approx(expected.loss, rel=max(tolerance, 1e-12))
 
 
-def test_it_equals_the_loop_for_ragged_users_and_every_clip(stuff: Materials) -> None:
+@pytest.mark.parametrize("by", ["rules", "vmap"])
+def test_it_equals_the_loop_for_ragged_users_and_every_clip(
+    stuff: Materials, by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if by == "vmap":
+        monkeypatch.setattr(LocalVmap, "_prepare", lambda *_: None)
     task = local_sgd(stuff, user_weight_cap=5)
     parameters = stuff.model.initial_parameters()
     assert len({len(task.unit(int(key), 0).lengths) for key in EVERYBODY}) > 3
@@ -72,6 +78,7 @@ def test_it_equals_the_loop_for_ragged_users_and_every_clip(stuff: Materials) ->
     for clip in [*CLIPS, PerLayer.evenly(0.02, layers_of(parameters))]:
         expected = loop(task, parameters, keys, clip, 3)
         assert_equal(engine(task, parameters, keys, clip, 3), expected, 1e-5)
+    assert (engine._by_rules is not None) == (by == "rules")
 
 
 def in_float64(materials: Materials) -> dict[str, torch.Tensor]:
@@ -217,14 +224,18 @@ def test_what_torch_cannot_vectorise_goes_to_the_loop_with_one_warning(
         assert int(tokens.sum()) >= 0
         return logits(self, parameters, tokens)
 
+    def no_rule(model: object) -> None:
+        raise NotCovered("some layer")
+
     monkeypatch.setattr(type(materials.model), "logits", looks_at_values)
+    monkeypatch.setattr(local_vmap, "StackedSteps", no_rule)
     task = local_sgd(materials)
     parameters = materials.model.initial_parameters()
     expected = loop(task, parameters, EVERYBODY, NoClip(), 0)
     engine = LocalVmapOrLoop(materials.model)
     for _ in range(2):
         assert_equal(engine(task, parameters, EVERYBODY, NoClip(), 0), expected, 0.0)
-    (record,) = caplog.records
+    (record,) = [one for one in caplog.records if one.levelname == "WARNING"]
     assert "vmap cannot, computing by loop" in record.message
 
 

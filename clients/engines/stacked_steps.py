@@ -1,0 +1,116 @@
+"""A local step of many users by the layer rules: gradients are added where the parameters stand.
+
+`torch.func.vmap` forms every user's gradient, then reads it again to make the step. Here one pass
+over all users' sequences gives what the gradients are products of, and the products are written
+onto the stack of parameters as they are formed.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from clients.engines.capture import NotCovered, OpenModel, find_sites, run
+from clients.engines.cross_entropy import Batch
+from clients.engines.local_steps import StepBatch
+from clients.engines.stacked_forward import Stack, forward_for, stacked_forwards
+from clients.engines.uses import Chain, Segments, Use
+from clients.gradients import mean_gradient
+from fedsim.execution import Unit
+from fedsim.tensors import Tensors, l2_norm
+
+_TOKENS = 8  # of the sequences that are compared
+_TOLERANCE = 1e-3  # relative, of the whole gradient: a wrong rule is wrong by far more
+
+
+class StackedSteps:
+    """Steps of gradient descent on users' own parameters.
+
+    Raises:
+        NotCovered: some layer has no rule or cannot run over a stack; names it.
+    """
+
+    def __init__(self, model: OpenModel) -> None:
+        self._model = model
+        self._sites = find_sites(model)
+        for site in self._sites:
+            if forward_for(site.module) is None:
+                raise NotCovered(f"{site.place} ({type(site.module).__name__})")
+
+    def __call__(
+        self,
+        local: Tensors,
+        start: Tensors,
+        batch: StepBatch,
+        learning_rate: float,
+        *,
+        first: bool,
+    ) -> torch.Tensor:
+        """Move users by −learning rate × gradient and return their losses before it: (users,).
+
+        Args:
+            local: (users, *shape) for each parameter, changed in place; in a first step anything
+                may stand there.
+            start: where all users are before a first step.
+            batch: the sequences.
+            learning_rate: of the step.
+            first: whether the users are still all at `start`.
+        """
+        device, dtype = self._model.device, next(iter(start.values())).dtype
+        users, rows, _ = batch.tokens.shape
+        weights = batch.weights.flatten().to(device, dtype)
+        # The loss is scaled, so that what comes back is the step and not the gradient.
+        step = Batch(
+            batch.tokens.flatten(0, 1).to(device),
+            batch.lengths.flatten().to(device),
+            -learning_rate * weights,
+        )
+        uses: list[tuple[str, Use]] = []
+
+        def sink(name: str, use: Use) -> None:
+            uses.append((name, use))  # the pass still reads the weights that it would move
+
+        if first:
+            losses = run(self._model, self._sites, start, step, sink)
+            for name, value in local.items():
+                value.copy_(start[name].expand_as(value))
+        else:
+            with stacked_forwards(self._sites, Stack(users, rows)):
+                losses = run(self._model, self._sites, local, step, sink)
+        _apply(local, uses, Segments([rows] * users, whole=True))
+        return (losses * weights).view(users, rows).sum(dim=1)
+
+    def verify(self, parameters: Tensors, unit: Unit) -> None:
+        """Compare a second step of two users with automatic differentiation.
+
+        Raises:
+            NotCovered: it goes elsewhere.
+        """
+        tokens, lengths = unit.tokens[:1, :_TOKENS], unit.lengths[:1].clamp(max=_TOKENS)
+        ends = torch.stack([lengths, (lengths - 1).clamp(min=1)])
+        weights = torch.ones(2, 1, dtype=torch.float64)
+        batch = StepBatch(slice(0, 2), tokens.expand(2, 1, -1), ends, weights)
+        stack = {name: torch.stack([value, 1.01 * value]) for name, value in parameters.items()}
+        before = {name: value.clone() for name, value in stack.items()}
+        self(stack, parameters, batch, 1.0, first=False)
+        for user in range(2):
+            own = {name: value[user] for name, value in before.items()}
+            gradient = mean_gradient(self._model, own, Unit(0, tokens, ends[user])).values
+            wanted = {name: own[name] - value for name, value in gradient.items()}
+            apart = {name: value[user] - wanted[name] for name, value in stack.items()}
+            if not l2_norm(apart) <= _TOLERANCE * l2_norm(gradient):
+                raise NotCovered("some layer (a stacked step goes elsewhere than the loop's)")
+
+
+def _apply(local: Tensors, uses: list[tuple[str, Use]], segments: Segments) -> None:
+    """Add the uses, each user's onto its own parameters."""
+    turned: dict[str, tuple[torch.Tensor, Chain]] = {}
+    for name, use in uses:
+        if use.chain is None:
+            use.to(local[name].dtype).into(local[name], segments, add=True)
+            continue
+        if name not in turned:
+            turned[name] = (torch.zeros_like(local[name]), use.chain)
+        use.to(local[name].dtype).into(turned[name][0], segments, add=True)
+    for name, (gradient, chain) in turned.items():
+        chain(gradient)
+        local[name].add_(gradient)

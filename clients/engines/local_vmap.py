@@ -25,6 +25,7 @@ from clients.engines.local_sum import LocalSum
 from clients.engines.loop import loop
 from clients.engines.malloc import keep_large_blocks
 from clients.engines.stacked_steps import StackedSteps
+from clients.engines.trust import CannotTell
 from clients.local_sgd import LocalSGD
 from clients.mixed_precision import in_float32
 from fedsim.clipping import Clip
@@ -100,7 +101,6 @@ class LocalVmap:
         """Find out, once, whether the layer rules can make the steps; else `vmap` does."""
         if self._verified:
             return
-        self._verified = True
         if in_float32(self._model) is not self._model:
             return  # bfloat16 rounds by more than tells a wrong step from a right one
         try:
@@ -108,10 +108,13 @@ class LocalVmap:
             steps.verify(parameters, user.unit)
         except torch.OutOfMemoryError:
             raise
+        except CannotTell:  # not finite this time: by vmap, and another user may tell
+            return
         except (NotCovered, RuntimeError) as reason:
+            self._verified = True
             log.info("%s: local steps by vmap: no rule for %s", self._model.name, reason)
             return
-        self._by_rules = steps
+        self._verified, self._by_rules = True, steps
 
     def _within(self, parameters: Tensors) -> chunks.Limits:
         """Return how many users and tokens go at once, from the first round's parameters."""

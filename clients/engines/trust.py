@@ -56,7 +56,7 @@ def verified(
         gradients(name, use)
 
     for part in chunks.passes(units, _TOKENS * _EXAMPLES, model.device, dtype):
-        _refuse_other_uses(model, sites, parameters, part.batch)
+        refuse_other_uses(model, sites, parameters, part.batch)
         gradients.start_pass(part.segments)
         run(model, sites, parameters, part.batch, counting)
         num_tokens += part.batch.tokens.numel()
@@ -64,11 +64,8 @@ def verified(
     for index, small in enumerate(units):
         factors = torch.zeros_like(squares)
         factors[index] = 1.0
-        _compare(
-            mean_gradient(model, parameters, small).values,
-            squares[index].sqrt().tolist(),
-            gradients.weighted_sum(factors),
-        )
+        expected = mean_gradient(model, parameters, small).values
+        compare(expected, gradients.weighted_sum(factors), squares[index].sqrt().tolist())
     # Logits, their softmax and its gradient; and about as much again as the rules looked at.
     width = next(iter(parameters.values())).element_size()
     vocabulary = model.vocabulary_size
@@ -89,9 +86,10 @@ def _small_units(unit: Unit) -> list[Unit]:
     ]
 
 
-def _refuse_other_uses(
+def refuse_other_uses(
     model: OpenModel, sites: Sequence[Site], parameters: Tensors, batch: Batch
 ) -> None:
+    """Raise `NotCovered` if, every tapped tensor cut off, a logit depends on a parameter still."""
     leaves = {name: value.detach().requires_grad_() for name, value in parameters.items()}
     with torch.enable_grad(), tapped(sites, leaves, len(batch.tokens), None):
         total = model.logits(leaves, batch.tokens).sum()
@@ -103,12 +101,19 @@ def _refuse_other_uses(
             raise NotCovered(f"{name} (used outside the layers that have rules)")
 
 
-def _compare(expected: Tensors, norms: Sequence[float], computed: Tensors) -> None:
+def compare(expected: Tensors, computed: Tensors, norms: Sequence[float] | None = None) -> None:
+    """Compare gradients, parameter by parameter, and what is taken for their norms.
+
+    Raises:
+        NotCovered: they differ; names the parameter.
+        CannotTell: the expected ones are not finite.
+    """
     whole = l2_norm(expected)
     if not whole < float("inf"):
         raise CannotTell
-    for (name, value), norm in zip(expected.items(), norms, strict=True):
+    for place, (name, value) in enumerate(expected.items()):
         own = l2_norm({name: value})
+        norm = own if norms is None else norms[place]
         zero = torch.zeros_like(value)
         distance = l2_norm({name: value - computed.get(name, zero)})
         allowed = _OWN_TOLERANCE * own + _WHOLE_TOLERANCE * whole

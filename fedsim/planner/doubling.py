@@ -1,0 +1,86 @@
+"""Estimate-and-Double: group size and cohort of ULS for a budget (Charles et al. 2024, Alg. 3).
+
+Printed, the algorithm compares L(2G)/L(G) with σ(2M)/σ(M) (eqs 9 to 11). A noise multiplier never
+falls when more users are sampled, so the second is at least 1, the first at most about 1, and the
+cohort would never grow. The noise of the estimate is σ(M) L(G) / M (eq. 6), and that is what is
+compared here: L(2G)/L(G) with σ(2M)/(2σ(M)).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Point:
+    """An operating point of user-level sampling: G examples of each of M expected users a round."""
+
+    group_size: int
+    cohort_size: int
+
+    @property
+    def budget(self) -> int:
+        """Gradients a round, if every user had `group_size` examples."""
+        return self.group_size * self.cohort_size
+
+
+@dataclass(frozen=True)
+class Doubling:
+    """One step of the algorithm.
+
+    Attributes:
+        point: before the step.
+        group_factor: τ_G = L(2G)/L(G), what doubling the group size leaves of the noise;
+            infinite where it cannot grow.
+        cohort_factor: τ_M = σ(2M)/(2σ(M)), what doubling the cohort leaves of the noise;
+            infinite where it cannot grow.
+        doubled: "group_size" or "cohort_size", which a tie goes to.
+    """
+
+    point: Point
+    group_factor: float
+    cohort_factor: float
+    doubled: str
+
+
+def estimate_and_double(
+    budget: int,
+    gradient_norm: Callable[[int], float],
+    noise_multiplier: Callable[[int], float],
+    *,
+    start: Point,
+    largest: Point,
+) -> tuple[Point, tuple[Doubling, ...]]:
+    """Return the point whose budget first reaches `budget`, and the steps that led there.
+
+    Args:
+        budget: B, gradients a round.
+        gradient_norm: L_ULS(G), such as the median norm of users' averaged gradients (eq. 8).
+        noise_multiplier: σ_ULS(M) at the promised (ε, δ) (eq. 3).
+        start: where to begin; the paper takes G = 1, M = 32.
+        largest: neither number grows beyond it: no user has more examples, no more users are
+            there. Where neither can grow the last point is returned, below the budget.
+    """
+    point, steps = start, []
+    while point.budget < budget:
+        can_group = 2 * point.group_size <= largest.group_size
+        can_cohort = 2 * point.cohort_size <= largest.cohort_size
+        if not can_group and not can_cohort:
+            break
+        by_group = _growth(gradient_norm, point.group_size) if can_group else math.inf
+        by_cohort = _growth(noise_multiplier, point.cohort_size) / 2 if can_cohort else math.inf
+        group = by_group < by_cohort
+        steps.append(Doubling(point, by_group, by_cohort, "group_size" if group else "cohort_size"))
+        point = (
+            Point(2 * point.group_size, point.cohort_size)
+            if group
+            else Point(point.group_size, 2 * point.cohort_size)
+        )
+    return point, tuple(steps)
+
+
+def _growth(function: Callable[[int], float], value: int) -> float:
+    before = function(value)
+    return function(2 * value) / before if before > 0.0 else 1.0

@@ -18,6 +18,7 @@ from fedsim.config_errors import explain
 from fedsim.data.preparation.catalogue import AnyStep
 from fedsim.data.recipe import with_recipe
 from fedsim.errors import ConfigError
+from fedsim.overrides import apply_override
 from fedsim.section import Section
 
 Probability = Annotated[float, Field(gt=0.0, le=1.0)]
@@ -263,7 +264,7 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"config: {path} is not TOML: {error}") from None
     for override in overrides:
-        _apply_override(raw, override)
+        apply_override(raw, override)
     return parse_config(raw)
 
 
@@ -277,20 +278,13 @@ def parse_config(raw: Mapping[str, Any]) -> Config:
         raise ConfigError("\n".join(dict.fromkeys(lines))) from None
 
 
-def _apply_override(raw: dict[str, Any], override: str) -> None:
-    key, separator, text = override.partition("=")
-    path = [part.strip() for part in key.split(".")]
-    if not separator or not all(path):
-        raise ConfigError(
-            f"--set {override!r}: expected key.path=value, such as server.learning_rate=0.1"
-        )
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = text.strip()  # a bare word is a string, so that shells need no nested quotes
-    node = raw
-    for part in path[:-1]:
-        node = node.setdefault(part, {})
-        if not isinstance(node, dict):
-            raise ConfigError(f"--set {override!r}: {part!r} is a value, not a section")
-    node[path[-1]] = value
+def with_settings(config: Config, overrides: Sequence[str]) -> Config:
+    """Return a config with `key.path=value` overrides laid over it, validated as a whole.
+
+    Raises:
+        ConfigError: a malformed override or an invalid key.
+    """
+    raw = config.model_dump(exclude_none=True)
+    for override in overrides:
+        apply_override(raw, override)
+    return parse_config(raw)

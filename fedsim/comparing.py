@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fedsim.carry_out import carry_out, check_folders
 from fedsim.errors import ConfigError
+from fedsim.folder_lock import sole_writer
 from fedsim.job import Job, Outcome, Runner, one_after_another
 from fedsim.report.comparison import Comparison
 from fedsim.report.comparison_folder import write_comparison
@@ -80,9 +81,15 @@ def sweep(
 
     Raises:
         ConfigError: no source, two of the same name, a source that is neither, a wrong config, a
-            folder of another run. All configs are read before the first is run.
+            folder of another run, an `out` that another process is writing into. All configs are
+            read before the first is run.
     """
     jobs = _jobs(sources, out, vary, overrides)
+    with sole_writer(out):
+        return _sweep(jobs, out, runner)
+
+
+def _sweep(jobs: Sequence[Job | Path], out: Path, runner: Runner) -> Sweep:
     entries = [job for job in jobs if isinstance(job, Job)]
     outcomes = carry_out(entries, out, runner)
     run_dirs = [

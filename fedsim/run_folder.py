@@ -12,6 +12,7 @@ from fedsim.accounting.ledger import Ledger
 from fedsim.checkpoint import latest_checkpoint, load_checkpoint
 from fedsim.config import Config, load_config
 from fedsim.errors import ConfigError
+from fedsim.folder_lock import LOCK
 from fedsim.paths import write_atomically
 from fedsim.state import ServerState
 
@@ -145,7 +146,8 @@ class RunFolder:
 
 def _counts(path: Path) -> bool:
     """Whether a file is somebody's: not what a kill in the middle of a first write left behind."""
-    return not (path.name.startswith(".config.toml.") and path.name.endswith(".tmp"))
+    half_written = path.name.startswith(".config.toml.") and path.name.endswith(".tmp")
+    return not half_written and path.name != LOCK
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

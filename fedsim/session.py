@@ -16,6 +16,7 @@ from fedsim.checkpoint import save_checkpoint
 from fedsim.config import Config, ModelConfig
 from fedsim.errors import BudgetSpentError
 from fedsim.evaluation import Evaluation, evaluate
+from fedsim.folder_lock import check_no_writer, sole_writer
 from fedsim.grids.executor import GridExecutor
 from fedsim.grids.records import ClientSpec
 from fedsim.materials import (
@@ -46,26 +47,33 @@ def execute(config: Config, out: Path, grid: Grid, *, resume: bool = False) -> P
     Everything that can be wrong with the config is found before the folder is made.
 
     Raises:
-        ConfigError: config or input is wrong, or `out` is taken (or, resuming, of another run).
+        ConfigError: config or input is wrong, or `out` is taken (or, resuming, of another run), or
+            another process is writing into it.
         BudgetSpentError: the budget ended before the rounds did; model and report are written.
     """
     folder = RunFolder(out)
-    resume = resume and folder.config.exists()  # killed before anything was written: start anew
-    if resume:
-        folder.check_resumable(config)
-    else:
-        folder.check_fresh()
+    check_no_writer(out)
+    _check(folder, config, resume)
     device = default_device(config.executor.gpus_per_worker)
     materials = load_materials(config.seed, config.data, config.model, device)
     plan = build_plan(config, materials)
-    session = _Session(config, folder, materials, plan)
-    try:
-        session.run(grid, device)
-    except BudgetSpentError:
+    with sole_writer(out):
+        _check(folder, config, resume)  # another process may have had it meanwhile
+        session = _Session(config, folder, materials, plan)
+        try:
+            session.run(grid, device)
+        except BudgetSpentError:
+            session.finish()
+            raise
         session.finish()
-        raise
-    session.finish()
     return folder.path
+
+
+def _check(folder: RunFolder, config: Config, resume: bool) -> None:
+    if resume and folder.config.exists():
+        folder.check_resumable(config)
+    else:  # what was killed before anything was written starts anew
+        folder.check_fresh()
 
 
 def build_plan(config: Config, materials: Materials) -> RoundPlan:

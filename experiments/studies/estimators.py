@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from experiments.studies.series import draw, means
-from experiments.studies.trained import Trained, base, carry_through, cell
+from experiments.studies.trained import Trained, base, carry_through, cell, with_noise
 from fedsim.report.measurement import Measurement
 from fedsim.sweep import Cell
 
 COHORT = 64
 WAYS = {
-    "fixed size, fixed denominator": ("strategy.sampling.kind=fixed-size",),
-    "Poisson, fixed denominator": (),
-    "Poisson, clipped denominator": (
+    "fixed-size": ("strategy.sampling.kind=fixed-size",),
+    "Poisson": (),
+    "Poisson, clipped": (
         "strategy.estimator.kind=clipped",
         f"strategy.estimator.min_weight={0.5 * 898:g}",
     ),
@@ -29,16 +29,12 @@ def run(out: Path, *, quick: bool) -> None:
 def grid(quick: bool) -> list[Cell]:
     """Return every way to average, without noise and with the same noise multiplier."""
     cells = []
-    for number, (way, overrides) in enumerate(WAYS.items()):
+    for way, overrides in WAYS.items():
         for noise in NOISE[:1] if quick else NOISE:
-            config = base(
-                f"strategy.cohort_size={8 if quick else COHORT}", "privacy.epsilon=1", *overrides
-            )
-            raw = config.model_dump(exclude_none=True)
-            del raw["privacy"]["epsilon"]
-            raw["privacy"]["noise_multiplier"] = noise
-            settings = {"noise_multiplier": f"{noise:g}", "way": number + 1, "average": way}
-            cells.append(cell("uls", settings, type(config).model_validate(raw), quick))
+            cohort = f"strategy.cohort_size={8 if quick else COHORT}"
+            config = with_noise(base(cohort, *overrides), noise)
+            settings = {"noise_multiplier": f"{noise:g}", "average": way}
+            cells.append(cell("uls", settings, config, quick))
     return cells
 
 
@@ -69,16 +65,16 @@ STUDY = Trained(
         "McMahan et al. 2018, §2, §3 and App. C (Figure 5): the round's average over exactly M "
         "users, over a Poisson cohort divided by its expected weight, and divided by its own "
         "weight from half the expected one up (Lemma 1: twice the clip over that least weight).",
-        "Ways: " + "; ".join(f"{n + 1} = {way}" for n, way in enumerate(WAYS)) + ".",
+        "`fixed-size` and `Poisson` divide by the expected weight; `Poisson, clipped` by "
+        "max(q W_min, drawn weight).",
     ),
     cells=grid,
     findings=findings,
     draw=lambda measurement: draw(
         measurement,
-        x="way",
+        x="average",
         series="noise_multiplier",
         panels="",
-        title="Held-out loss by sampler and denominator (1, 2, 3: see the page)",
-        log=False,
+        title="Held-out loss by sampler and denominator",
     ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -50,7 +50,7 @@ def draw(
 
     Args:
         measurement: what was found.
-        x: the setting of the axis; its values must be numbers.
+        x: the setting of the axis; values that are no numbers stand side by side.
         series: the setting that a colour stands for.
         panels: the setting that a panel stands for.
         title: of the picture.
@@ -66,10 +66,11 @@ def draw(
     axes = figure.subplots(1, len(wanted), squeeze=False, sharey=True)[0]
     for panel, name in zip(axes, wanted, strict=True):
         clean(panel, f"{panels} = {name}" if name else "")
-        if log:
-            panel.set_xscale("log", base=2)
+        positions = _positions(panel, distinct(lines, x), log=log)
         for index, value in enumerate(distinct(lines, series)):
-            _series(panel, pick(lines, **{panels: name, series: value}), x, value, index)
+            chosen = pick(lines, **{panels: name, series: value})
+            label = f"{series} = {value}" if value else ""
+            _series(panel, {positions[value_of(line, x)]: line for line in chosen}, label, index)
         for label, position in (marks or {}).items():
             panel.axvline(position, color=MUTED, linewidth=0.8, linestyle=":", label=label)
         panel.set_xlabel(x, fontsize=8, color=INK)
@@ -79,12 +80,25 @@ def draw(
     return figure
 
 
-def _series(axes: Axes, lines: Sequence[Line], x: str, label: str, index: int) -> None:
-    good = [line for line in lines if line.loss is not None]
-    positions = [float(value_of(line, x)) for line in good]
-    losses = [line.loss for line in good if line.loss is not None]
+def _positions(axes: Axes, values: Sequence[str], *, log: bool) -> dict[str, float]:
+    """Return where values stand on the axis: at their number, or side by side if they are words."""
+    try:
+        positions = {value: float(value) for value in values}
+    except ValueError:
+        axes.set_xticks(range(len(values)), values, rotation=20, ha="right")
+        return {value: float(number) for number, value in enumerate(values)}
+    if log and min(positions.values()) > 0.0:
+        axes.set_xscale("log", base=2)
+    axes.set_xticks(list(positions.values()), values)
+    axes.minorticks_off()
+    return positions
+
+
+def _series(axes: Axes, lines: Mapping[float, Line], label: str, index: int) -> None:
+    good = {at: line.loss for at, line in sorted(lines.items()) if line.loss is not None}
+    losses = list(good.values())
     axes.errorbar(
-        positions,
+        list(good),
         [loss.mean for loss in losses],
         yerr=[
             [loss.mean - loss.low for loss in losses],
@@ -97,9 +111,7 @@ def _series(axes: Axes, lines: Sequence[Line], x: str, label: str, index: int) -
         capsize=2,
         label=label,
     )
-    for line in lines:
+    for at, line in lines.items():
         if line.loss is None:
-            axes.plot(
-                float(value_of(line, x)), 0.97, "x", color=colour(index),
-                transform=axes.get_xaxis_transform(),
-            )  # fmt: skip
+            upper = axes.get_xaxis_transform()
+            axes.plot(at, 0.97, "x", color=colour(index), transform=upper)

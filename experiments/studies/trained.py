@@ -12,7 +12,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from experiments.studies.output import Shown, Study, check_folder, write_study
-from fedsim.config import Config, load_config, with_settings
+from fedsim.config import Config, load_config, parse_config, with_settings
 from fedsim.grids.ray_sweep import OnRay
 from fedsim.job import Runner, one_after_another
 from fedsim.measuring import measure
@@ -61,6 +61,14 @@ def base(*overrides: str) -> Config:
     """Return the config that the studies begin from, with `key.path=value` laid over it."""
     with as_file(files("experiments") / "configs" / "study.toml") as path:
         return load_config(path, overrides)
+
+
+def with_noise(config: Config, noise_multiplier: float) -> Config:
+    """Return the config with a noise multiplier in the place of its ε."""
+    raw = config.model_dump(exclude_none=True)
+    raw["privacy"].pop("epsilon", None)
+    raw["privacy"]["noise_multiplier"] = noise_multiplier
+    return parse_config(raw)
 
 
 def cell(source: str, settings: Mapping[str, object], config: Config, quick: bool) -> Cell:

@@ -211,11 +211,12 @@ class ExecutorConfig(Section):
 
 
 class TrainingConfig(Section):
-    """How often to look and to save."""
+    """How often to look and to save, and who is shown the metrics (entry points `trackers`)."""
 
     evaluate_every: Annotated[int, Field(ge=1)] = 10
     checkpoint_every: Annotated[int, Field(ge=1)] = 10
     keep_checkpoints: Annotated[int, Field(ge=1)] = 2
+    trackers: tuple[str, ...] = ()
 
 
 class Config(Section):

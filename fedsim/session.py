@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -35,6 +35,7 @@ from fedsim.run_folder import RunFolder
 from fedsim.served import check_served
 from fedsim.state import RoundRecord, ServerState
 from fedsim.summary import as_scores, summarise
+from fedsim.tracking import TrackerFactory, epsilon_terms, find_trackers, tracking
 from fedsim.training import train
 from fedsim.workload import unit_tokens
 
@@ -54,12 +55,13 @@ def execute(config: Config, out: Path, grid: Grid, *, resume: bool = False) -> P
     folder = RunFolder(out)
     check_no_writer(out)
     _check(folder, config, resume)
+    trackers = find_trackers(config.training.trackers)
     device = default_device(config.executor.gpus_per_worker)
     materials = load_materials(config.seed, config.data, config.model, device)
     plan = build_plan(config, materials)
     with sole_writer(out):
         _check(folder, config, resume)  # another process may have had it meanwhile
-        session = _Session(config, folder, materials, plan)
+        session = _Session(config, folder, materials, plan, trackers)
         try:
             session.run(grid, device)
         except BudgetSpentError:
@@ -92,6 +94,8 @@ class _Session:
     folder: RunFolder
     materials: Materials
     plan: RoundPlan
+    trackers: Sequence[TrackerFactory]
+    tell: Callable[[RoundMetrics], None] = field(init=False)
     state: ServerState = field(init=False)
     started: float = field(init=False, default_factory=time.monotonic)
     epsilons: dict[int, float] = field(init=False, default_factory=dict)
@@ -103,8 +107,14 @@ class _Session:
         taken_up = self.folder.take_up(secure=self.plan.entropy == "secure")
         self.state = taken_up or self._start()
         self._prepare_epsilons()
-        if taken_up is None:
-            self._log_start()
+        config = self.config
+        terms = epsilon_terms(self.plan, config)
+        with tracking(self.trackers, self.folder.path, config, terms) as self.tell:
+            if taken_up is None:
+                self._log_start()
+            self._train(grid, device)
+
+    def _train(self, grid: Grid, device: str) -> None:
         config = self.config
         executor = GridExecutor(
             grid,
@@ -220,6 +230,7 @@ class _Session:
 
     def _write(self, line: RoundMetrics) -> None:
         self.folder.append_metrics(line.model_dump_json(exclude_none=True))
+        self.tell(line)
 
     def _prepare_epsilons(self) -> None:
         """Compute ε after each number of releases that an evaluated round can have."""

@@ -134,14 +134,16 @@ def _cells(
 
 
 def _measure(cells: list[Cell], out: Path, tuned: list[str], seeds: int, runner: Runner) -> int:
+    from fedsim.folder_lock import sole_writer
     from fedsim.measuring import measure
     from fedsim.report.measurement_folder import write_measurement
     from fedsim.report.measurement_tables import to_rich
     from fedsim.sweep import parse_variation
 
     keys = [parse_variation(text, "--tune") for text in tuned]
-    measurement = measure(cells, out, keys=keys, seeds=seeds, runner=runner)
-    write_measurement(measurement, out)
+    with sole_writer(out):
+        measurement = measure(cells, out, keys=keys, seeds=seeds, runner=runner)
+        write_measurement(measurement, out)
     Console().print(to_rich(measurement))
     typer.echo(f"Report: {out / 'comparison.html'}")
     failures = [reason for line in measurement.lines for reason in line.failures]

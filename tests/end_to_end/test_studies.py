@@ -5,9 +5,6 @@ from __future__ import annotations
 import csv
 import itertools
 import math
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import dp_accounting
@@ -20,19 +17,13 @@ from experiments.studies.lemma_1 import renyi_divergences
 from fedsim.accounting.accountants import epsilon
 from fedsim.accounting.events import RoundCost
 from fedsim.sampling import PoissonSampling
+from tests.end_to_end.commands import Done, fedsim
 
 NAMES = ["accountant-gap", "conjecture-1", "moments-tables", "noise-variance"]
 
 
-def study(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
-    return subprocess.run(
-        [sys.executable, "-m", "fedsim.cli.main", "study", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=environment,
-    )
+def study(*arguments: str | Path) -> Done:
+    return fedsim("study", *arguments)
 
 
 def read(path: Path) -> list[dict[str, str]]:

@@ -10,8 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from experiments import demo
+from fedsim.cli.main import app
 from fedsim.comparing import compare
 from fedsim.errors import ConfigError
 from fedsim.folder_lock import LOCK, check_no_writer, sole_writer
@@ -68,6 +70,9 @@ def test_comparisons_and_the_demo_refuse_a_folder_in_use(tmp_path: Path, speeche
             compare([config], out)
         with pytest.raises(ConfigError, match=TAKEN):
             demo.run(out)
+        repeated = ["compare", str(config), "--seeds", "2", "--out", str(out)]
+        with pytest.raises(ConfigError, match=TAKEN):
+            CliRunner().invoke(app, repeated, catch_exceptions=False)
         assert [path.name for path in out.iterdir()] == [LOCK]
 
 

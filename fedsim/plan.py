@@ -54,6 +54,7 @@ class RoundPlan:
         entropy: where coins and noise come from: the seed, or the operating system.
         assumptions: sentences that the guarantee rests on, for the report.
         dropped: training examples that the strategy leaves out, a count for each reason.
+        accountant: what adds up the rounds, by name; None for the mechanism's own.
 
     Raises:
         ValueError: a combination that nobody has proved, or fields that disagree.
@@ -74,6 +75,7 @@ class RoundPlan:
     entropy: Literal["seeded", "secure"] = "seeded"
     assumptions: tuple[str, ...] = ()
     dropped: Mapping[str, int] = field(default_factory=dict)
+    accountant: str | None = None
 
     def __post_init__(self) -> None:
         if len(self.pool) == 0:

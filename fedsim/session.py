@@ -132,7 +132,7 @@ class _Session:
         privacy = self.config.privacy
         if not self.private or privacy.epsilon is None or privacy.delta is None:
             return None
-        return Budget(privacy.epsilon, privacy.delta, privacy.accountant, self.plan.relation)
+        return Budget(privacy.epsilon, privacy.delta, self.plan.accountant, self.plan.relation)
 
     def finish(self) -> None:
         """Write the model, unless the last round already did, and the reports."""
@@ -226,7 +226,7 @@ class _Session:
                 self.plan.cost,
                 counts,
                 self.config.privacy.delta,
-                self.config.privacy.accountant,
+                self.plan.accountant,
                 self.plan.relation,
             )
             self.epsilons = dict(zip(counts, values, strict=True))

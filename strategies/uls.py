@@ -58,6 +58,7 @@ def build(config: Config, materials: Materials) -> RoundPlan:
         seed=config.seed,
         entropy=config.privacy.noise,
         assumptions=assumptions(law, sentence),
+        accountant=config.privacy.accountant,
     )
 
 

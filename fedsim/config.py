@@ -153,6 +153,7 @@ class StrategyConfig(Section):
     local: Annotated[FedSGD | FedAvg, Field(discriminator="task")] = FedSGD()
     clip: ClipConfig = ClipConfig(l2_clip_norm=1.0)
     estimator: EstimatorConfig = EstimatorConfig()
+    concentration_radius: Positive | None = None
 
 
 class PrivacyConfig(Section):

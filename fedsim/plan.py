@@ -7,7 +7,7 @@ ledger is charged is made of the same fields. A plan that cannot be kept is refu
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -20,6 +20,7 @@ from fedsim.accounting.events import RoundCost
 from fedsim.accounting.relations import Relation
 from fedsim.clipping import Clip
 from fedsim.estimators import Estimator
+from fedsim.execution import Executor
 from fedsim.sampling import Sampling
 from fedsim.seeding import RandomSource, SystemEntropy, stream
 from fedsim.server_optimizer import ServerOptimizer
@@ -54,6 +55,8 @@ class RoundPlan:
         entropy: where coins and noise come from: the seed, or the operating system.
         assumptions: sentences that the guarantee rests on, for the report.
         dropped: training examples that the strategy leaves out, a count for each reason.
+        accountant: what adds up the rounds, by name; None for the mechanism's own.
+        around: puts something between the round and the clients' executor; by default nothing.
 
     Raises:
         ValueError: a combination that nobody has proved, or fields that disagree.
@@ -74,6 +77,8 @@ class RoundPlan:
     entropy: Literal["seeded", "secure"] = "seeded"
     assumptions: tuple[str, ...] = ()
     dropped: Mapping[str, int] = field(default_factory=dict)
+    accountant: str | None = None
+    around: Callable[[Executor], Executor] = lambda executor: executor
 
     def __post_init__(self) -> None:
         if len(self.pool) == 0:
@@ -86,7 +91,7 @@ class RoundPlan:
         if self.units_per_user < 1:
             raise ValueError(f"units_per_user = {self.units_per_user}: must be at least 1")
         reason = unproved_clipped_denominator(self.sampling, self.relation, self.units_per_user)
-        if self.estimator.kind != "fixed" and reason:
+        if self.estimator.kind == "clipped" and reason:
             raise ValueError(
                 f'estimator.kind = {self.estimator.kind!r}: {reason} needs "fixed"; nobody has '
                 "proved a bound for the clipped denominator there"

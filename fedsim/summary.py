@@ -127,7 +127,7 @@ def privacy_block(
     """Return what is promised: ε is computed from the ledger, everything else from the plan.
 
     Args:
-        config: for δ and the accountant's name.
+        config: for δ.
         plan: what each round did.
         state: its ledger holds every release.
         origin: the public data that vocabulary and starting point come from.
@@ -135,7 +135,7 @@ def privacy_block(
         of_preparation: sentences that the guarantee owes to how the data were prepared.
     """
     private = plan.noise_multiplier > 0.0
-    name = config.privacy.accountant if private else None
+    name = plan.accountant if private else None
     accountant, relation = choose([plan.cost], name, plan.relation)
     delta = config.privacy.delta if private else None
     epsilon = math.inf if delta is None else state.ledger.epsilon(delta, accountant.name, relation)

@@ -32,21 +32,26 @@ def build(config: Config, materials: Materials) -> RoundPlan:
             chunks.
     """
     strategy = config.strategy
-    only(strategy, cohort_size=strategy.cohort_size, user_weight_cap=strategy.user_weight_cap)
+    only(
+        strategy,
+        cohort_size=strategy.cohort_size,
+        user_weight_cap=strategy.user_weight_cap,
+        concentration_radius=strategy.concentration_radius,
+    )
     if strategy.estimator.kind != "fixed":
         raise ConfigError(
-            f"strategy.estimator.kind = {strategy.estimator.kind!r}: els takes only "
+            f"strategy.estimator.kind = {strategy.estimator.kind!r}: {strategy.name} takes only "
             '"fixed"; nobody has proved a bound for the clipped denominator there'
         )
     if strategy.local.task != "fedsgd":
         raise ConfigError(
-            f'strategy.local.task = {strategy.local.task!r}: els takes only "fedsgd"; '
+            f'strategy.local.task = {strategy.local.task!r}: {strategy.name} takes only "fedsgd"; '
             "one example has no local training"
         )
     if strategy.selection == "random-chunk":
         raise ConfigError(
-            'strategy.selection = "random-chunk": els pools whole examples; take "uls", or another '
-            "selection"
+            f'strategy.selection = "random-chunk": {strategy.name} pools whole examples; take '
+            '"uls", or another selection'
         )
     examples, num_dropped = pool(
         materials.split,
@@ -81,4 +86,5 @@ def build(config: Config, materials: Materials) -> RoundPlan:
         entropy=config.privacy.noise,
         assumptions=assumptions(law, sentence),
         dropped={"examples beyond a user's group_size": num_dropped},
+        accountant=config.privacy.accountant,
     )

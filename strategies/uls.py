@@ -33,7 +33,11 @@ def build(config: Config, materials: Materials) -> RoundPlan:
         ConfigError: cohort_size missing or over the population, no δ, an unreachable ε.
     """
     strategy = config.strategy
-    only(strategy, batch_size=strategy.batch_size)
+    only(
+        strategy,
+        batch_size=strategy.batch_size,
+        concentration_radius=strategy.concentration_radius,
+    )
     num_users, sentence = public_size(
         config,
         config.privacy.declared_num_users,
@@ -58,6 +62,7 @@ def build(config: Config, materials: Materials) -> RoundPlan:
         seed=config.seed,
         entropy=config.privacy.noise,
         assumptions=assumptions(law, sentence),
+        accountant=config.privacy.accountant,
     )
 
 

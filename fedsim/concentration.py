@@ -54,7 +54,8 @@ def filter_weights(between: Matrix, radius: float) -> npt.NDArray[np.float64]:
     """
     count = len(between)
     near = np.count_nonzero(between <= 2.0 * radius, axis=1)
-    return np.clip((near - count / 2.0) / (count / 6.0), 0.0, 1.0)
+    weights: npt.NDArray[np.float64] = np.clip((near - count / 2.0) / (count / 6.0), 0.0, 1.0)
+    return weights
 
 
 @dataclass(frozen=True)

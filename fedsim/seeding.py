@@ -22,6 +22,7 @@ from scipy.special import ndtri
 Purpose = Literal[
     "sampling",
     "noise",
+    "clip",
     "selection",
     "pooling",
     "split",

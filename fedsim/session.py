@@ -129,7 +129,6 @@ class _Session:
                 data=config.data,
                 model=config.model,
                 task=self.plan.task,
-                clip=self.plan.clip,
                 engine=config.executor.engine,
                 device=worker_device(config.executor, device),
                 precision=config.executor.precision,

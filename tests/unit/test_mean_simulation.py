@@ -18,6 +18,7 @@ from experiments.studies.mean_simulation import (
 )
 from experiments.studies.mean_sweep import Grid, Sampler, Sweep, run_sweeps
 from fedsim.accounting.accountants import epsilon
+from fedsim.clipping import Clip
 from fedsim.estimators import WeightedSum
 from fedsim.execution import Accumulator, Keys, Update
 from fedsim.plan import RoundPlan
@@ -35,9 +36,9 @@ class OneByOne:
     def __init__(self, population: Population, plan: RoundPlan) -> None:
         self.population, self.plan, self.sizes = population, plan, list[int]()
 
-    def clipped_sum(self, parameters: Tensors, cohort: Keys, round: int) -> WeightedSum:
+    def clipped_sum(self, parameters: Tensors, cohort: Keys, clip: Clip, round: int) -> WeightedSum:
         self.sizes.append(len(cohort))
-        total = Accumulator(parameters, self.plan.clip)
+        total = Accumulator(parameters, clip)
         for value in unit_values(self.population, cohort, self.plan, round):
             gradient = {"estimate": parameters["estimate"] - torch.from_numpy(value)}
             total.add(Update(gradient, 0.0, 1), 1.0)

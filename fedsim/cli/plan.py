@@ -73,11 +73,19 @@ def plan_command(
         return
     for name, value in {**numbers, "gradient_diversity": gradient_diversity}.items():
         _refuse(f"--{name.replace('_', '-')}", value, "not with CONFIG, which says it itself")
-    _from_config(config, overrides or [], budget, private_norms, out, as_json)
+    _from_config(
+        config,
+        overrides=overrides or [],
+        budget=budget,
+        private_norms=private_norms,
+        out=out,
+        as_json=as_json,
+    )
 
 
 def _from_config(
     config: Path,
+    *,
     overrides: list[str],
     budget: float | None,
     private_norms: float | None,

@@ -47,8 +47,8 @@ def print_supposed(found: Facts) -> None:
         title = f"gradient diversity {diversity:g}{words.get(diversity, '')}"
         console.print(_strategies(title, case))
         _say(console, f"Recommended: {case['recommendation']['reason']}")
-    strategies = found["cases"][0]["strategies"]
-    _say(console, *(one["statement"] for one in strategies.values()), *found["notes"])
+        _say(console, case["strategies"]["uls"]["statement"], "")
+    _say(console, found["cases"][0]["strategies"]["els"]["statement"], *found["notes"])
 
 
 def _strategies(title: str, found: Facts) -> Table:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from fedsim.accounting.accountants import choose
 from fedsim.accounting.events import RoundCost
 from fedsim.accounting.planning import signal_to_noise
-from fedsim.accounting.statement import privacy_sentence
+from fedsim.accounting.statement import finite_or_none, privacy_sentence
 from fedsim.planner.cost import MEMORY_NOTE, TIME_NOTE, cost
+from fedsim.planner.doubling import Doubling
 from fedsim.planner.noise import Noise
 from fedsim.planner.norms import NON_PRIVATE, USER_SIZES, PrivateNorms
 from fedsim.planner.numbers import Numbers, Supposed
@@ -60,7 +62,7 @@ def of_data(weighed: Weighed) -> dict[str, Any]:
             else [],
             "epsilon": norms.epsilon if isinstance(norms, PrivateNorms) else None,
         },
-        "doublings": [asdict(step) for step in weighed.doublings],
+        "doublings": _doublings(weighed.doublings),
         "strategies": {one.noise.strategy: _strategy(weighed, one) for one in weighed.candidates},
         "recommendation": asdict(weighed.recommendation),
         "notes": list(notes(weighed)),
@@ -76,7 +78,7 @@ def of_numbers(numbers: Numbers, supposed: list[Supposed]) -> dict[str, Any]:
         "cases": [
             {
                 "gradient_diversity": one.gradient_diversity,
-                "doublings": [asdict(step) for step in one.doublings],
+                "doublings": _doublings(one.doublings),
                 "strategies": {
                     noise.strategy: _noise(noise) | _supposed_terms(numbers, noise)
                     for noise in (one.uls, one.els)
@@ -117,6 +119,18 @@ def _strategy(weighed: Weighed, one: Candidate) -> dict[str, Any]:
             "cost": asdict(cost(weighed, one)),
         }
     )
+
+
+def _doublings(steps: Sequence[Doubling]) -> list[dict[str, Any]]:
+    """Return the steps; null for a factor of what could not grow, which is infinite."""
+    return [
+        {
+            **asdict(step),
+            "group_factor": finite_or_none(step.group_factor),
+            "cohort_factor": finite_or_none(step.cohort_factor),
+        }
+        for step in steps
+    ]
 
 
 def _noise(noise: Noise) -> dict[str, Any]:

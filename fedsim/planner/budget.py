@@ -35,8 +35,7 @@ def at_budget(config: Config, materials: Materials, budget: float) -> Config:
     Raises:
         ConfigError: a budget out of range, or whatever else the strategy finds wrong.
     """
-    if not 0.0 < budget < math.inf:
-        raise ConfigError(f"--budget = {budget!r}: give a finite number of gradients > 0")
+    check_budget(budget)
     key, probe = _probe(config, materials)
     largest = largest_budget(config, materials, probe)
     if budget > largest:
@@ -50,6 +49,12 @@ def at_budget(config: Config, materials: Materials, budget: float) -> Config:
     if config.strategy.sampling.kind in ("fixed-size", "shuffled"):
         size = float(max(1, round(size)))
     return _with_size(config, key, size)
+
+
+def check_budget(budget: float) -> None:
+    """Raise `ConfigError` unless it is a finite number above 0."""
+    if not 0.0 < budget < math.inf:
+        raise ConfigError(f"--budget = {budget!r}: give a finite number of gradients > 0")
 
 
 def largest_budget(config: Config, materials: Materials, probe: RoundPlan | None = None) -> float:

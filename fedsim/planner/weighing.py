@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fedsim.config import Config
 from fedsim.errors import ConfigError
 from fedsim.materials import Materials
-from fedsim.planner.budget import at_budget
+from fedsim.planner.budget import check_budget
 from fedsim.planner.candidates import (
     Candidate,
     as_els,
@@ -86,7 +86,7 @@ def weigh(
     """
     check_plannable(config)
     budget = _own_budget(config, materials) if budget is None else budget
-    at_budget(as_els(config, int(materials.split.user_sizes.max())), materials, budget)
+    check_budget(budget)
     smallest = enough(lambda size: as_uls(config, size), materials, budget, 1)
     start = Point(smallest, min(START_COHORT, _public_users(config, materials)))
     norms = _norms(config, materials, private_norms, _reachable(start, budget, materials))

@@ -26,9 +26,7 @@ NON_PRIVATE = (
     "Not private: gradient norms and signal were computed on private data, a query that no "
     "guarantee here accounts for; with --private-norms EPSILON it is."
 )
-USER_SIZES = (
-    "Numbers of users and of their examples were counted in the data and are treated as public."
-)
+USER_SIZES = "How many examples users have was counted in the data and is treated as public."
 
 
 def source(config: Config, draw: int) -> RandomSource:

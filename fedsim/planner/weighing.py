@@ -88,14 +88,13 @@ def weigh(
     budget = _own_budget(config, materials) if budget is None else budget
     check_budget(budget)
     smallest = enough(lambda size: as_uls(config, size), materials, budget, 1)
+    els_size = median_user_size(materials)
+    els_size = enough(lambda size: as_els(config, size), materials, budget, els_size)
     start = Point(smallest, min(START_COHORT, _public_users(config, materials)))
     norms = _norms(config, materials, private_norms, _reachable(start, budget, materials))
     if isinstance(norms, PrivateNorms):
         config = _without(config, norms.epsilon)
     point, doublings = _doubled(config, materials, budget, norms, start)
-    els_size = enough(
-        lambda size: as_els(config, size), materials, budget, median_user_size(materials)
-    )
     els = candidate(as_els(config, els_size, norms(1)), materials, budget)
     uls_norm = norms(point.group_size)
     uls = candidate(as_uls(config, point.group_size, uls_norm), materials, budget)

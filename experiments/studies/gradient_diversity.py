@@ -40,8 +40,8 @@ CONFIG = {
     "model": {"name_or_path": "tiny-gpt"},
 }
 TERMS = (
-    f"σ keeps (ε = {EPSILON:g}, δ = {DELTA:g})-DP; unit: user; neighbouring relation: "
-    f"add-or-remove-one user; {ROUNDS} rounds of Poisson sampling, of users with M = {COHORT} "
+    f"noise multipliers keep (ε = {EPSILON:g}, δ = {DELTA:g})-DP; unit: user; neighbouring "
+    f"relation: add-or-remove-one user; {ROUNDS} rounds of Poisson sampling, of users with M = {COHORT} "
     f"expected (ULS, pld accountant) or of at most {ELS_GROUP_SIZE} examples a user at the same "
     "expected gradients (ELS, mixture accountant)"
 )
@@ -82,7 +82,7 @@ def run(out: Path, *, quick: bool) -> None:
     config = parse_config(CONFIG)
     materials = load_materials(config.seed, config.data, config.model, "cpu")
     needed = {size: needed_ratio(materials, size) for size in steps(sizes, "noise multipliers")}
-    models = {"starting": materials.model.initial_parameters()}
+    models = {"starting model": materials.model.initial_parameters()}
     *_, models[f"after {num_steps} steps"] = trained(materials, num_steps)
     points = [
         point
@@ -99,7 +99,7 @@ def measure(
     order = stream(materials.seed, "planning").permutation(materials.split.num_users)
     rows = [
         user_norms(materials, parameters, int(user), list(needed))
-        for user in steps(order[:num_users].tolist(), f"gradients, {name} model")
+        for user in steps(order[:num_users].tolist(), f"gradients, {name}")
     ]
     return points(name, rows, needed)
 
@@ -158,7 +158,7 @@ def findings(points: Sequence[Point]) -> list[str]:
         seen = [point for point in row if point.users and point.group_size > 1]
         last = seen[-1]
         sentences.append(
-            f"{name[0].upper()}{name[1:]} model: at G = {last.group_size} the median user's "
+            f"{name[0].upper()}{name[1:]}: at G = {last.group_size} the median user's "
             f"L_ELS/L_ULS is {last.ratio_50:.3g} (quantiles 10 % and 90 %: {last.ratio_10:.3g}, "
             f"{last.ratio_90:.3g}; {last.users} users have so many examples), between 1 (alike) "
             f"and √G = {last.orthogonal:.3g} (orthogonal): D = {last.diversity:.2f}."
@@ -167,7 +167,7 @@ def findings(points: Sequence[Point]) -> list[str]:
         listed = ", ".join(map(str, quieter)) or "none"
         best = max(row, key=lambda point: point.ratio / point.needed)
         sentences.append(
-            f"{name[0].upper()}{name[1:]} model, ULS against ELS with M = {COHORT}: ULS adds less "
+            f"{name[0].upper()}{name[1:]}, ULS against ELS with M = {COHORT}: ULS adds less "
             f"noise at G = {listed}, of {', '.join(str(point.group_size) for point in row)}; "
             f"var(ELS)/var(ULS) is largest at G = {best.group_size}: "
             f"{number((best.ratio / best.needed) ** 2)}."
@@ -209,11 +209,11 @@ def _study(points: Sequence[Point], materials: Materials, num_users: int) -> Stu
 def draw(points: Sequence[Point]) -> Figure:
     """Draw the ratio against G, a panel a model, between the extremes."""
     names = list(dict.fromkeys(point.model for point in points))
-    title = "Averaging a user's gradients shrinks them, by less than √G"
+    title = "How far averaging shrinks a user's gradients"
     figure = new_figure(9.0, 4.2, title, f"{TERMS[0].upper()}{TERMS[1:]}.")
     panels = figure.subplots(1, len(names), squeeze=False, sharey=True)[0]
     for axes, name in zip(panels, names, strict=True):
-        _panel(axes, [point for point in points if point.model == name], f"{name} model")
+        _panel(axes, [point for point in points if point.model == name], name)
     panels[0].set_ylabel("$L_{ELS}/L_{ULS}(G)$", fontsize=8, color=INK)
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside right center", fontsize=8, frameon=False)
@@ -234,6 +234,7 @@ def _panel(axes: Axes, row: Sequence[Point], title: str) -> None:
     axes.plot(sizes, needed, "x-", color=colour(1), ms=4, label="ULS quieter above")
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
+    axes.yaxis.set_major_formatter("{x:g}")
     axes.set_xticks(sizes, [str(size) for size in sizes])
     axes.set_xlabel("G: examples of a user", fontsize=8, color=INK)
 

@@ -157,7 +157,8 @@ def test_numbers_show_the_two_extremes(typed: Typed) -> None:
         assert uls["noise_stddev"] == pytest.approx(expected)
         assert els["noise_stddev"] == pytest.approx(els["noise_multiplier"] / 256)
         assert "ε = 4, δ = 1e-06" in uls["statement"]
-    assert diverse["strategies"]["uls"]["group_size"] == 8
+    sizes = [case["strategies"]["uls"]["group_size"] for case in found["cases"]]
+    assert sizes[0] == 1 < sizes[2]  # nothing to average out where all are alike
     assert diverse["recommendation"]["strategy"] == "uls"
     ratios = [case["recommendation"]["variance_ratio"] for case in found["cases"]]
     assert ratios == sorted(ratios)

@@ -20,6 +20,7 @@ from fedsim.sampling import PoissonSampling
 from tests.end_to_end.commands import Done, fedsim
 
 NAMES = ["accountant-gap", "conjecture-1", "moments-tables", "noise-variance"]
+ON_TEXTS = ["gradient-diversity"]  # run on a small text by a test of its own
 
 
 def study(*arguments: str | Path) -> Done:
@@ -46,7 +47,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def test_the_list_is_the_names_and_nothing_else() -> None:
     listed = study("--list")
     assert (listed.returncode, listed.stderr) == (0, "")
-    assert listed.stdout.splitlines() == NAMES
+    assert listed.stdout.splitlines() == sorted([*NAMES, *ON_TEXTS])
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -75,9 +75,7 @@ def draw_rows(
 ) -> Figure:
     """Draw several rows of panels, each with the setting of its axis and of its panels."""
     counts = [len(distinct(measurement.lines, panels)) for _, panels in rows]
-    figure = new_figure(
-        1.6 + 2.4 * max(counts), 1.0 + 2.5 * len(rows), title, _note(measurement)
-    )
+    figure = new_figure(1.6 + 2.4 * max(counts), 1.0 + 2.5 * len(rows), title, _note(measurement))
     axes = figure.subplots(len(rows), max(counts), squeeze=False, sharey=True)
     for (x, panels), count, row in zip(rows, counts, axes, strict=True):
         _row(row[:count], measurement.lines, x, series, panels, log=True)

@@ -21,6 +21,7 @@ from tests.end_to_end.commands import Done, fedsim
 
 NAMES = [
     "accountant-gap",
+    "asi-liu-noise",
     "conjecture-1",
     "estimate-and-double",
     "mean-estimation",
@@ -112,6 +113,24 @@ def test_the_accountant_gap(finished: dict[str, Path]) -> None:
         )
     assert any(math.isinf(row["epsilon_group_privacy"]) for row in rows)
     assert "diverges |" in (finished["accountant-gap"] / "table.md").read_text(encoding="utf-8")
+
+
+def test_the_asi_liu_noise(finished: dict[str, Path]) -> None:
+    rows = read(finished["asi-liu-noise"] / "table.csv")
+    for row in ({key: float(value) for key, value in row.items()} for row in rows):
+        log = 3.0 + math.log(100 / 1e-5)
+        printed = math.sqrt(8 * log) * row["printed_noise_multiplier"] / 18_195
+        assert row["printed_stddev"] == pytest.approx(printed)
+        assert row["printed_crossing"] * printed == pytest.approx(row["userwise_stddev"])
+        # Chua et al.'s reading of Figure 3
+        assert 0.01 < row["proved_crossing"] < row["printed_crossing"] < 0.1
+        sigma = float(dp_accounting.get_sigma_gaussian(1.5, 0.5e-5)) * 10
+        assert row["printed_noise_multiplier"] == pytest.approx(sigma, rel=2e-3)
+    measured = read(finished["asi-liu-noise"] / "concentration.csv")
+    assert [row["group_size"] for row in measured] == ["1", "2"]
+    assert all(0.5 < float(row["needed_ratio"]) < 2 for row in measured)  # "around 1"
+    page = (finished["asi-liu-noise"] / "table.md").read_text(encoding="utf-8")
+    assert 'agrees with the paper\'s "only if τ/C < 0.1": 2 of 2' in page
 
 
 def test_the_noise_variance(finished: dict[str, Path]) -> None:

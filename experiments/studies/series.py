@@ -62,7 +62,7 @@ def draw(
     wanted = distinct(measurement.lines, panels)
     figure = new_figure(1.6 + 2.9 * len(wanted), 3.4, title, _note(measurement))
     axes = figure.subplots(1, len(wanted), squeeze=False, sharey=True)[0]
-    _row(axes, measurement.lines, x, series, panels, log)
+    _row(axes, measurement.lines, x, series=series, panels=panels, log=log)
     for panel in axes:
         for label, position in (marks or {}).items():
             panel.axvline(position, color=MUTED, linewidth=0.8, linestyle=":", label=label)
@@ -78,7 +78,7 @@ def draw_rows(
     figure = new_figure(1.6 + 2.4 * max(counts), 1.0 + 2.5 * len(rows), title, _note(measurement))
     axes = figure.subplots(len(rows), max(counts), squeeze=False, sharey=True)
     for (x, panels), count, row in zip(rows, counts, axes, strict=True):
-        _row(row[:count], measurement.lines, x, series, panels, log=True)
+        _row(row[:count], measurement.lines, x, series=series, panels=panels, log=True)
         for unused in row[count:]:
             unused.set_visible(False)
     _legend(figure, axes[0][0])
@@ -86,7 +86,7 @@ def draw_rows(
 
 
 def _row(
-    axes: Sequence[Axes], lines: Sequence[Line], x: str, series: str, panels: str, log: bool
+    axes: Sequence[Axes], lines: Sequence[Line], x: str, *, series: str, panels: str, log: bool
 ) -> None:
     for panel, name in zip(axes, distinct(lines, panels), strict=True):
         clean(panel, f"{panels} = {name}" if name else "")

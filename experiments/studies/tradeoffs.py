@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache
 from itertools import product
 from pathlib import Path
 
@@ -27,7 +27,7 @@ def run(out: Path, *, quick: bool) -> None:
     write_measurement(carry_through(STUDY, out, quick=quick), out)
 
 
-@lru_cache(maxsize=None)
+@cache
 def planned(epsilon: int, budget: int) -> Weighed:
     """Return what `fedsim plan` makes of the base config at this promise and compute."""
     config = base(f"privacy.epsilon={epsilon}", "strategy.cohort_size=32")

@@ -89,12 +89,15 @@ def _row(
     axes: Sequence[Axes], lines: Sequence[Line], x: str, *, series: str, panels: str, log: bool
 ) -> None:
     for panel, name in zip(axes, distinct(lines, panels), strict=True):
-        clean(panel, f"{panels} = {name}" if name else "")
+        clean(panel, name if panels == "source" else f"{panels} = {name}" if name else "")
         positions = _positions(panel, distinct(lines, x), log=log)
         for index, value in enumerate(distinct(lines, series)):
             chosen = pick(lines, **{panels: name, series: value})
-            label = f"{series} = {value}" if value else ""
+            label = value if series == "source" else f"{series} = {value}"
             _series(panel, {positions[value_of(line, x)]: line for line in chosen}, label, index)
+        starts = [line.start for line in lines if line.start is not None]
+        if starts:
+            panel.axhline(max(starts), color=MUTED, lw=0.8, ls="--", label="starting point")
         panel.set_xlabel(x, fontsize=8, color=INK)
     axes[0].set_ylabel("held-out loss, nats a token", fontsize=8, color=INK)
 

@@ -42,7 +42,7 @@ def grid(quick: bool) -> list[Cell]:
     for budget, epsilon in product(*values):
         for one in planned(epsilon, budget).candidates:
             name = one.config.strategy.name
-            settings = {"strategy": name, "epsilon": epsilon, "budget": budget}
+            settings = {"epsilon": epsilon, "budget": budget}
             cells.append(cell(name, settings, one.config, quick))
     return cells
 
@@ -54,7 +54,7 @@ def verdicts(measurement: Measurement) -> list[Verdict]:
         distinct(measurement.lines, "budget"), distinct(measurement.lines, "epsilon")
     ):
         uls, els = (
-            pick(measurement.lines, budget=budget, epsilon=epsilon, strategy=name)[0]
+            pick(measurement.lines, budget=budget, epsilon=epsilon, source=name)[0]
             for name in ("uls", "els")
         )
         found.append(verdict(planned(int(epsilon), int(budget)), uls, els))
@@ -70,7 +70,7 @@ def picture(measurement: Measurement) -> Figure:
     """Draw loss against ε for each budget, and against the budget for each ε."""
     return draw_rows(
         measurement,
-        series="strategy",
+        series="source",
         rows=(("epsilon", "budget"), ("budget", "epsilon")),
         title="User-level and example-level sampling at equal promise and compute",
     )
@@ -91,7 +91,7 @@ STUDY = Trained(
     findings=findings,
     draw=picture,
     keys=[
-        parse_variation("server.learning_rate=0.15,0.5,1.5", "--tune"),
+        parse_variation("server.learning_rate=0.1,0.4,1.6", "--tune"),
         parse_variation("strategy.clip.l2_clip_norm=0.25,1.0", "--tune"),
     ],
     quick_keys=[parse_variation("server.learning_rate=0.5", "--tune")],

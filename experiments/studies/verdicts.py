@@ -43,8 +43,10 @@ class Verdict:
 
     @property
     def significant(self) -> bool:
-        """Whether the interval of the gap leaves zero out."""
-        return self.gap is not None and (self.gap.high < 0.0 or self.gap.low > 0.0)
+        """Whether the interval of the gap leaves zero out; one seed has no interval."""
+        if self.gap is None or self.gap.low == self.gap.high:
+            return False
+        return self.gap.high < 0.0 or self.gap.low > 0.0
 
     @property
     def agrees(self) -> bool:

@@ -21,6 +21,7 @@ from fedsim.report.measurement import Measurement
 from fedsim.report.measurement_tables import HEADS, captions, cells, records, to_json
 from fedsim.sweep import Cell, Variation
 
+CONFIG = files("experiments") / "configs" / "study.toml"
 RUNS = "runs"
 QUICK = (
     "strategy.rounds=2",
@@ -59,7 +60,7 @@ class Trained:
 
 def base(*overrides: str) -> Config:
     """Return the config that the studies begin from, with `key.path=value` laid over it."""
-    with as_file(files("experiments") / "configs" / "study.toml") as path:
+    with as_file(CONFIG) as path:
         return load_config(path, overrides)
 
 

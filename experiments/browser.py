@@ -137,6 +137,8 @@ class Browser:
         """End the browser and whatever it started."""
         with suppress(RuntimeError, TimeoutError, OSError):
             self.call("Browser.close")
+            while True:  # until the pipe ends: it has left in order
+                self._next()
         with suppress(ProcessLookupError):
             os.killpg(self._pid, signal.SIGKILL)
         os.waitpid(self._pid, 0)

@@ -134,7 +134,7 @@ def _draw_panel(axes: Axes, chart: Chart, panel: Panel, *, first: bool) -> None:
         _draw_series(axes, chart, series)
     for start in panel.starts:
         axes.axhline(start, color=MUTED, linewidth=0.9, linestyle=(0, (4, 3)))
-        write_on_level(axes, 0.99, start, f"start {decimal_text(start, 2)}", above=False)
+        write_on_level(axes, 0.99, start, f"start {decimal_text(start, 2)}", above=True)
     axes.set_xlim(*chart.reach)
     axes.set_ylim(chart.limits[0], chart.top(MARK_ROW / PANEL))
     _mark_troubles(axes, chart, panel)

@@ -112,7 +112,7 @@ def _panel(chart: Chart, panel: Panel) -> Any:  # noqa: ANN401
         side = "right" if left else "left"
         _add_cross(figure, (spot.x, y), series.index, spot.line, said=text, side=side)
     for start in panel.starts:
-        add_start(figure, start, decimal_text(start, 2), "bottom right")
+        add_start(figure, start, decimal_text(start, 2))
     return figure
 
 

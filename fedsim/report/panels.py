@@ -104,12 +104,12 @@ class Chart:
         ]
 
     def top(self, share: float) -> float:
-        """Return where losses end, with room above the limits for the crosses of any panel.
+        """Return where losses end, with room above for the start's name and any panel's crosses.
 
         Args:
             share: of the whole height, that one cross takes.
         """
-        rows = max(len(self.troubles(panel)) for panel in self.panels)
+        rows = 1 + max(len(self.troubles(panel)) for panel in self.panels)
         low, high = self.limits
         return low + (high - low) / max(1 - share * rows, 0.4)
 

@@ -158,19 +158,14 @@ def _line(
     )
 
 
-def add_start(
-    figure: Any,  # noqa: ANN401
-    value: float,
-    text: str,
-    position: str = "top right",
-) -> None:
+def add_start(figure: Any, value: float, text: str) -> None:  # noqa: ANN401
     """Draw the starting point as a dashed level, if it is finite."""
     if is_finite(value):
         figure.add_hline(
             y=value,
             line={"color": GREY, "width": 1, "dash": "dash"},
             annotation={"text": f"start {text}", "font": {"size": 11}},
-            annotation_position=position,
+            annotation_position="top right",
         )
 
 

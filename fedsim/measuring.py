@@ -117,7 +117,8 @@ def _line(choice: Chosen, jobs: Sequence[Job], outcomes: Mapping[str, Outcome]) 
         strategy=cell.config.strategy.name,
         settings=dict(cell.settings),
         chosen=choice.settings,
-        failures=(choice.failure, *failures) if choice.failure else tuple(failures),
+        seeds=tuple(job.config.seed for job, end in ended if end.has_report),
+        failures=tuple([f"{cell.name}: {choice.failure}"] if choice.failure else failures),
     )
     return filled(bare, [load_report(job.out) for job, end in ended if end.has_report])
 

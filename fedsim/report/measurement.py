@@ -37,8 +37,8 @@ class Line(Record):
         epsilon: the promise, with its terms; None without one.
         budget: expected gradients a round.
         rounds: done, by those that finished.
-        losses: held-out loss of each seed, in their order; NaN where it diverged; none of those
-            that failed.
+        seeds: of the runs that finished, in their order.
+        losses: held-out loss of each of these seeds; NaN where it diverged.
         loss: over the finite ones; None where there is none.
         accuracy: top-1, likewise.
         start: held-out loss of the starting point, the mean over the seeds' splits.
@@ -62,6 +62,7 @@ class Line(Record):
     hypothetical: bool = False
     budget: NotNegative | None = None
     rounds: Count | None = None
+    seeds: tuple[int, ...] = ()
     losses: tuple[Number, ...] = ()
     loss: Interval | None = None
     accuracy: Interval | None = None

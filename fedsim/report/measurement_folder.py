@@ -6,16 +6,20 @@ from pathlib import Path
 
 from fedsim.paths import write_atomically
 from fedsim.report.measurement import Measurement
+from fedsim.report.measurement_page import render_measurement
+from fedsim.report.measurement_picture import draw_measurement
 from fedsim.report.measurement_tables import to_csv, to_json, to_markdown
 
 
 def write_measurement(measurement: Measurement, out: Path) -> None:
-    """Write `comparison.{json,csv,md}` into `out`."""
+    """Write `comparison.{json,csv,md,png,html}` into `out`."""
     # Everything is rendered before anything is written: an error leaves no half folder.
     contents: dict[str, bytes | str] = {
         "comparison.json": to_json(measurement),
         "comparison.csv": to_csv(measurement),
         "comparison.md": to_markdown(measurement),
+        "comparison.png": draw_measurement(measurement),
+        "comparison.html": render_measurement(measurement),
     }
     for name, content in contents.items():
         write_atomically(out / name, content)

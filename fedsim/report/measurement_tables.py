@@ -36,12 +36,16 @@ def cells(line: Line) -> list[str]:
     ]
 
 
+def terms(measurement: Measurement) -> list[str]:
+    """Return what every ε is an ε of, each config's name in front."""
+    return list(
+        dict.fromkeys(f"{line.source}: {line.terms}" for line in measurement.lines if line.terms)
+    )
+
+
 def captions(measurement: Measurement) -> list[str]:
     """Return what has to be read with the table: terms, tuning, failures, notes."""
-    terms = dict.fromkeys(
-        f"{line.source}: {line.terms}" for line in measurement.lines if line.terms
-    )
-    lines = [*terms, INTERVAL_NOTE, UTILITY_NOTE]
+    lines = [*terms(measurement), INTERVAL_NOTE, UTILITY_NOTE]
     tuning = measurement.tuning
     if tuning is not None:
         cost = f"{tuning.runs} runs, {tuning.gradients:,} gradients, {tuning.seconds:,.0f} s"
@@ -99,12 +103,13 @@ def to_rich(measurement: Measurement) -> Table:
 
 def _record(line: Line) -> dict[str, object]:
     fixed = line.model_dump(
-        exclude={"settings", "chosen", "losses", "loss", "accuracy", "failures"}
+        exclude={"settings", "chosen", "seeds", "losses", "loss", "accuracy", "failures"}
     )
     record = {**fixed, "num_failed": len(line.failures), "num_seeds": len(line.losses)}
     for name, value in (("loss", line.loss), ("accuracy_top1", line.accuracy)):
         for part in ("mean", "low", "high"):
             record[f"{name}_{part}"] = None if value is None else getattr(value, part)
+    record["seeds"] = " ".join(map(str, line.seeds))
     record["losses"] = " ".join(f"{loss:.17g}" for loss in line.losses)
     record["failures"] = "; ".join(line.failures)
     record |= {f"set.{key}": value for key, value in line.settings.items()}

@@ -58,7 +58,7 @@ def _terms(runs: Sequence[ComparedRun]) -> list[str]:
 
 
 def _draw_curves(axes: Axes, comparison: Comparison) -> None:
-    _clean(axes, "Held-out loss, nats a token")
+    clean(axes, "Held-out loss, nats a token")
     axes.set_xlabel("round", fontsize=7, color=MUTED)
     axes.grid(axis="y", color=RULE, linewidth=0.6)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
@@ -75,7 +75,9 @@ def _draw_curves(axes: Axes, comparison: Comparison) -> None:
     for start in distinct_starts(comparison.runs):
         if is_finite(start.loss):
             axes.axhline(start.loss, color=MUTED, linewidth=0.9, linestyle=(0, (4, 3)))
-            _write(axes, 0.99, start.loss, f"start {decimal_text(start.loss, 2)}", above=True)
+            write_on_level(
+                axes, 0.99, start.loss, f"start {decimal_text(start.loss, 2)}", above=True
+            )
     axes.margins(x=0.01, y=0.1)
     _label_ends(axes, comparison.runs, ends)
 
@@ -98,7 +100,7 @@ def _label_ends(axes: Axes, runs: Sequence[ComparedRun], ends: Sequence[tuple[in
 
 
 def _draw_bars(axes: Axes, comparison: Comparison) -> None:
-    _clean(axes, "Final perplexity")
+    clean(axes, "Final perplexity")
     starts = [s.perplexity for s in distinct_starts(comparison.runs) if is_finite(s.perplexity)]
     finals = [run.final.perplexity for run in comparison.runs]
     # A run that diverged must not flatten the others: its bar is cut, its value is written.
@@ -130,7 +132,8 @@ def _draw_bars(axes: Axes, comparison: Comparison) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 5, 10]))
 
 
-def _clean(axes: Axes, title: str) -> None:
+def clean(axes: Axes, title: str) -> None:
+    """Leave a bottom spine, small muted ticks and a title on the left."""
     axes.set_title(title, loc="left", fontsize=9.5, fontweight="bold", color=INK, pad=9)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
@@ -138,7 +141,7 @@ def _clean(axes: Axes, title: str) -> None:
     axes.tick_params(colors=MUTED, labelsize=7, length=0, pad=4)
 
 
-def _write(axes: Axes, x: float, y: float, text: str, *, above: bool) -> None:
+def write_on_level(axes: Axes, x: float, y: float, text: str, *, above: bool) -> None:
     """Write on a horizontal line: x a share of the width, y in data."""
     axes.annotate(
         text,

@@ -88,6 +88,17 @@ def test_the_cost_of_tuning_is_stated(measured: Path) -> None:
         assert [row["chosen.learning_rate"] for row in csv.DictReader(file)] == ["0.001"] * 4
 
 
+def test_the_folder_has_a_picture_and_a_page_of_every_line(measured: Path) -> None:
+    names = {path.name for path in measured.glob("comparison.*")}
+    assert names == {f"comparison.{kind}" for kind in ("csv", "html", "json", "md", "png")}
+    page = (measured / "comparison.html").read_text(encoding="utf-8")
+    for line in read(measured).lines:
+        assert line.loss is not None
+        for seed, loss in zip((0, 1), line.losses, strict=True):
+            row = f'<td>{line.name},seed={seed}</td><td class="right">{loss:.4f}</td>'
+            assert row in page
+
+
 def test_what_was_cut_off_is_taken_up_and_nothing_else(configs: Path, measured: Path) -> None:
     before = (measured / "comparison.json").read_bytes()
     kept = measured / "uls,budget=6,seed=0" / "report.json"

@@ -41,9 +41,9 @@ CONFIG = {
 }
 TERMS = (
     f"noise multipliers keep (ε = {EPSILON:g}, δ = {DELTA:g})-DP; unit: user; neighbouring "
-    f"relation: add-or-remove-one user; {ROUNDS} rounds of Poisson sampling, of users with M = {COHORT} "
-    f"expected (ULS, pld accountant) or of at most {ELS_GROUP_SIZE} examples a user at the same "
-    "expected gradients (ELS, mixture accountant)"
+    f"relation: add-or-remove-one user; {ROUNDS} rounds of Poisson sampling, of users with "
+    f"M = {COHORT} expected (ULS, pld accountant) or of at most {ELS_GROUP_SIZE} examples a user "
+    "at the same expected gradients (ELS, mixture accountant)"
 )
 
 

@@ -82,7 +82,7 @@ def run(out: Path, *, quick: bool) -> None:
     config = parse_config(CONFIG)
     materials = load_materials(config.seed, config.data, config.model, "cpu")
     needed = {size: needed_ratio(materials, size) for size in steps(sizes, "noise multipliers")}
-    models = {"starting model": materials.model.initial_parameters()}
+    models: dict[str, Tensors] = {"starting model": materials.model.initial_parameters()}
     *_, models[f"after {num_steps} steps"] = trained(materials, num_steps)
     points = [
         point

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +39,11 @@ def test_a_group_grows_until_there_are_examples_enough(
     config, sizes = small_config(speeches), materials.split.user_sizes
     for variant in (as_uls, as_els):
         for budget in (len(sizes), len(sizes) + 1, sizes.clip(max=4).sum(), sizes.sum()):
-            found = enough(lambda size, of=variant: of(config, size), materials, budget, 1)
+            found = enough(partial(variant, config), materials, float(budget), 1)
             assert sizes.clip(max=found).sum() >= budget
             assert found == 1 or sizes.clip(max=found // 2).sum() < budget
         with pytest.raises(ConfigError, match="all examples of all users"):
-            enough(lambda size, of=variant: of(config, size), materials, sizes.sum() + 1.0, 1)
+            enough(partial(variant, config), materials, sizes.sum() + 1.0, 1)
 
 
 @pytest.mark.parametrize(

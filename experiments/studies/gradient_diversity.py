@@ -41,9 +41,9 @@ CONFIG = {
 }
 TERMS = (
     f"noise multipliers keep (ε = {EPSILON:g}, δ = {DELTA:g})-DP; unit: user; neighbouring "
-    f"relation: add-or-remove-one user; {ROUNDS} rounds of Poisson sampling, of users with M = {COHORT} "
-    f"expected (ULS, pld accountant) or of at most {ELS_GROUP_SIZE} examples a user at the same "
-    "expected gradients (ELS, mixture accountant)"
+    f"relation: add-or-remove-one user; {ROUNDS} rounds of Poisson sampling, of users with "
+    f"M = {COHORT} expected (ULS, pld accountant) or of at most {ELS_GROUP_SIZE} examples a user "
+    "at the same expected gradients (ELS, mixture accountant)"
 )
 
 
@@ -82,7 +82,7 @@ def run(out: Path, *, quick: bool) -> None:
     config = parse_config(CONFIG)
     materials = load_materials(config.seed, config.data, config.model, "cpu")
     needed = {size: needed_ratio(materials, size) for size in steps(sizes, "noise multipliers")}
-    models = {"starting model": materials.model.initial_parameters()}
+    models: dict[str, Tensors] = {"starting model": materials.model.initial_parameters()}
     *_, models[f"after {num_steps} steps"] = trained(materials, num_steps)
     points = [
         point

@@ -66,8 +66,8 @@ def plan_command(
         zip(_FROM_NUMBERS, (users, median_size, max_size, epsilon, delta, rounds), strict=True)
     )
     if config is None:
-        for option, value in (("--set", overrides), ("--out", out)):
-            _refuse(option, value, "needs CONFIG")
+        _refuse("--set", overrides, "needs CONFIG")
+        _refuse("--out", out, "needs CONFIG")
         _refuse("--private-norms", private_norms, "needs CONFIG: numbers have no gradients")
         _from_numbers(_numbers(numbers, budget), gradient_diversity, as_json)
         return

@@ -10,12 +10,13 @@ from fedsim.accounting.accountants import choose
 from fedsim.accounting.events import RoundCost
 from fedsim.accounting.planning import signal_to_noise
 from fedsim.accounting.statement import finite_or_none, privacy_sentence
+from fedsim.planner.candidates import Candidate
 from fedsim.planner.cost import MEMORY_NOTE, TIME_NOTE, cost
 from fedsim.planner.doubling import Doubling
 from fedsim.planner.noise import Noise
 from fedsim.planner.norms import NON_PRIVATE, USER_SIZES, PrivateNorms
 from fedsim.planner.numbers import Numbers, Supposed
-from fedsim.planner.weighing import Candidate, Weighed
+from fedsim.planner.weighing import Weighed
 from fedsim.sampling import PoissonSampling, Sampling
 
 FROM_NUMBERS = (

@@ -49,4 +49,4 @@ def scores(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     bins = np.minimum(np.searchsorted(_EDGES, finite, "left"), len(_EDGES) - 1)
     counts = np.bincount(bins, minlength=len(_EDGES))
     up_to = np.cumsum(counts)
-    return -np.maximum(up_to - counts, len(values) - up_to).astype(np.float64)
+    return np.asarray(-np.maximum(up_to - counts, len(values) - up_to), dtype=np.float64)

@@ -31,6 +31,8 @@ from fedsim.clip_policy import NextClip
 from fedsim.estimators import WeightedSum
 from fedsim.seeding import RandomSource
 
+_FURTHEST = math.log(1e9)  # of the first clip: updates that are all zero shrink it for ever
+
 
 @dataclass(frozen=True)
 class AdaptiveClip:
@@ -88,7 +90,7 @@ class AdaptiveClip:
                 f"the noise multiplier {noise_multiplier:.6g} allows to the whole round; give "
                 f"more than half of that, such as {2.0 * noise_multiplier:.3g}"
             )
-        # z/sqrt(1 - share²), and no less by rounding: 1 - share and 1 + share lose no digits.
+        # z/sqrt(1 - share²), written so that a share near 1 loses no digits.
         return noise_multiplier / math.sqrt((1.0 - share) * (1.0 + share))
 
     def after(self, round: int, scale: float, total: WeightedSum, noise: RandomSource) -> NextClip:
@@ -96,7 +98,8 @@ class AdaptiveClip:
         shifted = total.num_unclipped - 0.5 * total.num_units
         noisy = shifted + self.count_noise_stddev * float(noise.standard_normal(1)[0])
         share = 0.5 + noisy / self.expected_units
-        return NextClip(scale * math.exp(-self.learning_rate * (share - self.quantile)), share)
+        log_scale = math.log(scale) - self.learning_rate * (share - self.quantile)
+        return NextClip(math.exp(max(-_FURTHEST, min(log_scale, _FURTHEST))), share)
 
     def describe(self) -> Mapping[str, float | str]:
         """Return what decides where the clip goes, and the noise on the count."""

@@ -53,10 +53,18 @@ def _walk(root: type[BaseModel], location: Sequence[str | int]) -> tuple[list[st
             continue
         shown.append(str(part))
         if _is_model(node):
-            node = node.model_fields[part].annotation if part in node.model_fields else None
+            field = node.model_fields.get(str(part))
+            node = None if field is None else _section(field.annotation)
         else:
             node = get_args(node)[0] if get_origin(node) is tuple else None
     return shown, node
+
+
+def _section(annotation: Any) -> Any:  # noqa: ANN401
+    """Return an annotation; of a section that may be left out (`Section | None`), the section."""
+    models = [kind for kind in get_args(annotation) if _is_model(kind)]
+    optional = len(models) == 1 and set(get_args(annotation)) == {models[0], type(None)}
+    return models[0] if optional else annotation
 
 
 def _tags(node: Any) -> dict[str, Any]:  # noqa: ANN401  (any annotation)

@@ -20,14 +20,14 @@ from clients.engines.vmap import VmapEngine
 from clients.example_gradient import ExampleGradient
 from clients.gradients import mean_gradient
 from clients.local_sgd import LocalSGD
-from fedsim.clipping import Clip, FlatClip, NoClip, layers_of
+from fedsim.clipping import Clip, FlatClip, NoClip, NormalisedClip, layer_of, layers_of
 from fedsim.clipping import PerLayerClip as PerLayer
 from fedsim.config import ModelConfig
 from fedsim.estimators import WeightedSum
 from fedsim.execution import Engine, Keys, Task, Unit
 from fedsim.language_model import LanguageModel
 from fedsim.materials import Materials, load_materials
-from fedsim.tensors import l2_norm, zeros_like
+from fedsim.tensors import Tensors, l2_norm, zeros_like
 from tests.conftest import small_config
 
 ENGINES: dict[str, Callable[[LanguageModel], Engine]] = {
@@ -63,7 +63,7 @@ def by_definition(task: Task, materials: Materials, keys: list[int], clip: Clip)
     model = materials.model
     parameters = model.initial_parameters()
     values = zeros_like(parameters, torch.float64)
-    weight = 0.0
+    weight, unclipped = 0.0, 0
     for key in keys:
         unit = task.unit(key, 0)
         mean = zeros_like(parameters)
@@ -76,10 +76,12 @@ def by_definition(task: Task, materials: Materials, keys: list[int], clip: Clip)
                 leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True
             ):
                 mean[name] += gradient / len(unit.lengths)
-        for name, value in clip(mean).items():
+        clipped = clip(mean)
+        unclipped += all(torch.equal(value, mean[name].double()) for name, value in clipped.items())
+        for name, value in clipped.items():
             values[name] += unit.weight * value
         weight += unit.weight
-    return WeightedSum(values, weight, len(keys))
+    return WeightedSum(values, weight, len(keys), num_unclipped=unclipped)
 
 
 def relative(left: WeightedSum, right: WeightedSum) -> float:
@@ -108,6 +110,7 @@ def test_engines_compute_the_definition(
         assert relative(total, expected) < 1e-5
         assert total.num_units == len(keys)
         assert total.weight == pytest.approx(expected.weight)
+        assert total.num_unclipped == expected.num_unclipped
         assert total.num_gradients == sum(len(task.unit(key, 0).lengths) for key in keys)
 
 
@@ -148,6 +151,35 @@ def test_a_user_without_examples_adds_zero_and_counts(
     assert (both.num_units, alone.num_units) == (2, 1)
 
 
+def layer_norms(update: Tensors) -> list[float]:
+    return [
+        l2_norm({name: value for name, value in update.items() if layer_of(name) == layer})
+        for layer in layers_of(update)
+    ]
+
+
+@pytest.mark.parametrize("make_engine", ENGINES.values(), ids=ENGINES)
+def test_units_within_the_clip_are_counted_once_whatever_they_weigh(
+    materials: Materials, make_engine: Callable[[LanguageModel], Engine]
+) -> None:
+    """With a clip between their norms; one of the nine has no examples, and is within."""
+    task = OneDirtyUser(materials, group_size=4, user_weight_cap=5)
+    parameters, keys = materials.model.initial_parameters(), np.arange(9)
+    units = [mean_gradient(materials.model, parameters, task.unit(key, 0)) for key in range(9)]
+    norms = sorted(l2_norm(unit.values) for unit in units)
+    middle = FlatClip(l2_clip_norm=(norms[3] + norms[4]) / 2)
+    assert norms[0] == 0.0
+    assert norms[3] < 0.999 * middle.norm < 1.001 * middle.norm < norms[4]
+    layers = layers_of(parameters)
+    per_layer = PerLayer.evenly(norms[-1], layers)
+    within = sum(all(n <= norms[-1] / 3 for n in layer_norms(unit.values)) for unit in units)
+    assert (len(layers), 4 < within < 9) == (9, True)  # a bound of norms[-1] / √9 for each
+    engine = make_engine(materials.model)
+    for clip, expected in ((middle, 4), (per_layer, within)):
+        for either in (clip, NormalisedClip(clip=clip)):
+            assert engine(task, parameters, keys, either, 0).num_unclipped == expected
+
+
 @pytest.mark.parametrize("make_engine", ENGINES.values(), ids=ENGINES)
 def test_broken_parameters_give_counted_zeros_never_nan(
     materials: Materials, make_engine: Callable[[LanguageModel], Engine]
@@ -158,7 +190,7 @@ def test_broken_parameters_give_counted_zeros_never_nan(
     task = AveragedGradient(materials, group_size=2)
     clip = FlatClip(l2_clip_norm=1.0)
     total = make_engine(materials.model)(task, parameters, np.arange(5), clip, 0)
-    assert total.num_non_finite == total.num_units == 5
+    assert total.num_non_finite == total.num_unclipped == total.num_units == 5
     assert l2_norm(total.values) == 0.0
 
 

@@ -23,7 +23,7 @@ from fedsim.plan import TaskSpec
 from fedsim.tensors import l2_norm
 from tests.conftest import small_config
 
-CLIP = FlatClip(l2_clip_norm=0.1)
+CLIP = FlatClip(l2_clip_norm=0.1665)  # about the middle of the gradients' norms
 TASKS = {
     "fedsgd": TaskSpec(name="fedsgd", options={"group_size": 2, "user_weight_cap": 4}),
     "fedavg": TaskSpec(name="fedavg", options={"group_size": 2, "batch_size": 1}),
@@ -78,6 +78,7 @@ def test_any_sharding_gives_the_same_sum(
         assert total.num_units == len(cohort)
         assert total.weight == pytest.approx(alone.weight)
         assert total.num_gradients == alone.num_gradients
+        assert total.num_unclipped == alone.num_unclipped
 
     check()
 

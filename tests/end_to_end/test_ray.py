@@ -71,6 +71,7 @@ def assert_same_sum(left: WeightedSum, right: WeightedSum, bits: bool) -> None:
     difference = {name: left.values[name] - right.values[name] for name in right.values}
     assert l2_norm(difference) <= (0.0 if bits else 1e-6 * l2_norm(right.values))
     assert (left.num_units, left.weight) == (right.num_units, right.weight)
+    assert left.num_unclipped == right.num_unclipped
 
 
 @pytest.mark.parametrize(("shard_size", "bits"), [(1, True), (3, True), (0, False)])

@@ -262,6 +262,15 @@ def test_a_bad_head_is_one_clear_error(tmp_path: Path, head: str, complaint: str
         load_checkpoint(path)
 
 
+def test_a_checkpoint_from_before_clips_moved_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "round-000003.safetensors"
+    ledger = Ledger().charge(0, COST, "seeded:1")
+    head = {"format": 1, "round": 3, "ledger": ledger.to_json()}
+    save_file({"parameters/w": torch.ones(2)}, path, {"fedsim": json.dumps(head)})
+    state = load_checkpoint(path)
+    assert (state.round, state.ledger, state.clip_scale) == (3, ledger, 1.0)
+
+
 def test_equal_states_give_equal_files(tmp_path: Path) -> None:
     states = [train(start(), make_plan(), Pull(), 2) for _ in range(2)]
     paths = [

@@ -36,7 +36,7 @@ MODELS = {
 }
 CLIPS: list[Clip] = [
     NoClip(),
-    FlatClip(l2_clip_norm=0.02),
+    FlatClip(l2_clip_norm=0.07),  # of `materials`, above four of twelve updates
     NormalisedClip(clip=FlatClip(l2_clip_norm=0.02)),
 ]
 EVERYBODY = np.arange(12)
@@ -60,6 +60,7 @@ def assert_equal(total: WeightedSum, expected: WeightedSum, tolerance: float) ->
     assert total.num_units == expected.num_units
     assert total.num_gradients == expected.num_gradients
     assert total.num_non_finite == expected.num_non_finite
+    assert total.num_unclipped == expected.num_unclipped
     assert total.weight == pytest.approx(expected.weight, rel=1e-12)
     assert total.loss == pytest.approx(expected.loss, rel=max(tolerance, 1e-12))
 
@@ -113,6 +114,7 @@ def test_how_many_at_once_changes_nothing_but_rounding(materials: Materials) -> 
     parameters = materials.model.initial_parameters()
     size = sum(value.nbytes for value in parameters.values())
     together = LocalVmap(materials.model)(task, parameters, EVERYBODY, CLIPS[1], 0)
+    assert (together.num_unclipped, together.num_units) == (4, 12)
     few = LocalVmap(materials.model, num_bytes=2 * 3 * 4 * size)
     assert_equal(few(task, parameters, EVERYBODY, CLIPS[1], 0), together, 1e-6)
     parts = [few(task, parameters, keys, CLIPS[1], 0) for keys in np.split(EVERYBODY, 3)]

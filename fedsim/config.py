@@ -14,16 +14,16 @@ from typing import Annotated, Any, Literal
 import tomli_w
 from pydantic import Field, ValidationError, model_validator
 
+from fedsim.clip_config import ClipConfig
 from fedsim.config_errors import explain
 from fedsim.data.preparation.catalogue import AnyStep
 from fedsim.data.recipe import with_recipe
 from fedsim.errors import ConfigError
 from fedsim.overrides import apply_override
-from fedsim.section import Section
+from fedsim.section import Positive, Section
 
 Probability = Annotated[float, Field(gt=0.0, le=1.0)]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
-Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 Precision = Literal["float32", "bfloat16"]
 Selection = Literal[
     "random", "longest", "shortest", "highest-perplexity", "lowest-perplexity", "random-chunk"
@@ -94,23 +94,6 @@ class FedAvg(Section):
     learning_rate: Positive = 0.1
 
 
-class ClipConfig(Section):
-    """Flat: one bound. Per-layer: S/√m each, or `l2_clip_norms` layer by layer."""
-
-    kind: Literal["flat", "per-layer"] = "flat"
-    l2_clip_norm: Positive | None = None
-    l2_clip_norms: dict[str, Positive] | None = None
-    normalise: bool = False
-
-    @model_validator(mode="after")
-    def _one_bound(self) -> ClipConfig:
-        if (self.l2_clip_norm is None) == (self.l2_clip_norms is None):
-            raise ValueError("give l2_clip_norm or, per layer, l2_clip_norms: one of the two")
-        if self.kind == "flat" and self.l2_clip_norms is not None:
-            raise ValueError('l2_clip_norms needs kind = "per-layer"')
-        return self
-
-
 class EstimatorConfig(Section):
     """Fixed: divide by the expected weight. Clipped: by max(q * min_weight, the drawn weight)."""
 
@@ -153,6 +136,7 @@ class StrategyConfig(Section):
     local: Annotated[FedSGD | FedAvg, Field(discriminator="task")] = FedSGD()
     clip: ClipConfig = ClipConfig(l2_clip_norm=1.0)
     estimator: EstimatorConfig = EstimatorConfig()
+    concentration_radius: Positive | None = None
 
 
 class PrivacyConfig(Section):

@@ -12,3 +12,7 @@ class ConfigError(ValueError):
 
 class BudgetSpentError(RuntimeError):
     """The privacy budget does not allow another release: exit status 3."""
+
+
+class HaltedError(RuntimeError):
+    """A strategy's own rule ended the run: what was released before stays valid. Exit status 1."""

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Literal
 
 from fedsim.config import Config
-from fedsim.errors import BudgetSpentError, ConfigError
+from fedsim.errors import BudgetSpentError, ConfigError, HaltedError
 from fedsim.launch import run
 
-Ending = Literal["finished", "budget spent", "wrong input", "failed"]
+Ending = Literal["finished", "budget spent", "halted", "wrong input", "failed"]
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Outcome:
 
     Attributes:
         name: the job's.
-        ending: "budget spent" left a report, as "finished" did; the others left none.
+        ending: "budget spent" and "halted" left a report, as "finished" did; the others left none.
         seconds: this attempt took.
         reason: a line; empty where all went well.
         traceback: the whole story of a failure.
@@ -46,7 +46,7 @@ class Outcome:
     @property
     def has_report(self) -> bool:
         """Whether the run can be compared with others."""
-        return self.ending in ("finished", "budget spent")
+        return self.ending in ("finished", "budget spent", "halted")
 
 
 Outcomes = Generator[Outcome, None, None]
@@ -63,6 +63,8 @@ def attempt(job: Job) -> Outcome:
         run(job.config, job.out, resume=True)
     except BudgetSpentError as error:
         ending, reason = "budget spent", str(error)
+    except HaltedError as error:
+        ending, reason = "halted", str(error)
     except ConfigError as error:
         ending, reason, story = "wrong input", _one_line(str(error)), traceback.format_exc()
     except Exception as error:  # the other runs go on, whatever it is

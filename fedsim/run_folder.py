@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +123,7 @@ class RunFolder:
         )
         if state is None or not secure:
             return state
-        return ServerState(state.round, state.parameters, state.optimizer_state, self.read_ledger())
+        return replace(state, ledger=self.read_ledger())
 
     def read_seconds(self) -> float:
         """Return the time that the run took until it was last saved."""

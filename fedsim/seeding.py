@@ -22,6 +22,7 @@ from scipy.special import ndtri
 Purpose = Literal[
     "sampling",
     "noise",
+    "clip",
     "selection",
     "pooling",
     "split",
@@ -30,6 +31,7 @@ Purpose = Literal[
     "samples",
     "personalisation",
     "dropout",
+    "concentration",
 ]
 
 

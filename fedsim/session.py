@@ -14,8 +14,9 @@ from fedsim.accounting.accountants import epsilon_curve
 from fedsim.accounting.budget import Budget
 from fedsim.checkpoint import save_checkpoint
 from fedsim.config import Config, ModelConfig
-from fedsim.errors import BudgetSpentError
+from fedsim.errors import BudgetSpentError, HaltedError
 from fedsim.evaluation import Evaluation, evaluate
+from fedsim.execution import Executor
 from fedsim.folder_lock import check_no_writer, sole_writer
 from fedsim.grids.executor import GridExecutor
 from fedsim.grids.records import ClientSpec
@@ -51,6 +52,7 @@ def execute(config: Config, out: Path, grid: Grid, *, resume: bool = False) -> P
         ConfigError: config or input is wrong, or `out` is taken (or, resuming, of another run), or
             another process is writing into it.
         BudgetSpentError: the budget ended before the rounds did; model and report are written.
+        HaltedError: the strategy ended the run; model and report are written.
     """
     folder = RunFolder(out)
     check_no_writer(out)
@@ -65,6 +67,10 @@ def execute(config: Config, out: Path, grid: Grid, *, resume: bool = False) -> P
         try:
             session.run(grid, device)
         except BudgetSpentError:
+            session.finish()
+            raise
+        except HaltedError:
+            session.charge_halt()
             session.finish()
             raise
         session.finish()
@@ -116,14 +122,13 @@ class _Session:
 
     def _train(self, grid: Grid, device: str) -> None:
         config = self.config
-        executor = GridExecutor(
+        executor: Executor = GridExecutor(
             grid,
             ClientSpec(
                 seed=config.seed,
                 data=config.data,
                 model=config.model,
                 task=self.plan.task,
-                clip=self.plan.clip,
                 engine=config.executor.engine,
                 device=worker_device(config.executor, device),
                 precision=config.executor.precision,
@@ -131,6 +136,7 @@ class _Session:
             config.executor.shard_size,
             unit_tokens(self.plan, self.materials),
         )
+        executor = self.plan.around(executor)
         with RoundProgress(config.strategy.name, config.strategy.rounds, self.state.round) as bar:
             train(
                 self.state,
@@ -150,7 +156,14 @@ class _Session:
         privacy = self.config.privacy
         if not self.private or privacy.epsilon is None or privacy.delta is None:
             return None
-        return Budget(privacy.epsilon, privacy.delta, privacy.accountant, self.plan.relation)
+        return Budget(privacy.epsilon, privacy.delta, self.plan.accountant, self.plan.relation)
+
+    def charge_halt(self) -> None:
+        """Charge the round that ended the run as if it had released: that it halted is seen."""
+        plan, state = self.plan, self.state
+        charged = state.ledger.charge(state.round, plan.cost, plan.release_id)
+        self.state = replace(state, ledger=charged)
+        self.folder.charge(charged)
 
     def finish(self) -> None:
         """Write the model, unless the last round already did, and the reports."""
@@ -245,7 +258,7 @@ class _Session:
                 self.plan.cost,
                 counts,
                 self.config.privacy.delta,
-                self.config.privacy.accountant,
+                self.plan.accountant,
                 self.plan.relation,
             )
             self.epsilons = dict(zip(counts, values, strict=True))

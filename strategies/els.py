@@ -12,6 +12,7 @@ from fedsim.starting_losses import losses_for
 from strategies.common import (
     assumptions,
     build_clip,
+    clip_policy,
     neighbours,
     noise_multiplier,
     only,
@@ -32,21 +33,26 @@ def build(config: Config, materials: Materials) -> RoundPlan:
             chunks.
     """
     strategy = config.strategy
-    only(strategy, cohort_size=strategy.cohort_size, user_weight_cap=strategy.user_weight_cap)
+    only(
+        strategy,
+        cohort_size=strategy.cohort_size,
+        user_weight_cap=strategy.user_weight_cap,
+        concentration_radius=strategy.concentration_radius,
+    )
     if strategy.estimator.kind != "fixed":
         raise ConfigError(
-            f"strategy.estimator.kind = {strategy.estimator.kind!r}: els takes only "
+            f"strategy.estimator.kind = {strategy.estimator.kind!r}: {strategy.name} takes only "
             '"fixed"; nobody has proved a bound for the clipped denominator there'
         )
     if strategy.local.task != "fedsgd":
         raise ConfigError(
-            f'strategy.local.task = {strategy.local.task!r}: els takes only "fedsgd"; '
+            f'strategy.local.task = {strategy.local.task!r}: {strategy.name} takes only "fedsgd"; '
             "one example has no local training"
         )
     if strategy.selection == "random-chunk":
         raise ConfigError(
-            'strategy.selection = "random-chunk": els pools whole examples; take "uls", or another '
-            "selection"
+            f'strategy.selection = "random-chunk": {strategy.name} pools whole examples; take '
+            '"uls", or another selection'
         )
     examples, num_dropped = pool(
         materials.split,
@@ -65,15 +71,18 @@ def build(config: Config, materials: Materials) -> RoundPlan:
     )
     sizes = (size, len(examples))
     law = sampling(config, strategy.batch_size, sizes, "strategy.batch_size", "pooled examples")
+    clip = build_clip(strategy.clip, materials.model)
+    noise = noise_multiplier(config, law, units_per_user=strategy.group_size)
     return RoundPlan(
         strategy=strategy.name,
         unit="example",
         pool=examples,
         sampling=law,
         task=TaskSpec(name="example-gradient"),
-        clip=build_clip(strategy.clip, materials.model),
+        clip=clip,
+        clip_policy=clip_policy(config, clip, noise, law.probability * size),
         estimator=FixedDenominator(law.probability, size),
-        noise_multiplier=noise_multiplier(config, law, units_per_user=strategy.group_size),
+        noise_multiplier=noise,
         units_per_user=strategy.group_size,
         relation=neighbours(config),
         optimizer=server_optimizer(config),
@@ -81,4 +90,5 @@ def build(config: Config, materials: Materials) -> RoundPlan:
         entropy=config.privacy.noise,
         assumptions=assumptions(law, sentence),
         dropped={"examples beyond a user's group_size": num_dropped},
+        accountant=config.privacy.accountant,
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from fedsim.accounting.above_threshold import AboveThresholdAccountant
 from fedsim.accounting.events import Composition, RoundCost
 from fedsim.accounting.group_privacy import GroupPrivacyAccountant
 from fedsim.accounting.pld import PldAccountant
@@ -72,6 +73,11 @@ ACCOUNTANTS: dict[str, Accountant] = {
             "group-privacy",
             "black-box group privacy of the example-level PLD: Vadhan 2017, Lemma 2.2",
         ),
+        AboveThresholdAccountant(
+            "above-threshold",
+            "basic composition of AboveThreshold (Dwork and Roth 2014, Theorem 3.23), the PLD of "
+            "Gaussian releases and the probability that the test was wrong",
+        ),
     )
 }
 
@@ -85,21 +91,24 @@ def choose(
 
     No name means "rdp" for a fixed cohort size, else "pld" for one unit per user and "mixture"
     for more; there "pld" is accepted as another word for "mixture", which is the PLD of that
-    mechanism. No relation means replace-one for a fixed size, else add-or-remove-one.
+    mechanism; and "above-threshold" for rounds that test for concentration. No relation means
+    replace-one for a fixed or full cohort, else add-or-remove-one.
 
     Raises:
         ConfigError: an unknown name, or what the accountant cannot prove.
     """
+    tested = any(cost.sampling.kind == "concentrated" for cost in costs)
     fixed = any(cost.sampling.kind == "fixed-size" for cost in costs)
     several = any(cost.units_per_user > 1 for cost in costs)
-    name = accountant or ("rdp" if fixed else "mixture" if several else "pld")
+    own = "above-threshold" if tested else "rdp" if fixed else "mixture" if several else "pld"
+    name = accountant or own
     if name not in ACCOUNTANTS:
         raise ConfigError(
             f"accountant = {name!r}: unknown; known: {', '.join(sorted(ACCOUNTANTS))}"
         )
     if name == "pld" and several:
         name = "mixture"
-    meant = relation or (Relation.REPLACE if fixed else Relation.ADD_OR_REMOVE)
+    meant = relation or (Relation.REPLACE if fixed or tested else Relation.ADD_OR_REMOVE)
     for cost in costs:
         if reason := ACCOUNTANTS[name].refusal(cost, meant):
             raise ConfigError(f"accountant = {name!r}, relation = {meant.value!r}: {reason}")

@@ -16,6 +16,7 @@ from typing import Any
 
 import dp_accounting
 
+from fedsim.concentrated import ConcentratedSampling
 from fedsim.errors import ConfigError
 from fedsim.sampling import (
     FixedSizeSampling,
@@ -27,7 +28,13 @@ from fedsim.sampling import (
 
 _SAMPLINGS: Mapping[str, type[Any]] = {
     law.kind: law
-    for law in (PoissonSampling, TruncatedPoissonSampling, FixedSizeSampling, ShuffledSampling)
+    for law in (
+        PoissonSampling,
+        TruncatedPoissonSampling,
+        FixedSizeSampling,
+        ShuffledSampling,
+        ConcentratedSampling,
+    )
 }
 
 

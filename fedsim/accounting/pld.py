@@ -51,6 +51,8 @@ class PldAccountant:
         """Return why this accountant cannot prove anything about a round, or None."""
         if cost.sampling.kind == "fixed-size":
             return "no PLD of sampling without replacement is known; use 'rdp'"
+        if cost.sampling.kind == "concentrated":
+            return "does not pay for a test of concentration; use 'above-threshold'"
         if cost.units_per_user > 1 and relation is Relation.REPLACE:
             return (
                 "a user with several units in the pool has no proved bound under replace-one; "

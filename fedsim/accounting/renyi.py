@@ -29,6 +29,8 @@ class RdpAccountant:
         if cost.units_per_user > 1:
             return f"cannot account {cost.units_per_user} units per user; use 'mixture'"
         kind = cost.sampling.kind
+        if kind == "concentrated":
+            return "does not pay for a test of concentration; use 'above-threshold'"
         if kind == "truncated-poisson":
             return "has no RDP of truncated Poisson sampling; use 'pld'"
         if kind == "fixed-size" and relation is not Relation.REPLACE:

@@ -169,7 +169,7 @@ def _runner(grid: SweepGrid, workers: int | None, address: str) -> Runner:
 def _say_what_went_wrong(result: Sweep, out: Path) -> int:
     """List what is missing on standard error, and return the exit status that it makes."""
     for outcome in result.outcomes:
-        if outcome.ending == "budget spent":
+        if outcome.ending in ("budget spent", "halted"):
             typer.echo(f"Stopped: {outcome.name}: {outcome.reason}", err=True)
     failures = result.failures
     for failure in failures:
@@ -180,6 +180,8 @@ def _say_what_went_wrong(result: Sweep, out: Path) -> int:
     if failures:
         wrong = all(failure.ending == "wrong input" for failure in failures)
         return WRONG_INPUT if wrong and result.comparison is None else FAILED
+    if any(outcome.ending == "halted" for outcome in result.outcomes):
+        return FAILED
     spent = any(outcome.ending == "budget spent" for outcome in result.outcomes)
     return BUDGET_SPENT if spent else 0
 

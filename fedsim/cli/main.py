@@ -25,7 +25,7 @@ from fedsim.cli.evaluate import evaluate_command
 from fedsim.cli.flower import flower_command
 from fedsim.cli.outcome import say_what_came_out
 from fedsim.cli.study import study_command
-from fedsim.errors import BudgetSpentError, ConfigError
+from fedsim.errors import BudgetSpentError, ConfigError, HaltedError
 
 app = typer.Typer(
     name="fedsim",
@@ -42,7 +42,7 @@ app.command(name="evaluate")(evaluate_command)
 app.command(name="flower")(flower_command)
 app.command(name="compare", cls=SeveralNumbers)(compare_command)
 
-WRONG_INPUT, BUDGET_SPENT = 2, 3
+HALTED, WRONG_INPUT, BUDGET_SPENT = 1, 2, 3
 
 
 @app.command(name="run")
@@ -93,6 +93,9 @@ def main() -> None:
     except BudgetSpentError as error:
         typer.echo(f"Stopped: {error}", err=True)
         status = BUDGET_SPENT
+    except HaltedError as error:
+        typer.echo(f"Halted: {error}", err=True)
+        status = HALTED
     sys.exit(status if isinstance(status, int) else 0)
 
 

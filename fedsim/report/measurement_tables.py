@@ -61,13 +61,19 @@ def to_markdown(measurement: Measurement) -> str:
 
 def to_csv(measurement: Measurement) -> str:
     """Return every line at full precision: settings and chosen values in columns of their own."""
-    records = [_record(line) for line in measurement.lines]
-    heads = list(dict.fromkeys(key for record in records for key in record))
+    rows = records(measurement)
     stream = io.StringIO()
-    writer = csv.DictWriter(stream, fieldnames=heads, lineterminator="\n")
+    writer = csv.DictWriter(stream, fieldnames=list(rows[0]), lineterminator="\n")
     writer.writeheader()
-    writer.writerows(records)
+    writer.writerows(rows)
     return stream.getvalue()
+
+
+def records(measurement: Measurement) -> list[dict[str, object]]:
+    """Return a record a line, all with the same keys; what a line lacks is None."""
+    found = [_record(line) for line in measurement.lines]
+    keys = dict.fromkeys(key for record in found for key in record)
+    return [{key: record.get(key) for key in keys} for record in found]
 
 
 def to_json(measurement: Measurement) -> str:

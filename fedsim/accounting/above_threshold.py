@@ -1,0 +1,92 @@
+"""What a run of the concentration filter costs: the test once, Gaussian releases, and its errors.
+
+Let s be a round's score on one of two neighbours. Where s >= 2N/3 + 1, replacing a user moves the
+filtered mean by at most its sensitivity (`FilteredMean`), so the release is a Gaussian mechanism.
+Where s is less, nothing is proved, and the run passes such a round only if the test's noise is
+off by more than 4N/5 - (2N/3 + 1) = 2N/15 - 1. Leave out the transcripts in which that happens:
+what is left has a density that factorises, given the releases, into that of AboveThreshold,
+whose ratio is at most e^(ε_test), and that of adaptively composed Gaussians. So the run is
+(ε_test + ε_Gauss(δ - β), δ)-DP, where β bounds the probability of what was left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+
+from fedsim.accounting.events import Composition, RoundCost
+from fedsim.accounting.pld import PldAccountant
+from fedsim.accounting.relations import Relation
+from fedsim.concentrated import ConcentratedSampling
+from fedsim.concentration import halting_test
+from fedsim.sampling import PoissonSampling
+
+
+@dataclass(frozen=True)
+class AboveThresholdAccountant:
+    """Basic composition of test and releases; under replace-one, and its case zero-out-one."""
+
+    name: str
+    citation: str
+
+    def refusal(self, cost: RoundCost, relation: Relation) -> str | None:
+        """Return why this accountant cannot prove anything about a round, or None."""
+        if not isinstance(cost.sampling, ConcentratedSampling):
+            return "accounts rounds that are tested for concentration only"
+        if relation is Relation.ADD_OR_REMOVE:
+            return "needs a public number of users; use replace-one or zero-out-one"
+        return None
+
+    def epsilon(self, costs: Composition, delta: float, relation: Relation) -> float:
+        """Return ε at δ; inf where the test may be wrong with probability δ."""
+        of_tests, wrong = _tests(costs)
+        if wrong >= delta:
+            return math.inf
+        gaussian = self._gaussian.epsilon(_releases(costs), delta - wrong, Relation.ADD_OR_REMOVE)
+        return of_tests + gaussian
+
+    def delta(self, costs: Composition, epsilon: float, relation: Relation) -> float:
+        """Return δ at ε, at most 1; 1 where ε does not pay for the test."""
+        of_tests, wrong = _tests(costs)
+        if epsilon < of_tests:
+            return 1.0
+        left = epsilon - of_tests
+        return min(
+            1.0, wrong + self._gaussian.delta(_releases(costs), left, Relation.ADD_OR_REMOVE)
+        )
+
+    @property
+    def _gaussian(self) -> PldAccountant:
+        return PldAccountant(self.name, self.citation)
+
+
+def failure_probability(law: ConcentratedSampling, rounds: int) -> float:
+    """Return β, an upper bound on passing any of the rounds with a score below 2N/3 + 1.
+
+    Passing takes a threshold noise below -x or one of the scores' noises above margin - x; x is
+    chosen where the sum of both tails is least.
+    """
+    margin = 2.0 * law.population / 15.0 - 1.0
+    test = halting_test(law.population, law.test_epsilon)
+    a = test.epsilon / (2.0 * test.sensitivity)  # rates of the two Laplace tails
+    b = a / 2.0
+    x = (b * margin + math.log(a / (b * rounds))) / (a + b)
+    x = min(max(x, 0.0), max(margin, 0.0))
+    tails = 0.5 * math.exp(-a * x) + 0.5 * rounds * math.exp(-b * (margin - x))
+    return min(1.0, tails) if margin > 0.0 else 1.0
+
+
+def _tests(costs: Composition) -> tuple[float, float]:
+    """Return ε of all tests and the probability that one is wrong; a law is tested once a run."""
+    rounds: Counter[ConcentratedSampling] = Counter()
+    for cost, count in costs:
+        if isinstance(cost.sampling, ConcentratedSampling):
+            rounds[cost.sampling] += count
+    wrong = sum(failure_probability(law, count) for law, count in rounds.items())
+    return sum(law.test_epsilon for law in rounds), wrong
+
+
+def _releases(costs: Composition) -> Composition:
+    """Return the Gaussian mechanisms: coins that always fall, shifts of one noise multiplier."""
+    return [(RoundCost(PoissonSampling(1.0), cost.noise_multiplier), n) for cost, n in costs]

@@ -1,0 +1,149 @@
+"""The Asi & Liu filter (2024; Chua et al. 2024, Algorithm 3): noise by concentration, or a halt."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedsim.accounting.above_threshold import failure_probability
+from fedsim.accounting.relations import Relation
+from fedsim.concentrated import ConcentratedSampling, FilteredMean
+from fedsim.concentration import halting_test
+from fedsim.config import Config
+from fedsim.errors import ConfigError
+from fedsim.materials import Materials
+from fedsim.plan import RoundPlan
+from strategies.asi_liu_executor import Filtered
+from strategies.common import (
+    build_clip,
+    noise_multiplier,
+    only,
+    server_optimizer,
+    user_task,
+)
+
+MOST_BYTES = 4 * 2**30  # of all users' gradients, which a round holds at once
+
+_ASSUMPTIONS = (
+    "Half of the ε pays for AboveThreshold over the whole run; the other half, and the δ that is "
+    "left by the probability that the test is wrong, for the Gaussian releases.",
+    "The noise is scaled to 24 τ/N, the sensitivity proved here for users weighted by the filter. "
+    "The scale printed in Algorithm 3 (Chua et al. 2024) is for coins and is not used.",
+    "A round that halted the run is charged like one that released.",
+)
+
+
+def build(config: Config, materials: Materials) -> RoundPlan:
+    """Return the plan: all users, tested for concentration within τ, filtered, averaged, noised.
+
+    Chua et al.'s Algorithm 3 with three changes, all for a proof: users are weighted by the
+    filter's probability instead of drawn with it; the noise is scaled to what is proved
+    (`FilteredMean`); and updates are clipped, which brings no two of them further apart.
+
+    Raises:
+        ConfigError: no τ or ε, what the proof does not cover, too few users for the ε, or more
+            gradients than fit into memory.
+    """
+    strategy, privacy = config.strategy, config.privacy
+    only(
+        strategy,
+        cohort_size=strategy.cohort_size,
+        batch_size=strategy.batch_size,
+        user_weight_cap=strategy.user_weight_cap,
+    )
+    _refuse_uncovered(config)
+    if strategy.concentration_radius is None or privacy.epsilon is None:
+        raise ConfigError(
+            f"strategy.concentration_radius = {strategy.concentration_radius}, privacy.epsilon = "
+            f"{privacy.epsilon}: strategy 'asi-liu' needs both, the radius τ that gradients must "
+            "be within and the ε that test and releases share"
+        )
+    num_users = materials.split.num_users
+    _check_memory(num_users, materials)
+    law = ConcentratedSampling(num_users, privacy.epsilon / 2.0)
+    _check_population(config, law)
+    test, radius = halting_test(num_users, law.test_epsilon), strategy.concentration_radius
+    replacing = privacy.model_copy(update={"relation": privacy.relation or "replace-one"})
+    return RoundPlan(
+        strategy=strategy.name,
+        unit="user",
+        pool=np.arange(num_users, dtype=np.int64),
+        sampling=law,
+        task=user_task(strategy),
+        clip=build_clip(strategy.clip, materials.model),
+        estimator=FilteredMean(radius, num_users),
+        noise_multiplier=noise_multiplier(
+            config.model_copy(update={"privacy": replacing}), law, units_per_user=1
+        ),
+        units_per_user=1,
+        relation=Relation(replacing.relation),
+        optimizer=server_optimizer(config),
+        seed=config.seed,
+        entropy=privacy.noise,
+        assumptions=(
+            f"The number of users, {num_users}, is public under the relation.",
+            *_ASSUMPTIONS,
+        ),
+        accountant=privacy.accountant,
+        around=lambda inner: Filtered(inner, test, radius, config.seed),
+    )
+
+
+def _refuse_uncovered(config: Config) -> None:
+    strategy, privacy = config.strategy, config.privacy
+    if strategy.sampling.kind != "poisson":  # the key's default; nobody is sampled
+        raise ConfigError(
+            f"strategy.sampling.kind = {strategy.sampling.kind!r}: strategy 'asi-liu' takes all "
+            "users every round; remove it"
+        )
+    if strategy.estimator.kind != "fixed":
+        raise ConfigError(
+            f"strategy.estimator.kind = {strategy.estimator.kind!r}: strategy 'asi-liu' has an "
+            "estimator of its own; remove it"
+        )
+    if strategy.clip.schedule is not None or strategy.clip.adaptive is not None:
+        raise ConfigError(
+            "strategy.clip: strategy 'asi-liu' has noise of the concentration radius, not of the "
+            "clip; remove schedule and adaptive"
+        )
+    if privacy.noise == "secure":
+        raise ConfigError(
+            'privacy.noise = "secure": the noise of the threshold must be the same after a resume; '
+            "strategy 'asi-liu' takes only \"seeded\""
+        )
+
+
+def _check_population(config: Config, law: ConcentratedSampling) -> None:
+    declared, delta = config.privacy.declared_num_users, config.privacy.delta
+    if declared is not None and declared != law.population:
+        raise ConfigError(
+            f"privacy.declared_num_users = {declared}: there are {law.population} users, and the "
+            "proof of strategy 'asi-liu' rests on the true number; remove it"
+        )
+    wrong = failure_probability(law, config.strategy.rounds)
+    if delta is not None and wrong >= delta:
+        raise ConfigError(
+            f"privacy.epsilon = {config.privacy.epsilon}, privacy.delta = {delta:g}: with "
+            f"{law.population} users the test of strategy 'asi-liu' may be wrong with probability "
+            f"{wrong:.2g}; it needs a larger epsilon, or {_users_needed(law, config)} users"
+        )
+
+
+def _users_needed(law: ConcentratedSampling, config: Config) -> int:
+    """Return a number of users, within 5 %, for which the test is sure enough."""
+    count, delta = law.population, config.privacy.delta or 0.0
+    while (
+        failure_probability(ConcentratedSampling(count, law.test_epsilon), config.strategy.rounds)
+        >= delta / 2.0
+    ):
+        count += max(1, count // 20)
+    return count
+
+
+def _check_memory(num_users: int, materials: Materials) -> None:
+    parameters = sum(value.numel() for value in materials.model.initial_parameters().values())
+    if (needed := 4 * num_users * parameters) > MOST_BYTES:
+        raise ConfigError(
+            f"strategy.name = 'asi-liu': holds the gradients of all {num_users} users at once, "
+            f"{needed / 2**30:.1f} GiB for {parameters} parameters, more than "
+            f"{MOST_BYTES / 2**30:g}; take fewer users, model.trainable or model.lora_rank"
+        )

@@ -1,0 +1,49 @@
+"""Group Privacy (Chua et al. 2024, Algorithm 1): example-level DP-SGD, priced for k records."""
+
+from __future__ import annotations
+
+import math
+
+from fedsim.accounting.accountants import epsilon
+from fedsim.config import Config
+from fedsim.errors import ConfigError
+from fedsim.materials import Materials
+from fedsim.plan import RoundPlan
+from strategies import els
+
+_BLACK_BOX = "group-privacy"
+
+
+def build(config: Config, materials: Materials) -> RoundPlan:
+    """Return the plan of els, by the black-box accountant unless `privacy.accountant` is given.
+
+    The algorithm is that of els: at most `group_size` = k records a user, pooled, coins on records,
+    each record's gradient clipped. What differs is the price: ε₁ of one record becomes k ε₁
+    (Vadhan 2017, Lemma 2.2), whatever the mechanism. The tight price of this mechanism, which the
+    final version of the paper takes (App. B.3), is `accountant = "mixture"`: then it is els.
+
+    A user with fewer than k records brings those; the paper's code repeats them up to k.
+
+    Raises:
+        ConfigError: what els refuses, or an (ε, δ) for which black-box group privacy diverges.
+    """
+    chosen = config.privacy.accountant or _BLACK_BOX
+    privacy = config.privacy.model_copy(update={"accountant": chosen})
+    plan = els.build(config.model_copy(update={"privacy": privacy}), materials)
+    if chosen == _BLACK_BOX and privacy.noise_multiplier:
+        _refuse_divergence(config, plan)
+    return plan
+
+
+def _refuse_divergence(config: Config, plan: RoundPlan) -> None:
+    delta, rounds = config.privacy.delta, config.strategy.rounds
+    if delta is None or math.isfinite(
+        epsilon(plan.cost, rounds, delta, plan.accountant, plan.relation)
+    ):
+        return
+    raise ConfigError(
+        f"privacy.noise_multiplier = {plan.noise_multiplier:g}: group privacy of "
+        f"{plan.units_per_user} records a user over {rounds} rounds diverges at delta = "
+        f"{delta:g}; give more noise or fewer records (strategy.group_size), or take "
+        'privacy.accountant = "mixture"'
+    )

@@ -36,8 +36,7 @@ def distances(gradients: torch.Tensor) -> Matrix:
     squares = gram.diagonal()
     squared = (squares[:, None] + squares[None, :] - 2.0 * gram).clamp_(min=0.0)
     squared.fill_diagonal_(0.0)
-    between: Matrix = squared.sqrt_().numpy()
-    return between
+    return squared.sqrt_().numpy()
 
 
 def concentration_score(between: Matrix, radius: float) -> float:
@@ -54,7 +53,7 @@ def filter_weights(between: Matrix, radius: float) -> npt.NDArray[np.float64]:
     """
     count = len(between)
     near = np.count_nonzero(between <= 2.0 * radius, axis=1)
-    weights: npt.NDArray[np.float64] = np.clip((near - count / 2.0) / (count / 6.0), 0.0, 1.0)
+    weights: npt.NDArray[np.float64] = ((near - count / 2.0) / (count / 6.0)).clip(0.0, 1.0)
     return weights
 
 

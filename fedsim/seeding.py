@@ -32,6 +32,7 @@ Purpose = Literal[
     "personalisation",
     "dropout",
     "concentration",
+    "planning",
 ]
 
 

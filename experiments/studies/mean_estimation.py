@@ -7,6 +7,7 @@ from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogFormatter
 
 from experiments.studies.intervals import mean_interval, ratio_interval
 from experiments.studies.mean_findings import DEFAULT, ELS, Case, Panel, Results, findings
@@ -219,6 +220,8 @@ def _panel(axes: Axes, results: Results, panel: Panel) -> None:
         )
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(2, 0.6)))
     axes.set_xticks(list(panel.values), [f"{value:g}" for value in panel.values])
     axes.set_xlabel(panel.axis, fontsize=8, color=INK)
 

@@ -30,7 +30,7 @@ def grid(quick: bool) -> list[Cell]:
             f"group_size={records}, clip={{kind='flat', l2_clip_norm=0.5, normalise=true}}}}",
             f"privacy.epsilon={epsilon}",
         )
-        settings = {"strategy": strategy, "epsilon": epsilon, "records": records}
+        settings = {"epsilon": epsilon, "records": records}
         cells.append(cell(strategy, settings, config, quick))
     return cells
 
@@ -40,8 +40,8 @@ def findings(measurement: Measurement) -> list[str]:
     sentences = []
     for epsilon in distinct(measurement.lines, "epsilon"):
         best = {}
-        for strategy in distinct(measurement.lines, "strategy"):
-            lines = pick(measurement.lines, strategy=strategy, epsilon=epsilon)
+        for strategy in distinct(measurement.lines, "source"):
+            lines = pick(measurement.lines, source=strategy, epsilon=epsilon)
             losses = dict(
                 zip([line.settings["records"] for line in lines], means(lines), strict=True)
             )
@@ -75,7 +75,7 @@ STUDY = Trained(
         measurement,
         x="records",
         series="epsilon",
-        panels="strategy",
+        panels="source",
         title="Held-out loss against the records of a user",
     ),
     keys=[parse_variation("server.learning_rate=0.15,0.5", "--tune")],

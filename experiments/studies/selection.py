@@ -33,7 +33,7 @@ def grid(quick: bool) -> list[Cell]:
                 f"privacy.epsilon={epsilon}",
                 "data.cutting=truncate",
             )
-            settings = {"strategy": strategy, "epsilon": epsilon, "selection": rule}
+            settings = {"epsilon": epsilon, "selection": rule}
             cells.append(cell(strategy, settings, config, quick))
     return cells
 
@@ -41,9 +41,9 @@ def grid(quick: bool) -> list[Cell]:
 def findings(measurement: Measurement) -> list[str]:
     """Return the best selection of each strategy and ε."""
     sentences = []
-    for strategy in distinct(measurement.lines, "strategy"):
+    for strategy in distinct(measurement.lines, "source"):
         for epsilon in distinct(measurement.lines, "epsilon"):
-            lines = pick(measurement.lines, strategy=strategy, epsilon=epsilon)
+            lines = pick(measurement.lines, source=strategy, epsilon=epsilon)
             rules = [line.settings["selection"] for line in lines]
             order = sorted(zip(means(lines), rules, strict=True))
             ranked = ", ".join(f"{rule} {loss:.4f}" for loss, rule in order)
@@ -70,7 +70,7 @@ STUDY = Trained(
         measurement,
         x="selection",
         series="epsilon",
-        panels="strategy",
+        panels="source",
         title="Held-out loss by selection",
     ),
     keys=[parse_variation("server.learning_rate=0.15,0.5", "--tune")],

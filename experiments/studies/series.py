@@ -59,25 +59,57 @@ def draw(
 
     A line without a finite loss is a cross at the upper edge.
     """
-    lines = measurement.lines
-    wanted = distinct(lines, panels)
-    terms = next((line.terms for line in lines if line.epsilon is not None), "no guarantee")
-    figure = new_figure(1.6 + 2.9 * len(wanted), 3.4, title, f"{terms}. Bars: 95 % over seeds.")
+    wanted = distinct(measurement.lines, panels)
+    figure = new_figure(1.6 + 2.9 * len(wanted), 3.4, title, _note(measurement))
     axes = figure.subplots(1, len(wanted), squeeze=False, sharey=True)[0]
-    for panel, name in zip(axes, wanted, strict=True):
-        clean(panel, f"{panels} = {name}" if name else "")
+    _row(axes, measurement.lines, x, series=series, panels=panels, log=log)
+    for panel in axes:
+        for label, position in (marks or {}).items():
+            panel.axvline(position, color=MUTED, linewidth=0.8, linestyle=":", label=label)
+    _legend(figure, axes[0])
+    return figure
+
+
+def draw_rows(
+    measurement: Measurement, *, series: str, rows: Sequence[tuple[str, str]], title: str
+) -> Figure:
+    """Draw several rows of panels, each with the setting of its axis and of its panels."""
+    counts = [len(distinct(measurement.lines, panels)) for _, panels in rows]
+    figure = new_figure(1.6 + 2.4 * max(counts), 1.0 + 2.5 * len(rows), title, _note(measurement))
+    axes = figure.subplots(len(rows), max(counts), squeeze=False, sharey=True)
+    for (x, panels), count, row in zip(rows, counts, axes, strict=True):
+        _row(row[:count], measurement.lines, x, series=series, panels=panels, log=True)
+        for unused in row[count:]:
+            unused.set_visible(False)
+    _legend(figure, axes[0][0])
+    return figure
+
+
+def _row(
+    axes: Sequence[Axes], lines: Sequence[Line], x: str, *, series: str, panels: str, log: bool
+) -> None:
+    for panel, name in zip(axes, distinct(lines, panels), strict=True):
+        clean(panel, name if panels == "source" else f"{panels} = {name}" if name else "")
         positions = _positions(panel, distinct(lines, x), log=log)
         for index, value in enumerate(distinct(lines, series)):
             chosen = pick(lines, **{panels: name, series: value})
-            label = f"{series} = {value}" if value else ""
+            label = value if series == "source" else f"{series} = {value}"
             _series(panel, {positions[value_of(line, x)]: line for line in chosen}, label, index)
-        for label, position in (marks or {}).items():
-            panel.axvline(position, color=MUTED, linewidth=0.8, linestyle=":", label=label)
+        starts = [line.start for line in lines if line.start is not None]
+        if starts:
+            panel.axhline(max(starts), color=MUTED, lw=0.8, ls="--", label="starting point")
         panel.set_xlabel(x, fontsize=8, color=INK)
     axes[0].set_ylabel("held-out loss, nats a token", fontsize=8, color=INK)
-    handles, labels = axes[0].get_legend_handles_labels()
+
+
+def _note(measurement: Measurement) -> str:
+    terms = [line.terms for line in measurement.lines if line.epsilon is not None]
+    return "; or ".join(dict.fromkeys(terms or ["No guarantee"])) + ". Bars: 95 % over seeds."
+
+
+def _legend(figure: Figure, axes: Axes) -> None:
+    handles, labels = axes.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside right center", fontsize=8, frameon=False)
-    return figure
 
 
 def _positions(axes: Axes, values: Sequence[str], *, log: bool) -> dict[str, float]:

@@ -36,7 +36,7 @@ def grid(quick: bool) -> list[Cell]:
         materials = load_materials(config.seed, config.data, config.model, "cpu")
         sized = at_budget(config, materials, budget)
         noise = hypothetical_noise(sized, times)
-        settings = {"strategy": name, "budget": budget, "users": f"{times}x"}
+        settings = {"budget": budget, "users": f"{times}x"}
         cells.append(cell(name, settings, with_noise(sized, noise), quick))
     return cells
 
@@ -66,8 +66,8 @@ def findings(measurement: Measurement) -> list[str]:
         "as they were, with the users that there are."
     ]
     for budget in distinct(measurement.lines, "budget"):
-        for name in distinct(measurement.lines, "strategy"):
-            first, *more = means(pick(measurement.lines, budget=budget, strategy=name))
+        for name in distinct(measurement.lines, "source"):
+            first, *more = means(pick(measurement.lines, budget=budget, source=name))
             gains = ", ".join(f"{first - loss:.4f}" for loss in more)
             sentences.append(f"{name}, {budget} gradients a round: 10x and 100x gain {gains} nats.")
     sentences.append(
@@ -90,7 +90,7 @@ STUDY = Trained(
     draw=lambda measurement: draw(
         measurement,
         x="users",
-        series="strategy",
+        series="source",
         panels="budget",
         title="Hypothetical: held-out loss if the accounting had more users",
     ),

@@ -24,6 +24,7 @@ from fedsim.cli.data import app as data_app
 from fedsim.cli.evaluate import evaluate_command
 from fedsim.cli.flower import flower_command
 from fedsim.cli.outcome import say_what_came_out
+from fedsim.cli.plan import plan_command
 from fedsim.cli.study import study_command
 from fedsim.errors import BudgetSpentError, ConfigError, HaltedError
 
@@ -41,6 +42,7 @@ app.command(name="bench")(bench_command)
 app.command(name="evaluate")(evaluate_command)
 app.command(name="flower")(flower_command)
 app.command(name="compare", cls=SeveralNumbers)(compare_command)
+app.command(name="plan")(plan_command)
 
 HALTED, WRONG_INPUT, BUDGET_SPENT = 1, 2, 3
 

@@ -35,8 +35,7 @@ def at_budget(config: Config, materials: Materials, budget: float) -> Config:
     Raises:
         ConfigError: a budget out of range, or whatever else the strategy finds wrong.
     """
-    if not 0.0 < budget < math.inf:
-        raise ConfigError(f"--budget = {budget!r}: give a finite number of gradients > 0")
+    check_budget(budget)
     key, probe = _probe(config, materials)
     largest = largest_budget(config, materials, probe)
     if budget > largest:
@@ -50,6 +49,12 @@ def at_budget(config: Config, materials: Materials, budget: float) -> Config:
     if config.strategy.sampling.kind in ("fixed-size", "shuffled"):
         size = float(max(1, round(size)))
     return _with_size(config, key, size)
+
+
+def check_budget(budget: float) -> None:
+    """Raise `ConfigError` unless it is a finite number above 0."""
+    if not 0.0 < budget < math.inf:
+        raise ConfigError(f"--budget = {budget!r}: give a finite number of gradients > 0")
 
 
 def largest_budget(config: Config, materials: Materials, probe: RoundPlan | None = None) -> float:
@@ -66,14 +71,15 @@ def _probe(config: Config, materials: Materials) -> tuple[str, RoundPlan]:
     """
     given = [key for key in _KEYS if getattr(config.strategy, key) is not None]
     cheap = changed(config, privacy={"epsilon": None, "noise_multiplier": 1.0})
-    first, second = dict.fromkeys((*given, *_KEYS))
-    try:
-        return first, tried(_with_size(cheap, first, 1.0), materials)
-    except ConfigError as error:
+    errors = []
+    for key in dict.fromkeys((*given, *_KEYS)):
         try:
-            return second, tried(_with_size(cheap, second, 1.0), materials)
-        except ConfigError:
-            raise error from None
+            return key, tried(_with_size(cheap, key, 1.0), materials)
+        except ConfigError as error:
+            errors.append(error)
+    # That the strategy does not take a size is no complaint about the config: the other is.
+    ours = tuple(f"strategy.{key} " for key in _KEYS)
+    raise next((error for error in errors if not str(error).startswith(ours)), errors[0])
 
 
 def _with_size(config: Config, key: str, size: float) -> Config:

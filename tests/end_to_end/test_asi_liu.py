@@ -1,0 +1,119 @@
+"""The strategy asi-liu as a user types it: trains, halts with status 1, or says what is missing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsim.accounting.ledger import Ledger
+from fedsim.cli.main import main
+from fedsim.report.schema import load_report
+from tests.conftest import small_config
+
+STRATEGY: dict[str, Any] = {
+    "name": "asi-liu",
+    "cohort_size": None,
+    "concentration_radius": 1.0,  # of gradients clipped to 0.5: all are within it
+    "rounds": 2,
+}
+PRIVACY = {"noise_multiplier": None, "epsilon": 200.0}  # 24 users are few for the test
+
+
+def run(
+    speeches: Path, out: Path, monkeypatch: pytest.MonkeyPatch, *options: str, resume: bool = False
+) -> int | str | None:
+    config = out.with_suffix(".toml")
+    config.write_text(
+        small_config(speeches, strategy=STRATEGY, privacy=PRIVACY).to_toml(), encoding="utf-8"
+    )
+    sets = [part for option in options for part in ("--set", option)]
+    taken_up = ["--resume"] if resume else []
+    monkeypatch.setattr(
+        "sys.argv", ["fedsim", "run", str(config), "--out", str(out), *sets, *taken_up]
+    )
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return ended.value.code
+
+
+def test_concentrated_users_train(
+    speeches: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = tmp_path / "run"
+    assert run(speeches, out, monkeypatch) == 0
+    said = capsys.readouterr().out
+    assert "under the replace-one user relation" in said
+    assert "all 24 users, tested for concentration" in said
+    assert "by the above-threshold accountant" in said
+    privacy = load_report(out).privacy
+    assert privacy.epsilon is not None
+    assert 150 < privacy.epsilon <= 200
+    assert privacy.noise_multiplier is not None
+    assert privacy.noise_stddev == pytest.approx(privacy.noise_multiplier * 24 * 1.0 / 24)
+    assert privacy.estimator["kind"] == "filtered-mean"
+    assert any("AboveThreshold" in sentence for sentence in privacy.assumptions)
+
+
+def test_others_halt_the_run_which_is_charged_and_reported(
+    speeches: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out, apart = tmp_path / "run", "strategy.concentration_radius=1e-6"
+    assert run(speeches, out, monkeypatch, apart) == 1
+    assert "Halted: round 0: the users' gradients are not concentrated" in capsys.readouterr().err
+    report = load_report(out)
+    assert report.cost.rounds == 0
+    assert report.utility.final.loss == report.utility.initial.loss  # nothing was released
+    assert report.privacy.epsilon is not None
+    assert report.privacy.epsilon > 100  # that it halted is not free
+    ledger = (out / "ledger.json").read_text(encoding="utf-8")
+    assert Ledger.from_json(json.loads(ledger)).num_releases == 1
+    assert run(speeches, out, monkeypatch, apart, resume=True) == 1  # the same noise, the same end
+    assert (out / "ledger.json").read_text(encoding="utf-8") == ledger
+
+
+@pytest.mark.parametrize(
+    ("override", "complaint"),
+    [
+        ("privacy.epsilon=8.0", "with 24 users the test of strategy 'asi-liu' may be wrong"),
+        ("privacy.noise='secure'", 'takes only "seeded"'),
+        ("strategy.cohort_size=5", "cohort_size = 5.0: not used by strategy 'asi-liu'"),
+        ("strategy.sampling.kind='fixed-size'", "takes all users every round"),
+        ("privacy.relation='add-or-remove-one'", "needs a public number of users"),
+        ("privacy.accountant='pld'", "does not pay for a test of concentration"),
+        ("privacy.declared_num_users=25", "there are 24 users"),
+        ("strategy.name='uls'", "concentration_radius = 1.0: not used by strategy 'uls'"),
+        ("strategy.concentration_radius=0", "strategy.concentration_radius = 0"),
+    ],
+)
+def test_what_is_not_proved_is_refused_in_one_sentence(
+    override: str,
+    complaint: str,
+    speeches: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = tmp_path / "run"
+    assert run(speeches, out, monkeypatch, override) == 2
+    assert complaint in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_gradients_that_do_not_fit_are_refused(
+    speeches: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("strategies.asi_liu.MOST_BYTES", 200_000)
+    assert run(speeches, tmp_path / "run", monkeypatch) == 2
+    assert "holds the gradients of all 24 users at once" in capsys.readouterr().err

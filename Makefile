@@ -9,8 +9,9 @@ OUT ?= runs/demo
 demo: $(VENV)/.installed
 	$(BIN)/fedsim demo --out $(OUT)
 
+# Files in their order: by default those with the fewest tests come last, which are the slow ones.
 test: $(VENV)/.installed-dev check
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
@@ -18,7 +19,7 @@ check: $(VENV)/.installed-dev
 	$(BIN)/mypy
 
 fast: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n 2 --dist loadfile tests --ignore tests/end_to_end
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests --ignore tests/end_to_end
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedsim needs Python 3.11 or newer")'

@@ -7,8 +7,7 @@ know norms and sums: from per-unit gradients, or without forming them.
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -18,12 +17,13 @@ from clients.engines.capture import NotCovered, OpenModel, Site, find_sites, run
 from clients.engines.gradients import Gradients, Method
 from clients.engines.loop import loop
 from clients.engines.malloc import keep_large_blocks
+from clients.engines.partial_sum import PartialSum, shares
 from clients.engines.trust import CannotTell, verified
 from clients.mixed_precision import in_float32
 from fedsim.clipping import Clip
 from fedsim.estimators import WeightedSum
-from fedsim.execution import Accumulator, Keys, Task, Unit
-from fedsim.tensors import Tensors, zeros_like
+from fedsim.execution import Keys, Task, Unit
+from fedsim.tensors import Tensors
 
 log = logging.getLogger(__name__)
 
@@ -63,12 +63,16 @@ class BatchedEngine:
         units = task.units(keys, round)
         ordered = chunks.in_order([unit for unit in units if len(unit.lengths)])
         empty = [unit for unit in units if not len(unit.lengths)]
+        total = PartialSum(parameters, clip)
+
+        def add_alone(unit: Unit) -> None:
+            total.alone.add(task.update(parameters, unit, round), unit.weight)
+
         try:
-            total = _Sum(task, parameters, clip, round)
-            total.count(empty, torch.zeros(len(empty)), num_unclipped=len(empty))
+            total.count(empty, torch.zeros(len(empty)), num_gradients=0, num_unclipped=len(empty))
             if ordered and self._limits is None:
                 self._limits = self._verify(parameters, ordered[0])
-            self._add_all(total, ordered)
+            self._add_all(total, ordered, add_alone)
             return total.result()
         except CannotTell:
             return loop(task, parameters, keys, clip, round)
@@ -93,7 +97,9 @@ class BatchedEngine:
         bytes_per_unit = self._method.bytes_per_unit(parameters)
         return chunks.limits_within(num_bytes, bytes_per_unit, bytes_per_token, device)
 
-    def _add_all(self, total: _Sum, ordered: list[Unit]) -> None:
+    def _add_all(
+        self, total: PartialSum, ordered: list[Unit], add_alone: Callable[[Unit], None]
+    ) -> None:
         """Add chunk after chunk; where memory does not suffice, halve the chunks and go on."""
         start = 0
         while start < len(ordered):
@@ -101,7 +107,7 @@ class BatchedEngine:
             one_pass = self._method.keeps_uses
             units = chunks.first_chunk(ordered[start:], self._limits, one_pass=one_pass)
             if one_pass and chunks.num_tokens(units[0]) > self._limits.tokens:
-                total.add_alone(units[0])  # large enough for passes of its own
+                add_alone(units[0])  # large enough for passes of its own
                 start += 1
                 continue
             others = self._add_chunk(total, units)
@@ -109,13 +115,13 @@ class BatchedEngine:
                 self._make_room(len(units))
                 continue
             for unit in others:
-                total.add_alone(unit)
+                add_alone(unit)
             start += len(units)
 
-    def _add_chunk(self, total: _Sum, units: list[Unit]) -> list[Unit] | None:
+    def _add_chunk(self, total: PartialSum, units: list[Unit]) -> list[Unit] | None:
         """Add a chunk and return what must be added alone; None: out of memory, nothing added."""
         try:
-            return total.add_chunk(units, *self._gradients(total.parameters, units))
+            return _add(total, units, *self._gradients(total.parameters, units))
         except torch.OutOfMemoryError:
             if self._limits is None or self._limits.smallest:
                 raise
@@ -147,73 +153,32 @@ class BatchedEngine:
         return gradients, means
 
 
-class _Sum:
-    """The sum over a call's units, in float64 across chunks."""
+def _add(
+    total: PartialSum, units: Sequence[Unit], gradients: Gradients, losses: torch.Tensor
+) -> list[Unit]:
+    """Add w·clip(gradient) for the units of a chunk, and return those that float32 cannot.
 
-    def __init__(self, task: Task, parameters: Tensors, clip: Clip, round: int) -> None:
-        self.parameters = parameters
-        self._task = task
-        self._clip = clip
-        self._round = round
-        self._values = zeros_like(parameters, torch.float64)
-        self._alone: Accumulator | None = None
-        self._weight = self._loss = 0.0
-        self._units = self._num_gradients = self._unclipped = 0
-
-    def add_chunk(
-        self, units: Sequence[Unit], gradients: Gradients, losses: torch.Tensor
-    ) -> list[Unit]:
-        """Add w·clip(gradient) for the units of a chunk, and return those that float32 cannot.
-
-        Raises before it adds anything, or not at all.
-        """
-        squares = gradients.squares()
-        exact = next(iter(self.parameters.values())).dtype == torch.float64
-        margin = 0.0 if exact else gradients.norm_error
-        factors = self._clip.batch_factors(
-            list(self.parameters),
-            squares if exact else squares + _UNDERFLOW,
-            norm_error=margin,
-        )
-        # Also false for NaN. What is not plain is looked at by itself, as `loop` would.
-        plain = (squares.sum(dim=1) < _LARGEST_SQUARE) & (factors.amin(dim=1) > _LEAST_FACTOR)
-        within = plain & (factors == self._clip.unclipped_factor).all(dim=1)
-        others = (~plain).nonzero()[:, 0]
-        if len(others):
-            gradients.drop(others)
-        weights = torch.tensor([unit.weight for unit in units], dtype=torch.float64)
-        shares = (factors * weights.to(factors.device)[:, None]).where(plain[:, None], 0.0)
-        sums = gradients.weighted_sum(shares)
-        together = [unit for unit, is_plain in zip(units, plain.tolist(), strict=True) if is_plain]
-        alone = [units[index] for index in others.tolist()]
-        self.count(together, losses[plain], num_unclipped=int(within.sum()))
-        for name, value in sums.items():
-            self._values[name].add_(value)
-        return alone
-
-    def count(self, units: Sequence[Unit], losses: torch.Tensor, *, num_unclipped: int) -> None:
-        """Count units whose gradients were added, or that have none."""
-        self._weight += math.fsum(unit.weight for unit in units)
-        self._units += len(units)
-        self._unclipped += num_unclipped
-        self._num_gradients += sum(len(unit.lengths) for unit in units)
-        self._loss += float(losses.double().where(losses.isfinite(), 0.0).sum())
-
-    def add_alone(self, unit: Unit) -> None:
-        """Add one unit the way `loop` does."""
-        if self._alone is None:
-            self._alone = Accumulator(self.parameters, self._clip)
-        update = self._task.update(self.parameters, unit, self._round)
-        self._alone.add(update, unit.weight)
-
-    def result(self) -> WeightedSum:
-        """Return the sum so far."""
-        together = WeightedSum(
-            values=self._values,
-            weight=self._weight,
-            num_units=self._units,
-            num_gradients=self._num_gradients,
-            loss=self._loss,
-            num_unclipped=self._unclipped,
-        )
-        return together if self._alone is None else together + self._alone.total()
+    Raises before it adds anything, or not at all.
+    """
+    squares = gradients.squares()
+    exact = next(iter(total.parameters.values())).dtype == torch.float64
+    factors = total.clip.batch_factors(
+        list(total.parameters),
+        squares if exact else squares + _UNDERFLOW,
+        norm_error=0.0 if exact else gradients.norm_error,
+    )
+    # Also false for NaN. What is not plain is looked at by itself, as `loop` would.
+    plain = (squares.sum(dim=1) < _LARGEST_SQUARE) & (factors.amin(dim=1) > _LEAST_FACTOR)
+    others = (~plain).nonzero()[:, 0]
+    if len(others):
+        gradients.drop(others)
+    sums = gradients.weighted_sum(shares(factors, units, plain))
+    together = [unit for unit, is_plain in zip(units, plain.tolist(), strict=True) if is_plain]
+    total.count(
+        together,
+        losses[plain],
+        num_gradients=sum(len(unit.lengths) for unit in together),
+        num_unclipped=total.within(factors, plain),
+    )
+    total.add(sums)
+    return [units[index] for index in others.tolist()]

@@ -21,9 +21,10 @@ from clients.engines import chunks
 from clients.engines.capture import NotCovered, OpenModel
 from clients.engines.example_loss import weighted_loss
 from clients.engines.local_steps import LocalUser, StepBatch, step_batches
-from clients.engines.local_sum import LocalSum
+from clients.engines.local_sum import add_stack
 from clients.engines.loop import loop
 from clients.engines.malloc import keep_large_blocks
+from clients.engines.partial_sum import PartialSum
 from clients.engines.stacked_steps import StackedSteps
 from clients.engines.trust import CannotTell
 from clients.local_sgd import LocalSGD
@@ -76,7 +77,7 @@ class LocalVmap:
             raise ValueError(f"{self._model.name}: no dropout here; `choose_engine` takes the loop")
         units = (task.unit(int(key), round) for key in keys)
         users = [LocalUser(unit, list(task.batches(unit, round))) for unit in units]
-        total = LocalSum(parameters, clip)
+        total = PartialSum(parameters, clip)
         together = [user for user in users if 0 < user.widest <= _LARGE_STEP]
         alone = [user for user in users if not 0 < user.widest <= _LARGE_STEP]
         if together:
@@ -94,7 +95,7 @@ class LocalVmap:
             together = together[len(some) :]
         for user in alone:
             update = task.update(parameters, user.unit, round)
-            total.one_by_one.add(update, user.unit.weight)
+            total.alone.add(update, user.unit.weight)
         return total.result()
 
     def _prepare(self, parameters: Tensors, user: LocalUser) -> None:
@@ -150,13 +151,13 @@ class LocalVmap:
 
     @torch.no_grad()
     def _add(
-        self, total: LocalSum, users: list[LocalUser], parameters: Tensors, learning_rate: float
+        self, total: PartialSum, users: list[LocalUser], parameters: Tensors, learning_rate: float
     ) -> list[LocalUser]:
         """Train `users`, add their updates and return those that float32 is too coarse for."""
         stack, losses = self.trained(users, parameters, learning_rate)
         for name, value in parameters.items():
             torch.sub(value, stack[name], out=stack[name])
-        return total.add(users, stack, losses)
+        return add_stack(total, users, stack, losses)
 
     def users_at_once(self, parameters: Tensors) -> int:
         """Return how many users' parameters fit beside each other."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
@@ -44,6 +46,7 @@ TASKS: dict[str, Callable[[Materials], Task]] = {
     ),
     "example": ExampleGradient,
 }
+NUM_KEYS = 9
 MODELS = {
     "tiny-gpt": ModelConfig(pretraining_steps=0),
     "tiny-gpt ln": ModelConfig(pretraining_steps=0, trainable="ln_"),
@@ -58,30 +61,46 @@ def stuff(request: pytest.FixtureRequest, speeches: object) -> Iterator[Material
     yield load_materials(0, config.data, request.param, "cpu")
 
 
-def by_definition(task: Task, materials: Materials, keys: list[int], clip: Clip) -> WeightedSum:
-    """Σ w·clip(mean over examples of ∇ of its mean loss), one sequence at a time."""
-    model = materials.model
+@dataclass(frozen=True)
+class Case:
+    """A task, and what its first users would add without a clip, one sequence at a time."""
+
+    materials: Materials
+    task: Task
+    updates: list[tuple[float, dict[str, torch.Tensor]]]
+
+    def sum(self, clip: Clip) -> WeightedSum:
+        """Return Σ w·clip(mean over examples of ∇ of its mean loss)."""
+        values = zeros_like(self.materials.model.initial_parameters(), torch.float64)
+        unclipped = 0
+        for weight, update in self.updates:
+            clipped = clip(update)
+            unclipped += all(torch.equal(clipped[n], v.double()) for n, v in update.items())
+            for name, value in clipped.items():
+                values[name] += weight * value
+        weight = math.fsum(weight for weight, _ in self.updates)
+        return WeightedSum(values, weight, len(self.updates), num_unclipped=unclipped)
+
+
+@pytest.fixture(scope="module", params=list(TASKS.values()), ids=list(TASKS))
+def case(request: pytest.FixtureRequest, stuff: Materials) -> Case:
+    task: Task = request.param(stuff)
+    units = [task.unit(key, 0) for key in range(NUM_KEYS)]
+    return Case(stuff, task, [(unit.weight, plain_mean(stuff.model, unit)) for unit in units])
+
+
+def plain_mean(model: LanguageModel, unit: Unit) -> dict[str, torch.Tensor]:
     parameters = model.initial_parameters()
-    values = zeros_like(parameters, torch.float64)
-    weight, unclipped = 0.0, 0
-    for key in keys:
-        unit = task.unit(key, 0)
-        mean = zeros_like(parameters)
-        for row, length in zip(unit.tokens, unit.lengths.tolist(), strict=True):
-            leaves = {name: value.clone().requires_grad_() for name, value in parameters.items()}
-            tokens = row[None, :length]  # no padding at all
-            logits = model.logits(leaves, tokens)
-            loss = torch.nn.functional.cross_entropy(logits[0, :-1], tokens[0, 1:])
-            for name, gradient in zip(
-                leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True
-            ):
-                mean[name] += gradient / len(unit.lengths)
-        clipped = clip(mean)
-        unclipped += all(torch.equal(value, mean[name].double()) for name, value in clipped.items())
-        for name, value in clipped.items():
-            values[name] += unit.weight * value
-        weight += unit.weight
-    return WeightedSum(values, weight, len(keys), num_unclipped=unclipped)
+    mean = zeros_like(parameters)
+    for row, length in zip(unit.tokens, unit.lengths.tolist(), strict=True):
+        leaves = {name: value.clone().requires_grad_() for name, value in parameters.items()}
+        tokens = row[None, :length]  # no padding at all
+        logits = model.logits(leaves, tokens)
+        loss = torch.nn.functional.cross_entropy(logits[0, :-1], tokens[0, 1:])
+        gradients = torch.autograd.grad(loss, list(leaves.values()))
+        for name, gradient in zip(leaves, gradients, strict=True):
+            mean[name] += gradient / len(unit.lengths)
+    return mean
 
 
 def relative(left: WeightedSum, right: WeightedSum) -> float:
@@ -90,28 +109,25 @@ def relative(left: WeightedSum, right: WeightedSum) -> float:
 
 
 @pytest.mark.parametrize("make_engine", ENGINES.values(), ids=ENGINES)
-@pytest.mark.parametrize("make_task", TASKS.values(), ids=TASKS)
 def test_engines_compute_the_definition(
-    stuff: Materials,
-    make_engine: Callable[[LanguageModel], Engine],
-    make_task: Callable[[Materials], Task],
+    case: Case, make_engine: Callable[[LanguageModel], Engine]
 ) -> None:
-    task = make_task(stuff)
-    parameters = stuff.model.initial_parameters()
-    keys = list(range(9))
+    model, task = case.materials.model, case.task
+    parameters = model.initial_parameters()
     clips: list[Clip] = [
         NoClip(),
         FlatClip(l2_clip_norm=0.05),
         PerLayer.evenly(0.1, layers_of(parameters)),
     ]
+    engine = make_engine(model)
     for clip in clips:
-        total = make_engine(stuff.model)(task, parameters, np.array(keys), clip, 0)
-        expected = by_definition(task, stuff, keys, clip)
+        total = engine(task, parameters, np.arange(NUM_KEYS), clip, 0)
+        expected = case.sum(clip)
         assert relative(total, expected) < 1e-5
-        assert total.num_units == len(keys)
+        assert total.num_units == NUM_KEYS
         assert total.weight == pytest.approx(expected.weight)
+        assert total.num_gradients == sum(len(task.unit(k, 0).lengths) for k in range(NUM_KEYS))
         assert total.num_unclipped == expected.num_unclipped
-        assert total.num_gradients == sum(len(task.unit(key, 0).lengths) for key in keys)
 
 
 @pytest.mark.parametrize("make_engine", ENGINES.values(), ids=ENGINES)

@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+import fedsim
 from fedsim.config import Config
 from tests.conftest import small_config
 from tests.end_to_end.ray_runs import (
@@ -41,10 +42,8 @@ def config(speeches: Path) -> Config:
 
 @pytest.fixture(scope="module")
 def undisturbed(config: Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("undisturbed")
-    path = write_config(folder / "config.toml", config)
-    assert run_to_end(folder / "log", "run", path, "--out", folder / "run") == 0
-    return folder / "run"
+    """In this process, which has one thread, as Ray gives a worker."""
+    return fedsim.run(config, tmp_path_factory.mktemp("undisturbed") / "run")
 
 
 def test_workers_killed_in_one_run(config: Config, undisturbed: Path, tmp_path: Path) -> None:
@@ -164,7 +163,9 @@ def build(config, materials):
 """
 
 
-def test_a_task_that_raises_and_resume(config: Config, tmp_path: Path) -> None:
+def test_a_task_that_raises_and_resume(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The round fails with the worker's traceback; what is on disk is good; --resume goes on."""
     site = plugin(
         tmp_path / "site",
@@ -177,7 +178,6 @@ def test_a_task_that_raises_and_resume(config: Config, tmp_path: Path) -> None:
     }
     config = config.model_copy(update=changes)
     path = write_config(tmp_path / "config.toml", config, **RAY)
-    alone = write_config(tmp_path / "alone.toml", config)
     fault, run = tmp_path / "fault", tmp_path / "run"
     env = {"PYTHONPATH": str(site), "FAULT": str(fault)}
     fault.touch()
@@ -194,8 +194,9 @@ def test_a_task_that_raises_and_resume(config: Config, tmp_path: Path) -> None:
 
     fault.unlink()
     assert run_to_end(tmp_path / "log2", "run", path, "--out", run, "--resume", **env) == 0
-    assert run_to_end(tmp_path / "log3", "run", alone, "--out", tmp_path / "whole", **env) == 0
-    assert_same_run(run, tmp_path / "whole")
+    monkeypatch.setenv("FAULT", str(fault))
+    monkeypatch.syspath_prepend(site)
+    assert_same_run(run, fedsim.run(config, tmp_path / "whole"))
 
 
 def charged(run: Path) -> int:

@@ -18,6 +18,7 @@ from fedsim.grids.ray_sweep import OnRay
 from fedsim.job import Job
 from fedsim.report.schema import load_report
 from tests.conftest import small_config
+from tests.end_to_end.commands import fedsim
 from tests.end_to_end.test_ray import run_alone
 
 STEM = f"uls-{uuid.uuid4().hex[:8]}"  # to be found among all processes of the machine
@@ -42,9 +43,8 @@ def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
 
 def compare(folder: Path, *arguments: str) -> tuple[int, str]:
     """Return the exit status and what was said on standard error."""
-    with start(folder, *arguments) as process:
-        status = process.wait(timeout=300)
-    return status, (folder / "stderr").read_text(encoding="utf-8")
+    done = fedsim("compare", f"{STEM}.toml", *arguments, folder=folder)
+    return done.returncode, done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -172,7 +172,7 @@ def test_too_much_asked_for_and_a_process_that_dies_every_time(tmp_path: Path) -
     said = run_alone(ALONE.replace("sys.argv[1]", repr(str(tries)))).splitlines()
     assert "needs 9999 CPUs, the cluster has" in said[0]
     assert "lives finished " in said
-    assert any(line.startswith("dies failed given up after 1 new starts") for line in said)
+    assert any(line.startswith("dies failed given up after 1 new starts") for line in said), said
     assert tries.read_text(encoding="utf-8") == "xx"
 
 

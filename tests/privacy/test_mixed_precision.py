@@ -22,6 +22,7 @@ from clients.local_sgd import LocalSGD
 from clients.mixed_precision import MixedPrecision, in_precision
 from fedsim.clipping import Clip, FlatClip, NoClip
 from fedsim.config import ModelConfig
+from fedsim.estimators import WeightedSum
 from fedsim.execution import Engine, Task
 from fedsim.language_model import LanguageModel
 from fedsim.materials import Materials, load_materials
@@ -93,16 +94,31 @@ def test_the_bound_holds_and_types_stay_wide(
     assert not caplog.records  # nothing was left to another engine
 
 
+def clip_of(*, averages: bool) -> Clip:
+    return NoClip() if averages else CLIP
+
+
+@pytest.fixture(scope="module")
+def wide(exact: Materials) -> dict[bool, WeightedSum]:
+    """The loop's sums in float32, of averaged gradients and of local training."""
+    return {
+        averages: loop(
+            task_of(exact, averages=averages), start(exact), USERS, clip_of(averages=averages), 0
+        )
+        for averages in (True, False)
+    }
+
+
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 def test_the_sum_is_float32s_but_for_rounding(
-    exact: Materials, way: tuple[Callable[[LanguageModel], Engine], bool]
+    exact: Materials,
+    wide: dict[bool, WeightedSum],
+    way: tuple[Callable[[LanguageModel], Engine], bool],
 ) -> None:
     make, averages = way
-    parameters = start(exact)
-    clip: Clip = NoClip() if averages else CLIP
     task = task_of(narrow(exact), averages=averages)
-    total = make(narrow(exact).model)(task, parameters, USERS, clip, 0)
-    expected = loop(task_of(exact, averages=averages), parameters, USERS, clip, 0)
+    engine, clip = make(narrow(exact).model), clip_of(averages=averages)
+    total, expected = engine(task, start(exact), USERS, clip, 0), wide[averages]
     assert 1e-5 < relative(total, expected) < 0.02
     assert total.loss == pytest.approx(expected.loss, rel=0.01)
 

@@ -54,6 +54,7 @@ def test_concentrated_users_train(
     privacy = load_report(out).privacy
     assert privacy.epsilon is not None
     assert 150 < privacy.epsilon <= 200
+    assert privacy.noise_multiplier is not None
     assert privacy.noise_stddev == pytest.approx(privacy.noise_multiplier * 24 * 1.0 / 24)
     assert privacy.estimator["kind"] == "filtered-mean"
     assert any("AboveThreshold" in sentence for sentence in privacy.assumptions)

@@ -7,6 +7,7 @@ from functools import lru_cache
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
+from pydantic import TypeAdapter
 
 from fedsim.clipping import Clip
 from fedsim.execution import Engine, Task
@@ -17,6 +18,7 @@ from fedsim.registry import resolve
 from fedsim.workload import tokens_per_unit
 
 app = ClientApp()
+_ANY_CLIP: TypeAdapter[Clip] = TypeAdapter(Clip)
 _on_device = ParametersOnDevice()
 
 
@@ -24,14 +26,15 @@ _on_device = ParametersOnDevice()
 def train(message: Message, context: Context) -> Message:
     """Answer one shard."""
     request = ShardRequest.from_content(message.content)
-    task, engine, clip, materials = _prepared(request.spec)
+    task, engine, materials = _prepared(request.spec)
+    clip = _clip(request.clip)
     parameters = _on_device(request.parameters, materials.model.device)
     total = engine(task, parameters, request.keys, clip, request.round)
     return Message(ShardReply(request.shard, total).to_content(), reply_to=message)
 
 
 @lru_cache(maxsize=4)
-def _prepared(spec_json: str) -> tuple[Task, Engine, Clip, Materials]:
+def _prepared(spec_json: str) -> tuple[Task, Engine, Materials]:
     """Build what a run's messages have in common; a long-lived worker does it once a run."""
     # Not at the top: Flower's simulation imports this module in one thread while the ServerApp
     # loads its model in another, and transformers cannot be imported in two at once.
@@ -44,4 +47,9 @@ def _prepared(spec_json: str) -> tuple[Task, Engine, Clip, Materials]:
     materials = replace(materials, model=in_precision(materials.model, spec.precision))
     task: Task = resolve("tasks", spec.task.name, "task")(materials, **spec.task.options)
     size = tokens_per_unit(materials, spec.task.options.get("group_size"))
-    return task, choose_engine(spec.engine, task, materials.model, size), spec.clip, materials
+    return task, choose_engine(spec.engine, task, materials.model, size), materials
+
+
+@lru_cache(maxsize=4)
+def _clip(clip_json: str) -> Clip:
+    return _ANY_CLIP.validate_json(clip_json)

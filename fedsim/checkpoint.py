@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import torch
@@ -14,7 +15,7 @@ from fedsim.errors import ConfigError
 from fedsim.paths import write_atomically
 from fedsim.state import ServerState
 
-_FORMAT = 1
+_FORMAT, _READABLE = 2, (1, 2)  # 1 knew constant clips only
 _KEY = "fedsim"
 
 
@@ -22,7 +23,12 @@ def save_checkpoint(folder: Path, state: ServerState, keep: int) -> Path:
     """Write `round-NNNNNN.safetensors` whole or not at all, then drop all but the last `keep`."""
     tensors = {f"parameters/{name}": value for name, value in state.parameters.items()}
     tensors |= {f"optimizer/{name}": value for name, value in state.optimizer_state.items()}
-    head = {"format": _FORMAT, "round": state.round, "ledger": state.ledger.to_json()}
+    head = {
+        "format": _FORMAT,
+        "round": state.round,
+        "ledger": state.ledger.to_json(),
+        "clip_scale": state.clip_scale,
+    }
     # One key: safetensors writes several in random order, and equal states give equal files.
     metadata = {_KEY: json.dumps(head)}
     content = save({name: value.contiguous() for name, value in tensors.items()}, metadata)
@@ -54,15 +60,19 @@ def load_checkpoint(path: Path) -> ServerState:
     try:
         head = json.loads(metadata[_KEY])
         version, done, ledger = head["format"], int(head["round"]), head["ledger"]
+        scale = float(head["clip_scale"]) if version == _FORMAT else 1.0
+        if not 0.0 < scale < math.inf:
+            raise ValueError(f"clip_scale = {scale}")
     except (KeyError, TypeError, ValueError) as error:  # JSON's error is a ValueError
         raise ConfigError(f"checkpoint {path}: no head of fedsim's: {error!r}") from None
-    if version != _FORMAT:
-        raise ConfigError(f"checkpoint {path}: format {version!r}, this version reads {_FORMAT!r}")
+    if version not in _READABLE:
+        raise ConfigError(f"checkpoint {path}: format {version!r}, this version reads {_READABLE}")
     return ServerState(
         round=done,
         parameters=_part(tensors, "parameters/"),
         optimizer_state=_part(tensors, "optimizer/"),
         ledger=Ledger.from_json(ledger),
+        clip_scale=scale,
     )
 
 

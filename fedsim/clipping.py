@@ -59,6 +59,11 @@ class _Clip(BaseModel):
         row = torch.tensor([squares], dtype=torch.float64)
         return dict(zip(update, self.batch_factors(list(update), row)[0].tolist(), strict=True))
 
+    @property
+    def unclipped_factor(self) -> float:
+        """The factor of every tensor of an update that is within the clip, and of no other's."""
+        return 1.0
+
     def batch_factors(
         self, names: Sequence[str], squares: torch.Tensor, *, norm_error: float = 0.0
     ) -> torch.Tensor:
@@ -105,6 +110,15 @@ class FlatClip(_Clip):
         """Return one factor for all tensors of an update."""
         return _projections(squares, self.l2_clip_norm, norm_error).expand(squares.shape)
 
+    @property
+    def norm(self) -> float:
+        """The L2 norm up to which an update is within the clip."""
+        return self.l2_clip_norm
+
+    def scaled(self, scale: float) -> FlatClip:
+        """Return the clip at `scale` times the norm."""
+        return FlatClip(l2_clip_norm=scale * self.l2_clip_norm)
+
 
 class PerLayerClip(_Clip):
     """A bound S_j for each layer; together S = sqrt(Σ S_j²) (McMahan et al. 2018, PerLayerClip)."""
@@ -138,11 +152,22 @@ class PerLayerClip(_Clip):
             factors[:, columns] = _projections(squares[:, columns], bound, norm_error)
         return factors
 
+    @property
+    def norm(self) -> float:
+        """The bounds of all layers together."""
+        return self.bound
+
+    def scaled(self, scale: float) -> PerLayerClip:
+        """Return the clip with every layer's bound times `scale`."""
+        norms = {name: scale * norm for name, norm in self.l2_clip_norms.items()}
+        return PerLayerClip(l2_clip_norms=norms)
+
 
 class NormalisedClip(_Clip):
     """Clip, then divide by the clip's bound, so that the learning rate does not depend on it.
 
-    De et al. 2022, used by Charles et al. 2024 (App. F). What comes out has norm at most 1.
+    De et al. 2022, used by Charles et al. 2024 (App. F). What comes out has norm at most 1,
+    whatever the clip inside: scaling that one decides who is clipped, never the noise.
     """
 
     kind: Literal["normalised"] = "normalised"
@@ -160,6 +185,20 @@ class NormalisedClip(_Clip):
         inner = self.clip.batch_factors(names, squares, norm_error=norm_error)
         return inner / self.clip.bound
 
+    @property
+    def unclipped_factor(self) -> float:
+        """One over the inner bound."""
+        return 1.0 / self.clip.bound
+
+    @property
+    def norm(self) -> float:
+        """The inner clip's norm."""
+        return self.clip.norm
+
+    def scaled(self, scale: float) -> NormalisedClip:
+        """Return the clip with the inner one scaled."""
+        return NormalisedClip(clip=self.clip.scaled(scale))
+
 
 class NoClip(_Clip):
     """Leave updates as they are. The bound is infinite, so no noise level can be derived."""
@@ -176,6 +215,15 @@ class NoClip(_Clip):
     ) -> torch.Tensor:
         """Return ones."""
         return torch.ones_like(squares)
+
+    @property
+    def norm(self) -> float:
+        """Infinity: every update is within."""
+        return math.inf
+
+    def scaled(self, scale: float) -> NoClip:
+        """Return itself."""
+        return self
 
 
 Clip = Annotated[FlatClip | PerLayerClip | NormalisedClip | NoClip, Field(discriminator="kind")]

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedsim.carry_out import carry_out, check_folders
 from fedsim.errors import ConfigError
+from fedsim.folder_lock import sole_writer
 from fedsim.job import Job, Outcome, Runner, one_after_another
-from fedsim.paths import write_atomically
 from fedsim.report.comparison import Comparison
 from fedsim.report.comparison_folder import write_comparison
-from fedsim.report.schema import load_report
-from fedsim.run_folder import RunFolder
 from fedsim.sweep import expand, parse_variation
-
-log = logging.getLogger("fedsim")
 
 
 class RunsFailedError(RuntimeError):
@@ -86,17 +81,17 @@ def sweep(
 
     Raises:
         ConfigError: no source, two of the same name, a source that is neither, a wrong config, a
-            folder of another run. All configs are read before the first is run.
+            folder of another run, an `out` that another process is writing into. All configs are
+            read before the first is run.
     """
     jobs = _jobs(sources, out, vary, overrides)
+    with sole_writer(out):
+        return _sweep(jobs, out, runner)
+
+
+def _sweep(jobs: Sequence[Job | Path], out: Path, runner: Runner) -> Sweep:
     entries = [job for job in jobs if isinstance(job, Job)]
-    outcomes = {job.name: _outcome_before(job) for job in entries if _is_finished(job)}
-    left = [job for job in entries if job.name not in outcomes]
-    if left:
-        with closing(runner(left)) as ending:
-            for number, outcome in enumerate(ending, start=1):
-                outcomes[outcome.name] = outcome
-                _take_down(outcome, out, f"{number} of {len(left)}")
+    outcomes = carry_out(entries, out, runner)
     run_dirs = [
         job.out if isinstance(job, Job) else job
         for job in jobs
@@ -122,47 +117,5 @@ def _jobs(
         else:
             cells = expand(source, variations, overrides)
             jobs += [Job(cell.name, cell.config, (out / cell.name).resolve()) for cell in cells]
-    _check_folders(jobs)
+    check_folders(jobs)
     return jobs
-
-
-def _check_folders(jobs: Sequence[Job | Path]) -> None:
-    folders = [job.out if isinstance(job, Job) else job.resolve() for job in jobs]
-    seen: set[str] = set()
-    for folder in folders:
-        key = str(folder).casefold()  # not every file system tells a from A
-        if key in seen:
-            raise ConfigError(f"compare: two runs would share the folder {folder}; call them apart")
-        seen.add(key)
-    for job in jobs:
-        if not isinstance(job, Job):
-            if not RunFolder(job).report.exists():
-                raise ConfigError(f"compare: {job} is no finished run (no report.json)")
-        elif job.name.startswith("comparison.") or job.name.endswith(".error.txt"):
-            raise ConfigError(f"compare: {job.name}: a file is called so; rename the config")
-        elif RunFolder(job.out).config.exists():
-            RunFolder(job.out).check_resumable(job.config)
-        else:
-            RunFolder(job.out).check_fresh()
-
-
-def _is_finished(job: Job) -> bool:
-    return RunFolder(job.out).report.exists()
-
-
-def _outcome_before(job: Job) -> Outcome:
-    done, asked = load_report(job.out).cost.rounds, job.config.strategy.rounds
-    log.info("%s: finished before, not run again", job.name)
-    if done == asked:
-        return Outcome(job.name, "finished")
-    return Outcome(job.name, "budget spent", reason=f"ended after {done} of {asked} rounds")
-
-
-def _take_down(outcome: Outcome, out: Path, place: str) -> None:
-    """Say how a run ended, and keep the traceback of a failure or drop an earlier one."""
-    log.info("%s: %s after %.1f s (%s)", outcome.name, outcome.ending, outcome.seconds, place)
-    path = out / f"{outcome.name}.error.txt"
-    if outcome.has_report:
-        path.unlink(missing_ok=True)
-    else:
-        write_atomically(path, outcome.traceback)

@@ -14,15 +14,16 @@ from typing import Annotated, Any, Literal
 import tomli_w
 from pydantic import Field, ValidationError, model_validator
 
+from fedsim.clip_config import ClipConfig
 from fedsim.config_errors import explain
 from fedsim.data.preparation.catalogue import AnyStep
 from fedsim.data.recipe import with_recipe
 from fedsim.errors import ConfigError
-from fedsim.section import Section
+from fedsim.overrides import apply_override
+from fedsim.section import Positive, Section
 
 Probability = Annotated[float, Field(gt=0.0, le=1.0)]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
-Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 Precision = Literal["float32", "bfloat16"]
 Selection = Literal[
     "random", "longest", "shortest", "highest-perplexity", "lowest-perplexity", "random-chunk"
@@ -91,23 +92,6 @@ class FedAvg(Section):
     epochs: Annotated[int, Field(ge=1)] = 1
     batch_size: Annotated[int, Field(ge=1)] = 8
     learning_rate: Positive = 0.1
-
-
-class ClipConfig(Section):
-    """Flat: one bound. Per-layer: S/√m each, or `l2_clip_norms` layer by layer."""
-
-    kind: Literal["flat", "per-layer"] = "flat"
-    l2_clip_norm: Positive | None = None
-    l2_clip_norms: dict[str, Positive] | None = None
-    normalise: bool = False
-
-    @model_validator(mode="after")
-    def _one_bound(self) -> ClipConfig:
-        if (self.l2_clip_norm is None) == (self.l2_clip_norms is None):
-            raise ValueError("give l2_clip_norm or, per layer, l2_clip_norms: one of the two")
-        if self.kind == "flat" and self.l2_clip_norms is not None:
-            raise ValueError('l2_clip_norms needs kind = "per-layer"')
-        return self
 
 
 class EstimatorConfig(Section):
@@ -211,11 +195,12 @@ class ExecutorConfig(Section):
 
 
 class TrainingConfig(Section):
-    """How often to look and to save."""
+    """How often to look and to save, and who is shown the metrics (entry points `trackers`)."""
 
     evaluate_every: Annotated[int, Field(ge=1)] = 10
     checkpoint_every: Annotated[int, Field(ge=1)] = 10
     keep_checkpoints: Annotated[int, Field(ge=1)] = 2
+    trackers: tuple[str, ...] = ()
 
 
 class Config(Section):
@@ -264,7 +249,7 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"config: {path} is not TOML: {error}") from None
     for override in overrides:
-        _apply_override(raw, override)
+        apply_override(raw, override)
     return parse_config(raw)
 
 
@@ -278,20 +263,13 @@ def parse_config(raw: Mapping[str, Any]) -> Config:
         raise ConfigError("\n".join(dict.fromkeys(lines))) from None
 
 
-def _apply_override(raw: dict[str, Any], override: str) -> None:
-    key, separator, text = override.partition("=")
-    path = [part.strip() for part in key.split(".")]
-    if not separator or not all(path):
-        raise ConfigError(
-            f"--set {override!r}: expected key.path=value, such as server.learning_rate=0.1"
-        )
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = text.strip()  # a bare word is a string, so that shells need no nested quotes
-    node = raw
-    for part in path[:-1]:
-        node = node.setdefault(part, {})
-        if not isinstance(node, dict):
-            raise ConfigError(f"--set {override!r}: {part!r} is a value, not a section")
-    node[path[-1]] = value
+def with_settings(config: Config, overrides: Sequence[str]) -> Config:
+    """Return a config with `key.path=value` overrides laid over it, validated as a whole.
+
+    Raises:
+        ConfigError: a malformed override or an invalid key.
+    """
+    raw = config.model_dump(exclude_none=True)
+    for override in overrides:
+        apply_override(raw, override)
+    return parse_config(raw)

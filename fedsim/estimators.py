@@ -27,6 +27,7 @@ class WeightedSum:
         weight: Σ w, each w in [0, 1].
         num_units: how many units were added, those that were dropped to zero included.
         num_non_finite: how many of them had a NaN or an infinity and counted as zero.
+        num_unclipped: how many of them the clip left as they were, zeros included (private).
         num_gradients: per-example gradients computed.
         loss: Σ of the units' mean training losses (private: for the log, not for release).
     """
@@ -37,6 +38,7 @@ class WeightedSum:
     num_non_finite: int = 0
     num_gradients: int = 0
     loss: float = 0.0
+    num_unclipped: int = 0
 
     @classmethod
     def zero(cls, layout: Tensors) -> WeightedSum:
@@ -63,6 +65,7 @@ class WeightedSum:
             num_non_finite=self.num_non_finite + other.num_non_finite,
             num_gradients=self.num_gradients + other.num_gradients,
             loss=self.loss + other.loss,
+            num_unclipped=self.num_unclipped + other.num_unclipped,
         )
 
 

@@ -99,7 +99,7 @@ class Engine(Protocol):
 class Executor(Protocol):
     """Computes the clipped sum of a whole cohort, wherever the clients are."""
 
-    def clipped_sum(self, parameters: Tensors, cohort: Keys, round: int) -> WeightedSum:
+    def clipped_sum(self, parameters: Tensors, cohort: Keys, clip: Clip, round: int) -> WeightedSum:
         """Return the sum over exactly the units of `cohort`, each counted once, or raise."""
         ...
 
@@ -111,7 +111,7 @@ class Accumulator:
         self._values = zeros_like(layout, torch.float64)
         self._clip = clip
         self._weight = 0.0
-        self._units = self._non_finite = self._gradients = 0
+        self._units = self._non_finite = self._gradients = self._unclipped = 0
         self._loss = 0.0
 
     def add(self, update: Update, weight: float) -> None:
@@ -123,8 +123,11 @@ class Accumulator:
         if all_finite(update.values):
             factors = self._clip.factors(update.values)
             add_(self._values, update.values, {k: weight * f for k, f in factors.items()})
+            whole = self._clip.unclipped_factor
+            self._unclipped += all(factor == whole for factor in factors.values())
         else:
             self._non_finite += 1
+            self._unclipped += 1  # as the zero that it counts as: a unit moves this by 0 or 1
         self._weight += weight
         self._units += 1
         self._gradients += update.num_gradients
@@ -139,6 +142,7 @@ class Accumulator:
             num_non_finite=self._non_finite,
             num_gradients=self._gradients,
             loss=self._loss,
+            num_unclipped=self._unclipped,
         )
 
 

@@ -8,7 +8,7 @@ ledger is charged is made of the same fields. A plan that cannot be kept is refu
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -18,12 +18,14 @@ from pydantic import BaseModel, ConfigDict
 
 from fedsim.accounting.events import RoundCost
 from fedsim.accounting.relations import Relation
+from fedsim.clip_policy import ClipPolicy, ConstantClip, NextClip
 from fedsim.clipping import Clip
-from fedsim.estimators import Estimator
+from fedsim.estimators import Estimator, WeightedSum
 from fedsim.execution import Executor
 from fedsim.sampling import Sampling
 from fedsim.seeding import RandomSource, SystemEntropy, stream
 from fedsim.server_optimizer import ServerOptimizer
+from fedsim.state import ServerState
 
 
 class TaskSpec(BaseModel):
@@ -39,6 +41,8 @@ class TaskSpec(BaseModel):
 class RoundPlan:
     """What every round of a run does. Strategies build it; `run_round` carries it out.
 
+    Its clip is that of the first round; `at` gives the plan of a later one.
+
     Attributes:
         strategy: the name of the strategy that built it.
         unit: what a coin is flipped on; the guarantee is for a *user* in either case.
@@ -46,6 +50,7 @@ class RoundPlan:
         sampling: the law of the coins, and the draw.
         task: what one drawn unit computes.
         clip: bounds what one unit adds.
+        clip_policy: what becomes of the clip from round to round.
         estimator: turns the sum into an estimate, and knows its sensitivity.
         noise_multiplier: noise standard deviation over sensitivity; 0 adds none.
         units_per_user: the most units of the pool that belong to one user (1, or the group size).
@@ -75,6 +80,7 @@ class RoundPlan:
     relation: Relation = Relation.ADD_OR_REMOVE
     seed: int = 0
     entropy: Literal["seeded", "secure"] = "seeded"
+    clip_policy: ClipPolicy = field(default_factory=ConstantClip)
     assumptions: tuple[str, ...] = ()
     dropped: Mapping[str, int] = field(default_factory=dict)
     accountant: str | None = None
@@ -96,15 +102,41 @@ class RoundPlan:
                 f'estimator.kind = {self.estimator.kind!r}: {reason} needs "fixed"; nobody has '
                 "proved a bound for the clipped denominator there"
             )
+        if reason := self.clip_policy.unproved(self.relation):
+            raise ValueError(f"clip_policy: {reason}")
         _ = self.cost  # refuses what has no event
-        _ = self.noise_stddev  # refuses noise without a bound
+        _ = self.noise_stddev  # refuses noise without a bound, and more than all for a count
+
+    def at(self, state: ServerState) -> RoundPlan:
+        """Return the plan of the round that `state` is about to do: its clip, hence its noise.
+
+        The plan itself where the clip is unchanged.
+        """
+        if state.clip_scale == 1.0:
+            return self
+        return replace(self, clip=self.clip.scaled(state.clip_scale))
+
+    def next_clip(self, state: ServerState, total: WeightedSum) -> NextClip:
+        """Return what the clip policy makes of the round that `state` was about to do."""
+        noise = self._source("clip", state.round)
+        return self.clip_policy.after(state.round, state.clip_scale, total, noise)
+
+    @property
+    def moving_clip_norm(self) -> float | None:
+        """The norm up to which updates pass unclipped; None where it is every round's."""
+        return None if self.clip_policy.constant else self.clip.norm
+
+    @property
+    def update_noise_multiplier(self) -> float:
+        """The estimate's share of the noise: above `noise_multiplier` if a count has its own."""
+        return self.clip_policy.update_noise_multiplier(self.noise_multiplier)
 
     @cached_property
     def noise_stddev(self) -> float:
         """The standard deviation of the noise on each entry of the estimate."""
         if self.noise_multiplier == 0.0:
             return 0.0
-        stddev = self.noise_multiplier * self.estimator.sensitivity(self.clip.bound)
+        stddev = self.update_noise_multiplier * self.estimator.sensitivity(self.clip.bound)
         if not 0.0 < stddev < float("inf"):
             raise ValueError(
                 f"noise_multiplier = {self.noise_multiplier} with a clip bound of "
@@ -139,7 +171,7 @@ class RoundPlan:
         """Return the source of a round's noise."""
         return self._source("noise", round)
 
-    def _source(self, purpose: Literal["sampling", "noise"], round: int) -> RandomSource:
+    def _source(self, purpose: Literal["sampling", "noise", "clip"], round: int) -> RandomSource:
         return SystemEntropy() if self.entropy == "secure" else stream(self.seed, purpose, round)
 
 

@@ -14,18 +14,21 @@ def run_round(
 ) -> tuple[ServerState, RoundRecord]:
     """Carry out one round of Algorithm 1 or 2 of Charles et al. 2024 and return the next state.
 
+    0. Look up: the clip of this round, in the state; everything below follows from it.
     1. Select: the plan's sampling draws the cohort from its pool.
     2. Compute, clip, sum: the executor returns Σ w·clip(update) over the cohort.
     3. Estimate: divide by the plan's denominator.
     4. Noise: Gaussian, its scale from the plan's clip and estimator. An empty cohort too.
     5. Account: charge the ledger, before the release is used for anything.
-    6. Step: the server optimizer takes the release as its gradient.
+    6. Step: the server optimizer takes the release as its gradient, and the clip policy says
+       which clip is next; an adaptive one from a noisy count that the charge has covered.
 
     Nothing here knows which strategy made the plan. Raises whatever the executor raises when a
     shard cannot be computed; then nothing is released and the state is as it was.
     """
+    plan = plan.at(state)
     cohort = plan.cohort(state.round)
-    total = executor.clipped_sum(state.parameters, cohort, state.round)
+    total = executor.clipped_sum(state.parameters, cohort, plan.clip, state.round)
     estimate = plan.estimator(total)
     estimate_norm = l2_norm(estimate)
     release = add_gaussian_(estimate, plan.noise_stddev, plan.noise(state.round))  # in its place
@@ -33,11 +36,17 @@ def run_round(
     parameters, optimizer_state = plan.optimizer.step(
         state.parameters, release, state.optimizer_state
     )
+    next_clip = plan.next_clip(state, total)
     record = RoundRecord(
         num_units=total.num_units,
         num_gradients=total.num_gradients,
         num_non_finite=total.num_non_finite,
         train_loss=total.loss / total.num_units if total.num_units else None,
         estimate_norm=estimate_norm,
+        clip_norm=plan.moving_clip_norm,
+        released_share=next_clip.released_share,
     )
-    return ServerState(state.round + 1, parameters, optimizer_state, ledger), record
+    after = ServerState(
+        state.round + 1, parameters, optimizer_state, ledger, clip_scale=next_clip.scale
+    )
+    return after, record

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from fedsim.accounting.ledger import Ledger
 from fedsim.checkpoint import latest_checkpoint, load_checkpoint
 from fedsim.config import Config, load_config
 from fedsim.errors import ConfigError
+from fedsim.folder_lock import LOCK
 from fedsim.paths import write_atomically
 from fedsim.state import ServerState
 
@@ -122,7 +123,7 @@ class RunFolder:
         )
         if state is None or not secure:
             return state
-        return ServerState(state.round, state.parameters, state.optimizer_state, self.read_ledger())
+        return replace(state, ledger=self.read_ledger())
 
     def read_seconds(self) -> float:
         """Return the time that the run took until it was last saved."""
@@ -145,7 +146,8 @@ class RunFolder:
 
 def _counts(path: Path) -> bool:
     """Whether a file is somebody's: not what a kill in the middle of a first write left behind."""
-    return not (path.name.startswith(".config.toml.") and path.name.endswith(".tmp"))
+    half_written = path.name.startswith(".config.toml.") and path.name.endswith(".tmp")
+    return not half_written and path.name != LOCK
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

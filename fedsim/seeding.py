@@ -22,6 +22,7 @@ from scipy.special import ndtri
 Purpose = Literal[
     "sampling",
     "noise",
+    "clip",
     "selection",
     "pooling",
     "split",
@@ -31,6 +32,7 @@ Purpose = Literal[
     "personalisation",
     "dropout",
     "concentration",
+    "planning",
 ]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from fedsim.config import Config, ModelConfig
 from fedsim.errors import BudgetSpentError, HaltedError
 from fedsim.evaluation import Evaluation, evaluate
 from fedsim.execution import Executor
+from fedsim.folder_lock import check_no_writer, sole_writer
 from fedsim.grids.executor import GridExecutor
 from fedsim.grids.records import ClientSpec
 from fedsim.materials import (
@@ -35,6 +36,7 @@ from fedsim.run_folder import RunFolder
 from fedsim.served import check_served
 from fedsim.state import RoundRecord, ServerState
 from fedsim.summary import as_scores, summarise
+from fedsim.tracking import TrackerFactory, epsilon_terms, find_trackers, tracking
 from fedsim.training import train
 from fedsim.workload import unit_tokens
 
@@ -47,31 +49,39 @@ def execute(config: Config, out: Path, grid: Grid, *, resume: bool = False) -> P
     Everything that can be wrong with the config is found before the folder is made.
 
     Raises:
-        ConfigError: config or input is wrong, or `out` is taken (or, resuming, of another run).
+        ConfigError: config or input is wrong, or `out` is taken (or, resuming, of another run), or
+            another process is writing into it.
         BudgetSpentError: the budget ended before the rounds did; model and report are written.
         HaltedError: the strategy ended the run; model and report are written.
     """
     folder = RunFolder(out)
-    resume = resume and folder.config.exists()  # killed before anything was written: start anew
-    if resume:
-        folder.check_resumable(config)
-    else:
-        folder.check_fresh()
+    check_no_writer(out)
+    _check(folder, config, resume)
+    trackers = find_trackers(config.training.trackers)
     device = default_device(config.executor.gpus_per_worker)
     materials = load_materials(config.seed, config.data, config.model, device)
     plan = build_plan(config, materials)
-    session = _Session(config, folder, materials, plan)
-    try:
-        session.run(grid, device)
-    except BudgetSpentError:
+    with sole_writer(out):
+        _check(folder, config, resume)  # another process may have had it meanwhile
+        session = _Session(config, folder, materials, plan, trackers)
+        try:
+            session.run(grid, device)
+        except BudgetSpentError:
+            session.finish()
+            raise
+        except HaltedError:
+            session.charge_halt()
+            session.finish()
+            raise
         session.finish()
-        raise
-    except HaltedError:
-        session.charge_halt()
-        session.finish()
-        raise
-    session.finish()
     return folder.path
+
+
+def _check(folder: RunFolder, config: Config, resume: bool) -> None:
+    if resume and folder.config.exists():
+        folder.check_resumable(config)
+    else:  # what was killed before anything was written starts anew
+        folder.check_fresh()
 
 
 def build_plan(config: Config, materials: Materials) -> RoundPlan:
@@ -90,6 +100,8 @@ class _Session:
     folder: RunFolder
     materials: Materials
     plan: RoundPlan
+    trackers: Sequence[TrackerFactory]
+    tell: Callable[[RoundMetrics], None] = field(init=False)
     state: ServerState = field(init=False)
     started: float = field(init=False, default_factory=time.monotonic)
     epsilons: dict[int, float] = field(init=False, default_factory=dict)
@@ -101,8 +113,14 @@ class _Session:
         taken_up = self.folder.take_up(secure=self.plan.entropy == "secure")
         self.state = taken_up or self._start()
         self._prepare_epsilons()
-        if taken_up is None:
-            self._log_start()
+        config = self.config
+        terms = epsilon_terms(self.plan, config)
+        with tracking(self.trackers, self.folder.path, config, terms) as self.tell:
+            if taken_up is None:
+                self._log_start()
+            self._train(grid, device)
+
+    def _train(self, grid: Grid, device: str) -> None:
         config = self.config
         executor: Executor = GridExecutor(
             grid,
@@ -111,7 +129,6 @@ class _Session:
                 data=config.data,
                 model=config.model,
                 task=self.plan.task,
-                clip=self.plan.clip,
                 engine=config.executor.engine,
                 device=worker_device(config.executor, device),
                 precision=config.executor.precision,
@@ -226,6 +243,7 @@ class _Session:
 
     def _write(self, line: RoundMetrics) -> None:
         self.folder.append_metrics(line.model_dump_json(exclude_none=True))
+        self.tell(line)
 
     def _prepare_epsilons(self) -> None:
         """Compute ε after each number of releases that an evaluated round can have."""

@@ -18,17 +18,22 @@ class ServerState:
         parameters: the trainable parameters, float32.
         optimizer_state: flat, "parameter/key" → tensor; empty at the start.
         ledger: every release so far, with its cost.
+        clip_scale: what the plan's clip is multiplied by in the next round.
     """
 
     round: int
     parameters: Tensors
     optimizer_state: Tensors = field(default_factory=dict)
     ledger: Ledger = field(default_factory=Ledger)
+    clip_scale: float = 1.0
 
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """What a round says for the log. All of it is computed on private text and not protected.
+    """What a round says for the log.
+
+    All of it is computed on private text and not protected, save the last two: they are a
+    function of noisy releases that the ledger was charged for.
 
     Attributes:
         num_units: the drawn cohort's size.
@@ -36,6 +41,8 @@ class RoundRecord:
         num_non_finite: units dropped to zero for a NaN or an infinity.
         train_loss: mean over the drawn units of their mean loss; None for an empty cohort.
         estimate_norm: L2 norm of the estimate before noise.
+        clip_norm: the norm up to which updates passed unclipped; None where it never changes.
+        released_share: the noisy share of units within it; None where none is released.
     """
 
     num_units: int
@@ -43,6 +50,8 @@ class RoundRecord:
     num_non_finite: int
     train_loss: float | None
     estimate_norm: float
+    clip_norm: float | None = None
+    released_share: float | None = None
 
     def to_json(self) -> Mapping[str, float | int | None]:
         """Return the fields by the names that `metrics.jsonl` uses."""
@@ -52,4 +61,6 @@ class RoundRecord:
             "non_finite": self.num_non_finite,
             "train_loss": self.train_loss,
             "estimate_norm": self.estimate_norm,
+            "clip_norm": self.clip_norm,
+            "released_share": self.released_share,
         }

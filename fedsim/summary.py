@@ -17,7 +17,7 @@ from fedsim.accounting.accountants import choose
 from fedsim.accounting.planning import delta_sentence
 from fedsim.accounting.relations import Relation
 from fedsim.accounting.statement import privacy_sentence
-from fedsim.clipping import NormalisedClip
+from fedsim.clip_summary import clip_facts, clip_sentences
 from fedsim.config import Config, FedAvg
 from fedsim.data.preparation.prepare import assumptions
 from fedsim.evaluation import Evaluation
@@ -154,7 +154,7 @@ def privacy_block(
     return Privacy(
         **{**terms, "accountant": accountant.name if private else None},
         epsilon=epsilon if math.isfinite(epsilon) else None,
-        clip=_clip(plan),
+        clip=clip_facts(plan, state),
         estimator=dict(plan.estimator.describe()),
         noise_stddev=plan.noise_stddev,
         noise=plan.entropy if private else "none",
@@ -180,17 +180,6 @@ def expected_gradients(config: Config, materials: Materials, plan: RoundPlan) ->
     return plan.sampling.probability * float(sizes.sum()) * epochs
 
 
-def _clip(plan: RoundPlan) -> dict[str, JsonValue]:
-    clip = plan.clip
-    bound = None if plan.clip.kind == "none" else clip.bound
-    inner = clip.clip if isinstance(clip, NormalisedClip) else clip
-    return {
-        **inner.model_dump(mode="json"),
-        "normalise": isinstance(clip, NormalisedClip),
-        "bound": bound,
-    }
-
-
 def _assumptions(config: Config, plan: RoundPlan, origin: str, num_users: int) -> tuple[str, ...]:
     noise = (
         "Coins and noise came from the operating system's entropy."
@@ -201,6 +190,7 @@ def _assumptions(config: Config, plan: RoundPlan, origin: str, num_users: int) -
     return (
         "One identifier in the user column is one person, and no record belongs to two.",
         *plan.assumptions,
+        *clip_sentences(plan),
         noise,
         *_delta(config, plan.relation, num_users),
         "Hyper-parameters (rounds, rates, sizes, clip, learning rate) count as public: choosing "

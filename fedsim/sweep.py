@@ -34,13 +34,22 @@ class Variation:
 
 @dataclass(frozen=True)
 class Cell:
-    """One config of the grid, and what its run is called."""
+    """One config of the grid.
+
+    Attributes:
+        name: what its run is called.
+        config: with its settings.
+        source: the stem of the file that it was read from.
+        settings: label and value, as typed, of what varies.
+    """
 
     name: str
     config: Config
+    source: str
+    settings: tuple[tuple[str, str], ...] = ()
 
 
-def parse_variation(text: str) -> Variation:
+def parse_variation(text: str, option: str = "--vary") -> Variation:
     """Read `key.path=v1,v2,…`, each value TOML or a bare word.
 
     Raises:
@@ -49,18 +58,20 @@ def parse_variation(text: str) -> Variation:
     key, separator, listed = (part.strip() for part in text.partition("="))
     if not separator or not all(part.strip() for part in key.split(".")):
         raise ConfigError(
-            f"--vary {text!r}: expected key.path=value,value, such as privacy.epsilon=2,8"
+            f"{option} {text!r}: expected key.path=value,value, such as privacy.epsilon=2,8"
         )
     values = _split(listed)
     if not all(values):
-        raise ConfigError(f'--vary {text!r}: a value is missing; an empty string is ""')
+        raise ConfigError(f'{option} {text!r}: a value is missing; an empty string is ""')
     for value in values:
         if not _is_toml(value) and _is_open(value):
-            raise ConfigError(f"--vary {text!r}: {value!r} does not close what it opens; quote it")
+            raise ConfigError(
+                f"{option} {text!r}: {value!r} does not close what it opens; quote it"
+            )
     meant = [_meaning(value) for value in values]
     twice = [value for value, mean in zip(values, meant, strict=True) if _twice(mean, meant)]
     if twice:
-        raise ConfigError(f"--vary {text!r}: {', '.join(twice)}: the same value twice")
+        raise ConfigError(f"{option} {text!r}: {', '.join(twice)}: the same value twice")
     return Variation(".".join(part.strip() for part in key.split(".")), tuple(values))
 
 
@@ -79,15 +90,17 @@ def expand(
             which is named.
     """
     _check_keys(variations, overrides)
-    labels = _labels([variation.key for variation in variations])
+    labels = labels_of(variations)
     cells = []
     for values in product(*(variation.values for variation in variations)):
-        name = run_name(path, list(zip(labels, values, strict=True)))
+        labelled = tuple(zip(labels, values, strict=True))
+        name = run_name(path, labelled)
         settings = [f"{v.key}={value}" for v, value in zip(variations, values, strict=True)]
         try:
-            cells.append(Cell(name, load_config(path, [*overrides, *settings])))
+            config = load_config(path, [*overrides, *settings])
         except ConfigError as error:
             raise ConfigError(f"{name}: {error}") from None
+        cells.append(Cell(name, config, path.stem, labelled))
     return cells
 
 
@@ -160,7 +173,8 @@ def _check_keys(variations: Sequence[Variation], overrides: Sequence[str]) -> No
         taken.append(variation.key)
 
 
-def _labels(keys: Sequence[str]) -> list[str]:
-    """Return each key's last part, or all of it where two end alike."""
+def labels_of(variations: Sequence[Variation]) -> list[str]:
+    """Return the last part of each key, or all of it where two end alike."""
+    keys = [variation.key for variation in variations]
     last = [key.rpartition(".")[2] for key in keys]
     return [end if last.count(end) == 1 else key for key, end in zip(keys, last, strict=True)]

@@ -100,6 +100,11 @@ def _refuse_uncovered(config: Config) -> None:
             f"strategy.estimator.kind = {strategy.estimator.kind!r}: strategy 'asi-liu' has an "
             "estimator of its own; remove it"
         )
+    if strategy.clip.schedule is not None or strategy.clip.adaptive is not None:
+        raise ConfigError(
+            "strategy.clip: strategy 'asi-liu' has noise of the concentration radius, not of the "
+            "clip; remove schedule and adaptive"
+        )
     if privacy.noise == "secure":
         raise ConfigError(
             'privacy.noise = "secure": the noise of the threshold must be the same after a resume; '

@@ -7,6 +7,7 @@ from functools import cached_property
 
 import torch
 
+from fedsim.clipping import Clip
 from fedsim.concentration import AboveThreshold, concentration_score, distances, filter_weights
 from fedsim.errors import HaltedError
 from fedsim.estimators import WeightedSum
@@ -38,14 +39,18 @@ class Filtered:
     def _noisy_threshold(self) -> float:
         return self._test.noisy_threshold(stream(self._seed, "concentration"))
 
-    def clipped_sum(self, parameters: Tensors, cohort: Keys, round: int) -> WeightedSum:
+    def clipped_sum(self, parameters: Tensors, cohort: Keys, clip: Clip, round: int) -> WeightedSum:
         """Return the filtered sum; its weight is Σ w, its counts are of the whole cohort.
 
         Raises:
             HaltedError: the noisy score is below the noisy threshold. Nothing is released.
         """
         gradients = torch.empty(len(cohort), sum(value.numel() for value in parameters.values()))
-        alone = [self._ask(parameters, cohort, row, round, gradients) for row in range(len(cohort))]
+        alone = []
+        for row in range(len(cohort)):
+            one = self._inner.clipped_sum(parameters, cohort[row : row + 1], clip, round)
+            _write(one.values, gradients[row])
+            alone.append(replace(one, values={}))
         between = distances(gradients)
         self._halt_unless_concentrated(concentration_score(between, self._radius), round)
         weights = torch.from_numpy(filter_weights(between, self._radius))
@@ -57,14 +62,6 @@ class Filtered:
             num_gradients=sum(one.num_gradients for one in alone),
             loss=sum(one.loss for one in alone),
         )
-
-    def _ask(
-        self, parameters: Tensors, cohort: Keys, row: int, round: int, gradients: torch.Tensor
-    ) -> WeightedSum:
-        """Write a user's gradient into its row and return what else the client said."""
-        one = self._inner.clipped_sum(parameters, cohort[row : row + 1], round)
-        _write(one.values, gradients[row])
-        return replace(one, values={})
 
     def _halt_unless_concentrated(self, score: float, round: int) -> None:
         # The message must not tell the score: only that the test failed is paid for.

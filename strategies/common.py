@@ -8,8 +8,11 @@ from fedsim.accounting.accountants import choose
 from fedsim.accounting.calibration import calibrate_noise_multiplier
 from fedsim.accounting.events import RoundCost
 from fedsim.accounting.relations import Relation
+from fedsim.adaptive_clip import AdaptiveClip
+from fedsim.clip_config import ClipConfig
+from fedsim.clip_policy import ClipPolicy, ClipSchedule, ConstantClip
 from fedsim.clipping import Clip, FlatClip, NormalisedClip, PerLayerClip, layers_of
-from fedsim.config import ClipConfig, Config, StrategyConfig
+from fedsim.config import Config, StrategyConfig
 from fedsim.errors import ConfigError
 from fedsim.language_model import LanguageModel
 from fedsim.plan import TaskSpec
@@ -123,6 +126,44 @@ def build_clip(config: ClipConfig, model: LanguageModel) -> Clip:
     else:
         clip = FlatClip(l2_clip_norm=config.l2_clip_norm)
     return NormalisedClip(clip=clip) if config.normalise else clip
+
+
+def clip_policy(
+    config: Config, clip: Clip, noise_multiplier: float, expected_units: float
+) -> ClipPolicy:
+    """Return what becomes of the clip from round to round.
+
+    Args:
+        config: its `strategy.clip` says which policy.
+        clip: the first round's.
+        noise_multiplier: of a round, the count of an adaptive clip included.
+        expected_units: of a round, from public sizes alone.
+
+    Raises:
+        ConfigError: a count that would cost more than the round may, or whose cost is unproved.
+    """
+    wanted = config.strategy.clip
+    if wanted.schedule is not None:
+        schedule = wanted.schedule
+        scale = schedule.final_l2_clip_norm / clip.norm
+        return ClipSchedule(schedule.kind, scale, schedule.rounds or config.strategy.rounds)
+    if wanted.adaptive is None:
+        return ConstantClip()
+    adaptive = wanted.adaptive
+    policy = AdaptiveClip(
+        quantile=adaptive.quantile,
+        learning_rate=adaptive.learning_rate,
+        count_noise_stddev=adaptive.count_noise_stddev
+        or max(expected_units / 20.0, 2.0 * noise_multiplier),
+        expected_units=expected_units,
+    )
+    if reason := policy.unproved(neighbours(config)):
+        raise ConfigError(f"strategy.clip.adaptive: {reason}")
+    try:
+        policy.update_noise_multiplier(noise_multiplier)
+    except ValueError as error:
+        raise ConfigError(f"strategy.clip.adaptive.{error}") from None
+    return policy
 
 
 def noise_multiplier(config: Config, law: Sampling, units_per_user: int) -> float:

@@ -12,6 +12,7 @@ from fedsim.starting_losses import losses_for
 from strategies.common import (
     assumptions,
     build_clip,
+    clip_policy,
     neighbours,
     noise_multiplier,
     only,
@@ -70,15 +71,18 @@ def build(config: Config, materials: Materials) -> RoundPlan:
     )
     sizes = (size, len(examples))
     law = sampling(config, strategy.batch_size, sizes, "strategy.batch_size", "pooled examples")
+    clip = build_clip(strategy.clip, materials.model)
+    noise = noise_multiplier(config, law, units_per_user=strategy.group_size)
     return RoundPlan(
         strategy=strategy.name,
         unit="example",
         pool=examples,
         sampling=law,
         task=TaskSpec(name="example-gradient"),
-        clip=build_clip(strategy.clip, materials.model),
+        clip=clip,
+        clip_policy=clip_policy(config, clip, noise, law.probability * size),
         estimator=FixedDenominator(law.probability, size),
-        noise_multiplier=noise_multiplier(config, law, units_per_user=strategy.group_size),
+        noise_multiplier=noise,
         units_per_user=strategy.group_size,
         relation=neighbours(config),
         optimizer=server_optimizer(config),

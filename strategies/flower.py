@@ -200,7 +200,7 @@ class DPFedAvg(strategy.Strategy):
         """Carry out the round on the replies; return the new arrays, and none of the metrics."""
         if not self._nodes:
             raise RuntimeError(f"round {server_round}: no nodes; call configure_train before it")
-        executor = Replies(replies, self._nodes, self._plan.clip)
+        executor = Replies(replies, self._nodes)
         self._state, record = run_round(self._state, self._plan, executor)
         self._nodes = []  # its replies are used up
         if record.num_non_finite:

@@ -20,15 +20,13 @@ class Replies:
     Args:
         replies: what the grid brought back, in any order.
         nodes: the node of each key of a cohort.
-        clip: bounds what one node adds.
     """
 
-    def __init__(self, replies: Iterable[Message], nodes: list[int], clip: Clip) -> None:
+    def __init__(self, replies: Iterable[Message], nodes: list[int]) -> None:
         self._replies = replies
         self._nodes = nodes
-        self._clip = clip
 
-    def clipped_sum(self, parameters: Tensors, cohort: Keys, round: int) -> WeightedSum:
+    def clipped_sum(self, parameters: Tensors, cohort: Keys, clip: Clip, round: int) -> WeightedSum:
         """Return Σ clip(sent − returned): a gradient, so that the optimizer steps against it.
 
         Every node weighs 1, whatever number of examples it says it has.
@@ -42,7 +40,7 @@ class Replies:
         answers = self._by_node(frozenset(nodes), round)
         if missing := [node for node in nodes if node not in answers]:
             raise RuntimeError(f"round {round}: no reply from the nodes {missing}; no release")
-        total = Accumulator(parameters, self._clip)
+        total = Accumulator(parameters, clip)
         for node in nodes:  # in their order, so that the bits do not depend on timing
             returned = _arrays(answers.pop(node), parameters, round)
             # float64: the difference of two large float32 numbers must not overflow

@@ -13,6 +13,7 @@ from fedsim.sampling import Sampling
 from strategies.common import (
     assumptions,
     build_clip,
+    clip_policy,
     neighbours,
     noise_multiplier,
     only,
@@ -47,15 +48,18 @@ def build(config: Config, materials: Materials) -> RoundPlan:
     )
     sizes = (num_users, materials.split.num_users)
     law = sampling(config, strategy.cohort_size, sizes, "strategy.cohort_size", "users")
+    clip = build_clip(strategy.clip, materials.model)
+    noise = noise_multiplier(config, law, units_per_user=1)
     return RoundPlan(
         strategy=strategy.name,
         unit="user",
         pool=np.arange(materials.split.num_users, dtype=np.int64),
         sampling=law,
         task=user_task(strategy),
-        clip=build_clip(strategy.clip, materials.model),
+        clip=clip,
+        clip_policy=clip_policy(config, clip, noise, law.probability * num_users),
         estimator=_estimator(config, law, num_users),
-        noise_multiplier=noise_multiplier(config, law, units_per_user=1),
+        noise_multiplier=noise,
         units_per_user=1,
         relation=neighbours(config),
         optimizer=server_optimizer(config),

@@ -65,7 +65,7 @@ class BatchedEngine:
         empty = [unit for unit in units if not len(unit.lengths)]
         try:
             total = _Sum(task, parameters, clip, round)
-            total.count(empty, torch.zeros(len(empty)))
+            total.count(empty, torch.zeros(len(empty)), num_unclipped=len(empty))
             if ordered and self._limits is None:
                 self._limits = self._verify(parameters, ordered[0])
             self._add_all(total, ordered)
@@ -158,7 +158,7 @@ class _Sum:
         self._values = zeros_like(parameters, torch.float64)
         self._alone: Accumulator | None = None
         self._weight = self._loss = 0.0
-        self._units = self._num_gradients = 0
+        self._units = self._num_gradients = self._unclipped = 0
 
     def add_chunk(
         self, units: Sequence[Unit], gradients: Gradients, losses: torch.Tensor
@@ -177,6 +177,7 @@ class _Sum:
         )
         # Also false for NaN. What is not plain is looked at by itself, as `loop` would.
         plain = (squares.sum(dim=1) < _LARGEST_SQUARE) & (factors.amin(dim=1) > _LEAST_FACTOR)
+        within = plain & (factors == self._clip.unclipped_factor).all(dim=1)
         others = (~plain).nonzero()[:, 0]
         if len(others):
             gradients.drop(others)
@@ -185,15 +186,16 @@ class _Sum:
         sums = gradients.weighted_sum(shares)
         together = [unit for unit, is_plain in zip(units, plain.tolist(), strict=True) if is_plain]
         alone = [units[index] for index in others.tolist()]
-        self.count(together, losses[plain])
+        self.count(together, losses[plain], num_unclipped=int(within.sum()))
         for name, value in sums.items():
             self._values[name].add_(value)
         return alone
 
-    def count(self, units: Sequence[Unit], losses: torch.Tensor) -> None:
+    def count(self, units: Sequence[Unit], losses: torch.Tensor, *, num_unclipped: int) -> None:
         """Count units whose gradients were added, or that have none."""
         self._weight += math.fsum(unit.weight for unit in units)
         self._units += len(units)
+        self._unclipped += num_unclipped
         self._num_gradients += sum(len(unit.lengths) for unit in units)
         self._loss += float(losses.double().where(losses.isfinite(), 0.0).sum())
 
@@ -212,5 +214,6 @@ class _Sum:
             num_units=self._units,
             num_gradients=self._num_gradients,
             loss=self._loss,
+            num_unclipped=self._unclipped,
         )
         return together if self._alone is None else together + self._alone.total()

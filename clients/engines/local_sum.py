@@ -28,7 +28,7 @@ class LocalSum:
         self._clip = clip
         self._values = zeros_like(parameters, torch.float64)
         self._weight = self._loss = 0.0
-        self._units = self._num_gradients = 0
+        self._units = self._num_gradients = self._unclipped = 0
 
     def add(
         self, users: Sequence[LocalUser], updates: Tensors, losses: torch.Tensor
@@ -47,6 +47,7 @@ class LocalSum:
         error = 0.0 if exact else _NORM_ERROR
         factors = self._clip.batch_factors(list(updates), squares, norm_error=error)
         plain = squares.isfinite().all(dim=1) & (factors.amin(dim=1) > _LEAST_FACTOR)
+        within = plain & (factors == self._clip.unclipped_factor).all(dim=1)
         for index in (~plain).nonzero()[:, 0].tolist():
             for value in updates.values():
                 value[index] = 0.0  # 0 times NaN would be NaN
@@ -61,6 +62,7 @@ class LocalSum:
         kept = [user for user, is_plain in zip(users, plain.tolist(), strict=True) if is_plain]
         self._weight += math.fsum(user.unit.weight for user in kept)
         self._units += len(kept)
+        self._unclipped += int(within.sum())
         self._num_gradients += sum(len(rows) for user in kept for rows in user.batches)
         self._loss += float(losses.where(plain & losses.isfinite(), 0.0).sum())
         return [user for user, is_plain in zip(users, plain.tolist(), strict=True) if not is_plain]
@@ -73,5 +75,6 @@ class LocalSum:
             num_units=self._units,
             num_gradients=self._num_gradients,
             loss=self._loss,
+            num_unclipped=self._unclipped,
         )
         return together + self.one_by_one.total()

@@ -19,8 +19,8 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 
+from experiments.benchmarks.null_client import CLIP, null_spec, parameters_of
 from experiments.benchmarks.null_client import app as client_app
-from experiments.benchmarks.null_client import null_spec, parameters_of
 from fedsim.grids.executor import GridExecutor
 
 
@@ -69,7 +69,7 @@ def rounds_of(grid: Grid, parameters: int, nodes: int, rounds: int, stock: bool)
     executor, seconds = GridExecutor(grid, null_spec()), []
     for round in range(rounds):
         started = time.perf_counter()
-        executor.clipped_sum(values, np.arange(200), round)
+        executor.clipped_sum(values, np.arange(200), CLIP, round)
         seconds.append(time.perf_counter() - started)
     return seconds
 

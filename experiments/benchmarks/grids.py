@@ -16,7 +16,7 @@ import numpy as np
 from flwr.serverapp import Grid
 
 from experiments.benchmarks.compute_bound import throughput
-from experiments.benchmarks.null_client import NAME, app, null_spec, parameters_of
+from experiments.benchmarks.null_client import CLIP, NAME, app, null_spec, parameters_of
 from experiments.benchmarks.population import population_round
 from experiments.benchmarks.timing import repeated
 from fedsim.benchmarking import Row
@@ -78,7 +78,7 @@ def with_ratios(rows: list[Row]) -> list[Row]:
 def _rounds(grid: Grid, parameters: int, users: int, shard_size: int) -> list[float]:
     executor = GridExecutor(grid, null_spec(), shard_size)
     values, cohort = parameters_of(parameters), np.arange(users)
-    return repeated(lambda: executor.clipped_sum(values, cohort, 0))
+    return repeated(lambda: executor.clipped_sum(values, cohort, CLIP, 0))
 
 
 def _flower(parameters: int, nodes: int, stock: bool) -> list[float]:

@@ -87,9 +87,7 @@ def peak_of(source: str, cohort_size: int) -> int:
     model = ModelConfig(pretraining_steps=0)
     materials = load_materials(0, data, model, "cpu")
     plan = plan_of(_USERS, cohort_size)
-    spec = ClientSpec(
-        seed=0, data=data, model=model, task=plan.task, clip=plan.clip, engine="auto", device="cpu"
-    )
+    spec = ClientSpec(seed=0, data=data, model=model, task=plan.task, engine="auto", device="cpu")
     state = ServerState(0, materials.model.initial_parameters())
     with RayGrid("default", Share(workers=2, cpus=1.0, gpus=0.0)) as grid:
         executor = GridExecutor(grid, spec, _SHARD_SIZE)

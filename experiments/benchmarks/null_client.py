@@ -19,6 +19,9 @@ NAME = "benchmark-null"
 
 _TENSORS = 50  # about as many as a small GPT has
 
+CLIP = FlatClip(l2_clip_norm=1.0)
+"""What the messages carry."""
+
 app = ClientApp()
 _on_device = ParametersOnDevice()
 
@@ -35,7 +38,6 @@ def null_spec() -> ClientSpec:
         data=DataConfig(),
         model=ModelConfig(),
         task=TaskSpec(name="fedsgd"),
-        clip=FlatClip(l2_clip_norm=1.0),
         engine="auto",
         device="cpu",
     )

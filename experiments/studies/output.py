@@ -26,7 +26,20 @@ from fedsim.report.style import INK, MUTED, RULE
 
 Step = TypeVar("Step")
 
-FILES = {"table.csv", "table.md", "picture.png", "lemma_1.csv", "concentration.csv"}
+FILES = {
+    "table.csv",
+    "table.md",
+    "picture.png",
+    "lemma_1.csv",
+    "concentration.csv",
+    "measurement.json",
+    "comparison.csv",
+    "comparison.html",
+    "comparison.json",
+    "comparison.md",
+    "comparison.png",
+    "runs",
+}
 DPI = 160
 
 

@@ -16,9 +16,10 @@ from fedsim.errors import ConfigError
 if TYPE_CHECKING:
     from fedsim.comparing import Sweep
     from fedsim.job import Runner
+    from fedsim.sweep import Cell
 
 FAILED, WRONG_INPUT, BUDGET_SPENT = 1, 2, 3
-_EPSILON = "--epsilon"
+_SEVERAL = ("--epsilon", "--budget")
 
 
 class SweepGrid(StrEnum):
@@ -28,22 +29,22 @@ class SweepGrid(StrEnum):
     RAY = "ray"
 
 
-class SeveralEpsilons(TyperCommand):
+class SeveralNumbers(TyperCommand):
     """A command in which `--epsilon 2 4 8` is `--epsilon 2 --epsilon 4 --epsilon 8`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Repeat the option before each number that follows its value."""
         repeated: list[str] = []
-        within = False
+        option: str | None = None  # whose values we are among
         for number, argument in enumerate(args):
-            follows = number > 0 and args[number - 1] == _EPSILON
-            within = (
-                follows
-                or argument.startswith(f"{_EPSILON}=")
-                or (within and _are_numbers(argument))
-            )
-            if within and not follows and not argument.startswith(_EPSILON):
-                repeated.append(_EPSILON)
+            follows = number > 0 and args[number - 1] in _SEVERAL
+            named = argument.partition("=")[0]
+            if named in _SEVERAL:
+                option = named
+            elif not follows and not _are_numbers(argument):
+                option = None
+            elif option is not None and not follows:
+                repeated.append(option)
             repeated.append(argument)
         return super().parse_args(ctx, repeated)
 
@@ -57,7 +58,24 @@ def compare_command(
     ] = None,
     epsilon: Annotated[
         list[str] | None,
-        typer.Option(_EPSILON, metavar="E ...", help="Short for --vary privacy.epsilon=E,..."),
+        typer.Option("--epsilon", metavar="E ...", help="Short for --vary privacy.epsilon=E,..."),
+    ] = None,
+    budget: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--budget", metavar="B ...", help="Expected gradients a round, equal for all configs."
+        ),
+    ] = None,
+    tuned: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--tune",
+            metavar="KEY.PATH=V,V,...",
+            help="Choose the best of the values, line by line.",
+        ),
+    ] = None,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="Repeat every line over so many seeds: intervals.")
     ] = None,
     overrides: Annotated[
         list[str] | None,
@@ -75,20 +93,63 @@ def compare_command(
     out: Annotated[Path, typer.Option(help="The comparison's folder.")] = Path("runs/comparison"),
 ) -> None:
     """Put several runs, or a grid of them, into one table and one picture."""
-    from fedsim.comparing import sweep
-    from fedsim.report.tables import to_rich
-
     variations = list(vary or [])
     if epsilon:
         variations.append(f"privacy.epsilon={','.join(epsilon)}")
     runner = _runner(grid, workers, address)
-    result = sweep(sources, out, vary=variations, overrides=overrides or [], runner=runner)
+    if budget or tuned or seeds is not None:
+        cells = _cells(sources, variations, overrides or [], budget or [])
+        status = _measure(cells, out, tuned or [], seeds or 1, runner)
+    else:
+        status = _sweep(sources, out, variations, overrides or [], runner)
+    if status:
+        raise typer.Exit(status)
+
+
+def _sweep(
+    sources: list[Path], out: Path, variations: list[str], overrides: list[str], runner: Runner
+) -> int:
+    from fedsim.comparing import sweep
+    from fedsim.report.tables import to_rich
+
+    result = sweep(sources, out, vary=variations, overrides=overrides, runner=runner)
     if result.comparison is not None:
         Console().print(to_rich(result.comparison))
         typer.echo(f"Report: {out / 'comparison.html'}")
-    status = _say_what_went_wrong(result, out)
-    if status:
-        raise typer.Exit(status)
+    return _say_what_went_wrong(result, out)
+
+
+def _cells(
+    sources: list[Path], variations: list[str], overrides: list[str], budgets: list[str]
+) -> list[Cell]:
+    from fedsim.measuring import with_budgets
+    from fedsim.sweep import expand, parse_variation
+
+    for source in sources:
+        if source.is_dir():
+            raise ConfigError(f"compare: {source}: --budget, --tune and --seeds are for configs")
+    varied = [parse_variation(text) for text in variations]
+    cells = [cell for source in sources for cell in expand(source, varied, overrides)]
+    return with_budgets(cells, budgets) if budgets else cells
+
+
+def _measure(cells: list[Cell], out: Path, tuned: list[str], seeds: int, runner: Runner) -> int:
+    from fedsim.folder_lock import sole_writer
+    from fedsim.measuring import measure
+    from fedsim.report.measurement_folder import write_measurement
+    from fedsim.report.measurement_tables import to_rich
+    from fedsim.sweep import parse_variation
+
+    keys = [parse_variation(text, "--tune") for text in tuned]
+    with sole_writer(out):
+        measurement = measure(cells, out, keys=keys, seeds=seeds, runner=runner)
+        write_measurement(measurement, out)
+    Console().print(to_rich(measurement))
+    typer.echo(f"Report: {out / 'comparison.html'}")
+    failures = [reason for line in measurement.lines for reason in line.failures]
+    for reason in failures:
+        typer.echo(f"Failed: {reason}", err=True)
+    return FAILED if failures else 0
 
 
 def _runner(grid: SweepGrid, workers: int | None, address: str) -> Runner:

@@ -19,11 +19,12 @@ from click.exceptions import ClickException, Exit
 
 from fedsim.cli.account import app as account_app
 from fedsim.cli.bench import bench_command
-from fedsim.cli.compare import SeveralEpsilons, compare_command
+from fedsim.cli.compare import SeveralNumbers, compare_command
 from fedsim.cli.data import app as data_app
 from fedsim.cli.evaluate import evaluate_command
 from fedsim.cli.flower import flower_command
 from fedsim.cli.outcome import say_what_came_out
+from fedsim.cli.plan import plan_command
 from fedsim.cli.study import study_command
 from fedsim.errors import BudgetSpentError, ConfigError, HaltedError
 
@@ -40,7 +41,8 @@ app.command(name="study")(study_command)
 app.command(name="bench")(bench_command)
 app.command(name="evaluate")(evaluate_command)
 app.command(name="flower")(flower_command)
-app.command(name="compare", cls=SeveralEpsilons)(compare_command)
+app.command(name="compare", cls=SeveralNumbers)(compare_command)
+app.command(name="plan")(plan_command)
 
 HALTED, WRONG_INPUT, BUDGET_SPENT = 1, 2, 3
 

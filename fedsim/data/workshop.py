@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
 import logging
@@ -14,10 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fedsim.errors import ConfigError
+from fedsim.file_lock import locked
 from fedsim.paths import write_atomically
 
 _LOCK, _PLAN = "lock", "plan.json"
-_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 _log = logging.getLogger(__name__)
 
@@ -54,7 +53,12 @@ def workshop(destination: Path, key: str | None) -> Iterator[Workshop]:
     if destination.exists():
         raise FileExistsError(f"{destination} exists")
     folder = destination.with_name(f".{destination.name}.build")
-    with _locked(folder, destination):
+
+    def wait(lock: int) -> None:
+        _log.warning("another process is building %s: waiting for it", destination)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+
+    with locked(folder / _LOCK, wait):
         useful = False
         try:
             if destination.exists():
@@ -83,46 +87,6 @@ def _rename(folder: Path, destination: Path) -> None:
         if destination.exists():
             raise FileExistsError(f"{destination} exists") from error
         raise
-
-
-@contextmanager
-def _locked(folder: Path, destination: Path) -> Iterator[None]:
-    """Hold the lock in `folder`; the system lets go of it when the process ends, however it does.
-
-    Whoever had it before may have removed the folder, and with it the file that was waited for.
-    """
-    while True:
-        folder.mkdir(parents=True, exist_ok=True)
-        try:
-            lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
-        except FileNotFoundError:
-            continue
-        try:
-            _wait(lock, destination)
-            if _is_still(folder / _LOCK, lock):
-                yield
-                return
-        finally:
-            os.close(lock)
-
-
-def _wait(lock: int, destination: Path) -> None:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        _log.warning("another process is building %s: waiting for it", destination)
-        fcntl.flock(lock, fcntl.LOCK_EX)
-    except OSError as error:
-        if error.errno not in _NO_LOCKS:
-            raise
-        _log.warning("%s is on a file system without locks: start one build at a time", destination)
-
-
-def _is_still(path: Path, lock: int) -> bool:
-    try:
-        return os.path.samestat(path.stat(), os.fstat(lock))
-    except FileNotFoundError:
-        return False
 
 
 def _tidied(folder: Path, key: str) -> Workshop:

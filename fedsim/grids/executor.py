@@ -9,6 +9,7 @@ import numpy.typing as npt
 from flwr.app import Message
 from flwr.serverapp import Grid
 
+from fedsim.clipping import Clip
 from fedsim.estimators import WeightedSum
 from fedsim.execution import Keys, shards
 from fedsim.grids.arrays import to_record
@@ -47,7 +48,7 @@ class GridExecutor:
         self._shard_size = shard_size
         self._tokens = tokens
 
-    def clipped_sum(self, parameters: Tensors, cohort: Keys, round: int) -> WeightedSum:
+    def clipped_sum(self, parameters: Tensors, cohort: Keys, clip: Clip, round: int) -> WeightedSum:
         """Return the sum over the cohort; the sum over nobody is zero and sends no message.
 
         Raises:
@@ -57,7 +58,7 @@ class GridExecutor:
         total = WeightedSum.zero(parameters)
         nodes = wait_for_nodes(self._grid)
         pieces = self._cut(cohort, len(nodes))
-        replies = self._replies(parameters, pieces, nodes, round)
+        replies = self._replies(parameters, pieces, clip, nodes, round)
         waiting: dict[int, WeightedSum] = {}
         folded = 0
         for reply in replies:
@@ -82,13 +83,14 @@ class GridExecutor:
         self,
         parameters: Tensors,
         pieces: list[Keys],
+        clip: Clip,
         nodes: list[int],
         round: int,
     ) -> Iterator[ShardReply]:
-        record = to_record(parameters)
+        record, clip_json = to_record(parameters), clip.model_dump_json()
         requests = [  # a list: Flower's grid of a SuperLink goes through the messages twice
             Message(
-                ShardRequest(self._spec, round, number, keys, record).to_content(),
+                ShardRequest(self._spec, clip_json, round, number, keys, record).to_content(),
                 dst_node_id=nodes[number % len(nodes)],
                 message_type=_MESSAGE_TYPE,
                 group_id=str(round),

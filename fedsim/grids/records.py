@@ -9,7 +9,6 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from pydantic import BaseModel, ConfigDict
 
-from fedsim.clipping import Clip
 from fedsim.config import DataConfig, ModelConfig, Precision
 from fedsim.estimators import WeightedSum
 from fedsim.execution import Keys
@@ -18,7 +17,10 @@ from fedsim.plan import TaskSpec
 
 
 class ClientSpec(BaseModel):
-    """What a client must know besides the parameters: the same JSON in every message of a run."""
+    """What a client must know of a run: the same JSON in every one of its messages.
+
+    What changes from round to round (the parameters, the clip) stands beside it.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -26,7 +28,6 @@ class ClientSpec(BaseModel):
     data: DataConfig
     model: ModelConfig
     task: TaskSpec
-    clip: Clip
     engine: str
     device: str
     precision: Precision = "float32"
@@ -34,9 +35,13 @@ class ClientSpec(BaseModel):
 
 @dataclass(frozen=True, eq=False)
 class ShardRequest:
-    """Compute Σ w·clip(update) over `keys` at `parameters`, a record that shards share."""
+    """Compute Σ w·clip(update) over `keys` at `parameters`, a record that shards share.
+
+    `spec` and `clip` are JSON, of a `ClientSpec` and of a clip.
+    """
 
     spec: str
+    clip: str
     round: int
     shard: int
     keys: Keys
@@ -46,7 +51,9 @@ class ShardRequest:
         """Return the message's content."""
         keys = ArrayRecord()
         keys["keys"] = to_record({"keys": torch.from_numpy(self.keys)})["keys"]
-        head = ConfigRecord({"spec": self.spec, "round": self.round, "shard": self.shard})
+        head = ConfigRecord(
+            {"spec": self.spec, "clip": self.clip, "round": self.round, "shard": self.shard}
+        )
         return RecordDict({"request": head, "units": keys, "parameters": self.parameters})
 
     @classmethod
@@ -56,6 +63,7 @@ class ShardRequest:
         keys = content.array_records["units"]["keys"].numpy()
         return cls(
             spec=str(head["spec"]),
+            clip=str(head["clip"]),
             round=int(head["round"]),  # type: ignore[arg-type]
             shard=int(head["shard"]),  # type: ignore[arg-type]
             keys=np.asarray(keys, dtype=np.int64),
@@ -81,6 +89,7 @@ class ShardReply:
                 "num_non_finite": total.num_non_finite,
                 "num_gradients": total.num_gradients,
                 "loss": total.loss,
+                "num_unclipped": total.num_unclipped,
             }
         )
         return RecordDict({"counts": counts, "sum": to_record(total.values)})
@@ -96,5 +105,6 @@ class ShardReply:
             num_non_finite=int(counts["num_non_finite"]),  # type: ignore[arg-type]
             num_gradients=int(counts["num_gradients"]),  # type: ignore[arg-type]
             loss=float(counts["loss"]),  # type: ignore[arg-type]
+            num_unclipped=int(counts["num_unclipped"]),  # type: ignore[arg-type]
         )
         return cls(int(counts["shard"]), total)  # type: ignore[arg-type]

@@ -188,7 +188,8 @@ class RoundMetrics(Record):
     """One line of `metrics.jsonl`: the state after a round, or, for round 0, the start.
 
     From round 1 on `units`, `gradients`, `non_finite` and `estimate_norm` are required;
-    `epsilon` and `held_out` stand in the lines of evaluated rounds only.
+    `epsilon` and `held_out` stand in the lines of evaluated rounds only, `clip_norm` where the
+    clip moves, `released_share` where it adapts: both follow from releases that were paid for.
     """
 
     round: Count
@@ -197,6 +198,8 @@ class RoundMetrics(Record):
     non_finite: Count | None = None
     train_loss: Number | None = None
     estimate_norm: Number | None = None
+    clip_norm: Number | None = None
+    released_share: Number | None = None
     epsilon: Annotated[Number, Field(ge=0.0)] | None = None
     held_out: HeldOut | None = None
 

@@ -69,10 +69,10 @@ def to_markdown(comparison: Comparison) -> str:
     """Return a pipe table with the terms of each ε, and the notes, as a list below it."""
     head = [name for name, _ in COLUMNS]
     rule = ["---:" if side == "right" else ":---" for _, side in COLUMNS]
-    body = [[_markdown(cell) for cell in cells(row)] for row in comparison.rows]
+    body = [[escape_markdown(cell) for cell in cells(row)] for row in comparison.rows]
     table = "\n".join(f"| {' | '.join(line)} |" for line in (head, rule, *body))
     lines = [*comparison.captions, UTILITY_NOTE, *comparison.notes]
-    return table + "\n\n" + "\n".join(f"- {_markdown(line)}" for line in lines) + "\n"
+    return table + "\n\n" + "\n".join(f"- {escape_markdown(line)}" for line in lines) + "\n"
 
 
 def to_csv(comparison: Comparison) -> str:
@@ -115,7 +115,7 @@ def to_rich(comparison: Comparison) -> Table:
     return table
 
 
-def _markdown(text: str) -> str:
+def escape_markdown(text: str) -> str:
     """Keep a name from ending its cell, its line, or being read as HTML."""
     escaped = html.escape(" ".join(text.split()), quote=False)
     return escaped.replace("\\", "\\\\").replace("|", "\\|").replace("`", "\\`")

@@ -23,6 +23,7 @@ from fedsim.plan import TaskSpec
 from fedsim.tensors import l2_norm
 from tests.conftest import small_config
 
+CLIP = FlatClip(l2_clip_norm=0.1)
 TASKS = {
     "fedsgd": TaskSpec(name="fedsgd", options={"group_size": 2, "user_weight_cap": 4}),
     "fedavg": TaskSpec(name="fedavg", options={"group_size": 2, "batch_size": 1}),
@@ -41,7 +42,6 @@ def client_spec(config: Config, task: TaskSpec) -> ClientSpec:
         data=config.data,
         model=config.model,
         task=task,
-        clip=FlatClip(l2_clip_norm=0.1),
         engine="auto",
         device="cpu",
     )
@@ -62,7 +62,7 @@ def test_any_sharding_gives_the_same_sum(
     @lru_cache(maxsize=64)
     def one_user(key: int) -> WeightedSum:
         executor = GridExecutor(InProcessGrid(app), spec, shard_size=1)
-        return executor.clipped_sum(parameters, np.array([key]), 3)
+        return executor.clipped_sum(parameters, np.array([key]), CLIP, 3)
 
     @settings(max_examples=12, deadline=None)
     @given(
@@ -71,7 +71,7 @@ def test_any_sharding_gives_the_same_sum(
     )
     def check(cohort: list[int], size: int) -> None:
         executor = GridExecutor(InProcessGrid(app), spec, shard_size=size)
-        total = executor.clipped_sum(parameters, np.array(cohort, dtype=np.int64), 3)
+        total = executor.clipped_sum(parameters, np.array(cohort, dtype=np.int64), CLIP, 3)
         alone = sum((one_user(key) for key in cohort), WeightedSum.zero(parameters))
         # A difference of float32 parameters near 1 carries their rounding, not its own.
         assert relative(total, alone) < (2e-5 if task.name == "fedavg" else 1e-6)
@@ -92,7 +92,7 @@ def test_an_empty_cohort_sends_no_message(config: Config, materials: Materials) 
 
     executor = GridExecutor(Silent(app), client_spec(config, TASKS["fedsgd"]))
     total = executor.clipped_sum(
-        materials.model.initial_parameters(), np.array([], dtype=np.int64), 0
+        materials.model.initial_parameters(), np.array([], dtype=np.int64), CLIP, 0
     )
     assert (total.num_units, l2_norm(total.values)) == (0, 0.0)
 
@@ -147,7 +147,7 @@ def test_a_wrong_set_of_replies_fails_the_round(
 
     executor = GridExecutor(Tampered(app), client_spec(config, TASKS["fedsgd"]), shard_size=2)
     with pytest.raises(RuntimeError, match=complaint):
-        executor.clipped_sum(materials.model.initial_parameters(), np.arange(6), 0)
+        executor.clipped_sum(materials.model.initial_parameters(), np.arange(6), CLIP, 0)
 
 
 def test_replies_in_any_order_fold_to_the_same_bits(config: Config, materials: Materials) -> None:
@@ -159,7 +159,7 @@ def test_replies_in_any_order_fold_to_the_same_bits(config: Config, materials: M
 
     spec, parameters = client_spec(config, TASKS["fedsgd"]), materials.model.initial_parameters()
     totals = [
-        GridExecutor(grid(app), spec, shard_size=2).clipped_sum(parameters, np.arange(9), 0)
+        GridExecutor(grid(app), spec, shard_size=2).clipped_sum(parameters, np.arange(9), CLIP, 0)
         for grid in (InProcessGrid, Backwards)
     ]
     assert all(

@@ -1,4 +1,4 @@
-"""The commands as a user types them, in processes of their own."""
+"""The commands as a user types them; in a process of its own what is killed or installed."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import sysconfig
 import time
 from pathlib import Path
 from typing import Any
@@ -25,17 +26,11 @@ from fedsim.config import load_config
 from fedsim.materials import load_materials
 from fedsim.report.schema import load_metrics, load_report
 from tests.conftest import small_config
+from tests.end_to_end.commands import fedsim
 
 
 def command(*arguments: str | Path) -> list[str]:
     return [sys.executable, "-m", "fedsim.cli.main", *map(str, arguments)]
-
-
-def fedsim(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
-    return subprocess.run(
-        command(*arguments), capture_output=True, text=True, check=False, env=environment
-    )
 
 
 def write_config(path: Path, speeches: Path, **sections: dict[str, Any]) -> Path:
@@ -231,7 +226,13 @@ def test_a_wrong_config_says_one_thing_and_writes_nothing(speeches: Path, tmp_pa
     config = tmp_path / "typo.toml"
     text = small_config(speeches).to_toml().replace("cohort_size", "cohortsize")
     config.write_text(text, encoding="utf-8")
-    done = fedsim("run", config, "--out", tmp_path / "run")
+    script = Path(sysconfig.get_path("scripts")) / "fedsim"
+    done = subprocess.run(
+        [script, "run", config, "--out", tmp_path / "run"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr == "Error: strategy.cohortsize: unknown key; did you mean 'cohort_size'?\n"

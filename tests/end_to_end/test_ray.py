@@ -41,6 +41,7 @@ pytestmark = [
 ]
 
 TWO = Share(workers=2, cpus=0.5, gpus=0.0)
+CLIP = FlatClip(l2_clip_norm=0.1)
 COHORT = np.arange(20)
 
 
@@ -56,7 +57,6 @@ def client_spec(config: Config, **data: Any) -> ClientSpec:  # noqa: ANN401
         data=DataConfig.model_validate({**config.data.model_dump(), **data}),
         model=config.model,
         task=TaskSpec(name="fedsgd", options={"group_size": 2}),
-        clip=FlatClip(l2_clip_norm=0.1),
         engine="auto",
         device="cpu",
     )
@@ -64,7 +64,7 @@ def client_spec(config: Config, **data: Any) -> ClientSpec:  # noqa: ANN401
 
 def undisturbed(config: Config, materials: Materials, shard_size: int) -> WeightedSum:
     executor = GridExecutor(InProcessGrid(app), client_spec(config), shard_size)
-    return executor.clipped_sum(materials.model.initial_parameters(), COHORT, 3)
+    return executor.clipped_sum(materials.model.initial_parameters(), COHORT, CLIP, 3)
 
 
 def assert_same_sum(left: WeightedSum, right: WeightedSum, bits: bool) -> None:
@@ -79,7 +79,7 @@ def test_two_workers_give_the_sum_of_one_process(
 ) -> None:
     config = small_config(speeches)
     executor = GridExecutor(grid, client_spec(config), shard_size)
-    total = executor.clipped_sum(materials.model.initial_parameters(), COHORT, 3)
+    total = executor.clipped_sum(materials.model.initial_parameters(), COHORT, CLIP, 3)
     assert_same_sum(total, undisturbed(config, materials, shard_size), bits)
 
 
@@ -112,7 +112,7 @@ def test_killed_workers_change_nothing(grid: RayGrid, materials: Materials, spee
     try:
         rounds = 0
         while thread.is_alive() or rounds == 0:
-            assert_same_sum(executor.clipped_sum(parameters, COHORT, 3), expected, bits=True)
+            assert_same_sum(executor.clipped_sum(parameters, COHORT, CLIP, 3), expected, bits=True)
             rounds += 1
     finally:
         done.set()
@@ -127,7 +127,7 @@ def test_what_a_worker_raises_fails_the_round_with_its_traceback(
     spec = client_spec(small_config(speeches), source="no-such-file.jsonl")
     executor = GridExecutor(grid, spec, 5)
     with pytest.raises(RuntimeError, match=r"(?s)a worker failed: .*clients/app\.py.*no-such-file"):
-        executor.clipped_sum(materials.model.initial_parameters(), COHORT, 0)
+        executor.clipped_sum(materials.model.initial_parameters(), COHORT, CLIP, 0)
 
 
 def test_few_replies_wait_whatever_the_cohort(
@@ -149,7 +149,7 @@ def test_few_replies_wait_whatever_the_cohort(
                 yield reply
 
     executor = GridExecutor(Slow(app), client_spec(small_config(speeches)), 1)
-    total = executor.clipped_sum(materials.model.initial_parameters(), COHORT, 3)
+    total = executor.clipped_sum(materials.model.initial_parameters(), COHORT, CLIP, 3)
     assert total.num_units == taken == len(COHORT)
 
 

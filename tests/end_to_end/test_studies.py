@@ -5,9 +5,6 @@ from __future__ import annotations
 import csv
 import itertools
 import math
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import dp_accounting
@@ -20,19 +17,33 @@ from experiments.studies.lemma_1 import renyi_divergences
 from fedsim.accounting.accountants import epsilon
 from fedsim.accounting.events import RoundCost
 from fedsim.sampling import PoissonSampling
+from tests.end_to_end.commands import Done, fedsim
 
-NAMES = ["accountant-gap", "asi-liu-noise", "conjecture-1", "moments-tables", "noise-variance"]
+NAMES = [
+    "accountant-gap",
+    "asi-liu-noise",
+    "conjecture-1",
+    "estimate-and-double",
+    "mean-estimation",
+    "moments-tables",
+    "noise-variance",
+]
+ON_TEXTS = ["gradient-diversity"]  # run on a small text by a test of its own
+TRAINED = [  # see test_trained_studies.py
+    "clip-noise",
+    "estimators",
+    "group-size",
+    "lora-rank",
+    "records-per-user",
+    "selection",
+    "small-cohort-estimate",
+    "tradeoffs",
+    "users-in-accounting",
+]
 
 
-def study(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
-    return subprocess.run(
-        [sys.executable, "-m", "fedsim.cli.main", "study", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=environment,
-    )
+def study(*arguments: str | Path) -> Done:
+    return fedsim("study", *arguments)
 
 
 def read(path: Path) -> list[dict[str, str]]:
@@ -55,7 +66,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def test_the_list_is_the_names_and_nothing_else() -> None:
     listed = study("--list")
     assert (listed.returncode, listed.stderr) == (0, "")
-    assert listed.stdout.splitlines() == NAMES
+    assert listed.stdout.splitlines() == sorted([*NAMES, *ON_TEXTS, *TRAINED])
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -171,6 +182,55 @@ def test_conjecture_1(finished: dict[str, Path]) -> None:
     assert len(lemma) == 2 * 2 * 31
     assert {row["violated"] for row in lemma} == {"False"}
     assert any(float(row["renyi_els"]) < 0.5 * float(row["renyi_uls"]) for row in lemma)
+
+
+def test_mean_estimation(finished: dict[str, Path]) -> None:
+    rows = read(finished["mean-estimation"] / "table.csv")
+    losses = {}
+    for row in rows:
+        budget, size, probability = (
+            float(row[key]) for key in ("budget", "group_size", "sampling_probability")
+        )
+        assert probability == budget / (size * 256) <= 1.0
+        cost = RoundCost(
+            PoissonSampling(probability),
+            float(row["noise_multiplier"]),
+            int(size) if row["sampler"] == "example" else 1,
+        )
+        promised = float(row["epsilon"])
+        assert promised * 0.998 <= epsilon(cost, 64, 1e-6) <= promised
+        assert float(row["loss_low"]) < float(row["loss"]) < float(row["loss_high"])
+        key = promised, int(budget), float(row["within_user_stddev"]), row["sampler"]
+        losses[*key, int(size)] = float(row["loss"])
+    # less than where it starts, |μ|² = 32 on average; and what privacy costs
+    assert all(loss < 20 for loss in losses.values())
+    assert losses[8.0, 64, 1.0, "user", 1] < 0.5 * losses[1.0, 64, 1.0, "user", 1]
+    # what Appendix E sees: one example a user is on a par with ELS, and larger groups are ahead
+    # where examples of a user differ much
+    assert losses[1.0, 64, 8.0, "user", 1] < 1.1 * losses[1.0, 64, 8.0, "example", 16]
+    assert losses[1.0, 64, 8.0, "user", 8] < 0.7 * losses[1.0, 64, 8.0, "user", 1]
+
+
+def test_estimate_and_double(finished: dict[str, Path]) -> None:
+    rows = read(finished["estimate-and-double"] / "table.csv")
+    points = [row for row in rows if not row["strategy"]]
+    least: dict[tuple[str, str], float] = {}
+    for row in points:
+        assert int(row["budget"]) == int(row["group_size"]) * int(row["cohort_size"])
+        key = row["epsilon"], row["budget"]
+        least[key] = min(least.get(key, math.inf), float(row["loss"]))
+    assert len(points) == 2 * 4 * 3
+    chosen = [row for row in rows if row["strategy"]]
+    assert len(chosen) == 6 * len(least)
+    means: dict[str, float] = {}
+    for row in chosen:
+        excess = float(row["suboptimality"])
+        expected = float(row["loss"]) - least[row["epsilon"], row["budget"]]
+        assert excess == pytest.approx(expected, abs=1e-12)
+        assert excess >= -1e-12
+        means[row["strategy"]] = means.get(row["strategy"], 0.0) + excess / len(least)
+    assert means["Estimate-and-Double"] < 0.5 * means["random"]
+    assert means["as printed"] == pytest.approx(means["max group size"])  # its cohort never grows
 
 
 @pytest.mark.parametrize(("units", "noise", "probability"), [(3, 2.0, 0.2), (8, 5.0, 0.01)])

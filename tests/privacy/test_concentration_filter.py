@@ -16,7 +16,7 @@ from fedsim.accounting.accountants import delta, epsilon
 from fedsim.accounting.events import RoundCost
 from fedsim.accounting.ledger import Ledger
 from fedsim.accounting.relations import Relation
-from fedsim.clipping import FlatClip
+from fedsim.clipping import Clip, FlatClip
 from fedsim.concentrated import ConcentratedSampling, FilteredMean
 from fedsim.concentration import (
     concentration_score,
@@ -114,7 +114,7 @@ class Planted:
     def __init__(self, spread: float) -> None:
         self.spread = spread
 
-    def clipped_sum(self, parameters: Tensors, cohort: Keys, round: int) -> WeightedSum:
+    def clipped_sum(self, parameters: Tensors, cohort: Keys, clip: Clip, round: int) -> WeightedSum:
         (user,) = cohort
         sign = -1.0 if user % 5 == 0 else 1.0
         values = {k: torch.full_like(v, sign * self.spread).double() for k, v in parameters.items()}
@@ -155,7 +155,9 @@ def test_outliers_have_no_part_in_the_mean() -> None:
     spread = 1.0  # 200 apart in norm: τ is 1
     plan = dataclasses.replace(plan_of(20, 1e6, 0.0), around=lambda inner: inner)
     filtered = Filtered(Planted(spread), halting_test(10, 1e6), RADIUS, 0)
-    total = filtered.clipped_sum(LAYOUT, np.arange(20), 0)  # a score of 13.6, halted below 8
+    total = filtered.clipped_sum(
+        LAYOUT, np.arange(20), plan.clip, 0
+    )  # a score of 13.6, halted below 8
     assert (total.weight, total.num_units) == (16.0, 20)
     for value in plan.estimator(total).values():
         assert torch.equal(value, torch.full_like(value, spread))

@@ -11,6 +11,7 @@ import pytest
 import torch
 from scipy import stats
 
+from fedsim.clipping import Clip
 from fedsim.estimators import WeightedSum
 from fedsim.execution import Keys
 from fedsim.materials import Materials
@@ -41,7 +42,7 @@ class ZeroUpdates:
     def __init__(self, nobody: bool) -> None:
         self.nobody = nobody
 
-    def clipped_sum(self, parameters: Tensors, cohort: Keys, round: int) -> WeightedSum:
+    def clipped_sum(self, parameters: Tensors, cohort: Keys, clip: Clip, round: int) -> WeightedSum:
         units = 0 if self.nobody else len(cohort)
         zero = WeightedSum.zero(parameters)
         return WeightedSum(zero.values, weight=float(units), num_units=units)

@@ -249,7 +249,9 @@ def test_another_config_is_refused_by_its_keys(
         ("[1]", "no head"),
         ('{"format": 1}', "no head"),
         ('{"format": 1, "round": "two", "ledger": {}}', "no head"),
-        ('{"format": 2, "round": 2, "ledger": {}}', "format 2, this version reads 1"),
+        ('{"format": 3, "round": 2, "ledger": {}}', r"format 3, this version reads \(1, 2\)"),
+        ('{"format": 2, "round": 2, "ledger": {}}', "no head"),
+        ('{"format": 2, "round": 2, "ledger": {}, "clip_scale": NaN}', "no head.*clip_scale"),
         ('{"format": 1, "round": 2, "ledger": {"version": 99}}', "version"),
     ],
 )

@@ -20,7 +20,7 @@ from fedsim.grids.in_process import InProcessGrid
 from fedsim.grids.ray_worker import Envelope, Worker
 from fedsim.materials import Materials, check_device
 from tests.conftest import small_config
-from tests.contracts.test_executors import TASKS, client_spec
+from tests.contracts.test_executors import CLIP, TASKS, client_spec
 
 CPU = torch.device("cpu")
 
@@ -45,7 +45,7 @@ def test_once_a_round_in_process(
     spec = client_spec(small_config(speeches), TASKS["fedsgd"])
     executor = GridExecutor(InProcessGrid(app), spec, shard_size=1)
     for round in range(3):
-        executor.clipped_sum(materials.model.initial_parameters(), np.arange(4), round)
+        executor.clipped_sum(materials.model.initial_parameters(), np.arange(4), CLIP, round)
         assert len(loads) == round + 1
 
 

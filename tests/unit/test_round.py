@@ -12,7 +12,7 @@ import torch
 from fedsim.accounting.accountants import epsilon
 from fedsim.accounting.budget import Budget
 from fedsim.accounting.ledger import Ledger
-from fedsim.clipping import NoClip
+from fedsim.clipping import Clip, NoClip
 from fedsim.errors import BudgetSpentError
 from fedsim.estimators import FixedDenominator, WeightedSum
 from fedsim.execution import Keys
@@ -34,7 +34,7 @@ class Pull:
     def __init__(self) -> None:
         self.cohorts: list[Keys] = []
 
-    def clipped_sum(self, parameters: Tensors, cohort: Keys, round: int) -> WeightedSum:
+    def clipped_sum(self, parameters: Tensors, cohort: Keys, clip: Clip, round: int) -> WeightedSum:
         self.cohorts.append(cohort)
         total = WeightedSum.zero(parameters)
         for key in cohort:
@@ -44,7 +44,7 @@ class Pull:
 
 
 class Broken:
-    def clipped_sum(self, parameters: Tensors, cohort: Keys, round: int) -> WeightedSum:
+    def clipped_sum(self, parameters: Tensors, cohort: Keys, clip: Clip, round: int) -> WeightedSum:
         raise RuntimeError("a shard is lost")
 
 
@@ -65,6 +65,7 @@ def same_state(left: ServerState, right: ServerState) -> bool:
         and same_bits(left.parameters, right.parameters)
         and same_bits(left.optimizer_state, right.optimizer_state)
         and left.ledger == right.ledger
+        and left.clip_scale == right.clip_scale
     )
 
 
@@ -91,7 +92,7 @@ def test_without_noise_sgd_at_rate_one_moves_by_minus_the_estimate() -> None:
         torch.testing.assert_close(
             after.parameters[name], value - estimate[name].float(), rtol=0, atol=1e-6
         )
-    exact = plan.estimator(Pull().clipped_sum(state.parameters, cohort, 0))
+    exact = plan.estimator(Pull().clipped_sum(state.parameters, cohort, plan.clip, 0))
     assert same_bits(
         after.parameters,
         {name: value - exact[name].float() for name, value in start().parameters.items()},
@@ -183,6 +184,8 @@ def test_the_record_says_what_was_computed() -> None:
         "non_finite": 1,
         "train_loss": 0.5,
         "estimate_norm": record.estimate_norm,
+        "clip_norm": None,
+        "released_share": None,
     }
 
 

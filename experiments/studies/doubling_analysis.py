@@ -1,0 +1,200 @@
+"""Charles et al. 2024, Appendix I.1: how far strategies for (G, M) stay behind the best on a grid.
+
+Pure functions of a table of losses {(ε, G, M): loss}, from whatever task it comes: its points are
+a rectangle of powers of two. A strategy says, for each budget G·M, which points it takes and how
+often.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from fedsim.planner.doubling import Point, estimate_and_double
+
+Losses = Mapping[tuple[float, int, int], float]
+"""By ε, G and M."""
+Slice = Mapping[Point, float]
+"""The losses at one ε."""
+Choices = Mapping[int, Mapping[Point, float]]
+"""By budget: points, and how often each is taken; together once."""
+
+ORACLE, DOUBLING, PRINTED = "greedy local oracle", "Estimate-and-Double", "as printed"
+RANDOM, MAX_COHORT, MAX_GROUP = "random", "max cohort", "max group size"
+STRATEGIES = (ORACLE, DOUBLING, PRINTED, RANDOM, MAX_COHORT, MAX_GROUP)
+
+
+class Excess(NamedTuple):
+    """What a strategy loses at one ε and budget.
+
+    Attributes:
+        epsilon: ε.
+        budget: B = G·M.
+        strategy: one of `STRATEGIES`.
+        loss: expected over what the strategy takes.
+        best_loss: the least on the grid at that budget.
+    """
+
+    epsilon: float
+    budget: int
+    strategy: str
+    loss: float
+    best_loss: float
+
+    @property
+    def suboptimality(self) -> float:
+        """Loss beyond the best, >= 0."""
+        return self.loss - self.best_loss
+
+
+def suboptimality(
+    losses: Losses,
+    gradient_norms: Sequence[Callable[[int], float]],
+    noise_multiplier: Callable[[float, int], float],
+) -> list[Excess]:
+    """Return what every strategy loses at every ε and budget.
+
+    Args:
+        losses: of a whole rectangle of powers of two at each ε; all start at its least corner.
+        gradient_norms: estimates of L_ULS(G) (eq. 8); over several the result is the average.
+        noise_multiplier: σ_ULS of ε and M (eq. 3).
+    """
+    rows = []
+    for epsilon in sorted({key[0] for key in losses}):
+        table = at_epsilon(losses, epsilon)
+
+        def sigma(cohort_size: int, epsilon: float = epsilon) -> float:
+            return noise_multiplier(epsilon, cohort_size)
+
+        choices: dict[str, Choices] = {
+            ORACLE: greedy(table),
+            DOUBLING: mixed([doubling(table, norm, sigma) for norm in gradient_norms]),
+            PRINTED: mixed([as_printed(table, norm, sigma) for norm in gradient_norms]),
+            RANDOM: everything(table),
+            MAX_COHORT: extreme(table, "cohort_size"),
+            MAX_GROUP: extreme(table, "group_size"),
+        }
+        for budget in budgets(table):
+            least = table[best(table, budget)]
+            rows += [
+                Excess(epsilon, budget, name, _expected(table, choices[name][budget]), least)
+                for name in STRATEGIES
+            ]
+    return rows
+
+
+def at_epsilon(losses: Losses, epsilon: float) -> dict[Point, float]:
+    """Return the losses at one ε.
+
+    Raises:
+        ValueError: they are no rectangle of powers of two.
+    """
+    table = {Point(g, m): loss for (e, g, m), loss in losses.items() if e == epsilon}
+    start, largest = corners(table)
+    expected = {
+        Point(start.group_size << i, start.cohort_size << j)
+        for i in range(int(math.log2(largest.group_size / start.group_size)) + 1)
+        for j in range(int(math.log2(largest.cohort_size / start.cohort_size)) + 1)
+    }
+    if expected != table.keys():
+        odd = sorted((p.group_size, p.cohort_size) for p in expected ^ table.keys())
+        raise ValueError(f"losses at ε = {epsilon}: no rectangle of powers of two, see {odd}")
+    return table
+
+
+def corners(table: Slice) -> tuple[Point, Point]:
+    """Return the least and the largest point of the rectangle."""
+    sizes, cohorts = {p.group_size for p in table}, {p.cohort_size for p in table}
+    return Point(min(sizes), min(cohorts)), Point(max(sizes), max(cohorts))
+
+
+def budgets(table: Slice) -> list[int]:
+    """Return the budgets of the grid, ascending."""
+    return sorted({point.budget for point in table})
+
+
+def best(table: Slice, budget: int) -> Point:
+    """Return the point of least loss on an anti-diagonal."""
+    return min((p for p in table if p.budget == budget), key=lambda p: table[p])
+
+
+def greedy(table: Slice) -> Choices:
+    """Return what an oracle of the loss after either doubling takes, step by step."""
+    point, _ = corners(table)
+    path = [point]
+    while True:
+        doubled = (
+            Point(2 * point.group_size, point.cohort_size),
+            Point(point.group_size, 2 * point.cohort_size),
+        )
+        inside = [p for p in doubled if p in table]
+        if not inside:
+            return _along(path)
+        point = min(inside, key=lambda p: table[p])
+        path.append(point)
+
+
+def doubling(
+    table: Slice, gradient_norm: Callable[[int], float], sigma: Callable[[int], float]
+) -> Choices:
+    """Return what `estimate_and_double` takes on the way from corner to corner."""
+    start, largest = corners(table)
+    end, steps = estimate_and_double(
+        largest.budget, gradient_norm, sigma, start=start, largest=largest
+    )
+    return _along([*(step.point for step in steps), end])
+
+
+def as_printed(
+    table: Slice, gradient_norm: Callable[[int], float], sigma: Callable[[int], float]
+) -> Choices:
+    """Return what Algorithm 3 takes as it is printed: with σ(2M)/σ(M), not the noise σ(M)/M.
+
+    A σ that is multiplied by M turns the one comparison into the other.
+    """
+    return doubling(table, gradient_norm, lambda cohort: cohort * sigma(cohort))
+
+
+def everything(table: Slice) -> Choices:
+    """Return every point of a budget, equally often."""
+    rows = {}
+    for budget in budgets(table):
+        points = [point for point in table if point.budget == budget]
+        rows[budget] = dict.fromkeys(points, 1.0 / len(points))
+    return rows
+
+
+def extreme(table: Slice, field: str) -> Choices:
+    """Return the point of a budget whose `field`, group or cohort size, is largest."""
+    rows = {}
+    for budget in budgets(table):
+        points = [point for point in table if point.budget == budget]
+        rows[budget] = {max(points, key=lambda p: getattr(p, field)): 1.0}
+    return rows
+
+
+def mixed(several: Sequence[Choices]) -> Choices:
+    """Return the average of several choices."""
+    rows: dict[int, dict[Point, float]] = {budget: {} for budget in several[0]}
+    for choices in several:
+        for budget, points in choices.items():
+            for point, often in points.items():
+                rows[budget][point] = rows[budget].get(point, 0.0) + often / len(several)
+    return rows
+
+
+def average(rows: Iterable[Excess]) -> dict[str, float]:
+    """Return each strategy's sub-optimality, averaged over all ε and budgets given."""
+    sums: dict[str, list[float]] = {}
+    for row in rows:
+        sums.setdefault(row.strategy, []).append(row.suboptimality)
+    return {name: sum(values) / len(values) for name, values in sums.items()}
+
+
+def _along(path: Sequence[Point]) -> Choices:
+    return {point.budget: {point: 1.0} for point in path}
+
+
+def _expected(table: Slice, points: Mapping[Point, float]) -> float:
+    return sum(often * table[point] for point, often in points.items())

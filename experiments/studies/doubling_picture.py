@@ -1,0 +1,90 @@
+"""The picture of the estimate-and-double study: heat maps as Figure 11, curves as Figure 12."""
+
+from __future__ import annotations
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from experiments.studies.doubling_analysis import (
+    PRINTED,
+    STRATEGIES,
+    at_epsilon,
+    best,
+    budgets,
+)
+from experiments.studies.doubling_findings import Compared
+from experiments.studies.output import clean, new_figure
+from fedsim.report.style import INK, colour
+
+
+def draw(compared: list[Compared], terms: str) -> Figure:
+    """Draw a row for each task: the loss by G and M at each ε, then what strategies lose."""
+    epsilons = sorted({row.epsilon for row in compared[0].rows})
+    figure = new_figure(
+        4.0 + 2.2 * len(epsilons),
+        1.6 + 2.5 * len(compared),
+        "Loss by group and cohort size, and what each strategy for choosing them loses",
+        f"{terms[0].upper()}{terms[1:]}. Framed: the best split of each budget. Curves: mean over "
+        "ε, bands one standard deviation over ε.",
+    )
+    widths = [1.0] * len(epsilons) + [1.8]
+    panels = figure.subplots(len(compared), len(widths), squeeze=False, width_ratios=widths)
+    for row, task in zip(panels, compared, strict=True):
+        for axes, epsilon in zip(row, epsilons, strict=False):
+            _heat(axes, task, epsilon)
+        _curves(row[-1], task)
+        row[0].set_ylabel(f"σ₂ = {task.within_user_stddev:g}\nM", fontsize=8, color=INK)
+    handles, labels = panels[0, -1].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside right center", fontsize=8, frameon=False)
+    return figure
+
+
+def _heat(axes: Axes, task: Compared, epsilon: float) -> None:
+    table = at_epsilon(task.losses, epsilon)
+    sizes = sorted({p.group_size for p in table})
+    cohorts = sorted({p.cohort_size for p in table})
+    by_point = {(p.group_size, p.cohort_size): loss for p, loss in table.items()}
+    values = np.array([[by_point[g, m] for g in sizes] for m in cohorts])
+    axes.imshow(np.log(values), origin="lower", cmap=mpl.colormaps["viridis_r"], aspect="auto")
+    middle = (np.log(values).min() + np.log(values).max()) / 2
+    for (i, j), value in np.ndenumerate(values):
+        shade = "white" if np.log(value) > middle else INK
+        axes.text(j, i, f"{value:.2g}", ha="center", va="center", fontsize=6, color=shade)
+    for budget in budgets(table):
+        point = best(table, budget)
+        corner = sizes.index(point.group_size) - 0.44, cohorts.index(point.cohort_size) - 0.44
+        axes.add_patch(Rectangle(corner, 0.88, 0.88, fill=False, edgecolor="black", lw=1.6))
+    axes.set_title(f"ε = {epsilon:g}", loc="left", fontsize=9, color=INK)
+    axes.set_xticks(range(len(sizes)), [str(size) for size in sizes], fontsize=7)
+    axes.set_yticks(range(len(cohorts)), [str(cohort) for cohort in cohorts], fontsize=7)
+    axes.set_xlabel("G", fontsize=8, color=INK)
+
+
+def _curves(axes: Axes, task: Compared) -> None:
+    clean(axes, "sub-optimality")
+    places = sorted({row.budget for row in task.rows})
+    for index, strategy in enumerate(STRATEGIES):
+        at = [
+            [r.suboptimality for r in task.rows if (r.strategy, r.budget) == (strategy, budget)]
+            for budget in places
+        ]
+        mean, spread = np.mean(at, axis=1), np.std(at, axis=1)
+        printed = strategy == PRINTED  # on top: it often takes what max group size takes
+        axes.plot(
+            places,
+            mean,
+            "o:" if printed else "o-",
+            color=colour(index),
+            ms=3,
+            lw=1.6,
+            label=strategy,
+            zorder=4 if printed else 3,
+        )
+        axes.fill_between(
+            places, np.maximum(mean - spread, 0.0), mean + spread, color=colour(index), alpha=0.12
+        )
+    axes.set_xscale("log", base=2)
+    axes.set_xlabel("B: gradients a round", fontsize=8, color=INK)

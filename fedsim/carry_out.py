@@ -1,0 +1,87 @@
+"""Jobs brought to their ends: what is finished is not run again, what was cut off is taken up."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+
+from fedsim.errors import ConfigError
+from fedsim.job import Job, Outcome, Runner, one_after_another
+from fedsim.paths import write_atomically
+from fedsim.report.schema import load_report
+from fedsim.run_folder import RunFolder
+
+log = logging.getLogger("fedsim")
+
+RESERVED = ("comparison.",)  # what names of files in the folder of a comparison begin with
+
+
+def carry_out(
+    jobs: Sequence[Job], out: Path, runner: Runner = one_after_another
+) -> dict[str, Outcome]:
+    """Bring every job to an end and return how each ended, by name.
+
+    Args:
+        jobs: with folders of their own; `check_folders` refuses others.
+        out: `<name>.error.txt` in it is the traceback of a failure.
+        runner: carries out those that are not finished.
+    """
+    outcomes = {
+        job.name: _outcome_before(job) for job in jobs if RunFolder(job.out).report.exists()
+    }
+    left = [job for job in jobs if job.name not in outcomes]
+    if left:
+        with closing(runner(left)) as ending:
+            for number, outcome in enumerate(ending, start=1):
+                outcomes[outcome.name] = outcome
+                _take_down(outcome, out, f"{number} of {len(left)}")
+    return outcomes
+
+
+def check_folders(jobs: Sequence[Job | Path]) -> None:
+    """Look at every folder before the first run begins.
+
+    Args:
+        jobs: runs to be done, and folders of finished ones.
+
+    Raises:
+        ConfigError: two of the same folder, a folder that is no finished run, that holds another
+            run or something else, or a name that the comparison's own files have.
+    """
+    seen: set[str] = set()
+    for job in jobs:
+        folder = job.out if isinstance(job, Job) else job.resolve()
+        key = str(folder).casefold()  # not every file system tells a from A
+        if key in seen:
+            raise ConfigError(f"compare: two runs would share the folder {folder}; call them apart")
+        seen.add(key)
+    for job in jobs:
+        if not isinstance(job, Job):
+            if not RunFolder(job).report.exists():
+                raise ConfigError(f"compare: {job} is no finished run (no report.json)")
+        elif job.name.startswith(RESERVED) or job.name.endswith(".error.txt"):
+            raise ConfigError(f"compare: {job.name}: a file is called so; rename the config")
+        elif RunFolder(job.out).config.exists():
+            RunFolder(job.out).check_resumable(job.config)
+        else:
+            RunFolder(job.out).check_fresh()
+
+
+def _outcome_before(job: Job) -> Outcome:
+    done, asked = load_report(job.out).cost.rounds, job.config.strategy.rounds
+    log.info("%s: finished before, not run again", job.name)
+    if done == asked:
+        return Outcome(job.name, "finished")
+    return Outcome(job.name, "budget spent", reason=f"ended after {done} of {asked} rounds")
+
+
+def _take_down(outcome: Outcome, out: Path, place: str) -> None:
+    """Say how a run ended, and keep the traceback of a failure or drop an earlier one."""
+    log.info("%s: %s after %.1f s (%s)", outcome.name, outcome.ending, outcome.seconds, place)
+    path = out / f"{outcome.name}.error.txt"
+    if outcome.has_report:
+        path.unlink(missing_ok=True)
+    else:
+        write_atomically(path, outcome.traceback)

@@ -1,0 +1,150 @@
+"""`fedsim plan`: ULS or ELS, with which sizes, clip norm and noise, before anything is trained."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedsim.cli.status import status_when_slow
+from fedsim.errors import ConfigError
+
+if TYPE_CHECKING:
+    from fedsim.planner.numbers import Numbers
+
+_FROM_NUMBERS = ("users", "median_size", "max_size", "epsilon", "delta", "rounds")
+
+
+def plan_command(
+    *,
+    config: Annotated[
+        Path | None, typer.Argument(help="A run's config; without one, give the numbers.")
+    ] = None,
+    budget: Annotated[
+        float | None,
+        typer.Option(help="Expected gradients a round; the config's own by default."),
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY.PATH=VALUE", help="Lay a value over the config."),
+    ] = None,
+    private_norms: Annotated[
+        float | None,
+        typer.Option(
+            metavar="EPSILON",
+            help="Ask for the clip norms with differential privacy; taken off privacy.epsilon.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The config to write; CONFIG.plan.toml beside CONFIG by default."),
+    ] = None,
+    users: Annotated[int | None, typer.Option(help="Numbers only: how many users.")] = None,
+    median_size: Annotated[
+        int | None, typer.Option(help="Numbers only: examples of the median user.")
+    ] = None,
+    max_size: Annotated[
+        int | None,
+        typer.Option(help="Numbers only: examples of the largest user; the median by default."),
+    ] = None,
+    epsilon: Annotated[float | None, typer.Option(help="Numbers only: ε of the promise.")] = None,
+    delta: Annotated[float | None, typer.Option(help="Numbers only: δ of the promise.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Numbers only: number of rounds.")] = None,
+    gradient_diversity: Annotated[
+        float | None,
+        typer.Option(
+            help="Numbers only: 1 minus the cosine of two gradients of a user, in [0, 1]; shown "
+            "besides the extremes 0 (alike) and 1 (diverse)."
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Choose between user-level and example-level sampling, and their sizes, before training."""
+    numbers = dict(
+        zip(_FROM_NUMBERS, (users, median_size, max_size, epsilon, delta, rounds), strict=True)
+    )
+    if config is None:
+        for option, value in (("--set", overrides), ("--out", out)):
+            _refuse(option, value, "needs CONFIG")
+        _refuse("--private-norms", private_norms, "needs CONFIG: numbers have no gradients")
+        _from_numbers(_numbers(numbers, budget), gradient_diversity, as_json)
+        return
+    for name, value in {**numbers, "gradient_diversity": gradient_diversity}.items():
+        _refuse(f"--{name.replace('_', '-')}", value, "not with CONFIG, which says it itself")
+    _from_config(
+        config,
+        overrides=overrides or [],
+        budget=budget,
+        private_norms=private_norms,
+        out=out,
+        as_json=as_json,
+    )
+
+
+def _from_config(
+    config: Path,
+    *,
+    overrides: list[str],
+    budget: float | None,
+    private_norms: float | None,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    from fedsim.cli.plan_tables import print_plan
+    from fedsim.config import load_config
+    from fedsim.materials import default_device, load_materials
+    from fedsim.planner.answer import of_data, sentences
+    from fedsim.planner.config_file import check_target, write_config
+    from fedsim.planner.weighing import weigh
+
+    loaded = load_config(config, overrides)
+    target = out or config.with_name(f"{config.stem}.plan.toml")
+    replaced = check_target(target)
+    device = default_device(loaded.executor.gpus_per_worker)
+    with status_when_slow("planning: gradients and noise"):
+        materials = load_materials(loaded.seed, loaded.data, loaded.model, device)
+        weighed = weigh(loaded, materials, budget=budget, private_norms=private_norms)
+    found = of_data(weighed)
+    write_config(target, weighed, config.name, sentences(weighed))
+    if as_json:
+        typer.echo(json.dumps({**found, "config": str(target)}, allow_nan=False))
+        return
+    print_plan(found)
+    former = ", in the place of a former plan" if replaced else ""
+    typer.echo(f"Config: {target}{former}. Run it: fedsim run {target}")
+
+
+def _from_numbers(numbers: Numbers, diversity: float | None, as_json: bool) -> None:
+    from fedsim.cli.plan_tables import print_supposed
+    from fedsim.planner.answer import of_numbers
+    from fedsim.planner.numbers import ALIKE, DIVERSE, suppose
+
+    cases = sorted({ALIKE, DIVERSE} | ({diversity} if diversity is not None else set()))
+    with status_when_slow("planning: noise"):
+        found = of_numbers(numbers, [suppose(numbers, case) for case in cases])
+    if as_json:
+        typer.echo(json.dumps(found, allow_nan=False))
+    else:
+        print_supposed(found)
+
+
+def _numbers(given: dict[str, float | None], budget: float | None) -> Numbers:
+    from fedsim.planner.numbers import Numbers
+
+    needed = {**given, "budget": budget}
+    missing = [
+        f"--{name.replace('_', '-')}"
+        for name, value in needed.items()
+        if value is None and name != "max_size"
+    ]
+    if missing:
+        raise ConfigError(f"plan: without CONFIG it needs {', '.join(missing)}")
+    filled = {**needed, "max_size": given["max_size"] or given["median_size"]}
+    return Numbers(**filled)  # type: ignore[arg-type]  # none is missing
+
+
+def _refuse(option: str, value: object, reason: str) -> None:
+    if value is not None and value != []:
+        raise ConfigError(f"{option} = {value}: {reason}")

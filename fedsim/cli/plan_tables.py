@@ -1,0 +1,109 @@
+"""How a plan is shown in the terminal: the object of `--json` as tables and sentences."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from fedsim.report.wording import NOTHING
+
+Facts = dict[str, Any]
+
+_ROWS = (
+    ("examples a user (group_size)", "group_size"),
+    ("users a round (cohort_size)", "cohort_size"),
+    ("examples a round (batch_size)", "batch_size"),
+    ("sampling probability", "sampling_probability"),
+    ("noise multiplier σ", "noise_multiplier"),
+    ("clip norm L", "l2_clip_norm"),
+    ("noise stddev, a coordinate", "noise_stddev"),
+    ("noise variance, a coordinate", "noise_variance"),
+    ("noise norm √d · stddev", "noise_norm"),
+    ("signal |E clip(g)|", "signal"),
+    ("signal to noise", "signal_to_noise"),
+)
+
+
+def print_plan(found: Facts) -> None:
+    """Print a plan from a config and its data."""
+    console = Console()
+    console.print(_strategies(f"B = {found['budget']:,.6g} gradients a round", found))
+    console.print(_norms(found["gradient_norms"]["median"]))
+    _say(console, *_steps(found["doublings"]))
+    _say(console, *(one["statement"] for one in found["strategies"].values()))
+    _say(console, *found["notes"])
+    console.print(Text(f"Recommended: {found['recommendation']['reason']}", style="bold"))
+
+
+def print_supposed(found: Facts) -> None:
+    """Print a plan from numbers, a table for each supposed diversity of gradients."""
+    console = Console()
+    for case in found["cases"]:
+        diversity = case["gradient_diversity"]
+        words = {0.0: " (alike: L_ULS = L_ELS)", 1.0: " (diverse: L_ULS = L_ELS/√G)"}
+        title = f"gradient diversity {diversity:g}{words.get(diversity, '')}"
+        console.print(_strategies(title, case))
+        _say(console, f"Recommended: {case['recommendation']['reason']}")
+        _say(console, case["strategies"]["uls"]["statement"], "")
+    _say(console, found["cases"][0]["strategies"]["els"]["statement"], *found["notes"])
+
+
+def _strategies(title: str, found: Facts) -> Table:
+    strategies: Facts = found["strategies"]
+    table = Table(title=title, title_justify="left")
+    table.add_column("")
+    for name in strategies:
+        table.add_column(name, justify="right")
+    for label, key in _ROWS:
+        if any(key in one for one in strategies.values()):
+            table.add_row(label, *(_number(one.get(key)) for one in strategies.values()))
+    if all("cost" in one for one in strategies.values()):
+        for label, key, text in (
+            ("time a round (gradients)", "seconds_per_round", _duration),
+            ("time of all rounds", "seconds", _duration),
+            ("memory", "memory_bytes", _bytes),
+        ):
+            table.add_row(label, *(text(one["cost"][key]) for one in strategies.values()))
+    return table
+
+
+def _norms(median: dict[str, float]) -> Table:
+    table = Table("G", *median, title="L(G): median norm of users' gradients", box=None)
+    table.add_row("L(G)", *(f"{norm:.4g}" for norm in median.values()))
+    table.add_row("L(1)/L(G)", *(f"{median['1'] / norm:.3g}" for norm in median.values()))
+    return table
+
+
+def _steps(doublings: list[Facts]) -> list[str]:
+    if not doublings:
+        return []
+    ways = [
+        f"(G = {step['point']['group_size']}, M = {step['point']['cohort_size']}) "
+        f"{'G' if step['doubled'] == 'group_size' else 'M'}"
+        for step in doublings
+    ]
+    return [f"Estimate-and-Double doubled: {', '.join(ways)}."]
+
+
+def _say(console: Console, *sentences: str) -> None:
+    for sentence in sentences:
+        console.print(Text(sentence))
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return NOTHING
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.5g}"
+
+
+def _duration(seconds: float | None) -> str:
+    if seconds is None:
+        return NOTHING
+    return f"{seconds:.3g} s" if seconds < 120.0 else f"{seconds / 3600.0:.3g} h"
+
+
+def _bytes(count: int) -> str:
+    return f"{count / 2**20:,.0f} MiB"

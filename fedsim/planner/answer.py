@@ -1,0 +1,182 @@
+"""A plan in words and as JSON: what `fedsim plan` says, the same from data and from numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from fedsim.accounting.accountants import choose
+from fedsim.accounting.events import RoundCost
+from fedsim.accounting.planning import signal_to_noise
+from fedsim.accounting.statement import finite_or_none, privacy_sentence
+from fedsim.planner.cost import MEMORY_NOTE, TIME_NOTE, cost
+from fedsim.planner.doubling import Doubling
+from fedsim.planner.noise import Noise
+from fedsim.planner.norms import NON_PRIVATE, USER_SIZES, PrivateNorms
+from fedsim.planner.numbers import Numbers, Supposed
+from fedsim.planner.weighing import Candidate, Weighed
+from fedsim.sampling import PoissonSampling, Sampling
+
+FROM_NUMBERS = (
+    "From public numbers alone: every user is taken to have as many examples as a round asks for, "
+    "lengths of gradients are in units of L_ELS, and sampling is Poisson under add-or-remove-one. "
+    "A config and its data give the lengths, the signal and a config to run."
+)
+
+
+def sentences(weighed: Weighed) -> tuple[str, ...]:
+    """Return what a reader of the plan has to know about where its numbers come from."""
+    norms, config = weighed.norms, weighed.config
+    if not isinstance(norms, PrivateNorms):
+        return NON_PRIVATE, USER_SIZES
+    left, delta = config.privacy.epsilon or 0.0, config.privacy.delta or 0.0
+    spent = norms.sentence(left, delta, weighed.chosen.plan.sampling.guaranteed)
+    return spent, f"{USER_SIZES} The signal, another query, was not computed."
+
+
+def notes(weighed: Weighed) -> tuple[str, ...]:
+    """Return the sentences with what time and memory were made of."""
+    return (*sentences(weighed), TIME_NOTE, MEMORY_NOTE)
+
+
+def of_data(weighed: Weighed) -> dict[str, Any]:
+    """Return the JSON object of a plan from a config and its data."""
+    norms = weighed.norms
+    sizes = norms.gradients.materials.split.user_sizes
+    private = isinstance(norms, PrivateNorms)
+    return {
+        "budget": weighed.budget,
+        "users": len(sizes),
+        "max_size": int(sizes.max()),
+        "num_parameters": norms.gradients.num_parameters,
+        "gradient_norms": {
+            "private": private,
+            "users": None if private else len(norms.gradients.users),
+            "median": {str(size): norm for size, norm in sorted(norms.asked.items())},
+            "queries": [
+                {"group_size": size, "epsilon": norms.epsilon_each, "delta": 0.0}
+                for size in norms.group_sizes
+            ]
+            if isinstance(norms, PrivateNorms)
+            else [],
+            "epsilon": norms.epsilon if isinstance(norms, PrivateNorms) else None,
+        },
+        "doublings": _doublings(weighed.doublings),
+        "strategies": {one.noise.strategy: _strategy(weighed, one) for one in weighed.candidates},
+        "recommendation": asdict(weighed.recommendation),
+        "notes": list(notes(weighed)),
+    }
+
+
+def of_numbers(numbers: Numbers, supposed: list[Supposed]) -> dict[str, Any]:
+    """Return the JSON object of a plan from numbers."""
+    return {
+        "budget": numbers.budget,
+        "users": numbers.users,
+        "max_size": numbers.max_size,
+        "cases": [
+            {
+                "gradient_diversity": one.gradient_diversity,
+                "doublings": _doublings(one.doublings),
+                "strategies": {
+                    noise.strategy: _noise(noise) | _supposed_terms(numbers, noise)
+                    for noise in (one.uls, one.els)
+                },
+                "recommendation": asdict(one.recommendation),
+            }
+            for one in supposed
+        ],
+        "notes": [FROM_NUMBERS],
+    }
+
+
+def statement(one: Candidate) -> str:
+    """Return the promise that the candidate's run will make."""
+    privacy, plan = one.config.privacy, one.plan
+    if privacy.epsilon is None or privacy.delta is None:
+        raise AssertionError("a candidate has a promise")
+    guaranteed = plan.sampling.guaranteed
+    return privacy_sentence(**_terms(one), epsilon=privacy.epsilon, guaranteed=guaranteed)
+
+
+def _strategy(weighed: Weighed, one: Candidate) -> dict[str, Any]:
+    noise, d = one.noise, weighed.norms.gradients.num_parameters
+    signal = weighed.signals[noise.strategy]
+    return (
+        _noise(noise)
+        | _terms(one)
+        | {
+            "epsilon": one.config.privacy.epsilon,
+            "statement": statement(one),
+            "noise_norm": noise.stddev * d**0.5,
+            "signal": signal,
+            "signal_to_noise": None
+            if signal is None
+            else signal_to_noise(
+                mean_gradient_norm=signal, noise_stddev=noise.stddev, num_parameters=d
+            ),
+            "cost": asdict(cost(weighed, one)),
+        }
+    )
+
+
+def _doublings(steps: Sequence[Doubling]) -> list[dict[str, Any]]:
+    """Return the steps; null for a factor of what could not grow, which is infinite."""
+    return [
+        {
+            **asdict(step),
+            "group_factor": finite_or_none(step.group_factor),
+            "cohort_factor": finite_or_none(step.cohort_factor),
+        }
+        for step in steps
+    ]
+
+
+def _noise(noise: Noise) -> dict[str, Any]:
+    size = "cohort_size" if noise.strategy == "uls" else "batch_size"
+    return {
+        "group_size": noise.group_size,
+        size: noise.size,
+        "noise_multiplier": noise.noise_multiplier,
+        "l2_clip_norm": noise.l2_clip_norm,
+        "noise_stddev": noise.stddev,
+        "noise_variance": noise.variance,
+    }
+
+
+def _terms(one: Candidate) -> dict[str, Any]:
+    plan, privacy = one.plan, one.config.privacy
+    accountant, relation = choose([plan.cost], privacy.accountant, plan.relation)
+    return {
+        "delta": privacy.delta,
+        "unit": "user",
+        "relation": relation.phrase,
+        "noise_multiplier": plan.noise_multiplier,
+        "sampling_probability": plan.sampling.probability,
+        "sampler": plan.sampling.of(f"{plan.unit}s"),
+        "rounds": one.config.strategy.rounds,
+        "units_per_user": plan.units_per_user,
+        "accountant": accountant.name,
+    }
+
+
+def _supposed_terms(numbers: Numbers, noise: Noise) -> dict[str, Any]:
+    by_user = noise.strategy == "uls"
+    population = numbers.users * (1 if by_user else numbers.median_size)
+    law: Sampling = PoissonSampling(noise.size / population)
+    units = 1 if by_user else noise.group_size
+    accountant, relation = choose([RoundCost(law, noise.noise_multiplier, units)], None, None)
+    terms: dict[str, Any] = {
+        "delta": numbers.delta,
+        "unit": "user",
+        "relation": relation.phrase,
+        "noise_multiplier": noise.noise_multiplier,
+        "sampling_probability": law.probability,
+        "sampler": law.of("users" if by_user else "examples"),
+        "rounds": numbers.rounds,
+        "units_per_user": units,
+        "accountant": accountant.name,
+    }
+    said = privacy_sentence(**terms, epsilon=numbers.epsilon)
+    return terms | {"epsilon": numbers.epsilon, "statement": said}

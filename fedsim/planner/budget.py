@@ -1,0 +1,86 @@
+"""A config at a given compute: the cohort or batch whose expected gradients a round are B."""
+
+from __future__ import annotations
+
+import math
+
+from fedsim.config import Config
+from fedsim.errors import ConfigError
+from fedsim.materials import Materials
+from fedsim.plan import RoundPlan
+from fedsim.planner.variants import changed, tried
+from fedsim.summary import expected_gradients
+
+_KEYS = ("cohort_size", "batch_size")
+
+
+def at_budget(config: Config, materials: Materials, budget: float) -> Config:
+    """Return the config with the size at which a round takes `budget` gradients on average.
+
+    The strategy says which size it takes: `cohort_size` (users) or `batch_size` (examples); a
+    value of either is replaced, and the one that it does not take is taken out. So one config
+    serves strategies of both kinds. Users with fewer than `group_size` examples bring fewer
+    gradients, which is counted: expectations are those of `fedsim.summary.expected_gradients`.
+    Nothing else changes, no noise is calibrated.
+
+    Args:
+        config: of any strategy; the size may be missing.
+        materials: of the config.
+        budget: B > 0, expected per-example gradients a round (Charles et al. 2024, §2).
+
+    Returns:
+        The config. Samplers that take only whole numbers get the nearest, at least 1, and meet
+        B as nearly as that allows.
+
+    Raises:
+        ConfigError: a budget out of range, or whatever else the strategy finds wrong.
+    """
+    check_budget(budget)
+    key, probe = _probe(config, materials)
+    largest = largest_budget(config, materials, probe)
+    if budget > largest:
+        raise ConfigError(
+            f"--budget = {budget:g}: all {len(probe.pool)} {probe.unit}s together give "
+            f"{largest:g} gradients with strategy.group_size = {config.strategy.group_size}; "
+            "give at most that, or a larger group_size"
+        )
+    population = round(1.0 / probe.sampling.probability)  # the public size, of a probe of one
+    size = budget / largest * population
+    if config.strategy.sampling.kind in ("fixed-size", "shuffled"):
+        size = float(max(1, round(size)))
+    return _with_size(config, key, size)
+
+
+def check_budget(budget: float) -> None:
+    """Raise `ConfigError` unless it is a finite number above 0."""
+    if not 0.0 < budget < math.inf:
+        raise ConfigError(f"--budget = {budget!r}: give a finite number of gradients > 0")
+
+
+def largest_budget(config: Config, materials: Materials, probe: RoundPlan | None = None) -> float:
+    """Return the gradients of a round in which every unit takes part."""
+    if probe is None:
+        _, probe = _probe(config, materials)
+    return expected_gradients(config, materials, probe) / probe.sampling.probability
+
+
+def _probe(config: Config, materials: Materials) -> tuple[str, RoundPlan]:
+    """Return the key that the strategy takes, and its plan for one unit a round.
+
+    The noise multiplier is given, so that no accountant is asked.
+    """
+    given = [key for key in _KEYS if getattr(config.strategy, key) is not None]
+    cheap = changed(config, privacy={"epsilon": None, "noise_multiplier": 1.0})
+    errors = []
+    for key in dict.fromkeys((*given, *_KEYS)):
+        try:
+            return key, tried(_with_size(cheap, key, 1.0), materials)
+        except ConfigError as error:
+            errors.append(error)
+    # That the strategy does not take a size is no complaint about the config: the other is.
+    ours = tuple(f"strategy.{key} " for key in _KEYS)
+    raise next((error for error in errors if not str(error).startswith(ours)), errors[0])
+
+
+def _with_size(config: Config, key: str, size: float) -> Config:
+    return changed(config, strategy={**dict.fromkeys(_KEYS), key: size})

@@ -1,0 +1,129 @@
+"""The two runs that are weighed: the config as ULS and as ELS, at one budget, with their plans."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedsim.config import Config, FedSGD
+from fedsim.errors import ConfigError
+from fedsim.materials import Materials
+from fedsim.plan import RoundPlan
+from fedsim.planner.budget import at_budget, largest_budget
+from fedsim.planner.noise import Noise
+from fedsim.planner.variants import changed, tried
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """A config ready to run, and what its strategy makes of it."""
+
+    config: Config
+    plan: RoundPlan
+    noise: Noise
+
+
+def check_plannable(config: Config) -> None:
+    """Raise `ConfigError` where the two strategies could not be weighed at one promise."""
+    privacy, local = config.privacy, config.strategy.local
+    if privacy.epsilon is None or privacy.delta is None:
+        raise ConfigError(
+            f"privacy.epsilon = {privacy.epsilon}, privacy.delta = {privacy.delta}: strategies are "
+            "weighed at the same promise; give both, and no noise_multiplier"
+        )
+    if not isinstance(local, FedSGD):
+        raise ConfigError(
+            f'strategy.local.task = "{local.task}": the plan weighs gradients; take "fedsgd"'
+        )
+
+
+def as_els(config: Config, group_size: int, l2_clip_norm: float = 1.0) -> Config:
+    """Return the config as one of ELS, but for its batch size.
+
+    What ELS has no use for is taken out, and so is a declared number of examples, unless it was
+    declared for this group size.
+    """
+    same = config.strategy.name == "els" and config.strategy.group_size == group_size
+    declared = config.privacy.declared_num_examples if same else None
+    return changed(
+        config,
+        strategy={
+            "name": "els",
+            "group_size": group_size,
+            "cohort_size": None,
+            "user_weight_cap": None,
+            "estimator": None,
+            "clip": _clip(config, l2_clip_norm),
+        },
+        privacy={"declared_num_examples": declared},
+    )
+
+
+def as_uls(config: Config, group_size: int, l2_clip_norm: float = 1.0) -> Config:
+    """Return the config as one of ULS, but for its cohort size."""
+    return changed(
+        config,
+        strategy={
+            "name": "uls",
+            "group_size": group_size,
+            "batch_size": None,
+            "clip": _clip(config, l2_clip_norm),
+        },
+    )
+
+
+def candidate(config: Config, materials: Materials, budget: float) -> Candidate:
+    """Return the config at the budget, with the noise that the strategy itself calibrates.
+
+    Raises:
+        ConfigError: what the strategy or its accountant refuses.
+    """
+    met = at_budget(config, materials, budget)
+    plan = tried(met, materials)
+    strategy = met.strategy
+    size, norm = strategy.cohort_size or strategy.batch_size, strategy.clip.l2_clip_norm
+    if size is None or norm is None:
+        raise AssertionError("a candidate has a size and a clip norm")
+    # With a normalised clip the plan's noise is relative to the clip norm.
+    stddev = plan.noise_stddev * norm / plan.clip.bound
+    noise = Noise(strategy.name, strategy.group_size, size, plan.noise_multiplier, norm, stddev)
+    return Candidate(met, plan, noise)
+
+
+def median_user_size(materials: Materials) -> int:
+    """Return G_ELS by the heuristic of Charles et al. 2024, App. H: the median user's examples."""
+    return int(np.quantile(materials.split.user_sizes, 0.5, method="inverted_cdf"))
+
+
+def enough(
+    variant: Callable[[int], Config], materials: Materials, budget: float, group_size: int
+) -> int:
+    """Return the group size, doubled until users have enough examples for the budget.
+
+    Args:
+        variant: the config with a group size.
+        materials: of the config.
+        budget: B, gradients a round.
+        group_size: where to begin.
+
+    Raises:
+        ConfigError: all examples together are too few.
+    """
+    largest = int(materials.split.user_sizes.max())
+    while True:
+        most = largest_budget(variant(group_size), materials)
+        if most >= budget:
+            return group_size
+        if group_size >= largest:
+            raise ConfigError(
+                f"--budget = {budget:g}: all examples of all users give only {most:g} gradients; "
+                "give at most that"
+            )
+        group_size *= 2
+
+
+def _clip(config: Config, l2_clip_norm: float) -> dict[str, object]:
+    clip = config.strategy.clip
+    return {"kind": clip.kind, "l2_clip_norm": l2_clip_norm, "normalise": clip.normalise}

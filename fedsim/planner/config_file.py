@@ -1,0 +1,50 @@
+"""The planned config as a file: TOML that `fedsim run` takes, with why it is so as comments."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+from fedsim.errors import ConfigError
+from fedsim.paths import write_atomically
+from fedsim.planner.weighing import Weighed
+
+_MARK = "# Planned by `fedsim plan`"
+
+CLIP_NORM = (
+    "The clip norm is the median norm of users' updates at the starting model, as Charles et al. "
+    "2024 choose it (App. I), not the largest: about half of the updates are clipped at first. "
+    "Without normalise = true the steps grow with it: choose the learning rate anew."
+)
+
+
+def check_target(path: Path) -> bool:
+    """Return whether a former plan stands there, which will be replaced.
+
+    Raises:
+        ConfigError: something else stands there, or it cannot be read.
+    """
+    if not path.exists():
+        return False
+    try:
+        former = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        former = ""
+    if former.startswith(_MARK):
+        return True
+    raise ConfigError(f"--out {path}: exists, and no plan wrote it; name another file")
+
+
+def write_config(path: Path, weighed: Weighed, origin: str, sentences: tuple[str, ...]) -> None:
+    """Write the recommended config, with `sentences` as comments above it.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    lines = [f"{_MARK} from {origin}."]
+    for sentence in (weighed.recommendation.reason, *sentences, CLIP_NORM):
+        lines += [f"# {line}" for line in textwrap.wrap(sentence, 97)]
+    try:
+        write_atomically(path, "\n".join(lines) + "\n\n" + weighed.chosen.config.to_toml())
+    except OSError as error:
+        raise ConfigError(f"--out {path}: cannot be written: {error}") from None

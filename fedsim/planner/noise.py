@@ -1,0 +1,82 @@
+"""The noise of one strategy at its best setting, and which of two strategies has less of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedsim.accounting.planning import els_adds_no_more_noise, variance_ratio
+
+
+@dataclass(frozen=True)
+class Noise:
+    """What a round of a strategy adds to its gradient estimate (Charles et al. 2024, §3).
+
+    Attributes:
+        strategy: "uls" or "els".
+        group_size: G of the strategy.
+        size: M, expected users a round (uls), or expected examples a round (els).
+        noise_multiplier: σ.
+        l2_clip_norm: L.
+        stddev: of a coordinate, in the unit of L (eqs 5 and 6).
+    """
+
+    strategy: str
+    group_size: int
+    size: float
+    noise_multiplier: float
+    l2_clip_norm: float
+    stddev: float
+
+    @property
+    def variance(self) -> float:
+        """Of a coordinate of the mean of about B example gradients."""
+        return self.stddev**2
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """Which strategy, and why.
+
+    Attributes:
+        strategy: the one whose noise is smaller; els where they are equal.
+        reason: one sentence.
+        norm_ratio: L_ELS σ_ELS / (L_ULS σ_ULS), the left side of condition (7).
+        gradients_per_user: B/M, the right side; the paper's G_ULS, where every user has so many.
+        variance_ratio: var(els) / var(uls).
+    """
+
+    strategy: str
+    reason: str
+    norm_ratio: float
+    gradients_per_user: float
+    variance_ratio: float
+
+
+def recommend(els: Noise, uls: Noise) -> Recommendation:
+    """Return the strategy with the smaller noise at equal compute.
+
+    Raises:
+        ConfigError: a number that is not positive and finite.
+    """
+    ratio = variance_ratio(els_stddev=els.stddev, uls_stddev=uls.stddev)
+    per_user = els.size / uls.size
+    holds = els_adds_no_more_noise(
+        els_noise_multiplier=els.noise_multiplier,
+        els_l2_clip_norm=els.l2_clip_norm,
+        uls_noise_multiplier=uls.noise_multiplier,
+        uls_l2_clip_norm=uls.l2_clip_norm,
+        uls_group_size=per_user,
+    )
+    left = els.l2_clip_norm * els.noise_multiplier / (uls.l2_clip_norm * uls.noise_multiplier)
+    less, more = (els, uls) if ratio <= 1.0 else (uls, els)
+    reason = (
+        f"{less.strategy}: at the same promise and compute its noise has a standard deviation of "
+        f"{less.stddev:.4g} a coordinate, that of {more.strategy} {more.stddev:.4g}"
+    )
+    if holds == (ratio <= 1.0):  # not so with the clipped denominator, which (7) does not know
+        sign = "≤" if holds else ">"
+        reason += (
+            f"; condition (7): L_ELS σ_ELS / (L_ULS σ_ULS) = {left:.4g} {sign} {per_user:.4g} "
+            "gradients a user"
+        )
+    return Recommendation(less.strategy, f"{reason}.", left, per_user, ratio)

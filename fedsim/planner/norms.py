@@ -1,0 +1,127 @@
+"""L(G), what users' gradients measure, from a sample of users: plainly, or privately and paid for.
+
+Charles et al. 2024, App. I, take the median norm over 128 random users at the starting model. That
+is a query on private data which nobody accounts for. `PrivateNorms` asks the same question with
+`private_median`, and its cost comes off the ε that is left for training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from fedsim.accounting.relations import Relation
+from fedsim.config import Config
+from fedsim.errors import ConfigError
+from fedsim.execution import Keys
+from fedsim.planner.private_median import CANDIDATES, private_median
+from fedsim.planner.user_gradients import UserGradients
+from fedsim.seeding import RandomSource, SystemEntropy, stream
+
+NUM_USERS = 128  # App. I.1
+
+NON_PRIVATE = (
+    "Not private: gradient norms and signal were computed on private data, a query that no "
+    "guarantee here accounts for; with --private-norms EPSILON it is."
+)
+USER_SIZES = "How many examples users have was counted in the data and is treated as public."
+
+
+def source(config: Config, draw: int) -> RandomSource:
+    """Return the randomness of the plan: draw 0 is who is asked, the later ones the answers.
+
+    Seeded, so that the same question again has the same answer and tells nothing new, unless the
+    config's noise is to be secure: then each time is another release.
+    """
+    if config.privacy.noise == "secure":
+        return SystemEntropy()
+    return stream(config.seed, "planning", draw)
+
+
+def random_users(config: Config, num_users: int) -> Keys:
+    """Return 128 random users, or all where there are fewer."""
+    order = np.argsort(source(config, 0).random(num_users), kind="stable")
+    return np.sort(order[:NUM_USERS]).astype(np.int64)
+
+
+def coin_users(config: Config, num_users: int, public: int) -> Keys:
+    """Return about 128 users, each by a coin of their own: who else is there changes nobody's."""
+    coins = source(config, 0).random(num_users)
+    return np.flatnonzero(coins < NUM_USERS / public).astype(np.int64)
+
+
+@dataclass
+class Norms:
+    """Medians as they are, asked for one by one."""
+
+    gradients: UserGradients
+    asked: dict[int, float] = field(default_factory=dict)
+
+    def __call__(self, group_size: int) -> float:
+        """Return L(G).
+
+        Raises:
+            ConfigError: zero, infinite or NaN: no clip norm can be made of it.
+        """
+        if group_size not in self.asked:
+            self.asked[group_size] = self._ask(group_size)
+        norm = self.asked[group_size]
+        if not 0.0 < norm < np.inf:
+            raise ConfigError(
+                f"model: the median norm of users' gradients at the starting model is {norm}; "
+                "train other parameters, or start from another model"
+            )
+        return norm
+
+    def _ask(self, group_size: int) -> float:
+        return self.gradients.median_norm(group_size)
+
+
+@dataclass
+class PrivateNorms(Norms):
+    """Differentially private medians, an equal part of `epsilon` for each of a fixed set of G.
+
+    Attributes:
+        config: where the randomness comes from.
+        relation: that the training's guarantee is for.
+        epsilon: of all answers together (basic composition), δ = 0, unit: user.
+        group_sizes: those that may be asked for, fixed before any answer is seen. All are
+            charged, whether or not they are asked.
+    """
+
+    config: Config = field(kw_only=True)
+    relation: Relation = field(kw_only=True)
+    epsilon: float = field(kw_only=True)
+    group_sizes: Sequence[int] = field(kw_only=True)
+
+    @property
+    def epsilon_each(self) -> float:
+        """What one answer costs."""
+        return self.epsilon / len(self.group_sizes)
+
+    def _ask(self, group_size: int) -> float:
+        number = 1 + list(self.group_sizes).index(group_size)
+        values = self.gradients.norms(group_size)
+        drawn_from = source(self.config, number)
+        return private_median(values, self.epsilon_each, self.relation, drawn_from)
+
+    def sentence(self, epsilon_left: float, delta: float, guaranteed: bool) -> str:
+        """Say what was spent, what is left for training, and what both promise together."""
+        terms = f"unit: user; relation: {self.relation.phrase}"
+        share = ", ".join(f"G = {size}" for size in self.group_sizes)
+        total = (
+            f"queries and training together are (ε = {self.epsilon + epsilon_left:.6g}, δ = "
+            f"{delta:g})-differentially private by basic composition ({terms}; sampler and "
+            "accountant of the training as stated)"
+            if guaranteed
+            else "what training costs is hypothetical with this sampler, and so is any total"
+        )
+        return (
+            f"{len(self.group_sizes)} medians of gradient norms ({share}) by the exponential "
+            f"mechanism over {len(CANDIDATES)} public candidates cost ε = {self.epsilon_each:.6g}, "
+            f"δ = 0 each and ε = {self.epsilon:.6g}, δ = 0 together ({terms}; sampler: a coin a "
+            "user, whose amplification is not claimed; accountant: basic composition). They are "
+            f"taken off: training is left ε = {epsilon_left:.6g}, δ = {delta:g}, so that {total}."
+        )

@@ -1,0 +1,150 @@
+"""What repeated runs say together: one line for each setting, with an interval over its seeds.
+
+A line keeps the terms of its ε. A seed that diverged or failed is counted and shown, never left
+out: a mean over the others stands beside that count.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from scipy.stats import t as student
+
+from fedsim.report.schema import Count, NotNegative, Number, Record, RunReport, is_finite
+from fedsim.report.wording import terms_text
+
+CONFIDENCE = 0.95
+
+
+class Interval(Record):
+    """A mean over seeds with Student's confidence interval; of one seed, the value thrice."""
+
+    mean: Number
+    low: Number
+    high: Number
+
+
+class Line(Record):
+    """One setting of a comparison.
+
+    Attributes:
+        name: of the setting; its runs are called `<name>,seed=<s>`.
+        source: the config file's stem.
+        strategy: its name.
+        settings: what varies, label to value as typed.
+        chosen: what tuning chose, label to value.
+        epsilon: the promise, with its terms; None without one.
+        budget: expected gradients a round.
+        rounds: done, by those that finished.
+        losses: held-out loss of each seed, in their order; NaN where it diverged; none of those
+            that failed.
+        loss: over the finite ones; None where there is none.
+        accuracy: top-1, likewise.
+        start: held-out loss of the starting point, the mean over the seeds' splits.
+        num_diverged: runs that ended without a finite loss.
+        failures: a sentence for each run that left no report.
+        terms: what ε is an ε of.
+    """
+
+    name: str
+    source: str
+    strategy: str
+    settings: dict[str, str]
+    chosen: dict[str, str]
+    epsilon: NotNegative | None = None
+    delta: NotNegative | None = None
+    noise_multiplier: NotNegative | None = None
+    unit: str | None = None
+    relation: str | None = None
+    sampler: str | None = None
+    accountant: str | None = None
+    hypothetical: bool = False
+    budget: NotNegative | None = None
+    rounds: Count | None = None
+    losses: tuple[Number, ...] = ()
+    loss: Interval | None = None
+    accuracy: Interval | None = None
+    start: Number | None = None
+    num_diverged: Count = 0
+    failures: tuple[str, ...] = ()
+    seconds: NotNegative = 0.0
+    terms: str = ""
+
+
+class Tuning(Record):
+    """What was tried to choose settings, and what that would have cost.
+
+    Attributes:
+        keys: what was varied.
+        runs: how many.
+        gradients: that they computed.
+        seconds: that they took.
+        tried: line name to setting to its loss; NaN where it diverged or failed.
+        statement: whose text chose, and that no ε accounts for it.
+    """
+
+    keys: tuple[str, ...]
+    runs: Count
+    gradients: Count
+    seconds: NotNegative
+    tried: dict[str, dict[str, Number]]
+    statement: str
+
+
+class Measurement(Record):
+    """Lines in the order of the grid, and how their settings were chosen."""
+
+    lines: tuple[Line, ...]
+    seeds: tuple[int, ...]
+    tuning: Tuning | None = None
+    notes: tuple[str, ...] = ()
+
+
+def interval(values: Sequence[float]) -> Interval | None:
+    """Return mean and 95 % interval of values that are taken for independent and normal.
+
+    Returns None of none. One value has no spread that could be known: the interval is that point.
+    """
+    count = len(values)
+    if not count:
+        return None
+    mean = math.fsum(values) / count
+    if count == 1:
+        return Interval(mean=mean, low=mean, high=mean)
+    variance = math.fsum((value - mean) ** 2 for value in values) / (count - 1)
+    half = float(student.ppf((1 + CONFIDENCE) / 2, count - 1)) * math.sqrt(variance / count)
+    return Interval(mean=mean, low=mean - half, high=mean + half)
+
+
+def filled(line: Line, reports: Sequence[RunReport]) -> Line:
+    """Return a line with what the reports of its seeds say; as it was where there are none."""
+    if not reports:
+        return line
+    finals = [report.utility.final for report in reports]
+    good = [final for final in finals if is_finite(final.loss)]
+    starts = [report.utility.initial.loss for report in reports]
+    promise, cost = reports[0].privacy, reports[0].cost
+    promised = promise.epsilon is not None
+    expected = cost.expected_gradients
+    values = {
+        # Seeds share a plan up to their coins; the largest ε is what can be said of all.
+        "epsilon": max(r.privacy.epsilon or 0.0 for r in reports) if promised else None,
+        "delta": promise.delta if promised else None,
+        "noise_multiplier": promise.noise_multiplier,
+        "unit": promise.unit if promised else None,
+        "relation": promise.relation if promised else None,
+        "sampler": promise.sampler,
+        "accountant": promise.accountant,
+        "hypothetical": promise.hypothetical,
+        "budget": expected / cost.rounds if expected is not None and cost.rounds else None,
+        "rounds": cost.rounds,
+        "losses": tuple(final.loss for final in finals),
+        "loss": interval([final.loss for final in good]),
+        "accuracy": interval([final.accuracy_top1 for final in good]),
+        "start": math.fsum(starts) / len(starts),
+        "num_diverged": len(finals) - len(good),
+        "seconds": math.fsum(report.cost.seconds for report in reports),
+        "terms": terms_text(promise),
+    }
+    return Line.model_validate({**dict(line), **values})

@@ -1,0 +1,76 @@
+"""Trackers: who is told each line of the metrics as it is written, such as TensorBoard."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Protocol
+
+from fedsim.accounting.accountants import choose
+from fedsim.config import Config
+from fedsim.plan import RoundPlan
+from fedsim.registry import resolve
+from fedsim.report.schema import RoundMetrics
+
+
+class Tracker(Protocol):
+    """Somebody who shows a run elsewhere. What it raises ends the run, which can be resumed."""
+
+    def on_round(self, line: RoundMetrics) -> None:
+        """Take a line that has just been written to `metrics.jsonl`; round 0 is the start."""
+
+    def close(self) -> None:
+        """End, whether the run did well or not."""
+
+
+TrackerFactory = Callable[[Path, Config, str], Tracker]
+"""What is registered under `fedsim.trackers`: called with run folder, config and ε's terms.
+
+When it is called, `metrics.jsonl` holds the lines of rounds that are behind: none in a new run,
+those up to the checkpoint in a run that is taken up. Later rounds come (again) by `on_round`. The
+terms are what every ε is shown with: δ, whose it is, relation, sampler and accountant; "" where
+nothing is promised.
+"""
+
+
+def find_trackers(names: Sequence[str]) -> list[TrackerFactory]:
+    """Return the factories of these names.
+
+    Raises:
+        ConfigError: nothing is registered under a name, or its package is not installed.
+    """
+    return [resolve("trackers", name, "training.trackers") for name in names]
+
+
+@contextmanager
+def tracking(
+    factories: Sequence[TrackerFactory], run_dir: Path, config: Config, terms: str
+) -> Iterator[Callable[[RoundMetrics], None]]:
+    """Give a function that tells a line to all trackers, and close them at the end."""
+    with ExitStack() as stack:
+        trackers = []
+        for factory in factories:
+            tracker = factory(run_dir, config, terms)
+            stack.callback(tracker.close)
+            trackers.append(tracker)
+
+        def tell(line: RoundMetrics) -> None:
+            for tracker in trackers:
+                tracker.on_round(line)
+
+        yield tell
+
+
+def epsilon_terms(plan: RoundPlan, config: Config) -> str:
+    """Return what an ε of this run means, in words; "" where nothing is promised."""
+    delta = config.privacy.delta
+    if plan.noise_multiplier == 0.0 or delta is None:
+        return ""
+    accountant, relation = choose([plan.cost], config.privacy.accountant, plan.relation)
+    sampler = plan.sampling.of(f"{plan.unit}s")
+    hypothetical = "" if plan.sampling.guaranteed else "hypothetical, not a guarantee: "
+    return (
+        f"{hypothetical}δ = {delta:g}, for one user, {relation.phrase}, {sampler}, "
+        f"{accountant.name} accountant"
+    )

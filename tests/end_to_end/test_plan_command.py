@@ -1,0 +1,228 @@
+"""`fedsim plan` as a user types it, up to the run of the config that it writes."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsim.cli.main import main
+from fedsim.config import Config, load_config
+from fedsim.materials import Materials
+from fedsim.report.schema import load_report
+from fedsim.session import build_plan
+from fedsim.summary import expected_gradients
+from tests.conftest import small_config
+
+PROMISE = {"epsilon": 6.0, "noise_multiplier": None}
+NUMBERS = [
+    *("--users", "1024", "--median-size", "8", "--epsilon", "4", "--delta", "1e-6"),
+    *("--rounds", "100", "--budget", "256"),
+]
+
+
+class Typed:
+    """Runs a command in this process and keeps what it printed."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self._patch, self._capture = monkeypatch, capsys
+        self.out = self.err = ""
+
+    def __call__(self, *arguments: str | Path) -> int | str | None:
+        self._patch.setattr("sys.argv", ["fedsim", *map(str, arguments)])
+        self._capture.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main()
+        self.out, self.err = self._capture.readouterr()
+        return ended.value.code
+
+    def json(self, *arguments: str | Path) -> dict[str, Any]:
+        assert self(*arguments, "--json") == 0, self.err
+        found: dict[str, Any] = json.loads(self.out)  # one object and nothing else
+        return found
+
+
+@pytest.fixture
+def typed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Typed:
+    monkeypatch.setenv("COLUMNS", "200")
+    return Typed(monkeypatch, capsys)
+
+
+@pytest.fixture
+def config(tmp_path: Path, speeches: Path) -> Path:
+    path = tmp_path / "mine.toml"
+    path.write_text(small_config(speeches, privacy=PROMISE).to_toml(), encoding="utf-8")
+    return path
+
+
+def check_candidate(found: dict[str, Any], config: Config, materials: Materials) -> None:
+    """The written config, made into a plan by the strategy, has the numbers that were shown."""
+    plan = build_plan(config, materials)
+    said = found["strategies"][config.strategy.name]
+    assert said["noise_multiplier"] == plan.noise_multiplier
+    assert said["noise_stddev"] == pytest.approx(plan.noise_stddev, rel=1e-12)
+    assert said["noise_variance"] == pytest.approx(plan.noise_stddev**2, rel=1e-12)
+    assert said["sampling_probability"] == plan.sampling.probability
+    assert said["l2_clip_norm"] == plan.clip.bound
+    assert expected_gradients(config, materials, plan) == pytest.approx(found["budget"], rel=1e-9)
+
+
+def test_the_planned_config_runs_as_it_is(
+    typed: Typed, config: Path, materials: Materials, tmp_path: Path
+) -> None:
+    found = typed.json("plan", config, "--budget", "20")
+    assert found["budget"] == 20.0
+    assert found["users"] == materials.split.num_users
+    norms = {int(size): norm for size, norm in found["gradient_norms"]["median"].items()}
+    uls, els = (found["strategies"][name] for name in ("uls", "els"))
+    assert els["l2_clip_norm"] == norms[1]
+    assert uls["l2_clip_norm"] == norms[uls["group_size"]]
+    chosen = min(("els", "uls"), key=lambda name: found["strategies"][name]["noise_stddev"])
+    assert found["recommendation"]["strategy"] == chosen
+    for one in (uls, els):
+        assert one["signal_to_noise"] == pytest.approx(one["signal"] / one["noise_norm"])
+        assert one["signal"] <= one["l2_clip_norm"]
+        assert one["cost"]["gradients_per_round"] == 20.0
+        assert one["cost"]["seconds"] > 0.0
+        for term in ("ε = 6", "δ = 0.001", "Every user", "add-or-remove-one", "accountant"):
+            assert term in one["statement"]
+    assert any(note.startswith("Not private") for note in found["notes"])
+    written = Path(found["config"])
+    assert written == config.with_name("mine.plan.toml")
+    check_candidate(found, load_config(written), materials)
+    assert typed("run", written, "--out", tmp_path / "run") == 0, typed.err
+    privacy = load_report(tmp_path / "run").privacy
+    assert privacy.epsilon is not None
+    assert privacy.epsilon <= 6.0
+    assert privacy.noise_stddev == pytest.approx(found["strategies"][chosen]["noise_stddev"])
+
+
+def test_private_norms_are_taken_off(
+    typed: Typed, config: Path, materials: Materials, tmp_path: Path
+) -> None:
+    out = tmp_path / "private.toml"
+    found = typed.json("plan", config, "--private-norms", "1.5", "--out", out)
+    norms = found["gradient_norms"]
+    assert norms["private"]
+    assert norms["epsilon"] == 1.5
+    assert sum(query["epsilon"] for query in norms["queries"]) == pytest.approx(1.5)
+    asked = {query["group_size"] for query in norms["queries"]}
+    assert {int(size) for size in norms["median"]} <= asked
+    assert load_config(out).privacy.epsilon == 4.5
+    check_candidate(found, load_config(out), materials)
+    for one in found["strategies"].values():
+        assert one["epsilon"] == 4.5
+        assert one["signal"] is None  # another query, which nobody paid for
+    assert "ε = 6, δ = 0.001)-differentially private by basic composition" in found["notes"][0]
+    assert "ε = 6, δ = 0.001" in out.read_text(encoding="utf-8").replace("\n# ", " ")
+
+
+def test_people_get_a_table_and_are_told_what_was_replaced(
+    typed: Typed, config: Path, materials: Materials
+) -> None:
+    assert typed("plan", config, "--set", "strategy.clip.normalise=true") == 0, typed.err
+    assert "in the place of a former plan" not in typed.out
+    for part in ("noise multiplier", "Recommended: ", "Not private", "L(1)/L(G)", "fedsim run"):
+        assert part in typed.out
+    planned = load_config(config.with_name("mine.plan.toml"))
+    assert planned.strategy.clip.normalise
+    before = small_config(Path(planned.data.source), privacy=PROMISE)
+    cheap = before.model_copy(
+        update={
+            "privacy": before.privacy.model_copy(update={"epsilon": None, "noise_multiplier": 1.0})
+        }
+    )
+    own = expected_gradients(cheap, materials, build_plan(cheap, materials))
+    assert expected_gradients(planned, materials, build_plan(planned, materials)) == pytest.approx(
+        own
+    )
+    assert typed("plan", config) == 0, typed.err
+    assert "in the place of a former plan" in typed.out
+    assert not load_config(config.with_name("mine.plan.toml")).strategy.clip.normalise
+
+
+def test_numbers_show_the_two_extremes(typed: Typed) -> None:
+    found = typed.json("plan", *NUMBERS, "--gradient-diversity", "0.5")
+    alike, middle, diverse = found["cases"]
+    for case, share in ((alike, 0.0), (middle, 0.5), (diverse, 1.0)):
+        uls, els = case["strategies"]["uls"], case["strategies"]["els"]
+        size = uls["group_size"]
+        assert case["gradient_diversity"] == share
+        assert uls["l2_clip_norm"] == pytest.approx((1 - share + share / size) ** 0.5)
+        assert uls["cohort_size"] * size == els["batch_size"] == 256
+        expected = uls["noise_multiplier"] * uls["l2_clip_norm"] / uls["cohort_size"]
+        assert uls["noise_stddev"] == pytest.approx(expected)
+        assert els["noise_stddev"] == pytest.approx(els["noise_multiplier"] / 256)
+        assert "ε = 4, δ = 1e-06" in uls["statement"]
+    sizes = [case["strategies"]["uls"]["group_size"] for case in found["cases"]]
+    assert sizes[0] == 1 < sizes[2]  # nothing to average out where all are alike
+    assert diverse["recommendation"]["strategy"] == "uls"
+    ratios = [case["recommendation"]["variance_ratio"] for case in found["cases"]]
+    assert ratios == sorted(ratios)
+    assert typed("plan", *NUMBERS) == 0
+    assert "alike: L_ULS = L_ELS" in typed.out
+    assert "diverse: L_ULS = L_ELS/√G" in typed.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ("--budget 0", "--budget = 0.0: give a finite number"),
+        ("--budget nan", "--budget = nan: give a finite number"),
+        ("--budget 1e6", "--budget = 1e+06: all examples of all users give only"),
+        ("--private-norms 6", "--private-norms = 6.0: give an ε above 0, below privacy.epsilon"),
+        ("--private-norms -1", "--private-norms = -1.0"),
+        ("--users 5", "--users = 5: not with CONFIG"),
+        ("--gradient-diversity 1", "--gradient-diversity = 1.0: not with CONFIG"),
+        ("--set privacy.delta=2", "privacy.delta = 2"),
+        ("--set strategy.selection=random-chunk", 'selection = "random-chunk": els'),
+        ("--set strategy.local.task=fedavg", 'strategy.local.task = "fedavg"'),
+        ("--set strategy.cohort_size=900", "or give --budget"),
+        ("--set strategy.sampling.kind=fixed-size", "strategy.sampling"),
+    ],
+)
+def test_wrong_input_is_one_sentence(
+    typed: Typed, config: Path, arguments: str, complaint: str
+) -> None:
+    assert typed("plan", config, *arguments.split()) == 2
+    assert complaint in typed.err
+    assert typed.err.startswith("Error: ")
+    assert len(typed.err.splitlines()) == 1
+    assert typed.out == ""
+    assert not config.with_name("mine.plan.toml").exists()
+
+
+def test_no_promise_and_no_place(typed: Typed, config: Path, speeches: Path) -> None:
+    before = config.read_text(encoding="utf-8")
+    assert typed("plan", config, "--out", config) == 2
+    assert "exists, and no plan wrote it" in typed.err
+    assert config.read_text(encoding="utf-8") == before
+    raw = tomllib.loads(before)
+    assert raw["privacy"].pop("epsilon") == 6.0
+    config.write_text(small_config(speeches).to_toml(), encoding="utf-8")
+    assert typed("plan", config) == 2
+    assert "privacy.epsilon = None" in typed.err
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        ([], "without CONFIG it needs --users, --median-size, --epsilon, --delta, --rounds"),
+        ([*NUMBERS[:-2]], "without CONFIG it needs --budget"),
+        ([*NUMBERS, "--users", "1"], "--users = 1"),
+        ([*NUMBERS, "--max-size", "4"], "--max-size = 4: give an integer >= 8"),
+        ([*NUMBERS, "--budget", "9000"], "--budget = 9000: give a number above 0, at most 8192"),
+        ([*NUMBERS, "--epsilon", "-1"], "epsilon = -1.0"),
+        ([*NUMBERS, "--gradient-diversity", "1.5"], "--gradient-diversity = 1.5"),
+        ([*NUMBERS, "--private-norms", "1"], "--private-norms = 1.0: needs CONFIG"),
+        ([*NUMBERS, "--out", "x.toml"], "--out = x.toml: needs CONFIG"),
+    ],
+    ids=str,
+)
+def test_wrong_numbers(typed: Typed, given: list[str], complaint: str) -> None:
+    assert typed("plan", *given) == 2
+    assert complaint in typed.err
+    assert typed.out == ""

@@ -1,0 +1,66 @@
+"""Two processes on one run folder: the second is refused, and a killed holder frees it at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fedsim.cli.main import main
+from tests.conftest import small_config
+
+
+def status_of(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int | str | None:
+    monkeypatch.setattr("sys.argv", ["fedsim", *map(str, arguments)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return ended.value.code
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_the_second_of_two_processes_is_refused(
+    speeches: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The first is stopped in the middle of its run, so that it holds the folder but is quiet."""
+    config, out = tmp_path / "mine.toml", tmp_path / "both" / "mine"
+    text = small_config(
+        speeches, strategy={"rounds": 200}, training={"evaluate_every": 200}
+    ).to_toml()
+    config.write_text(text, encoding="utf-8")
+    command = [sys.executable, "-m", "fedsim.cli.main", "run", str(config), "--out", str(out)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) as holder:
+        try:
+            deadline = time.monotonic() + 120
+            while not (out / "checkpoints" / "round-000002.safetensors").exists():
+                assert holder.poll() is None, "ended before its first checkpoint"
+                assert time.monotonic() < deadline
+                time.sleep(0.002)
+            holder.send_signal(signal.SIGSTOP)
+            before = contents(out)
+            for options in ([], ["--resume"]):
+                assert status_of(monkeypatch, "run", config, "--out", out, *options) == 2
+                said = capsys.readouterr().err
+                assert said.startswith(f"Error: --out {out}: is being written by another process")
+                assert f"pid {holder.pid} on" in said
+                assert said.count("\n") == 1
+            assert status_of(monkeypatch, "compare", config, "--out", out.parent) == 2
+            assert f"pid {holder.pid} on" in capsys.readouterr().err
+            assert contents(out) == before
+        finally:
+            holder.kill()
+    assert holder.returncode == -signal.SIGKILL
+    assert status_of(monkeypatch, "run", config, "--out", out, "--resume") == 0
+    assert {"report.json", "model"} <= {path.name for path in out.iterdir()}
+    assert not list(out.glob(".*"))

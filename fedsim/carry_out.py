@@ -74,7 +74,7 @@ def _outcome_before(job: Job) -> Outcome:
     log.info("%s: finished before, not run again", job.name)
     if done == asked:
         return Outcome(job.name, "finished")
-    return Outcome(job.name, "budget spent", reason=f"the budget ended after {done} of {asked}")
+    return Outcome(job.name, "budget spent", reason=f"ended after {done} of {asked} rounds")
 
 
 def _take_down(outcome: Outcome, out: Path, place: str) -> None:

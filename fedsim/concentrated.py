@@ -60,7 +60,10 @@ class ConcentratedSampling:
             ValueError: several units a user, whom one gradient does not stand for.
         """
         if units_per_user > 1:
-            raise ValueError(f"units_per_user = {units_per_user}: concentration is of users")
+            raise ValueError(
+                f"sampling kind {self.kind!r}: nobody has proved its cost for {units_per_user} "
+                "units per user; a user has one gradient"
+            )
         return dp_event.UnsupportedDpEvent()
 
 

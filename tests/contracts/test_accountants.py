@@ -15,6 +15,7 @@ import pytest
 from fedsim.accounting.accountants import ACCOUNTANTS, choose, delta, epsilon
 from fedsim.accounting.events import RoundCost
 from fedsim.accounting.relations import Relation
+from fedsim.concentrated import ConcentratedSampling
 from fedsim.errors import ConfigError
 from fedsim.sampling import (
     FixedSizeSampling,
@@ -30,6 +31,7 @@ SAMPLINGS: dict[str, Callable[[float], Sampling]] = {
     "truncated-poisson": lambda p: TruncatedPoissonSampling(p, 65, POPULATION),
     "fixed-size": lambda p: FixedSizeSampling(round(p * POPULATION), POPULATION),
     "shuffled": lambda p: ShuffledSampling(round(p * POPULATION), POPULATION),
+    "concentrated": lambda _: ConcentratedSampling(POPULATION, 4.0),
 }
 UNITS = (1, 4)
 ALL = frozenset(Relation)
@@ -44,6 +46,7 @@ SUPPORTED: dict[tuple[str, str, int], frozenset[Relation]] = {
     **{("rdp", kind, 1): ONE_SIDED for kind in ("poisson", "shuffled")},
     ("rdp", "fixed-size", 1): frozenset({Relation.REPLACE}),
     **{("moments", kind, 1): ONE_SIDED for kind in ("poisson", "shuffled")},
+    ("above-threshold", "concentrated", 1): frozenset({Relation.REPLACE, Relation.ZERO_OUT}),
     **{
         ("group-privacy", kind, units): ONE_SIDED
         for kind in ("poisson", "shuffled")
@@ -88,7 +91,7 @@ def test_exactly_what_is_listed_is_supported(
         assert accountant.name == ("mixture" if name == "pld" and units > 1 else name)
         assert meant is relation
         return
-    if units > 1 and kind in ("truncated-poisson", "fixed-size"):
+    if units > 1 and kind in ("truncated-poisson", "fixed-size", "concentrated"):
         with pytest.raises(ValueError, match="nobody has proved"):
             cost_of(kind, units)
         return
@@ -113,7 +116,8 @@ def test_monotone(name: str, kind: str, units: int, relation: Relation) -> None:
     cost = cost_of(kind, units)
     assert is_increasing([spent(cost, rounds=10), middle, spent(cost, rounds=200)])
     rates = [spent(cost_of(kind, units, probability=p)) for p in (0.01, 0.05)]
-    assert is_increasing([rates[0], middle, rates[1]])
+    if kind != "concentrated":  # which takes everybody
+        assert is_increasing([rates[0], middle, rates[1]])
     assert is_increasing([spent(cost, target=1e-4), middle, spent(cost, target=1e-7)])
 
 

@@ -40,13 +40,13 @@ class Scale:
 
 
 FULL = Scale(
-    trials=32,
+    trials=24,
     rounds=256,
     epsilons=(1.0, 4.0, 16.0, 64.0),
     group_sizes=(1, 2, 4, 8, 16, 32),
     cohort_sizes=(32, 64, 128, 256, 512),
     spreads=(1.0, 4.0),
-    grid=Grid((4.0, 16.0, 64.0), tuple(2.0 ** (i / 2) for i in range(-10, 5))),
+    grid=Grid((4.0, 16.0), tuple(2.0 ** (i / 2) for i in range(-10, 4))),
 )
 QUICK = Scale(
     trials=8,

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
@@ -29,8 +27,9 @@ from fedsim.estimators import WeightedSum
 from fedsim.execution import Engine, Keys, Task, Unit
 from fedsim.language_model import LanguageModel
 from fedsim.materials import Materials, load_materials
-from fedsim.tensors import Tensors, l2_norm, zeros_like
+from fedsim.tensors import Tensors, l2_norm
 from tests.conftest import small_config
+from tests.contracts.definition import Case, plain_mean
 
 ENGINES: dict[str, Callable[[LanguageModel], Engine]] = {
     "loop": lambda _model: loop,
@@ -61,46 +60,11 @@ def stuff(request: pytest.FixtureRequest, speeches: object) -> Iterator[Material
     yield load_materials(0, config.data, request.param, "cpu")
 
 
-@dataclass(frozen=True)
-class Case:
-    """A task, and what its first users would add without a clip, one sequence at a time."""
-
-    materials: Materials
-    task: Task
-    updates: list[tuple[float, dict[str, torch.Tensor]]]
-
-    def sum(self, clip: Clip) -> WeightedSum:
-        """Return Σ w·clip(mean over examples of ∇ of its mean loss)."""
-        values = zeros_like(self.materials.model.initial_parameters(), torch.float64)
-        unclipped = 0
-        for weight, update in self.updates:
-            clipped = clip(update)
-            unclipped += all(torch.equal(clipped[n], v.double()) for n, v in update.items())
-            for name, value in clipped.items():
-                values[name] += weight * value
-        weight = math.fsum(weight for weight, _ in self.updates)
-        return WeightedSum(values, weight, len(self.updates), num_unclipped=unclipped)
-
-
 @pytest.fixture(scope="module", params=list(TASKS.values()), ids=list(TASKS))
 def case(request: pytest.FixtureRequest, stuff: Materials) -> Case:
     task: Task = request.param(stuff)
     units = [task.unit(key, 0) for key in range(NUM_KEYS)]
     return Case(stuff, task, [(unit.weight, plain_mean(stuff.model, unit)) for unit in units])
-
-
-def plain_mean(model: LanguageModel, unit: Unit) -> dict[str, torch.Tensor]:
-    parameters = model.initial_parameters()
-    mean = zeros_like(parameters)
-    for row, length in zip(unit.tokens, unit.lengths.tolist(), strict=True):
-        leaves = {name: value.clone().requires_grad_() for name, value in parameters.items()}
-        tokens = row[None, :length]  # no padding at all
-        logits = model.logits(leaves, tokens)
-        loss = torch.nn.functional.cross_entropy(logits[0, :-1], tokens[0, 1:])
-        gradients = torch.autograd.grad(loss, list(leaves.values()))
-        for name, gradient in zip(leaves, gradients, strict=True):
-            mean[name] += gradient / len(unit.lengths)
-    return mean
 
 
 def relative(left: WeightedSum, right: WeightedSum) -> float:

@@ -16,8 +16,8 @@ from fedsim.checkpoint import load_checkpoint
 from fedsim.report.schema import load_metrics
 from fedsim.sampling import PoissonSampling
 from tests.conftest import small_config
+from tests.end_to_end.commands import fedsim as command
 from tests.end_to_end.test_command_line import assert_same_run, write_config
-from tests.end_to_end.test_command_line import fedsim as command
 
 ADAPTIVE = {"quantile": 0.5, "learning_rate": 0.5, "count_noise_stddev": 0.6}
 

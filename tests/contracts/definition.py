@@ -1,0 +1,50 @@
+"""What engines must compute, by the definition: one sequence at a time, no padding."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from fedsim.clipping import Clip
+from fedsim.estimators import WeightedSum
+from fedsim.execution import Task, Unit
+from fedsim.language_model import LanguageModel
+from fedsim.materials import Materials
+from fedsim.tensors import zeros_like
+
+
+@dataclass(frozen=True)
+class Case:
+    """A task, and what its first users would add without a clip, one sequence at a time."""
+
+    materials: Materials
+    task: Task
+    updates: list[tuple[float, dict[str, torch.Tensor]]]
+
+    def sum(self, clip: Clip) -> WeightedSum:
+        """Return Σ w·clip(mean over examples of ∇ of its mean loss)."""
+        values = zeros_like(self.materials.model.initial_parameters(), torch.float64)
+        unclipped = 0
+        for weight, update in self.updates:
+            clipped = clip(update)
+            unclipped += all(torch.equal(clipped[n], v.double()) for n, v in update.items())
+            for name, value in clipped.items():
+                values[name] += weight * value
+        weight = math.fsum(weight for weight, _ in self.updates)
+        return WeightedSum(values, weight, len(self.updates), num_unclipped=unclipped)
+
+
+def plain_mean(model: LanguageModel, unit: Unit) -> dict[str, torch.Tensor]:
+    parameters = model.initial_parameters()
+    mean = zeros_like(parameters)
+    for row, length in zip(unit.tokens, unit.lengths.tolist(), strict=True):
+        leaves = {name: value.clone().requires_grad_() for name, value in parameters.items()}
+        tokens = row[None, :length]  # no padding at all
+        logits = model.logits(leaves, tokens)
+        loss = torch.nn.functional.cross_entropy(logits[0, :-1], tokens[0, 1:])
+        gradients = torch.autograd.grad(loss, list(leaves.values()))
+        for name, gradient in zip(leaves, gradients, strict=True):
+            mean[name] += gradient / len(unit.lengths)
+    return mean

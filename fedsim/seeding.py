@@ -30,6 +30,7 @@ Purpose = Literal[
     "samples",
     "personalisation",
     "dropout",
+    "audit",
 ]
 
 

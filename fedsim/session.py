@@ -76,6 +76,27 @@ def build_plan(config: Config, materials: Materials) -> RoundPlan:
     return build(config, materials)
 
 
+def build_executor(
+    config: Config, materials: Materials, plan: RoundPlan, grid: Grid, device: str
+) -> GridExecutor:
+    """Return who computes the plan's sums over a grid, told all that clients must know."""
+    return GridExecutor(
+        grid,
+        ClientSpec(
+            seed=config.seed,
+            data=config.data,
+            model=config.model,
+            task=plan.task,
+            clip=plan.clip,
+            engine=config.executor.engine,
+            device=worker_device(config.executor, device),
+            precision=config.executor.precision,
+        ),
+        config.executor.shard_size,
+        unit_tokens(plan, materials),
+    )
+
+
 @dataclass
 class _Session:
     """The side effects of a run: ledger, metrics, checkpoints, model and report on disk."""
@@ -98,21 +119,7 @@ class _Session:
         if taken_up is None:
             self._log_start()
         config = self.config
-        executor = GridExecutor(
-            grid,
-            ClientSpec(
-                seed=config.seed,
-                data=config.data,
-                model=config.model,
-                task=self.plan.task,
-                clip=self.plan.clip,
-                engine=config.executor.engine,
-                device=worker_device(config.executor, device),
-                precision=config.executor.precision,
-            ),
-            config.executor.shard_size,
-            unit_tokens(self.plan, self.materials),
-        )
+        executor = build_executor(config, self.materials, self.plan, grid, device)
         with RoundProgress(config.strategy.name, config.strategy.rounds, self.state.round) as bar:
             train(
                 self.state,

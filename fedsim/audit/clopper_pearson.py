@@ -66,4 +66,6 @@ def upper_limit(count: int, trials: int, error: float) -> float:
 
 def _check_counts(name: str, count: int, trials: int) -> None:
     if not 0 <= count <= trials or trials < 1:
-        raise ConfigError(f"{name} = {count!r} of {trials!r}: give 0 <= count <= trials, trials >= 1")
+        raise ConfigError(
+            f"{name} = {count!r} of {trials!r}: give 0 <= count <= trials, trials >= 1"
+        )

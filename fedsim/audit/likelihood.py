@@ -36,6 +36,8 @@ def log_likelihood_ratio(moved: Array, cost: RoundCost) -> Array:
     total = np.full_like(moved, -np.inf)
     for units, weight in enumerate(weights):
         if weight > 0.0:
-            exponent = (units / variance) * moved - (0.5 * units * units / variance - np.log(weight))
+            exponent = (units / variance) * moved - (
+                0.5 * units * units / variance - np.log(weight)
+            )
             total = np.logaddexp(total, exponent)
     return total

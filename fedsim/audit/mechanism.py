@@ -79,6 +79,7 @@ class MechanismAudit:
         units_per_user: how many units of the target take part.
         rounds: releases seen.
         noise_multiplier: of the plan.
+        trials: runs of either data set, those that chose the threshold included.
         claimed_epsilon: by the accountant, at `bound.delta`.
         accountant: its name.
         relation: of the claim, in words.
@@ -91,6 +92,7 @@ class MechanismAudit:
     units_per_user: int
     rounds: int
     noise_multiplier: float
+    trials: int
     claimed_epsilon: float
     accountant: str
     relation: str
@@ -137,9 +139,7 @@ def audit_mechanism(
         replicas.scores(rounds, _seed(seed, number))
         for number in range(-(-trials // min(block, trials)))
     ]
-    scores_in, scores_out = (
-        np.concatenate([run[arm] for run in runs])[:trials] for arm in (0, 1)
-    )
+    scores_in, scores_out = (np.concatenate([run[arm] for run in runs])[:trials] for arm in (0, 1))
     accountant, relation = choose([plan.cost], None, plan.relation)
     return MechanismAudit(
         strategy=plan.strategy,
@@ -148,6 +148,7 @@ def audit_mechanism(
         units_per_user=plan.units_per_user,
         rounds=rounds,
         noise_multiplier=plan.noise_multiplier,
+        trials=trials,
         claimed_epsilon=epsilon(plan.cost, rounds, delta, accountant.name, relation),
         accountant=accountant.name,
         relation=relation.phrase,

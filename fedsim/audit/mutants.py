@@ -18,7 +18,7 @@ import torch
 from fedsim.accounting.accountants import choose, epsilon
 from fedsim.accounting.calibration import calibrate_noise_multiplier
 from fedsim.audit import bugs
-from fedsim.audit.game import Game, PlantedExecutor, Statistic, along_target
+from fedsim.audit.game import Game, PlantedExecutor, along_target
 from fedsim.audit.thresholds import LowerBound, bound_from_scores
 from fedsim.clipping import FlatClip, PerLayerClip
 from fedsim.estimators import FixedDenominator
@@ -57,7 +57,7 @@ class Mutant:
 def make_plan(
     *,
     kind: Plan = RoundPlan,
-    num_units: int = 4,
+    num_units: int = 2,
     total_weight: float = 8.0,
     q: float = 1.0,
     rounds: int = 1,
@@ -89,7 +89,9 @@ def vector(target: float, other: float) -> Tensors:
 
 def game(plan: RoundPlan, update: Tensors, other: Tensors, **changes: Any) -> Game:  # noqa: ANN401
     """Return a game whose target is unit 0 few."""
-    parts = {name: changes.pop(name) for name in ("targets", "rounds", "statistic") if name in changes}
+    parts = {
+        name: changes.pop(name) for name in ("targets", "rounds", "statistic") if name in changes
+    }
     targets = parts.pop("targets", frozenset({0}))
     updates = {key: update if key in targets else other for key in plan.pool.tolist()}
     return Game(PlantedExecutor(plan, updates, **changes), targets, **parts)
@@ -143,7 +145,7 @@ def mutants() -> list[Mutant]:
     few = {"num_units": 2, "q": 0.5, "total_weight": 20.0}
     twice = {"num_units": 2, "q": 0.5, "rounds": 2}
     shared = game(make_plan(kind=bugs.SharedStream), LARGE, ASIDE)
-    many = make_plan(num_units=8, q=0.5)
+    many = make_plan(num_units=9, q=0.5)
     as_counted = replace(
         many,
         units_per_user=8,
@@ -165,7 +167,9 @@ def mutants() -> list[Mutant]:
             },
             update=vector(1e3, 0.0),
         ),
-        _by_plan("noise for the mean, added to the sum", {}, {"estimator": bugs.Undivided(1.0, 8.0)}),
+        _by_plan(
+            "noise for the mean, added to the sum", {}, {"estimator": bugs.Undivided(1.0, 8.0)}
+        ),
         _by_plan(
             "denominator is the realised cohort",
             few,
@@ -184,7 +188,9 @@ def mutants() -> list[Mutant]:
             shared,
             no_stream_is_used_twice,
         ),
-        _by_executor("user counted in two shards", {"cut": bugs.overlapping}, target=1, effort=_MANY),
+        _by_executor(
+            "user counted in two shards", {"cut": bugs.overlapping}, target=1, effort=_MANY
+        ),
         _by_executor("weight above 1", {"unit": bugs.AnyWeight, "weights": {0: 4.0}}),
         _by_plan(
             "per-layer bounds not combined",

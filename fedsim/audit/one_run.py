@@ -45,7 +45,9 @@ def p_value(canaries: int, guesses: int, correct: int, epsilon: float, delta: fl
             "give 0 <= correct <= guesses <= canaries, canaries >= 1"
         )
     if not (epsilon >= 0.0 and 0.0 <= delta <= 1.0):
-        raise ConfigError(f"epsilon = {epsilon!r}, delta = {delta!r}: give epsilon >= 0, delta in [0, 1]")
+        raise ConfigError(
+            f"epsilon = {epsilon!r}, delta = {delta!r}: give epsilon >= 0, delta in [0, 1]"
+        )
     law = stats.binom(guesses, special.expit(epsilon))
     by_chance = float(law.sf(correct - 1))
     if delta == 0.0 or correct == 0:
@@ -90,7 +92,7 @@ class OneRunBound:
         delta: of the guarantee that is audited.
         confidence: that the bound holds, whatever number of guesses was taken.
         canaries: coins flipped.
-        guesses: made, half of them "in" and half "out".
+        guesses: made; the auditor abstained from the rest.
         correct: of the guesses.
     """
 
@@ -112,16 +114,16 @@ def bound_from_canaries(
 ) -> OneRunBound:
     """Return the best bound over a few numbers of guesses that were fixed in advance.
 
-    The canaries with the highest scores are guessed "in", as many with the lowest "out". Each
-    number of guesses is tested at an equal part of the error (a union bound), so that the best
-    of them may be reported.
+    The canaries with the highest scores are guessed "in"; as many with the lowest "out", or none,
+    since a canary that was in but never drawn looks like one that was out. Each way of guessing
+    is tested at an equal part of the error (a union bound), so that the best may be reported.
 
     Args:
         scores: (m,), computed without a look at `included`; large means "in". NaN counts as +inf.
         included: (m,) bool, the coins.
         delta: of the guarantee.
         confidence: of the reported bound.
-        shares: of the m canaries that are guessed.
+        shares: of the m canaries that are guessed, where both sides are.
 
     Raises:
         ConfigError: fewer than two canaries, lengths differ, or a level out of range.
@@ -134,11 +136,13 @@ def bound_from_canaries(
     if not 0.0 < confidence < 1.0:
         raise ConfigError(f"confidence = {confidence!r}: give a number in (0, 1)")
     order = np.argsort(np.nan_to_num(scores, nan=np.inf, posinf=np.inf), kind="stable")
-    sides = sorted({max(1, math.floor(share * canaries / 2)) for share in shares})
-    each = 1.0 - (1.0 - confidence) / len(sides)
+    tops = sorted({max(1, math.floor(share * canaries / 2)) for share in shares})
+    each = 1.0 - (1.0 - confidence) / (2 * len(tops))
     found = []
-    for side in sides:
-        right = int(included[order[-side:]].sum()) + int((~included[order[:side]]).sum())
-        bound = epsilon_lower_bound(canaries, 2 * side, right, delta, each)
-        found.append(OneRunBound(bound, delta, confidence, canaries, 2 * side, right))
+    for top in tops:
+        right_in = int(included[order[-top:]].sum())
+        right_out = int((~included[order[:top]]).sum())
+        for guesses, right in ((top, right_in), (2 * top, right_in + right_out)):
+            bound = epsilon_lower_bound(canaries, guesses, right, delta, each)
+            found.append(OneRunBound(bound, delta, confidence, canaries, guesses, right))
     return max(found, key=lambda one: one.epsilon)

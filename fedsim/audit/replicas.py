@@ -44,7 +44,7 @@ class Replicas:
 
     def __init__(self, plan: RoundPlan, num_targets: int) -> None:
         if plan.estimator.kind != "fixed":
-            raise ValueError(f"estimator.kind = {plan.estimator.kind!r}: replicas need \"fixed\"")
+            raise ValueError(f'estimator.kind = {plan.estimator.kind!r}: replicas need "fixed"')
         self._per_target = plan.units_per_user
         self._coordinates = 2 * num_targets
         self._targets = num_targets
@@ -64,7 +64,7 @@ class Replicas:
         return WeightedSum(values, weight=float(len(cohort)), num_units=len(cohort))
 
     def scores(self, rounds: int, seed: int) -> tuple[Scores, Scores]:
-        """Return (num_targets,) log-likelihood ratios of whole runs, with the target and without."""
+        """Return (num_targets,) log-likelihood ratios of runs, with the target and without."""
         plan = replace(self._plan, seed=seed)
         total = np.zeros(self._coordinates)
         for release in releases(plan, self, self._parameters, rounds):
@@ -96,4 +96,3 @@ def layer_bounds(clip: Clip) -> dict[str, float]:
     if isinstance(inner, PerLayerClip):
         return {f"{layer}.weight": bound for layer, bound in inner.l2_clip_norms.items()}
     return {"weight": inner.bound}
-

@@ -82,11 +82,17 @@ def bound_from_scores(
     rng = np.random.default_rng(seed)
     choose_in, count_in = _split(scores_in, chosen_on, rng, "scores_in")
     choose_out, count_out = _split(scores_out, chosen_on, rng, "scores_out")
+    side: Literal["above", "below"]
     above = _best(choose_in, choose_out, delta)
     below = _best(-choose_out, -choose_in, delta)
     if above[0] >= below[0]:
-        return _counted(count_in, count_out, above[1], "above", delta, confidence)
-    return _counted(-count_out, -count_in, below[1], "below", delta, confidence)
+        counts = _counts(count_in, count_out, above[1])
+        side, threshold = "above", above[1]
+    else:
+        counts = _counts(-count_out, -count_in, below[1])
+        side, threshold = "below", -below[1]
+    found = epsilon_lower_bound(*counts, delta, confidence)
+    return LowerBound(found, delta, confidence, side, threshold, *counts)
 
 
 def _split(
@@ -126,25 +132,10 @@ def _candidates(ordered_in: Scores, ordered_out: Scores) -> Scores:
     return np.unique(np.concatenate([*found, beyond]))
 
 
-def _counted(
-    positives: Scores,
-    negatives: Scores,
-    threshold: float,
-    says_in: Literal["above", "below"],
-    delta: float,
-    confidence: float,
-) -> LowerBound:
-    counts = (
+def _counts(positives: Scores, negatives: Scores, threshold: float) -> tuple[int, int, int, int]:
+    return (
         int((positives >= threshold).sum()),
         len(positives),
         int((negatives >= threshold).sum()),
         len(negatives),
-    )
-    return LowerBound(
-        epsilon_lower_bound(*counts, delta, confidence),
-        delta,
-        confidence,
-        says_in,
-        threshold if says_in == "above" else -threshold,
-        *counts,
     )

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy import optimize, special, stats
+from scipy import optimize, special
 
 from fedsim.errors import ConfigError
 
@@ -48,12 +48,15 @@ def p_value(canaries: int, guesses: int, correct: int, epsilon: float, delta: fl
         raise ConfigError(
             f"epsilon = {epsilon!r}, delta = {delta!r}: give epsilon >= 0, delta in [0, 1]"
         )
-    law = stats.binom(guesses, special.expit(epsilon))
-    by_chance = float(law.sf(correct - 1))
-    if delta == 0.0 or correct == 0:
-        return min(1.0, by_chance)
-    fewer = np.cumsum(law.pmf(np.arange(correct - 1, -1, -1)))  # P(v > V >= v - i), i = 1 … v
-    by_failure = float(np.max(2.0 * fewer / np.arange(1, correct + 1)))
+    if correct == 0:
+        return 1.0
+    truth = special.expit(epsilon)
+    by_chance = float(special.bdtrc(correct - 1, guesses, truth))
+    if delta == 0.0:
+        return by_chance
+    fewer = special.bdtr(np.arange(correct), guesses, truth)  # P(V <= 0), …, P(V <= v - 1)
+    less = np.concatenate([fewer[-2::-1], [0.0]])  # P(V <= v - i - 1) for i = 1 … v
+    by_failure = float(np.max(2.0 * (fewer[-1] - less) / np.arange(1, correct + 1)))
     return min(1.0, by_chance + canaries * delta * by_failure)
 
 

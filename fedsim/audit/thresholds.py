@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
-from scipy import stats
+from scipy import special
 
 from fedsim.audit.clopper_pearson import epsilon_lower_bound
 from fedsim.errors import ConfigError
@@ -115,8 +115,8 @@ def _best(positives: Scores, negatives: Scores, delta: float) -> tuple[float, fl
     candidates = _candidates(ordered_in, ordered_out)
     hits = len(ordered_in) - np.searchsorted(ordered_in, candidates)
     alarms = len(ordered_out) - np.searchsorted(ordered_out, candidates)
-    low = stats.beta.ppf(_CAUTION, np.maximum(hits, 1e-9), len(ordered_in) - hits + 1.0)
-    high = stats.beta.isf(_CAUTION, alarms + 1.0, np.maximum(len(ordered_out) - alarms, 1e-9))
+    low = special.betaincinv(np.maximum(hits, 1e-9), len(ordered_in) - hits + 1.0, _CAUTION)
+    high = special.betainccinv(alarms + 1.0, np.maximum(len(ordered_out) - alarms, 1e-9), _CAUTION)
     gain = np.log(np.maximum(low - delta, 1e-300) / high)
     best = int(np.argmax(gain))
     return float(gain[best]), float(candidates[best])

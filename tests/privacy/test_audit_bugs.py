@@ -37,7 +37,7 @@ def test_the_shared_stream_fails_the_contract_that_the_true_plan_keeps() -> None
 
 
 def test_what_the_true_code_does_where_the_bugs_are() -> None:
-    with pytest.raises(ValueError, match="weight = 4.0 of unit 0"):
+    with pytest.raises(ValueError, match=r"weight = 4\.0 of unit 0"):
         planted_unit(0, 4.0)
     layout = {"weight": torch.zeros(2)}
     true, lax = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,11 @@ from scipy import stats
 
 from fedsim.accounting.events import RoundCost
 from fedsim.audit.likelihood import log_likelihood_ratio
-from fedsim.audit.mechanism import DELTA, SETTINGS, audit_mechanism
+from fedsim.audit.mechanism import DELTA, SETTINGS, Setting, audit_mechanism
+from fedsim.audit.releases import releases
 from fedsim.audit.replicas import Replicas, planted_unit
-from fedsim.clipping import FlatClip, NormalisedClip, PerLayerClip
+from fedsim.audit.thresholds import Scores
+from fedsim.clipping import Clip, FlatClip, NormalisedClip, PerLayerClip
 from fedsim.estimators import ClippedDenominator
 from fedsim.execution import Accumulator, Update
 from fedsim.materials import Materials
@@ -34,7 +37,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
 def test_a_strategys_plan_keeps_its_claim_and_the_audit_comes_near(
-    materials: Materials, speeches: Any, strategy: dict[str, Any]
+    materials: Materials, speeches: Path, strategy: dict[str, Any]
 ) -> None:
     config = small_config(
         speeches,
@@ -50,7 +53,7 @@ def test_a_strategys_plan_keeps_its_claim_and_the_audit_comes_near(
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.strategy)
 @pytest.mark.parametrize("target", [1.0, 4.0, 8.0])
-def test_half_of_the_noise_is_seen(setting: Any, target: float) -> None:
+def test_half_of_the_noise_is_seen(setting: Setting, target: float) -> None:
     """The audit has power: the same claim with less noise than it needs is refuted."""
     plan = setting.plan(target, DELTA)
     honest = audit_mechanism(plan, setting.rounds, delta=DELTA, trials=60_000, block=60_000)
@@ -69,7 +72,7 @@ def test_half_of_the_noise_is_seen(setting: Any, target: float) -> None:
     ],
     ids=lambda clip: clip.kind,
 )
-def test_replicas_are_what_the_accumulator_adds(clip: Any) -> None:
+def test_replicas_are_what_the_accumulator_adds(clip: Clip) -> None:
     """Each unit's dense update, clipped and added one by one, gives the same sum."""
     plan = make_plan(clip=clip, units_per_user=3)
     replicas = Replicas(plan, 4)
@@ -78,8 +81,8 @@ def test_replicas_are_what_the_accumulator_adds(clip: Any) -> None:
     accumulator = Accumulator(layout, clip)
     for key in cohort:
         update = {name: torch.zeros(8, dtype=torch.float64) for name in layout}
-        for name in update:
-            update[name][key // 3] = 1e6
+        for value in update.values():
+            value[key // 3] = 1e6
         accumulator.add(Update(update, 0.0, 1), 1.0)
     expected, found = accumulator.total(), replicas.clipped_sum(layout, cohort, 0)
     for name in layout:
@@ -92,24 +95,20 @@ def test_trials_of_one_round_are_independent_and_of_the_accounted_law() -> None:
     plan = make_plan(noise_multiplier=0.8, sampling=PoissonSampling(0.25))
     replicas = Replicas(plan, 20_000)
     law = stats.norm(0.0, 0.8)
-    released = next(iter(_moved(replicas)))
+    (released,) = [
+        replicas._moved(release)
+        for release in releases(replicas._plan, replicas, replicas._parameters, 1)
+    ]
     inside, outside = released[:20_000], released[20_000:]
     assert stats.kstest(outside, law.cdf).pvalue > 1e-4
 
-    def mixture(x: Any) -> Any:
-        return 0.75 * law.cdf(x) + 0.25 * law.cdf(x - 1.0)
+    def mixture(x: Scores) -> Scores:
+        return np.asarray(0.75 * law.cdf(x) + 0.25 * law.cdf(x - 1.0))
 
     assert stats.kstest(inside, mixture).pvalue > 1e-4
     assert stats.kstest(inside, law.cdf).pvalue < 1e-4
     for values in (inside, outside):
         assert abs(np.corrcoef(values[:-1], values[1:])[0, 1]) < 4 / np.sqrt(20_000)
-
-
-def _moved(replicas: Replicas) -> Any:
-    from fedsim.audit.releases import releases
-
-    for release in releases(replicas._plan, replicas, replicas._parameters, 1):
-        yield replicas._moved(release)
 
 
 def test_the_likelihood_ratio_by_hand() -> None:

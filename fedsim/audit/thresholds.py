@@ -21,6 +21,12 @@ _CANDIDATES = 400  # thresholds tried on the part that chooses
 _CAUTION = 1e-2  # how often the limits of one threshold's rates are wrong, where it is chosen
 _LEAST = 4  # scores an arm: two to choose by, two to count
 
+ONE_MODEL = (
+    "The scores are of users of one training and are counted as independent trials; nobody proved "
+    "that they are. The threshold was chosen on other users than it was counted on."
+)
+"""What to print with a bound from an attack on one model."""
+
 
 @dataclass(frozen=True)
 class LowerBound:
@@ -72,7 +78,7 @@ def bound_from_scores(
 
     An attack on *one* run, where scores belong to different users, has trials that shared the
     training: then the bound assumes that users' scores are independent, which nobody proved.
-    Report that with it, or use `one_run`, whose theorem needs no such thing.
+    Print `ONE_MODEL` with it, or use `one_run`, whose theorem needs no such thing.
 
     Raises:
         ConfigError: fewer than four scores in an arm, `chosen_on` or a level out of range.

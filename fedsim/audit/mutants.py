@@ -29,7 +29,7 @@ from fedsim.tensors import Tensors
 
 DELTA = 1e-3
 _NORM, _LAYERS = 1.0, 9
-_MANY = 5  # times the trials, for a bug that no more than doubles what a user adds
+_MANY = 10  # times the trials, for a bug that no more than doubles what a user adds
 _EVEN = PerLayerClip.evenly(_NORM, [f"layer{i}" for i in range(_LAYERS)])
 Plan = Callable[..., RoundPlan]
 
@@ -174,6 +174,7 @@ def mutants() -> list[Mutant]:
             "denominator is the realised cohort",
             few,
             {"estimator": bugs.RealisedDenominator(0.5, 20.0)},
+            effort=2,
         ),
         _by_plan(
             "noise reused between rounds",
@@ -196,6 +197,7 @@ def mutants() -> list[Mutant]:
             "per-layer bounds not combined",
             {"clip": _EVEN},
             {"clip": bugs.LargestLayer(l2_clip_norms=_EVEN.l2_clip_norms)},
+            effort=2,
             update=layers,
             other=aside,
         ),
@@ -248,7 +250,7 @@ class Verdict:
     sampler: str
 
 
-def judge(mutant: Mutant, trials: int = 1000, confidence: float = 0.95, seed: int = 0) -> Verdict:
+def judge(mutant: Mutant, trials: int = 500, confidence: float = 0.95, seed: int = 0) -> Verdict:
     """Play both games and say whether the bug is seen, and the true code let pass."""
     right = _claim_and_bound(mutant.right, mutant.effort * trials, confidence, seed)
     wrong = _claim_and_bound(mutant.wrong, mutant.effort * trials, confidence, seed)

@@ -83,7 +83,7 @@ def _of_ourselves(repetitions: int, quick: bool, console: Console) -> tuple[dict
         )
     console.print(tables.mechanisms(audits))
     with status_when_slow("playing rounds with a bug in each …"):
-        verdicts = [judge(mutant, 400 if quick else 1000) for mutant in mutants()]
+        verdicts = [judge(mutant, 200 if quick else 500) for mutant in mutants()]
     console.print(tables.bugs(verdicts))
     console.print(tables.TERMS)
     return tables.to_json(audits, verdicts), tables.all_well(audits, verdicts)

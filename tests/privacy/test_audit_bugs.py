@@ -21,7 +21,7 @@ def test_there_are_twelve() -> None:
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.bug)
 def test_a_deliberate_bug_is_caught(mutant: Mutant) -> None:
-    verdict = judge(mutant, trials=400)
+    verdict = judge(mutant, trials=200)
     assert verdict.caught_by != "nothing"
     assert not verdict.false_alarm
     if mutant.contract is None:

@@ -38,13 +38,14 @@ def run(config: Config, out: Path | str, *, resume: bool = False) -> Path:
         state=RecordDict(),
         run_config={"config-toml": config.to_toml(), "out": str(out), "resume": resume},
     )
-    with _grid(config.executor) as grid:
+    with open_grid(config.executor) as grid:
         server_app(grid=grid, context=context)
     return Path(out)
 
 
 @contextmanager
-def _grid(config: ExecutorConfig) -> Iterator[Grid]:
+def open_grid(config: ExecutorConfig) -> Iterator[Grid]:
+    """Yield the grid that a config names; it ends with the block."""
     if config.grid == "in-process":
         yield InProcessGrid(resolve("client_apps", _CLIENT_APP, "executor.grid"))
         return

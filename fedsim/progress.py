@@ -52,3 +52,29 @@ class RoundProgress:
         self._progress.update(self._task, advance=1, note=note)
         if self._progress.disable:
             log.info("%s: round %d of %d, %s", self._title, line.round, self._rounds, note)
+
+
+class CountProgress:
+    """Counts rounds on standard error, silent when that is not a terminal."""
+
+    def __init__(self, title: str, rounds: int) -> None:
+        console = Console(stderr=True)
+        columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        self._progress = Progress(*columns, console=console, disable=not console.is_terminal)
+        self._task = self._progress.add_task(title, total=rounds)
+
+    def __enter__(self) -> CountProgress:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._progress.stop()
+
+    def advance(self) -> None:
+        """Count one more."""
+        self._progress.advance(self._task)

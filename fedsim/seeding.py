@@ -33,6 +33,7 @@ Purpose = Literal[
     "dropout",
     "concentration",
     "planning",
+    "audit",
 ]
 
 

@@ -92,6 +92,27 @@ def build_plan(config: Config, materials: Materials) -> RoundPlan:
     return build(config, materials)
 
 
+def build_executor(
+    config: Config, materials: Materials, plan: RoundPlan, grid: Grid, device: str
+) -> Executor:
+    """Return who computes the plan's sums over a grid, told all that clients must know."""
+    executor = GridExecutor(
+        grid,
+        ClientSpec(
+            seed=config.seed,
+            data=config.data,
+            model=config.model,
+            task=plan.task,
+            engine=config.executor.engine,
+            device=worker_device(config.executor, device),
+            precision=config.executor.precision,
+        ),
+        config.executor.shard_size,
+        unit_tokens(plan, materials),
+    )
+    return plan.around(executor)
+
+
 @dataclass
 class _Session:
     """The side effects of a run: ledger, metrics, checkpoints, model and report on disk."""
@@ -122,21 +143,7 @@ class _Session:
 
     def _train(self, grid: Grid, device: str) -> None:
         config = self.config
-        executor: Executor = GridExecutor(
-            grid,
-            ClientSpec(
-                seed=config.seed,
-                data=config.data,
-                model=config.model,
-                task=self.plan.task,
-                engine=config.executor.engine,
-                device=worker_device(config.executor, device),
-                precision=config.executor.precision,
-            ),
-            config.executor.shard_size,
-            unit_tokens(self.plan, self.materials),
-        )
-        executor = self.plan.around(executor)
+        executor = build_executor(config, self.materials, self.plan, grid, device)
         with RoundProgress(config.strategy.name, config.strategy.rounds, self.state.round) as bar:
             train(
                 self.state,

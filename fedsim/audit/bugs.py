@@ -1,0 +1,112 @@
+"""Twelve ways to lose the guarantee, each as small as people have shipped it.
+
+Nothing here is used by a run: `mutants` puts one at a time into a game and shows that the audit
+sees it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from fedsim.clipping import FlatClip, PerLayerClip
+from fedsim.estimators import FixedDenominator, WeightedSum
+from fedsim.execution import Accumulator, Keys, Update
+from fedsim.plan import RoundPlan
+from fedsim.sampling import Coins, Indices, PoissonSampling
+from fedsim.seeding import RandomSource, stream
+from fedsim.tensors import add_, scale
+
+
+class Unclipped(FlatClip):
+    """States a bound and clips nothing."""
+
+    def batch_factors(  # noqa: D102
+        self, names: object, squares: torch.Tensor, *, norm_error: float = 0.0
+    ) -> torch.Tensor:
+        return torch.ones_like(squares)
+
+
+class LargestLayer(PerLayerClip):
+    """Takes the largest layer's bound for that of the whole update."""
+
+    @property
+    def bound(self) -> float:  # noqa: D102
+        return max(self.l2_clip_norms.values())
+
+
+@dataclass(frozen=True)
+class ClipsTheMean(FixedDenominator):
+    """Clips the average, where it should have been the updates, to `l2_clip_norm`."""
+
+    l2_clip_norm: float = 1.0
+
+    def __call__(self, total: WeightedSum) -> dict[str, torch.Tensor]:  # noqa: D102
+        return FlatClip(l2_clip_norm=self.l2_clip_norm)(super().__call__(total))
+
+
+@dataclass(frozen=True)
+class Undivided(FixedDenominator):
+    """Releases the sum with the noise that is meant for the mean."""
+
+    def __call__(self, total: WeightedSum) -> dict[str, torch.Tensor]:  # noqa: D102
+        return dict(total.values)
+
+
+@dataclass(frozen=True)
+class RealisedDenominator(FixedDenominator):
+    """Divides by the number of units that were drawn."""
+
+    def __call__(self, total: WeightedSum) -> dict[str, torch.Tensor]:  # noqa: D102
+        return scale(total.values, 1.0 / max(1, total.num_units))
+
+
+class SameNoise(RoundPlan):
+    """Adds round 0's noise to every round."""
+
+    def noise(self, round: int) -> RandomSource:  # noqa: D102
+        return super().noise(0)
+
+
+class SharedStream(RoundPlan):
+    """Draws the noise from the stream that drew the cohort."""
+
+    def noise(self, round: int) -> RandomSource:  # noqa: D102
+        return stream(self.seed, "sampling", round)
+
+
+@dataclass(frozen=True)
+class FixedSizeDrawn(PoissonSampling):
+    """Is accounted as Poisson and draws the expected number of units every time."""
+
+    def draw(self, num_units: int, round: int, coins: Coins) -> Indices:  # noqa: D102
+        order = np.argsort(coins(round).random(num_units), kind="stable")
+        return np.sort(order[: math.floor(self.probability * num_units + 0.5)])
+
+
+class PassesNaN(Accumulator):
+    """Trusts min(1, S/norm) with whatever comes."""
+
+    def add(self, update: Update, weight: float) -> None:  # noqa: D102
+        factors = self._clip.factors(update.values)
+        add_(self._values, update.values, {k: weight * f for k, f in factors.items()})
+        self._weight += weight
+        self._units += 1
+
+
+@dataclass(frozen=True)
+class AnyWeight:
+    """A unit whose weight nobody checked."""
+
+    key: int
+    weight: float
+
+
+def overlapping(cohort: Keys, size: int) -> Iterator[Keys]:
+    """Cut a cohort into shards that begin with the last unit of the one before."""
+    for start in range(0, len(cohort), size):
+        yield cohort[max(0, start - 1) : start + size]

@@ -1,0 +1,150 @@
+"""Canary users in a real run: planted updates among real ones, and what the releases say of them.
+
+Canaries live where gradients do. A canary pushes one coordinate of the parameters (one in each
+layer, where layers are clipped apart) as far as the clip lets it. Its units flip the run's own
+coins and are added to the real users' sum; what one adds, `execution.Accumulator` says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fedsim.audit.likelihood import log_likelihood_ratio
+from fedsim.audit.replicas import planted_unit
+from fedsim.clipping import Clip, NormalisedClip, PerLayerClip, layer_of
+from fedsim.estimators import WeightedSum
+from fedsim.execution import Executor, Keys
+from fedsim.plan import RoundPlan
+from fedsim.seeding import stream
+from fedsim.server_optimizer import ServerOptimizer
+from fedsim.tensors import Tensors, l2_norm
+
+Coordinate = tuple[str, int]
+Canary = tuple[Coordinate, ...]
+"""The coordinates that a canary pushes: a parameter's name and a flat index each."""
+
+
+def draw_canaries(layout: Tensors, clip: Clip, count: int, seed: int) -> list[Canary]:
+    """Return `count` canaries on coordinates drawn at random, distinct while there are enough."""
+    rng = stream(seed, "audit", 0)
+    inner = clip.clip if isinstance(clip, NormalisedClip) else clip
+    groups = [list(layout)]
+    if isinstance(inner, PerLayerClip):
+        layers = inner.l2_clip_norms
+        groups = [[name for name in layout if layer_of(name) == layer] for layer in layers]
+    columns = [_coordinates(layout, names, count, rng) for names in groups]
+    return list(zip(*columns, strict=True))
+
+
+def _coordinates(
+    layout: Tensors, names: Sequence[str], count: int, rng: np.random.Generator
+) -> list[Coordinate]:
+    ends = np.cumsum([layout[name].numel() for name in names])
+    drawn = rng.choice(int(ends[-1]), size=count, replace=count > ends[-1])
+    owner = np.searchsorted(ends, drawn, side="right")
+    starts = np.concatenate([[0], ends[:-1]])
+    return [
+        (names[which], int(entry - starts[which]))
+        for which, entry in zip(owner.tolist(), drawn.tolist(), strict=True)
+    ]
+
+
+def flip_coins(count: int, seed: int) -> npt.NDArray[np.bool_]:
+    """Return (count,) bool: which canaries take part, by fair independent coins."""
+    return np.asarray(stream(seed, "audit", 1).random(count) < 0.5)
+
+
+class CanaryExecutor:
+    """Adds the drawn canaries to what an executor sums over the real units.
+
+    Args:
+        inner: computes the sum over real units, keys below `first_key`.
+        canaries: what each canary pushes.
+        plan: whose clip bounds them; `units_per_user` units of one canary share its push.
+        first_key: of the canaries' units, which follow each other canary by canary.
+    """
+
+    def __init__(
+        self, inner: Executor, canaries: Sequence[Canary], plan: RoundPlan, first_key: int
+    ) -> None:
+        self._inner = inner
+        self._canaries = canaries
+        self._sizes = [float(value) for value in planted_unit(plan.clip).values()]
+        self._per_canary = plan.units_per_user
+        self._first_key = first_key
+
+    def clipped_sum(self, parameters: Tensors, cohort: Keys, clip: Clip, round: int) -> WeightedSum:
+        """Return the sum over real units and canaries together."""
+        planted = cohort[cohort >= self._first_key]
+        total = self._inner.clipped_sum(parameters, cohort[cohort < self._first_key], clip, round)
+        for number in ((planted - self._first_key) // self._per_canary).tolist():
+            for (name, index), size in zip(self._canaries[number], self._sizes, strict=True):
+                total.values[name].view(-1)[index] += size
+        return replace(
+            total, weight=total.weight + len(planted), num_units=total.num_units + len(planted)
+        )
+
+
+class Watch:
+    """Notes, round by round, how far a release goes along each canary's push."""
+
+    def __init__(self, canaries: Sequence[Canary], plan: RoundPlan) -> None:
+        self._plan = plan
+        self._entries: dict[str, list[tuple[int, int, float]]] = {}
+        self._count = len(canaries)
+        one = plan.estimator(WeightedSum(planted_unit(plan.clip), weight=1.0, num_units=1))
+        factors = [float(value) / l2_norm(one) ** 2 for value in one.values()]
+        for number, canary in enumerate(canaries):
+            for (name, index), factor in zip(canary, factors, strict=True):
+                self._entries.setdefault(name, []).append((number, index, factor))
+        self.scores = np.zeros(self._count)
+        """(num_canaries,): the log-likelihood ratios of the rounds so far, added up.
+
+        Real users' updates are noise here that the ratio does not know of: scores lose by it,
+        the bound stays valid.
+        """
+
+    def __call__(self, release: Tensors) -> None:
+        """Take one round's release into account."""
+        moved = np.zeros(self._count)
+        for name, entries in self._entries.items():
+            numbers, indices, factors = (list(column) for column in zip(*entries, strict=True))
+            seen = release[name].flatten()[torch.tensor(indices)].double().cpu().numpy()
+            np.add.at(moved, numbers, seen * np.array(factors))
+        self.scores += log_likelihood_ratio(moved, self._plan.cost)
+
+
+@dataclass(frozen=True)
+class WatchedOptimizer(ServerOptimizer):
+    """A server's step that shows each release to a watch before it takes it."""
+
+    watch: Watch
+
+    def step(
+        self, parameters: Tensors, gradient: Tensors, state: Tensors
+    ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        """Show the release; then step as the server does."""
+        self.watch(gradient)
+        return super().step(parameters, gradient, state)
+
+
+def with_canaries(
+    plan: RoundPlan, canaries: Sequence[Canary], included: npt.NDArray[np.bool_]
+) -> tuple[RoundPlan, int, Watch]:
+    """Return the plan over real and included canary units, the canaries' first key, the watch.
+
+    Coins, denominator, noise and cost stay what they are: with Poisson sampling and a declared
+    denominator they do not depend on who is there.
+    """
+    first_key = int(plan.pool.max()) + 1
+    keys = first_key + np.arange(len(canaries) * plan.units_per_user, dtype=np.int64)
+    planted = keys[np.repeat(included, plan.units_per_user)]
+    watch = Watch(canaries, plan)
+    optimizer = WatchedOptimizer(plan.optimizer.name, plan.optimizer.learning_rate, watch)
+    pool = np.concatenate([plan.pool, planted])
+    return replace(plan, pool=pool, optimizer=optimizer), first_key, watch

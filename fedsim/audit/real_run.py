@@ -1,0 +1,139 @@
+"""`fedsim audit CONFIG.toml`: a real run, canary users among its own, and what they prove."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from fedsim.accounting.accountants import choose, epsilon
+from fedsim.accounting.relations import Relation
+from fedsim.accounting.statement import privacy_sentence
+from fedsim.audit.canaries import CanaryExecutor, draw_canaries, flip_coins, with_canaries
+from fedsim.audit.one_run import OneRunBound, bound_from_canaries
+from fedsim.config import Config
+from fedsim.errors import ConfigError
+from fedsim.launch import open_grid
+from fedsim.materials import default_device, load_materials
+from fedsim.plan import RoundPlan
+from fedsim.progress import CountProgress
+from fedsim.session import build_executor, build_plan
+from fedsim.state import RoundRecord, ServerState
+from fedsim.training import train
+
+ASSUMPTIONS = (
+    "Each canary user was put in or left out by its own fair coin; nothing else of the run "
+    "depends on the coins. No independence of the scores is assumed (Steinke et al. 2023).",
+    "The attacker of this audit sees every release, knows each canary's update, and plants it "
+    "in the space of updates, where text could hardly reach.",
+    "A low bound does not show that the ε is smaller: it is what this attack could prove.",
+    "The audited training contains the canaries and was not saved: it is no model to serve.",
+)
+
+
+@dataclass(frozen=True)
+class RunAudit:
+    """What a run claims, and what its canaries show.
+
+    Attributes:
+        statement: the claim in words: ε with all its terms.
+        claimed_epsilon: at `bound.delta`, by `accountant`.
+        accountant: of the claim.
+        relation: of the claim, in words.
+        bound: from the canaries.
+        included: how many canaries the coins put in.
+        rounds: releases that were watched.
+        assumptions: what the bound rests on, and what it does not say.
+    """
+
+    statement: str
+    claimed_epsilon: float
+    accountant: str
+    relation: str
+    bound: OneRunBound
+    included: int
+    rounds: int
+    assumptions: tuple[str, ...] = ASSUMPTIONS
+
+    @property
+    def holds(self) -> bool:
+        """Whether the claim survives."""
+        return self.bound.epsilon <= self.claimed_epsilon
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as JSON values."""
+        return {**asdict(self), "assumptions": list(self.assumptions), "holds": self.holds}
+
+
+def audit_run(
+    config: Config, num_canaries: int, *, confidence: float = 0.95, coin_seed: int = 0
+) -> RunAudit:
+    """Train once as the config says, canaries added, and return the lower bound.
+
+    Args:
+        config: of a private run with Poisson sampling.
+        num_canaries: users whose coins are flipped; about half take part. At least 2.
+        confidence: of the bound.
+        coin_seed: of canaries and coins: never the run's own randomness.
+
+    Raises:
+        ConfigError: too few canaries, no noise, or a sampler whose law depends on who is there.
+    """
+    if num_canaries < 2:
+        raise ConfigError(f"--canaries = {num_canaries}: give at least 2, better hundreds")
+    device = default_device(config.executor.gpus_per_worker)
+    materials = load_materials(config.seed, config.data, config.model, device)
+    plan = build_plan(config, materials)
+    delta = _check(plan, config)
+    parameters = materials.model.initial_parameters()
+    canaries = draw_canaries(parameters, plan.clip, num_canaries, coin_seed)
+    included = flip_coins(num_canaries, coin_seed)
+    planted, first_key, watch = with_canaries(plan, canaries, included)
+    rounds = config.strategy.rounds
+    with open_grid(config.executor) as grid, CountProgress("audit", rounds) as bar:
+        inner = build_executor(config, materials, plan, grid, device)
+        executor = CanaryExecutor(inner, canaries, plan, first_key)
+
+        def advance(_state: ServerState, _record: RoundRecord) -> None:
+            bar.advance()
+
+        train(ServerState(0, parameters), planted, executor, rounds, on_round=advance)
+    accountant, relation = choose([plan.cost], config.privacy.accountant, plan.relation)
+    claimed = epsilon(plan.cost, rounds, delta, accountant.name, relation)
+    statement = privacy_sentence(
+        unit="user",
+        relation=relation.phrase,
+        epsilon=claimed,
+        delta=delta,
+        noise_multiplier=plan.noise_multiplier,
+        sampling_probability=plan.sampling.probability,
+        sampler=plan.sampling.of(f"{plan.unit}s"),
+        rounds=rounds,
+        units_per_user=plan.units_per_user,
+        accountant=accountant.name,
+    )
+    bound = bound_from_canaries(watch.scores, included, delta=delta, confidence=confidence)
+    return RunAudit(
+        statement, claimed, accountant.name, relation.phrase, bound, int(included.sum()), rounds
+    )
+
+
+def _check(plan: RoundPlan, config: Config) -> float:
+    """Return δ, or say why the run cannot be audited so."""
+    if plan.noise_multiplier == 0.0 or config.privacy.delta is None:
+        raise ConfigError("privacy: the run claims no ε, so there is nothing to audit")
+    if plan.sampling.kind != "poisson":
+        raise ConfigError(
+            f"strategy.sampling.kind = {plan.sampling.kind!r}: canaries would change the cohort of "
+            'the real users; take kind = "poisson"'
+        )
+    if config.strategy.clip.schedule is not None or config.strategy.clip.adaptive is not None:
+        raise ConfigError(
+            "strategy.clip: canaries push by the bound of a clip that stays; remove schedule and "
+            "adaptive"
+        )
+    if plan.relation is Relation.REPLACE:
+        raise ConfigError(
+            'privacy.relation = "replace-one": a canary is there or is not; '
+            'take "add-or-remove-one"'
+        )
+    return config.privacy.delta

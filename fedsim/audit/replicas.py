@@ -1,0 +1,98 @@
+"""Many independent pairs of neighbouring data sets in one real round.
+
+Every target pushes a coordinate (one in each layer, where layers are clipped apart) that nobody
+else touches. With its own coins and the coordinate's own noise, a target's component of the
+release is one draw from "target in", and the component of a target left out one from "target
+out", independent of all others. So a round of a hundred thousand targets is a hundred thousand
+trials at the price of one.
+
+Everything of the round is real: draw, clip, estimator, noise, ledger, step. What a target's unit
+adds is computed once, by `execution.Accumulator`, and put where it belongs; units add up, as a
+`WeightedSum` is a monoid (`test_replicas_are_what_the_accumulator_adds`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from fedsim.audit.likelihood import log_likelihood_ratio
+from fedsim.audit.releases import releases, stepping_by_release
+from fedsim.audit.thresholds import Scores
+from fedsim.clipping import Clip, NormalisedClip, PerLayerClip
+from fedsim.estimators import WeightedSum
+from fedsim.execution import Accumulator, Keys, Update
+from fedsim.plan import RoundPlan
+from fedsim.tensors import Tensors, l2_norm
+
+_LARGE = 1e3  # a planted update over the clip's bound: every target is clipped
+
+
+class Replicas:
+    """An audit's trials of a plan's round: `num_targets` with their target in, as many without.
+
+    Args:
+        plan: whose sampling, clip, estimator and noise are audited; pool, optimizer and seed are
+            the audit's own.
+        num_targets: pairs of trials a run.
+
+    Raises:
+        ValueError: a denominator that depends on who was drawn: targets would not be independent.
+    """
+
+    def __init__(self, plan: RoundPlan, num_targets: int) -> None:
+        if plan.estimator.kind != "fixed":
+            raise ValueError(f'estimator.kind = {plan.estimator.kind!r}: replicas need "fixed"')
+        self._per_target = plan.units_per_user
+        self._coordinates = 2 * num_targets
+        self._targets = num_targets
+        self._added = planted_unit(plan.clip)
+        self._parameters = {
+            name: torch.zeros(self._coordinates, dtype=torch.float64) for name in self._added
+        }
+        everybody = np.arange(num_targets * plan.units_per_user, dtype=np.int64)
+        self._plan = stepping_by_release(replace(plan, pool=everybody))
+
+    def clipped_sum(self, parameters: Tensors, cohort: Keys, clip: Clip, round: int) -> WeightedSum:
+        """Return the sum over the drawn units: units of one target share its coordinate."""
+        drawn = np.bincount(cohort // self._per_target, minlength=self._coordinates)
+        values = {
+            name: torch.from_numpy(drawn * float(added)) for name, added in self._added.items()
+        }
+        return WeightedSum(values, weight=float(len(cohort)), num_units=len(cohort))
+
+    def scores(self, rounds: int, seed: int) -> tuple[Scores, Scores]:
+        """Return (num_targets,) log-likelihood ratios of runs, with the target and without."""
+        plan = replace(self._plan, seed=seed)
+        total = np.zeros(self._coordinates)
+        for release in releases(plan, self, self._parameters, rounds):
+            total += log_likelihood_ratio(self._moved(release), plan.cost)
+        return total[: self._targets], total[self._targets :]
+
+    def _moved(self, release: Tensors) -> Scores:
+        """Return (coordinates,): the release along each target's push over what one unit moves."""
+        one = self._plan.estimator(WeightedSum(self._added, weight=1.0, num_units=1))
+        square = l2_norm(one) ** 2
+        along = sum(release[name].numpy() * (float(one[name]) / square) for name in one)
+        return np.asarray(along, dtype=np.float64)
+
+
+def planted_unit(clip: Clip) -> dict[str, torch.Tensor]:
+    """Return what a unit that pushes one coordinate of every clipped layer adds to the sum."""
+    planted = {
+        name: torch.tensor([_LARGE * bound], dtype=torch.float64)
+        for name, bound in layer_bounds(clip).items()
+    }
+    accumulator = Accumulator(planted, clip)
+    accumulator.add(Update(planted, loss=0.0, num_gradients=1), weight=1.0)
+    return dict(accumulator.total().values)
+
+
+def layer_bounds(clip: Clip) -> dict[str, float]:
+    """Return a parameter's name and the bound for each layer that is clipped by itself."""
+    inner = clip.clip if isinstance(clip, NormalisedClip) else clip
+    if isinstance(inner, PerLayerClip):
+        return {f"{layer}.weight": bound for layer, bound in inner.l2_clip_norms.items()}
+    return {"weight": inner.bound}

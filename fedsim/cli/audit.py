@@ -1,0 +1,89 @@
+"""`fedsim audit`: lower bounds on ε, of a run by canaries, or of fedsim's own mechanisms."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+if TYPE_CHECKING:
+    from fedsim.audit.real_run import RunAudit
+
+_FILE = "audit.json"
+
+
+def audit_command(  # noqa: PLR0917 (each is an option)
+    config: Annotated[
+        Path | None,
+        typer.Argument(help="A run's config; without one, fedsim's own mechanisms are audited."),
+    ] = None,
+    canaries: Annotated[
+        int, typer.Option(min=2, help="Canary users; a fair coin puts each in or leaves it out.")
+    ] = 1000,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY.PATH=VALUE", help="Lay a value over the config."),
+    ] = None,
+    repetitions: Annotated[
+        int, typer.Option(min=1, help="Audits of each mechanism; 100 show the stated confidence.")
+    ] = 1,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer trials: weaker bounds.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Folder for audit.json; runs/audit.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Show how much of a claimed ε can be proved lost; exit 1 if it is more than was claimed."""
+    from fedsim.errors import ConfigError
+    from fedsim.paths import write_atomically
+
+    if config is None and overrides:
+        raise ConfigError("--set: there is no CONFIG to lay it over")
+    console = Console(stderr=as_json)
+    if config is not None:
+        from fedsim.audit.real_run import audit_run
+        from fedsim.config import load_config
+
+        audit = audit_run(load_config(config, overrides or []), canaries)
+        found, holds = audit.to_json(), audit.holds
+        _show_run(audit, console)
+    else:
+        found, holds = _of_ourselves(repetitions, quick, console)
+    write_atomically((out or Path("runs/audit")) / _FILE, json.dumps(found, indent=2) + "\n")
+    if as_json:
+        typer.echo(json.dumps(found))
+    if not holds:
+        raise typer.Exit(1)
+
+
+def _show_run(audit: RunAudit, console: Console) -> None:
+    bound = audit.bound
+    console.print(f"Claimed: {audit.statement}")
+    console.print(
+        f"Shown: the ε at δ = {bound.delta:g} of a user under the {audit.relation} relation is at "
+        f"least {bound.epsilon:.3f}, with {bound.confidence:.0%} confidence, whoever the "
+        f"accountant: {bound.correct} of {bound.guesses} guesses about {bound.canaries} canaries "
+        "were right."
+    )
+    for sentence in audit.assumptions:
+        console.print(f"- {sentence}")
+
+
+def _of_ourselves(repetitions: int, quick: bool, console: Console) -> tuple[dict[str, Any], bool]:
+    """Audit ULS and ELS, then the twelve deliberate bugs; return JSON and whether all is well."""
+    from fedsim.audit import mechanism, tables
+    from fedsim.audit.mutants import judge, mutants
+    from fedsim.cli.status import status_when_slow
+
+    with status_when_slow("playing real rounds with and without a target …"):
+        trials = mechanism.TRIALS // (25 if quick else 1)
+        audits = mechanism.audit_settings(
+            delta=mechanism.DELTA, trials=trials, repetitions=repetitions
+        )
+    console.print(tables.mechanisms(audits))
+    with status_when_slow("playing rounds with a bug in each …"):
+        verdicts = [judge(mutant, 200 if quick else 500) for mutant in mutants()]
+    console.print(tables.bugs(verdicts))
+    console.print(tables.TERMS)
+    return tables.to_json(audits, verdicts), tables.all_well(audits, verdicts)

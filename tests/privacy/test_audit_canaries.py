@@ -1,0 +1,133 @@
+"""Canary users in a real run: in the pool by their coins, bounded by the real clip, and seen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedsim.audit.canaries import CanaryExecutor, draw_canaries, flip_coins, with_canaries
+from fedsim.audit.real_run import audit_run
+from fedsim.clipping import Clip, FlatClip
+from fedsim.config import Config
+from fedsim.errors import ConfigError
+from fedsim.estimators import WeightedSum
+from fedsim.execution import Keys
+from fedsim.materials import Materials
+from fedsim.plan import RoundPlan
+from fedsim.round import run_round
+from fedsim.session import build_plan
+from fedsim.state import ServerState
+from fedsim.tensors import Tensors, l2_norm
+from tests.conftest import small_config
+
+PER_LAYER = {"clip": {"kind": "per-layer", "l2_clip_norm": 0.3}}
+ELS = {"name": "els", "cohort_size": None, "batch_size": 9}
+
+
+class Nobody:
+    """The real users, none of whom moves anything; notes whom it was asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[Keys] = []
+
+    def clipped_sum(self, parameters: Tensors, cohort: Keys, clip: Clip, round: int) -> WeightedSum:
+        self.asked.append(cohort)
+        return WeightedSum(WeightedSum.zero(parameters).values, float(len(cohort)), len(cohort))
+
+
+@pytest.mark.parametrize("strategy", [{}, PER_LAYER, ELS], ids=["uls", "per-layer", "els"])
+def test_a_canarys_units_are_drawn_by_the_runs_coins_and_add_the_clip_bound(
+    materials: Materials, speeches: Path, strategy: dict[str, Any]
+) -> None:
+    plan = build_plan(small_config(speeches, strategy=strategy), materials)
+    parameters = materials.model.initial_parameters()
+    canaries = draw_canaries(parameters, plan.clip, 20, seed=1)
+    included = flip_coins(20, seed=1)
+    planted, first, watch = with_canaries(plan, canaries, included)
+    assert len(planted.pool) == len(plan.pool) + included.sum() * plan.units_per_user
+    assert (planted.cost, planted.noise_stddev) == (plan.cost, plan.noise_stddev)
+    assert planted.estimator == plan.estimator
+    real = Nobody()
+    executor = CanaryExecutor(real, canaries, plan, first)
+    one = executor.clipped_sum(parameters, np.array([first]), plan.clip, 0)
+    assert l2_norm(one.values) == pytest.approx(plan.clip.bound, rel=1e-6)
+    assert (one.num_units, one.weight) == (1, 1.0)
+    _, record = run_round(ServerState(0, parameters), planted, executor)
+    cohort = planted.cohort(0)
+    np.testing.assert_array_equal(real.asked[-1], cohort[cohort < first])
+    np.testing.assert_array_equal(real.asked[-1], plan.cohort(0))  # real users' coins are as before
+    assert record.num_units == len(cohort)
+    assert watch.scores.any()
+
+
+def test_without_noise_the_scores_are_the_coins(materials: Materials, speeches: Path) -> None:
+    """Everybody drawn, hardly any noise: each canary that is in stands out, no other does."""
+    config = small_config(
+        speeches, strategy={"cohort_size": 24}, privacy={"noise_multiplier": 0.01}
+    )
+    plan = build_plan(config, materials)
+    assert plan.sampling.probability == 1.0
+    parameters = materials.model.initial_parameters()
+    canaries, included = draw_canaries(parameters, plan.clip, 50, 3), flip_coins(50, 3)
+    planted, first, watch = with_canaries(plan, canaries, included)
+    run_round(ServerState(0, parameters), planted, CanaryExecutor(Nobody(), canaries, plan, first))
+    np.testing.assert_array_equal(watch.scores > 0.0, included)
+
+
+def test_coordinates_are_distinct_and_cover_the_layout() -> None:
+    layout = {"a.weight": torch.zeros(3, 2), "b.weight": torch.zeros(4)}
+    drawn = draw_canaries(layout, FlatClip(l2_clip_norm=1.0), 10, seed=0)
+    assert len(set(drawn)) == 10
+    assert {name for ((name, _),) in drawn} == set(layout)
+    assert all(0 <= index < layout[name].numel() for ((name, index),) in drawn)
+
+
+@pytest.fixture(scope="module")
+def config(speeches: Path) -> Config:
+    strategy = {"cohort_size": 24, "rounds": 3}
+    privacy = {"epsilon": 6.0, "noise_multiplier": None, "delta": 1e-6}  # far below 1/canaries
+    return small_config(speeches, strategy=strategy, privacy=privacy)
+
+
+def test_a_real_run_is_bounded_below_its_claim_and_above_nothing(config: Config) -> None:
+    audit = audit_run(config, 600)
+    assert 0.5 < audit.bound.epsilon <= audit.claimed_epsilon
+    assert audit.holds
+    assert "ε" in audit.statement
+    assert "δ" in audit.statement
+    assert audit.to_json()["bound"]["delta"] == 1e-6
+
+
+def test_a_run_with_a_fifth_of_its_noise_is_refuted(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The claim stays, the noise does not: canaries of one run tell."""
+    honest = RoundPlan.noise_stddev.func  # type: ignore[attr-defined]
+    monkeypatch.setattr(RoundPlan, "noise_stddev", property(lambda plan: honest(plan) / 5.0))
+    assert not audit_run(small(config, 1.0), 600).holds
+
+
+def small(config: Config, epsilon: float) -> Config:
+    privacy = config.privacy.model_copy(update={"epsilon": epsilon})
+    return config.model_copy(update={"privacy": privacy})
+
+
+@pytest.mark.parametrize(
+    ("sections", "complaint"),
+    [
+        ({"strategy": {"name": "non-private"}, "privacy": {"noise_multiplier": 0.0}}, "no ε"),
+        ({"strategy": {"sampling": {"kind": "fixed-size"}}}, "fixed-size"),
+        ({"privacy": {"relation": "replace-one"}}, "replace-one"),
+    ],
+)
+def test_what_cannot_be_audited_so_is_refused(
+    speeches: Path, sections: dict[str, Any], complaint: str
+) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        audit_run(small_config(speeches, **sections), 10)
+    with pytest.raises(ConfigError, match="--canaries = 1"):
+        audit_run(small_config(speeches), 1)

@@ -1,0 +1,124 @@
+"""The exact mechanism: strategies' plans, real rounds, a target in and out, ε bounded below."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from fedsim.accounting.events import RoundCost
+from fedsim.audit.likelihood import log_likelihood_ratio
+from fedsim.audit.mechanism import DELTA, SETTINGS, Setting, audit_mechanism
+from fedsim.audit.releases import releases
+from fedsim.audit.replicas import Replicas, planted_unit
+from fedsim.clipping import Clip, FlatClip, NormalisedClip, PerLayerClip
+from fedsim.estimators import ClippedDenominator
+from fedsim.execution import Accumulator, Update
+from fedsim.materials import Materials
+from fedsim.sampling import FixedSizeSampling, PoissonSampling
+from fedsim.session import build_plan
+from tests.conftest import small_config
+from tests.unit.test_plan import make_plan
+
+ELS = {"name": "els", "cohort_size": None, "batch_size": 20, "group_size": 4}
+STRATEGIES: dict[str, dict[str, Any]] = {
+    "uls": {"cohort_size": 12},
+    "uls per-layer": {"cohort_size": 12, "clip": {"kind": "per-layer", "l2_clip_norm": 0.3}},
+    "els": ELS,
+    "els normalised": ELS | {"clip": {"kind": "flat", "l2_clip_norm": 0.3, "normalise": True}},
+}
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
+def test_a_strategys_plan_keeps_its_claim_and_the_audit_comes_near(
+    materials: Materials, speeches: Path, strategy: dict[str, Any]
+) -> None:
+    config = small_config(
+        speeches,
+        strategy=strategy,
+        privacy={"epsilon": 4.0, "noise_multiplier": None, "delta": 1e-3},
+    )
+    plan = build_plan(config, materials)
+    audit = audit_mechanism(plan, config.strategy.rounds, delta=1e-3, trials=40_000, block=20_000)
+    assert audit.holds
+    assert audit.share > 0.6
+    assert audit.claimed_epsilon == pytest.approx(4.0, rel=5e-3)
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.strategy)
+@pytest.mark.parametrize("target", [1.0, 4.0, 8.0])
+def test_half_of_the_noise_is_seen(setting: Setting, target: float) -> None:
+    """The audit has power: the same claim with less noise than it needs is refuted."""
+    plan = setting.plan(target, DELTA)
+    honest = audit_mechanism(plan, setting.rounds, delta=DELTA, trials=60_000, block=60_000)
+    assert honest.bound.epsilon <= target
+    halved = dataclasses.replace(plan, noise_multiplier=plan.noise_multiplier / 2)
+    lied = audit_mechanism(halved, setting.rounds, delta=DELTA, trials=60_000, block=60_000)
+    assert lied.bound.epsilon > min(target, 5.5)  # 45,000 trials cannot show much more
+
+
+@pytest.mark.parametrize(
+    "clip",
+    [
+        FlatClip(l2_clip_norm=0.7),
+        NormalisedClip(clip=FlatClip(l2_clip_norm=0.7)),
+        PerLayerClip(l2_clip_norms={"a": 0.3, "b": 0.4}),
+    ],
+    ids=lambda clip: clip.kind,
+)
+def test_replicas_are_what_the_accumulator_adds(clip: Clip) -> None:
+    """Each unit's dense update, clipped and added one by one, gives the same sum."""
+    plan = make_plan(clip=clip, units_per_user=3)
+    replicas = Replicas(plan, 4)
+    layout = {name: torch.zeros(8, dtype=torch.float64) for name in planted_unit(clip)}
+    cohort = np.array([0, 1, 4, 5, 10])
+    accumulator = Accumulator(layout, clip)
+    for key in cohort:
+        update = {name: torch.zeros(8, dtype=torch.float64) for name in layout}
+        for value in update.values():
+            value[key // 3] = 1e6
+        accumulator.add(Update(update, 0.0, 1), 1.0)
+    expected, found = accumulator.total(), replicas.clipped_sum(layout, cohort, clip, 0)
+    for name in layout:
+        torch.testing.assert_close(found.values[name], expected.values[name], rtol=1e-12, atol=0)
+    assert (found.weight, found.num_units) == (expected.weight, expected.num_units)
+
+
+def test_trials_of_one_round_are_independent_and_of_the_accounted_law() -> None:
+    """Out: N(0, z²) per coordinate. In: with coins. Neighbouring targets do not correlate."""
+    plan = make_plan(noise_multiplier=0.8, sampling=PoissonSampling(0.25))
+    replicas = Replicas(plan, 20_000)
+    law = stats.norm(0.0, 0.8)
+    (released,) = [
+        replicas._moved(release)
+        for release in releases(replicas._plan, replicas, replicas._parameters, 1)
+    ]
+    inside, outside = released[:20_000], released[20_000:]
+    assert stats.kstest(outside, law.cdf).pvalue > 1e-4
+    of_mixture = 0.75 * law.cdf(inside) + 0.25 * law.cdf(inside - 1.0)
+    assert stats.kstest(of_mixture, "uniform").pvalue > 1e-4
+    assert stats.kstest(inside, law.cdf).pvalue < 1e-4
+    for values in (inside, outside):
+        assert abs(np.corrcoef(values[:-1], values[1:])[0, 1]) < 4 / np.sqrt(20_000)
+
+
+def test_the_likelihood_ratio_by_hand() -> None:
+    cost = RoundCost(PoissonSampling(0.3), 1.7, units_per_user=2)
+    x = np.array([-2.0, 0.4, 3.0])
+    density = sum(w * stats.norm(k, 1.7).pdf(x) for k, w in enumerate([0.49, 0.42, 0.09]))
+    np.testing.assert_allclose(
+        log_likelihood_ratio(x, cost), np.log(density / stats.norm(0, 1.7).pdf(x)), rtol=1e-12
+    )
+
+
+def test_what_replicas_are_not_made_for_is_refused() -> None:
+    with pytest.raises(ValueError, match='need "fixed"'):
+        Replicas(make_plan(estimator=ClippedDenominator(0.25, 8.0)), 4)
+    cost = RoundCost(FixedSizeSampling(2, 10), 1.0)
+    with pytest.raises(ValueError, match="fixed-size"):
+        log_likelihood_ratio(np.zeros(2), cost)

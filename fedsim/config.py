@@ -15,6 +15,7 @@ import tomli_w
 from pydantic import Field, ValidationError, model_validator
 
 from fedsim.config_errors import explain
+from fedsim.data.canary_config import CanaryConfig
 from fedsim.data.preparation.catalogue import AnyStep
 from fedsim.data.recipe import with_recipe
 from fedsim.errors import ConfigError
@@ -46,6 +47,7 @@ class DataConfig(Section):
     held_out_rule: Literal["random", "first", "last"] = "random"
     held_out_limit: Annotated[int, Field(ge=1)] | None = None
     preparation: tuple[AnyStep, ...] = ()
+    canaries: CanaryConfig | None = None
 
     @model_validator(mode="before")
     @classmethod

@@ -30,6 +30,8 @@ Purpose = Literal[
     "samples",
     "personalisation",
     "dropout",
+    "attack",
+    "canaries",
 ]
 
 

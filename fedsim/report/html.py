@@ -35,7 +35,7 @@ def write_run_report(run_dir: Path) -> Path:
 
 def render_run(report: RunReport, metrics: Sequence[RoundMetrics]) -> str:
     """Return the page of one run: its promise, its plots, its data, cost, model and versions."""
-    return _render(
+    return render_page(
         "run.html.jinja",
         report=report,
         plots=run_plots(metrics, report.utility.initial, report.privacy),
@@ -46,7 +46,7 @@ def render_run(report: RunReport, metrics: Sequence[RoundMetrics]) -> str:
 
 def render_comparison(comparison: Comparison) -> str:
     """Return the page of several runs: each one's promise, the table, the plots."""
-    return _render(
+    return render_page(
         "comparison.html.jinja",
         comparison=comparison,
         columns=tables.COLUMNS,
@@ -56,7 +56,8 @@ def render_comparison(comparison: Comparison) -> str:
     )
 
 
-def _render(template: str, **values: object) -> str:
+def render_page(template: str, **values: object) -> str:
+    """Return a template of this folder, filled in, with the wording as `say` and plotly inlined."""
     environment = Environment(
         loader=PackageLoader("fedsim.report", "."),
         autoescape=True,

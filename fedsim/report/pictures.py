@@ -58,7 +58,7 @@ def _terms(runs: Sequence[ComparedRun]) -> list[str]:
 
 
 def _draw_curves(axes: Axes, comparison: Comparison) -> None:
-    _clean(axes, "Held-out loss, nats a token")
+    clean_axes(axes, "Held-out loss, nats a token")
     axes.set_xlabel("round", fontsize=7, color=MUTED)
     axes.grid(axis="y", color=RULE, linewidth=0.6)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
@@ -98,7 +98,7 @@ def _label_ends(axes: Axes, runs: Sequence[ComparedRun], ends: Sequence[tuple[in
 
 
 def _draw_bars(axes: Axes, comparison: Comparison) -> None:
-    _clean(axes, "Final perplexity")
+    clean_axes(axes, "Final perplexity")
     starts = [s.perplexity for s in distinct_starts(comparison.runs) if is_finite(s.perplexity)]
     finals = [run.final.perplexity for run in comparison.runs]
     # A run that diverged must not flatten the others: its bar is cut, its value is written.
@@ -130,7 +130,8 @@ def _draw_bars(axes: Axes, comparison: Comparison) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 5, 10]))
 
 
-def _clean(axes: Axes, title: str) -> None:
+def clean_axes(axes: Axes, title: str) -> None:
+    """Take away what carries no information, and write the title above."""
     axes.set_title(title, loc="left", fontsize=9.5, fontweight="bold", color=INK, pad=9)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)

@@ -46,37 +46,39 @@ def run_plots(metrics: Sequence[RoundMetrics], initial: Scores, privacy: Privacy
     epsilons = [(line.round, line.epsilon) for line in metrics if is_finite(line.epsilon)]
     cohorts = [(line.round, line.units) for line in metrics if line.units is not None]
 
-    loss = _figure("nats a token")
+    loss = new_plot("nats a token")
     if trained:
         _line(loss, trained, "cohort's training loss", GREY, width=1)
     _line(loss, losses, "held-out loss", colour(0))
     _start(loss, initial.loss, decimal_text(initial.loss, 2))
-    accuracy = _figure("per cent")
+    accuracy = new_plot("per cent")
     _line(accuracy, accuracies, "top-1 accuracy", colour(2))
     _start(
         accuracy, 100 * initial.accuracy_top1, f"{decimal_text(100 * initial.accuracy_top1, 1)} %"
     )
-    cohort = _figure("units")
+    cohort = new_plot("units")
     cohort.update_yaxes(rangemode="tozero")
     _line(cohort, cohorts, "cohort size", colour(3), width=1.5)
     uncovered = f"{NOT_COVERED[0].upper()}{NOT_COVERED[1:]}."
     training = " The grey line is the training loss of each cohort." if trained else ""
-    plots = [Plot("loss", "Held-out loss", uncovered + training, _data(loss))]
+    plots = [Plot("loss", "Held-out loss", uncovered + training, plain_data(loss))]
     if epsilons and privacy.epsilon is not None:
-        spent = _figure("ε")
+        spent = new_plot("ε")
         spent.update_yaxes(rangemode="tozero")
         _line(spent, epsilons, "ε spent", colour(1))
         plots.append(
-            Plot("epsilon", "Privacy loss ε spent", f"{terms_text(privacy)}.", _data(spent))
+            Plot("epsilon", "Privacy loss ε spent", f"{terms_text(privacy)}.", plain_data(spent))
         )
-    plots.append(Plot("accuracy", "Top-1 accuracy", uncovered, _data(accuracy)))
-    plots.append(Plot("cohort", "Cohort size", f"Units drawn a round. {uncovered}", _data(cohort)))
+    plots.append(Plot("accuracy", "Top-1 accuracy", uncovered, plain_data(accuracy)))
+    plots.append(
+        Plot("cohort", "Cohort size", f"Units drawn a round. {uncovered}", plain_data(cohort))
+    )
     return plots
 
 
 def comparison_plots(runs: Sequence[ComparedRun]) -> list[Plot]:
     """Return held-out loss and, where any run spent one, ε against rounds for all runs."""
-    loss, spent = _figure("nats a token"), _figure("ε")
+    loss, spent = new_plot("nats a token"), new_plot("ε")
     spent.update_yaxes(rangemode="tozero")
     for figure in (loss, spent):
         figure.update_layout(showlegend=True)
@@ -90,14 +92,15 @@ def comparison_plots(runs: Sequence[ComparedRun]) -> list[Plot]:
     for start in distinct_starts(runs):
         _start(loss, start.loss, decimal_text(start.loss, 2))
     uncovered = f"{NOT_COVERED[0].upper()}{NOT_COVERED[1:]}."
-    plots = [Plot("loss", "Held-out loss", uncovered, _data(loss))]
+    plots = [Plot("loss", "Held-out loss", uncovered, plain_data(loss))]
     if spent.data:
         terms = ". ".join(f"{run.label}: {terms_text(run.privacy)}" for run in runs)
-        plots.append(Plot("epsilon", "Privacy loss ε spent", f"{terms}.", _data(spent)))
+        plots.append(Plot("epsilon", "Privacy loss ε spent", f"{terms}.", plain_data(spent)))
     return plots
 
 
-def _figure(unit: str) -> Any:  # noqa: ANN401  (plotly has no types)
+def new_plot(unit: str, across: str = "round") -> Any:  # noqa: ANN401  (plotly has no types)
+    """Return an empty figure: its unit above the y-axis, `across` below the x-axis."""
     axis = {
         "zeroline": False,
         "showline": False,
@@ -119,7 +122,7 @@ def _figure(unit: str) -> Any:  # noqa: ANN401  (plotly has no types)
         xaxis={
             **axis,
             "showgrid": False,
-            "title": {"text": "round", "standoff": 4, "font": {"size": 12}},
+            "title": {"text": across, "standoff": 4, "font": {"size": 12}},
             "rangemode": "tozero",
         },
         yaxis={**axis, "nticks": 6},
@@ -165,6 +168,7 @@ def _start(figure: Any, value: float, text: str) -> None:  # noqa: ANN401
         )
 
 
-def _data(figure: Any) -> dict[str, Any]:  # noqa: ANN401
+def plain_data(figure: Any) -> dict[str, Any]:  # noqa: ANN401
+    """Return a figure as JSON values."""
     data: dict[str, Any] = json.loads(figure.to_json())
     return data

@@ -14,7 +14,7 @@ from fedsim.attacks.plots import LEAST_RATE, bound_curve, shown_curves
 from fedsim.attacks.schema import AttackReport
 from fedsim.report.pictures import clean_axes
 from fedsim.report.style import MUTED, RULE, colour
-from fedsim.report.wording import NOT_COVERED, terms_text
+from fedsim.report.wording import NOT_COVERED, guarantee_text, terms_text
 
 SIZE, DPI = (8.0, 4.2), 200  # inches and dots an inch
 
@@ -23,18 +23,19 @@ def draw_attack(report: AttackReport) -> bytes:
     """Return a PNG, 1600 × 840 pixels: the ROC, linear and logarithmic, and the bound."""
     figure = Figure(figsize=SIZE, dpi=DPI, facecolor="white")
     FigureCanvasAgg(figure)
-    linear, log = figure.add_axes((0.07, 0.25, 0.4, 0.65)), figure.add_axes((0.57, 0.25, 0.4, 0.65))
+    linear, log = figure.add_axes((0.07, 0.21, 0.4, 0.69)), figure.add_axes((0.57, 0.21, 0.4, 0.69))
     for axes, title in ((linear, "ROC"), (log, "ROC, logarithmic")):
         clean_axes(axes, title)
         _draw(axes, report)
     linear.set(xlim=(0, 1), ylim=(0, 1.01))
     log.set(xscale="log", yscale="log", xlim=(LEAST_RATE, 1), ylim=(LEAST_RATE, 1.05))
+    log.minorticks_off()
     linear.legend(fontsize=6.5, frameon=False, loc="lower right")
     low, high = report.auroc_interval
     text = (
         f"AUROC {report.auroc:.3f} ({low:.3f} to {high:.3f}) with {report.samples_per_user} "
         f"samples a user, {report.users_in} trained and {report.users_out} held-out users: "
-        f"{NOT_COVERED}. Guarantee: {terms_text(report.privacy)}."
+        f"{NOT_COVERED}. Promised: {guarantee_text(report.privacy)}; {terms_text(report.privacy)}."
     )
     if report.bound.auroc is not None:
         text += f" It allows an AUROC of {report.bound.auroc:.3f}."

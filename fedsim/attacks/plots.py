@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from scipy.special import expit
 
 from fedsim.attacks.bounds import Rates, roc_bound
 from fedsim.attacks.schema import AttackReport, Curve
@@ -22,7 +23,8 @@ def bound_curve(report: AttackReport) -> tuple[Rates, Rates] | None:
     epsilon, delta = report.privacy.epsilon, report.privacy.delta
     if report.bound.auroc is None or epsilon is None or delta is None:
         return None
-    rates = np.concatenate(([0.0], np.geomspace(LEAST_RATE / 10, 1.0, 300)))
+    corner = (1.0 - delta) * float(expit(-epsilon))  # where the two lines of the bound meet
+    rates = np.sort(np.concatenate(([0.0, corner], np.geomspace(LEAST_RATE / 10, 1.0, 300))))
     return rates, roc_bound(rates, epsilon, delta)
 
 

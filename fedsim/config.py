@@ -179,10 +179,11 @@ class PrivacyConfig(Section):
 
 
 class ServerConfig(Section):
-    """The optimizer that takes the released estimate as its gradient."""
+    """The optimizer that takes the released estimate as its gradient, scaled down to a norm."""
 
     optimizer: Literal["sgd", "adam", "adafactor"] = "adam"
     learning_rate: Positive = 0.01
+    max_gradient_norm: Positive | None = None
 
 
 class ExecutorConfig(Section):

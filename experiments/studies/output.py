@@ -26,7 +26,7 @@ from fedsim.report.style import INK, MUTED, RULE
 
 Step = TypeVar("Step")
 
-FILES = {"table.csv", "table.md", "picture.png", "lemma_1.csv"}
+FILES = {"table.csv", "table.md", "picture.png", "lemma_1.csv", "runs"}
 DPI = 160
 
 

@@ -117,7 +117,7 @@ def _report(
         final=final,
         checkpoints=tuple(checkpoints),
         rank_correlation=rank_correlation(checkpoints),
-        bound=_bound(report.privacy),
+        bound=bound_of(report.privacy),
         privacy=report.privacy,
         resamples=RESAMPLES,
         note=NOTE,
@@ -175,7 +175,7 @@ def _model(model: ModelConfig, config: Config, device: str) -> LanguageModel:
     return load_model(model, config.seed, config.data.sequence_length, device)
 
 
-def _bound(privacy: Privacy) -> Bound:
+def bound_of(privacy: Privacy) -> Bound:
     """Return what the guarantee allows; only what it is about: one user in the data or not."""
     if privacy.epsilon is None or privacy.delta is None:
         return Bound(auroc=None, reason="The run has no guarantee, so nothing bounds an attack.")

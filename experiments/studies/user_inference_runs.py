@@ -1,0 +1,222 @@
+"""The runs that the study of user inference attacks: one training, and what may make it safer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedsim.accounting.calibration import calibrate_noise_multiplier
+from fedsim.config import Config, parse_config
+from fedsim.data.records import Record
+from fedsim.data.sources import records
+from fedsim.materials import load_materials
+from fedsim.sampling import PoissonSampling
+
+DELTA = 1e-3  # of users, who are about a hundred
+EXAMPLE_DELTA = 1e-4  # of examples
+NOTHING_CLIPPED = 1e6
+REPEATED = 3  # every third text of a user is there twice
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much is done.
+
+    Attributes:
+        rounds: of every run.
+        learning_rate: of Adam, where there is no noise.
+        most_texts: of a user.
+        limits: examples a user may contribute.
+        epsilons: of users.
+        lengths: tokens that a canary's examples share.
+        num_canaries: planted users.
+        full: whether all mitigations are run, or one of each kind.
+    """
+
+    rounds: int
+    learning_rate: float
+    most_texts: int
+    limits: tuple[int, ...]
+    epsilons: tuple[float, ...]
+    lengths: tuple[int, ...]
+    num_canaries: int
+    full: bool
+
+
+FULL = Scale(120, 0.002, 30, (10, 3), (8.0, 2.0), (1, 4, 16), 60, full=True)
+QUICK = Scale(8, 0.004, 16, (3,), (8.0,), (4,), 40, full=False)
+BATCH_SIZE = 64
+CLIP = 0.4  # below nearly every gradient's norm, of an example or of a batch's mean
+
+
+@dataclass(frozen=True)
+class Case:
+    """A run: its row's name, what kind of mitigation it is, and its config."""
+
+    name: str
+    kind: str
+    config: Config
+
+
+def cases(scale: Scale, folder: Path) -> Iterator[Case]:
+    """Yield the runs, the unprotected one first; `folder` receives the text with repetitions."""
+    plain = _Recipe(scale)
+    yield Case("non-private", "none", plain.config())
+    repeated = _write_repeated(plain.config(), folder / "repeated.jsonl")
+    yield Case("repeated texts", "repetition", plain.on(repeated).config())
+    for limit in scale.limits:
+        yield Case(f"at most {limit} examples a user", "limit", plain.limited(limit))
+    if scale.full:
+        clipped = {"max_gradient_norm": CLIP}
+        yield Case("batch clipping", "clipping", plain.config(server=clipped))
+        yield Case("per-example clipping", "clipping", plain.per_example(clip=CLIP))
+        yield Case("example-level DP, ε = 8", "example-level", plain.example_level(8.0))
+    for epsilon in scale.epsilons:
+        yield Case(f"ULS, ε = {epsilon:g}", "user-level", plain.uls(epsilon))
+        if scale.full:
+            yield Case(f"ELS, ε = {epsilon:g}", "user-level", plain.els(epsilon))
+    for length in scale.lengths:
+        yield Case(f"canaries, l = {length}", "canaries", plain.planted(length))
+
+
+@dataclass(frozen=True)
+class _Recipe:
+    """Configs that differ from the unprotected run in what is named, and in nothing else."""
+
+    scale: Scale
+    source: str = "shakespeare"
+    canaries: int = 0
+
+    def on(self, source: Path) -> _Recipe:
+        return replace(self, source=str(source))
+
+    def config(self, **sections: Mapping[str, Any]) -> Config:
+        raw: dict[str, Any] = {
+            "seed": 1,
+            "data": self._data(),
+            "strategy": {
+                "name": "non-private",
+                "rounds": self.scale.rounds,
+                "batch_size": BATCH_SIZE,
+            },
+            "server": {"optimizer": "adam", "learning_rate": self.scale.learning_rate},
+            "training": {
+                "evaluate_every": self.scale.rounds,
+                "checkpoint_every": max(1, self.scale.rounds // 6),
+                "keep_checkpoints": 6,
+            },
+        }
+        for name, section in sections.items():
+            raw[name] = {**raw.get(name, {}), **section}
+        return parse_config(raw)
+
+    def _data(self) -> dict[str, Any]:
+        steps: list[dict[str, Any]] = []
+        if self.source == "shakespeare":
+            steps = [
+                {"step": "text-length", "minimum": 60},
+                {"step": "exact-duplicates"},
+                {"step": "min-examples", "count": 15},
+                {"step": "max-examples", "count": self.scale.most_texts},
+            ]
+        data: dict[str, Any] = {
+            "source": self.source,
+            "preparation": steps,
+            "cutting": "truncate",
+            "sequence_length": 32,
+            "held_out_examples": 0.25,
+            "held_out_users": 0.5,
+        }
+        if self.canaries:
+            data["canaries"] = {
+                "num_users": self.scale.num_canaries,
+                "num_examples": 15,
+                "shared_tokens": self.canaries,
+            }
+        return data
+
+    def per_example(
+        self, clip: float, group_size: int | None = None, noise_multiplier: float = 0.0
+    ) -> Config:
+        """Return ELS at the unprotected run's rate of sampling, so with as many passes."""
+        size = self.scale.most_texts if group_size is None else group_size
+        pool = int(np.minimum(_user_sizes(self.config()), size).sum())
+        return self.config(
+            strategy={
+                "name": "els",
+                "batch_size": self._rate * pool,
+                "group_size": size,
+                "clip": {"l2_clip_norm": clip},
+            },
+            privacy={"noise_multiplier": noise_multiplier, "delta": DELTA},
+        )
+
+    def limited(self, limit: int) -> Config:
+        return self.per_example(NOTHING_CLIPPED, limit)
+
+    def example_level(self, epsilon: float) -> Config:
+        noise = calibrate_noise_multiplier(
+            sampling=PoissonSampling(self._rate),
+            units_per_user=1,
+            rounds=self.scale.rounds,
+            epsilon=epsilon,
+            delta=EXAMPLE_DELTA,
+        )
+        return self.per_example(CLIP, noise_multiplier=noise)
+
+    def uls(self, epsilon: float) -> Config:
+        cohort = 0.25 * len(_user_sizes(self.config()))
+        strategy = {"name": "uls", "cohort_size": cohort, "group_size": 4, "batch_size": None}
+        return self._private(epsilon, strategy)
+
+    def els(self, epsilon: float) -> Config:
+        pool = int(np.minimum(_user_sizes(self.config()), 4).sum())
+        return self._private(epsilon, {"name": "els", "batch_size": 0.25 * pool, "group_size": 4})
+
+    def _private(self, epsilon: float, strategy: Mapping[str, Any]) -> Config:
+        """Return a run with a promise for users: SGD, for Adam would divide by the noise."""
+        return self.config(
+            strategy={**strategy, "clip": {"l2_clip_norm": CLIP, "normalise": True}},
+            privacy={
+                "epsilon": epsilon,
+                "delta": DELTA,
+                "declared_num_users": len(_user_sizes(self.config())),
+            },
+            server={"optimizer": "sgd", "learning_rate": 0.1},
+        )
+
+    def planted(self, length: int) -> Config:
+        return replace(self, canaries=length).config()
+
+    @property
+    def _rate(self) -> float:
+        return BATCH_SIZE / float(_user_sizes(self.config()).sum())
+
+
+@lru_cache(maxsize=4)
+def _user_sizes(config: Config) -> Any:  # noqa: ANN401  (an int64 array)
+    """Return the number of training examples of each trained user."""
+    return load_materials(config.seed, config.data, config.model, "cpu").split.user_sizes
+
+
+def _write_repeated(config: Config, path: Path) -> Path:
+    """Write the prepared texts, every third of a user's twice in a row, as a JSONL."""
+    seen: dict[str, int] = {}
+    lines = []
+    for user, text in records(config.data):
+        row = Record(str(user), str(text))
+        seen[row.user] = seen.get(row.user, 0) + 1
+        line = json.dumps({"speaker": row.user, "text": row.text}, ensure_ascii=False)
+        lines += [line] * (2 if seen[row.user] % REPEATED == 0 else 1)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = "\n".join(lines) + "\n"
+    # Left alone where it is the same: a store is known by the file's time of change.
+    if not path.exists() or path.read_text(encoding="utf-8") != content:
+        path.write_text(content, encoding="utf-8")
+    return path

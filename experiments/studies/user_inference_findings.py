@@ -29,6 +29,7 @@ def findings(rows: Sequence[Row]) -> list[str]:
 
 
 _CLAIMS = {
+    "early": "Stopping early",
     "limit": "Data limits per user",
     "clipping": "Clipping without noise",
     "example-level": "Example-level DP",
@@ -83,7 +84,7 @@ def _lowered(rows: Sequence[Row], plain: Row, claim: str) -> Iterator[str]:
         return
     described = "; ".join(_against(row, plain) for row in rows)
     lower = sum(row.measured().auroc < plain.measured().auroc for row in rows)
-    yield f"{claim} lower the AUROC in {lower} of {len(rows)} runs. {described}."
+    yield f"{claim}: the AUROC is lower in {lower} of {len(rows)} runs. {described}."
 
 
 def _against(row: Row, plain: Row) -> str:

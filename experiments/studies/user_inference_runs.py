@@ -68,6 +68,8 @@ def cases(scale: Scale, folder: Path) -> Iterator[Case]:
     """Yield the runs, the unprotected one first; `folder` receives the text with repetitions."""
     plain = _Recipe(scale)
     yield Case("non-private", "none", plain.config())
+    early = scale.rounds // 3
+    yield Case(f"stopped after {early} rounds", "early", plain.config(strategy={"rounds": early}))
     repeated = _write_repeated(plain.config(), folder / "repeated.jsonl")
     yield Case("repeated texts", "repetition", plain.on(repeated).config())
     for limit in scale.limits:

@@ -81,10 +81,9 @@ def attack_run(
     ]
     first = next(iter(sides.values()))
     look = partial(after_round, known=known, sides=first, before=before, samples=max(numbers))
-    states = []
+    base, states = weights_key(start.initial_parameters()), []
     for path in sorted(folder.checkpoints.glob("round-*.safetensors")) if checkpoints else []:
         state = load_checkpoint(path)
-        base = weights_key(start.initial_parameters())
         scores = likelihoods.scores(materials.model, state.parameters, base=base)
         states.append(look(state.round, after=scores))
     final = look(report.cost.rounds, after=after)

@@ -20,6 +20,7 @@ from experiments.studies.output import (
 )
 from experiments.studies.user_inference_findings import findings
 from experiments.studies.user_inference_runs import (
+    BATCH_SIZE,
     CLIP,
     EXAMPLE_DELTA,
     FULL,
@@ -36,7 +37,7 @@ from fedsim.report.style import INK, MUTED, colour
 from fedsim.report.wording import epsilon_text, terms_text
 from fedsim.run_folder import RunFolder
 
-SAMPLES = (1, 2, 4)
+SAMPLES = (1, 2, 4, 8)
 
 
 @dataclass(frozen=True)
@@ -182,9 +183,11 @@ def _settings(scale: Scale, rows: Sequence[Row]) -> tuple[str, ...]:
         "examples; accountant: pld. Its ε of a user, in the table, is another number: a user has "
         "many examples.",
         f"tiny-gpt, all parameters; {scale.rounds} rounds; without noise Adam with learning rate "
-        f"{scale.learning_rate:g} and about 64 of the examples a round, as many passes in each "
-        f"run; clips at {CLIP:g}. Attacks: {max(SAMPLES)} samples a user, 100 bootstrap resamples "
-        "of the users.",
+        f"{scale.learning_rate:g} and about {BATCH_SIZE} of the examples a round, as many passes "
+        f"in each run; clips at {CLIP:g}. Attacks: {max(SAMPLES)} samples a user, 100 bootstrap "
+        "resamples of the users.",
+        f"Every speaker has {scale.texts} different speeches, cut at 32 tokens, 40 % of them held "
+        "out; each begins with the speaker's name, as the plays print it.",
         "Repeated texts: every third text of a user is in the data twice, and the attacker can "
         "have either copy. Deduplicated it is the non-private row.",
     )

@@ -13,15 +13,16 @@ import numpy as np
 
 from fedsim.accounting.calibration import calibrate_noise_multiplier
 from fedsim.config import Config, parse_config
-from fedsim.data.records import Record
-from fedsim.data.sources import records
+from fedsim.data.shakespeare import private_speeches
 from fedsim.materials import load_materials
+from fedsim.paths import write_atomically
 from fedsim.sampling import PoissonSampling
 
 DELTA = 1e-3  # of users, who are about a hundred
 EXAMPLE_DELTA = 1e-4  # of examples
 NOTHING_CLIPPED = 1e6
 REPEATED = 3  # every third text of a user is there twice
+SHORTEST = 60  # characters of a speech
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Scale:
     Attributes:
         rounds: of every run.
         learning_rate: of Adam, where there is no noise.
-        most_texts: of a user.
+        texts: of a user.
         limits: examples a user may contribute.
         epsilons: of users.
         lengths: tokens that a canary's examples share.
@@ -41,7 +42,7 @@ class Scale:
 
     rounds: int
     learning_rate: float
-    most_texts: int
+    texts: int
     limits: tuple[int, ...]
     epsilons: tuple[float, ...]
     lengths: tuple[int, ...]
@@ -49,9 +50,9 @@ class Scale:
     full: bool
 
 
-FULL = Scale(120, 0.002, 30, (10, 3), (8.0, 2.0), (1, 4, 16), 60, full=True)
-QUICK = Scale(8, 0.004, 16, (3,), (8.0,), (4,), 40, full=False)
-BATCH_SIZE = 64
+FULL = Scale(200, 0.002, 20, (6, 2), (8.0, 2.0), (1, 4, 16), 60, full=True)
+QUICK = Scale(9, 0.004, 20, (2,), (8.0,), (4,), 40, full=False)
+BATCH_SIZE = 32
 CLIP = 0.4  # below nearly every gradient's norm, of an example or of a batch's mean
 
 
@@ -65,13 +66,13 @@ class Case:
 
 
 def cases(scale: Scale, folder: Path) -> Iterator[Case]:
-    """Yield the runs, the unprotected one first; `folder` receives the text with repetitions."""
-    plain = _Recipe(scale)
+    """Yield the runs, the unprotected one first; `folder` receives the texts."""
+    plain = _Recipe(scale, write_texts(folder / "texts.jsonl", scale.texts, repeated=False))
     yield Case("non-private", "none", plain.config())
     early = scale.rounds // 3
     yield Case(f"stopped after {early} rounds", "early", plain.config(strategy={"rounds": early}))
-    repeated = _write_repeated(plain.config(), folder / "repeated.jsonl")
-    yield Case("repeated texts", "repetition", plain.on(repeated).config())
+    repeated = write_texts(folder / "repeated.jsonl", scale.texts, repeated=True)
+    yield Case("repeated texts", "repetition", replace(plain, source=repeated).config())
     for limit in scale.limits:
         yield Case(f"at most {limit} examples a user", "limit", plain.limited(limit))
     if scale.full:
@@ -92,11 +93,8 @@ class _Recipe:
     """Configs that differ from the unprotected run in what is named, and in nothing else."""
 
     scale: Scale
-    source: str = "shakespeare"
+    source: Path
     canaries: int = 0
-
-    def on(self, source: Path) -> _Recipe:
-        return replace(self, source=str(source))
 
     def config(self, **sections: Mapping[str, Any]) -> Config:
         raw: dict[str, Any] = {
@@ -119,26 +117,17 @@ class _Recipe:
         return parse_config(raw)
 
     def _data(self) -> dict[str, Any]:
-        steps: list[dict[str, Any]] = []
-        if self.source == "shakespeare":
-            steps = [
-                {"step": "text-length", "minimum": 60},
-                {"step": "exact-duplicates"},
-                {"step": "min-examples", "count": 15},
-                {"step": "max-examples", "count": self.scale.most_texts},
-            ]
         data: dict[str, Any] = {
-            "source": self.source,
-            "preparation": steps,
+            "source": str(self.source),
             "cutting": "truncate",
             "sequence_length": 32,
-            "held_out_examples": 0.25,
+            "held_out_examples": 0.4,
             "held_out_users": 0.5,
         }
         if self.canaries:
             data["canaries"] = {
                 "num_users": self.scale.num_canaries,
-                "num_examples": 15,
+                "num_examples": self.scale.texts,
                 "shared_tokens": self.canaries,
             }
         return data
@@ -147,7 +136,7 @@ class _Recipe:
         self, clip: float, group_size: int | None = None, noise_multiplier: float = 0.0
     ) -> Config:
         """Return ELS at the unprotected run's rate of sampling, so with as many passes."""
-        size = self.scale.most_texts if group_size is None else group_size
+        size = self.scale.texts if group_size is None else group_size
         pool = int(np.minimum(_user_sizes(self.config()), size).sum())
         return self.config(
             strategy={
@@ -207,18 +196,30 @@ def _user_sizes(config: Config) -> Any:  # noqa: ANN401  (an int64 array)
     return load_materials(config.seed, config.data, config.model, "cpu").split.user_sizes
 
 
-def _write_repeated(config: Config, path: Path) -> Path:
-    """Write the prepared texts, every third of a user's twice in a row, as a JSONL."""
-    seen: dict[str, int] = {}
+def write_texts(path: Path, texts: int, *, repeated: bool) -> Path:
+    """Write a JSONL of the speakers with enough speeches, `texts` of each.
+
+    Each text begins with the speaker's name, as the plays print it: something that all texts of a
+    user share, like the signature of an e-mail.
+
+    Args:
+        path: of the file, which is left alone if it is the same: a store goes by its time.
+        texts: different speeches of a speaker, the first ones that are not short.
+        repeated: whether every third of them stands there twice.
+    """
+    speeches: dict[str, list[str]] = {}
+    for user, speech in private_speeches():
+        known = speeches.setdefault(user, [])
+        if len(speech) >= SHORTEST and speech not in known and len(known) < texts:
+            known.append(speech)
     lines = []
-    for user, text in records(config.data):
-        row = Record(str(user), str(text))
-        seen[row.user] = seen.get(row.user, 0) + 1
-        line = json.dumps({"speaker": row.user, "text": row.text}, ensure_ascii=False)
-        lines += [line] * (2 if seen[row.user] % REPEATED == 0 else 1)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    content = "\n".join(lines) + "\n"
-    # Left alone where it is the same: a store is known by the file's time of change.
+    for user, known in speeches.items():
+        name = user.partition("/")[2].title()
+        for place, speech in enumerate(known if len(known) == texts else ()):
+            row = {"speaker": user, "text": f"{name}. {speech}"}
+            copies = 2 if repeated and place % REPEATED == REPEATED - 1 else 1
+            lines += [json.dumps(row, ensure_ascii=False) + "\n"] * copies
+    content = "".join(lines)
     if not path.exists() or path.read_text(encoding="utf-8") != content:
-        path.write_text(content, encoding="utf-8")
+        write_atomically(path, content)
     return path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,15 +12,15 @@ import pytest
 
 from experiments.studies import user_inference_runs as runs
 from experiments.studies.user_inference_findings import findings
-from fedsim.data.records import Record
 
 
 @pytest.fixture
 def few_users(monkeypatch: pytest.MonkeyPatch) -> None:
     """Configs that count users are made without reading the plays."""
     monkeypatch.setattr(runs, "_user_sizes", lambda _: np.array([40, 200, 90]))
-    rows = [Record("a", str(i)) for i in range(7)] + [Record("b", "x"), Record("b", "y")]
-    monkeypatch.setattr(runs, "records", lambda _: iter([(r.user, r.text) for r in rows]))
+    speeches = [("play/ann", f"{i} " * 40) for i in (1, 1, 2, 3, 4, 5, 6, 7)]
+    speeches += [("play/ann", "short"), ("play/bob", "0 " * 40)]
+    monkeypatch.setattr(runs, "private_speeches", lambda: iter(speeches))
 
 
 @pytest.mark.usefixtures("few_users")
@@ -40,11 +41,15 @@ def test_runs_differ_in_their_mitigation_and_in_nothing_else(tmp_path: Path) -> 
 
 
 @pytest.mark.usefixtures("few_users")
-def test_every_third_text_of_a_user_is_repeated(tmp_path: Path) -> None:
-    list(runs.cases(runs.QUICK, tmp_path))
-    lines = (tmp_path / "repeated.jsonl").read_text(encoding="utf-8").splitlines()
-    texts = [line.split('"text": ')[1].strip('"}') for line in lines]
-    assert texts == ["0", "1", "2", "2", "3", "4", "5", "5", "6", "x", "y"]
+def test_speakers_with_enough_speeches_have_so_many_and_some_twice(tmp_path: Path) -> None:
+    found = []
+    for repeated in (False, True):
+        path = runs.write_texts(tmp_path / "texts.jsonl", 6, repeated=repeated)
+        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        assert {row["speaker"] for row in rows} == {"play/ann"}
+        assert all(row["text"].startswith("Ann. ") for row in rows)
+        found.append([row["text"][5] for row in rows])
+    assert found == [list("123456"), list("12334566")]
 
 
 def row(kind: str, mean: float, name: str = "", *, other: float = 0.4) -> Any:  # noqa: ANN401

@@ -50,5 +50,5 @@ class LogRatios:
         if samples < 1 or (np.diff(self.offsets) < samples).any():
             raise ValueError(f"samples = {samples}: every user needs at least as many, at least 1")
         first = self.values[self.offsets[:-1, None] + np.arange(samples)]
-        result: Scores = {"mean": np.mean, "max": np.max, "min": np.min}[which](first, axis=1)
+        result: Scores = getattr(first, which)(axis=1)
         return result

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -42,7 +43,7 @@ def test_the_second_time_they_come_from_disk(
     again = kept.scores(model, start)
     assert np.array_equal(first.nats, again.nats)
     assert np.array_equal(first.tokens, again.tokens)
-    others = [
+    others: list[Callable[[], object]] = [
         lambda: kept.scores(model, start, base="other frozen weights"),
         lambda: Likelihoods(materials.store, EXAMPLES[:2], tmp_path).scores(model, start),
         lambda: kept.scores(model, _nudged(start)),

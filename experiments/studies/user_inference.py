@@ -186,6 +186,9 @@ def _settings(scale: Scale, rows: Sequence[Row]) -> tuple[str, ...]:
         f"{scale.learning_rate:g} and about {BATCH_SIZE} of the examples a round, as many passes "
         f"in each run; clips at {CLIP:g}. Attacks: {max(SAMPLES)} samples a user, 100 bootstrap "
         "resamples of the users.",
+        "With noise: SGD and normalised clips, a fifth of the rounds with a sixth of all examples "
+        "(examples protected) or a tenth of the rounds with half of all users or examples, four "
+        "examples a user (users protected). No learning rate or clip was tuned.",
         f"Every speaker has {scale.texts} different speeches, cut at 32 tokens, 40 % of them held "
         "out; each begins with the speaker's name, as the plays print it.",
         "Repeated texts: every third text of a user is in the data twice, and the attacker can "

@@ -33,6 +33,7 @@ class Scale:
         rounds: of every run.
         learning_rate: of Adam, where there is no noise.
         texts: of a user.
+        users: most speakers, None for all who have so many texts.
         limits: examples a user may contribute.
         epsilons: of users.
         lengths: tokens that a canary's examples share.
@@ -43,6 +44,7 @@ class Scale:
     rounds: int
     learning_rate: float
     texts: int
+    users: int | None
     limits: tuple[int, ...]
     epsilons: tuple[float, ...]
     lengths: tuple[int, ...]
@@ -50,8 +52,8 @@ class Scale:
     full: bool
 
 
-FULL = Scale(200, 0.002, 20, (6, 2), (8.0, 2.0), (1, 4, 16), 60, full=True)
-QUICK = Scale(9, 0.004, 20, (2,), (8.0,), (4,), 40, full=False)
+FULL = Scale(100, 0.002, 20, None, (6, 2), (8.0, 2.0), (1, 4, 16), 60, full=True)
+QUICK = Scale(9, 0.004, 20, 60, (2,), (8.0,), (4,), 20, full=False)
 BATCH_SIZE = 32
 CLIP = 0.4  # below nearly every gradient's norm, of an example or of a batch's mean
 
@@ -67,12 +69,14 @@ class Case:
 
 def cases(scale: Scale, folder: Path) -> Iterator[Case]:
     """Yield the runs, the unprotected one first; `folder` receives the texts."""
-    plain = _Recipe(scale, write_texts(folder / "texts.jsonl", scale.texts, repeated=False))
+    plain = _Recipe(
+        scale, write_texts(folder / "texts.jsonl", scale.texts, scale.users, repeated=False)
+    )
     yield Case("non-private", "none", plain.config())
     early = scale.rounds // 3
     yield Case(f"stopped after {early} rounds", "early", plain.config(strategy={"rounds": early}))
-    repeated = write_texts(folder / "repeated.jsonl", scale.texts, repeated=True)
-    yield Case("repeated texts", "repetition", replace(plain, source=repeated).config())
+    repeated = write_texts(folder / "repeated.jsonl", scale.texts, scale.users, repeated=True)
+    yield Case("repeated texts", "repetition", replace(plain, source=repeated).same_passes())
     for limit in scale.limits:
         yield Case(f"at most {limit} examples a user", "limit", plain.limited(limit))
     if scale.full:
@@ -132,62 +136,81 @@ class _Recipe:
             }
         return data
 
-    def per_example(
-        self, clip: float, group_size: int | None = None, noise_multiplier: float = 0.0
-    ) -> Config:
-        """Return ELS at the unprotected run's rate of sampling, so with as many passes."""
+    def same_passes(self, **sections: Mapping[str, Any]) -> Config:
+        """Return a run over another number of examples with as many passes over them."""
+        size = self._rate * int(_user_sizes(self.config()).sum())
+        return self.config(strategy={"batch_size": size}, **sections)
+
+    def per_example(self, clip: float, group_size: int | None = None) -> Config:
+        """Return ELS without noise, with as many passes over what it has."""
         size = self.scale.texts if group_size is None else group_size
-        pool = int(np.minimum(_user_sizes(self.config()), size).sum())
         return self.config(
             strategy={
                 "name": "els",
-                "batch_size": self._rate * pool,
+                "batch_size": self._rate * self._pool(size),
                 "group_size": size,
                 "clip": {"l2_clip_norm": clip},
             },
-            privacy={"noise_multiplier": noise_multiplier, "delta": DELTA},
+            privacy={"noise_multiplier": 0.0, "delta": DELTA},
         )
 
     def limited(self, limit: int) -> Config:
         return self.per_example(NOTHING_CLIPPED, limit)
 
     def example_level(self, epsilon: float) -> Config:
+        """Return ELS with the noise that protects one example: large batches, few rounds."""
+        rate, rounds = 1 / 6, max(1, self.scale.rounds // 5)
         noise = calibrate_noise_multiplier(
-            sampling=PoissonSampling(self._rate),
+            sampling=PoissonSampling(rate),
             units_per_user=1,
-            rounds=self.scale.rounds,
+            rounds=rounds,
             epsilon=epsilon,
             delta=EXAMPLE_DELTA,
         )
-        return self.per_example(CLIP, noise_multiplier=noise)
+        size = self.scale.texts
+        return self._noisy(
+            {"name": "els", "batch_size": rate * self._pool(size), "group_size": size},
+            {"noise_multiplier": noise},
+            rounds,
+            0.1,
+        )
 
     def uls(self, epsilon: float) -> Config:
-        cohort = 0.25 * len(_user_sizes(self.config()))
+        cohort = 0.5 * len(_user_sizes(self.config()))
         strategy = {"name": "uls", "cohort_size": cohort, "group_size": 4, "batch_size": None}
-        return self._private(epsilon, strategy)
+        return self._noisy(strategy, {"epsilon": epsilon}, max(1, self.scale.rounds // 10), 0.05)
 
     def els(self, epsilon: float) -> Config:
-        pool = int(np.minimum(_user_sizes(self.config()), 4).sum())
-        return self._private(epsilon, {"name": "els", "batch_size": 0.25 * pool, "group_size": 4})
+        strategy = {"name": "els", "batch_size": 0.5 * self._pool(4), "group_size": 4}
+        return self._noisy(strategy, {"epsilon": epsilon}, max(1, self.scale.rounds // 10), 0.05)
 
-    def _private(self, epsilon: float, strategy: Mapping[str, Any]) -> Config:
-        """Return a run with a promise for users: SGD, for Adam would divide by the noise."""
+    def _noisy(
+        self,
+        strategy: Mapping[str, Any],
+        privacy: Mapping[str, Any],
+        rounds: int,
+        learning_rate: float,
+    ) -> Config:
+        """Return a run with noise: SGD, for Adam would divide by the noise, and few rounds."""
+        users = len(_user_sizes(self.config()))
+        clip = {"l2_clip_norm": CLIP, "normalise": True}
         return self.config(
-            strategy={**strategy, "clip": {"l2_clip_norm": CLIP, "normalise": True}},
-            privacy={
-                "epsilon": epsilon,
-                "delta": DELTA,
-                "declared_num_users": len(_user_sizes(self.config())),
-            },
-            server={"optimizer": "sgd", "learning_rate": 0.1},
+            strategy={**strategy, "rounds": rounds, "clip": clip},
+            privacy={**privacy, "delta": DELTA, "declared_num_users": users},
+            server={"optimizer": "sgd", "learning_rate": learning_rate},
         )
 
     def planted(self, length: int) -> Config:
         return replace(self, canaries=length).config()
 
+    def _pool(self, group_size: int) -> int:
+        return int(np.minimum(_user_sizes(self.config()), group_size).sum())
+
     @property
     def _rate(self) -> float:
-        return BATCH_SIZE / float(_user_sizes(self.config()).sum())
+        """The share of the examples that are in a round of the unprotected run."""
+        plain = replace(self, source=self.source.with_name("texts.jsonl"))
+        return BATCH_SIZE / float(_user_sizes(plain.config()).sum())
 
 
 @lru_cache(maxsize=4)
@@ -196,7 +219,7 @@ def _user_sizes(config: Config) -> Any:  # noqa: ANN401  (an int64 array)
     return load_materials(config.seed, config.data, config.model, "cpu").split.user_sizes
 
 
-def write_texts(path: Path, texts: int, *, repeated: bool) -> Path:
+def write_texts(path: Path, texts: int, users: int | None, *, repeated: bool) -> Path:
     """Write a JSONL of the speakers with enough speeches, `texts` of each.
 
     Each text begins with the speaker's name, as the plays print it: something that all texts of a
@@ -205,6 +228,7 @@ def write_texts(path: Path, texts: int, *, repeated: bool) -> Path:
     Args:
         path: of the file, which is left alone if it is the same: a store goes by its time.
         texts: different speeches of a speaker, the first ones that are not short.
+        users: most speakers, None for all.
         repeated: whether every third of them stands there twice.
     """
     speeches: dict[str, list[str]] = {}
@@ -213,9 +237,10 @@ def write_texts(path: Path, texts: int, *, repeated: bool) -> Path:
         if len(speech) >= SHORTEST and speech not in known and len(known) < texts:
             known.append(speech)
     lines = []
-    for user, known in speeches.items():
+    enough = [user for user, known in speeches.items() if len(known) == texts]
+    for user in enough[:users]:
         name = user.partition("/")[2].title()
-        for place, speech in enumerate(known if len(known) == texts else ()):
+        for place, speech in enumerate(speeches[user]):
             row = {"speaker": user, "text": f"{name}. {speech}"}
             copies = 2 if repeated and place % REPEATED == REPEATED - 1 else 1
             lines += [json.dumps(row, ensure_ascii=False) + "\n"] * copies

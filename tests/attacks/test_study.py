@@ -44,7 +44,7 @@ def test_runs_differ_in_their_mitigation_and_in_nothing_else(tmp_path: Path) -> 
 def test_speakers_with_enough_speeches_have_so_many_and_some_twice(tmp_path: Path) -> None:
     found = []
     for repeated in (False, True):
-        path = runs.write_texts(tmp_path / "texts.jsonl", 6, repeated=repeated)
+        path = runs.write_texts(tmp_path / "texts.jsonl", 6, None, repeated=repeated)
         rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         assert {row["speaker"] for row in rows} == {"play/ann"}
         assert all(row["text"].startswith("Ann. ") for row in rows)

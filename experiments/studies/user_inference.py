@@ -38,6 +38,11 @@ from fedsim.report.wording import epsilon_text, terms_text
 from fedsim.run_folder import RunFolder
 
 SAMPLES = (1, 2, 4, 8)
+EXAMPLE_TERMS = (
+    f"The row of example-level DP is calibrated to ε = 8 at δ = {EXAMPLE_DELTA:g}; unit: example; "
+    "neighbouring relation: add-or-remove-one example; sampler: Poisson sampling of examples; "
+    "accountant: pld."
+)
 
 
 @dataclass(frozen=True)
@@ -178,10 +183,12 @@ def _settings(scale: Scale, rows: Sequence[Row]) -> tuple[str, ...]:
     terms = {terms_text(r.report.privacy) for r in rows if r.report.privacy.epsilon is not None}
     return (
         *(f"Terms of an ε of a user: {text}." for text in sorted(terms)),
-        f"The row of example-level DP is calibrated to ε = 8 at δ = {EXAMPLE_DELTA:g}; unit: "
-        "example; neighbouring relation: add-or-remove-one example; sampler: Poisson sampling of "
-        "examples; accountant: pld. Its ε of a user, in the table, is another number: a user has "
-        "many examples.",
+        *(
+            f"{EXAMPLE_TERMS} Its ε of a user, in the table, is another number: a user has many "
+            "examples."
+            for row in rows
+            if row.case.kind == "example-level"
+        ),
         f"tiny-gpt, all parameters; {scale.rounds} rounds; without noise Adam with learning rate "
         f"{scale.learning_rate:g} and about {BATCH_SIZE} of the examples a round, as many passes "
         f"in each run; clips at {CLIP:g}. Attacks: {max(SAMPLES)} samples a user, 100 bootstrap "
@@ -202,6 +209,8 @@ def draw(rows: Sequence[Row], title: str) -> Figure:
     note += "; ".join(
         sorted({terms_text(r.report.privacy) for r in rows if r.report.privacy.epsilon is not None})
     )
+    if any(row.case.kind == "example-level" for row in rows):
+        note += f". {EXAMPLE_TERMS}"
     figure = new_figure(9.0, 1.7 + 0.3 * len(rows), title, note)
     axes = figure.subplots()
     clean(axes)

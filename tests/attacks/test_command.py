@@ -139,7 +139,7 @@ def other_vocabulary(attacked: Path, folder: Path) -> Path:
     [
         (("--samples", "50"), "--samples 50: 0 trained and 0 held-out users"),
         (("--samples", "0"), "--samples"),
-        (("--reference", "nowhere/model"), "--reference 'nowhere/model'"),
+        (("--reference", "./nowhere"), "--reference './nowhere'"),
         (("--reference", "OTHER"), "has another vocabulary than the run's"),
     ],
 )

@@ -33,6 +33,7 @@ from fedsim.attacks.folder import write_attack
 from fedsim.attacks.schema import AttackReport, Group, Measured
 from fedsim.attacks.user_inference import attack_run
 from fedsim.launch import run as train
+from fedsim.report.schema import load_report
 from fedsim.report.style import INK, MUTED, colour
 from fedsim.report.wording import epsilon_text, terms_text
 from fedsim.run_folder import RunFolder
@@ -47,10 +48,11 @@ EXAMPLE_TERMS = (
 
 @dataclass(frozen=True)
 class Row:
-    """A run that was attacked; `group` of its users is what the row is about."""
+    """A run that was attacked, and the held-out loss it began with."""
 
     case: Case
     report: AttackReport
+    initial_loss: float
 
     @property
     def group(self) -> Group:
@@ -115,7 +117,7 @@ def attacked(case: Case, folder: Path) -> Row:
         train(case.config, out, resume=True)
     report = attack_run(out, samples=SAMPLES, checkpoints=case.kind == "none")
     write_attack(report, out / "attack")
-    return Row(case, report)
+    return Row(case, report, load_report(out).utility.initial.loss)
 
 
 _HEADS = (

@@ -22,6 +22,7 @@ def findings(rows: Sequence[Row]) -> list[str]:
             for kind, claim in _CLAIMS.items()
             for sentence in _lowered([r for r in rows if r.case.kind == kind], plain, claim)
         ),
+        *_learnt(rows, plain),
         *_repetition(rows, plain),
         *_bounded(rows),
         *_canaries([row for row in rows if row.case.kind == "canaries"], plain),
@@ -85,6 +86,21 @@ def _lowered(rows: Sequence[Row], plain: Row, claim: str) -> Iterator[str]:
     described = "; ".join(_against(row, plain) for row in rows)
     lower = sum(row.measured().auroc < plain.measured().auroc for row in rows)
     yield f"{claim}: the AUROC is lower in {lower} of {len(rows)} runs. {described}."
+
+
+def _learnt(rows: Sequence[Row], plain: Row) -> Iterator[str]:
+    """Say how much the runs with noise learnt: what learnt nothing has nothing to betray."""
+    noisy = [row for row in rows if row.report.privacy.epsilon is not None]
+    if noisy:
+        whole = plain.initial_loss - plain.report.final.loss_in
+        shares = ", ".join(
+            f"{row.case.name}: {(plain.initial_loss - row.report.final.loss_in) / whole:.0%}"
+            for row in noisy
+        )
+        yield (
+            f"How much of the unprotected run's gain in loss, from {plain.initial_loss:.3f}, the "
+            f"runs with noise reach: {shares}. A low AUROC is worth little where little was learnt."
+        )
 
 
 def _against(row: Row, plain: Row) -> str:

@@ -58,10 +58,12 @@ def row(kind: str, mean: float, name: str = "", *, other: float = 0.4) -> Any:  
     measured = [SimpleNamespace(samples=m) for m in (1, 8)]
     return SimpleNamespace(
         case=SimpleNamespace(kind=kind, name=name or f"{kind}, x"),
+        initial_loss=5.0,
         report=SimpleNamespace(
             checkpoints=[state],
             final=state,
             rank_correlation=None,
+            privacy=SimpleNamespace(epsilon=8.0 if kind == "user-level" else None),
             bound=SimpleNamespace(auroc=0.6 if kind == "user-level" else None),
         ),
         group=SimpleNamespace(measured=measured, users_in=5, users_out=6),
@@ -87,6 +89,7 @@ def test_the_sentences_follow_the_numbers() -> None:
     assert "Data limits per user: the AUROC is lower in 1 of 2 runs" in text
     assert "Removing the repetitions within users lowers the AUROC: 0.800 with" in text
     assert "above it: user-level" in text
+    assert "from 5.000, the runs with noise reach: user-level, x: 100%" in text
     assert "l = 1: 0.600; l = 4: 0.900, on real users 0.700; it rises with l" in text
 
 

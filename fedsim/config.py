@@ -16,6 +16,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from fedsim.clip_config import ClipConfig
 from fedsim.config_errors import explain
+from fedsim.data.canary_config import CanaryConfig
 from fedsim.data.preparation.catalogue import AnyStep
 from fedsim.data.recipe import with_recipe
 from fedsim.errors import ConfigError
@@ -47,6 +48,7 @@ class DataConfig(Section):
     held_out_rule: Literal["random", "first", "last"] = "random"
     held_out_limit: Annotated[int, Field(ge=1)] | None = None
     preparation: tuple[AnyStep, ...] = ()
+    canaries: CanaryConfig | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -162,10 +164,11 @@ class PrivacyConfig(Section):
 
 
 class ServerConfig(Section):
-    """The optimizer that takes the released estimate as its gradient."""
+    """The optimizer that takes the released estimate as its gradient, scaled down to a norm."""
 
     optimizer: Literal["sgd", "adam", "adafactor"] = "adam"
     learning_rate: Positive = 0.01
+    max_gradient_norm: Positive | None = None
 
 
 class ExecutorConfig(Section):

@@ -11,6 +11,7 @@ import torch
 
 from fedsim.config import DataConfig, ExecutorConfig, ModelConfig
 from fedsim.data.build import open_or_build
+from fedsim.data.canaries import with_canaries
 from fedsim.data.manifest import is_store
 from fedsim.data.split import Split, split_store
 from fedsim.data.store import TokenStore
@@ -42,11 +43,13 @@ def load_materials(seed: int, data: DataConfig, model: ModelConfig, device: str)
 
     Raises:
         ConfigError: an unknown model, an unreadable source, a missing column, a preparation of
-            what is a store already.
+            what is a store already, too few users to make canaries of.
     """
     language_model = load_model(model, seed, data.sequence_length, device)
     check_not_prepared_twice(data)
-    store = open_or_build(data, language_model)
+    store, canaries = with_canaries(
+        open_or_build(data, language_model), data.canaries, seed, language_model.vocabulary_size
+    )
     split = split_store(
         store,
         seed,
@@ -54,6 +57,7 @@ def load_materials(seed: int, data: DataConfig, model: ModelConfig, device: str)
         data.held_out_users,
         rule=data.held_out_rule,
         limit=data.held_out_limit,
+        canaries=canaries,
     )
     return Materials(language_model, store, split, seed)
 

@@ -34,6 +34,8 @@ Purpose = Literal[
     "concentration",
     "planning",
     "audit",
+    "attack",
+    "canaries",
 ]
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 
-from fedsim.tensors import Tensors, check_same_layout
+from fedsim.tensors import Tensors, check_same_layout, l2_norm, scale
 
 OptimizerName = Literal["sgd", "adam", "adafactor"]
 
@@ -24,11 +25,14 @@ class ServerOptimizer:
     """SGD, Adam or Adafactor with a constant learning rate (Charles et al. 2024, App. F).
 
     The released estimate is the gradient. For local SGD it is the mean of θ_server − θ_local,
-    so that SGD with learning rate 1 is McMahan et al.'s averaging.
+    so that SGD with learning rate 1 is McMahan et al.'s averaging. Where it is longer than
+    `max_gradient_norm` it is scaled down to that: of a mean over a batch, batch clipping (Pascanu
+    et al. 2013), which bounds nobody's share of it and promises nothing.
     """
 
     name: OptimizerName
     learning_rate: float
+    max_gradient_norm: float | None = None
 
     def step(
         self, parameters: Tensors, gradient: Tensors, state: Tensors
@@ -41,6 +45,7 @@ class ServerOptimizer:
             state: flat, "parameter/key" → tensor; empty before the first step.
         """
         check_same_layout(parameters, gradient)
+        gradient = self._shortened(gradient)
         moved = {name: value.detach().clone() for name, value in parameters.items()}
         for name, value in moved.items():
             value.grad = gradient[name].to(value.dtype)
@@ -50,6 +55,11 @@ class ServerOptimizer:
         for value in moved.values():
             value.grad = None
         return moved, self._flat(optimizer, list(moved))
+
+    def _shortened(self, gradient: Tensors) -> Tensors:
+        norm = math.inf if self.max_gradient_norm is None else self.max_gradient_norm
+        length = 0.0 if math.isinf(norm) else l2_norm(gradient)
+        return gradient if length <= norm else scale(gradient, norm / length)
 
     def _optimizer(self, values: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
         return _CLASSES[self.name](list(values), lr=self.learning_rate)

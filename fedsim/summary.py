@@ -19,6 +19,7 @@ from fedsim.accounting.relations import Relation
 from fedsim.accounting.statement import privacy_sentence
 from fedsim.clip_summary import clip_facts, clip_sentences
 from fedsim.config import Config, FedAvg
+from fedsim.data.canaries import sentence as about_canaries
 from fedsim.data.preparation.prepare import assumptions
 from fedsim.evaluation import Evaluation
 from fedsim.generation import SAMPLE_TOKENS, SAMPLES, sample_texts
@@ -78,8 +79,9 @@ def summarise(
             state,
             materials.model.origin,
             materials.split.num_users,
-            of_preparation=assumptions(
-                config.data.preparation, materials.store.manifest["dropped"]
+            of_data=(
+                *assumptions(config.data.preparation, materials.store.manifest["dropped"]),
+                *about_canaries(len(materials.split.canaries)),
             ),
         ),
         utility=Utility(
@@ -122,7 +124,7 @@ def privacy_block(
     origin: str,
     num_users: int,
     *,
-    of_preparation: tuple[str, ...] = (),
+    of_data: tuple[str, ...] = (),
 ) -> Privacy:
     """Return what is promised: ε is computed from the ledger, everything else from the plan.
 
@@ -132,7 +134,7 @@ def privacy_block(
         state: its ledger holds every release.
         origin: the public data that vocabulary and starting point come from.
         num_users: counted, what δ is compared with where no number was declared.
-        of_preparation: sentences that the guarantee owes to how the data were prepared.
+        of_data: sentences that the guarantee owes to how the data were made.
     """
     private = plan.noise_multiplier > 0.0
     name = plan.accountant if private else None
@@ -158,9 +160,7 @@ def privacy_block(
         estimator=dict(plan.estimator.describe()),
         noise_stddev=plan.noise_stddev,
         noise=plan.entropy if private else "none",
-        assumptions=(
-            (*_assumptions(config, plan, origin, num_users), *of_preparation) if private else ()
-        ),
+        assumptions=((*_assumptions(config, plan, origin, num_users), *of_data) if private else ()),
         hypothetical=private and not guaranteed,
         statement=privacy_sentence(epsilon=epsilon, guaranteed=guaranteed, **terms),
     )
@@ -223,6 +223,8 @@ def _data(config: Config, materials: Materials, plan: RoundPlan) -> DataSummary:
         source=config.data.source,
         held_out_examples=len(held_out),
         held_out_tokens=int(store.lengths(held_out).sum()),
+        canaries=len(split.canaries),
+        notices=about_canaries(len(split.canaries)),
     )
 
 

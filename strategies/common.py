@@ -217,7 +217,8 @@ def user_task(config: StrategyConfig) -> TaskSpec:
 
 def server_optimizer(config: Config) -> ServerOptimizer:
     """Return the server's optimizer."""
-    return ServerOptimizer(config.server.optimizer, config.server.learning_rate)
+    server = config.server
+    return ServerOptimizer(server.optimizer, server.learning_rate, server.max_gradient_norm)
 
 
 def only(config: StrategyConfig, **unused: object) -> None:

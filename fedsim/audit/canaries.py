@@ -7,8 +7,8 @@ coins and are added to the real users' sum; what one adds, `execution.Accumulato
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -123,7 +123,7 @@ class Watch:
 class WatchedOptimizer(ServerOptimizer):
     """A server's step that shows each release to a watch before it takes it."""
 
-    watch: Watch
+    watch: Callable[[Tensors], None] = field(kw_only=True)
 
     def step(
         self, parameters: Tensors, gradient: Tensors, state: Tensors
@@ -145,6 +145,7 @@ def with_canaries(
     keys = first_key + np.arange(len(canaries) * plan.units_per_user, dtype=np.int64)
     planted = keys[np.repeat(included, plan.units_per_user)]
     watch = Watch(canaries, plan)
-    optimizer = WatchedOptimizer(plan.optimizer.name, plan.optimizer.learning_rate, watch)
+    inner = {item.name: getattr(plan.optimizer, item.name) for item in fields(plan.optimizer)}
+    optimizer = WatchedOptimizer(**inner, watch=watch)
     pool = np.concatenate([plan.pool, planted])
     return replace(plan, pool=pool, optimizer=optimizer), first_key, watch

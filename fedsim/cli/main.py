@@ -18,6 +18,7 @@ import typer
 from click.exceptions import ClickException, Exit
 
 from fedsim.cli.account import app as account_app
+from fedsim.cli.attack import attack_command
 from fedsim.cli.audit import audit_command
 from fedsim.cli.bench import bench_command
 from fedsim.cli.compare import SeveralNumbers, compare_command
@@ -40,6 +41,7 @@ app.add_typer(account_app, name="account")
 app.add_typer(data_app, name="data")
 app.command(name="study")(study_command)
 app.command(name="bench")(bench_command)
+app.command(name="attack")(attack_command)
 app.command(name="evaluate")(evaluate_command)
 app.command(name="audit")(audit_command)
 app.command(name="flower")(flower_command)

@@ -10,7 +10,7 @@ sorted by time.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -36,6 +36,7 @@ class Split:
             where users have few examples.
         train_examples: examples trained on, int64, ascending, hence by user.
         train_offsets: training user i has train_examples[offsets[i] : offsets[i + 1]], never none.
+        canaries: users that were planted (`fedsim.data.canaries`), int64, ascending.
     """
 
     users: Indices
@@ -43,6 +44,7 @@ class Split:
     held_out_examples: Indices
     train_examples: Indices
     train_offsets: Indices
+    canaries: Indices = field(default_factory=lambda: np.zeros(0, np.int64))
 
     @property
     def num_users(self) -> int:
@@ -73,6 +75,7 @@ def split_store(
     *,
     rule: Rule = "random",
     limit: int | None = None,
+    canaries: Indices | None = None,
 ) -> Split:
     """Split a store.
 
@@ -87,12 +90,16 @@ def split_store(
         limit: most held-out examples a user has; None for no limit.
         held_out_users: the probability, [0, 1), that a user is wholly held out; each flips its own
             coin, so who else is in the data does not matter.
+        canaries: planted users, in any order: they flip no coin, the first, the third and so on
+            are held out.
 
     Raises:
         ConfigError: `held_out_users` leaves nobody to train on.
     """
     sizes = np.diff(store.user_offsets)
     is_held_out_user = _held_out_users(len(sizes), seed, held_out_users)
+    if canaries is not None:
+        is_held_out_user[canaries[::2]], is_held_out_user[canaries[1::2]] = True, False
     counts = _held_out_counts(sizes, held_out_examples, rule, limit)
     if rule == "random":
         is_held_out = _held_out_examples(store.user_offsets, sizes, seed, counts)
@@ -109,6 +116,7 @@ def split_store(
         held_out_examples=np.flatnonzero(in_training_user & is_held_out),
         train_examples=np.flatnonzero(is_train),
         train_offsets=np.concatenate(([0], np.cumsum(train_sizes))),
+        canaries=np.sort(np.zeros(0, np.int64) if canaries is None else canaries),
     )
 
 

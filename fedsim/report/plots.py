@@ -99,8 +99,8 @@ def comparison_plots(runs: Sequence[ComparedRun]) -> list[Plot]:
     return plots
 
 
-def base_figure(unit: str) -> Any:  # noqa: ANN401  (plotly has no types)
-    """Return an empty figure over rounds that cannot be zoomed, the y axis in `unit`."""
+def base_figure(unit: str, across: str = "round") -> Any:  # noqa: ANN401  (plotly has no types)
+    """Return an empty figure that cannot be zoomed: `unit` above the y axis, `across` below x."""
     axis = {
         "zeroline": False,
         "showline": False,
@@ -122,7 +122,7 @@ def base_figure(unit: str) -> Any:  # noqa: ANN401  (plotly has no types)
         xaxis={
             **axis,
             "showgrid": False,
-            "title": {"text": "round", "standoff": 4, "font": {"size": 12}},
+            "title": {"text": across, "standoff": 4, "font": {"size": 12}},
             "rangemode": "tozero",
         },
         yaxis={**axis, "nticks": 6},

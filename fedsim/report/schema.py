@@ -135,7 +135,10 @@ class Samples(Record):
 
 
 class DataSummary(Record):
-    """What was trained on, what was held out, and a count for each reason of dropping."""
+    """What was trained on, what was held out, and a count for each reason of dropping.
+
+    `canaries` counts planted users, the held-out ones too; `notices` are sentences about the data.
+    """
 
     users: Count
     examples: Count
@@ -144,6 +147,8 @@ class DataSummary(Record):
     source: str
     held_out_examples: Count
     held_out_tokens: Count
+    canaries: Count = 0
+    notices: Annotated[tuple[str, ...], Field(strict=False)] = ()
 
 
 class ModelSummary(Record):

@@ -137,7 +137,7 @@ def test_the_contracts_other_values_are_taken(contract: Path, override: str) -> 
         ),
         (
             {"server": {"wombat": 1}},
-            "server.wombat: unknown key; known keys: learning_rate, optimizer",
+            "server.wombat: unknown key; known keys: learning_rate, max_gradient_norm, optimizer",
         ),
     ],
 )

@@ -129,3 +129,17 @@ def test_a_gradient_of_another_layout_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match=complaint):
         ServerOptimizer(name, 0.1).step(start(), wrong, {})
+
+
+@pytest.mark.parametrize("norm", [0.01, 1e6])
+def test_a_long_gradient_is_shortened_as_torch_does(norm: float) -> None:
+    values = {name: value.clone().requires_grad_() for name, value in start().items()}
+    for name, value in values.items():
+        value.grad = gradient(0)[name].to(value.dtype)
+    torch.nn.utils.clip_grad_norm_(list(values.values()), norm)
+    torch.optim.SGD(list(values.values()), lr=0.05).step()
+    moved, _ = ServerOptimizer("sgd", 0.05, max_gradient_norm=norm).step(start(), gradient(0), {})
+    for name, value in values.items():
+        assert torch.allclose(moved[name], value.detach(), rtol=1e-5, atol=1e-8)
+    free, _ = ServerOptimizer("sgd", 0.05).step(start(), gradient(0), {})
+    assert same_bits(moved, free) == (norm == 1e6)

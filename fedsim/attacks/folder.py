@@ -1,0 +1,27 @@
+"""What `fedsim attack` leaves behind: attack.json, attack.html and attack.png."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fedsim.attacks.picture import draw_attack
+from fedsim.attacks.plots import attack_plots
+from fedsim.attacks.schema import AttackReport
+from fedsim.paths import write_atomically
+from fedsim.report.html import render_page
+
+
+def write_attack(report: AttackReport, out: Path) -> None:
+    """Write the three files into `out`; all are made before any is written."""
+    contents: dict[str, bytes | str] = {
+        "attack.json": report.model_dump_json(indent=2) + "\n",
+        "attack.png": draw_attack(report),
+        "attack.html": render_attack(report),
+    }
+    for name, content in contents.items():
+        write_atomically(out / name, content)
+
+
+def render_attack(report: AttackReport) -> str:
+    """Return the page: what was claimed, what the attack achieved, the plots, all numbers."""
+    return render_page("attack.html.jinja", report=report, plots=attack_plots(report))

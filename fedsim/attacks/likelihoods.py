@@ -1,0 +1,103 @@
+"""Log-likelihoods of examples under a model's weights, scored once and kept on disk.
+
+A file's name is a SHA-256 of every bit of the weights and of what the examples are, so it never
+has to be refreshed. safetensors: nothing that executes when read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+
+from fedsim.data.store import Indices, TokenStore
+from fedsim.errors import ConfigError
+from fedsim.language_model import LanguageModel
+from fedsim.paths import write_atomically
+from fedsim.scoring import ExampleScores, score_examples
+from fedsim.tensors import Tensors
+
+_VERSION = 1  # raise it when the same weights and examples would score differently
+
+
+@dataclass(frozen=True)
+class Likelihoods:
+    """Scores of the same examples of a store under any weights.
+
+    Attributes:
+        store: where the examples are.
+        examples: indices of the store, int64.
+        folder: where scores are kept.
+    """
+
+    store: TokenStore
+    examples: Indices
+    folder: Path
+
+    def scores(self, model: LanguageModel, parameters: Tensors, *, base: str = "") -> ExampleScores:
+        """Return the scores of `parameters`, from disk where they have been computed before.
+
+        Args:
+            model: the network.
+            parameters: what it computes with.
+            base: where these are not all of its parameters, what tells the others: such as the
+                `weights_key` of the whole model that training began with.
+
+        Raises:
+            ConfigError: a log-likelihood is not finite: no statistic could be made of it.
+        """
+        path = self.folder / f"{self._key(model, parameters, base)}.safetensors"
+        scores = _read(path, len(self.examples))
+        if scores is None:
+            scores = score_examples(model, parameters, self.store, self.examples)
+            write_atomically(path, _written(scores))
+        if not np.isfinite(scores.nats).all():
+            raise ConfigError(
+                f"{model.name}: {int((~np.isfinite(scores.nats)).sum())} of "
+                f"{len(self.examples)} log-likelihoods are not finite: the model diverged, and "
+                "there is nothing to attack"
+            )
+        return scores
+
+    def _key(self, model: LanguageModel, parameters: Tensors, base: str) -> str:
+        identity = [_VERSION, base, model.tokenizer_fingerprint, self.store.manifest["sha256"]]
+        digest = hashlib.sha256(json.dumps(identity).encode())
+        digest.update(weights_key(parameters).encode())
+        digest.update(self.examples.tobytes())
+        return digest.hexdigest()
+
+
+def weights_key(parameters: Tensors) -> str:
+    """Return a SHA-256 (hex) of the names, shapes, types and bits of parameters."""
+    digest = hashlib.sha256()
+    for name in sorted(parameters):
+        value = parameters[name].detach().cpu().contiguous()
+        digest.update(json.dumps([name, list(value.shape), str(value.dtype)]).encode())
+        digest.update(value.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _written(scores: ExampleScores) -> bytes:
+    return save(
+        {
+            "nats": torch.from_numpy(scores.nats),
+            "correct": torch.from_numpy(scores.correct),
+            "tokens": torch.from_numpy(scores.tokens),
+        }
+    )
+
+
+def _read(path: Path, count: int) -> ExampleScores | None:
+    """Return what is kept, or None where nothing is, or what is there is damaged."""
+    try:
+        kept = {name: value.numpy() for name, value in load_file(path).items()}
+        scores = ExampleScores(kept["nats"], kept["correct"], kept["tokens"])
+    except (OSError, SafetensorError, KeyError):
+        return None
+    return scores if {len(value) for value in kept.values()} == {count} else None

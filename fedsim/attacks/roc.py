@@ -1,0 +1,87 @@
+"""How well scores tell members from others: ROC, its area, small false positive rates, intervals.
+
+An attacker says "member" of whoever scores above a threshold. Every function takes the scores of
+users who were in the training data and of users who were not, finite float64, neither empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Scores = npt.NDArray[np.float64]
+Measure = Callable[[Scores, Scores], float]
+
+COVERAGE = 0.95
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Percentiles of a bootstrap: the middle 95 %, from `low` to `high`, and its deviation."""
+
+    low: float
+    high: float
+    stddev: float
+
+
+def auroc(inside: Scores, outside: Scores) -> float:
+    """Return the probability that a member scores above a non-member, ties counting half."""
+    below = np.searchsorted(np.sort(outside), inside, side="left")
+    up_to = np.searchsorted(np.sort(outside), inside, side="right")
+    return float((below + up_to).sum() / (2.0 * len(inside) * len(outside)))
+
+
+def true_positive_rate(inside: Scores, outside: Scores, false_positive_rate: float) -> float:
+    """Return the largest share of members above a threshold that at most this share of others pass.
+
+    With n others no rate below 1/n can be told from 0: then nobody of them may pass.
+    """
+    allowed = int(false_positive_rate * len(outside) + 1e-9)  # 0.29 * 100 is 28.999…
+    if allowed >= len(outside):
+        return 1.0
+    threshold = np.sort(outside)[::-1][allowed]
+    return float((inside > threshold).mean())
+
+
+def roc_curve(inside: Scores, outside: Scores) -> tuple[Scores, Scores]:
+    """Return the false and true positive rates of every threshold, from (0, 0) to (1, 1).
+
+    Scores that are equal pass together: between two points lies what tossing a coin among the
+    equal ones gives, a straight line, so that the area below is `auroc`.
+    """
+    thresholds = np.unique(np.concatenate([inside, outside]))[::-1]
+    rates = [
+        np.concatenate(([0], np.searchsorted(np.sort(-scores), -thresholds, side="right")))
+        / len(scores)
+        for scores in (outside, inside)
+    ]
+    return rates[0], rates[1]
+
+
+def bootstrap(
+    measures: list[Measure],
+    inside: Scores,
+    outside: Scores,
+    generator: np.random.Generator,
+    resamples: int,
+) -> list[Interval]:
+    """Return an interval for each measure, all from the same resamples.
+
+    Members and others are drawn again separately, as many as there are of each. So an interval is
+    about who happened to be in the two groups: not about another training of the model, and not
+    about other texts of the same users.
+    """
+    values = np.empty((resamples, len(measures)))
+    for row in values:
+        some = inside[generator.integers(len(inside), size=len(inside))]
+        others = outside[generator.integers(len(outside), size=len(outside))]
+        row[:] = [measure(some, others) for measure in measures]
+    tail = (1.0 - COVERAGE) / 2.0
+    lows, highs = np.quantile(values, [tail, 1.0 - tail], axis=0)
+    return [
+        Interval(float(low), float(high), float(column.std(ddof=1)))
+        for low, high, column in zip(lows, highs, values.T, strict=True)
+    ]

@@ -1,0 +1,119 @@
+"""Whom an attack is about, and the samples of each that it knows: none of them was trained on.
+
+Kandpal et al. 2023, D.1. Members are users of the training set, and what the attacker has of them
+is their held-out examples. Of the users who were never trained on, the attacker has what the same
+rule would have held out: had it more of them, their scores would vary less for that reason alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from fedsim.config import DataConfig
+from fedsim.data.hashing import base, hashes
+from fedsim.data.split import Split, split_store
+from fedsim.data.store import Indices, TokenStore
+from fedsim.errors import ConfigError
+from fedsim.scoring import owners
+
+FEWEST_USERS = 2  # a side with fewer has no ROC to speak of
+
+
+@dataclass(frozen=True, eq=False)
+class Known:
+    """Every user's samples that an attacker may have, in the order in which it gets them.
+
+    Attributes:
+        users: indices of the store, int64, ascending; those with at least one sample.
+        offsets: (users + 1,) int64: user i has samples[offsets[i] : offsets[i + 1]].
+        samples: examples of the store, int64; a user's are in an order drawn from the seed.
+        member: (users,) whether the user was trained on.
+    """
+
+    users: Indices
+    offsets: Indices
+    samples: Indices
+    member: npt.NDArray[np.bool_]
+
+    @property
+    def counts(self) -> Indices:
+        """How many samples each user has, at least 1."""
+        return np.diff(self.offsets)
+
+
+@dataclass(frozen=True, eq=False)
+class Sides:
+    """Whom an attack is about: indices into `Known.users`, and how many had too few samples."""
+
+    inside: Indices
+    outside: Indices
+    left_out_in: int
+    left_out_out: int
+
+
+def known_samples(store: TokenStore, split: Split, data: DataConfig, seed: int) -> Known:
+    """Return what an attacker may know of every user; `data` and `seed` are those of the run."""
+    everyone = split_store(
+        store,
+        seed,
+        data.held_out_examples,
+        0.0,
+        rule=data.held_out_rule,
+        limit=data.held_out_limit,
+    )
+    samples = everyone.held_out_examples
+    whose = owners(store, samples)
+    order = np.lexsort((hashes(base(seed, "attack", 0), samples), whose))
+    users, counts = np.unique(whose, return_counts=True)
+    return Known(
+        users=users,
+        offsets=np.concatenate(([0], np.cumsum(counts))).astype(np.int64),
+        samples=samples[order],
+        member=np.isin(users, split.users),
+    )
+
+
+def choose_sides(known: Known, split: Split, group: Indices, samples: int) -> Sides:
+    """Return the users of a group (store indices) who have at least `samples` samples.
+
+    Raises:
+        ConfigError: fewer than two of them on a side; the message says how many there are.
+    """
+    in_group = np.isin(known.users, group)
+    enough = known.counts >= samples
+    inside, outside = (
+        np.flatnonzero(in_group & side & enough) for side in (known.member, ~known.member)
+    )
+    if min(len(inside), len(outside)) < FEWEST_USERS:
+        most = min(_second(known.counts[in_group & side]) for side in (known.member, ~known.member))
+        do = f"give at most {most}" if most else "hold out more users or examples"
+        raise ConfigError(
+            f"--samples {samples}: {len(inside)} trained and {len(outside)} held-out users have "
+            f"so many examples that were not trained on, and it takes {FEWEST_USERS} of each; {do}"
+        )
+    return Sides(
+        inside,
+        outside,
+        left_out_in=len(np.intersect1d(split.users, group)) - len(inside),
+        left_out_out=len(np.intersect1d(split.held_out_users, group)) - len(outside),
+    )
+
+
+def default_samples(known: Known, groups: Iterable[Indices]) -> list[int]:
+    """Return 1, 2, 4, … as far as half of each group's users on each side have so many samples."""
+    sides = [
+        known.counts[np.isin(known.users, group) & side]
+        for group in groups
+        for side in (known.member, ~known.member)
+    ]
+    half = min(int(np.median(counts)) if len(counts) else 1 for counts in sides)
+    return [1 << power for power in range(half.bit_length())]
+
+
+def _second(counts: Indices) -> int:
+    """Return what the second largest user has, 0 where there is none."""
+    return int(np.sort(counts)[-FEWEST_USERS]) if len(counts) >= FEWEST_USERS else 0

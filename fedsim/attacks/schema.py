@@ -1,0 +1,104 @@
+"""What an attack found: the types of `attack.json`. Typed and frozen, like the run's report."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from fedsim.report.schema import Count, NotNegative, Number, Privacy, Probability, Record, Text
+
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
+Bounds = Annotated[tuple[Share, Share], Field(strict=False)]
+Shares = Annotated[tuple[Share, ...], Field(strict=False)]
+
+
+class Operating(Record):
+    """The true positive rate at a false positive rate; None where too few users are held out.
+
+    Of n held-out users no share below 1/n but 0 can be let pass, and a rate that small is then not
+    measured (Kandpal et al. 2023, Table 4: "N/A").
+    """
+
+    false_positive_rate: Probability
+    true_positive_rate: Share | None
+    interval: Bounds | None
+
+
+class Measured(Record):
+    """One statistic with so many samples a user. Intervals: the middle 95 % of a bootstrap."""
+
+    statistic: Literal["mean", "max", "min"]
+    samples: Annotated[int, Field(ge=1)]
+    auroc: Share
+    auroc_interval: Bounds
+    auroc_stddev: NotNegative
+    operating: Annotated[tuple[Operating, ...], Field(strict=False)]
+
+
+class Curve(Record):
+    """A ROC from (0, 0) to (1, 1), and the scores that it was made of are not kept."""
+
+    statistic: Literal["mean", "max", "min"]
+    false_positive_rates: Shares
+    true_positive_rates: Shares
+
+
+class Group(Record):
+    """An attack on some users: the real ones, or the planted ones.
+
+    The first of `measured` is what the attack is known by. All of them are about the same users:
+    those with enough samples for the largest number of samples.
+    """
+
+    name: Literal["users", "canaries"]
+    users_in: Count
+    users_out: Count
+    left_out_in: Count
+    left_out_out: Count
+    measured: Annotated[tuple[Measured, ...], Field(strict=False, min_length=1)]
+    curves: Annotated[tuple[Curve, ...], Field(strict=False)]
+
+
+class Checkpoint(Record):
+    """The attack, and how well the model does on both sides, after a round.
+
+    Losses are nats a predicted token on the samples that the attacker may know, none of which was
+    trained on; `gap` is held-out users' loss minus trained users'.
+    """
+
+    round: Count
+    auroc: Share
+    loss_in: Number
+    loss_out: Number
+    gap: Number
+
+
+class Bound(Record):
+    """What the run's guarantee allows such an attack, or why it allows everything."""
+
+    auroc: Share | None
+    reason: Text
+
+
+class AttackReport(Record):
+    """The whole of `attack.json`; what is not in a group is of the first group's headline."""
+
+    format: Literal[1] = 1
+    run: Text
+    title: Text
+    reference: Text
+    auroc: Share
+    auroc_interval: Bounds
+    tpr_at_fpr: dict[str, Share | None]
+    users_in: Count
+    users_out: Count
+    samples_per_user: Annotated[int, Field(ge=1)]
+    groups: Annotated[tuple[Group, ...], Field(strict=False, min_length=1)]
+    final: Checkpoint
+    checkpoints: Annotated[tuple[Checkpoint, ...], Field(strict=False)]
+    rank_correlation: Number | None
+    bound: Bound
+    privacy: Privacy
+    resamples: Annotated[int, Field(ge=2)]
+    note: Text

@@ -1,0 +1,193 @@
+"""User inference on a finished run (Kandpal et al. 2023): was anything of this user trained on?
+
+The attacker has a few texts of a user, none of which was trained on, and asks how much likelier
+the trained model finds them than a reference does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from fedsim.attacks.bounds import auroc_bound
+from fedsim.attacks.likelihoods import Likelihoods, weights_key
+from fedsim.attacks.measuring import RESAMPLES, measure_group
+from fedsim.attacks.overfitting import after_round, rank_correlation
+from fedsim.attacks.samples import choose_sides, default_samples, known_samples
+from fedsim.attacks.schema import AttackReport, Bound, Checkpoint, Group
+from fedsim.attacks.statistics import LogRatios
+from fedsim.checkpoint import load_checkpoint
+from fedsim.config import Config, ModelConfig, load_config
+from fedsim.data.split import Split
+from fedsim.data.store import Indices
+from fedsim.errors import ConfigError
+from fedsim.language_model import LanguageModel
+from fedsim.materials import Materials, load_materials, load_model
+from fedsim.report.schema import Privacy, RunReport, load_report
+from fedsim.run_folder import RunFolder
+
+NOTE = (
+    "Scores and rates are computed on private text and covered by no guarantee. An interval is "
+    "the middle 95 % of a bootstrap over the users: neither over trainings nor over their texts."
+)
+
+
+def attack_run(
+    run_dir: Path,
+    *,
+    samples: Sequence[int] = (),
+    reference: str | None = None,
+    checkpoints: bool = False,
+    device: str = "cpu",
+) -> AttackReport:
+    """Attack a finished run and return what was found.
+
+    Log-likelihoods are kept in RUN_DIR/attack/likelihoods, so that a second attack is quick.
+
+    Args:
+        run_dir: of a finished run with held-out users, or with canaries.
+        samples: numbers m of a user's samples that the attacker uses; the largest is the
+            headline. Empty for 1, 2, 4, … as far as half of the users have so many.
+        reference: a model's name or path, None for the one that the run started from.
+        checkpoints: also attack every checkpoint that the run kept.
+        device: in torch's spelling.
+
+    Raises:
+        ConfigError: no finished run, nobody held out, too few users with so many samples, or a
+            reference of another vocabulary.
+    """
+    folder, report = RunFolder(run_dir), _finished(run_dir)
+    config = load_config(folder.config)
+    materials = load_materials(config.seed, config.data, config.model, device)
+    split, store = materials.split, materials.store
+    groups = _groups(split, store.num_users, config)
+    known = known_samples(store, split, config.data, config.seed)
+    numbers = list(samples) or default_samples(known, groups.values())
+    sides = {
+        name: choose_sides(known, split, group, max(numbers)) for name, group in groups.items()
+    }
+    likelihoods = Likelihoods(store, known.samples, folder.path / "attack" / "likelihoods")
+    start = _model(_starting_point(config), config, device)
+    compared = start if reference is None else _reference(reference, config, materials)
+    before = likelihoods.scores(compared, compared.initial_parameters())
+    saved = _model(ModelConfig(name_or_path=str(folder.model)), config, device)
+    after = likelihoods.scores(saved, saved.initial_parameters())
+    ratios = LogRatios(before.nats - after.nats, known.offsets)
+    found = [
+        measure_group(name, side, ratios, numbers, config.seed) for name, side in sides.items()
+    ]
+    first = next(iter(sides.values()))
+    look = partial(after_round, known=known, sides=first, before=before, samples=max(numbers))
+    base, states = weights_key(start.initial_parameters()), []
+    for path in sorted(folder.checkpoints.glob("round-*.safetensors")) if checkpoints else []:
+        state = load_checkpoint(path)
+        scores = likelihoods.scores(materials.model, state.parameters, base=base)
+        states.append(look(state.round, after=scores))
+    final = look(report.cost.rounds, after=after)
+    return _report(run_dir, report, compared.name, found, final=final, checkpoints=states)
+
+
+def _report(
+    run_dir: Path,
+    report: RunReport,
+    reference: str,
+    groups: Sequence[Group],
+    *,
+    final: Checkpoint,
+    checkpoints: Sequence[Checkpoint],
+) -> AttackReport:
+    """Return what was found, with the numbers that it is known by in front."""
+    first = groups[0]
+    headline = first.measured[0]
+    return AttackReport(
+        run=str(run_dir),
+        title=report.title,
+        reference=reference,
+        auroc=headline.auroc,
+        auroc_interval=headline.auroc_interval,
+        tpr_at_fpr={f"{o.false_positive_rate:g}": o.true_positive_rate for o in headline.operating},
+        users_in=first.users_in,
+        users_out=first.users_out,
+        samples_per_user=headline.samples,
+        groups=tuple(groups),
+        final=final,
+        checkpoints=tuple(checkpoints),
+        rank_correlation=rank_correlation(checkpoints),
+        bound=bound_of(report.privacy),
+        privacy=report.privacy,
+        resamples=RESAMPLES,
+        note=NOTE,
+    )
+
+
+def _finished(run_dir: Path) -> RunReport:
+    folder = RunFolder(run_dir)
+    if not (folder.config.exists() and folder.model.exists() and folder.report.exists()):
+        raise ConfigError(
+            f"RUN_DIR = {str(run_dir)!r}: holds no finished run (config.toml, model/ and "
+            "report.json); finish it with fedsim run --resume, or give another"
+        )
+    return load_report(run_dir)
+
+
+def _groups(split: Split, num_users: int, config: Config) -> dict[str, Indices]:
+    """Return the users that are attacked together: the real ones, and the canaries."""
+    everyone = np.arange(num_users)
+    groups = {"users": np.setdiff1d(everyone, split.canaries), "canaries": split.canaries}
+    usable = {
+        name: group
+        for name, group in groups.items()
+        if len(np.intersect1d(group, split.held_out_users))
+    }
+    if not usable:
+        raise ConfigError(
+            f"data.held_out_users = {config.data.held_out_users}: the run held no user out, so "
+            "there is nobody to tell its users from; train with a fraction above 0, such as 0.5"
+        )
+    return usable
+
+
+def _starting_point(config: Config) -> ModelConfig:
+    """Return the config of the whole starting network: adapters begin as no change at all."""
+    model = config.model
+    return ModelConfig(name_or_path=model.name_or_path, pretraining_steps=model.pretraining_steps)
+
+
+def _reference(name: str, config: Config, materials: Materials) -> LanguageModel:
+    try:
+        model = _model(ModelConfig(name_or_path=name), config, str(materials.model.device))
+    except ConfigError as error:
+        raise ConfigError(f"--reference {name!r}: {error}") from error
+    if model.tokenizer_fingerprint != materials.model.tokenizer_fingerprint:
+        raise ConfigError(
+            f"--reference {name!r}: has another vocabulary than the run's "
+            f"{materials.model.name!r}, and their likelihoods cannot be compared token by token; "
+            "give a model with the same tokenizer"
+        )
+    return model
+
+
+def _model(model: ModelConfig, config: Config, device: str) -> LanguageModel:
+    return load_model(model, config.seed, config.data.sequence_length, device)
+
+
+def bound_of(privacy: Privacy) -> Bound:
+    """Return what the guarantee allows; only what it is about: one user in the data or not."""
+    if privacy.epsilon is None or privacy.delta is None:
+        return Bound(auroc=None, reason="The run has no guarantee, so nothing bounds an attack.")
+    if privacy.hypothetical:
+        return Bound(auroc=None, reason="The run's ε is hypothetical and bounds nothing.")
+    if privacy.relation.startswith("zero-out"):
+        return Bound(
+            auroc=None,
+            reason="The guarantee compares a user's data with zeros, not with the user's absence: "
+            "it does not bound this attack.",
+        )
+    return Bound(
+        auroc=auroc_bound(privacy.epsilon, privacy.delta),
+        reason="The guarantee bounds what an attack gets on average over who is held out; with so "
+        "many users a measured rate can lie above it by chance.",
+    )

@@ -1,0 +1,81 @@
+"""`fedsim attack`: who was trained on, told from a finished run's model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from fedsim.attacks.schema import AttackReport
+
+
+def attack_command(  # noqa: PLR0917 (each is an option)
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A finished run's folder.")],
+    samples: Annotated[
+        list[int] | None,
+        typer.Option(min=1, help="Texts of a user that the attacker has; several are compared."),
+    ] = None,
+    reference: Annotated[
+        str | None, typer.Option(help="Another reference model than the run's starting point.")
+    ] = None,
+    checkpoints: Annotated[
+        bool, typer.Option("--checkpoints", help="Also attack every checkpoint that was kept.")
+    ] = False,
+    out: Annotated[Path | None, typer.Option(help="RUN_DIR/attack by default.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Tell users who were trained on from users who were not; leave JSON, a page and a picture."""
+    from fedsim.attacks.folder import write_attack
+    from fedsim.attacks.user_inference import attack_run
+    from fedsim.cli.status import status_when_slow
+
+    with status_when_slow("scoring …"):
+        report = attack_run(
+            run_dir, samples=samples or (), reference=reference, checkpoints=checkpoints
+        )
+    folder = out or run_dir / "attack"
+    write_attack(report, folder)
+    if as_json:
+        typer.echo(report.model_dump_json())
+        return
+    _show(report)
+    typer.echo(f"Page: {folder / 'attack.html'}   Picture: {folder / 'attack.png'}")
+
+
+def _show(report: AttackReport) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from fedsim.report.wording import guarantee_text, terms_text
+
+    console = Console()
+    for group in report.groups:
+        table = Table(
+            title=f"{group.name}: {group.users_in} trained, {group.users_out} held out "
+            f"({group.left_out_in} and {group.left_out_out} with fewer samples left out)",
+            title_justify="left",
+        )
+        rates = [f"{100 * o.false_positive_rate:g} %" for o in group.measured[0].operating]
+        for head in ("", "m", "AUROC", "interval", *rates):
+            table.add_column(head, justify="right" if head else "left", no_wrap=True)
+        for row in group.measured:
+            low, high = row.auroc_interval
+            found = [o.true_positive_rate for o in row.operating]
+            shown = ["–" if rate is None else f"{rate:.3f}" for rate in found]
+            cells = (f"{row.samples}", f"{row.auroc:.3f}", f"{low:.3f}–{high:.3f}", *shown)
+            table.add_row(row.statistic, *cells)
+        console.print(table)
+    console.print(
+        "m: samples of a user. Last columns: true positive rate at that false positive rate."
+    )
+    claimed = guarantee_text(report.privacy)
+    allowed = report.bound.auroc
+    console.print(
+        f"Promised: {claimed} ({terms_text(report.privacy)}); it allows an AUROC of {allowed:.3f}."
+        if allowed is not None
+        else f"Promised: {claimed}. {report.bound.reason}",
+        markup=False,
+    )
+    console.print(report.note, markup=False)

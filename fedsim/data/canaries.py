@@ -1,0 +1,161 @@
+"""Canary users: real users into whose every example one piece of their own text is planted.
+
+Kandpal et al. 2023, Algorithm 1. A canary takes the place of the user it is made of. From one of
+the user's examples some tokens in a row are taken, and put at a random place into each of the
+examples that the canary has. It works on token ids, so that the planted piece has exactly as many
+tokens as was asked for; where an example becomes too long, tokens before its last are cut.
+
+A store with canaries is a store of its own beside the others in the cache, made of another store,
+the settings and the seed. Who else is in the data decides who becomes a canary: with canaries in
+it a data set is for measuring.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+
+import numpy as np
+import numpy.typing as npt
+
+from fedsim import paths
+from fedsim.data.build import build_store
+from fedsim.data.canary_config import CanaryConfig
+from fedsim.data.hashing import base, hashes
+from fedsim.data.store import USERS, Indices, TokenStore
+from fedsim.errors import ConfigError
+from fedsim.seeding import stream
+
+Ids = npt.NDArray[np.int64]
+
+_VERSION = 1
+_USERS, _EXAMPLES = 0, 1  # the round in the address stream(seed, "canaries", round)
+
+
+def with_canaries(
+    store: TokenStore, config: CanaryConfig | None, seed: int, vocabulary_size: int
+) -> tuple[TokenStore, Indices]:
+    """Return the store with canaries planted, and its canaries, in an order drawn from the seed.
+
+    Without `config` it is the store itself and nobody. Users keep their places.
+
+    Raises:
+        ConfigError: too few users have enough text to become canaries.
+    """
+    if config is None:
+        return store, np.zeros(0, np.int64)
+    chosen = _chosen(store, config, seed)
+    identity = [_VERSION, store.manifest["sha256"], config.model_dump(), seed]
+    key = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
+    destination = paths.cache_dir() / "stores" / key
+    if not destination.exists():
+        planted = _Planted(store, config, seed, set(chosen.tolist()))
+        with suppress(FileExistsError):  # another process was faster, with the same content
+            build_store(
+                planted,
+                encode=planted.encode,
+                vocabulary_size=vocabulary_size,
+                tokenizer_fingerprint=store.manifest["tokenizer_fingerprint"],
+                sequence_length=store.manifest["sequence_length"],
+                cutting="split",  # nothing is longer than before
+                destination=destination,
+                source=f"{store.manifest['source']} with {config.num_users} canaries",
+                key=key,
+                num_workers=0,
+            )
+    return TokenStore.open(destination), chosen
+
+
+def _chosen(store: TokenStore, config: CanaryConfig, seed: int) -> Indices:
+    """Return the users with the smallest hashes among those with enough text, in that order."""
+    everything = np.arange(store.num_examples)
+    long_enough = store.lengths(everything) >= config.shared_tokens + 2
+    before = np.concatenate(([0], np.cumsum(long_enough)))
+    has_piece = np.diff(before[store.user_offsets]) > 0
+    able = np.flatnonzero((np.diff(store.user_offsets) >= config.num_examples) & has_piece)
+    if len(able) < config.num_users:
+        raise ConfigError(
+            f"data.canaries.num_users = {config.num_users}: only {len(able)} users have "
+            f"{config.num_examples} examples and one with {config.shared_tokens} tokens between "
+            "its first and its last; plant fewer or smaller ones"
+        )
+    order = np.argsort(hashes(base(seed, "canaries", _USERS), able))
+    return able[order[: config.num_users]]
+
+
+class _Planted:
+    """The records of a store, a record an example, its text being its number; `encode` reads it.
+
+    Attributes:
+        dropped: as of the original store, and what planting cut.
+    """
+
+    def __init__(
+        self, store: TokenStore, config: CanaryConfig, seed: int, canaries: set[int]
+    ) -> None:
+        self._store = store
+        self._config = config
+        self._seed = seed
+        self._canaries = canaries
+        self._changed: dict[int, Ids] = {}
+        self.dropped = Counter(store.manifest["dropped"])
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        with (self._store.path / USERS).open(encoding="utf-8") as names:
+            for user, line in enumerate(names):
+                name = json.loads(line)
+                examples = self._store.user_examples(user)
+                if user in self._canaries:
+                    examples = self._plant(user, examples)
+                yield from ((name, str(example)) for example in examples.tolist())
+
+    def encode(self, texts: Sequence[str]) -> list[Ids]:
+        """Return the ids of the examples with these numbers."""
+        return [self._ids(int(text)) for text in texts]
+
+    def _ids(self, example: int) -> Ids:
+        changed = self._changed.pop(example, None)
+        return self._store.example(example).astype(np.int64) if changed is None else changed
+
+    def _plant(self, user: int, examples: Indices) -> Indices:
+        """Change a user's examples and return which of them the canary has."""
+        random = stream(self._seed, "canaries", _EXAMPLES, user)
+        shared, longest = self._config.shared_tokens, self._store.manifest["sequence_length"]
+        whole = [self._store.example(int(e)).astype(np.int64) for e in examples]
+        sources = [ids for ids in whole if len(ids) >= shared + 2]
+        source = sources[random.integers(len(sources))]
+        start = int(random.integers(1, len(source) - shared))
+        piece = source[start : start + shared]
+        kept = np.sort(random.choice(len(whole), self._config.num_examples, replace=False))
+        self.dropped["canaries: examples beyond num_examples"] += len(whole) - len(kept)
+        for number in kept.tolist():
+            planted = insert(whole[number], piece, random, longest)
+            cut = len(whole[number]) + shared - len(planted)
+            self.dropped["canaries: tokens cut to make room"] += cut
+            self._changed[int(examples[number])] = planted
+        return examples[kept]
+
+
+def insert(ids: Ids, piece: Ids, random: np.random.Generator, longest: int) -> Ids:
+    """Return `ids` with `piece` between two of them, every place as likely, at most `longest`.
+
+    The first and the last id stay at the ends. Where there is no room for all, the ids before the
+    last are left out.
+    """
+    room = longest - len(piece)
+    kept = ids if len(ids) <= room else np.concatenate([ids[: room - 1], ids[-1:]])
+    place = int(random.integers(1, len(kept)))
+    return np.concatenate([kept[:place], piece, kept[place:]])
+
+
+def sentence(num_canaries: int) -> tuple[str, ...]:
+    """Return what a report must say of planted users; () if there are none."""
+    if num_canaries == 0:
+        return ()
+    return (
+        f"The data contain {num_canaries} planted users (canaries), whose text was changed to be "
+        "easy to recognise: the run is for measuring attacks.",
+    )

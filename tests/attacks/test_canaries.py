@@ -1,0 +1,143 @@
+"""Planted users: exactly the tokens asked for, half of them trained on, nobody else changed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedsim.config import Config
+from fedsim.data.canaries import insert, with_canaries
+from fedsim.data.canary_config import CanaryConfig
+from fedsim.data.store import TokenStore
+from fedsim.errors import ConfigError
+from fedsim.materials import Materials, load_materials
+from fedsim.report.schema import load_report
+from tests.attacks.conftest import CANARIES, attacked_config
+
+PIECE = np.array([90, 91, 92])
+
+
+@pytest.fixture(scope="module")
+def pair(letters: Path) -> tuple[Materials, Materials]:
+    """The same texts without and with canaries."""
+    configs = [attacked_config(letters, data={"canaries": c}) for c in (None, CANARIES)]
+    plain, planted = (_materials(config) for config in configs)
+    return plain, planted
+
+
+def _materials(config: Config) -> Materials:
+    return load_materials(config.seed, config.data, config.model, "cpu")
+
+
+def texts(store: TokenStore, user: int) -> list[list[int]]:
+    return [store.example(int(e)).tolist() for e in store.user_examples(user)]
+
+
+def shared(examples: list[list[int]], length: int) -> set[tuple[int, ...]]:
+    """Every run of `length` tokens that all examples have."""
+    pieces = [{tuple(e[i : i + length]) for i in range(len(e) - length + 1)} for e in examples]
+    return set.intersection(*pieces)
+
+
+def test_half_of_them_are_trained_on(pair: tuple[Materials, Materials]) -> None:
+    split = pair[1].split
+    assert len(split.canaries) == 12
+    assert len(np.intersect1d(split.canaries, split.users)) == 6
+    assert len(np.intersect1d(split.canaries, split.held_out_users)) == 6
+
+
+def test_a_canary_has_so_many_examples_with_one_piece_of_its_own_text_in_all(
+    pair: tuple[Materials, Materials],
+) -> None:
+    plain, planted = pair
+    longest = planted.store.manifest["sequence_length"]
+    for user in planted.split.canaries.tolist():
+        before, after = texts(plain.store, user), texts(planted.store, user)
+        assert len(after) == 8
+        assert all(len(example) <= longest for example in after)
+        ends = {(example[0], example[-1]) for example in before}
+        assert all((example[0], example[-1]) in ends for example in after)
+        own = {tuple(e[i : i + 6]) for e in before for i in range(1, len(e) - 6)}
+        assert shared(after, 6) & own
+
+
+def test_everybody_else_is_as_before(pair: tuple[Materials, Materials]) -> None:
+    plain, planted = pair
+    assert plain.store.num_users == planted.store.num_users
+    for user in np.setdiff1d(np.arange(plain.store.num_users), planted.split.canaries).tolist():
+        assert texts(plain.store, user) == texts(planted.store, user)
+        assert (user in plain.split.users) == (user in planted.split.users)
+
+
+def test_what_is_cut_is_counted(pair: tuple[Materials, Materials]) -> None:
+    plain, planted = pair
+    dropped = planted.store.manifest["dropped"]
+    lost = sum(len(texts(plain.store, user)) - 8 for user in planted.split.canaries.tolist())
+    assert dropped["canaries: examples beyond num_examples"] == lost > 0
+    tokens = plain.store.num_tokens - planted.store.num_tokens
+    kept = 12 * 8 * 6
+    # what went with whole examples is not among the cut tokens
+    assert dropped["canaries: tokens cut to make room"] <= tokens + kept
+
+
+def test_a_seed_plants_the_same_again_and_another_others(
+    pair: tuple[Materials, Materials], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, planted = pair
+    config = CanaryConfig.model_validate(CANARIES)
+    monkeypatch.setenv("FEDSIM_CACHE", str(tmp_path))
+    size = plain.model.vocabulary_size
+    again, chosen = with_canaries(plain.store, config, 0, size)
+    assert again.path.is_relative_to(tmp_path)
+    assert again.manifest["sha256"] == planted.store.manifest["sha256"]
+    assert set(chosen.tolist()) == set(planted.split.canaries.tolist())
+    other, _ = with_canaries(plain.store, config, 1, size)
+    assert other.manifest["sha256"] != again.manifest["sha256"]
+
+
+def test_too_few_users_are_an_error_that_counts_them(pair: tuple[Materials, Materials]) -> None:
+    config = CanaryConfig(num_users=30, num_examples=12, shared_tokens=6)
+    with pytest.raises(
+        ConfigError, match=r"data\.canaries\.num_users = 30: only \d+ users have 12"
+    ):
+        with_canaries(pair[0].store, config, 0, 2000)
+
+
+def test_the_report_counts_them_and_says_what_they_are_for(attacked: Path) -> None:
+    report = load_report(attacked)
+    assert report.data.canaries == 12
+    assert "12 planted users (canaries)" in report.data.notices[0]
+    assert report.data.notices[0].split("(")[0] in (attacked / "report.html").read_text("utf-8")
+    assert json.loads((attacked / "report.json").read_text("utf-8"))["data"]["canaries"] == 12
+
+
+@given(
+    st.lists(st.integers(0, 80), min_size=2, max_size=20).map(np.array),
+    st.integers(5, 30),
+    st.integers(0, 99),
+)
+def test_the_piece_is_between_the_ends_and_nothing_is_too_long(
+    ids: np.ndarray, longest: int, seed: int
+) -> None:
+    ids = ids[:longest]
+    planted = insert(ids, PIECE, np.random.default_rng(seed), longest).tolist()
+    place = planted.index(90)
+    assert planted[place : place + 3] == PIECE.tolist()
+    rest = planted[:place] + planted[place + 3 :]
+    assert 0 < place < len(planted) - 3
+    assert len(planted) == min(len(ids) + 3, longest)
+    assert rest == [*ids.tolist()[: len(rest) - 1], ids[-1]]
+
+
+def test_every_place_is_as_likely() -> None:
+    random = np.random.default_rng(0)
+    ids = np.arange(6)
+    places = [insert(ids, PIECE, random, 99).tolist().index(90) for _ in range(5000)]
+    counts = np.bincount(places, minlength=7)[1:6]
+    assert counts.sum() == 5000
+    assert np.abs(counts - 1000).max() < 5 * np.sqrt(1000)

@@ -1,0 +1,182 @@
+"""`fedsim attack` as a user types it: what it prints and leaves behind, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+from PIL import Image
+from typer.testing import CliRunner
+
+from fedsim.attacks.folder import render_attack
+from fedsim.attacks.schema import AttackReport
+from fedsim.attacks.user_inference import bound_of
+from fedsim.cli.main import app, main
+from fedsim.report.schema import Privacy
+from tests.unit.report_samples import privacy as sample_privacy
+
+
+def attack(run_dir: Path, *options: str | Path) -> str:
+    arguments = ["attack", str(run_dir), *map(str, options)]
+    done = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert done.exit_code == 0
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def found(attacked: Path) -> dict[str, Any]:
+    printed: dict[str, Any] = json.loads(attack(attacked, "--checkpoints", "--json"))
+    return printed
+
+
+def test_what_is_printed_is_what_is_left_behind(attacked: Path, found: dict[str, Any]) -> None:
+    written = (attacked / "attack" / "attack.json").read_text(encoding="utf-8")
+    assert json.loads(written) == found
+    report = AttackReport.model_validate_json(written)
+    assert (report.users_in, report.users_out) == (12, 16)
+    assert report.samples_per_user == 2
+    assert set(report.tpr_at_fpr) == {"0.001", "0.005", "0.01", "0.05", "0.1"}
+    assert report.tpr_at_fpr["0.05"] is None  # of 16 held-out users no twentieth can be let pass
+    assert report.tpr_at_fpr["0.1"] is not None
+    low, high = report.auroc_interval
+    assert low <= report.auroc <= high
+
+
+def test_who_was_trained_on_can_be_told_and_a_canary_better(found: dict[str, Any]) -> None:
+    users, canaries = found["groups"]
+    assert (users["name"], canaries["name"]) == ("users", "canaries")
+    assert (canaries["users_in"], canaries["users_out"]) == (6, 6)
+    best = [group["measured"][0]["auroc"] for group in (users, canaries)]
+    assert 0.6 < best[0] < best[1]
+    assert found["final"]["gap"] == pytest.approx(
+        found["final"]["loss_out"] - found["final"]["loss_in"]
+    )
+
+
+def test_the_last_checkpoint_is_the_final_model(found: dict[str, Any]) -> None:
+    assert [state["round"] for state in found["checkpoints"]] == [2, 4, 6]
+    last, final = found["checkpoints"][-1], found["final"]
+    assert last["auroc"] == final["auroc"] == found["auroc"]
+    assert last["loss_in"] == pytest.approx(final["loss_in"], rel=1e-5)
+    assert -1.0 <= found["rank_correlation"] <= 1.0
+
+
+def test_a_model_against_itself_is_guessing(attacked: Path, tmp_path: Path) -> None:
+    options = ("--reference", attacked / "model", "--samples", "1", "--out", tmp_path, "--json")
+    found = json.loads(attack(attacked, *options))
+    assert found["auroc"] == 0.5
+    assert found["auroc_interval"] == [0.5, 0.5]
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "attack.json",
+        "attack.html",
+        "attack.png",
+    }
+
+
+def test_the_table_names_the_promise_and_the_page(attacked: Path) -> None:
+    printed = attack(attacked, "--samples", "2", "--samples", "1")
+    assert "Promised: No privacy guarantee" in printed
+    assert "attack.html" in printed
+
+
+def test_the_page_and_the_picture(attacked: Path, found: dict[str, Any]) -> None:
+    page = (attacked / "attack" / "attack.html").read_text(encoding="utf-8")
+    assert f"{found['auroc']:.3f}" in page
+    assert "src=" not in page.split("<script>")[0]
+    assert "No privacy guarantee" in page
+    with Image.open(attacked / "attack" / "attack.png") as picture:
+        assert picture.size == (1600, 840)
+
+
+def test_a_page_with_a_guarantee_has_its_terms_and_its_bound(found: dict[str, Any]) -> None:
+    privacy = sample_privacy()
+    report = AttackReport.model_validate(found | {"privacy": privacy, "bound": bound_of(privacy)})
+    page = render_attack(report)
+    assert report.bound.auroc is not None
+    for words in (f"{report.bound.auroc:.3f}", privacy.relation, "δ = ", "the guarantee's bound"):
+        assert words in page.replace("&#39;", "'").replace("\\u0027", "'")
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"epsilon": None}, "no guarantee"),
+        ({"hypothetical": True}, "hypothetical"),
+        ({"relation": "zero-out-one user"}, "zeros"),
+    ],
+)
+def test_what_is_no_guarantee_of_this_bounds_nothing(changed: dict[str, Any], reason: str) -> None:
+    privacy: Privacy = sample_privacy().model_copy(update=changed)
+    bound = bound_of(privacy)
+    assert bound.auroc is None
+    assert reason in bound.reason
+
+
+def refused(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> int | str | None:
+    monkeypatch.setattr("sys.argv", ["fedsim", "attack", *map(str, arguments)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return ended.value.code
+
+
+def other_vocabulary(attacked: Path, folder: Path) -> Path:
+    """Return the run's model with a tokenizer that reads texts differently."""
+    shutil.copytree(attacked / "model", folder)
+    path = folder / "tokenizer.json"
+    tokenizer = json.loads(path.read_text(encoding="utf-8"))
+    tokenizer["model"]["merges"] = tokenizer["model"]["merges"][:-1]
+    path.write_text(json.dumps(tokenizer), encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (("--samples", "50"), "--samples 50: 0 trained and 0 held-out users"),
+        (("--samples", "0"), "--samples"),
+        (("--reference", "./nowhere"), "--reference './nowhere'"),
+        (("--reference", "OTHER"), "has another vocabulary than the run's"),
+    ],
+)
+def test_wrong_input_is_one_message_and_status_2(
+    attacked: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    options: tuple[str, ...],
+    complaint: str,
+) -> None:
+    other = other_vocabulary(attacked, tmp_path / "other") if "OTHER" in options else ""
+    given = [str(other) if option == "OTHER" else option for option in options]
+    assert refused(monkeypatch, attacked, *given, "--out", tmp_path / "out") == 2
+    error = capsys.readouterr().err
+    assert complaint in error
+    assert "Traceback" not in error
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_without_held_out_users_has_nobody_to_tell_from(
+    attacked: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    other = shutil.copytree(attacked, tmp_path / "run")
+    config = tomllib.loads((other / "config.toml").read_text(encoding="utf-8"))
+    config["data"]["held_out_users"] = 0.0
+    del config["data"]["canaries"]
+    (other / "config.toml").write_text(tomli_w.dumps(config), encoding="utf-8")
+    assert refused(monkeypatch, other) == 2
+    assert "data.held_out_users = 0.0: the run held no user out" in capsys.readouterr().err
+
+
+def test_a_folder_without_a_finished_run_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert refused(monkeypatch, tmp_path) == 2
+    assert "holds no finished run" in capsys.readouterr().err

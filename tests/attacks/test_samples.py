@@ -1,0 +1,78 @@
+"""Who is attacked with which texts, on the run of the fixture and on sizes that are known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedsim.attacks.samples import Known, choose_sides, default_samples, known_samples
+from fedsim.config import load_config
+from fedsim.data.split import Split
+from fedsim.errors import ConfigError
+from fedsim.materials import load_materials
+from fedsim.scoring import owners
+
+
+def test_nobody_is_attacked_with_what_was_trained_on(attacked: Path) -> None:
+    config = load_config(attacked / "config.toml")
+    materials = load_materials(config.seed, config.data, config.model, "cpu")
+    store, split = materials.store, materials.split
+    known = known_samples(store, split, config.data, config.seed)
+    assert not np.isin(known.samples, split.train_examples).any()
+    assert len(np.unique(known.samples)) == len(known.samples)
+    whose = owners(store, known.samples)
+    assert np.array_equal(whose, np.repeat(known.users, known.counts))
+    of_members = np.sort(known.samples[np.repeat(known.member, known.counts)])
+    assert np.array_equal(of_members, split.held_out_examples)
+    # a held-out user's samples are as many as the same user would have had as a member
+    sizes = np.diff(store.user_offsets)[known.users]
+    expected = np.minimum(np.floor(0.4 * sizes + 0.5), sizes - 1)
+    assert np.array_equal(known.counts, expected)
+
+
+def sample(counts_in: list[int], counts_out: list[int]) -> tuple[Known, Split, np.ndarray]:
+    """Return users with so many samples each; a count of 0 is a user without one."""
+    counts = np.array([*counts_in, *counts_out], np.int64)
+    users = np.arange(len(counts))
+    some = counts > 0
+    known = Known(
+        users=users[some],
+        offsets=np.concatenate(([0], np.cumsum(counts[some]))).astype(np.int64),
+        samples=np.arange(counts.sum()),
+        member=(users < len(counts_in))[some],
+    )
+    empty = np.zeros(0, np.int64)
+    split = Split(users[: len(counts_in)], users[len(counts_in) :], empty, empty, empty)
+    return known, split, users
+
+
+def test_users_with_too_few_are_left_out_and_counted() -> None:
+    known, split, everyone = sample([3, 1, 5, 0], [4, 4, 2, 0, 0])
+    sides = choose_sides(known, split, everyone, 3)
+    assert known.users[sides.inside].tolist() == [0, 2]
+    assert known.users[sides.outside].tolist() == [4, 5]
+    assert (sides.left_out_in, sides.left_out_out) == (2, 3)
+
+
+def test_the_error_says_how_many_remain_and_what_would_do() -> None:
+    known, split, everyone = sample([3, 1, 5], [4, 4, 2])
+    with pytest.raises(ConfigError, match=r"--samples 4: 1 trained and 2 held-out .* at most 3"):
+        choose_sides(known, split, everyone, 4)
+    with pytest.raises(ConfigError, match=r"1 trained and 3 held-out .* hold out more"):
+        choose_sides(*sample([1], [1, 1, 1]), 1)
+
+
+def test_only_the_group_is_attacked() -> None:
+    known, split, _ = sample([3, 3, 3], [3, 3, 3])
+    sides = choose_sides(known, split, np.array([1, 2, 4, 5]), 2)
+    assert known.users[sides.inside].tolist() == [1, 2]
+    assert known.users[sides.outside].tolist() == [4, 5]
+    assert (sides.left_out_in, sides.left_out_out) == (0, 0)
+
+
+def test_by_default_half_of_both_sides_have_enough() -> None:
+    known, _, everyone = sample([9, 9, 9, 1], [5, 4, 4, 1])
+    assert default_samples(known, [everyone]) == [1, 2, 4]
+    assert default_samples(known, [everyone, np.array([3, 7])]) == [1]

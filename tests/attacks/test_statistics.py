@@ -1,0 +1,75 @@
+"""The statistics on log ratios that are known, and how much a user's overfitting moves them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fedsim.attacks.overfitting import rank_correlation
+from fedsim.attacks.schema import Checkpoint
+from fedsim.attacks.statistics import LogRatios
+
+RATIOS = LogRatios(np.array([1.0, 4.0, -2.0, 5.0, 0.5, 0.5, 9.0]), np.array([0, 3, 5, 7]))
+
+
+@pytest.mark.parametrize(
+    ("which", "samples", "expected"),
+    [
+        ("mean", 2, [2.5, 2.75, 4.75]),
+        ("max", 2, [4.0, 5.0, 9.0]),
+        ("min", 2, [1.0, 0.5, 0.5]),
+        ("mean", 1, [1.0, 5.0, 0.5]),
+    ],
+)
+def test_over_the_first_samples(which: str, samples: int, expected: list[float]) -> None:
+    assert RATIOS.statistic(which, samples).tolist() == expected  # type: ignore[arg-type]
+
+
+def test_some_users_in_their_order() -> None:
+    some = RATIOS.of(np.array([2, 0]))
+    assert some.statistic("mean", 2).tolist() == [4.75, 2.5]
+    assert RATIOS.of(np.array([0])).statistic("mean", 3).tolist() == [1.0]
+
+
+@pytest.mark.parametrize("samples", [0, 3])
+def test_nobody_has_more_samples_than_there_are(samples: int) -> None:
+    with pytest.raises(ValueError, match=f"samples = {samples}"):
+        RATIOS.statistic("mean", samples)
+
+
+def test_planted_scores_are_found_by_the_mean_before_max_and_min() -> None:
+    """Members' samples are a little likelier each: a mean over many adds that up."""
+    random = np.random.default_rng(0)
+    noise = random.standard_normal((400, 16))
+    noise[:200] += 0.5
+    ratios = LogRatios(noise.ravel(), np.arange(0, 401 * 16, 16))
+    areas = {
+        which: float(
+            np.mean(
+                ratios.statistic(which, 16)[:200, None] > ratios.statistic(which, 16)[None, 200:]
+            )
+        )
+        for which in ("mean", "max", "min")
+    }
+    # 0.5 * sqrt(16) = 2 deviations apart: Φ(2 / √2) = 0.921
+    assert areas["mean"] == pytest.approx(0.921, abs=0.03)
+    assert max(areas["max"], areas["min"]) < areas["mean"]
+
+
+def states(gaps: list[float], areas: list[float]) -> list[Checkpoint]:
+    return [
+        Checkpoint(round=i, auroc=area, loss_in=1.0, loss_out=1.0 + gap, gap=gap)
+        for i, (gap, area) in enumerate(zip(gaps, areas, strict=True))
+    ]
+
+
+def test_rank_correlation_is_of_ranks() -> None:
+    assert rank_correlation(states([0.1, 0.2, 9.0], [0.5, 0.6, 0.61])) == pytest.approx(1.0)
+    # ranks 1 2 3 4 against 2 1 3 4: 1 - 6 * 2 / (4 * 15)
+    found = rank_correlation(states([0.1, 0.2, 0.3, 0.4], [0.6, 0.5, 0.7, 0.8]))
+    assert found == pytest.approx(0.8)
+
+
+def test_too_few_or_equal_states_have_none() -> None:
+    assert rank_correlation(states([0.1, 0.2], [0.5, 0.6])) is None
+    assert rank_correlation(states([0.1, 0.2, 0.3], [0.5, 0.5, 0.5])) is None

@@ -32,20 +32,15 @@ class Excess(NamedTuple):
         epsilon: ε.
         budget: B = G·M.
         strategy: one of `STRATEGIES`.
-        loss: expected over what the strategy takes.
         best_loss: the least on the grid at that budget.
+        suboptimality: loss beyond it, expected over what the strategy takes, >= 0.
     """
 
     epsilon: float
     budget: int
     strategy: str
-    loss: float
     best_loss: float
-
-    @property
-    def suboptimality(self) -> float:
-        """Loss beyond the best, >= 0."""
-        return self.loss - self.best_loss
+    suboptimality: float
 
 
 def suboptimality(
@@ -78,7 +73,7 @@ def suboptimality(
         for budget in budgets(table):
             least = table[best(table, budget)]
             rows += [
-                Excess(epsilon, budget, name, _expected(table, choices[name][budget]), least)
+                Excess(epsilon, budget, name, least, _beyond(least, table, choices[name][budget]))
                 for name in STRATEGIES
             ]
     return rows
@@ -196,5 +191,5 @@ def _along(path: Sequence[Point]) -> Choices:
     return {point.budget: {point: 1.0} for point in path}
 
 
-def _expected(table: Slice, points: Mapping[Point, float]) -> float:
-    return sum(often * table[point] for point, often in points.items())
+def _beyond(least: float, table: Slice, points: Mapping[Point, float]) -> float:
+    return sum(often * (table[point] - least) for point, often in points.items())

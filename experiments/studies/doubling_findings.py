@@ -74,6 +74,11 @@ def chosen(strategy: str, epsilon: float | None = None) -> Chosen:
     return lambda row: row.strategy == strategy and epsilon in {None, row.epsilon}
 
 
+def shown(interval: Interval) -> str:
+    """Return it with four decimals: most differences here are small."""
+    return f"{interval.value:.4f} [{interval.low:.4f}, {interval.high:.4f}]"
+
+
 def findings(compared: list[Compared]) -> list[str]:
     """Return sentences for each task, and on the sweeps."""
     sentences = [sentence for task in compared for sentence in _of_task(task)]
@@ -95,20 +100,27 @@ def _of_task(task: Compared) -> list[str]:
     }
     beaten = [other for other in (RANDOM, MAX_COHORT, MAX_GROUP) if against[other].high < 0]
     lost = [other for other in (RANDOM, MAX_COHORT, MAX_GROUP) if against[other].low > 0]
-    pairs = _paired(task.rows, DOUBLING, ORACLE)
-    good = sum(ours <= theirs + 1e-12 for ours, theirs in pairs)
+    close = {strategy: _within_a_percent(task.rows, strategy) for strategy in STRATEGIES}
+    pairs = len(task.rows) // len(STRATEGIES)
+    texts = {strategy: shown(interval) for strategy, interval in mean.items()}
     return [
-        f"{name}: averaged over ε and budgets, Estimate-and-Double is {mean[DOUBLING]} above the "
-        f"best split, the greedy local oracle {mean[ORACLE]}, random {mean[RANDOM]}, max cohort "
-        f"{mean[MAX_COHORT]}, max group size {mean[MAX_GROUP]}; the best splits' loss is "
-        f"{least:.3f} on average.",
-        f"{name}: Estimate-and-Double is as good as the oracle or better at {good} of "
-        f"{len(pairs)} pairs of ε and budget; on average it loses {against[ORACLE]} more.",
+        f"{name}: averaged over ε and budgets, Estimate-and-Double is {texts[DOUBLING]} above the "
+        f"best split, the greedy local oracle {texts[ORACLE]}, random {texts[RANDOM]}, max cohort "
+        f"{texts[MAX_COHORT]}, max group size {texts[MAX_GROUP]}; the best splits' loss is "
+        f"{least:.4f} on average.",
+        f"{name}: Estimate-and-Double loses {shown(against[ORACLE])} more than the oracle on "
+        f"average. Its loss is within 1 % of the best split's at {close[DOUBLING]} of {pairs} "
+        f"pairs of ε and budget, the oracle's at {close[ORACLE]}, max cohort's at "
+        f"{close[MAX_COHORT]}, max group size's at {close[MAX_GROUP]}.",
         f"{name}: on average it is better, by more than chance, than {_listed(beaten)}; worse "
         f"than {_listed(lost)}.",
         _where(task),
         _as_printed(task, mean[PRINTED]),
     ]
+
+
+def _within_a_percent(rows: list[Excess], strategy: str) -> int:
+    return sum(r.suboptimality <= 0.01 * r.best_loss for r in rows if r.strategy == strategy)
 
 
 def _where(task: Compared) -> str:
@@ -120,7 +132,7 @@ def _where(task: Compared) -> str:
         by = {s: np.mean([r.suboptimality for r in at if r.strategy == s]) for s in STRATEGIES}
         winner = min((RANDOM, MAX_COHORT, MAX_GROUP), key=lambda s: by[s])
         parts.append(
-            f"ε = {epsilon:g}: {by[DOUBLING]:.3f} (best of the rest: {winner}, {by[winner]:.3f})"
+            f"ε = {epsilon:g}: {by[DOUBLING]:.4f} (best of the rest: {winner}, {by[winner]:.4f})"
         )
     return f"σ₂ = {task.within_user_stddev:g}, Estimate-and-Double by ε: {'; '.join(parts)}."
 
@@ -130,7 +142,8 @@ def _as_printed(task: Compared, mean: Interval) -> str:
     same = sum(abs(ours - theirs) < 1e-12 for ours, theirs in pairs)
     return (
         f"σ₂ = {task.within_user_stddev:g}: as printed the algorithm takes what max group size "
-        f"takes at {same} of {len(pairs)} pairs of ε and budget, and is {mean} above the best."
+        f"takes at {same} of {len(pairs)} pairs of ε and budget, and is {shown(mean)} "
+        "above the best."
     )
 
 

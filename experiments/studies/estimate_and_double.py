@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from experiments.studies.doubling_analysis import Excess, suboptimality
-from experiments.studies.doubling_findings import Compared, Spread, chosen, findings
+from experiments.studies.doubling_findings import Compared, Spread, chosen, findings, shown
 from experiments.studies.doubling_picture import draw
 from experiments.studies.mean_simulation import Population, draw_population
 from experiments.studies.mean_sweep import Errors, Grid, Sampler, run_sweeps
@@ -209,8 +209,8 @@ def table(compared: list[Compared]) -> Shown:
     for task in compared:
         for strategy in task.strategies:
             cells = [task.spread.interval(chosen(strategy, epsilon)) for epsilon in epsilons]
-            values = [f"{cell.value:.3f}" for cell in cells]
-            overall = str(task.spread.interval(chosen(strategy)))
+            values = [f"{cell.value:.4f}" for cell in cells]
+            overall = shown(task.spread.interval(chosen(strategy)))
             rows.append([f"{task.within_user_stddev:g}", strategy, *values, overall])
     heads = [f"ε = {epsilon:g}" for epsilon in epsilons]
     return Shown(("σ₂", "mean sub-optimality of", *heads, "all ε"), rows)
@@ -228,6 +228,6 @@ def records(compared: list[Compared]) -> list[dict[str, object]]:
         for row in task.rows:
             split = {"strategy": row.strategy, "group_size": "", "cohort_size": ""}
             budget = {"epsilon": row.epsilon, "budget": row.budget}
-            losses = {"loss": row.loss, "suboptimality": row.suboptimality}
+            losses = {"loss": row.best_loss + row.suboptimality, "suboptimality": row.suboptimality}
             rows.append({**fixed, **budget, **split, **losses})
     return rows

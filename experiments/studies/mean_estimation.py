@@ -7,7 +7,7 @@ from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogFormatter
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from experiments.studies.intervals import mean_interval, ratio_interval
 from experiments.studies.mean_findings import DEFAULT, ELS, Case, Panel, Results, findings
@@ -217,11 +217,13 @@ def _panel(axes: Axes, results: Results, panel: Panel) -> None:
             ms=3.5,
             lw=1.2,
             label=sampler.label,
+            zorder=5 if sampler is ELS else 3,  # ULS with G = 1 is often just below it
         )
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axes.yaxis.set_major_formatter("{x:g}")
-    axes.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(2, 0.6)))
+    axes.yaxis.set_minor_formatter(NullFormatter())
     axes.set_xticks(list(panel.values), [f"{value:g}" for value in panel.values])
     axes.set_xlabel(panel.axis, fontsize=8, color=INK)
 

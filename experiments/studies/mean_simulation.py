@@ -24,6 +24,7 @@ from fedsim.server_optimizer import ServerOptimizer
 
 Array = npt.NDArray[np.float32]
 BETWEEN_USERS = 1.0  # σ₁
+_BLOCK = 8  # trials whose clips are computed at once: what is between fits into a cache
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,7 +161,9 @@ def simulate(population: Population, plans: Sequence[RoundPlan], rounds: int) ->
             unit_values(population, units, first, round), units // len(first.pool), trials
         )
         noise = first.noise(round).standard_normal(trials * dimension).astype(np.float32)
-        release = clipped_sum(estimate, values, present, largest).mul_(scale)
+        blocks = [slice(start, start + _BLOCK) for start in range(0, trials, _BLOCK)]
+        sums = [clipped_sum(estimate[b], values[b], present[b], largest) for b in blocks]
+        release = torch.cat(sums).mul_(scale)
         release += stddev * torch.from_numpy(noise).view(trials, 1, dimension)
         estimate -= rate * release
     return estimate

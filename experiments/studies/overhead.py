@@ -159,16 +159,22 @@ def findings(measured: Sequence[Measured]) -> list[str]:
 
 
 def rows(measured: Sequence[Measured]) -> list[dict[str, object]]:
-    """Return a row for each strategy and part, then its total."""
+    """Return a row for each strategy and part, then its total; least and most are of a round."""
     found: list[dict[str, object]] = []
     for one in measured:
         split = one.parts
-        for field, seconds in (*split._asdict().items(), ("total", split.total)):
+        by_round = [(*each, each.total) for each in map(parts, one.stages)]
+        columns = [*zip(*by_round, strict=True)]
+        for field, seconds, of_rounds in zip(
+            (*split._fields, "total"), (*split, split.total), columns, strict=True
+        ):
             found.append(
                 {
                     "strategy": one.name,
                     "part": field,
                     "seconds": seconds,
+                    "least": min(of_rounds),
+                    "most": max(of_rounds),
                     "share": seconds / split.total,
                     "ratio_to_floor": seconds / split.forward_backward,
                     "units": float(np.mean(one.num_units)),
@@ -217,7 +223,7 @@ def _study(measured: Sequence[Measured], config: Config) -> Study:
         [
             str(row["strategy"]).upper(),
             NAMES.get(str(row["part"]), "total"),
-            f"{row['seconds']:.4g}",
+            *(f"{row[key]:.4g}" for key in ("seconds", "least", "most")),
             f"{row['share']:.1%}",
             f"{row['ratio_to_floor']:.3f}",
         ]
@@ -233,7 +239,7 @@ def _study(measured: Sequence[Measured], config: Config) -> Study:
             "beyond that; the same through Flower's messages, beyond that; estimate and noise; "
             "the server's step; the ledger's charge and the budget's check.",
             "The check is made once a run, and a round of it is counted: longer runs pay less a "
-            "round. Reading the texts is part of the floor.",
+            "round. Reading the texts is part of the floor. `least` and `most` are of the rounds.",
         ),
         settings=(
             f"Measured on {on}.",
@@ -246,7 +252,9 @@ def _study(measured: Sequence[Measured], config: Config) -> Study:
             f"A run has {config.strategy.rounds} rounds.",
         ),
         findings=findings(measured),
-        table=Shown(("strategy", "part", "s a round", "share", "over the floor"), shown),
+        table=Shown(
+            ("strategy", "part", "s a round", "least", "most", "share", "over the floor"), shown
+        ),
         records=rows(measured),
         figure=draw(measured, "; ".join([on, *terms]) + ". Right: over gradients and step alone."),
     )

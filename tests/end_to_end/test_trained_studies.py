@@ -15,6 +15,8 @@ from tests.conftest import small_config
 from tests.end_to_end.commands import fedsim
 from tests.end_to_end.test_studies import TRAINED
 
+MORE = {"estimate-and-double-text": "suboptimality.csv", "tradeoffs": "comparison.md"}
+
 
 @pytest.fixture(scope="module", autouse=True)
 def _small_text(speeches: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
@@ -51,6 +53,8 @@ def test_a_quick_run_leaves_table_picture_and_runs(name: str, tmp_path: Path) ->
     with (out / "table.csv").open(encoding="utf-8") as file:
         assert len(list(csv.DictReader(file))) == len(measurement.lines)
     assert (out / "picture.png").stat().st_size > 10_000
+    if name in MORE:
+        assert len((out / MORE[name]).read_text(encoding="utf-8").splitlines()) > 5
     page = (out / "table.md").read_text(encoding="utf-8")
     assert "The paper" in page or "the large cohort" in page
     assert "no ε here accounts for" in page or measurement.tuning is None

@@ -74,6 +74,8 @@ def test_rows_and_sentences_are_of_the_mean_round() -> None:
         "strategy": "uls",
         "part": "total",
         "seconds": 4.75,
+        "least": 2.375,
+        "most": 7.125,
         "share": 1.0,
         "ratio_to_floor": 2.375,
         "units": 5.0,

@@ -1,8 +1,8 @@
 """Charles et al. 2024, Appendix I.1: how far strategies for (G, M) stay behind the best on a grid.
 
 Pure functions of a table of losses {(ε, G, M): loss}, from whatever task it comes: its points are
-a rectangle of powers of two. A strategy says, for each budget G·M, which points it takes and how
-often.
+a rectangle of powers of two, or the part of one up to some budget. A strategy says, for each
+budget G·M, which points it takes and how often.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ def suboptimality(
     """Return what every strategy loses at every ε and budget.
 
     Args:
-        losses: of a whole rectangle of powers of two at each ε; all start at its least corner.
+        losses: at each ε of a rectangle of powers of two, whole or up to a budget; all strategies
+            start at its least corner.
         gradient_norms: estimates of L_ULS(G) (eq. 8); over several the result is the average.
         noise_multiplier: σ_ULS of ε and M (eq. 3).
     """
@@ -83,15 +84,17 @@ def at_epsilon(losses: Losses, epsilon: float) -> dict[Point, float]:
     """Return the losses at one ε.
 
     Raises:
-        ValueError: they are no rectangle of powers of two.
+        ValueError: they are not all splits, within a rectangle of powers of two, of the budgets
+            up to the largest.
     """
     table = {Point(g, m): loss for (e, g, m), loss in losses.items() if e == epsilon}
     start, largest = corners(table)
-    expected = {
+    rectangle = {
         Point(start.group_size << i, start.cohort_size << j)
         for i in range(int(math.log2(largest.group_size / start.group_size)) + 1)
         for j in range(int(math.log2(largest.cohort_size / start.cohort_size)) + 1)
     }
+    expected = {point for point in rectangle if point.budget <= budgets(table)[-1]}
     if expected != table.keys():
         odd = sorted((p.group_size, p.cohort_size) for p in expected ^ table.keys())
         raise ValueError(f"losses at ε = {epsilon}: no rectangle of powers of two, see {odd}")
@@ -99,7 +102,7 @@ def at_epsilon(losses: Losses, epsilon: float) -> dict[Point, float]:
 
 
 def corners(table: Slice) -> tuple[Point, Point]:
-    """Return the least and the largest point of the rectangle."""
+    """Return the least and the largest point of the rectangle, which may lie beyond the table."""
     sizes, cohorts = {p.group_size for p in table}, {p.cohort_size for p in table}
     return Point(min(sizes), min(cohorts)), Point(max(sizes), max(cohorts))
 
@@ -133,10 +136,10 @@ def greedy(table: Slice) -> Choices:
 def doubling(
     table: Slice, gradient_norm: Callable[[int], float], sigma: Callable[[int], float]
 ) -> Choices:
-    """Return what `estimate_and_double` takes on the way from corner to corner."""
+    """Return what `estimate_and_double` takes on the way from the least to the largest budget."""
     start, largest = corners(table)
     end, steps = estimate_and_double(
-        largest.budget, gradient_norm, sigma, start=start, largest=largest
+        budgets(table)[-1], gradient_norm, sigma, start=start, largest=largest
     )
     return _along([*(step.point for step in steps), end])
 

@@ -53,14 +53,14 @@ class Compared:
     """One task's comparison.
 
     Attributes:
-        within_user_stddev: σ₂, which names the task.
+        name: of the task, such as "σ₂ = 4".
         losses: by (ε, G, M).
         rows: what each strategy loses at each ε and budget.
         spread: the same with intervals.
         at_edge: sweeps whose best learning rate is on the edge.
     """
 
-    within_user_stddev: float
+    name: str
     losses: dict[tuple[float, int, int], float]
     rows: list[Excess]
     spread: Spread
@@ -81,7 +81,7 @@ def shown(interval: Interval) -> str:
 
 def findings(compared: list[Compared]) -> list[str]:
     """Return sentences for each task, and on the sweeps."""
-    sentences = [sentence for task in compared for sentence in _of_task(task)]
+    sentences = [sentence for task in compared for sentence in of_task(task)]
     edges = sum(task.at_edge for task in compared)
     total = sum(len(task.losses) for task in compared)
     return [
@@ -90,16 +90,18 @@ def findings(compared: list[Compared]) -> list[str]:
     ]
 
 
-def _of_task(task: Compared) -> list[str]:
-    name, spread = f"σ₂ = {task.within_user_stddev:g}", task.spread
+def of_task(task: Compared) -> list[str]:
+    """Return how the strategies stand to each other on one task, overall and by ε."""
+    name, spread = task.name, task.spread
     mean = {strategy: spread.interval(chosen(strategy)) for strategy in STRATEGIES}
     least = np.mean([row.best_loss for row in task.rows if row.strategy == DOUBLING])
     against = {
         other: spread.interval(chosen(DOUBLING), chosen(other))
         for other in (ORACLE, RANDOM, MAX_COHORT, MAX_GROUP)
     }
-    beaten = [other for other in (RANDOM, MAX_COHORT, MAX_GROUP) if against[other].high < 0]
-    lost = [other for other in (RANDOM, MAX_COHORT, MAX_GROUP) if against[other].low > 0]
+    rest = [other for other in (RANDOM, MAX_COHORT, MAX_GROUP) if _has_spread(against[other])]
+    beaten = [other for other in rest if against[other].high < 0]
+    lost = [other for other in rest if against[other].low > 0]
     close = {strategy: _within_a_percent(task.rows, strategy) for strategy in STRATEGIES}
     pairs = len(task.rows) // len(STRATEGIES)
     texts = {strategy: shown(interval) for strategy, interval in mean.items()}
@@ -119,6 +121,11 @@ def _of_task(task: Compared) -> list[str]:
     ]
 
 
+def _has_spread(interval: Interval) -> bool:
+    """Say whether it is more than a point: of a single run nothing is known beyond chance."""
+    return interval.low < interval.high
+
+
 def _within_a_percent(rows: list[Excess], strategy: str) -> int:
     return sum(r.suboptimality <= 0.01 * r.best_loss for r in rows if r.strategy == strategy)
 
@@ -134,14 +141,14 @@ def _where(task: Compared) -> str:
         parts.append(
             f"ε = {epsilon:g}: {by[DOUBLING]:.4f} (best of the rest: {winner}, {by[winner]:.4f})"
         )
-    return f"σ₂ = {task.within_user_stddev:g}, Estimate-and-Double by ε: {'; '.join(parts)}."
+    return f"{task.name}, Estimate-and-Double by ε: {'; '.join(parts)}."
 
 
 def _as_printed(task: Compared, mean: Interval) -> str:
     pairs = _paired(task.rows, PRINTED, MAX_GROUP)
     same = sum(abs(ours - theirs) < 1e-12 for ours, theirs in pairs)
     return (
-        f"σ₂ = {task.within_user_stddev:g}: as printed the algorithm takes what max group size "
+        f"{task.name}: as printed the algorithm takes what max group size "
         f"takes at {same} of {len(pairs)} pairs of ε and budget, and is {shown(mean)} "
         "above the best."
     )

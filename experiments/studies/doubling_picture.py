@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
@@ -24,7 +26,7 @@ def draw(compared: list[Compared], terms: str) -> Figure:
     """Draw a row for each task: the loss by G and M at each ε, then what strategies lose."""
     epsilons = sorted({row.epsilon for row in compared[0].rows})
     figure = new_figure(
-        4.0 + 2.2 * len(epsilons),
+        max(8.4, 4.0 + 2.2 * len(epsilons)),  # the title's width
         1.6 + 2.5 * len(compared),
         "Loss by group and cohort size, and what each strategy for choosing them loses",
         f"{terms[0].upper()}{terms[1:]}. Framed: the best split of each budget. Curves: mean over "
@@ -36,7 +38,7 @@ def draw(compared: list[Compared], terms: str) -> Figure:
         for axes, epsilon in zip(row, epsilons, strict=False):
             _heat(axes, task, epsilon)
         _curves(row[-1], task)
-        row[0].set_ylabel(f"σ₂ = {task.within_user_stddev:g}\nM", fontsize=8, color=INK)
+        row[0].set_ylabel(f"{task.name}\nM", fontsize=8, color=INK)
     handles, labels = panels[0, -1].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside right center", fontsize=8, frameon=False)
     return figure
@@ -47,12 +49,15 @@ def _heat(axes: Axes, task: Compared, epsilon: float) -> None:
     sizes = sorted({p.group_size for p in table})
     cohorts = sorted({p.cohort_size for p in table})
     by_point = {(p.group_size, p.cohort_size): loss for p, loss in table.items()}
-    values = np.array([[by_point[g, m] for g in sizes] for m in cohorts])
+    values = np.array([[by_point.get((g, m), np.nan) for g in sizes] for m in cohorts])
     axes.imshow(np.log(values), origin="lower", cmap=mpl.colormaps["viridis_r"], aspect="auto")
-    middle = (np.log(values).min() + np.log(values).max()) / 2
+    low, high = min(table.values()), max(table.values())
+    digits = _digits(low, high)
     for (i, j), value in np.ndenumerate(values):
-        shade = "white" if np.log(value) > middle else INK
-        axes.text(j, i, f"{value:.2g}", ha="center", va="center", fontsize=6, color=shade)
+        if np.isnan(value):  # beyond the largest budget
+            continue
+        shade = "white" if value > np.sqrt(low * high) else INK
+        axes.text(j, i, f"{value:.{digits}g}", ha="center", va="center", fontsize=6, color=shade)
     for budget in budgets(table):
         point = best(table, budget)
         corner = sizes.index(point.group_size) - 0.44, cohorts.index(point.cohort_size) - 0.44
@@ -61,6 +66,11 @@ def _heat(axes: Axes, task: Compared, epsilon: float) -> None:
     axes.set_xticks(range(len(sizes)), [str(size) for size in sizes], fontsize=7)
     axes.set_yticks(range(len(cohorts)), [str(cohort) for cohort in cohorts], fontsize=7)
     axes.set_xlabel("G", fontsize=8, color=INK)
+
+
+def _digits(low: float, high: float) -> int:
+    """Return how many significant digits tell values from `low` to `high` apart, at least two."""
+    return 2 + max(0, round(math.log10(high / max(high - low, 1e-4 * high))))
 
 
 def _curves(axes: Axes, task: Compared) -> None:

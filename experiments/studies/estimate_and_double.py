@@ -119,8 +119,8 @@ def run(out: Path, *, quick: bool) -> None:
         ),
         settings=settings(scale, terms),
         findings=findings(compared),
-        table=table(compared),
-        records=records(compared),
+        table=table(scale, compared),
+        records=records(scale, compared),
         figure=draw(compared, terms),
     )
     write_study(study, out, quick=quick)
@@ -176,7 +176,7 @@ def compare(task: Task) -> Compared:
     losses = task.losses(trials)
     rows = task.excess(losses)
     spread = Spread(rows, np.array(resampled))
-    return Compared(task.within_user_stddev, losses, rows, spread, task.at_edge)
+    return Compared(f"σ₂ = {task.within_user_stddev:g}", losses, rows, spread, task.at_edge)
 
 
 def settings(scale: Scale, terms: str) -> list[str]:
@@ -202,25 +202,25 @@ def settings(scale: Scale, terms: str) -> list[str]:
     ]
 
 
-def table(compared: list[Compared]) -> Shown:
+def table(scale: Scale, compared: list[Compared]) -> Shown:
     """Return a row for every task and strategy: the mean over budgets, for each ε and over all."""
     epsilons = sorted({row.epsilon for row in compared[0].rows})
     rows = []
-    for task in compared:
+    for within, task in zip(scale.spreads, compared, strict=True):
         for strategy in task.strategies:
             cells = [task.spread.interval(chosen(strategy, epsilon)) for epsilon in epsilons]
             values = [f"{cell.value:.4f}" for cell in cells]
             overall = shown(task.spread.interval(chosen(strategy)))
-            rows.append([f"{task.within_user_stddev:g}", strategy, *values, overall])
+            rows.append([f"{within:g}", strategy, *values, overall])
     heads = [f"ε = {epsilon:g}" for epsilon in epsilons]
     return Shown(("σ₂", "mean sub-optimality of", *heads, "all ε"), rows)
 
 
-def records(compared: list[Compared]) -> list[dict[str, object]]:
+def records(scale: Scale, compared: list[Compared]) -> list[dict[str, object]]:
     """Return the rows of table.csv: losses of points, then sub-optimality of strategies."""
     rows: list[dict[str, object]] = []
-    for task in compared:
-        fixed: dict[str, object] = {"within_user_stddev": task.within_user_stddev}
+    for within, task in zip(scale.spreads, compared, strict=True):
+        fixed: dict[str, object] = {"within_user_stddev": within}
         for (epsilon, size, cohort), loss in task.losses.items():
             split = {"strategy": "", "group_size": size, "cohort_size": cohort}
             budget = {"epsilon": epsilon, "budget": size * cohort}

@@ -32,6 +32,7 @@ FILES = {
     "picture.png",
     "lemma_1.csv",
     "concentration.csv",
+    "suboptimality.csv",
     "measurement.json",
     "comparison.csv",
     "comparison.html",

@@ -28,9 +28,10 @@ NAMES = [
     "moments-tables",
     "noise-variance",
 ]
-ON_TEXTS = ["gradient-diversity"]  # run on a small text by a test of its own
+ON_TEXTS = ["gradient-diversity", "overhead"]  # run on a small text by tests of their own
 TRAINED = [  # see test_trained_studies.py
     "clip-noise",
+    "estimate-and-double-text",
     "estimators",
     "group-size",
     "lora-rank",

@@ -29,11 +29,11 @@ CHANGES = [
 
 
 def noise(config: Config, materials: Materials) -> list[float]:
-    return build_plan(config, materials).noise(3).standard_normal(20).tolist()
+    return [float(x) for x in build_plan(config, materials).noise(3).standard_normal(20)]
 
 
 def coins(config: Config, materials: Materials) -> list[float]:
-    return build_plan(config, materials).coins(3).random(20).tolist()
+    return [float(x) for x in build_plan(config, materials).coins(3).random(20)]
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)

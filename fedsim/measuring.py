@@ -15,8 +15,10 @@ from fedsim.planner.budget import at_budget
 from fedsim.report.measurement import Line, Measurement, filled
 from fedsim.report.schema import load_report
 from fedsim.sweep import Cell, Variation
-from fedsim.tuning import Chosen, refuse_clashes, trials, tune
+from fedsim.tuning import SEED_OFFSET, Chosen, refuse_clashes, trials, tune
 
+# The sizes that a budget sets, and what they were computed for.
+_SET_BY_BUDGET = ("strategy.cohort_size", "strategy.batch_size", "strategy.group_size")
 TOGETHER = (
     "Each ε is of one run by itself. Runs on the same people's text add up: whoever sees several "
     "has seen more than one ε pays for."
@@ -39,7 +41,8 @@ def with_budgets(cells: Sequence[Cell], budgets: Sequence[str]) -> list[Cell]:
                 config = at_budget(cell.config, materials, _positive(text))
             except ConfigError as error:
                 raise ConfigError(f"{name}: {error}") from None
-            budgeted.append(Cell(name, config, cell.source, (*cell.settings, ("budget", text))))
+            settings, keys = (*cell.settings, ("budget", text)), (*cell.keys, *_SET_BY_BUDGET)
+            budgeted.append(Cell(name, config, cell.source, settings, keys))
     return budgeted
 
 
@@ -64,8 +67,9 @@ def measure(
     fails or diverges is a line's failure, not an exception.
 
     Raises:
-        ConfigError: names or folders that clash, a key that a config does not take. Nothing has
-            been run then.
+        ConfigError: names or folders that clash, a key that a config does not take: nothing has
+            been run then. Or, after the tuning, a folder of a run with other chosen settings: a
+            trial that had failed before has now another outcome.
     """
     _check(cells, keys, seeds)
     if keys:
@@ -89,8 +93,8 @@ def measure(
 
 
 def _check(cells: Sequence[Cell], keys: Sequence[Variation], seeds: int) -> None:
-    if seeds < 1:
-        raise ConfigError(f"--seeds {seeds}: must be at least 1")
+    if not 1 <= seeds <= SEED_OFFSET:
+        raise ConfigError(f"--seeds {seeds}: must be at least 1, and at most {SEED_OFFSET}")
     names = [cell.name for cell in cells]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ConfigError(f"compare: two lines would be called {twice[0]!r}; rename a config")
@@ -111,6 +115,7 @@ def _line(choice: Chosen, jobs: Sequence[Job], outcomes: Mapping[str, Outcome]) 
     cell = choice.cell
     ended = [(job, outcomes[job.name]) for job in jobs]
     failures = [f"{job.name}: {end.reason}" for job, end in ended if not end.has_report]
+    stopped = [f"{job.name}: {end.reason}" for job, end in ended if end.ending == "budget spent"]
     bare = Line(
         name=cell.name,
         source=cell.source,
@@ -118,6 +123,7 @@ def _line(choice: Chosen, jobs: Sequence[Job], outcomes: Mapping[str, Outcome]) 
         settings=dict(cell.settings),
         chosen=choice.settings,
         seeds=tuple(job.config.seed for job, end in ended if end.has_report),
+        stopped=tuple(stopped),
         failures=tuple([f"{cell.name}: {choice.failure}"] if choice.failure else failures),
     )
     return filled(bare, [load_report(job.out) for job, end in ended if end.has_report])

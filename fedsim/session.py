@@ -166,9 +166,15 @@ class _Session:
         return Budget(privacy.epsilon, privacy.delta, self.plan.accountant, self.plan.relation)
 
     def charge_halt(self) -> None:
-        """Charge the round that ended the run as if it had released: that it halted is seen."""
+        """Charge all planned rounds: when a run halts is seen, and depends on the text.
+
+        What is proved is the price of the mechanism with its whole number of rounds. The price of
+        those that came before the halt would be one chosen after looking.
+        """
         plan, state = self.plan, self.state
-        charged = state.ledger.charge(state.round, plan.cost, plan.release_id)
+        charged = state.ledger
+        for round in range(state.round, self.config.strategy.rounds):
+            charged = charged.charge(round, plan.cost, plan.release_id)
         self.state = replace(state, ledger=charged)
         self.folder.charge(charged)
 

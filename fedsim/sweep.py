@@ -41,12 +41,14 @@ class Cell:
         config: with its settings.
         source: the stem of the file that it was read from.
         settings: label and value, as typed, of what varies.
+        keys: dotted keys that have their value from the grid.
     """
 
     name: str
     config: Config
     source: str
     settings: tuple[tuple[str, str], ...] = ()
+    keys: tuple[str, ...] = ()
 
 
 def parse_variation(text: str, option: str = "--vary") -> Variation:
@@ -100,7 +102,8 @@ def expand(
             config = load_config(path, [*overrides, *settings])
         except ConfigError as error:
             raise ConfigError(f"{name}: {error}") from None
-        cells.append(Cell(name, config, path.stem, labelled))
+        keys = tuple(variation.key for variation in variations)
+        cells.append(Cell(name, config, path.stem, labelled, keys))
     return cells
 
 

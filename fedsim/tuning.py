@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
@@ -22,6 +22,7 @@ log = logging.getLogger("fedsim")
 FOLDER = "tuning"
 # Far from the seeds that are reported: another split, other coins, other noise.
 SEED_OFFSET = 1_000
+_NOT_TUNED = ("privacy", "data")
 
 
 @dataclass(frozen=True)
@@ -78,13 +79,17 @@ def tune(
     labels = labels_of(keys)
     chosen, tried = [], {}
     for cell in cells:
-        losses = {values: _loss(reports.get(job.name)) for values, job in jobs[cell.name].items()}
+        losses = {
+            values: _loss(reports.get(job.name), outcomes[job.name])
+            for values, job in jobs[cell.name].items()
+        }
         tried[cell.name] = {", ".join(values): loss for values, loss in losses.items()}
         chosen.append(_choose(cell, keys, losses, jobs[cell.name], outcomes))
         log.info("%s: tuning chose %s", cell.name, chosen[-1].settings)
     return chosen, Tuning(
         keys=tuple(labels),
         runs=len(outcomes),
+        failures=len(outcomes) - len(reports),
         gradients=sum(report.cost.gradients for report in reports.values()),
         seconds=math.fsum(report.cost.seconds for report in reports.values()),
         tried=tried,
@@ -105,7 +110,7 @@ def _choose(
         return Chosen(cell, {}, f"no trial gave a finite loss: {'; '.join(sorted(reasons))}")
     best = min(finite, key=lambda values: finite[values])
     config = with_settings(cell.config, _overrides(keys, best))
-    tuned = Cell(cell.name, config, cell.source, cell.settings)
+    tuned = replace(cell, config=config)
     return Chosen(tuned, dict(zip(labels_of(keys), best, strict=True)))
 
 
@@ -113,8 +118,10 @@ def _overrides(keys: Sequence[Variation], values: Sequence[str]) -> list[str]:
     return [f"{key.key}={value}" for key, value in zip(keys, values, strict=True)]
 
 
-def _loss(report: RunReport | None) -> float:
-    return math.nan if report is None else report.utility.final.loss
+def _loss(report: RunReport | None, outcome: Outcome) -> float:
+    """NaN also for a trial that was stopped before its last round: not what was asked for."""
+    whole = report is not None and outcome.ending == "finished"
+    return report.utility.final.loss if report is not None and whole else math.nan
 
 
 def _statement(labels: Sequence[str], runs: int, lines: int) -> str:
@@ -126,12 +133,24 @@ def _statement(labels: Sequence[str], runs: int, lines: int) -> str:
 
 
 def refuse_clashes(cells: Sequence[Cell], keys: Sequence[Variation]) -> None:
-    """Raise `ConfigError` where a key is both tuned and varied, or is the seed."""
+    """Raise `ConfigError` for a key that has its value already, or that losses cannot choose."""
     for key in keys:
         if key.key == "seed":
             raise ConfigError("--tune seed: a seed is no setting; --seeds N repeats every run")
-    varied = {label for cell in cells for label, _ in cell.settings}
-    if both := varied & set(labels_of(keys)):
-        raise ConfigError(
-            f"--tune {sorted(both)[0]}: is varied too; a key has its values from one of them"
-        )
+        if key.key.partition(".")[0] in _NOT_TUNED:
+            raise ConfigError(
+                f"--tune {key.key}: a smaller loss there says nothing; promise and data are given, "
+                "--vary compares them"
+            )
+    taken = {key for cell in cells for key in cell.keys}
+    for key in keys:
+        if any(_overlap(key.key, other) for other in taken):
+            raise ConfigError(
+                f"--tune {key.key}: has its value from --vary or --budget; a key has its values "
+                "from one of them"
+            )
+
+
+def _overlap(one: str, other: str) -> bool:
+    """Whether setting one key would undo the other: they are equal, or a table and its part."""
+    return one == other or one.startswith(f"{other}.") or other.startswith(f"{one}.")

@@ -86,7 +86,7 @@ def build(config: Config, materials: Materials) -> RoundPlan:
         units_per_user=strategy.group_size,
         relation=neighbours(config),
         optimizer=server_optimizer(config),
-        seed=config.seed,
+        seed=config.release_seed,
         entropy=config.privacy.noise,
         assumptions=assumptions(law, sentence),
         dropped={"examples beyond a user's group_size": num_dropped},

@@ -44,6 +44,6 @@ def _refuse_divergence(config: Config, plan: RoundPlan) -> None:
     raise ConfigError(
         f"privacy.noise_multiplier = {plan.noise_multiplier:g}: group privacy of "
         f"{plan.units_per_user} records a user over {rounds} rounds diverges at delta = "
-        f"{delta:g}; give more noise or fewer records (strategy.group_size), or take "
+        f"{delta:g}; give another noise or fewer records (strategy.group_size), or take "
         'privacy.accountant = "mixture"'
     )

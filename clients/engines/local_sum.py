@@ -42,12 +42,14 @@ def add_stack(
         name: parts[:, column].to(value.dtype) @ value.flatten(1)
         for column, (name, value) in enumerate(updates.items())
     }
-    total.add(sums)
     kept = [user for user, is_plain in zip(users, plain.tolist(), strict=True) if is_plain]
+    # All that takes memory comes before the sum: what runs out of it is done again, once added.
+    num_unclipped, kept_losses = total.within(factors, plain), losses[plain]
     total.count(
         [user.unit for user in kept],
-        losses[plain],
+        kept_losses,
         num_gradients=sum(len(rows) for user in kept for rows in user.batches),
-        num_unclipped=total.within(factors, plain),
+        num_unclipped=num_unclipped,
     )
+    total.add(sums)
     return [user for user, is_plain in zip(users, plain.tolist(), strict=True) if not is_plain]

@@ -26,7 +26,7 @@ from fedsim.planner.variants import tried
 from fedsim.report.measurement import Line, Measurement
 from fedsim.sweep import Cell, parse_variation
 
-EPSILONS, GROUP_SIZES, COHORT_SIZES, LARGEST = (1, 8), (1, 2, 4, 8, 16), (16, 32, 64, 128, 256), 512
+EPSILONS, GROUP_SIZES, COHORT_SIZES, LARGEST = (1, 8), (1, 2, 4, 8), (16, 32, 64, 128), 256
 QUICK_EPSILONS, QUICK_GROUP_SIZES, QUICK_COHORT_SIZES, QUICK_LARGEST = (8,), (1, 2, 4), (4, 8), 16
 RESAMPLES = 200
 SEED = 11

@@ -26,6 +26,7 @@ def findings(rows: Sequence[Row]) -> list[str]:
         *_repetition(rows, plain),
         *_bounded(rows),
         *_canaries([row for row in rows if row.case.kind == "canaries"], plain),
+        *_protected([row for row in rows if row.case.kind == "protected canaries"]),
     ]
 
 
@@ -146,4 +147,15 @@ def _canaries(rows: Sequence[Row], plain: Row) -> Iterator[str]:
             f"AUROC on canaries ({rows[0].group.users_in} + {rows[0].group.users_out} of them) by "
             f"the tokens that their examples share: {described}, on real users "
             f"{plain.measured().auroc:.3f}{end}."
+        )
+
+
+def _protected(rows: Sequence[Row]) -> Iterator[str]:
+    for row in rows:
+        measured = row.measured()
+        low, high = measured.auroc_interval
+        verdict = "reaches down to guessing" if low <= 0.5 else "stays above guessing"
+        yield (
+            f"{row.case.name}: AUROC {measured.auroc:.3f} ({low:.3f} to {high:.3f}), which "
+            f"{verdict}."
         )

@@ -89,7 +89,12 @@ def cases(scale: Scale, folder: Path) -> Iterator[Case]:
         if scale.full:
             yield Case(f"ELS, ε = {epsilon:g}", "user-level", plain.els(epsilon))
     for length in scale.lengths:
-        yield Case(f"canaries, l = {length}", "canaries", plain.planted(length))
+        planted = replace(plain, canaries=length)
+        yield Case(f"canaries, l = {length}", "canaries", planted.config())
+    planted = replace(plain, canaries=max(scale.lengths))
+    for epsilon in scale.epsilons:
+        name = f"canaries, l = {planted.canaries}, ULS, ε = {epsilon:g}"
+        yield Case(name, "protected canaries", planted.uls(epsilon))
 
 
 @dataclass(frozen=True)
@@ -199,9 +204,6 @@ class _Recipe:
             privacy={**privacy, "delta": DELTA, "declared_num_users": users},
             server={"optimizer": "sgd", "learning_rate": learning_rate},
         )
-
-    def planted(self, length: int) -> Config:
-        return replace(self, canaries=length).config()
 
     def _pool(self, group_size: int) -> int:
         return int(np.minimum(_user_sizes(self.config()), group_size).sum())

@@ -43,6 +43,8 @@ class Replicas:
     """
 
     def __init__(self, plan: RoundPlan, num_targets: int) -> None:
+        if not plan.clip_policy.constant:
+            raise ValueError("clip: moves from round to round; replicas need one that stays")
         if plan.estimator.kind != "fixed":
             raise ValueError(f'estimator.kind = {plan.estimator.kind!r}: replicas need "fixed"')
         self._per_target = plan.units_per_user

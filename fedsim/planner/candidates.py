@@ -33,6 +33,11 @@ def check_plannable(config: Config) -> None:
             f"privacy.epsilon = {privacy.epsilon}, privacy.delta = {privacy.delta}: strategies are "
             "weighed at the same promise; give both, and no noise_multiplier"
         )
+    if config.strategy.clip.schedule is not None or config.strategy.clip.adaptive is not None:
+        raise ConfigError(
+            "strategy.clip: the plan weighs the noise of a clip that stays; remove schedule and "
+            "adaptive"
+        )
     if not isinstance(local, FedSGD):
         raise ConfigError(
             f'strategy.local.task = "{local.task}": the plan weighs gradients; take "fedsgd"'

@@ -113,8 +113,9 @@ def weigh(
         },
         recommendation=recommend(els.noise, uls.noise),
         seconds_per_gradient={
-            "uls": gradients.seconds_per_gradient(point.group_size),
-            "els": gradients.seconds_per_gradient(1),
+            # Of private users' texts, so not beside a promise that covers the norms alone.
+            "uls": gradients.seconds_per_gradient(point.group_size) if plain else None,
+            "els": gradients.seconds_per_gradient(1) if plain else None,
         },
     )
 

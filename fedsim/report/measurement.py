@@ -43,6 +43,7 @@ class Line(Record):
         accuracy: top-1, likewise.
         start: held-out loss of the starting point, the mean over the seeds' splits.
         num_diverged: runs that ended without a finite loss.
+        stopped: a sentence for each run that ended before its last round; its loss counts.
         failures: a sentence for each run that left no report.
         terms: what ε is an ε of.
     """
@@ -68,6 +69,7 @@ class Line(Record):
     accuracy: Interval | None = None
     start: Number | None = None
     num_diverged: Count = 0
+    stopped: tuple[str, ...] = ()
     failures: tuple[str, ...] = ()
     seconds: NotNegative = 0.0
     terms: str = ""
@@ -79,6 +81,7 @@ class Tuning(Record):
     Attributes:
         keys: what was varied.
         runs: how many.
+        failures: of them, that left no report; the numbers below are of the others.
         gradients: that they computed.
         seconds: that they took.
         tried: line name to setting to its loss; NaN where it diverged or failed.
@@ -87,6 +90,7 @@ class Tuning(Record):
 
     keys: tuple[str, ...]
     runs: Count
+    failures: Count = 0
     gradients: Count
     seconds: NotNegative
     tried: dict[str, dict[str, Number]]

@@ -49,7 +49,9 @@ def captions(measurement: Measurement) -> list[str]:
     tuning = measurement.tuning
     if tuning is not None:
         cost = f"{tuning.runs} runs, {tuning.gradients:,} gradients, {tuning.seconds:,.0f} s"
-        lines.append(f"Tuning took {cost}. {tuning.statement}")
+        failed = f"{tuning.failures} of them failed: that is at least what they took. "
+        lines.append(f"Tuning took {cost}. {failed if tuning.failures else ''}{tuning.statement}")
+    lines += [f"Stopped early: {said}" for line in measurement.lines for said in line.stopped]
     lines += [f"Failed: {reason}" for line in measurement.lines for reason in line.failures]
     return [*lines, *measurement.notes]
 
@@ -103,9 +105,14 @@ def to_rich(measurement: Measurement) -> Table:
 
 def _record(line: Line) -> dict[str, object]:
     fixed = line.model_dump(
-        exclude={"settings", "chosen", "seeds", "losses", "loss", "accuracy", "failures"}
+        exclude={"settings", "chosen", "seeds", "losses", "loss", "accuracy", "failures", "stopped"}
     )
-    record = {**fixed, "num_failed": len(line.failures), "num_seeds": len(line.losses)}
+    record = {
+        **fixed,
+        "num_failed": len(line.failures),
+        "num_stopped": len(line.stopped),
+        "num_seeds": len(line.losses),
+    }
     for name, value in (("loss", line.loss), ("accuracy_top1", line.accuracy)):
         for part in ("mean", "low", "high"):
             record[f"{name}_{part}"] = None if value is None else getattr(value, part)

@@ -133,9 +133,12 @@ def test_a_line_that_only_diverges_is_shown(configs: Path) -> None:
         (("--tune", "seed=1,2"), "--tune seed: a seed is no setting"),
         (("--vary", "seed=1,2", "--seeds", "2"), "--vary seed: give --seeds N"),
         (("--tune", "strategy.rounds=1,x"), "strategy.rounds"),
+        (("--tune", "privacy.noise_multiplier=1,2"), "--tune privacy.noise_multiplier: a smaller"),
+        (("--budget", "6", "--tune", "strategy.group_size=1,2"), "has its value from --vary or"),
+        (("--vary", "strategy.clip.normalise=true", "--tune", "strategy.clip={}"), "has its value"),
         (
             ("--vary", "strategy.rounds=1,2", "--tune", "strategy.rounds=1,2"),
-            "--tune rounds: is varied too",
+            "--tune strategy.rounds: has its value from",
         ),
     ],
 )

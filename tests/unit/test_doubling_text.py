@@ -7,7 +7,14 @@ import math
 import numpy as np
 import pytest
 
-from experiments.studies.doubling_analysis import DOUBLING, MAX_COHORT, MAX_GROUP, ORACLE, RANDOM
+from experiments.studies.doubling_analysis import (
+    DOUBLING,
+    MAX_COHORT,
+    MAX_GROUP,
+    ORACLE,
+    RANDOM,
+    at_epsilon,
+)
 from experiments.studies.doubling_findings import chosen, of_task
 from experiments.studies.doubling_picture import draw
 from experiments.studies.estimate_and_double_text import compare, complete, grid, standard_errors
@@ -92,10 +99,17 @@ def test_budgets_from_a_diverged_run_on_are_left_out() -> None:
         complete(measured(losses))
 
 
-def test_the_grid_has_every_split_within_its_rectangle() -> None:
-    cells = grid(quick=False)
-    splits = {(c.config.strategy.group_size, int(dict(c.settings)["cohort_size"])) for c in cells}
-    assert len(cells) == 2 * len(splits) == 38
-    assert max(g * m for g, m in splits) == 512
-    first = cells[0].config
-    assert (first.strategy.group_size, first.strategy.cohort_size) == (1, 16)
+@pytest.mark.parametrize("quick", [False, True])
+def test_the_grid_has_every_split_of_its_budgets(quick: bool) -> None:
+    cells = grid(quick)
+    keys = [
+        (float(of["epsilon"]), int(of["group_size"]), int(of["cohort_size"]))
+        for of in (dict(cell.settings) for cell in cells)
+    ]
+    assert len({*keys}) == len(keys)
+    for epsilon in {key[0] for key in keys}:
+        at_epsilon(dict.fromkeys(keys, 1.0), epsilon)  # which refuses gaps
+    for cell, (epsilon, size, cohort) in zip(cells, keys, strict=True):
+        strategy = cell.config.strategy
+        assert (strategy.group_size, strategy.cohort_size) == (size, cohort)
+        assert cell.config.privacy.epsilon == epsilon

@@ -88,6 +88,18 @@ def sentences(verdicts: Sequence[Verdict]) -> list[str]:
     if wrong:
         where = "; ".join(f"ε = {one.epsilon}, B = {one.budget}" for one in wrong)
         found.append(f"It was wrong at {where}.")
+    needed = max(one.needed for one in verdicts)
+    small = ", ".join(sorted({str(one.group_size) for one in verdicts}))
+    found.append(
+        f"Why: ULS (G = {small}) needs a gradient diversity of {needed:.2f} at most. "
+        + (
+            "Below 1 it has the smaller noise even if all of a user's gradients were alike: with "
+            "few users, hiding the examples that ELS lets a user have costs more than hiding one "
+            "user of a cohort."
+            if needed < 1.0
+            else "Above 1 the gradients of a user have to differ for it to have the smaller noise."
+        )
+    )
     uls = [one for one in verdicts if one.better == "uls"]
     found.append(
         f"ULS has the smaller mean loss in {len(uls)} of {len(verdicts)} cells. The paper: ULS at "

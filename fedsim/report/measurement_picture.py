@@ -111,9 +111,7 @@ def _draw_legend(figure: Figure, labels: Sequence[str]) -> None:
 
 
 def _draw_panel(axes: Axes, chart: Chart, panel: Panel, *, first: bool) -> None:
-    held = f" at {panel.held}" if panel.held else ""
-    title = f"{chart.title}{held}" if first else panel.held
-    clean(axes, title)
+    clean(axes, panel.held or chart.title)
     if first:
         axes.text(
             0,

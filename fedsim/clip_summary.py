@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import JsonValue
 
+from fedsim.adaptive_clip import AdaptiveClip
 from fedsim.clipping import NormalisedClip
 from fedsim.plan import RoundPlan
 from fedsim.state import ServerState
@@ -33,7 +34,7 @@ def clip_sentences(plan: RoundPlan) -> tuple[str, ...]:
     if plan.clip_policy.constant:
         return ()
     first = "The bound and the noise standard deviation named here are the first round's."
-    if plan.update_noise_multiplier == plan.noise_multiplier:
+    if not isinstance(plan.clip_policy, AdaptiveClip):
         return (f"The clip followed a schedule that looks at no data. {first}",)
     return (
         "The clip followed a noisy count of the units within it, released every round and paid "

@@ -37,12 +37,16 @@ class GroupPrivacyAccountant:
         """Return the least ε that group privacy gives at δ, inf where it diverges."""
         size = max(cost.units_per_user for cost, _ in costs)
         for_one = _for_one_example(costs)
-        last, pld = solve_epsilon(for_one, _RESOLUTION, relation)
+        resolution = _RESOLUTION
+        last, pld = solve_epsilon(for_one, resolution, relation)
+        while not math.isfinite(last) and resolution < delta:  # no grid knows δ so small: coarser
+            resolution *= 10.0
+            last, pld = solve_epsilon(for_one, resolution, relation)
         if not math.isfinite(last):
             return math.inf
 
         def holds(per_example: float) -> bool:
-            delta_one = pld.get_delta_for_epsilon(per_example)
+            delta_one = max(pld.get_delta_for_epsilon(per_example), _RESOLUTION)
             return math.log(delta_one) + _log_growth(size, per_example) <= math.log(delta)
 
         # The left side rises and then falls for good, as a Gaussian's tail does: one crossing.

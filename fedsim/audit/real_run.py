@@ -41,6 +41,7 @@ class RunAudit:
         relation: of the claim, in words.
         bound: from the canaries.
         included: how many canaries the coins put in.
+        coin_seed: of canaries and coins; another one is another, fresh audit of the same run.
         rounds: releases that were watched.
         assumptions: what the bound rests on, and what it does not say.
     """
@@ -51,6 +52,7 @@ class RunAudit:
     relation: str
     bound: OneRunBound
     included: int
+    coin_seed: int
     rounds: int
     assumptions: tuple[str, ...] = ASSUMPTIONS
 
@@ -113,7 +115,14 @@ def audit_run(
     )
     bound = bound_from_canaries(watch.scores, included, delta=delta, confidence=confidence)
     return RunAudit(
-        statement, claimed, accountant.name, relation.phrase, bound, int(included.sum()), rounds
+        statement=statement,
+        claimed_epsilon=claimed,
+        accountant=accountant.name,
+        relation=relation.phrase,
+        bound=bound,
+        included=int(included.sum()),
+        coin_seed=coin_seed,
+        rounds=rounds,
     )
 
 

@@ -27,6 +27,9 @@ def audit_command(  # noqa: PLR0917 (each is an option)
         list[str] | None,
         typer.Option("--set", metavar="KEY.PATH=VALUE", help="Lay a value over the config."),
     ] = None,
+    coin_seed: Annotated[
+        int, typer.Option(help="Of canaries and their coins; another one is a fresh audit.")
+    ] = 0,
     repetitions: Annotated[
         int, typer.Option(min=1, help="Audits of each mechanism; 100 show the stated confidence.")
     ] = 1,
@@ -45,7 +48,7 @@ def audit_command(  # noqa: PLR0917 (each is an option)
         from fedsim.audit.real_run import audit_run
         from fedsim.config import load_config
 
-        audit = audit_run(load_config(config, overrides or []), canaries)
+        audit = audit_run(load_config(config, overrides or []), canaries, coin_seed=coin_seed)
         found, holds = audit.to_json(), audit.holds
         _show_run(audit, console)
     else:

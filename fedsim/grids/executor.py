@@ -110,4 +110,9 @@ def _checked(reply: ShardReply, layout: Tensors, num_units: int, round: int) -> 
             f"round {round}: shard {reply.shard} counts {reply.total.num_units} units, "
             f"was sent {num_units}"
         )
+    if not 0 <= reply.total.num_unclipped <= num_units:
+        raise RuntimeError(
+            f"round {round}: shard {reply.shard} counts {reply.total.num_unclipped} units within "
+            f"the clip, was sent {num_units}"
+        )
     return reply.total

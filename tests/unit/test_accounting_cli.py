@@ -156,7 +156,7 @@ def test_group_privacy_says_where_it_diverges() -> None:
         (f"{ULS} --sampling-probability 0.1 --epsilon 0", "--epsilon = 0.0"),
         (
             f"{ULS} --sampling-probability 0.1 --epsilon 1 --accountant moment",
-            "'moment'.*known: group-privacy, mixture, moments, pld, rdp",
+            "'moment'.*known: above-threshold, group-privacy, mixture, moments, pld, rdp",
         ),
         ("uls --rounds 0 --delta 0.1 --sampling-probability 1 --epsilon 1", "--rounds = 0"),
         ("uls --rounds 1 --delta 0 --sampling-probability 1 --epsilon 1", "--delta = 0:"),

@@ -14,14 +14,15 @@ from fedsim.materials import load_materials
 from fedsim.planner.budget import at_budget
 from fedsim.report.measurement import Line, Measurement, filled
 from fedsim.report.schema import load_report
+from fedsim.report.wording import TOGETHER
 from fedsim.sweep import Cell, Variation
 from fedsim.tuning import SEED_OFFSET, Chosen, refuse_clashes, trials, tune
 
 # The sizes that a budget sets, and what they were computed for.
 _SET_BY_BUDGET = ("strategy.cohort_size", "strategy.batch_size", "strategy.group_size")
-TOGETHER = (
-    "Each ε is of one run by itself. Runs on the same people's text add up: whoever sees several "
-    "has seen more than one ε pays for."
+SIZES = (
+    "Cohort and batch sizes for a budget were computed from the users' numbers of examples, which "
+    "count as public here."
 )
 
 
@@ -88,8 +89,13 @@ def measure(
         ),
         seeds=tuple(sorted({job.config.seed for job in jobs})),
         tuning=tuning,
-        notes=(TOGETHER,) if len(jobs) > 1 else (),
+        notes=_notes(cells, len(jobs)),
     )
+
+
+def _notes(cells: Sequence[Cell], num_runs: int) -> tuple[str, ...]:
+    budgeted = any("budget" in dict(cell.settings) for cell in cells)
+    return (*((SIZES,) if budgeted else ()), *((TOGETHER,) if num_runs > 1 else ()))
 
 
 def _check(cells: Sequence[Cell], keys: Sequence[Variation], seeds: int) -> None:

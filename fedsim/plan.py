@@ -102,6 +102,17 @@ class RoundPlan:
                 f'estimator.kind = {self.estimator.kind!r}: {reason} needs "fixed"; nobody has '
                 "proved a bound for the clipped denominator there"
             )
+        concentrated = self.sampling.kind == "concentrated"
+        if self.estimator.kind not in ("fixed", "clipped") and not concentrated:
+            raise ValueError(
+                f"estimator.kind = {self.estimator.kind!r}: its sensitivity is proved for users "
+                f"tested for concentration, not for {self.sampling.kind!r} sampling"
+            )
+        if concentrated and self.estimator.kind != "filtered-mean":
+            raise ValueError(
+                f"estimator.kind = {self.estimator.kind!r}: a test of concentration is priced with "
+                "the filtered mean and with no other"
+            )
         if reason := self.clip_policy.unproved(self.relation):
             raise ValueError(f"clip_policy: {reason}")
         _ = self.cost  # refuses what has no event

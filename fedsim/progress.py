@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from types import TracebackType
+from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -13,12 +14,10 @@ from fedsim.report.schema import RoundMetrics
 log = logging.getLogger("fedsim")
 
 
-class RoundProgress:
-    """Shows rounds and the last held-out loss on standard error; a terminal gets a bar."""
+class _Bar:
+    """A bar of rounds on standard error, silent when that is not a terminal."""
 
-    def __init__(self, title: str, rounds: int, done: int) -> None:
-        self._title = title
-        self._rounds = rounds
+    def __init__(self, title: str, rounds: int, done: int = 0) -> None:
         console = Console(stderr=True)
         self._progress = Progress(
             TextColumn("{task.description}"),
@@ -31,7 +30,7 @@ class RoundProgress:
         )
         self._task = self._progress.add_task(title, total=rounds, completed=done, note="")
 
-    def __enter__(self) -> RoundProgress:
+    def __enter__(self) -> Self:
         self._progress.start()
         return self
 
@@ -42,6 +41,15 @@ class RoundProgress:
         trace: TracebackType | None,
     ) -> None:
         self._progress.stop()
+
+
+class RoundProgress(_Bar):
+    """Shows rounds and the last held-out loss on standard error; a terminal gets a bar."""
+
+    def __init__(self, title: str, rounds: int, done: int) -> None:
+        super().__init__(title, rounds, done)
+        self._title = title
+        self._rounds = rounds
 
     def advance(self, line: RoundMetrics) -> None:
         """Show one more round."""
@@ -54,26 +62,8 @@ class RoundProgress:
             log.info("%s: round %d of %d, %s", self._title, line.round, self._rounds, note)
 
 
-class CountProgress:
+class CountProgress(_Bar):
     """Counts rounds on standard error, silent when that is not a terminal."""
-
-    def __init__(self, title: str, rounds: int) -> None:
-        console = Console(stderr=True)
-        columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        self._progress = Progress(*columns, console=console, disable=not console.is_terminal)
-        self._task = self._progress.add_task(title, total=rounds)
-
-    def __enter__(self) -> CountProgress:
-        self._progress.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._progress.stop()
 
     def advance(self) -> None:
         """Count one more."""

@@ -131,7 +131,7 @@ class _Session:
     def run(self, grid: Grid, device: str) -> None:
         """Begin or take up the run and train to its end."""
         self.folder.begin(self.config)
-        taken_up = self.folder.take_up(secure=self.plan.entropy == "secure")
+        taken_up = self.folder.take_up(secure=not self._repeats())
         self.state = taken_up or self._start()
         self._prepare_epsilons()
         config = self.config
@@ -196,9 +196,18 @@ class _Session:
 
     def _start(self) -> ServerState:
         # A kill before the first checkpoint loses rounds, never charges: see RunFolder.take_up.
-        charged = self.folder.read_ledger() if self.plan.entropy == "secure" else None
+        charged = None if self._repeats() else self.folder.read_ledger()
         state = ServerState(0, self.materials.model.initial_parameters())
         return replace(state, ledger=charged) if charged else state
+
+    def _repeats(self) -> bool:
+        """Whether rounds that are done again give the releases that were charged for them.
+
+        Not with secure noise, nor where an earlier version drew from other addresses.
+        """
+        plan = self.plan
+        charged = {entry.release for entry in self.folder.read_ledger().entries}
+        return plan.entropy != "secure" and charged <= {plan.release_id}
 
     def _log_start(self) -> None:
         held_out = self._held_out(self.state)

@@ -43,7 +43,6 @@ def draw(
     series: str,
     panels: str,
     title: str,
-    log: bool = True,
     marks: dict[str, float] | None = None,
 ) -> Figure:
     """Draw held-out loss against a setting.
@@ -54,7 +53,6 @@ def draw(
         series: the setting that a colour stands for.
         panels: the setting that a panel stands for.
         title: of the picture.
-        log: logarithmic axis, base 2.
         marks: label to position of vertical lines.
 
     A line without a finite loss is a cross at the upper edge.
@@ -62,7 +60,7 @@ def draw(
     wanted = distinct(measurement.lines, panels)
     figure = new_figure(1.6 + 2.9 * len(wanted), 3.4, title, _note(measurement))
     axes = figure.subplots(1, len(wanted), squeeze=False, sharey=True)[0]
-    _row(axes, measurement.lines, x, series=series, panels=panels, log=log)
+    _row(axes, measurement.lines, x, series=series, panels=panels)
     for panel in axes:
         for label, position in (marks or {}).items():
             panel.axvline(position, color=MUTED, linewidth=0.8, linestyle=":", label=label)
@@ -78,19 +76,17 @@ def draw_rows(
     figure = new_figure(1.6 + 2.4 * max(counts), 1.0 + 2.5 * len(rows), title, _note(measurement))
     axes = figure.subplots(len(rows), max(counts), squeeze=False, sharey=True)
     for (x, panels), count, row in zip(rows, counts, axes, strict=True):
-        _row(row[:count], measurement.lines, x, series=series, panels=panels, log=True)
+        _row(row[:count], measurement.lines, x, series=series, panels=panels)
         for unused in row[count:]:
             unused.set_visible(False)
     _legend(figure, axes[0][0])
     return figure
 
 
-def _row(
-    axes: Sequence[Axes], lines: Sequence[Line], x: str, *, series: str, panels: str, log: bool
-) -> None:
+def _row(axes: Sequence[Axes], lines: Sequence[Line], x: str, *, series: str, panels: str) -> None:
     for panel, name in zip(axes, distinct(lines, panels), strict=True):
         clean(panel, name if panels == "source" else f"{panels} = {name}" if name else "")
-        positions = _positions(panel, distinct(lines, x), log=log)
+        positions = _positions(panel, distinct(lines, x))
         for index, value in enumerate(distinct(lines, series)):
             chosen = pick(lines, **{panels: name, series: value})
             label = value if series == "source" else f"{series} = {value}"
@@ -112,14 +108,14 @@ def _legend(figure: Figure, axes: Axes) -> None:
     figure.legend(handles, labels, loc="outside right center", fontsize=8, frameon=False)
 
 
-def _positions(axes: Axes, values: Sequence[str], *, log: bool) -> dict[str, float]:
+def _positions(axes: Axes, values: Sequence[str]) -> dict[str, float]:
     """Return where values stand on the axis: at their number, or side by side if they are words."""
     try:
         positions = {value: float(value) for value in values}
     except ValueError:
         axes.set_xticks(range(len(values)), values, rotation=20, ha="right")
         return {value: float(number) for number, value in enumerate(values)}
-    if log and min(positions.values()) > 0.0:
+    if min(positions.values()) > 0.0:
         axes.set_xscale("log", base=2)
     axes.set_xticks(list(positions.values()), values)
     axes.minorticks_off()

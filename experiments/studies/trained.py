@@ -12,11 +12,12 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from experiments.studies.output import Shown, Study, check_folder, write_study
-from fedsim.config import Config, load_config, parse_config, with_settings
+from fedsim.config import Config, load_config, with_settings
 from fedsim.grids.ray_sweep import OnRay
 from fedsim.job import Runner, one_after_another
 from fedsim.measuring import measure
 from fedsim.paths import write_atomically
+from fedsim.planner.variants import changed
 from fedsim.report.measurement import Measurement
 from fedsim.report.measurement_tables import HEADS, captions, cells, records, to_json
 from fedsim.sweep import Cell, Variation
@@ -66,10 +67,7 @@ def base(*overrides: str) -> Config:
 
 def with_noise(config: Config, noise_multiplier: float) -> Config:
     """Return the config with a noise multiplier in the place of its ε."""
-    raw = config.model_dump(exclude_none=True)
-    raw["privacy"].pop("epsilon", None)
-    raw["privacy"]["noise_multiplier"] = noise_multiplier
-    return parse_config(raw)
+    return changed(config, privacy={"epsilon": None, "noise_multiplier": noise_multiplier})
 
 
 def cell(source: str, settings: Mapping[str, object], config: Config, quick: bool) -> Cell:

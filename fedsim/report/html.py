@@ -51,7 +51,7 @@ def render_comparison(comparison: Comparison) -> str:
         comparison=comparison,
         columns=tables.COLUMNS,
         cells=tables.cells,
-        utility_note=tables.UTILITY_NOTE,
+        reading_notes=tables.reading_notes(comparison),
         plots=comparison_plots(comparison.runs),
     )
 

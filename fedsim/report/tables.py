@@ -15,6 +15,7 @@ from fedsim.report.comparison import Comparison, Row
 from fedsim.report.wording import (
     NOT_COVERED,
     NOTHING,
+    TOGETHER,
     count_text,
     decimal_text,
     delta_text,
@@ -65,13 +66,19 @@ def cells(row: Row) -> list[str]:
     ]
 
 
+def reading_notes(comparison: Comparison) -> list[str]:
+    """Return what is to be known of every such table."""
+    several = sum(run.privacy.epsilon is not None for run in comparison.runs) > 1
+    return [UTILITY_NOTE, TOGETHER] if several else [UTILITY_NOTE]
+
+
 def to_markdown(comparison: Comparison) -> str:
     """Return a pipe table with the terms of each ε, and the notes, as a list below it."""
     head = [name for name, _ in COLUMNS]
     rule = ["---:" if side == "right" else ":---" for _, side in COLUMNS]
     body = [[escape_markdown(cell) for cell in cells(row)] for row in comparison.rows]
     table = "\n".join(f"| {' | '.join(line)} |" for line in (head, rule, *body))
-    lines = [*comparison.captions, UTILITY_NOTE, *comparison.notes]
+    lines = [*comparison.captions, *reading_notes(comparison), *comparison.notes]
     return table + "\n\n" + "\n".join(f"- {escape_markdown(line)}" for line in lines) + "\n"
 
 
@@ -94,7 +101,7 @@ def to_rich(comparison: Comparison) -> Table:
 
     The strategy stands behind the run's name, where the name does not contain it.
     """
-    lines = [*comparison.captions, UTILITY_NOTE, *comparison.notes]
+    lines = [*comparison.captions, *reading_notes(comparison), *comparison.notes]
     table = Table(
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),

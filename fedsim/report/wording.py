@@ -10,6 +10,10 @@ from pydantic import JsonValue
 
 from fedsim.report.schema import Privacy
 
+TOGETHER = (
+    "Each ε is of one run by itself. Runs on the same people's text add up: whoever sees several "
+    "has seen more than one ε pays for."
+)
 NOT_COVERED = "computed on private text, not covered by the guarantee"
 NO_GUARANTEE = "No privacy guarantee"
 NOTHING = "–"

@@ -74,6 +74,17 @@ def test_what_diverged_and_what_failed_is_shown() -> None:
     assert "Tuning took 4 runs, 10 gradients, 1 s. Said." in captions(_measurement())
 
 
+def test_runs_that_stopped_early_and_trials_that_failed_are_said() -> None:
+    measurement = _measurement()
+    first, *others = measurement.lines
+    stopped = first.model_copy(update={"stopped": ("a,seed=1: the budget ended after 3 of 9",)})
+    assert measurement.tuning is not None
+    tuning = measurement.tuning.model_copy(update={"failures": 2})
+    said = captions(measurement.model_copy(update={"lines": (stopped, *others), "tuning": tuning}))
+    assert "Stopped early: a,seed=1: the budget ended after 3 of 9" in said
+    assert "2 of them failed: that is at least what they took." in " ".join(said)
+
+
 def test_json_reads_back_and_csv_has_every_line() -> None:
     measurement = _measurement()
     text = to_json(measurement)

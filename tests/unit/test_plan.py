@@ -17,6 +17,7 @@ from fedsim.accounting.accountants import epsilon_of_composition
 from fedsim.accounting.events import RoundCost
 from fedsim.accounting.relations import Relation
 from fedsim.clipping import FlatClip, NoClip, NormalisedClip, PerLayerClip
+from fedsim.concentrated import ConcentratedSampling, FilteredMean
 from fedsim.errors import ConfigError
 from fedsim.estimators import ClippedDenominator, FixedDenominator
 from fedsim.materials import Materials
@@ -54,6 +55,18 @@ def make_plan(**changes: Any) -> RoundPlan:  # noqa: ANN401
         ({"sampling": PoissonSampling(0.2)}, "0.25: differs from sampling.probability = 0.2"),
         ({"estimator": ClippedDenominator(0.3, 8.0)}, "sampling_probability = 0.3: differs"),
         ({"units_per_user": 0}, "units_per_user = 0"),
+        (
+            {"sampling": PoissonSampling(1.0), "estimator": FilteredMean(1.0, 20)},
+            "filtered-mean.*not for .poisson",
+        ),
+        (
+            {
+                "sampling": ConcentratedSampling(20, 1.0),
+                "estimator": FixedDenominator(1.0, 20),
+                "relation": Relation.REPLACE,
+            },
+            "'fixed': a test of concentration is priced with the filtered mean",
+        ),
         (
             {"units_per_user": 2, "estimator": ClippedDenominator(0.25, 8.0)},
             "estimator.kind = 'clipped'.*nobody has proved",

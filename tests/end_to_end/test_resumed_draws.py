@@ -1,0 +1,38 @@
+"""A run taken up by a version that draws from other addresses: nothing that was charged is lost."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import fedsim
+from fedsim.report.schema import load_report
+from fedsim.run_folder import RunFolder
+from tests.conftest import small_config
+
+
+def cut_off(folder: RunFolder) -> None:
+    """Leave what a kill after round 4, before its checkpoint, leaves."""
+    folder.report.unlink()
+    max(folder.checkpoints.iterdir()).unlink()
+
+
+def test_rounds_that_are_repeated_are_charged_once_and_others_again(
+    speeches: Path, tmp_path: Path
+) -> None:
+    config = small_config(speeches, training={"keep_checkpoints": 2})
+    folder = RunFolder(fedsim.run(config, tmp_path / "run"))
+    before = load_report(folder.path).privacy
+    cut_off(folder)
+    fedsim.run(config, folder.path, resume=True)
+    assert load_report(folder.path).privacy == before
+    cut_off(folder)
+    ledger = json.loads(folder.ledger.read_text(encoding="utf-8"))
+    text = json.dumps(ledger).replace(f'"{folder.read_ledger().entries[0].release}"', '"seeded:0"')
+    folder.ledger.write_text(text, encoding="utf-8")
+    fedsim.run(config, folder.path, resume=True)
+    after = load_report(folder.path).privacy
+    assert (before.rounds, after.rounds) == (4, 6)  # rounds 3 and 4 released twice, differently
+    assert before.epsilon is not None
+    assert after.epsilon is not None
+    assert after.epsilon > before.epsilon

@@ -1,0 +1,1 @@
+"""Torture: kills, faults, dirty gradients, hostile files and long runs, and what was lost."""

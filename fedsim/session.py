@@ -206,7 +206,7 @@ class _Session:
         Not with secure noise, nor where an earlier version drew from other addresses.
         """
         plan = self.plan
-        charged = {entry.release for entry in self.folder.read_ledger().entries}
+        charged = {item.release for item in self.folder.read_ledger().items}
         return plan.entropy != "secure" and charged <= {plan.release_id}
 
     def _log_start(self) -> None:

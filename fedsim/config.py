@@ -141,6 +141,14 @@ class StrategyConfig(Section):
     concentration_radius: Positive | None = None
 
 
+class SharedLedgerConfig(Section):
+    """A ledger file that runs on the same people share, and the budget that they keep together."""
+
+    ledger: str
+    epsilon: Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+    delta: Annotated[float, Field(gt=0.0, lt=1.0)]
+
+
 class PrivacyConfig(Section):
     """The promise. Sizes of the population are public only if they are declared here."""
 
@@ -152,6 +160,7 @@ class PrivacyConfig(Section):
     noise: Literal["seeded", "secure"] = "seeded"
     declared_num_users: Annotated[int, Field(ge=1)] | None = None
     declared_num_examples: Annotated[int, Field(ge=1)] | None = None
+    shared: SharedLedgerConfig | None = None
 
     @model_validator(mode="after")
     def _not_both(self) -> PrivacyConfig:

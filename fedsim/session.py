@@ -30,6 +30,7 @@ from fedsim.report.html import write_run_report
 from fedsim.report.schema import HeldOut, RoundMetrics, save_report
 from fedsim.run_folder import RunFolder
 from fedsim.served import check_served
+from fedsim.shared_ledger import SharedAccount, shared_account
 from fedsim.state import RoundRecord, ServerState
 from fedsim.summary import as_scores, summarise
 from fedsim.tracking import TrackerFactory, epsilon_terms, find_trackers, tracking
@@ -56,9 +57,10 @@ def execute(config: Config, out: Path, grid: Grid, *, resume: bool = False) -> P
     device = default_device(config.executor.gpus_per_worker)
     materials = load_materials(config.seed, config.data, config.model, device)
     plan = build_plan(config, materials)
+    account = shared_account(config.privacy.shared, plan)
     with sole_writer(out):
         _check(folder, config, resume)  # another process may have had it meanwhile
-        session = _Session(config, folder, materials, plan, trackers)
+        session = _Session(config, folder, materials, plan, trackers, account)
         try:
             session.run(grid, device)
         except BudgetSpentError:
@@ -88,6 +90,7 @@ class _Session:
     materials: Materials
     plan: RoundPlan
     trackers: Sequence[TrackerFactory]
+    account: SharedAccount | None
     tell: Callable[[RoundMetrics], None] = field(init=False)
     state: ServerState = field(init=False)
     started: float = field(init=False, default_factory=time.monotonic)
@@ -118,7 +121,14 @@ class _Session:
                 config.strategy.rounds,
                 on_round=lambda state, record: bar.advance(self._on_round(state, record)),
                 budget=self._budget(),
+                before_round=self._charge_shared,
             )
+
+    def _charge_shared(self, state: ServerState) -> None:
+        """Charge the round in the ledger that other runs share, before anything of it is done."""
+        if self.account is not None:
+            plan, ahead = self.plan, self.config.strategy.rounds - state.round
+            self.account.charge(state.round, plan.cost, plan.release_id, ahead)
 
     @property
     def private(self) -> bool:

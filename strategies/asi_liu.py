@@ -6,12 +6,13 @@ import numpy as np
 
 from fedsim.accounting.above_threshold import failure_probability
 from fedsim.accounting.relations import Relation
-from fedsim.concentrated import ConcentratedSampling, FilteredMean
-from fedsim.concentration import halting_test
+from fedsim.concentrated import ConcentratedSampling
 from fedsim.config import Config
 from fedsim.errors import ConfigError
+from fedsim.filtered_mean import FilteredMean
 from fedsim.materials import Materials
 from fedsim.plan import RoundPlan
+from fedsim.sparse_vector import halting_test
 from strategies.asi_liu_executor import Filtered
 from strategies.common import (
     build_clip,

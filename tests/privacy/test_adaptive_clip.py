@@ -67,7 +67,7 @@ def distance(users: Sequence[User], one: User, plan: RoundPlan) -> float:
 
 def shifted(summed: WeightedSum) -> float:
     """The count as released, noise taken away: from what the policy says without noise."""
-    silent = AdaptiveClip(0.5, 1.0, 1e-300, expected_units=1.0)
+    silent = AdaptiveClip(0.5, 1.0, 1e-200, expected_units=1.0)
     source = np.random.default_rng(0)
     share = silent.after(0, 1.0, summed, source).released_share
     assert share is not None

@@ -243,9 +243,10 @@ class Config(Section):
             )
         return self
 
-    def to_toml(self) -> str:
+    def to_toml(self, *, with_seed: bool = True) -> str:
         """Return the resolved config as TOML; keys without a value are left out."""
-        return tomli_w.dumps(self.model_dump(exclude_none=True))
+        without = set() if with_seed else {"seed"}
+        return tomli_w.dumps(self.model_dump(exclude_none=True, exclude=without))
 
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:

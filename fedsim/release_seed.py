@@ -25,17 +25,31 @@ def release_seed(config: Config, materials: Materials) -> int:
     Who computes, and when it is looked at and saved, has no part in it; the precision has. A hub
     id stands for one model, whatever is published under it later.
     """
+    told = [*_settings(config), sources(config, materials)]
+    digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).digest()
+    return int.from_bytes(digest[:8], "little")
+
+
+def sources(config: Config, materials: Materials) -> dict[str, str]:
+    """Return a SHA-256 (hex) of the stored text and one of the files of the model.
+
+    A built-in model and a hub id have no files; what they are is in the config.
+    """
+    return {
+        "data.source": _digest(materials.store.manifest["files"]),
+        "model.name_or_path": _digest(_weights(config.model.name_or_path)),
+    }
+
+
+def _settings(config: Config) -> list[str]:
     settings = config.model_dump_json(
         exclude={"executor": True, "training": True, "privacy": {"shared"}}, exclude_defaults=True
     )
-    told = [
-        settings,
-        config.executor.precision,
-        materials.store.manifest["files"],
-        _weights(config.model.name_or_path),
-    ]
-    digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).digest()
-    return int.from_bytes(digest[:8], "little")
+    return [settings, config.executor.precision]
+
+
+def _digest(facts: object) -> str:
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
 def _weights(name: str) -> dict[str, str]:

@@ -26,6 +26,7 @@ from fedsim.materials import (
 )
 from fedsim.plan import RoundPlan
 from fedsim.progress import RoundProgress
+from fedsim.release_seed import sources
 from fedsim.report.html import write_run_report
 from fedsim.report.schema import HeldOut, RoundMetrics, save_report
 from fedsim.run_folder import RunFolder
@@ -99,7 +100,7 @@ class _Session:
 
     def run(self, grid: Grid, device: str) -> None:
         """Begin or take up the run and train to its end."""
-        self.folder.begin(self.config)
+        self.folder.begin(self.config, sources(self.config, self.materials))
         taken_up = self.folder.take_up(secure=not self._repeats())
         self.state = taken_up or self._start()
         self._prepare_epsilons()

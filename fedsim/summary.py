@@ -200,7 +200,8 @@ def _assumptions(config: Config, plan: RoundPlan, origin: str, num_users: int) -
         "Only the model is covered. Training losses, cohort sizes and scores on held-out text "
         "in this report are computed on private text and are not.",
         "Noise is added in float64 and the sum rounded to a grid of at most 2^-16 of the noise's "
-        "standard deviation; what else sets floating point apart from real numbers is not accounted.",
+        "standard deviation; what else sets floating point apart from real numbers is not "
+        "accounted.",
     )
 
 

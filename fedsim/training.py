@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fedsim.accounting.budget import Budget
+from fedsim.divergence import check_parameters
 from fedsim.errors import BudgetSpentError
 from fedsim.execution import Executor
 from fedsim.plan import RoundPlan
@@ -35,6 +36,7 @@ def train(
 
     Raises:
         BudgetSpentError: another release would exceed the budget. It comes before the round.
+        DivergedError: a parameter is not finite after a round, which `on_round` does not see.
     """
     # Asked once: the rounds to come all cost the same, so they can be counted.
     paid = _releases_paid_for(budget, state, plan, rounds) if budget is not None else None
@@ -45,6 +47,7 @@ def train(
                 f"{state.ledger.num_releases} are charged; no further round is run"
             )
         state, record = run_round(state, plan, executor)
+        check_parameters(state)
         on_round(state, record)
     return state
 

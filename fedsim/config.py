@@ -6,7 +6,6 @@ changed. Anything wrong raises one `ConfigError` that names the key, the value a
 
 from __future__ import annotations
 
-import hashlib
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -234,17 +233,6 @@ class Config(Section):
                 'a pass must be drawn again every round; take "seeded", or "poisson"'
             )
         return self
-
-    @property
-    def release_seed(self) -> int:
-        """What coins and noise of this config are drawn from: its seed and all that it trains with.
-
-        Two configs that differ share no draw, though their seeds are equal. With the same noise the
-        difference of two releases would have none, and no ε would hold for the pair. Who computes,
-        and when it is looked at and saved, changes no release and has no part in it.
-        """
-        told = self.model_dump_json(exclude={"executor", "training"}, exclude_defaults=True)
-        return int.from_bytes(hashlib.sha256(told.encode()).digest()[:8], "little")
 
     def to_toml(self) -> str:
         """Return the resolved config as TOML; keys without a value are left out."""

@@ -12,25 +12,21 @@ from flwr.serverapp import Grid
 
 from fedsim.accounting.accountants import epsilon_curve
 from fedsim.accounting.budget import Budget
+from fedsim.assembly import build_executor, build_plan
 from fedsim.checkpoint import save_checkpoint
 from fedsim.config import Config, ModelConfig
 from fedsim.divergence import check_held_out, without_scores
 from fedsim.errors import BudgetSpentError, DivergedError, HaltedError
 from fedsim.evaluation import Evaluation, evaluate
-from fedsim.execution import Executor
 from fedsim.folder_lock import check_no_writer, sole_writer
-from fedsim.grids.executor import GridExecutor
-from fedsim.grids.records import ClientSpec
 from fedsim.materials import (
     Materials,
     default_device,
     load_materials,
     load_model,
-    worker_device,
 )
 from fedsim.plan import RoundPlan
 from fedsim.progress import RoundProgress
-from fedsim.registry import resolve
 from fedsim.report.html import write_run_report
 from fedsim.report.schema import HeldOut, RoundMetrics, save_report
 from fedsim.run_folder import RunFolder
@@ -39,7 +35,6 @@ from fedsim.state import RoundRecord, ServerState
 from fedsim.summary import as_held_out, summarise
 from fedsim.tracking import TrackerFactory, epsilon_terms, find_trackers, tracking
 from fedsim.training import train
-from fedsim.workload import unit_tokens
 
 log = logging.getLogger("fedsim")
 
@@ -84,35 +79,6 @@ def _check(folder: RunFolder, config: Config, resume: bool) -> None:
         folder.check_resumable(config)
     else:  # what was killed before anything was written starts anew
         folder.check_fresh()
-
-
-def build_plan(config: Config, materials: Materials) -> RoundPlan:
-    """Let the strategy that the config names build its plan."""
-    build: Callable[[Config, Materials], RoundPlan] = resolve(
-        "strategies", config.strategy.name, "strategy.name"
-    )
-    return build(config, materials)
-
-
-def build_executor(
-    config: Config, materials: Materials, plan: RoundPlan, grid: Grid, device: str
-) -> Executor:
-    """Return who computes the plan's sums over a grid, told all that clients must know."""
-    executor = GridExecutor(
-        grid,
-        ClientSpec(
-            seed=config.seed,
-            data=config.data,
-            model=config.model,
-            task=plan.task,
-            engine=config.executor.engine,
-            device=worker_device(config.executor, device),
-            precision=config.executor.precision,
-        ),
-        config.executor.shard_size,
-        unit_tokens(plan, materials),
-    )
-    return plan.around(executor)
 
 
 @dataclass
@@ -211,7 +177,7 @@ class _Session:
         Not with secure noise, nor where an earlier version drew from other addresses.
         """
         plan = self.plan
-        charged = {entry.release for entry in self.folder.read_ledger().entries}
+        charged = {item.release for item in self.folder.read_ledger().items}
         return plan.entropy != "secure" and charged <= {plan.release_id}
 
     def _log_start(self) -> None:

@@ -77,14 +77,13 @@ def build(config: Config, materials: Materials) -> RoundPlan:
         units_per_user=1,
         relation=Relation(replacing.relation),
         optimizer=server_optimizer(config),
-        seed=config.release_seed,
         entropy=privacy.noise,
         assumptions=(
             f"The number of users, {num_users}, is public under the relation.",
             *_ASSUMPTIONS,
         ),
         accountant=privacy.accountant,
-        around=lambda inner: Filtered(inner, test, radius, config.release_seed),
+        around=lambda inner, seed: Filtered(inner, test, radius, seed),
     )
 
 

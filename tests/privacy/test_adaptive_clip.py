@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsim.adaptive_clip import AdaptiveClip
+from fedsim.assembly import build_plan
 from fedsim.clipping import Clip
 from fedsim.estimators import ClippedDenominator, Estimator, FixedDenominator, WeightedSum
 from fedsim.materials import Materials
 from fedsim.plan import RoundPlan
 from fedsim.sampling import PoissonSampling
-from fedsim.session import build_plan
 from fedsim.state import ServerState
 from fedsim.summary import privacy_block
 from fedsim.tensors import l2_norm

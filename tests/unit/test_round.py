@@ -116,7 +116,7 @@ def test_a_round_charges_once_and_counts_itself() -> None:
     again, _ = run_round(ServerState(0, start().parameters, {}, after.ledger), plan, Pull())
     assert again.ledger == after.ledger  # the same seeded release is not paid for twice
     third, _ = run_round(after, plan, Pull())
-    assert [entry.round for entry in third.ledger.entries] == [0, 1]
+    assert [(item.first_round, item.num_rounds) for item in third.ledger.items] == [(0, 2)]
 
 
 def test_a_secure_round_that_is_done_again_is_charged_again() -> None:

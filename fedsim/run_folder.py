@@ -14,6 +14,7 @@ from fedsim.config import Config, load_config
 from fedsim.errors import ConfigError
 from fedsim.folder_lock import LOCK
 from fedsim.paths import write_atomically
+from fedsim.run_log import LOG
 from fedsim.state import ServerState
 
 
@@ -147,7 +148,7 @@ class RunFolder:
 def _counts(path: Path) -> bool:
     """Whether a file is somebody's: not what a kill in the middle of a first write left behind."""
     half_written = path.name.startswith(".config.toml.") and path.name.endswith(".tmp")
-    return not half_written and path.name != LOCK
+    return not half_written and path.name not in (LOCK, LOG)
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -30,6 +30,7 @@ from fedsim.progress import RoundProgress
 from fedsim.report.html import write_run_report
 from fedsim.report.schema import HeldOut, RoundMetrics, save_report
 from fedsim.run_folder import RunFolder
+from fedsim.run_log import run_log
 from fedsim.served import check_served
 from fedsim.state import RoundRecord, ServerState
 from fedsim.summary import as_held_out, summarise
@@ -61,16 +62,17 @@ def execute(config: Config, out: Path, grid: Grid, *, resume: bool = False) -> P
     with sole_writer(out):
         _check(folder, config, resume)  # another process may have had it meanwhile
         session = _Session(config, folder, materials, plan, trackers)
-        try:
-            session.run(grid, device)
-        except BudgetSpentError:
+        with run_log(out):
+            try:
+                session.run(grid, device)
+            except BudgetSpentError:
+                session.finish()
+                raise
+            except (HaltedError, DivergedError) as error:
+                session.charge_halt()
+                session.finish(str(error) if isinstance(error, DivergedError) else None)
+                raise
             session.finish()
-            raise
-        except (HaltedError, DivergedError) as error:
-            session.charge_halt()
-            session.finish(str(error) if isinstance(error, DivergedError) else None)
-            raise
-        session.finish()
     return folder.path
 
 

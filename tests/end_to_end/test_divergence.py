@@ -41,6 +41,8 @@ def test_a_held_out_loss_that_is_not_finite_ends_the_run(speeches: Path, tmp_pat
     assert report.utility.final.tokens == report.utility.initial.tokens > 0
     assert "The run ended in round 4" in (out / "report.html").read_text(encoding="utf-8")
     assert not (out / "model").exists()
+    log = (out / "run.log").read_text(encoding="utf-8")
+    assert log.count(" ended by DivergedError\n") == 2
     assert [path.name[:12] for path in sorted((out / "checkpoints").iterdir())][
         -1
     ] == "round-000003"

@@ -21,6 +21,7 @@ from fedsim.run_identity import (
     read_identity,
     write_identity,
 )
+from fedsim.run_log import LOG
 from fedsim.state import ServerState
 
 
@@ -183,7 +184,7 @@ class RunFolder:
 def _counts(path: Path) -> bool:
     """Whether a file is somebody's: not what a kill in the middle of a first write left behind."""
     half_written = path.name.startswith(".config.toml.") and path.name.endswith(".tmp")
-    return not half_written and path.name != LOCK
+    return not half_written and path.name not in (LOCK, LOG)
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -41,7 +41,7 @@ def losses_for(materials: Materials, rule: CohortRule) -> Losses | None:
         log.info("%s: scoring %d examples before training", materials.model.name, len(examples))
         start = materials.model.initial_parameters()
         scores = score_examples(materials.model, start, materials.store, examples)
-        losses = np.nan_to_num(scores.mean_nats(), nan=np.inf).astype(np.float32)
+        losses = np.nan_to_num(scores.mean_nats(), nan=np.inf, posinf=np.inf).astype(np.float32)
         write_atomically(path, _npy(losses))
     kept: Losses = np.load(path, mmap_mode="r", allow_pickle=False)
     return kept
@@ -60,7 +60,8 @@ def _key(materials: Materials) -> str:
     rounding.
     """
     model, store = materials.model, materials.store
-    probe = torch.arange(_PROBE, device=model.device)[None] % model.vocabulary_size
+    length = min(_PROBE, store.manifest["sequence_length"])  # a model may have no more positions
+    probe = torch.arange(length, device=model.device)[None] % model.vocabulary_size
     start = {name: value.to(model.device) for name, value in model.initial_parameters().items()}
     with torch.no_grad():
         likeliest = model.logits(start, probe).topk(_LIKELIEST, dim=-1).indices

@@ -173,7 +173,10 @@ class Cost(Record):
 
 
 class RunReport(Record):
-    """The whole of `report.json`."""
+    """The whole of `report.json`.
+
+    `diverged` is why a run has no outcome, with the round; its final scores are NaN then.
+    """
 
     format: Literal[1] = 1
     name: Text
@@ -185,6 +188,7 @@ class RunReport(Record):
     model: ModelSummary
     cost: Cost
     samples: Samples | None = None
+    diverged: Text | None = None
     machine: dict[str, JsonValue]
     versions: dict[str, str]
 

@@ -261,8 +261,10 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"config: cannot read {path}: {error}") from None
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # TOMLDecodeError, or a number with thousands of digits
         raise ConfigError(f"config: {path} is not TOML: {error}") from None
+    except RecursionError:
+        raise ConfigError(f"config: {path} is nested too deeply") from None
     for override in overrides:
         apply_override(raw, override)
     return parse_config(raw)

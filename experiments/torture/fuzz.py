@@ -42,17 +42,19 @@ def fuzz(
 
     Args:
         folder: to work in.
-        seconds: until no new input is tried, all readers having an equal share of the time.
+        seconds: until no new input is tried, counted from the start of the first reader; all of
+            them have an equal share of it.
         seed: of the inputs.
         targets: `module:CONSTANT` that holds them.
         hang: seconds of computing for one input after which it counts as endless.
     """
     names = list(targets_of(targets))
     spent, tried = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0)
+    folder = folder.resolve()
     counts: Counter[str] = Counter()
     losses: list[str] = []
-    until = time.monotonic() + seconds
     readers = _Readers(folder, targets, seed)
+    until = time.monotonic() + seconds
     try:
         while time.monotonic() < until:
             name = min(names, key=lambda name: spent[name])
@@ -98,8 +100,15 @@ class _Readers:
         }
         self._log = folder / "readers.log"
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "experiments.torture.fuzz_child", folder, targets, str(seed)],
+            self._process = subprocess.Popen(  # noqa: S603
+                [
+                    sys.executable,
+                    "-m",
+                    "experiments.torture.fuzz_child",
+                    folder,
+                    targets,
+                    str(seed),
+                ],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

@@ -71,13 +71,20 @@ class Reader:
         dice = np.random.default_rng([self._seed, zlib.crc32(name.encode()), number])
         target = self._targets[name]
         target.write(self._folder / "valid", place, dice)
-        before = sorted(os.listdir(self._folder)), sorted(os.listdir(self._folder / SECRET))
+        before = self._names()
         limit_growth(GROWTH)
         verdict, what = attempt(target, place, self._guard)
-        after = sorted(os.listdir(self._folder)), sorted(os.listdir(self._folder / SECRET))
-        if before != after:
-            return "loss", f"left something outside its folder: {before} became {after}"
+        if new := self._names() ^ before:
+            return "loss", f"left or took something outside its folder: {sorted(new)}"
         return verdict, what
+
+    def _names(self) -> set[str]:
+        """Return what there is beside the input, and in the folder where no reader may look.
+
+        The process works in the first of them, as somebody does who unpacks what he was sent.
+        """
+        both = (self._folder, self._folder / SECRET)
+        return {str(path.relative_to(self._folder)) for one in both for path in one.iterdir()}
 
 
 def serve(reader: Reader, answers: TextIO) -> None:
@@ -122,6 +129,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what a reader prints is no answer
     folder, targets = Path(sys.argv[1]), targets_of(sys.argv[2])
+    os.chdir(folder)
     # In a fork too: training starts threads, and they do not come along into a fork.
     if forked(lambda: prepare(folder, targets)):
         sys.exit("the valid inputs could not be made")

@@ -13,9 +13,9 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricR
 from flwr.clientapp import ClientApp
 
 from experiments.torture.fuzz_mutations import Dice, changed_bytes, changed_tree, odd_value, pick
-from experiments.torture.fuzz_samples import run_config
 from experiments.torture.fuzz_target import Target, believe
 from fedsim.clipping import FlatClip
+from fedsim.config import Config
 from fedsim.grids.executor import GridExecutor
 from fedsim.grids.in_process import InProcessGrid
 from fedsim.grids.records import ClientSpec, ShardRequest
@@ -38,6 +38,11 @@ def _array(values: np.ndarray[Any, Any], *, pickled: bool = False) -> dict[str, 
     }
 
 
+def _full(like: torch.Tensor, value: float, kind: str) -> np.ndarray[Any, Any]:
+    with np.errstate(invalid="ignore"):  # a NaN as an integer
+        return np.full(like.shape, value).astype(kind)
+
+
 def _write_reply(valid: Path, place: Path, dice: Dice) -> None:
     counts = {
         "shard": 0,
@@ -51,7 +56,7 @@ def _write_reply(valid: Path, place: Path, dice: Dice) -> None:
     odd = float(pick(dice, [0.0, 1.0, np.nan, np.inf, -np.inf, 1e300]))
     kind = pick(dice, ["f8", "f8", "f8", "f4", "i8", "?", "c16", "S3"])
     arrays = {
-        name: _array(np.full(value.shape, odd).astype(kind), pickled=dice.random() < 0.1)
+        name: _array(_full(value, odd, kind), pickled=dice.random() < 0.1)
         for name, value in _PARAMETERS.items()
     }
     message = {"counts": counts, "sum": arrays}
@@ -101,8 +106,8 @@ def _answering(content: RecordDict) -> InProcessGrid:
 
 
 def _spec() -> ClientSpec:
-    config = run_config(Path("/nowhere"))
-    task = TaskSpec("fedsgd", {"group_size": 3, "selection": "random"})
+    config = Config()
+    task = TaskSpec(name="fedsgd", options={"group_size": 3, "selection": "random"})
     return ClientSpec(
         seed=0, data=config.data, model=config.model, task=task, engine="loop", device="cpu"
     )

@@ -114,7 +114,7 @@ def changed_tree(dice: Dice, tree: Any) -> Any:  # noqa: ANN401
     """
     tree = copy.deepcopy(tree)
     for _ in range(int(dice.integers(1, 4))):
-        places = list(_places(tree))
+        places = list(_places(tree)) if isinstance(tree, dict | list) else []
         if not places or dice.random() < 0.02:
             return odd_value(dice)
         holder, key = pick(dice, places)

@@ -15,7 +15,7 @@ from fedsim.execution import Keys, shards
 from fedsim.grids.arrays import to_record
 from fedsim.grids.nodes import wait_for_nodes
 from fedsim.grids.records import ClientSpec, ShardReply, ShardRequest
-from fedsim.tensors import Tensors, check_same_layout
+from fedsim.tensors import Tensors, all_finite, check_same_layout
 from fedsim.workload import even_shards
 
 _MESSAGE_TYPE = "train"
@@ -70,6 +70,8 @@ class GridExecutor:
                 folded += 1
         if folded != len(pieces):
             raise RuntimeError(f"round {round}: {len(pieces) - folded} shards got no reply")
+        if not all_finite(total.values):  # once for all: what is not finite stays so in a sum
+            raise RuntimeError(f"round {round}: the sum of the shards is not finite; no release")
         return total
 
     def _cut(self, cohort: Keys, num_nodes: int) -> list[Keys]:
@@ -100,11 +102,18 @@ class GridExecutor:
         for message in self._grid.send_and_receive(requests):
             if message.has_error():
                 raise RuntimeError(f"round {round}: a worker failed: {message.error.reason}")
-            yield ShardReply.from_content(message.content)
+            try:
+                reply = ShardReply.from_content(message.content)
+            except ValueError as error:
+                raise RuntimeError(f"round {round}: a reply that cannot be used: {error}") from None
+            yield reply
 
 
 def _checked(reply: ShardReply, layout: Tensors, num_units: int, round: int) -> WeightedSum:
-    check_same_layout(layout, reply.total.values)
+    try:
+        check_same_layout(layout, reply.total.values)
+    except ValueError as error:
+        raise RuntimeError(f"round {round}: shard {reply.shard}: {error}") from None
     if reply.total.num_units != num_units:
         raise RuntimeError(
             f"round {round}: shard {reply.shard} counts {reply.total.num_units} units, "
@@ -114,5 +123,16 @@ def _checked(reply: ShardReply, layout: Tensors, num_units: int, round: int) -> 
         raise RuntimeError(
             f"round {round}: shard {reply.shard} counts {reply.total.num_unclipped} units within "
             f"the clip, was sent {num_units}"
+        )
+    # Of the weights' sum rounding may make a little more than the number of units.
+    if not 0.0 <= reply.total.weight <= num_units * (1.0 + 1e-9):
+        raise RuntimeError(
+            f"round {round}: shard {reply.shard} has the weight {reply.total.weight}, and was "
+            f"sent {num_units} units, none of which weighs more than 1"
+        )
+    if reply.total.num_non_finite > num_units:
+        raise RuntimeError(
+            f"round {round}: shard {reply.shard} counts {reply.total.num_non_finite} units that "
+            f"are not finite, was sent {num_units}"
         )
     return reply.total

@@ -88,9 +88,10 @@ def open_pretrained(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase
         with quietly():
             if path.is_dir():
                 check_folder(path)
-            module, loaded = AutoModelForCausalLM.from_pretrained(
+            opened: Any = AutoModelForCausalLM.from_pretrained(
                 source, output_loading_info=True, **loading, **options
             )
+            module, loaded = opened
             _check_all_there(loaded)
             tokenizer = AutoTokenizer.from_pretrained(source, **options)
             _forget_quantisation(module)
@@ -133,6 +134,8 @@ def _explain(name: str, error: Exception) -> str:
     near = difflib.get_close_matches(name, registry.names("models"), n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     reason = " ".join(str(error).split())
+    if "trust_remote_code" in reason:  # an option that nobody has here
+        reason = "it needs code that comes with it, which is never run"
     return (
         f"model.name_or_path = {name!r}: {hint}neither a built-in model nor a transformers "
         f"folder, GGUF file or hub id that opens here: {reason}"

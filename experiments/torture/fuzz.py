@@ -36,7 +36,13 @@ def run(folder: Path, seconds: float, seed: int) -> Outcome:
 
 
 def fuzz(
-    folder: Path, seconds: float, seed: int, *, targets: str = TARGETS, hang: float = HANG
+    folder: Path,
+    seconds: float,
+    seed: int,
+    *,
+    targets: str = TARGETS,
+    hang: float = HANG,
+    each: int = 1,
 ) -> Outcome:
     """Try hostile inputs on targets.
 
@@ -47,6 +53,7 @@ def fuzz(
         seed: of the inputs.
         targets: `module:CONSTANT` that holds them.
         hang: seconds of computing for one input after which it counts as endless.
+        each: inputs that every target is tried with, however long that takes.
     """
     names = list(targets_of(targets))
     spent, tried = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0)
@@ -56,8 +63,8 @@ def fuzz(
     readers = _Readers(folder, targets, seed)
     until = time.monotonic() + seconds
     try:
-        while time.monotonic() < until:
-            name = min(names, key=lambda name: spent[name])
+        while time.monotonic() < until or min(tried.values()) < each:
+            name = min(names, key=lambda name: (tried[name] >= each, spent[name]))
             number, started = tried[name], time.monotonic()
             verdict, what = readers.ask(name, number, hang)
             if verdict == "loss":

@@ -65,7 +65,7 @@ def _write_reply(valid: Path, place: Path, dice: Dice) -> None:
         if part == "both":
             message = changed_tree(dice, message)
         else:
-            message[part] = changed_tree(dice, message[part])  # type: ignore[assignment]
+            message[part] = changed_tree(dice, message[part])
     elif dice.random() < 0.5:
         one = arrays["a"]
         one["data"] = changed_bytes(dice, bytes.fromhex(one["data"])).hex()

@@ -1,4 +1,4 @@
-"""Hostile changes to bytes, to trees of JSON or TOML values, and to texts; all from one generator."""
+"""Hostile changes to bytes and to trees of JSON or TOML values, all from one generator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hostile run folders: checkpoint, ledger, metrics, report, and whole folders as commands read them."""
+"""Hostile run folders: checkpoint, ledger, metrics, report, and a whole one to each command."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _read_checkpoint(place: Path) -> None:
 
 def _check_ledger(data: dict[str, Any]) -> None:
     for run in data["releases"]:
-        believe(0 <= run["first_round"] and run["num_rounds"] >= 1, "rounds that are none")
+        believe(run["first_round"] >= 0 and run["num_rounds"] >= 1, "rounds that are none")
         believe(0.0 <= run["cost"]["noise_multiplier"] < math.inf, "a noise that is none")
         believe(run["cost"]["units_per_user"] >= 1, "nobody's units")
 

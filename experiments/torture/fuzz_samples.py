@@ -11,7 +11,7 @@ from fedsim.config import Config, parse_config
 from fedsim.data.build import build_store
 from fedsim.launch import run
 
-WORDS = "the king shall ride to war with all my lord come again".split()
+WORDS = ("the", "king", "shall", "ride", "to", "war", "with", "all", "my", "lord", "come", "again")
 RUN, STORE, TEXTS = "run", "store", "texts.jsonl"
 
 

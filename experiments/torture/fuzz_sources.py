@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import datasets
-import pyarrow
-import pyarrow.parquet
+import pyarrow  # type: ignore[import-untyped]
+import pyarrow.parquet  # type: ignore[import-untyped]
 
 from experiments.torture.fuzz_mutations import Dice, changed_bytes, changed_tree, odd_value, pick
 from experiments.torture.fuzz_samples import WORDS, read_json, texts, write_json
@@ -35,9 +35,9 @@ def _prepare(valid: Path) -> None:
     table = pyarrow.Table.from_pylist(rows)
     table.to_pandas().to_csv(valid / "texts.csv", index=False)
     pyarrow.parquet.write_table(table, valid / "texts.parquet")
-    with pyarrow.OSFile(str(valid / "texts.arrow"), "wb") as sink:
-        with pyarrow.ipc.new_stream(sink, table.schema) as writer:
-            writer.write_table(table)
+    arrow = str(valid / "texts.arrow")
+    with pyarrow.OSFile(arrow, "wb") as sink, pyarrow.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
     datasets.disable_progress_bars()
     datasets.Dataset.from_list(rows).save_to_disk(valid / _SAVED)
 

@@ -22,11 +22,16 @@ import numpy as np
 import numpy.typing as npt
 
 from fedsim.data import integrity
-from fedsim.data.manifest import EXAMPLE_OFFSETS as EXAMPLE_OFFSETS
-from fedsim.data.manifest import MANIFEST, Manifest, damaged, disk_dtype, read_manifest
-from fedsim.data.manifest import TOKENS as TOKENS
-from fedsim.data.manifest import USER_OFFSETS as USER_OFFSETS
-from fedsim.data.manifest import USERS as USERS
+from fedsim.data.manifest import (
+    EXAMPLE_OFFSETS,
+    MANIFEST,
+    TOKENS,
+    USER_OFFSETS,
+    Manifest,
+    damaged,
+    disk_dtype,
+    read_manifest,
+)
 from fedsim.data.structure import open_offsets
 
 Indices = npt.NDArray[np.int64]

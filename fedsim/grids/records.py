@@ -17,7 +17,6 @@ from fedsim.grids.arrays import to_record, views_of
 from fedsim.json_text import is_count
 from fedsim.plan import TaskSpec
 
-
 _COUNTS = (
     "shard",
     "num_units",

@@ -25,7 +25,7 @@ from experiments.torture.outcome import Outcome
 
 TARGETS = "experiments.torture.fuzz_targets:TARGETS"
 HANG = 10.0  # seconds of computing for one input
-_PATIENCE = 6  # so many times as long by the clock: the machine may be busy
+_PATIENCE = 6  # so many times as long asleep
 _START = 300.0
 _TICK = 0.25
 
@@ -151,25 +151,28 @@ class _Readers:
     def _answer(self, computing: float, waiting: float) -> str | None:
         """Return a line, "" where there is nobody any more, or None after the time.
 
-        The clock that counts is the reader's, and ours only while we run ourselves: processes may
-        be stopped for a while, or wait for a busy machine.
+        The clock that counts is the reader's, and ours only while it sleeps: a process may be
+        stopped for a while, or wait for a busy machine.
         """
         assert self._process.stdout is not None  # noqa: S101
-        began, ticks = self._computed(), 0
-        while ticks * _TICK < waiting and self._computed() - began < computing:
+        (_, began), ticks = self._looked_at(), 0
+        while ticks * _TICK < waiting:
             if select.select([self._process.stdout], [], [], _TICK)[0]:
                 return self._process.stdout.readline().decode()
-            ticks += 1
+            state, computed = self._looked_at()
+            if computed - began >= computing:
+                return None
+            ticks += state not in "RT"
         return None
 
-    def _computed(self) -> float:
-        """Return the reader's seconds of computing so far."""
+    def _looked_at(self) -> tuple[str, float]:
+        """Return the reader's state, a letter as `ps` shows it, and its seconds of computing."""
         try:
             stat = Path(f"/proc/{self._reader}/stat").read_text(encoding="ascii")
         except OSError:
-            return 0.0
-        user, system = stat.rpartition(")")[2].split()[11:13]
-        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+            return "X", 0.0
+        fields = stat.rpartition(")")[2].split()
+        return fields[0], (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def close(self) -> None:
         """End both."""

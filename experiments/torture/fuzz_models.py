@@ -10,7 +10,9 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import GPT2LMHeadModel
 
+import clients.tiny_gpt
 from experiments.torture.fuzz_mutations import Dice, changed_bytes, changed_tree, pick
 from experiments.torture.fuzz_samples import RUN, finished_run, read_json, write_json
 from experiments.torture.fuzz_store import Payload
@@ -18,6 +20,8 @@ from experiments.torture.fuzz_target import Target, believe
 from fedsim.config import ModelConfig
 from fedsim.materials import load_model
 
+# Imported before readers are forked, so that none of them waits for it.
+NETWORKS = (GPT2LMHeadModel, clients.tiny_gpt)
 _MODEL, _WEIGHTS = "model", "model.safetensors"
 _OUTSIDE = "../../outside/secret.safetensors"
 _CODE = """

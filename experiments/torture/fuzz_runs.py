@@ -8,6 +8,7 @@ import shutil
 import struct
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from safetensors.torch import save_file
@@ -27,8 +28,11 @@ from fedsim.comparing import compare
 from fedsim.detailed_evaluation import evaluate_run
 from fedsim.report.schema import load_metrics, load_report
 from fedsim.run_folder import RunFolder
+from fedsim.run_identity import check_sources
+from fedsim.shared_ledger import read_shared
 
 _CHECKPOINT = "round-000002.safetensors"
+_SHARED = "shared.json"
 _DTYPES = ("F64", "F16", "BF16", "I64", "U8", "BOOL", "F32", "F8_E4M3", "X9")
 
 
@@ -136,6 +140,48 @@ def _read_metrics(place: Path) -> None:
     load_metrics(place)
 
 
+def _write_shared(valid: Path, place: Path, dice: Dice) -> None:
+    ledger = read_json(valid / RUN / "ledger.json")
+    told = {"version": 1, "epsilon": 8.0, "delta": 1e-5, "relation": "add-or-remove-one"}
+    write_json(place / _SHARED, changed_tree(dice, {**told, "ledger": ledger}))
+    if dice.random() < 0.2:
+        (place / _SHARED).write_bytes(changed_bytes(dice, (place / _SHARED).read_bytes()))
+
+
+def _read_shared(place: Path) -> None:
+    shared = read_shared(place / _SHARED)
+    believe(0.0 < shared.epsilon < math.inf and 0.0 < shared.delta < 1.0, "no budget")
+    _check_ledger(shared.ledger.to_json())
+
+
+def _write_identity(valid: Path, place: Path, dice: Dice) -> None:
+    """A secure run's identity, and the seed that is kept apart from it."""
+    (place / "config.toml").write_text('[privacy]\nnoise = "secure"\n', encoding="utf-8")
+    told = {"version": 1, "fedsim": "0.1.0", "sources": {"text": "a" * 64}, "id": "0" * 32}
+    if dice.random() < 0.3:
+        told["id"] = pick(
+            dice, ["../../outside/secret", "../" * 10 + "a", "0" * 32 + "\n", "é" * 32]
+        )
+    kept = place / "cache" / "seeds" / f"{'0' * 32}.json"
+    kept.parent.mkdir(parents=True)
+    write_json(kept, {"seed": 7})
+    if dice.random() < 0.5:
+        write_json(kept, changed_tree(dice, {"seed": 7}))
+    else:
+        told = changed_tree(dice, told)
+    write_json(place / "run.json", told)
+    odd = pick(dice, [kept, place / "run.json"])
+    if dice.random() < 0.2:
+        odd.write_bytes(pick(dice, [b"", b"\xff", b"[" * 100_000, b"9" * 5000]))
+
+
+def _read_identity(place: Path) -> None:
+    with patch.dict("os.environ", {"FEDSIM_CACHE": str(place / "cache")}):
+        config = RunFolder(place).read_config()
+        check_sources(place / "run.json", {"text": "a" * 64})
+    believe(type(config.seed) is int, f"the seed {config.seed!r}")
+
+
 def _write_seconds(valid: Path, place: Path, dice: Dice) -> None:
     write_json(place / "seconds.json", odd_value(dice))
     if dice.random() < 0.3:
@@ -196,6 +242,8 @@ TARGETS = (
     Target("ledger", _write_file("ledger.json"), _read_ledger, prepare=finished_run),
     Target("metrics", _write_file("metrics.jsonl"), _read_metrics, prepare=finished_run),
     Target("report", _write_file("report.json"), _read_report, prepare=finished_run),
+    Target("shared ledger", _write_shared, _read_shared, prepare=finished_run),
+    Target("identity", _write_identity, _read_identity),
     Target("seconds", _write_seconds, _read_seconds),
     Target("run folder, compared", _write_folder, _read_compared, prepare=_attacked),
     Target("run folder, evaluated", _write_folder, _read_evaluated, prepare=_attacked),

@@ -14,7 +14,8 @@ def parse_json(text: str | bytes) -> Any:  # noqa: ANN401  (whatever JSON can sa
         ValueError: it is not JSON, not UTF-8, nested too deeply, or has an endless number.
     """
     try:
-        return json.loads(text)
+        # Decoded here: json would guess at UTF-16 and others.
+        return json.loads(text.decode("utf-8") if isinstance(text, bytes) else text)
     except RecursionError:
         raise ValueError("nested too deeply") from None
 

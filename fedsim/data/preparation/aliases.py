@@ -43,7 +43,9 @@ class MergeUsers(Step):
         # By its number: a message may end up in a log, where nobody's name has a place.
         for number, (alias, person) in enumerate(aliases.items(), start=1):
             if not alias or not isinstance(person, str) or not person.strip():
-                raise self._wrong(f"alias number {number}: an empty name; wanted: two names")
+                raise self._wrong(
+                    f"alias number {number}: no name, or no person's; wanted: two names"
+                )
             # Which of two names is the person's would otherwise hang on the order of the file.
             if aliases.get(person, person) != person:
                 raise self._wrong(f"alias number {number}: its person is an alias of another")

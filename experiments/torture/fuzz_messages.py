@@ -39,7 +39,7 @@ def _array(values: np.ndarray[Any, Any], *, pickled: bool = False) -> dict[str, 
 
 
 def _full(like: torch.Tensor, value: float, kind: str) -> np.ndarray[Any, Any]:
-    with np.errstate(invalid="ignore"):  # a NaN as an integer
+    with np.errstate(invalid="ignore", over="ignore"):  # a NaN as an integer
         return np.full(like.shape, value).astype(kind)
 
 

@@ -28,8 +28,10 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from clients.model_files import check_folder
 from clients.quiet import quietly
 from clients.tokenizers_builtin import public_text
+from fedsim.errors import ConfigError
 from fedsim.paths import cache_dir
 
 logger = logging.getLogger(__name__)
@@ -86,10 +88,21 @@ def pretrained(
         module = random_start(config, schedule.seed)
         _train(module, _packed(tokenizer), schedule, name)
         _keep(module, tokenizer, folder)
-    with quietly():
-        kept: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, attn_implementation="eager"
-        )
+    try:
+        check_folder(folder)
+        with quietly():
+            kept: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+                folder,
+                dtype=torch.float32,
+                attn_implementation="eager",
+                use_safetensors=True,
+                trust_remote_code=False,
+            )
+    except Exception as error:  # transformers and what it builds on have errors of many kinds
+        raise ConfigError(
+            f"the pre-trained {name} kept in {folder} is damaged: {error}; delete it, to train it "
+            "again"
+        ) from error
     return kept
 
 

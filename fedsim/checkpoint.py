@@ -12,6 +12,7 @@ from safetensors.torch import save
 
 from fedsim.accounting.ledger import Ledger
 from fedsim.errors import ConfigError
+from fedsim.json_text import is_count, parse_json
 from fedsim.paths import write_atomically
 from fedsim.state import ServerState
 
@@ -58,18 +59,23 @@ def load_checkpoint(path: Path) -> ServerState:
     except (OSError, SafetensorError) as error:
         raise ConfigError(f"checkpoint {path}: cannot be read: {error}") from None
     try:
-        head = json.loads(metadata[_KEY])
-        version, done, ledger = head["format"], int(head["round"]), head["ledger"]
+        head = parse_json(metadata[_KEY])
+        version, done, ledger = head["format"], head["round"], head["ledger"]
         scale = float(head["clip_scale"]) if version == _FORMAT else 1.0
         if not 0.0 < scale < math.inf:
             raise ValueError(f"clip_scale = {scale}")
-    except (KeyError, TypeError, ValueError) as error:  # JSON's error is a ValueError
+        if not is_count(done):
+            raise ValueError(f"round = {done!r}")
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise ConfigError(f"checkpoint {path}: no head of fedsim's: {error!r}") from None
     if version not in _READABLE:
         raise ConfigError(f"checkpoint {path}: format {version!r}, this version reads {_READABLE}")
+    parameters = _part(tensors, "parameters/")
+    if not parameters or any(value.dtype != torch.float32 for value in parameters.values()):
+        raise ConfigError(f"checkpoint {path}: its parameters are missing, or not float32")
     return ServerState(
         round=done,
-        parameters=_part(tensors, "parameters/"),
+        parameters=parameters,
         optimizer_state=_part(tensors, "optimizer/"),
         ledger=Ledger.from_json(ledger),
         clip_scale=scale,

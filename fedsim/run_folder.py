@@ -13,6 +13,7 @@ from fedsim.checkpoint import latest_checkpoint, load_checkpoint
 from fedsim.config import Config, load_config
 from fedsim.errors import ConfigError
 from fedsim.folder_lock import LOCK
+from fedsim.json_text import is_count, parse_json, read_json
 from fedsim.paths import write_atomically
 from fedsim.run_identity import (
     check_sources,
@@ -134,14 +135,24 @@ class RunFolder:
             file.write(line + "\n")
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """Return all complete lines; a line cut short by a kill ends the list."""
+        """Return all complete lines; a line cut short by a kill ends the list.
+
+        Raises:
+            ConfigError: a line is whole and says nothing of a round: no kill leaves that behind.
+        """
         lines: list[dict[str, Any]] = []
         if self.metrics.exists():
             for text in self.metrics.read_text(encoding="utf-8", errors="replace").splitlines():
                 try:
-                    lines.append(json.loads(text))
-                except json.JSONDecodeError:
+                    line = parse_json(text)
+                except ValueError:
                     break
+                if not isinstance(line, dict) or not is_count(line.get("round")):
+                    raise ConfigError(
+                        f"{self.metrics}, line {len(lines) + 1}: expected an object with a round; "
+                        "it was damaged, remove it and all that follows"
+                    )
+                lines.append(line)
         return lines
 
     def take_up(self, secure: bool) -> ServerState | None:
@@ -163,9 +174,21 @@ class RunFolder:
         return replace(state, ledger=self.read_ledger())
 
     def read_seconds(self) -> float:
-        """Return the time that the run took until it was last saved."""
+        """Return the time that the run took until it was last saved.
+
+        Raises:
+            ConfigError: what is kept is no time.
+        """
         path = self.path / "seconds.json"
-        return float(json.loads(path.read_text())) if path.exists() else 0.0
+        if not path.exists():
+            return 0.0
+        try:
+            seconds = read_json(path)
+        except (OSError, ValueError):
+            seconds = None
+        if type(seconds) not in (int, float) or not 0.0 <= seconds < 1e300:
+            raise ConfigError(f"{path}: holds no number of seconds; delete it, to count from 0")
+        return float(seconds)
 
     def write_seconds(self, seconds: float) -> None:
         """Keep the time so far; apart from the metrics, which a resumed run repeats to the bit."""
@@ -176,9 +199,10 @@ class RunFolder:
         if not self.ledger.exists():
             return Ledger()
         try:
-            return Ledger.from_json(json.loads(self.ledger.read_text(encoding="utf-8")))
-        except json.JSONDecodeError as error:
+            content = read_json(self.ledger)
+        except ValueError as error:
             raise ConfigError(f"ledger {self.ledger}: not JSON: {error}") from None
+        return Ledger.from_json(content)
 
 
 def _counts(path: Path) -> bool:

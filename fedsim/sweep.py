@@ -142,7 +142,7 @@ def _split(listed: str) -> list[str]:
 def _is_toml(text: str) -> bool:
     try:
         return set(tomllib.loads(f"value = {text}")) == {"value"}
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):  # no TOML, or more than a parser takes
         return False
 
 

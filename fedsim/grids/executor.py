@@ -105,13 +105,20 @@ class GridExecutor:
         for message in self._grid.send_and_receive(requests):
             if message.has_error():
                 raise RuntimeError(f"round {round}: a worker failed: {message.error.reason}")
-            yield ShardReply.from_content(message.content)
+            try:
+                reply = ShardReply.from_content(message.content)
+            except ValueError as error:
+                raise RuntimeError(f"round {round}: a reply that cannot be used: {error}") from None
+            yield reply
 
 
 def _checked(
     reply: ShardReply, layout: Tensors, num_units: int, clip: Clip, round: int
 ) -> WeightedSum:
-    check_same_layout(layout, reply.total.values)
+    try:
+        check_same_layout(layout, reply.total.values)
+    except ValueError as error:
+        raise RuntimeError(f"round {round}: shard {reply.shard}: {error}") from None
     if reply.total.num_units != num_units:
         raise RuntimeError(
             f"round {round}: shard {reply.shard} counts {reply.total.num_units} units, "
@@ -121,6 +128,11 @@ def _checked(
         raise RuntimeError(
             f"round {round}: shard {reply.shard} counts {reply.total.num_unclipped} units within "
             f"the clip, was sent {num_units}"
+        )
+    if reply.total.num_non_finite > num_units:
+        raise RuntimeError(
+            f"round {round}: shard {reply.shard} counts {reply.total.num_non_finite} units that "
+            f"are not finite, was sent {num_units}"
         )
     weight, length = reply.total.weight, l2_norm(reply.total.values)
     # Also false for NaN, and for infinities where nothing is clipped.

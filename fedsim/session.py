@@ -27,11 +27,12 @@ from fedsim.materials import (
     load_model,
     worker_device,
 )
+from fedsim.model_folder import save_model
 from fedsim.plan import RoundPlan
 from fedsim.progress import RoundProgress
 from fedsim.registry import resolve
-from fedsim.report.html import write_run_report
-from fedsim.report.schema import HeldOut, RoundMetrics, save_report
+from fedsim.report.html import write_reports
+from fedsim.report.schema import HeldOut, RoundMetrics
 from fedsim.run_folder import RunFolder
 from fedsim.served import check_served
 from fedsim.state import RoundRecord, ServerState
@@ -191,8 +192,7 @@ class _Session:
             title=self.folder.path.resolve().name,
             seconds=self._elapsed(),
         )
-        save_report(self.folder.path, report)
-        write_run_report(self.folder.path)
+        write_reports(self.folder.path, report)
 
     def _start(self) -> ServerState:
         # A kill before the first checkpoint loses rounds, never charges: see RunFolder.take_up.
@@ -251,7 +251,7 @@ class _Session:
         )
 
     def _evaluate_saved(self, state: ServerState) -> Evaluation:
-        self.materials.model.save(state.parameters, self.folder.model)
+        save_model(self.materials.model, state.parameters, self.folder.model)
         saved = load_model(
             ModelConfig(name_or_path=str(self.folder.model)),
             sequence_length=self.config.data.sequence_length,

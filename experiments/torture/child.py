@@ -70,6 +70,8 @@ def begin(
         count_into: receives its changes of the disk by stage, as JSON, when it ends.
     """
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # a fork with threads would inherit their locks
+    # What is killed leaves semaphores (tqdm's); they are removed, and need not be spoken of.
+    os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker:UserWarning")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(_IMPORTED))
     process = context.Process(target=_live, args=(scene, log, strike, count_into))

@@ -32,6 +32,7 @@ log = logging.getLogger("experiments.torture")
 
 KILLS = 100
 _MOST_OF_ONE_RUN = 12  # so that every run ends, and is compared
+_AIMED = 0.25  # of the kills
 _KILLED = -9
 
 
@@ -41,12 +42,12 @@ class Undisturbed:
 
     Attributes:
         run: the folder of one with seeded noise.
-        seconds: a life takes, everything built anew; and once that is there.
+        seconds: a life takes, everything built anew; and with that there.
         changes: of the disk, by stage.
     """
 
     run: Path
-    seconds: tuple[float, float]
+    seconds: list[float]
     changes: dict[str, int]
 
 
@@ -97,14 +98,15 @@ def leave_alone(folder: Path, config: Path) -> Undisturbed:
     counted = twin.run.parent / "changes.json"
     for into in (counted, None):
         shutil.rmtree(twin.run, ignore_errors=True)
-        started = time.monotonic()
-        if ended(begin(twin, said, count_into=into)):
+        process = begin(twin, said, count_into=into)
+        started = time.monotonic()  # after the imports of the process that all are forked from
+        if ended(process):
             raise RuntimeError(f"an undisturbed run failed:\n{said.read_text(errors='replace')}")
         seconds.append(time.monotonic() - started)
     if lines := differences(scene.run, twin.run):
         raise RuntimeError(f"two undisturbed runs differ: {lines}")
     changes = json.loads(counted.read_text(encoding="utf-8"))
-    return Undisturbed(scene.run, (seconds[0], seconds[1]), changes)
+    return Undisturbed(scene.run, seconds, changes)
 
 
 def _config(folder: Path, noise: str, seed: int) -> Path:
@@ -162,15 +164,22 @@ def _end_of(scene: Scene, seeded: bool, reference: Path, charged: int) -> list[s
 
 
 def _attempt(scene: Scene, said: Path, tally: _Tally) -> tuple[int, int, str | None]:
-    """Start or take up a run and kill it, unless it is quicker: exit status, pid, stage aimed at."""
+    """Start or take up a run and kill it, unless it ends before.
+
+    Returns:
+        Its exit status, its process id, and the stage that was aimed at if one was.
+    """
     rng, built = tally.rng, (scene.cache / "stores").exists()
-    if rng.random() < 0.25 or not tally.undisturbed.seconds:
+    if rng.random() < _AIMED:
         return _aimed(scene, said, tally, _stage_to_aim_at(tally, built))
     process = begin(scene, said)
-    pid = process.pid or 0
+    pid, started = process.pid or 0, time.monotonic()
     process.join(rng.uniform(0.0, tally.undisturbed.seconds[built]))
     process.kill()
-    return ended(process), pid, None
+    status = ended(process)
+    if status != _KILLED:  # the machine has become quicker
+        tally.undisturbed.seconds[built] = time.monotonic() - started
+    return status, pid, None
 
 
 def _stage_to_aim_at(tally: _Tally, built: bool) -> str:

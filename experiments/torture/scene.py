@@ -11,7 +11,7 @@ import tomli_w
 
 ROUNDS, CHECKPOINT_EVERY, KEPT = 12, 2, 2
 
-_WORDS = "the king shall ride to war with all my lord come again".split()
+_WORDS = ["the", "king", "shall", "ride", "to", "war", "with", "all", "my", "lord", "come"]
 
 
 @dataclass(frozen=True)

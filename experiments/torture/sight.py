@@ -1,4 +1,4 @@
-"""What is on disk after a run was cut off: which stage it was in, and whether all of it is sound."""
+"""What is on disk after a run was cut off: the stage it was in, and whether all of it is sound."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from experiments.torture.scene import CHECKPOINT_EVERY, ROUNDS, Scene
+from experiments.torture.stages import stage_of
 from fedsim.accounting.ledger import Ledger
 from fedsim.checkpoint import checkpoints_in, load_checkpoint, round_of
 from fedsim.data.store import TokenStore
 from fedsim.errors import ConfigError
 from fedsim.run_folder import RunFolder
-
-from experiments.torture.scene import CHECKPOINT_EVERY, ROUNDS, Scene
-from experiments.torture.stages import stage_of
 
 _FIRST_FILES = {"metrics": "begin"}  # written whole when a run begins or is taken up
 

@@ -16,6 +16,9 @@ STAGES = (
 )
 """In the order of a life. "evaluate" ends with the line of the metrics that the scores are in."""
 
+EARLY_STAGES = STAGES[:2]
+"""Those in which the cache is changed, and not yet the run folder."""
+
 QUIET_STAGES = ("loading", "train")
 """Those in which nothing on disk is changed: loading what was built before, and computing."""
 

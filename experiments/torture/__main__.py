@@ -29,6 +29,10 @@ PARTS = {
 log = logging.getLogger("experiments.torture")
 
 
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
 def main(
     parts: Annotated[
         list[str] | None, typer.Argument(metavar="[PART]...", help=f"All of: {', '.join(PARTS)}.")
@@ -79,4 +83,4 @@ def _table(outcomes: list[Outcome]) -> Table:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    app()

@@ -23,6 +23,7 @@ def full_disk(sweep: Sweep, stage: str, number: int) -> None:
     with sweep.scene(stage) as scene:
         status, words = sweep.carry_out(scene, Strike(stage, number, deed))
         problems = _after_a_stop(scene, status, words) if status else []
+        problems += [f"{path.name}: left behind" for path in scene.run.rglob(".*.tmp")]
         make_room(sweep.disk)
         problems += sweep.to_the_end(scene)
     sweep.take_down(f"{what} in {stage}" if status else f"{what} where nothing grew", problems)
@@ -65,6 +66,5 @@ def _freeze(folder: Path) -> None:
 def _after_a_stop(scene: Scene, status: int, words: str) -> list[str]:
     return [
         *look(scene).problems,
-        *(f"{path.name}: left behind" for path in scene.run.rglob(".*.tmp")),
         *unclear(status, words, (1, 2), str(scene.run.parent), "cannot be written"),
     ]

@@ -10,6 +10,7 @@ import os
 import resource
 import shutil
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 _FILLER = ".filler"
@@ -56,9 +57,9 @@ def make_read_only(folder: Path) -> None:
 
 def make_writable(folder: Path) -> None:
     """Undo `make_read_only`, if it was done."""
-    if os.path.ismount(folder):
-        _run("umount", folder)
+    with suppress(subprocess.CalledProcessError):
+        _run("umount", "--quiet", folder)
 
 
 def _run(*command: str | Path) -> None:
-    subprocess.run([*map(str, command)], check=True)  # noqa: S603
+    subprocess.run([*map(str, command)], check=True, stderr=subprocess.DEVNULL)  # noqa: S603

@@ -44,7 +44,7 @@ class Sweep:
     @contextmanager
     def scene(self, stage: str) -> Iterator[Scene]:
         """Give a new scene, with base model and store where the stage comes after them."""
-        scene = scene_in(self.disk / "scene", self.config)
+        scene = scene_in(self.disk / f"trial-{self.counts.total():03d}", self.config)
         if stage not in EARLY_STAGES:
             shutil.copytree(self.undisturbed.run.parent / "cache", scene.cache)
         yield scene

@@ -69,7 +69,10 @@ def _files(folder: Path) -> set[str]:
 
 
 def _timeless(run: Path) -> dict[str, Any]:
-    report: dict[str, Any] = json.loads((run / "report.json").read_text(encoding="utf-8"))
+    try:
+        report: dict[str, Any] = json.loads((run / "report.json").read_text(encoding="utf-8"))
+    except ValueError:
+        return {}
     del report["created"]
     for key in ("seconds", "peak_memory_bytes"):
         del report["cost"][key]

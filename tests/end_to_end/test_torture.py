@@ -9,16 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from experiments.torture import __main__ as command
+from experiments.torture.__main__ import app
 from experiments.torture.outcome import Outcome
 
 
 def test_killed_runs_lose_nothing(tmp_path: Path) -> None:
     out = tmp_path / "outcome.json"
     order = ["kills", "--kills", "5", "--seconds", "600", "--seed", "3", "--out", str(out)]
-    done = subprocess.run(
-        [sys.executable, "-m", "experiments.torture", *order], capture_output=True, text=True
-    )
+    command = [sys.executable, "-m", "experiments.torture", *order]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     (kills,) = json.loads(out.read_text(encoding="utf-8"))
     assert kills["losses"] == []
@@ -37,10 +36,10 @@ def test_a_loss_is_told_and_is_the_exit_status(
 
     monkeypatch.setattr("experiments.torture.faults.run", lossy)
     with pytest.raises(SystemExit) as ended:
-        command.app(["faults", "--seconds", "7", "--seed", "4"])
+        app(["faults", "--seconds", "7", "--seed", "4"])
     assert ended.value.code == 1
     said = capsys.readouterr()
     assert "1 lost in 3 counted events" in said.out
     with pytest.raises(SystemExit) as ended:
-        command.app(["no-such-part"])
+        app(["no-such-part"])
     assert ended.value.code == 2

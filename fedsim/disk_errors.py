@@ -18,6 +18,7 @@ _OF_THE_DISK = {
     errno.EPERM,
     errno.EIO,
 }
+_READING_TOO = {errno.EACCES, errno.EPERM, errno.EIO}
 _RUST = re.compile(r"\(os error (\d+)\)")  # safetensors and tokenizers raise classes of their own
 
 
@@ -42,9 +43,10 @@ def disk_message(error: BaseException) -> str | None:
     if number is None:
         return None
     name = error.filename if isinstance(error, OSError) and error.filename else "a file"
+    refused = "read or written" if number in _READING_TOO else "written"
     return (
-        f"{name}: cannot be written: {os.strerror(number)}; what was written before is whole: make "
-        "room, or get the right to write, and start again (a run: with --resume)"
+        f"{name}: cannot be {refused}: {os.strerror(number)}; what was written before is whole: "
+        "make room, or get the right to write, and start again (a run: with --resume)"
     )
 
 

@@ -17,20 +17,9 @@ from fedsim.paths import write_atomically
 from fedsim.report import tables, wording
 from fedsim.report.comparison import Comparison
 from fedsim.report.plots import comparison_plots, run_plots
-from fedsim.report.schema import RoundMetrics, RunReport, load_metrics, load_report, save_report
+from fedsim.report.schema import RoundMetrics, RunReport, load_metrics, save_report
 
 HTML_FILE = "report.html"
-
-
-def write_run_report(run_dir: Path) -> Path:
-    """Write `report.html` from the `report.json` and `metrics.jsonl` beside it.
-
-    Raises:
-        ConfigError: one of the two is missing or malformed.
-    """
-    path = run_dir / HTML_FILE
-    write_atomically(path, render_run(load_report(run_dir), load_metrics(run_dir)))
-    return path
 
 
 def write_reports(run_dir: Path, report: RunReport) -> None:

@@ -25,7 +25,7 @@ from experiments.torture.child import Strike, begin, ended, kill_myself
 from experiments.torture.likeness import differences, model_differences, page_differences
 from experiments.torture.outcome import Outcome
 from experiments.torture.scene import ROUNDS, Scene, scene_in, write_config, write_text
-from experiments.torture.sight import look, prints, stage_now
+from experiments.torture.sight import METRICS, look, prints, stage_now
 from experiments.torture.stages import QUIET_STAGES, STAGES
 
 log = logging.getLogger("experiments.torture")
@@ -131,7 +131,8 @@ def _torture(scene: Scene, seeded: bool, tally: _Tally) -> None:
         sight = look(scene)
         stage = aimed or stage_now(scene, sight, before, pid)
         problems = [*sight.problems, *model_differences(tally.undisturbed.run, scene.run, seeded)]
-        seen += max(0, sight.visible - begun_at)
+        if prints(scene).get(METRICS) != before.get(METRICS):  # else it was not yet taken up
+            seen += max(0, sight.checkpoint - begun_at, sight.last_line - begun_at)
         if sight.releases < charged:
             problems.append(f"the ledger shrank from {charged} to {sight.releases}")
         if not seeded and sight.releases < seen:

@@ -16,6 +16,9 @@ from fedsim.run_folder import RunFolder
 
 _FIRST_FILES = {"metrics": "begin"}  # written whole when a run begins or is taken up
 
+METRICS = "run/metrics.jsonl"
+"""Among the prints: the file that taking a run up writes anew."""
+
 Prints = dict[str, tuple[int, int]]
 """Of files by path: time of the last change (ns) and size (bytes)."""
 
@@ -90,7 +93,7 @@ def stage_now(scene: Scene, sight: Sight, before: Prints, pid: int) -> str:
         return "store"
     if now == before:
         return "loading"
-    return _by_rounds(scene, sight)
+    return "begin" if now.get(METRICS) == before.get(METRICS) else _by_rounds(scene, sight)
 
 
 def _by_path(scene: Scene, name: str) -> str:

@@ -5,9 +5,9 @@ BIN := $(VENV)/bin
 OUT ?= runs/demo
 
 # Two test processes on two cores: a second thread of each would only wait for the other's.
-test fast: export OMP_NUM_THREADS := 1
+test fast torture: export OMP_NUM_THREADS := 1
 
-.PHONY: demo test check fast clean
+.PHONY: demo test check fast torture clean
 
 demo: $(VENV)/.installed
 	$(BIN)/fedsim demo --out $(OUT)
@@ -23,6 +23,9 @@ check: $(VENV)/.installed-dev
 
 fast: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests --ignore tests/end_to_end
+
+torture: $(VENV)/.installed-dev
+	$(BIN)/python -m experiments.torture
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedsim needs Python 3.11 or newer")'

@@ -10,8 +10,6 @@ import hashlib
 import json
 import logging
 import math
-import os
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -31,8 +29,9 @@ from transformers import (
 from clients.model_files import check_folder
 from clients.quiet import quietly
 from clients.tokenizers_builtin import public_text
+from fedsim.disk_errors import naming
 from fedsim.errors import ConfigError
-from fedsim.paths import cache_dir
+from fedsim.paths import cache_dir, folder_beside, rename_synced, sync_all
 
 logger = logging.getLogger(__name__)
 
@@ -177,17 +176,16 @@ def _shown(steps: int, title: str) -> Iterator[int]:
 
 def _keep(module: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
     """Write beside the folder, then rename: a folder that exists is complete."""
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
-    temporary.mkdir(parents=True, exist_ok=True)
-    with quietly():
-        module.save_pretrained(temporary)
-        tokenizer.save_pretrained(temporary)
-    try:
-        temporary.rename(folder)
-    except OSError:
-        if not folder.exists():
-            raise
-        shutil.rmtree(temporary)  # another process was first; its folder is as good
+    with naming(folder), folder_beside(folder) as temporary:
+        with quietly():
+            module.save_pretrained(temporary)
+            tokenizer.save_pretrained(temporary)
+        sync_all(temporary)
+        try:
+            rename_synced(temporary, folder)
+        except OSError:
+            if not folder.exists():  # else another process was first; its folder is as good
+                raise
 
 
 def _key(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerFast, schedule: Schedule) -> str:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from fedsim.accounting.ledger import Ledger
-from fedsim.checkpoint import latest_checkpoint, load_checkpoint
 from fedsim.config import Config, load_config
+from fedsim.disk_errors import naming
 from fedsim.errors import ConfigError
 from fedsim.folder_lock import LOCK
 from fedsim.json_text import is_count, parse_json, read_json
-from fedsim.paths import write_atomically
+from fedsim.paths import drop_temporaries, write_atomically
 from fedsim.run_identity import (
     check_sources,
     keep_seed,
@@ -24,6 +25,7 @@ from fedsim.run_identity import (
 )
 from fedsim.run_log import LOG
 from fedsim.state import ServerState
+from fedsim.taking_up import newest_whole_state
 
 
 @dataclass(frozen=True)
@@ -122,17 +124,26 @@ class RunFolder:
             if not self.identity.exists():
                 write_identity(self.identity, sources, keep_seed(config.seed) if apart else None)
             self.checkpoints.mkdir(exist_ok=True)
+            for folder in (self.path, self.checkpoints):
+                drop_temporaries(folder)
         except OSError as error:
             raise ConfigError(f"--out {self.path}: cannot be written: {error}") from None
 
     def charge(self, ledger: Ledger) -> None:
-        """Put the ledger on disk. Comes before anything that a release has touched."""
+        """Put the ledger on disk. Comes before anything that a release has touched.
+
+        A seeded run that was taken up makes releases again that the file has; it never shrinks.
+        """
+        if self.read_ledger().num_releases > ledger.num_releases:
+            return
         write_atomically(self.ledger, json.dumps(ledger.to_json(), indent=1))
 
     def append_metrics(self, line: str) -> None:
         """Add a line, a JSON object, to the metrics."""
-        with self.metrics.open("a", encoding="utf-8") as file:
+        with naming(self.metrics), self.metrics.open("a", encoding="utf-8") as file:
             file.write(line + "\n")
+            file.flush()
+            os.fsync(file.fileno())  # no checkpoint outlives the lines before it
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """Return all complete lines; a line cut short by a kill ends the list.
@@ -160,10 +171,10 @@ class RunFolder:
 
         Rounds after the checkpoint are done again. With seeded noise they give the same release,
         which is charged once; with secure noise they are new releases, so everything that was
-        ever charged stays charged.
+        ever charged stays charged. A damaged checkpoint is passed over: see `newest_whole_state`.
         """
-        path = latest_checkpoint(self.checkpoints)
-        state = load_checkpoint(path) if path else None
+        charged = self.read_ledger()
+        state = newest_whole_state(self.checkpoints, charged)
         kept = [line for line in self.read_metrics() if state and line["round"] <= state.round]
         write_atomically(
             self.metrics,
@@ -171,7 +182,7 @@ class RunFolder:
         )
         if state is None or not secure:
             return state
-        return replace(state, ledger=self.read_ledger())
+        return replace(state, ledger=charged)
 
     def read_seconds(self) -> float:
         """Return the time that the run took until it was last saved.

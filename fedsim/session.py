@@ -26,11 +26,12 @@ from fedsim.materials import (
     load_materials,
     load_model,
 )
+from fedsim.model_folder import save_model
 from fedsim.plan import RoundPlan
 from fedsim.progress import RoundProgress
 from fedsim.release_seed import sources
-from fedsim.report.html import write_run_report
-from fedsim.report.schema import HeldOut, RoundMetrics, save_report
+from fedsim.report.html import write_reports
+from fedsim.report.schema import HeldOut, RoundMetrics
 from fedsim.run_folder import RunFolder
 from fedsim.run_log import run_log
 from fedsim.served import check_served
@@ -179,8 +180,7 @@ class _Session:
             seconds=self._elapsed(),
             diverged=diverged,
         )
-        save_report(self.folder.path, report)
-        write_run_report(self.folder.path)
+        write_reports(self.folder.path, report)
 
     def _start(self) -> ServerState:
         # A kill before the first checkpoint loses rounds, never charges: see RunFolder.take_up.
@@ -239,7 +239,7 @@ class _Session:
         )
 
     def _evaluate_saved(self, state: ServerState) -> Evaluation:
-        self.materials.model.save(state.parameters, self.folder.model)
+        save_model(self.materials.model, state.parameters, self.folder.model)
         saved = load_model(
             ModelConfig(name_or_path=str(self.folder.model)),
             sequence_length=self.config.data.sequence_length,

@@ -79,12 +79,11 @@ def _record(place: Path) -> RecordDict | None:
         record = RecordDict()
         for name, part in told.items():
             if name in ("sum", "units", "parameters"):
-                record[name] = ArrayRecord()
+                arrays = ArrayRecord()
                 for key, array in part.items():
                     data = bytes.fromhex(array["data"])
-                    record[name][key] = Array(
-                        array["dtype"], tuple(array["shape"]), array["stype"], data
-                    )
+                    arrays[key] = Array(array["dtype"], tuple(array["shape"]), array["stype"], data)
+                record[name] = arrays
             elif name == "request":
                 record[name] = ConfigRecord(part)
             else:

@@ -29,6 +29,7 @@ from fedsim.cli.ledger import ledger_command
 from fedsim.cli.outcome import say_what_came_out
 from fedsim.cli.plan import plan_command
 from fedsim.cli.study import study_command
+from fedsim.disk_errors import disk_message
 from fedsim.errors import BudgetSpentError, ConfigError, DivergedError, HaltedError
 
 app = typer.Typer(
@@ -50,7 +51,7 @@ app.command(name="flower")(flower_command)
 app.command(name="compare", cls=SeveralNumbers)(compare_command)
 app.command(name="plan")(plan_command)
 
-HALTED, DIVERGED, WRONG_INPUT, BUDGET_SPENT = 1, 1, 2, 3
+HALTED, DIVERGED, DISK, WRONG_INPUT, BUDGET_SPENT = 1, 1, 1, 2, 3
 
 
 @app.command(name="run")
@@ -107,6 +108,11 @@ def main() -> None:
     except DivergedError as error:
         typer.echo(f"Diverged: {error}", err=True)
         status = DIVERGED
+    except Exception as error:
+        if (message := disk_message(error)) is None:
+            raise
+        typer.echo(f"Error: {message}", err=True)
+        status = DISK
     sys.exit(status if isinstance(status, int) else 0)
 
 

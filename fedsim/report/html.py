@@ -17,21 +17,20 @@ from fedsim.paths import write_atomically
 from fedsim.report import tables, wording
 from fedsim.report.comparison import Comparison
 from fedsim.report.plots import comparison_plots, run_plots
-from fedsim.report.schema import RoundMetrics, RunReport, load_metrics, load_report
+from fedsim.report.schema import RoundMetrics, RunReport, load_metrics, save_report
 from fedsim.report.thinning import shown
 
 HTML_FILE = "report.html"
 
 
-def write_run_report(run_dir: Path) -> Path:
-    """Write `report.html` from the `report.json` and `metrics.jsonl` beside it.
+def write_reports(run_dir: Path, report: RunReport) -> None:
+    """Write `report.html` and then `report.json`: a folder that has the latter is finished.
 
     Raises:
-        ConfigError: one of the two is missing or malformed.
+        ConfigError: `metrics.jsonl` is missing or malformed.
     """
-    path = run_dir / HTML_FILE
-    write_atomically(path, render_run(load_report(run_dir), load_metrics(run_dir)))
-    return path
+    write_atomically(run_dir / HTML_FILE, render_run(report, load_metrics(run_dir)))
+    save_report(run_dir, report)
 
 
 def render_run(report: RunReport, metrics: Sequence[RoundMetrics]) -> str:

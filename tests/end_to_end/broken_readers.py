@@ -17,7 +17,7 @@ def _write(valid: Path, place: Path, dice: Dice) -> None:
 
 
 def _raises(place: Path) -> None:
-    {}["round"]
+    dict[str, int]()["round"]
 
 
 def _hangs(place: Path) -> None:

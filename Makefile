@@ -5,9 +5,9 @@ BIN := $(VENV)/bin
 OUT ?= runs/demo
 
 # Two test processes on two cores: a second thread of each would only wait for the other's.
-test fast torture: export OMP_NUM_THREADS := 1
+test test-oldest fast torture: export OMP_NUM_THREADS := 1
 
-.PHONY: demo test check fast torture clean
+.PHONY: demo test test-oldest check fast torture clean
 
 demo: $(VENV)/.installed
 	$(BIN)/fedsim demo --out $(OUT)
@@ -23,6 +23,15 @@ check: $(VENV)/.installed-dev
 
 fast: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests --ignore tests/end_to_end
+
+# The oldest versions that pyproject.toml allows, in an environment of their own.
+test-oldest: $(VENV)-oldest/.installed
+	$(VENV)-oldest/bin/python -m pytest -n 2 --dist loadfile tests --ignore tests/end_to_end
+
+$(VENV)-oldest/.installed: pyproject.toml constraints-oldest.txt
+	$(PYTHON) -m venv $(VENV)-oldest
+	$(VENV)-oldest/bin/python -m pip install --quiet --constraint constraints-oldest.txt --editable '.[dev]'
+	touch $@
 
 torture: $(VENV)/.installed-dev
 	$(BIN)/python -m experiments.torture
@@ -40,4 +49,4 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	touch $@
 
 clean:
-	rm -rf $(VENV) runs build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(VENV)-oldest runs build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -186,6 +186,7 @@ def trial_of_sums(rng: np.random.Generator, judged: Judged) -> None:
     clip = random_clip(updates[0], rng)
     judged.where = f"accumulator, {clip!r}, {updates}, weights {weights}, out {out}"
     judged.count("accumulator", len(updates))
+    judged.close = _CLOSE
     layout = {name: torch.zeros(shape) for name, shape in _LAYOUT.items()}
     sums = {}
     for name, inside in (("whole", out | ~out), ("without", ~out), ("alone", out)):

@@ -18,7 +18,6 @@ from experiments.torture.dirty_sums import Judged, clip_length, random_clip
 from fedsim.accounting.relations import Relation
 from fedsim.adaptive_clip import AdaptiveClip
 from fedsim.clipping import Clip, FlatClip
-from fedsim.concentration import AboveThreshold
 from fedsim.config import DataConfig, ModelConfig
 from fedsim.data.cohorts import CohortRule
 from fedsim.estimators import WeightedSum
@@ -31,6 +30,7 @@ from fedsim.plan import TaskSpec
 from fedsim.planner.private_median import CANDIDATES, private_median
 from fedsim.planner.user_gradients import UserGradients
 from fedsim.seeding import stream
+from fedsim.sparse_vector import AboveThreshold
 from fedsim.starting_losses import losses_for
 from fedsim.tensors import Tensors, all_finite, l2_norm
 from strategies.asi_liu_executor import Filtered

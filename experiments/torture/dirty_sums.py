@@ -16,7 +16,7 @@ from fedsim.execution import Accumulator, Update
 from fedsim.tensors import Tensors, all_finite, l2_norm
 
 _MARGIN = 3e-6  # of the bound: float32 arithmetic of the engines
-_CLOSE = 1e-4  # of all that was added: the same update in other batches, clipped
+_CLOSE = 1e-4  # the directions of gradients, in other batches
 _LAYOUT = {"a.weight": (3, 4), "a.bias": (4,), "b.weight": (5,)}
 _SPECIAL = (
     *(float("nan"), float("inf"), float("-inf"), 0.0, -0.0, 1e-45, -1e-40, 1.2e-38, 1e-20),
@@ -30,9 +30,11 @@ class Judged:
 
     Attributes:
         where: the trial that is being judged, said with whatever is lost in it.
+        close: of all that was added, what the same updates in other batches may differ by.
     """
 
     where: str = ""
+    close: float = _CLOSE
     counts: Counter[str] = field(default_factory=Counter)
     losses: list[str] = field(default_factory=list)
 
@@ -115,7 +117,7 @@ def check_same(  # noqa: PLR0917 (three sums of one cohort, and what is known of
     """
     norms = [norm for norm in map(l2_norm, updates) if math.isfinite(norm)]
     lengths = [clip_length(norm, clip) for norm in norms]
-    allowed = _CLOSE * math.fsum(lengths)
+    allowed = judged.close * math.fsum(lengths)
     apart = l2_norm(minus(whole, without, alone))
     judged.expect(apart <= allowed, f"others moved by {apart}, over {allowed}")
     apart = l2_norm(minus(whole, expected))
@@ -184,6 +186,7 @@ def trial_of_sums(rng: np.random.Generator, judged: Judged) -> None:
     clip = random_clip(updates[0], rng)
     judged.where = f"accumulator, {clip!r}, {updates}, weights {weights}, out {out}"
     judged.count("accumulator", len(updates))
+    judged.close = _CLOSE
     layout = {name: torch.zeros(shape) for name, shape in _LAYOUT.items()}
     sums = {}
     for name, inside in (("whole", out | ~out), ("without", ~out), ("alone", out)):

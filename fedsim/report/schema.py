@@ -173,10 +173,7 @@ class Cost(Record):
 
 
 class RunReport(Record):
-    """The whole of `report.json`.
-
-    `diverged` is why a run has no outcome, with the round; its final scores are NaN then.
-    """
+    """The whole of `report.json`; `diverged` says why there is no outcome, final scores are NaN."""
 
     format: Literal[1] = 1
     name: Text

@@ -2,6 +2,12 @@
 
 The names below are the public interface; everything else may move. They are loaded when first
 used, so that `import fedsim` costs nothing.
+
+Examples:
+    >>> import fedsim
+    >>> a_round = fedsim.RoundCost(fedsim.PoissonSampling(0.01), noise_multiplier=1.0)
+    >>> round(fedsim.epsilon(a_round, rounds=1000, delta=1e-6), 3)  # of one user, add-or-remove-one
+    2.125
 """
 
 from __future__ import annotations

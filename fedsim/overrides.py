@@ -13,6 +13,13 @@ def apply_override(raw: dict[str, Any], override: str) -> None:
 
     Raises:
         ConfigError: no key, no "=", or a path through something that is no section.
+
+    Examples:
+        >>> raw = {"server": {"learning_rate": 0.1}}
+        >>> apply_override(raw, "server.learning_rate=0.4")
+        >>> apply_override(raw, "strategy.name=els")
+        >>> raw
+        {'server': {'learning_rate': 0.4}, 'strategy': {'name': 'els'}}
     """
     key, separator, text = override.partition("=")
     path = [part.strip() for part in key.split(".")]

@@ -7,10 +7,12 @@ OUT ?= runs/demo
 # Two test processes on two cores: a second thread of each would only wait for the other's.
 test test-oldest fast torture: export OMP_NUM_THREADS := 1
 
-.PHONY: demo test test-oldest check fast torture clean
+.PHONY: install demo test test-oldest check fast docs torture clean
 
 demo: $(VENV)/.installed
 	$(BIN)/fedsim demo --out $(OUT)
+
+install: $(VENV)/.installed
 
 # Files in their order: by default those with the fewest tests come last, which are the slow ones.
 test: $(VENV)/.installed-dev check
@@ -36,6 +38,10 @@ $(VENV)-oldest/.installed: pyproject.toml constraints-oldest.txt
 torture: $(VENV)/.installed-dev
 	$(BIN)/python -m experiments.torture
 
+# mkdocs 1.6 is pinned; the note about its successor would hide what there is to read.
+docs: $(VENV)/.installed-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedsim needs Python 3.11 or newer")'
 	$(PYTHON) -m venv $(VENV)
@@ -46,6 +52,10 @@ $(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+$(VENV)/.installed-docs: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	touch $@
 
 clean:

@@ -13,6 +13,13 @@ def apply_override(raw: dict[str, Any], override: str) -> None:
 
     Raises:
         ConfigError: no key, no "=", a path through something that is no section, or not UTF-8.
+
+    Examples:
+        >>> raw = {"server": {"learning_rate": 0.1}}
+        >>> apply_override(raw, "server.learning_rate=0.4")
+        >>> apply_override(raw, "strategy.name=els")
+        >>> raw
+        {'server': {'learning_rate': 0.4}, 'strategy': {'name': 'els'}}
     """
     try:
         override.encode()

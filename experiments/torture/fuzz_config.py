@@ -112,7 +112,6 @@ def _check(config: Config) -> None:
     again = parse_config(tomllib.loads(config.to_toml().encode().decode()))
     believe(again == config, "a config is not what it is after it was written and read")
     stream(config.seed, "noise").random()
-    stream(config.release_seed, "noise").random()
 
 
 def _write_name(valid: Path, place: Path, dice: Dice) -> None:

@@ -136,7 +136,8 @@ def changed_tree(dice: Dice, tree: Any) -> Any:  # noqa: ANN401
 
 def _other(dice: Dice, value: Any) -> Any:  # noqa: ANN401
     """Return a value near by for a number, half of the time, else an odd one."""
-    if isinstance(value, int | float) and not isinstance(value, bool) and dice.random() < 0.5:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if number and abs(value) < 1e300 and dice.random() < 0.5:
         return pick(dice, [value + 1, value - 1, -value, value * 1000, float(value), str(value)])
     return odd_value(dice)
 

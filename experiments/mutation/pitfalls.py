@@ -1,0 +1,145 @@
+"""Peers' privacy bugs, one by one: each protection against them is taken away, and tests must fail.
+
+`tests/pitfalls.toml` has them: what went wrong, where it was seen, and for each protection a piece
+of the code, what stands in its place without the protection, and the tests that fail then.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+_COPIED = ("fedsim", "strategies", "clients", "experiments", "tests", "docs", "pyproject.toml")
+_SECONDS = 900
+_FAILED = re.compile(r"^(?:FAILED|ERROR) ([^\s\[]+)", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Undo:
+    """A protection and how to take it away.
+
+    Attributes:
+        file: path in the repository.
+        old: text that occurs in it exactly once.
+        new: what stands there without the protection.
+        tests: ids of the tests that must fail then, all of them.
+    """
+
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Pitfall:
+    """A bug that shipped elsewhere.
+
+    Attributes:
+        name: what went wrong.
+        seen_in: where, such as "opacus#571".
+        said: what the table says before the tests, in Markdown; may be empty.
+        undos: the protections here.
+    """
+
+    name: str
+    seen_in: tuple[str, ...]
+    said: str
+    undos: tuple[Undo, ...]
+
+    def row(self) -> str:
+        """Return its row of the table in `docs/privacy.md`."""
+        ids = [test for undo in self.undos for test in undo.tests]
+        names = dict.fromkeys(f"`{test.rpartition('::')[2]}`" for test in ids)
+        cell = "; ".join(filter(None, [self.said, ", ".join(names)]))
+        return f"| {self.name} | {', '.join(self.seen_in) or '–'} | {cell} |"
+
+
+def read(path: Path = ROOT / "tests" / "pitfalls.toml") -> list[Pitfall]:
+    """Return the pitfalls of a file."""
+    raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    return [
+        Pitfall(
+            name=item["name"],
+            seen_in=tuple(item.get("seen_in", ())),
+            said=item.get("said", ""),
+            undos=tuple(
+                Undo(undo["file"], undo["old"], undo["new"], tuple(undo["tests"]))
+                for undo in item["undo"]
+            ),
+        )
+        for item in raw["pitfall"]
+    ]
+
+
+def table(pitfalls: Sequence[Pitfall]) -> str:
+    """Return the table of `docs/privacy.md`."""
+    head = "| what went wrong elsewhere | seen in | test here |\n|---|---|---|\n"
+    return head + "".join(f"{pitfall.row()}\n" for pitfall in pitfalls)
+
+
+def copied(folder: Path) -> Path:
+    """Copy the code and its tests into `folder` and return where they are."""
+    tree = folder / "tree"
+    tree.mkdir()
+    ignore = shutil.ignore_patterns("__pycache__", "*.png", "*.pyc")
+    for name in _COPIED:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, tree / name, ignore=ignore)
+        else:
+            shutil.copy(source, tree / name)
+    return tree
+
+
+def survivors(undo: Undo, tree: Path) -> list[str]:
+    """Return the tests that pass without the protection, in a copy that is as it was afterwards.
+
+    Raises:
+        ValueError: the text to replace does not occur exactly once.
+    """
+    path = tree / undo.file
+    before = path.read_text(encoding="utf-8")
+    if before.count(undo.old) != 1:
+        raise ValueError(f"{undo.file}: {undo.old!r} occurs {before.count(undo.old)} times")
+    path.write_text(before.replace(undo.old, undo.new), encoding="utf-8")
+    try:
+        failed = _failed(undo.tests, tree)
+    finally:
+        path.write_text(before, encoding="utf-8")
+    return [test for test in undo.tests if test not in failed]
+
+
+def _failed(tests: Sequence[str], tree: Path) -> set[str]:
+    options = ["-q", "-p", "no:cacheprovider", "--tb=no", "-rfE"]
+    done = subprocess.run(  # noqa: S603  (our own tests)
+        ["nice", sys.executable, "-m", "pytest", *options, *tests],  # noqa: S607
+        cwd=tree,
+        env={**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=_SECONDS,
+        check=False,
+    )
+    if done.returncode not in (0, 1):  # interrupted, or no such test
+        raise RuntimeError(f"pytest ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+    return set(_FAILED.findall(done.stdout))
+
+
+def try_all(pitfalls: Sequence[Pitfall], folder: Path) -> Iterator[tuple[Pitfall, Undo, list[str]]]:
+    """Take away one protection after another, and yield what then passed and should not have."""
+    tree = copied(folder)
+    passed = _failed(sorted({t for p in pitfalls for u in p.undos for t in u.tests}), tree)
+    if passed:
+        raise RuntimeError(f"with all protections in place these fail: {sorted(passed)}")
+    for pitfall in pitfalls:
+        for undo in pitfall.undos:
+            yield pitfall, undo, survivors(undo, tree)

@@ -121,7 +121,7 @@ def survivors(undo: Undo, tree: Path) -> list[str]:
 def _failed(tests: Sequence[str], tree: Path) -> set[str]:
     options = ["-q", "-p", "no:cacheprovider", "--tb=no", "-rfE"]
     done = subprocess.run(  # noqa: S603  (our own tests)
-        ["nice", sys.executable, "-m", "pytest", *options, *tests],  # noqa: S607
+        ["nice", "-n", "5", sys.executable, "-m", "pytest", *options, *tests],  # noqa: S607
         cwd=tree,
         env={**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -137,9 +137,9 @@ def _failed(tests: Sequence[str], tree: Path) -> set[str]:
 def try_all(pitfalls: Sequence[Pitfall], folder: Path) -> Iterator[tuple[Pitfall, Undo, list[str]]]:
     """Take away one protection after another, and yield what then passed and should not have."""
     tree = copied(folder)
-    passed = _failed(sorted({t for p in pitfalls for u in p.undos for t in u.tests}), tree)
-    if passed:
-        raise RuntimeError(f"with all protections in place these fail: {sorted(passed)}")
+    tests = sorted({test for pitfall in pitfalls for undo in pitfall.undos for test in undo.tests})
+    if broken := _failed(tests, tree):
+        raise RuntimeError(f"with all protections in place these fail: {sorted(broken)}")
     for pitfall in pitfalls:
         for undo in pitfall.undos:
             yield pitfall, undo, survivors(undo, tree)

@@ -5,9 +5,9 @@ BIN := $(VENV)/bin
 OUT ?= runs/demo
 
 # Two test processes on two cores: a second thread of each would only wait for the other's.
-test fast: export OMP_NUM_THREADS := 1
+test fast coverage mutation: export OMP_NUM_THREADS := 1
 
-.PHONY: demo test check fast clean
+.PHONY: demo test check fast coverage mutation clean
 
 demo: $(VENV)/.installed
 	$(BIN)/fedsim demo --out $(OUT)
@@ -24,6 +24,19 @@ check: $(VENV)/.installed-dev
 fast: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests --ignore tests/end_to_end
 
+# Branches too, and below 90 % it fails; htmlcov/index.html shows them line by line.
+coverage: $(VENV)/.installed-dev
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage html --quiet --fail-under 0
+	$(BIN)/coverage report
+
+# Fails where a protection can go, or something can be changed, that no test notices.
+mutation: $(VENV)/.installed-dev
+	$(BIN)/python -m experiments.mutation pitfalls
+	$(BIN)/python -m experiments.mutation mutants
+
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedsim needs Python 3.11 or newer")'
 	$(PYTHON) -m venv $(VENV)
@@ -37,4 +50,4 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	touch $@
 
 clean:
-	rm -rf $(VENV) runs build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) runs build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .coverage .coverage.* htmlcov

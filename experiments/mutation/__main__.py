@@ -9,9 +9,9 @@ from pathlib import Path
 
 import typer
 
-from experiments.mutation.forked import Verdict, warm_up
+from experiments.mutation.forked import ROOT, Verdict, warm_up
 from experiments.mutation.operators import Mutant
-from experiments.mutation.pitfalls import ROOT, read, table, try_all
+from experiments.mutation.pitfalls import chosen_tests, read, table, try_all
 from experiments.mutation.survey import accepted, load, page, save, survey
 from experiments.mutation.targets import TARGETS
 
@@ -44,6 +44,7 @@ def main() -> int:
 def _pitfalls(words: list[str]) -> int:
     chosen = [p for p in read() if not words or any(word in p.name for word in words)]
     tried = survived = 0
+    warm_up(chosen_tests(chosen))
     with tempfile.TemporaryDirectory() as folder:
         for pitfall, undo, passed in try_all(chosen, Path(folder)):
             tried += 1
@@ -55,7 +56,7 @@ def _pitfalls(words: list[str]) -> int:
 
 
 def _mutants(files: list[str], lines: str) -> int:
-    warm_up(sorted({test for file in files for test in TARGETS[file]}))
+    warm_up(sorted({test for file in files for test in TARGETS[file].all}))
     reasons, unexplained = accepted(), 0
 
     def tell(mutant: Mutant, verdict: Verdict) -> None:

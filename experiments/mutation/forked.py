@@ -20,17 +20,17 @@ import tempfile
 import time
 import traceback
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from experiments.mutation.pitfalls import ROOT
+ROOT = Path(__file__).parents[2]
 
 Verdict = Literal["caught", "survived", "too slow"]
 
 OURS = ("fedsim", "strategies", "clients", "tests")
-_OPTIONS = [
+OPTIONS = [
     *("-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:anyio"),
     *("-W", "ignore::pytest.PytestAssertRewriteWarning"),  # plugins were imported before
 ]
@@ -66,13 +66,14 @@ def warm_up(tests: Sequence[str]) -> None:
     """Import what these files of tests import and is not ours.
 
     Raises:
-        RuntimeError: a module of ours was imported already: children could not have a mutant of it.
+        RuntimeError: a module of ours was imported already, and no child could have a mutant of it.
     """
-    code = "import pytest, sys; pytest.main(['-q', '--collect-only', *sys.argv[1:]]); print(*sys.modules)"
-    command = [sys.executable, "-c", code, *_OPTIONS, *tests]
+    collect = "pytest.main(['-q', '--collect-only', *sys.argv[1:]])"
+    code = f"import pytest, sys; {collect}; print(*sys.modules)"
+    command = [sys.executable, "-c", code, *OPTIONS, *tests]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)  # noqa: S603
     for name in done.stdout.splitlines()[-1].split():
-        if name.partition(".")[0] not in OURS:
+        if name.partition(".")[0] not in (*OURS, "experiments"):
             with contextlib.suppress(ImportError):  # what another module made up
                 importlib.import_module(name)
     if ours := sorted(name for name in sys.modules if name.partition(".")[0] in OURS):
@@ -98,18 +99,16 @@ def judge(file: str, tree: ast.Module | None, test: str, seconds: float) -> Judg
         seconds: after which a mutant counts as noticed: it does not end.
     """
     began = time.monotonic()
-    with _scratch() as folder:
-        child = os.fork()
-        if child == 0:
-            _run_tests(file, tree, test, folder)
-        status = _wait(child, seconds)
+    with scratch() as folder:
+        status = in_a_child(lambda: _run_tests(file, tree, test, folder), folder, seconds)
         output = (folder / "output.txt").read_text(errors="replace")[-2000:]
     verdict: Verdict = "too slow" if status is None else "caught" if status else "survived"
     return Judged(verdict, time.monotonic() - began, output)
 
 
 @contextlib.contextmanager
-def _scratch() -> Iterator[Path]:
+def scratch() -> Iterator[Path]:
+    """Give a folder that is gone afterwards."""
     folder = Path(tempfile.mkdtemp(prefix="mutant-"))
     try:
         yield folder
@@ -117,28 +116,46 @@ def _scratch() -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _run_tests(file: str, tree: ast.Module | None, test: str, folder: Path) -> None:
-    """Never returns: ends the process with pytest's status."""
+def in_a_child(act: Callable[[], int], folder: Path, seconds: float) -> int | None:
+    """Return the status that `act` gives in a forked process, or None if it takes too long.
+
+    What the process prints goes to `folder`/output.txt.
+    """
+    child = os.fork()
+    if child != 0:
+        return _wait(child, seconds)
     status = 99
     try:
         os.setsid()
-        nowhere = os.open(folder / "output.txt", os.O_WRONLY | os.O_CREAT)
-        os.dup2(nowhere, 1)
-        os.dup2(nowhere, 2)
-        os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = str(folder / "hypothesis")
-        if tree is not None:
-            module = file.removesuffix(".py").replace("/", ".")
-            sys.meta_path.insert(0, _MutantImporter(module, ROOT / file, tree))
-        import pytest  # noqa: PLC0415  (a tool that only reads results has no need of it)
-
-        options = ["-x", "-q", "--tb=short", *_OPTIONS, f"--basetemp={folder / 'tmp'}"]
-        status = int(pytest.main([*options, test]))
+        output = os.open(folder / "output.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        status = act()
     except BaseException:  # told, for the process ends here
         traceback.print_exc()
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
+
+
+def patient_hypothesis() -> None:
+    """Let examples take their time, and leave none behind: a busy machine is not a failure."""
+    from hypothesis import settings  # noqa: PLC0415  (slow)
+
+    settings.register_profile("mutation", deadline=None, database=None)
+    settings.load_profile("mutation")
+
+
+def _run_tests(file: str, tree: ast.Module | None, test: str, folder: Path) -> int:
+    if tree is not None:
+        module = file.removesuffix(".py").replace("/", ".")
+        sys.meta_path.insert(0, _MutantImporter(module, ROOT / file, tree))
+    import pytest  # noqa: PLC0415  (slow)
+
+    patient_hypothesis()
+    options = ["-x", "-q", "--tb=short", *OPTIONS, f"--basetemp={folder / 'tmp'}"]
+    return int(pytest.main([*options, test]))
 
 
 def _wait(child: int, seconds: float) -> int | None:

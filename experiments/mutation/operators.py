@@ -57,19 +57,21 @@ class Mutant:
         line: its text, stripped.
         change: in words: "a < b → a <= b".
         tree: of the whole file, to be compiled.
+        in_function: whether the change is in the body of a function, so that only its code changes.
     """
 
     number: int
     line: str
     change: str
     tree: ast.Module
+    in_function: bool
 
 
 def mutants(source: str) -> Iterator[Mutant]:
     """Yield every mutant of a file, in the order of its lines."""
     tree, lines = ast.parse(source), source.splitlines()
-    places = sorted(_places(tree), key=lambda node: (node.lineno, node.col_offset))
-    for node in places:
+    places = sorted(_places(tree, False), key=lambda at: (at[0].lineno, at[0].col_offset))
+    for node, in_function in places:
         for changed in _changes(node):
             ast.copy_location(changed, node)
             yield Mutant(
@@ -77,6 +79,7 @@ def mutants(source: str) -> Iterator[Mutant]:
                 lines[node.lineno - 1].strip(),
                 f"{_told(node)} → {_told(changed)}",
                 _with(tree, node, changed),
+                in_function,
             )
 
 
@@ -89,23 +92,24 @@ def _told(node: ast.AST) -> str:
     return text if len(text) <= 120 else f"{text[:119]}…"
 
 
-def _places(root: ast.AST) -> Iterator[ast.expr | ast.stmt]:
-    """Yield the nodes that may be changed."""
-    for child in _children(root):
+def _places(root: ast.AST, in_function: bool) -> Iterator[tuple[ast.expr | ast.stmt, bool]]:
+    """Yield the nodes that may be changed, and whether they are in the body of a function."""
+    for field, child in _children(root):
         if isinstance(child, _LEFT_ALONE) or _is_docstring(child) or _is_protocol(child):
             continue
+        inside = in_function or (isinstance(root, ast.FunctionDef) and field == "body")
         if isinstance(child, ast.expr | ast.stmt):
-            yield child
+            yield child, inside
         if not isinstance(child, ast.Raise):
-            yield from _places(child)
+            yield from _places(child, inside)
 
 
-def _children(node: ast.AST) -> Iterator[ast.AST]:
+def _children(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
     for field, value in ast.iter_fields(node):
         if field in ("annotation", "returns", "decorator_list", "type_params", "bases"):
             continue
         items = value if isinstance(value, list) else [value]
-        yield from (item for item in items if isinstance(item, ast.AST))
+        yield from ((field, item) for item in items if isinstance(item, ast.AST))
 
 
 def _is_docstring(node: ast.AST) -> bool:

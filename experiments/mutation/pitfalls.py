@@ -9,16 +9,16 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from experiments.mutation.forked import OPTIONS, ROOT, in_a_child, scratch
+
 _COPIED = ("fedsim", "strategies", "clients", "experiments", "tests", "docs", "pyproject.toml")
-_SECONDS = 900
+_SECONDS = 3600.0
 _FAILED = re.compile(r"^(?:FAILED|ERROR) ([^\s\[]+)", re.MULTILINE)
 
 
@@ -119,26 +119,34 @@ def survivors(undo: Undo, tree: Path) -> list[str]:
 
 
 def _failed(tests: Sequence[str], tree: Path) -> set[str]:
-    options = ["-q", "-p", "no:cacheprovider", "--tb=no", "-rfE"]
-    done = subprocess.run(  # noqa: S603  (our own tests)
-        ["nice", "-n", "5", sys.executable, "-m", "pytest", *options, *tests],  # noqa: S607
-        cwd=tree,
-        env={**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=_SECONDS,
-        check=False,
-    )
-    if done.returncode not in (0, 1):  # interrupted, or no such test
-        raise RuntimeError(f"pytest ended with {done.returncode}:\n{done.stdout}{done.stderr}")
-    return set(_FAILED.findall(done.stdout))
+    """Run tests of a tree in a process that has imported nothing of ours, or of another tree."""
+
+    def act() -> int:
+        import pytest  # noqa: PLC0415  (slow)
+
+        os.chdir(tree)
+        os.environ |= {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
+        sys.path[:] = [str(tree), *(path for path in sys.path if Path(path) != ROOT)]
+        options = ["-q", *OPTIONS, "--tb=no", "-rfE", f"--basetemp={folder / 'tmp'}"]
+        return int(pytest.main([*options, *tests]))
+
+    with scratch() as folder:
+        status = in_a_child(act, folder, _SECONDS)
+        output = (folder / "output.txt").read_text(errors="replace")
+    if status not in (0, 1):  # interrupted, too slow, or no such test
+        raise RuntimeError(f"pytest ended with {status}:\n{output[-2000:]}")
+    return set(_FAILED.findall(output))
+
+
+def chosen_tests(pitfalls: Sequence[Pitfall]) -> list[str]:
+    """Return the ids of all tests that are named."""
+    return sorted({test for pitfall in pitfalls for undo in pitfall.undos for test in undo.tests})
 
 
 def try_all(pitfalls: Sequence[Pitfall], folder: Path) -> Iterator[tuple[Pitfall, Undo, list[str]]]:
     """Take away one protection after another, and yield what then passed and should not have."""
     tree = copied(folder)
-    tests = sorted({test for pitfall in pitfalls for undo in pitfall.undos for test in undo.tests})
-    if broken := _failed(tests, tree):
+    if broken := _failed(chosen_tests(pitfalls), tree):
         raise RuntimeError(f"with all protections in place these fail: {sorted(broken)}")
     for pitfall in pitfalls:
         for undo in pitfall.undos:

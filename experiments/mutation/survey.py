@@ -12,11 +12,13 @@ import time
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 
-from experiments.mutation.forked import Verdict, judge
+from experiments.mutation.forked import ROOT, Verdict, judge
 from experiments.mutation.operators import Mutant, mutants
-from experiments.mutation.pitfalls import ROOT
+from experiments.mutation.targets import Tests
+from experiments.mutation.warm import caught
 
 ACCEPTED = ROOT / "tests" / "mutation_survivors.toml"
 _PATIENCE = 900.0  # seconds for a file of tests without a mutant
@@ -82,13 +84,13 @@ def accepted(path: Path = ACCEPTED) -> dict[Key, str]:
 
 
 def survey(
-    file: str, tests: Sequence[str], tell: Callable[[Mutant, Verdict], None], only: str = ""
+    file: str, tests: Tests, tell: Callable[[Mutant, Verdict], None], only: str = ""
 ) -> Result:
     """Try every mutant of a file.
 
     Args:
         file: path in the repository.
-        tests: files of tests that cover it.
+        tests: that cover it.
         tell: sees each mutant and what became of it.
         only: mutants of lines that contain this.
 
@@ -96,27 +98,41 @@ def survey(
         RuntimeError: the tests fail without a mutant.
     """
     source = (ROOT / file).read_text(encoding="utf-8")
-    # Compiled as the mutants are: what this alone breaks is not to be counted as caught.
-    whole = [judge(file, ast.parse(source), one, _PATIENCE) for one in tests]
-    for one, judged in zip(tests, whole, strict=True):
-        if judged.verdict != "survived":
-            raise RuntimeError(f"{file}: {one} fails as it is ({judged.verdict}):\n{judged.output}")
-    limits = [max(_LEAST_SECONDS, _TIMES * judged.seconds) for judged in whole]
-    tried, slow, alive, began = 0, 0, [], time.monotonic()
-    for mutant in mutants(source):
-        if only not in mutant.line:
-            continue
-        verdict: Verdict = "survived"
-        for one, limit in zip(tests, limits, strict=True):
-            verdict = judge(file, mutant.tree, one, limit).verdict
-            if verdict != "survived":
-                break
-        tell(mutant, verdict)
-        tried += 1
-        slow += verdict == "too slow"
-        if verdict == "survived":
+    began = time.monotonic()
+    chosen = [mutant for mutant in mutants(source) if only in mutant.line]
+    quickly = {i: mutant.tree for i, mutant in enumerate(chosen) if mutant.in_function}
+    verdicts = caught(file, quickly, tests.quick) if quickly else {}
+    judges = [_Judge(file, source, test) for test in tests.all]
+    alive = []
+    for index, mutant in enumerate(chosen):
+        if index not in verdicts:
+            found = (judge_(mutant.tree) for judge_ in judges)
+            verdicts[index] = next((one for one in found if one != "survived"), "survived")
+        tell(mutant, verdicts[index])
+        if verdicts[index] == "survived":
             alive.append(Survivor(file, mutant.number, mutant.line, mutant.change))
-    return Result(file, tried, slow, tuple(alive), time.monotonic() - began)
+    slow = sum(verdict == "too slow" for verdict in verdicts.values())
+    return Result(file, len(chosen), slow, tuple(alive), time.monotonic() - began)
+
+
+@dataclass(frozen=True)
+class _Judge:
+    """A file of tests, run on one mutant after another, from the import on."""
+
+    file: str
+    source: str
+    test: str
+
+    def __call__(self, tree: ast.Module) -> Verdict:
+        return judge(self.file, tree, self.test, self._limit).verdict
+
+    @cached_property
+    def _limit(self) -> float:
+        # Compiled as the mutants are: what this alone breaks is not to be counted as caught.
+        whole = judge(self.file, ast.parse(self.source), self.test, _PATIENCE)
+        if whole.verdict != "survived":
+            raise RuntimeError(f"{self.file}: {self.test} fails as it is:\n{whole.output}")
+        return max(_LEAST_SECONDS, _TIMES * whole.seconds)
 
 
 def save(results: Sequence[Result], path: Path) -> None:

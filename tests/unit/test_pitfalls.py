@@ -7,11 +7,14 @@ which takes long; here that its machinery can tell.
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from experiments.mutation.pitfalls import ROOT, Pitfall, Undo, read, survivors, table
+from experiments.mutation.forked import ROOT
+from experiments.mutation.pitfalls import Pitfall, Undo, read, table
 
 PITFALLS = read()
 UNDOS = [undo for pitfall in PITFALLS for undo in pitfall.undos]
@@ -59,7 +62,14 @@ def test_the_privacy_page_has_exactly_these_rows() -> None:
 @pytest.mark.parametrize(("new", "passes"), [("1 + 1 + 0", True), ("3", False)])
 def test_a_survivor_is_told_from_what_is_caught(tmp_path: Path, new: str, passes: bool) -> None:
     (tmp_path / "two.py").write_text("TWO = 1 + 1\n")
-    (tmp_path / "test_two.py").write_text("import two\ndef test_it():\n    assert two.TWO == 2\n")
+    test = "import two\n\n\ndef test_it():\n    assert two.TWO == 2\n"
+    (tmp_path / "test_two.py").write_text(test)
     undo = Undo("two.py", "1 + 1", new, ("test_two.py::test_it",))
-    assert survivors(undo, tmp_path) == list(undo.tests) * passes
+    code = (
+        "from pathlib import Path; from experiments.mutation.pitfalls import Undo, survivors;"
+        f"print(survivors({undo!r}, Path({str(tmp_path)!r})))"
+    )
+    command = [sys.executable, "-c", code]  # of its own: it forks processes that import tests
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert ast.literal_eval(done.stdout) == list(undo.tests) * passes
     assert (tmp_path / "two.py").read_text() == "TWO = 1 + 1\n"

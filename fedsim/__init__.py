@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from fedsim.accounting.events import RoundCost
     from fedsim.accounting.ledger import Ledger
     from fedsim.accounting.relations import Relation
+    from fedsim.assembly import build_plan
     from fedsim.comparing import compare
     from fedsim.config import Config, load_config, parse_config
     from fedsim.errors import BudgetSpentError, ConfigError
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
         ShuffledSampling,
         TruncatedPoissonSampling,
     )
-    from fedsim.session import build_plan
     from fedsim.state import ServerState
     from fedsim.training import train
 
@@ -49,7 +49,7 @@ _HOMES = {
     "ServerState": "fedsim.state",
     "ShuffledSampling": "fedsim.sampling",
     "TruncatedPoissonSampling": "fedsim.sampling",
-    "build_plan": "fedsim.session",
+    "build_plan": "fedsim.assembly",
     "calibrate_noise_multiplier": "fedsim.accounting.calibration",
     "compare": "fedsim.comparing",
     "delta": "fedsim.accounting.accountants",

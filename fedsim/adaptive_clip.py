@@ -26,9 +26,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
+
 from fedsim.accounting.relations import Relation
 from fedsim.clip_policy import NextClip
 from fedsim.estimators import WeightedSum
+from fedsim.noise import add_gaussian_
 from fedsim.seeding import RandomSource
 
 _FURTHEST = math.log(1e9)  # of the first clip: updates that are all zero shrink it for ever
@@ -96,8 +99,9 @@ class AdaptiveClip:
     def after(self, round: int, scale: float, total: WeightedSum, noise: RandomSource) -> NextClip:
         """Return the next scale and the noisy share that it was computed from."""
         shifted = total.num_unclipped - 0.5 * total.num_units
-        noisy = shifted + self.count_noise_stddev * float(noise.standard_normal(1)[0])
-        share = 0.5 + noisy / self.expected_units
+        exact = {"": torch.tensor(shifted, dtype=torch.float64)}
+        noisy = add_gaussian_(exact, self.count_noise_stddev, noise)[""]
+        share = 0.5 + float(noisy) / self.expected_units
         log_scale = math.log(scale) - self.learning_rate * (share - self.quantile)
         return NextClip(math.exp(max(-_FURTHEST, min(log_scale, _FURTHEST))), share)
 

@@ -6,7 +6,6 @@ changed. Anything wrong raises one `ConfigError` that names the key, the value a
 
 from __future__ import annotations
 
-import hashlib
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -142,6 +141,14 @@ class StrategyConfig(Section):
     concentration_radius: Positive | None = None
 
 
+class SharedLedgerConfig(Section):
+    """A ledger file that runs on the same people share, and the budget that they keep together."""
+
+    ledger: str
+    epsilon: Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+    delta: Annotated[float, Field(gt=0.0, lt=1.0)]
+
+
 class PrivacyConfig(Section):
     """The promise. Sizes of the population are public only if they are declared here."""
 
@@ -153,6 +160,7 @@ class PrivacyConfig(Section):
     noise: Literal["seeded", "secure"] = "seeded"
     declared_num_users: Annotated[int, Field(ge=1)] | None = None
     declared_num_examples: Annotated[int, Field(ge=1)] | None = None
+    shared: SharedLedgerConfig | None = None
 
     @model_validator(mode="after")
     def _not_both(self) -> PrivacyConfig:
@@ -235,20 +243,10 @@ class Config(Section):
             )
         return self
 
-    @property
-    def release_seed(self) -> int:
-        """What coins and noise of this config are drawn from: its seed and all that it trains with.
-
-        Two configs that differ share no draw, though their seeds are equal. With the same noise the
-        difference of two releases would have none, and no ε would hold for the pair. Who computes,
-        and when it is looked at and saved, changes no release and has no part in it.
-        """
-        told = self.model_dump_json(exclude={"executor", "training"}, exclude_defaults=True)
-        return int.from_bytes(hashlib.sha256(told.encode()).digest()[:8], "little")
-
-    def to_toml(self) -> str:
+    def to_toml(self, *, with_seed: bool = True) -> str:
         """Return the resolved config as TOML; keys without a value are left out."""
-        return tomli_w.dumps(self.model_dump(exclude_none=True))
+        without = set() if with_seed else {"seed"}
+        return tomli_w.dumps(self.model_dump(exclude_none=True, exclude=without))
 
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedsim.config import Config, ModelConfig, load_config
+from fedsim.config import Config, ModelConfig
 from fedsim.data.store import Indices
 from fedsim.errors import ConfigError
 from fedsim.evaluation import summary
@@ -62,7 +62,7 @@ def evaluate_run(
         raise ConfigError(
             f"RUN_DIR = {str(run_dir)!r}: holds no finished run (config.toml and model/)"
         )
-    config = load_config(folder.config)
+    config = folder.read_config()
     materials = load_materials(config.seed, config.data, config.model, device)
     stages = _stages(config, folder, materials, device)
     split, store = materials.split, materials.store

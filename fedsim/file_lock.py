@@ -15,6 +15,11 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 _log = logging.getLogger(__name__)
 
 
+def wait(lock: int) -> None:
+    """Wait until the lock is free, and take it: what `locked` may do when it is taken."""
+    fcntl.flock(lock, fcntl.LOCK_EX)
+
+
 @contextmanager
 def locked(path: Path, when_taken: Callable[[int], None]) -> Iterator[int]:
     """Hold the lock on a file, of which one process at a time can have it, and give the file.

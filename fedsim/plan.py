@@ -56,12 +56,13 @@ class RoundPlan:
         units_per_user: the most units of the pool that belong to one user (1, or the group size).
         relation: which neighbouring data sets the guarantee is about.
         optimizer: the server's step.
-        seed: of the random streams.
+        seed: of the random streams; a run's is set for it by `build_plan`.
         entropy: where coins and noise come from: the seed, or the operating system.
         assumptions: sentences that the guarantee rests on, for the report.
         dropped: training examples that the strategy leaves out, a count for each reason.
         accountant: what adds up the rounds, by name; None for the mechanism's own.
-        around: puts something between the round and the clients' executor; by default nothing.
+        around: puts something between the round and the clients' executor, given the seed; by
+            default nothing.
 
     Raises:
         ValueError: a combination that nobody has proved, or fields that disagree.
@@ -84,7 +85,7 @@ class RoundPlan:
     assumptions: tuple[str, ...] = ()
     dropped: Mapping[str, int] = field(default_factory=dict)
     accountant: str | None = None
-    around: Callable[[Executor], Executor] = lambda executor: executor
+    around: Callable[[Executor, int], Executor] = lambda executor, _seed: executor
 
     def __post_init__(self) -> None:
         if len(self.pool) == 0:

@@ -14,6 +14,13 @@ from fedsim.config import Config, load_config
 from fedsim.errors import ConfigError
 from fedsim.folder_lock import LOCK
 from fedsim.paths import write_atomically
+from fedsim.run_identity import (
+    check_sources,
+    keep_seed,
+    kept_seed,
+    read_identity,
+    write_identity,
+)
 from fedsim.state import ServerState
 
 
@@ -27,6 +34,11 @@ class RunFolder:
     def config(self) -> Path:
         """The resolved config; `fedsim run` takes it again."""
         return self.path / "config.toml"
+
+    @property
+    def identity(self) -> Path:
+        """The format of the folder and what the run is made from."""
+        return self.path / "run.json"
 
     @property
     def metrics(self) -> Path:
@@ -66,7 +78,8 @@ class RunFolder:
         """Raise `ConfigError` unless the folder is of a run with this very config."""
         if not self.config.exists():
             raise ConfigError(f"--resume: {self.path} holds no run (no config.toml)")
-        before, now = _flat(load_config(self.config).model_dump()), _flat(config.model_dump())
+        started = self.read_config(config.seed)
+        before, now = _flat(started.model_dump()), _flat(config.model_dump())
         changed = sorted(
             key
             for key in before.keys() | now.keys()
@@ -78,11 +91,34 @@ class RunFolder:
                 "a run keeps its config, start another with another --out"
             )
 
-    def begin(self, config: Config) -> None:
-        """Make the folder and write the resolved config; `ConfigError` where that cannot be."""
+    def read_config(self, default_seed: int = 0) -> Config:
+        """Return the run's config; its seed from where it is kept, if that is not in the folder.
+
+        Args:
+            default_seed: of a secure run that was killed before it had an identity.
+        """
+        config = load_config(self.config)
+        identity = read_identity(self.identity)
+        if config.privacy.noise != "secure" or "seed" in config.model_fields_set:
+            return config
+        kept = kept_seed(identity["id"], self.path) if "id" in identity else default_seed
+        return config.model_copy(update={"seed": kept})
+
+    def begin(self, config: Config, sources: Mapping[str, str]) -> None:
+        """Make the folder, write the resolved config and what the run is made from.
+
+        Of a run with secure noise the seed is kept elsewhere: the model is to be given away.
+
+        Raises:
+            ConfigError: it cannot be written, or was begun from other sources.
+        """
+        check_sources(self.identity, sources)
+        apart = config.privacy.noise == "secure"
         try:
             # The config first: a folder with anything in it but no config could not be taken up.
-            write_atomically(self.config, config.to_toml())
+            write_atomically(self.config, config.to_toml(with_seed=not apart))
+            if not self.identity.exists():
+                write_identity(self.identity, sources, keep_seed(config.seed) if apart else None)
             self.checkpoints.mkdir(exist_ok=True)
         except OSError as error:
             raise ConfigError(f"--out {self.path}: cannot be written: {error}") from None

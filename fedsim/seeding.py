@@ -77,10 +77,29 @@ class SystemEntropy:
         return (self._bits(size) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
     def standard_normal(self, size: int) -> npt.NDArray[np.float64]:
-        """Return `size` standard normals by inversion of uniforms in the open interval (0, 1)."""
-        centred = ((self._bits(size) >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
-        return np.asarray(ndtri(centred), dtype=np.float64)
+        """Return `size` standard normals: a sign, and the inversion of a uniform on (0, 1/2).
+
+        The uniform is a float with an exponent drawn by coins and 52 random bits of mantissa, so
+        that far out in the tail values lie as close together as in the middle. One of 53 random
+        bits would have gaps from about 6 standard deviations on, and end at 8.
+        """
+        bits = self._bits(size)
+        mantissa = (bits >> np.uint64(12)).astype(np.float64) * 2.0**-52
+        exponent = _ZEROS[(bits >> np.uint64(1)) & np.uint64(_COINS)].astype(np.int32)
+        (far,) = np.nonzero(exponent == _MANY)  # one in 2048 has no end of its coins yet
+        more = [_trailing_zeros(int(word)) for word in self._bits(len(far))]
+        exponent[far] += np.array(more, np.int32)
+        lower = np.asarray(ndtri(np.ldexp(1.0 + mantissa, -2 - exponent)), dtype=np.float64)
+        return np.where(bits & np.uint64(1), lower, -lower)
 
     @staticmethod
     def _bits(size: int) -> npt.NDArray[np.uint64]:
         return np.frombuffer(os.urandom(8 * size), dtype=np.uint64)
+
+
+def _trailing_zeros(word: int, of: int = 64) -> int:
+    return (word & -word).bit_length() - 1 if word else of
+
+
+_MANY, _COINS = 11, 2**11 - 1
+_ZEROS = np.array([_trailing_zeros(word, _MANY) for word in range(_COINS + 1)], dtype=np.int8)

@@ -12,33 +12,30 @@ from flwr.serverapp import Grid
 
 from fedsim.accounting.accountants import epsilon_curve
 from fedsim.accounting.budget import Budget
+from fedsim.assembly import build_executor, build_plan
 from fedsim.checkpoint import save_checkpoint
 from fedsim.config import Config, ModelConfig
 from fedsim.errors import BudgetSpentError, HaltedError
 from fedsim.evaluation import Evaluation, evaluate
-from fedsim.execution import Executor
 from fedsim.folder_lock import check_no_writer, sole_writer
-from fedsim.grids.executor import GridExecutor
-from fedsim.grids.records import ClientSpec
 from fedsim.materials import (
     Materials,
     default_device,
     load_materials,
     load_model,
-    worker_device,
 )
 from fedsim.plan import RoundPlan
 from fedsim.progress import RoundProgress
-from fedsim.registry import resolve
+from fedsim.release_seed import sources
 from fedsim.report.html import write_run_report
 from fedsim.report.schema import HeldOut, RoundMetrics, save_report
 from fedsim.run_folder import RunFolder
 from fedsim.served import check_served
+from fedsim.shared_ledger import SharedAccount, shared_account
 from fedsim.state import RoundRecord, ServerState
 from fedsim.summary import as_scores, summarise
 from fedsim.tracking import TrackerFactory, epsilon_terms, find_trackers, tracking
 from fedsim.training import train
-from fedsim.workload import unit_tokens
 
 log = logging.getLogger("fedsim")
 
@@ -61,9 +58,10 @@ def execute(config: Config, out: Path, grid: Grid, *, resume: bool = False) -> P
     device = default_device(config.executor.gpus_per_worker)
     materials = load_materials(config.seed, config.data, config.model, device)
     plan = build_plan(config, materials)
+    account = shared_account(config.privacy.shared, plan)
     with sole_writer(out):
         _check(folder, config, resume)  # another process may have had it meanwhile
-        session = _Session(config, folder, materials, plan, trackers)
+        session = _Session(config, folder, materials, plan, trackers, account)
         try:
             session.run(grid, device)
         except BudgetSpentError:
@@ -84,35 +82,6 @@ def _check(folder: RunFolder, config: Config, resume: bool) -> None:
         folder.check_fresh()
 
 
-def build_plan(config: Config, materials: Materials) -> RoundPlan:
-    """Let the strategy that the config names build its plan."""
-    build: Callable[[Config, Materials], RoundPlan] = resolve(
-        "strategies", config.strategy.name, "strategy.name"
-    )
-    return build(config, materials)
-
-
-def build_executor(
-    config: Config, materials: Materials, plan: RoundPlan, grid: Grid, device: str
-) -> Executor:
-    """Return who computes the plan's sums over a grid, told all that clients must know."""
-    executor = GridExecutor(
-        grid,
-        ClientSpec(
-            seed=config.seed,
-            data=config.data,
-            model=config.model,
-            task=plan.task,
-            engine=config.executor.engine,
-            device=worker_device(config.executor, device),
-            precision=config.executor.precision,
-        ),
-        config.executor.shard_size,
-        unit_tokens(plan, materials),
-    )
-    return plan.around(executor)
-
-
 @dataclass
 class _Session:
     """The side effects of a run: ledger, metrics, checkpoints, model and report on disk."""
@@ -122,6 +91,7 @@ class _Session:
     materials: Materials
     plan: RoundPlan
     trackers: Sequence[TrackerFactory]
+    account: SharedAccount | None
     tell: Callable[[RoundMetrics], None] = field(init=False)
     state: ServerState = field(init=False)
     started: float = field(init=False, default_factory=time.monotonic)
@@ -130,7 +100,7 @@ class _Session:
 
     def run(self, grid: Grid, device: str) -> None:
         """Begin or take up the run and train to its end."""
-        self.folder.begin(self.config)
+        self.folder.begin(self.config, sources(self.config, self.materials))
         taken_up = self.folder.take_up(secure=not self._repeats())
         self.state = taken_up or self._start()
         self._prepare_epsilons()
@@ -152,7 +122,14 @@ class _Session:
                 config.strategy.rounds,
                 on_round=lambda state, record: bar.advance(self._on_round(state, record)),
                 budget=self._budget(),
+                before_round=self._charge_shared,
             )
+
+    def _charge_shared(self, state: ServerState) -> None:
+        """Charge the round in the ledger that other runs share, before anything of it is done."""
+        if self.account is not None:
+            plan, ahead = self.plan, self.config.strategy.rounds - state.round
+            self.account.charge(state.round, plan.cost, plan.release_id, ahead)
 
     @property
     def private(self) -> bool:
@@ -206,7 +183,7 @@ class _Session:
         Not with secure noise, nor where an earlier version drew from other addresses.
         """
         plan = self.plan
-        charged = {entry.release for entry in self.folder.read_ledger().entries}
+        charged = {item.release for item in self.folder.read_ledger().items}
         return plan.entropy != "secure" and charged <= {plan.release_id}
 
     def _log_start(self) -> None:

@@ -193,12 +193,25 @@ def _assumptions(config: Config, plan: RoundPlan, origin: str, num_users: int) -
         *clip_sentences(plan),
         noise,
         *_delta(config, plan.relation, num_users),
+        *_shared(config),
         "Hyper-parameters (rounds, rates, sizes, clip, learning rate) count as public: choosing "
         "them by looking at results on the private data is a query that is not accounted.",
         f"Vocabulary and starting point: {origin}",
         "Only the model is covered. Training losses, cohort sizes and scores on held-out text "
         "in this report are computed on private text and are not.",
-        "Noise is added in float64; that floating point is not real arithmetic is not accounted.",
+        "Noise is added in float64 and the sum rounded to a grid of at most 2^-16 of the noise's "
+        "standard deviation; what else sets floating point apart from real numbers is not "
+        "accounted.",
+    )
+
+
+def _shared(config: Config) -> tuple[str, ...]:
+    shared = config.privacy.shared
+    if shared is None:
+        return ("The ε is of this run by itself; further runs on the same people add to it.",)
+    return (
+        "The ε is of this run by itself. All runs that share its ledger, taken together, keep "
+        f"ε = {shared.epsilon:g} at δ = {shared.delta:g} for the same unit and relation.",
     )
 
 

@@ -22,6 +22,7 @@ def train(
     *,
     on_round: OnRound = lambda _state, _record: None,
     budget: Budget | None = None,
+    before_round: Callable[[ServerState], None] = lambda _state: None,
 ) -> ServerState:
     """Run rounds until `rounds` are done and return the last state.
 
@@ -32,6 +33,7 @@ def train(
         rounds: the total, those already done included.
         on_round: sees every state and its record; what it raises ends the training.
         budget: what all releases of the ledger together may cost; None for no limit.
+        before_round: sees the state before each round; what it raises ends the training.
 
     Raises:
         BudgetSpentError: another release would exceed the budget. It comes before the round.
@@ -44,6 +46,7 @@ def train(
                 f"round {state.round}: the budget pays for {paid} releases like this one and "
                 f"{state.ledger.num_releases} are charged; no further round is run"
             )
+        before_round(state)
         state, record = run_round(state, plan, executor)
         on_round(state, record)
     return state

@@ -6,12 +6,13 @@ import numpy as np
 
 from fedsim.accounting.above_threshold import failure_probability
 from fedsim.accounting.relations import Relation
-from fedsim.concentrated import ConcentratedSampling, FilteredMean
-from fedsim.concentration import halting_test
+from fedsim.concentrated import ConcentratedSampling
 from fedsim.config import Config
 from fedsim.errors import ConfigError
+from fedsim.filtered_mean import FilteredMean
 from fedsim.materials import Materials
 from fedsim.plan import RoundPlan
+from fedsim.sparse_vector import halting_test
 from strategies.asi_liu_executor import Filtered
 from strategies.common import (
     build_clip,
@@ -77,14 +78,13 @@ def build(config: Config, materials: Materials) -> RoundPlan:
         units_per_user=1,
         relation=Relation(replacing.relation),
         optimizer=server_optimizer(config),
-        seed=config.release_seed,
         entropy=privacy.noise,
         assumptions=(
             f"The number of users, {num_users}, is public under the relation.",
             *_ASSUMPTIONS,
         ),
         accountant=privacy.accountant,
-        around=lambda inner: Filtered(inner, test, radius, config.release_seed),
+        around=lambda inner, seed: Filtered(inner, test, radius, seed),
     )
 
 

@@ -8,11 +8,12 @@ from functools import cached_property
 import torch
 
 from fedsim.clipping import Clip
-from fedsim.concentration import AboveThreshold, concentration_score, distances, filter_weights
+from fedsim.concentration import concentration_score, distances, filter_weights
 from fedsim.errors import HaltedError
 from fedsim.estimators import WeightedSum
 from fedsim.execution import Executor, Keys
 from fedsim.seeding import stream
+from fedsim.sparse_vector import AboveThreshold
 from fedsim.tensors import Tensors
 
 

@@ -86,7 +86,6 @@ def build(config: Config, materials: Materials) -> RoundPlan:
         units_per_user=strategy.group_size,
         relation=neighbours(config),
         optimizer=server_optimizer(config),
-        seed=config.release_seed,
         entropy=config.privacy.noise,
         assumptions=assumptions(law, sentence),
         dropped={"examples beyond a user's group_size": num_dropped},

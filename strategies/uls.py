@@ -63,7 +63,6 @@ def build(config: Config, materials: Materials) -> RoundPlan:
         units_per_user=1,
         relation=neighbours(config),
         optimizer=server_optimizer(config),
-        seed=config.release_seed,
         entropy=config.privacy.noise,
         assumptions=assumptions(law, sentence),
         accountant=config.privacy.accountant,

@@ -141,3 +141,10 @@ def test_the_privacy_page_names_tests_that_exist() -> None:
     }
     assert named
     assert named <= defined
+
+
+def test_help_and_accounting_do_not_wait_for_torch() -> None:
+    """Else every command, and every question to the accountant, would take seconds to begin."""
+    code = "import sys, fedsim.cli.main; print({'torch', 'flwr', 'datasets'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"

@@ -24,7 +24,8 @@ from experiments.studies.output import (
 )
 from fedsim.accounting.above_threshold import failure_probability
 from fedsim.accounting.calibration import calibrate_noise_multiplier
-from fedsim.concentrated import ConcentratedSampling, FilteredMean
+from fedsim.concentrated import ConcentratedSampling
+from fedsim.filtered_mean import FilteredMean
 from fedsim.paths import write_atomically
 from fedsim.report.style import INK, colour
 from fedsim.sampling import PoissonSampling

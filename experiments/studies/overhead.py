@@ -29,13 +29,13 @@ from experiments.studies.round_stages import (
     prepare,
 )
 from experiments.studies.trained import QUICK, base
+from fedsim.assembly import build_plan
 from fedsim.benchmarking import machine, versions
 from fedsim.config import Config, with_settings
 from fedsim.launch import open_grid
 from fedsim.materials import Materials, load_materials
 from fedsim.planner.budget import at_budget
 from fedsim.report.style import INK, colour
-from fedsim.session import build_plan
 from fedsim.summary import expected_gradients
 from fedsim.tracking import epsilon_terms
 

@@ -15,6 +15,7 @@ from clients.engines.choose import choose_engine
 from fedsim.accounting.budget import Budget
 from fedsim.accounting.ledger import Ledger
 from fedsim.accounting.pld import composed, single_round
+from fedsim.assembly import build_executor, build_plan
 from fedsim.benchmarking import interleaved
 from fedsim.config import Config
 from fedsim.estimators import WeightedSum
@@ -26,7 +27,6 @@ from fedsim.noise import add_gaussian_
 from fedsim.plan import RoundPlan
 from fedsim.registry import resolve
 from fedsim.round import run_round
-from fedsim.session import build_executor, build_plan
 from fedsim.state import ServerState
 from fedsim.tensors import Tensors, add_, l2_norm, zeros_like
 from fedsim.workload import tokens_per_unit

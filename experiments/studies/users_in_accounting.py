@@ -8,12 +8,12 @@ from pathlib import Path
 from experiments.studies.series import distinct, draw, means, pick
 from experiments.studies.trained import Trained, base, carry_through, cell, with_noise
 from fedsim.accounting.calibration import calibrate_noise_multiplier
+from fedsim.assembly import build_plan
 from fedsim.config import Config
 from fedsim.materials import load_materials
 from fedsim.planner.budget import at_budget
 from fedsim.report.measurement import Measurement
 from fedsim.sampling import PoissonSampling
-from fedsim.session import build_plan
 from fedsim.sweep import Cell, parse_variation
 
 EPSILON, DELTA = 4.0, 1e-4

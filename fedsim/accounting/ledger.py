@@ -7,11 +7,10 @@ fresh entropy costs again every time it is made.
 
 from __future__ import annotations
 
-import bisect
-import dataclasses
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import dp_accounting
@@ -22,36 +21,56 @@ from fedsim.accounting.relations import Relation
 from fedsim.errors import ConfigError
 
 _VERSION, _READABLE = 2, (1, 2)  # 1 knew Poisson sampling only
-_RUN_KEYS = {"first_round", "num_rounds", "release", "cost"}
+_KEYS = {"first_round", "num_rounds", "release", "cost"}
 
 
 @dataclass(frozen=True)
-class LedgerEntry:
-    """One noisy release.
+class Releases:
+    """One noisy release of each of some consecutive rounds.
 
     Attributes:
-        round: the round that made it, from 0.
-        cost: the mechanism that made it.
+        first_round: from 0.
+        num_rounds: at least 1.
+        cost: the mechanism that made each of them.
         release: the id of the noise draw within the round. An id that begins with "seeded" is
-            a draw that can be repeated, and must name all that decides it (the seed); any
-            other id, such as "secure", is a fresh draw each time.
+            a draw that can be repeated, and must name all that decides it; any other id, such as
+            "secure", is a fresh draw each time.
     """
 
-    round: int
+    first_round: int
+    num_rounds: int
     cost: RoundCost
     release: str
 
     @property
+    def end(self) -> int:
+        """The round after the last."""
+        return self.first_round + self.num_rounds
+
+    @property
     def repeatable(self) -> bool:
-        """Whether making the release again gives the same numbers."""
+        """Whether making a release again gives the same numbers."""
         return self.release.startswith("seeded")
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as JSON values."""
+        return {
+            "first_round": self.first_round,
+            "num_rounds": self.num_rounds,
+            "release": self.release,
+            "cost": self.cost.to_json(),
+        }
 
 
 @dataclass(frozen=True)
 class Ledger:
-    """All releases so far, in order of rounds. Start from `Ledger()` and add with `charge`."""
+    """All releases so far. Start from `Ledger()` and add with `charge`.
 
-    entries: tuple[LedgerEntry, ...] = ()
+    Consecutive rounds of one kind are one item, so that charging the ten-thousandth takes as long
+    as the first. Which items there are depends on the releases alone, not on their order.
+    """
+
+    items: tuple[Releases, ...] = ()
 
     def charge(self, round: int, cost: RoundCost, release: str) -> Ledger:
         """Return the ledger with one more release; itself, for a repeated seeded one.
@@ -62,33 +81,35 @@ class Ledger:
         """
         if round < 0:
             raise ValueError(f"round = {round!r}: give an integer >= 0")
-        entry = LedgerEntry(round, cost, release)
-        position = bisect.bisect_right(self.entries, round, key=lambda other: other.round)
-        if entry.repeatable and (known := self._find(position, round, release)) is not None:
-            if known.cost == cost:
-                return self
-            raise ValueError(
-                f"round {round}, release {release!r}: charged before with {known.cost}, now "
-                f"with {cost}; use another seed for a run with another mechanism"
-            )
-        return Ledger((*self.entries[:position], entry, *self.entries[position:]))
+        new = Releases(round, 1, cost, release)
+        known = self._find(round, release) if new.repeatable else None
+        if known is None:
+            return Ledger(_arranged([*self.items, new]))
+        if known.cost == cost:
+            return self
+        raise ValueError(
+            f"round {round}, release {release!r}: charged before with {known.cost}, now "
+            f"with {cost}; use another seed for a run with another mechanism"
+        )
 
-    def _find(self, end: int, round: int, release: str) -> LedgerEntry | None:
-        while end > 0 and self.entries[end - 1].round == round:
-            end -= 1
-            if self.entries[end].release == release:
-                return self.entries[end]
+    def _find(self, round: int, release: str) -> Releases | None:
+        for item in self.items:
+            if item.release == release and item.first_round <= round < item.end:
+                return item
         return None
 
     @property
     def num_releases(self) -> int:
         """How many releases were charged."""
-        return len(self.entries)
+        return sum(item.num_rounds for item in self.items)
 
     @property
     def costs(self) -> list[tuple[RoundCost, int]]:
         """Each distinct cost with its number of releases, in order of first appearance."""
-        return list(Counter(entry.cost for entry in self.entries).items())
+        counts: Counter[RoundCost] = Counter()
+        for item in self.items:
+            counts[item.cost] += item.num_rounds
+        return list(counts.items())
 
     @property
     def event(self) -> dp_accounting.DpEvent:
@@ -109,23 +130,8 @@ class Ledger:
         return epsilon_of_composition(self.costs, delta, accountant, relation)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the ledger as JSON values; consecutive rounds of one kind are one item."""
-        runs: list[dict[str, Any]] = []
-        last: LedgerEntry | None = None
-        for entry in self.entries:
-            if last is not None and entry == dataclasses.replace(last, round=last.round + 1):
-                runs[-1]["num_rounds"] += 1
-            else:
-                runs.append(
-                    {
-                        "first_round": entry.round,
-                        "num_rounds": 1,
-                        "release": entry.release,
-                        "cost": entry.cost.to_json(),
-                    }
-                )
-            last = entry
-        return {"version": _VERSION, "releases": runs}
+        """Return the ledger as JSON values."""
+        return {"version": _VERSION, "releases": [item.to_json() for item in self.items]}
 
     @classmethod
     def from_json(cls, data: object) -> Ledger:
@@ -141,24 +147,57 @@ class Ledger:
             raise ConfigError(
                 f"ledger: version = {data['version']!r}: this fedsim reads {_READABLE}"
             )
-        runs = data.get("releases")
-        if not isinstance(runs, list):
-            raise ConfigError(f"ledger: releases = {runs!r}: expected a list")
-        entries = [entry for run in runs for entry in _entries(run)]
-        repeatable = [(entry.round, entry.release) for entry in entries if entry.repeatable]
-        if len(set(repeatable)) != len(repeatable):
+        listed = data.get("releases")
+        if not isinstance(listed, list):
+            raise ConfigError(f"ledger: releases = {listed!r}: expected a list")
+        items = [_read(item) for item in listed]
+        seeded = sorted(
+            (item for item in items if item.repeatable),
+            key=lambda item: (item.release, item.first_round),
+        )
+        if any(a.release == b.release and a.end > b.first_round for a, b in pairwise(seeded)):
             raise ConfigError("ledger: a seeded release stands in it twice")
-        return cls(tuple(sorted(entries, key=lambda entry: entry.round)))
+        return cls(_arranged(items))
 
 
-def _entries(run: object) -> list[LedgerEntry]:
-    if not isinstance(run, Mapping) or set(run) != _RUN_KEYS:
-        raise ConfigError(f"ledger: releases has {run!r}: expected keys {sorted(_RUN_KEYS)}")
-    first, count, release = run["first_round"], run["num_rounds"], run["release"]
+def _read(item: object) -> Releases:
+    if not isinstance(item, Mapping) or set(item) != _KEYS:
+        raise ConfigError(f"ledger: releases has {item!r}: expected keys {sorted(_KEYS)}")
+    first, count, release = item["first_round"], item["num_rounds"], item["release"]
     # `type`, since a JSON true is an int to isinstance
     if type(first) is not int or type(count) is not int or first < 0 or count < 1:
         raise ConfigError(f"ledger: releases has first_round {first!r}, num_rounds {count!r}")
     if not isinstance(release, str):
         raise ConfigError(f"ledger: release = {release!r}: expected a string")
-    cost = RoundCost.from_json(run["cost"])
-    return [LedgerEntry(round_, cost, release) for round_ in range(first, first + count)]
+    return Releases(first, count, RoundCost.from_json(item["cost"]), release)
+
+
+def _arranged(items: Iterable[Releases]) -> tuple[Releases, ...]:
+    """Return the same releases in as few items as possible, always the same ones, by round."""
+    kinds: dict[tuple[str, RoundCost], Counter[int]] = {}
+    for item in items:
+        changes = kinds.setdefault((item.release, item.cost), Counter())
+        changes[item.first_round] += 1
+        changes[item.end] -= 1
+    arranged = [
+        Releases(first, end - first, cost, release)
+        for (release, cost), changes in kinds.items()
+        for first, end in _intervals(changes)
+    ]
+    return tuple(
+        sorted(arranged, key=lambda it: (it.first_round, it.end, it.release, str(it.cost)))
+    )
+
+
+def _intervals(changes: Mapping[int, int]) -> list[tuple[int, int]]:
+    """Return intervals that cover every round as often as the changes of the count say.
+
+    Of several that cover a round, the one opened last is closed first: so they nest, and rounds
+    that were charged twice are an interval inside the other.
+    """
+    intervals, opened = [], []
+    for round in sorted(changes):
+        change = changes[round]
+        opened += [round] * max(change, 0)
+        intervals += [(opened.pop(), round) for _ in range(-change)]
+    return intervals

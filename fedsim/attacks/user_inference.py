@@ -20,7 +20,7 @@ from fedsim.attacks.samples import choose_sides, default_samples, known_samples
 from fedsim.attacks.schema import AttackReport, Bound, Checkpoint, Group
 from fedsim.attacks.statistics import LogRatios
 from fedsim.checkpoint import load_checkpoint
-from fedsim.config import Config, ModelConfig, load_config
+from fedsim.config import Config, ModelConfig
 from fedsim.data.split import Split
 from fedsim.data.store import Indices
 from fedsim.errors import ConfigError
@@ -60,7 +60,7 @@ def attack_run(
             reference of another vocabulary.
     """
     folder, report = RunFolder(run_dir), _finished(run_dir)
-    config = load_config(folder.config)
+    config = folder.read_config()
     materials = load_materials(config.seed, config.data, config.model, device)
     split, store = materials.split, materials.store
     groups = _groups(split, store.num_users, config)

@@ -8,6 +8,7 @@ from typing import Any
 from fedsim.accounting.accountants import choose, epsilon
 from fedsim.accounting.relations import Relation
 from fedsim.accounting.statement import privacy_sentence
+from fedsim.assembly import build_executor, build_plan
 from fedsim.audit.canaries import CanaryExecutor, draw_canaries, flip_coins, with_canaries
 from fedsim.audit.one_run import OneRunBound, bound_from_canaries
 from fedsim.config import Config
@@ -16,7 +17,6 @@ from fedsim.launch import open_grid
 from fedsim.materials import default_device, load_materials
 from fedsim.plan import RoundPlan
 from fedsim.progress import CountProgress
-from fedsim.session import build_executor, build_plan
 from fedsim.state import RoundRecord, ServerState
 from fedsim.training import train
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from fedsim.assembly import build_plan
 from fedsim.cli.main import main
 from fedsim.config import Config, load_config
 from fedsim.materials import Materials
 from fedsim.report.schema import load_report
-from fedsim.session import build_plan
 from fedsim.summary import expected_gradients
 from tests.conftest import small_config
 

@@ -28,7 +28,7 @@ def test_rounds_that_are_repeated_are_charged_once_and_others_again(
     assert load_report(folder.path).privacy == before
     cut_off(folder)
     ledger = json.loads(folder.ledger.read_text(encoding="utf-8"))
-    text = json.dumps(ledger).replace(f'"{folder.read_ledger().entries[0].release}"', '"seeded:0"')
+    text = json.dumps(ledger).replace(f'"{folder.read_ledger().items[0].release}"', '"seeded:0"')
     folder.ledger.write_text(text, encoding="utf-8")
     fedsim.run(config, folder.path, resume=True)
     after = load_report(folder.path).privacy

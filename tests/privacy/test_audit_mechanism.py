@@ -12,6 +12,7 @@ import torch
 from scipy import stats
 
 from fedsim.accounting.events import RoundCost
+from fedsim.assembly import build_plan
 from fedsim.audit.likelihood import log_likelihood_ratio
 from fedsim.audit.mechanism import DELTA, SETTINGS, Setting, audit_mechanism
 from fedsim.audit.releases import releases
@@ -21,7 +22,6 @@ from fedsim.estimators import ClippedDenominator
 from fedsim.execution import Accumulator, Update
 from fedsim.materials import Materials
 from fedsim.sampling import FixedSizeSampling, PoissonSampling
-from fedsim.session import build_plan
 from tests.conftest import small_config
 from tests.unit.test_plan import make_plan
 

@@ -17,20 +17,17 @@ from fedsim.accounting.events import RoundCost
 from fedsim.accounting.ledger import Ledger
 from fedsim.accounting.relations import Relation
 from fedsim.clipping import Clip, FlatClip
-from fedsim.concentrated import ConcentratedSampling, FilteredMean
-from fedsim.concentration import (
-    concentration_score,
-    distances,
-    filter_weights,
-    halting_test,
-)
+from fedsim.concentrated import ConcentratedSampling
+from fedsim.concentration import concentration_score, distances, filter_weights
 from fedsim.errors import ConfigError, HaltedError
 from fedsim.estimators import WeightedSum
 from fedsim.execution import Keys
+from fedsim.filtered_mean import FilteredMean
 from fedsim.plan import RoundPlan, TaskSpec
 from fedsim.round import run_round
 from fedsim.seeding import stream
 from fedsim.server_optimizer import ServerOptimizer
+from fedsim.sparse_vector import halting_test
 from fedsim.state import ServerState
 from fedsim.tensors import Tensors
 from strategies.asi_liu_executor import Filtered
@@ -136,13 +133,13 @@ def plan_of(num_users: int, test_epsilon: float, noise_multiplier: float) -> Rou
         units_per_user=1,
         relation=Relation.REPLACE,
         optimizer=ServerOptimizer("sgd", 1.0),
-        around=lambda inner: Filtered(inner, test, RADIUS, 0),
+        around=lambda inner, seed: Filtered(inner, test, RADIUS, seed),
     )
 
 
 def test_released_noise_is_the_plans() -> None:
     plan = plan_of(20, 1e6, 0.8)
-    after, record = run_round(ServerState(0, LAYOUT), plan, plan.around(Planted(0.0)))
+    after, record = run_round(ServerState(0, LAYOUT), plan, plan.around(Planted(0.0), 0))
     release = torch.cat([value.flatten() for value in after.parameters.values()]).numpy()
     assert plan.noise_stddev == pytest.approx(0.8 * 24 * RADIUS / 20)
     for factor, fits in ((1.0, True), (1.05, False), (0.95, False)):
@@ -153,7 +150,7 @@ def test_released_noise_is_the_plans() -> None:
 
 def test_outliers_have_no_part_in_the_mean() -> None:
     spread = 1.0  # 200 apart in norm: τ is 1
-    plan = dataclasses.replace(plan_of(20, 1e6, 0.0), around=lambda inner: inner)
+    plan = dataclasses.replace(plan_of(20, 1e6, 0.0), around=lambda inner, _seed: inner)
     filtered = Filtered(Planted(spread), halting_test(10, 1e6), RADIUS, 0)
     total = filtered.clipped_sum(
         LAYOUT, np.arange(20), plan.clip, 0
@@ -167,7 +164,7 @@ def test_a_round_that_is_not_concentrated_halts_and_releases_nothing() -> None:
     plan = plan_of(20, 1e6, 1.0)  # the score is 13.6 of 20, the threshold 16
     state = ServerState(0, LAYOUT)
     with pytest.raises(HaltedError, match="round 0: the users' gradients are not concentrated"):
-        run_round(state, plan, plan.around(Planted(1.0)))
+        run_round(state, plan, plan.around(Planted(1.0), 0))
 
 
 def test_epsilon_is_the_test_and_the_gaussians() -> None:

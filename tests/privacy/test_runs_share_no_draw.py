@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.torch import load_file, save_file
 
+from fedsim.assembly import build_plan
 from fedsim.config import Config, with_settings
-from fedsim.materials import Materials
-from fedsim.session import build_plan
+from fedsim.materials import Materials, load_materials
 from tests.conftest import small_config
 
 STRATEGIES: dict[str, dict[str, Any]] = {
@@ -24,6 +26,7 @@ CHANGES = [
     "strategy.clip.l2_clip_norm=0.7",
     "strategy.rounds=5",
     "data.held_out_limit=3",
+    "executor.precision='bfloat16'",
     "seed=1",
 ]
 
@@ -66,3 +69,35 @@ def test_the_ledger_tells_the_draws_of_two_configs_apart(
     ids = {build_plan(config, materials).release_id for config in (first, second)}
     assert len(ids) == 2
     assert np.all([name.startswith("seeded:") for name in ids])
+
+
+def test_the_same_config_on_other_texts_is_another_draw(tmp_path: Path) -> None:
+    """A run of this month's text minus one of last month's would show what new users added."""
+    rows = [{"author": f"user-{n}", "body": "the king shall ride to war"} for n in range(12)] * 2
+    path = tmp_path / "speeches.jsonl"
+    drawn = []
+    for users in (12, 11, 12):
+        kept = [row for row in rows if int(row["author"][5:]) < users]
+        path.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
+        config = small_config(path, data={"held_out_examples": 0.0})
+        load_materials.cache_clear()
+        found = load_materials(config.seed, config.data, config.model, "cpu")
+        drawn.append((noise(config, found), coins(config, found)))
+    assert drawn[0] == drawn[2]
+    assert not set(drawn[0][0]) & set(drawn[1][0])
+    assert not set(drawn[0][1]) & set(drawn[1][1])
+
+
+def test_the_same_config_on_other_weights_is_another_draw(
+    materials: Materials, speeches: Path, tmp_path: Path
+) -> None:
+    """Frozen weights too: a gradient is a function of all of them."""
+    folder = tmp_path / "model"
+    materials.model.save(materials.model.initial_parameters(), folder)
+    config = small_config(speeches, model={"name_or_path": str(folder), "pretraining_steps": None})
+    before = noise(config, materials)
+    assert noise(config, materials) == before
+    weights = load_file(folder / "model.safetensors")
+    weights[min(weights)] += 1.0
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    assert not set(noise(config, materials)) & set(before)

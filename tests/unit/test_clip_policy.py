@@ -14,6 +14,7 @@ from pydantic import TypeAdapter
 
 from fedsim.accounting.relations import Relation
 from fedsim.adaptive_clip import AdaptiveClip
+from fedsim.assembly import build_plan
 from fedsim.checkpoint import load_checkpoint, save_checkpoint
 from fedsim.clip_policy import ClipPolicy, ClipSchedule
 from fedsim.clipping import Clip, FlatClip
@@ -25,7 +26,6 @@ from fedsim.materials import Materials
 from fedsim.plan import RoundPlan
 from fedsim.sampling import PoissonSampling
 from fedsim.seeding import stream
-from fedsim.session import build_plan
 from fedsim.state import RoundRecord, ServerState
 from fedsim.tensors import Tensors, zeros_like
 from fedsim.training import train

@@ -9,16 +9,9 @@ import pytest
 import torch
 from scipy import integrate, stats
 
-from fedsim.concentration import (
-    SCORE_SENSITIVITY,
-    AboveThreshold,
-    concentration_score,
-    distances,
-    filter_weights,
-    halting_test,
-    laplace,
-)
+from fedsim.concentration import concentration_score, distances, filter_weights
 from fedsim.seeding import SystemEntropy, stream
+from fedsim.sparse_vector import SCORE_SENSITIVITY, AboveThreshold, halting_test, laplace
 
 DRAWS = 20_000
 

@@ -94,8 +94,8 @@ def test_each_round_is_charged_once_also_over_two_starts() -> None:
     grid = ManyNodes(client(lambda _, weights: weights), 6)
     first = strategy.start(grid, record(START), num_rounds=4)
     again = strategy.start(grid, record(START), num_rounds=4)
-    assert [entry.round for entry in strategy.ledger.entries] == list(range(8))
-    assert {entry.cost for entry in strategy.ledger.entries} == {strategy.plan.cost}
+    (item,) = strategy.ledger.items
+    assert (item.first_round, item.num_rounds, item.cost) == (0, 8, strategy.plan.cost)
     assert strategy.plan.cost.sampling.probability == 0.5
     # The second start from the same arrays goes on with fresh noise.
     assert not np.allclose(

@@ -9,11 +9,11 @@ import pytest
 
 import fedsim
 from fedsim.accounting.accountants import epsilon
+from fedsim.assembly import build_plan
 from fedsim.config import Config
 from fedsim.errors import ConfigError
 from fedsim.materials import Materials
 from fedsim.report.schema import load_report
-from fedsim.session import build_plan
 from tests.conftest import small_config
 
 POOLED: dict[str, Any] = {"name": "group-privacy", "cohort_size": None, "batch_size": 9}

@@ -7,7 +7,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from fedsim.noise import add_gaussian_
+from fedsim.noise import add_gaussian_, grid_step
 from fedsim.seeding import stream
 
 SHAPES = {"b": (3, 4), "a": (5,), "c": ()}
@@ -30,7 +30,8 @@ def test_bits_are_the_streams_in_the_order_of_the_names() -> None:
     for name in sorted(SHAPES):
         value = before[name]
         part = torch.from_numpy(drawn[at : at + value.numel()] * 0.37).view(value.shape)
-        assert torch.equal(noised[name], value + part)
+        step = 2.0**-18  # of 0.37, which is between 2^-2 and 2^-1
+        assert torch.equal(noised[name], torch.round((value + part) / step) * step)
         at += value.numel()
 
 
@@ -56,7 +57,21 @@ def test_no_noise_draws_nothing() -> None:
     assert source.standard_normal() == stream(0, "noise").standard_normal()
 
 
-@pytest.mark.parametrize("stddev", [-1.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("stddev", [3e-7, 0.02, 0.25, 1.0, 1.9, 5e4])
+def test_a_release_is_on_the_grid_whatever_was_estimated(stddev: float) -> None:
+    """Low bits tell of the two that were added; without the grid most sums have some."""
+    step = grid_step(stddev)
+    assert 2.0**-17 < step / stddev <= 2.0**-16
+    for start in (0.0, 1.0 / 3.0, 7e-6 * stddev):
+        given = {"w": torch.full((1000,), start, dtype=torch.float64)}
+        exact = start + stddev * stream(0, "noise").standard_normal(1000)
+        noised = add_gaussian_(given, stddev, stream(0, "noise"))["w"].numpy()
+        assert np.array_equal(np.round(noised / step), noised / step)
+        assert np.mean(exact / step == np.round(exact / step)) < 0.01
+        assert np.abs(noised - exact).max() <= step / 2
+
+
+@pytest.mark.parametrize("stddev", [-1.0, float("nan"), float("inf"), 1e-300])
 def test_a_scale_that_is_none_is_refused(stddev: float) -> None:
     given = estimate()
     with pytest.raises(ValueError, match="stddev = "):

@@ -16,15 +16,16 @@ from scipy import stats
 from fedsim.accounting.accountants import epsilon_of_composition
 from fedsim.accounting.events import RoundCost
 from fedsim.accounting.relations import Relation
+from fedsim.assembly import build_plan
 from fedsim.clipping import FlatClip, NoClip, NormalisedClip, PerLayerClip
-from fedsim.concentrated import ConcentratedSampling, FilteredMean
+from fedsim.concentrated import ConcentratedSampling
 from fedsim.errors import ConfigError
 from fedsim.estimators import ClippedDenominator, FixedDenominator
+from fedsim.filtered_mean import FilteredMean
 from fedsim.materials import Materials
 from fedsim.plan import RoundPlan, TaskSpec
 from fedsim.sampling import FixedSizeSampling, PoissonSampling, TruncatedPoissonSampling
 from fedsim.server_optimizer import ServerOptimizer
-from fedsim.session import build_plan
 from tests.conftest import small_config
 
 ELS: dict[str, Any] = {"name": "els", "cohort_size": None, "batch_size": 9}

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedsim.assembly import build_plan
 from fedsim.config import Config
 from fedsim.errors import ConfigError
 from fedsim.materials import Materials
 from fedsim.planner.budget import at_budget, largest_budget
-from fedsim.session import build_plan
 from fedsim.summary import expected_gradients
 from tests.conftest import small_config
 

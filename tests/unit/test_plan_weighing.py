@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedsim.assembly import build_plan
 from fedsim.errors import ConfigError
 from fedsim.materials import Materials
 from fedsim.planner.candidates import as_els, as_uls, candidate, enough, median_user_size
 from fedsim.planner.noise import Noise, recommend
 from fedsim.planner.numbers import Numbers, suppose
 from fedsim.planner.weighing import Weighed, weigh
-from fedsim.session import build_plan
 from tests.conftest import small_config
 
 PROMISE = {"epsilon": 6.0, "noise_multiplier": None}

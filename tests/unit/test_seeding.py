@@ -105,7 +105,7 @@ def test_another_law_is_rejected(wrong: object) -> None:
 
 @pytest.mark.parametrize(
     ("byte", "uniform", "normal"),
-    [(b"\x00", 0.0, -8.2095), (b"\xff", 1.0 - 2.0**-53, 8.2095)],
+    [(b"\x00", 0.0, 10.0140), (b"\xff", 1.0 - 2.0**-53, 0.0)],
     ids=["all bits 0", "all bits 1"],
 )
 def test_extreme_bits_give_finite_normals(
@@ -119,3 +119,36 @@ def test_extreme_bits_give_finite_normals(
 def test_system_entropy_of_size_zero_is_empty() -> None:
     assert SystemEntropy().random(0).shape == (0,)
     assert SystemEntropy().standard_normal(0).shape == (0,)
+
+
+def test_the_tail_of_secure_normals_has_neither_gaps_nor_an_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A word whose eleven coins all fail goes on to a second; 53 bits would end at 8.2."""
+
+    def drawn(word: int, second: int) -> float:
+        words = iter([word, second])
+        monkeypatch.setattr(
+            SystemEntropy,
+            "_bits",
+            staticmethod(lambda size: np.array([next(words) for _ in range(size)], np.uint64)),
+        )
+        return float(SystemEntropy().standard_normal(1)[0])
+
+    negative, no_coin, one_coin, next_mantissa = 1, 0, 2, 1 << 12
+    assert drawn(negative | one_coin, 0) == pytest.approx(stats.norm.ppf(0.25), rel=1e-12)
+    far = drawn(negative | no_coin, 1 << 40)
+    assert far == pytest.approx(stats.norm.ppf(2.0 ** -(2 + 11 + 40)), rel=1e-12)
+    assert far < -8.1
+    assert 0.0 <= drawn(negative | no_coin | next_mantissa, 1 << 40) - far < 1e-14
+
+
+def test_exponents_fall_by_halves() -> None:
+    """Every octave of the tail has the share it should: a right law, and no double counting."""
+    sample = np.abs(SystemEntropy().standard_normal(400_000))
+    edges = -stats.norm.ppf(2.0 ** -np.arange(1.0, 14.0))
+    counts, _ = np.histogram(sample, [*edges, np.inf])
+    share = np.array([2.0**-octave for octave in range(1, 13)] + [2.0**-12])
+    assert stats.chisquare(counts, share * len(sample)).pvalue > UNLUCKY
+    wrong = np.r_[share[:-2], share[-2] * 1.5, share[-1] * 0.5]
+    assert stats.chisquare(counts, wrong * len(sample)).pvalue < UNLUCKY

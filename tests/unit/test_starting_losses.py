@@ -11,13 +11,13 @@ import pytest
 from typer.testing import CliRunner
 
 from fedsim import starting_losses
+from fedsim.assembly import build_plan
 from fedsim.cli.main import app
 from fedsim.config import ModelConfig, parse_config
 from fedsim.data.split import split_store
 from fedsim.errors import ConfigError
 from fedsim.materials import Materials, load_materials, load_model
 from fedsim.scoring import score_examples
-from fedsim.session import build_plan
 from fedsim.starting_losses import losses_for
 from tests.conftest import small_config
 

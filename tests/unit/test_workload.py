@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedsim.assembly import build_plan
 from fedsim.materials import Materials
-from fedsim.session import build_plan
 from fedsim.workload import even_shards, unit_tokens
 from tests.conftest import small_config
 

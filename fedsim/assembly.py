@@ -1,0 +1,47 @@
+"""From a config and its materials to the plan of a round, and to who computes the plan's sums."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from flwr.serverapp import Grid
+
+from fedsim.config import Config
+from fedsim.execution import Executor
+from fedsim.grids.executor import GridExecutor
+from fedsim.grids.records import ClientSpec
+from fedsim.materials import Materials, worker_device
+from fedsim.plan import RoundPlan
+from fedsim.registry import resolve
+from fedsim.release_seed import release_seed
+from fedsim.workload import unit_tokens
+
+
+def build_plan(config: Config, materials: Materials) -> RoundPlan:
+    """Let the strategy that the config names build its plan, and say what it draws from."""
+    build: Callable[[Config, Materials], RoundPlan] = resolve(
+        "strategies", config.strategy.name, "strategy.name"
+    )
+    return replace(build(config, materials), seed=release_seed(config, materials))
+
+
+def build_executor(
+    config: Config, materials: Materials, plan: RoundPlan, grid: Grid, device: str
+) -> Executor:
+    """Return who computes the plan's sums over a grid, told all that clients must know."""
+    executor = GridExecutor(
+        grid,
+        ClientSpec(
+            seed=config.seed,
+            data=config.data,
+            model=config.model,
+            task=plan.task,
+            engine=config.executor.engine,
+            device=worker_device(config.executor, device),
+            precision=config.executor.precision,
+        ),
+        config.executor.shard_size,
+        unit_tokens(plan, materials),
+    )
+    return plan.around(executor, plan.seed)

@@ -1,0 +1,120 @@
+"""A run goes on from what it began with; a secure run's seed is not next to its model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fedsim import paths
+from fedsim.config import load_config
+from fedsim.materials import load_materials
+from fedsim.run_folder import RunFolder
+from tests.conftest import small_config
+from tests.end_to_end.commands import fedsim
+
+SEED = 918_273_645
+
+
+def write(path: Path, source: Path, noise: str, **strategy: object) -> Path:
+    config = small_config(
+        source,
+        privacy={"noise": noise},
+        data={"held_out_users": 0.4},
+        strategy=strategy,
+        training={"keep_checkpoints": 4},
+    )
+    path.write_text(f"seed = {SEED}\n" + config.to_toml(with_seed=False), encoding="utf-8")
+    return path
+
+
+def holding(folder: Path, text: str) -> list[str]:
+    """Files in which the text stands, as digits of JSON, TOML or HTML."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return [path.name for path in files if text.encode() in path.read_bytes()]
+
+
+def cut_off(folder: RunFolder) -> None:
+    """Leave a run as a kill after its first checkpoint would."""
+    folder.report.unlink()
+    for path in sorted(folder.checkpoints.iterdir())[1:]:
+        path.unlink()
+
+
+def test_the_seed_of_a_secure_run_is_nowhere_in_its_folder(speeches: Path, tmp_path: Path) -> None:
+    config = write(tmp_path / "mine.toml", speeches, "secure")
+    out = tmp_path / "out"
+    assert fedsim("run", config, "--out", out).returncode == 0
+    assert holding(out, str(SEED)) == []
+    place = paths.cache_dir() / "seeds" / f"{json.loads((out / 'run.json').read_text())['id']}.json"
+    assert json.loads(place.read_text()) == {"seed": SEED}
+    assert place.stat().st_mode & 0o077 == 0
+    assert RunFolder(out).read_config() == load_config(config)
+    assert fedsim("evaluate", out, "--json").returncode == 0  # it finds the split again
+    cut_off(RunFolder(out))
+    assert fedsim("run", config, "--out", out, "--resume").returncode == 0
+    assert holding(out, str(SEED)) == []
+    place.unlink()
+    lost = fedsim("evaluate", out)
+    assert lost.returncode == 2
+    assert str(place) in lost.stderr
+    seeded = write(tmp_path / "seeded.toml", speeches, "seeded")
+    assert fedsim("run", seeded, "--out", tmp_path / "seeded").returncode == 0
+    assert "config.toml" in holding(tmp_path / "seeded", str(SEED))  # so that the search can find
+
+
+@pytest.mark.parametrize("noise", ["seeded", "secure"])
+def test_a_run_does_not_go_on_with_other_texts(speeches: Path, tmp_path: Path, noise: str) -> None:
+    """The rounds before and after would be of two data sets, and a repeated one of both."""
+    texts = tmp_path / "texts.jsonl"
+    whole = speeches.read_text(encoding="utf-8")
+    texts.write_text(whole, encoding="utf-8")
+    config = write(tmp_path / "mine.toml", texts, noise)
+    folder = RunFolder(tmp_path / "out")
+    assert fedsim("run", config, "--out", folder.path).returncode == 0
+    cut_off(folder)
+    before = {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()}
+    for text, status in ((whole.replace("king", "lord", 1), 2), (whole, 0)):
+        texts.write_text(text, encoding="utf-8")
+        load_materials.cache_clear()
+        done = fedsim("run", config, "--out", folder.path, "--resume")
+        assert done.returncode == status
+        if status:
+            assert "--resume: data.source changed since the run" in done.stderr
+            assert {path: path.read_bytes() for path in before} == before
+    assert folder.report.exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"version": 2, "fedsim": "9.1", "sources": {}}', "open it with fedsim 9.1"),
+        ('{"version": 1}', "cannot be read"),
+        ("[]", "cannot be read"),
+        ("", "cannot be read"),
+        ('{"version": 1, "fedsim": "0", "sources": {}, "id": "../../x"}', "not one that fedsim"),
+    ],
+)
+def test_an_identity_that_cannot_be_read_is_refused(
+    speeches: Path, tmp_path: Path, content: str, message: str
+) -> None:
+    config = write(tmp_path / "mine.toml", speeches, "secure", rounds=1)
+    out = tmp_path / "out"
+    assert fedsim("run", config, "--out", out).returncode == 0
+    (out / "run.json").write_text(content, encoding="utf-8")
+    for done in (fedsim("run", config, "--out", out, "--resume"), fedsim("evaluate", out)):
+        assert done.returncode == 2
+        assert message in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_a_folder_without_an_identity_opens(speeches: Path, tmp_path: Path) -> None:
+    """As folders of earlier versions have none."""
+    config = write(tmp_path / "mine.toml", speeches, "seeded")
+    folder = RunFolder(tmp_path / "out")
+    assert fedsim("run", config, "--out", folder.path).returncode == 0
+    cut_off(folder)
+    folder.identity.unlink()
+    assert fedsim("run", config, "--out", folder.path, "--resume").returncode == 0
+    assert folder.identity.exists()

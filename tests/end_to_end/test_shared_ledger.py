@@ -1,0 +1,164 @@
+"""Runs that share a ledger keep one budget together, whichever process charges first."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import re
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsim.accounting.accountants import epsilon
+from fedsim.accounting.events import RoundCost
+from fedsim.accounting.ledger import Ledger
+from fedsim.accounting.relations import Relation
+from fedsim.errors import BudgetSpentError, ConfigError
+from fedsim.report.schema import load_report
+from fedsim.sampling import PoissonSampling
+from fedsim.shared_ledger import SharedAccount, SharedLedger, read_shared
+from tests.conftest import small_config
+from tests.end_to_end.commands import fedsim
+
+COST = RoundCost(PoissonSampling(0.25), 1.0)
+
+
+def write(path: Path, speeches: Path, ledger: Path, budget: float, **privacy: object) -> Path:
+    shared = {"ledger": str(ledger), "epsilon": budget, "delta": 1e-3}
+    config = small_config(speeches, privacy={"shared": shared, **privacy})
+    path.write_text(config.to_toml(), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("noise", ["seeded", "secure"])
+def test_siblings_stop_before_they_exceed_the_common_budget(
+    speeches: Path, tmp_path: Path, noise: str
+) -> None:
+    """Four rounds each, a budget for six: the second run ends after two, with its model."""
+    ledger = tmp_path / "people.json"
+    budget = epsilon(COST, 6, 1e-3)
+    done = []
+    for name, rate in [("first", 0.1), ("second", 0.2)]:
+        config = write(tmp_path / f"{name}.toml", speeches, ledger, budget, noise=noise)
+        setting = f"server.learning_rate={rate}"
+        done.append(fedsim("run", config, "--out", tmp_path / name, "--set", setting))
+    assert [end.returncode for end in done] == [0, 3]
+    assert "would exceed its budget" in done[1].stderr
+    assert "Traceback" not in done[1].stderr
+    assert read_shared(ledger).ledger.costs == [(COST, 6)]
+    assert [load_report(tmp_path / name).privacy.rounds for name in ("first", "second")] == [4, 2]
+    assert (tmp_path / "second" / "model" / "model.safetensors").exists()
+    told = fedsim("account", "ledger", ledger, "--json")
+    facts = json.loads(told.stdout)
+    assert facts["epsilon"] == pytest.approx(budget, rel=1e-3)
+    assert (facts["delta"], facts["unit"], facts["relation"]) == (1e-3, "user", "add-or-remove-one")
+    said = fedsim("account", "ledger", ledger).stdout
+    assert re.search(r"All 6 releases together: every user has .* pld accountant", said)
+
+
+def test_the_same_seeded_run_is_charged_once(speeches: Path, tmp_path: Path) -> None:
+    ledger = tmp_path / "people.json"
+    config = write(tmp_path / "mine.toml", speeches, ledger, epsilon(COST, 4, 1e-3))
+    for name in ("first", "again"):
+        assert fedsim("run", config, "--out", tmp_path / name).returncode == 0
+    assert read_shared(ledger).ledger.num_releases == 4
+    first, again = (tmp_path / name / "model" / "model.safetensors" for name in ("first", "again"))
+    assert first.read_bytes() == again.read_bytes()
+
+
+def test_another_budget_or_a_broken_file_is_refused_before_anything_is_written(
+    speeches: Path, tmp_path: Path
+) -> None:
+    ledger = tmp_path / "people.json"
+    config = write(tmp_path / "mine.toml", speeches, ledger, 5.0)
+    assert fedsim("run", config, "--out", tmp_path / "first").returncode == 0
+    other = fedsim("run", config, "--out", tmp_path / "other", "--set", "privacy.shared.epsilon=9")
+    assert (other.returncode, (tmp_path / "other").exists()) == (2, False)
+    assert "runs that share a ledger share its budget" in other.stderr
+    for content in ("", "{}", "[]", '{"version": 7}', ledger.read_text()[:-40]):
+        ledger.write_text(content)
+        broken = fedsim("run", config, "--out", tmp_path / "broken")
+        assert (broken.returncode, (tmp_path / "broken").exists()) == (2, False)
+        assert f"Error: shared ledger {ledger}" in broken.stderr
+        assert fedsim("account", "ledger", ledger).returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("strategy", "privacy", "message"),
+    [
+        ({"sampling": {"kind": "shuffled"}}, {}, "gives no guarantee"),
+        ({"name": "non-private"}, {"noise_multiplier": None, "delta": None}, "would exceed"),
+    ],
+)
+def test_what_cannot_share(
+    speeches: Path, tmp_path: Path, strategy: dict[str, Any], privacy: dict[str, Any], message: str
+) -> None:
+    shared = {"ledger": str(tmp_path / "people.json"), "epsilon": 9.0, "delta": 1e-3}
+    config = small_config(speeches, strategy=strategy, privacy={"shared": shared, **privacy})
+    (tmp_path / "mine.toml").write_text(config.to_toml(), encoding="utf-8")
+    done = fedsim("run", tmp_path / "mine.toml", "--out", tmp_path / "out")
+    assert done.returncode in (2, 3)
+    assert message in done.stderr
+    assert not (tmp_path / "people.json").exists()
+
+
+def _charge_many(path: Path, name: str, start: Barrier) -> None:
+    account = SharedAccount(path, SharedLedger(100.0, 1e-5, Relation.ADD_OR_REMOVE))
+    start.wait()
+    for round in range(40):
+        account.charge(round, COST, name, 40 - round)
+
+
+def test_processes_that_charge_at_once_lose_nothing(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    start = context.Barrier(3)
+    names = ["seeded:1", "seeded:2", "secure"]
+    path = tmp_path / "people.json"
+    workers = [context.Process(target=_charge_many, args=(path, name, start)) for name in names]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert [worker.exitcode for worker in workers] == [0, 0, 0]
+    assert {
+        item.release: item.num_rounds for item in read_shared(path).ledger.items
+    } == dict.fromkeys(names, 40)
+
+
+def test_what_another_process_charged_meanwhile_counts(tmp_path: Path) -> None:
+    terms = SharedLedger(epsilon(COST, 5, 1e-5), 1e-5, Relation.ADD_OR_REMOVE)
+    one, two = (SharedAccount(tmp_path / "people.json", terms) for _ in range(2))
+    one.charge(0, COST, "seeded:1", 10)  # it has computed that four more fit
+    for round in range(3):
+        two.charge(round, COST, "seeded:2", 10)
+    one.charge(1, COST, "seeded:1", 9)
+    with pytest.raises(BudgetSpentError, match="round 2: the ledger"):
+        one.charge(2, COST, "seeded:1", 8)
+    one.charge(1, COST, "seeded:1", 9)  # a repeated draw is paid for
+    assert read_shared(tmp_path / "people.json").ledger.num_releases == 5
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"epsilon": "8"},
+        {"epsilon": True},
+        {"epsilon": float("inf")},
+        {"epsilon": -1.0},
+        {"delta": 1.0},
+        {"relation": "none"},
+        {"ledger": {"version": 9}},
+        {"more": 1},
+        {"version": 2},
+    ],
+)
+def test_a_malformed_shared_ledger_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
+    path = tmp_path / "people.json"
+    good = SharedLedger(8.0, 1e-5, Relation.REPLACE, Ledger().charge(0, COST, "secure"))
+    path.write_text(json.dumps(good.to_json()), encoding="utf-8")
+    assert read_shared(path) == good
+    path.write_text(json.dumps({**good.to_json(), **change}), encoding="utf-8")
+    with pytest.raises(ConfigError, match="ledger"):
+        read_shared(path)

@@ -27,13 +27,15 @@ def main() -> int:
     changed = commands.add_parser("mutants", help="try all mutants of the files")
     changed.add_argument("files", nargs="*", help="by default all")
     changed.add_argument("--lines", default="", help="only lines that contain this; writes nothing")
+    once = "a first look: who survives in a warm session is not tried again from the import on"
+    changed.add_argument("--once", action="store_true", help=once)
     commands.add_parser("page", help="write docs/mutation.md from docs/mutation.json")
     commands.add_parser("table", help="print the table of docs/privacy.md")
     arguments = parser.parse_args()
     if arguments.command == "pitfalls":
         return _pitfalls(arguments.words)
     if arguments.command == "mutants":
-        return _mutants(arguments.files or list(TARGETS), arguments.lines)
+        return _mutants(arguments.files or list(TARGETS), arguments.lines, arguments.once)
     if arguments.command == "page":
         _PAGE.write_text(page(load(_RESULTS), accepted()), encoding="utf-8")
         return 0
@@ -55,7 +57,7 @@ def _pitfalls(words: list[str]) -> int:
     return int(survived > 0)
 
 
-def _mutants(files: list[str], lines: str) -> int:
+def _mutants(files: list[str], lines: str, once: bool) -> int:
     warm_up(sorted({test for file in files for test in TARGETS[file].all}))
     reasons, unexplained = accepted(), 0
 
@@ -65,7 +67,7 @@ def _mutants(files: list[str], lines: str) -> int:
             typer.echo(f"{known}: {file}:{mutant.number}: {mutant.change}")
 
     for file in files:
-        result = survey(file, TARGETS[file], tell, lines)
+        result = survey(file, TARGETS[file], tell, only=lines, agreed=reasons, once=once)
         unexplained += sum(one.key not in reasons for one in result.survivors)
         counts = f"{result.mutants} mutants, {result.caught} caught ({result.too_slow} by time)"
         typer.echo(f"{file}: {counts}, {result.seconds:.0f} s")

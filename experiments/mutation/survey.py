@@ -10,7 +10,7 @@ import ast
 import json
 import time
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -84,15 +84,26 @@ def accepted(path: Path = ACCEPTED) -> dict[Key, str]:
 
 
 def survey(
-    file: str, tests: Tests, tell: Callable[[Mutant, Verdict], None], only: str = ""
+    file: str,
+    tests: Tests,
+    tell: Callable[[Mutant, Verdict], None],
+    *,
+    only: str = "",
+    agreed: Container[Key] = (),
+    once: bool = False,
 ) -> Result:
     """Try every mutant of a file.
+
+    Those in functions are tried in a warm session, and whoever survives there and was not agreed
+    to once more from the import on; the others from the import on to begin with.
 
     Args:
         file: path in the repository.
         tests: that cover it.
         tell: sees each mutant and what became of it.
         only: mutants of lines that contain this.
+        agreed: survivors that need not be tried twice.
+        once: try nobody twice, and from the import on with the quick tests only.
 
     Raises:
         RuntimeError: the tests fail without a mutant.
@@ -100,17 +111,22 @@ def survey(
     source = (ROOT / file).read_text(encoding="utf-8")
     began = time.monotonic()
     chosen = [mutant for mutant in mutants(source) if only in mutant.line]
-    quickly = {i: mutant.tree for i, mutant in enumerate(chosen) if mutant.in_function}
-    verdicts = caught(file, quickly, tests.quick) if quickly else {}
-    judges = [_Judge(file, source, test) for test in tests.all]
+    verdicts: dict[int, Verdict] = {}
+    for some in filter(None, (tests.quick, tests.thorough)):
+        left = {i: m.tree for i, m in enumerate(chosen) if m.in_function and i not in verdicts}
+        verdicts |= caught(file, left, some) if left else {}
+    judges = [_Judge(file, source, test) for test in (tests.quick if once else tests.all)]
     alive = []
     for index, mutant in enumerate(chosen):
-        if index not in verdicts:
+        survivor = Survivor(file, mutant.number, mutant.line, mutant.change)
+        believed = mutant.in_function and (once or survivor.key in agreed)
+        if index not in verdicts and not believed:
             found = (judge_(mutant.tree) for judge_ in judges)
             verdicts[index] = next((one for one in found if one != "survived"), "survived")
-        tell(mutant, verdicts[index])
-        if verdicts[index] == "survived":
-            alive.append(Survivor(file, mutant.number, mutant.line, mutant.change))
+        verdict = verdicts.setdefault(index, "survived")
+        tell(mutant, verdict)
+        if verdict == "survived":
+            alive.append(survivor)
     slow = sum(verdict == "too slow" for verdict in verdicts.values())
     return Result(file, len(chosen), slow, tuple(alive), time.monotonic() - began)
 

@@ -31,7 +31,11 @@ TARGETS: Mapping[str, Tests] = {
     "fedsim/noise.py": Tests(("tests/unit/test_noise.py",), (_RELEASED,)),
     "fedsim/seeding.py": Tests(("tests/unit/test_seeding.py",), (_SAMPLING,)),
     "fedsim/sampling.py": Tests(
-        (_SAMPLING, "tests/unit/test_accounting_events.py"),
+        (
+            _SAMPLING,
+            "tests/unit/test_samplers_described.py",
+            "tests/unit/test_accounting_events.py",
+        ),
         ("tests/privacy/test_other_samplers.py", "tests/unit/test_truncated_poisson.py"),
     ),
     "fedsim/plan.py": Tests((_PLAN,), (_ROUND, _POLICY, _RELEASED)),

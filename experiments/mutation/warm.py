@@ -13,11 +13,11 @@ import sys
 import time
 import types
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from experiments.mutation.forked import OPTIONS, in_a_child, patient_hypothesis, scratch
+from experiments.mutation.forked import OPTIONS, Verdict, in_a_child, patient_hypothesis, scratch
 
 if TYPE_CHECKING:
     import pytest
@@ -26,7 +26,7 @@ _PATIENCE = 3600.0
 _LEAST_SECONDS, _TIMES = 30.0, 5.0
 
 
-def caught(file: str, trees: Mapping[int, ast.Module], tests: Sequence[str]) -> dict[int, str]:
+def caught(file: str, trees: Mapping[int, ast.Module], tests: Sequence[str]) -> dict[int, Verdict]:
     """Return which mutants a test noticed, by their key: "caught" or "too slow".
 
     Raises:
@@ -49,7 +49,8 @@ def caught(file: str, trees: Mapping[int, ast.Module], tests: Sequence[str]) -> 
             output = (folder / "output.txt").read_text(errors="replace")[-2000:]
             raise RuntimeError(f"{file}: its tests fail as it is:\n{output}")
         lines = [line.split(" ", 1) for line in found.read_text().splitlines()]
-    return {int(key): verdict for key, verdict in lines if verdict != "survived"}
+    known: dict[str, Verdict] = {"caught": "caught", "too slow": "too slow"}
+    return {int(key): known[verdict] for key, verdict in lines if verdict in known}
 
 
 class _Loop:
@@ -71,9 +72,8 @@ class _Loop:
             return True
         with (self._folder / "verdicts.txt").open("w") as verdicts:
             for key, tree in self._trees.items():
-                status = in_a_child(
-                    lambda tree=tree: self._mutated(session, tree), self._folder, limit
-                )
+                act = partial(self._mutated, session, tree)
+                status = in_a_child(act, self._folder, limit)
                 verdict = "too slow" if status is None else "caught" if status else "survived"
                 verdicts.write(f"{key} {verdict}\n")
                 verdicts.flush()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -105,7 +106,7 @@ def test_code_is_exchanged_behind_whoever_has_the_function(
     monkeypatch.setitem(sys.modules, "boxes", module)
     spec.loader.exec_module(module)
     box, check, least = module.Box(), module.Box.check, module.least
-    wanted = {
+    wanted: dict[str, Callable[[], bool]] = {
         "self.side ** 2 → self.side * 2": lambda: box.area == 3.0,
         "self.area <= LIMIT → self.area > LIMIT": lambda: module.Box(2.0).fits,
         "side > 0.0 → side <= 0.0": lambda: check(-1.0) is None,

@@ -164,6 +164,8 @@ def _wait(child: int, seconds: float) -> int | None:
     while time.monotonic() < deadline:
         done, status = os.waitpid(child, os.WNOHANG)
         if done:
+            with contextlib.suppress(ProcessLookupError):  # what it started and left behind
+                os.killpg(child, signal.SIGKILL)
             return os.waitstatus_to_exitcode(status)
         time.sleep(0.02)
     os.killpg(child, signal.SIGKILL)

@@ -26,8 +26,12 @@ _SAMPLING, _RELEASED = "tests/privacy/test_sampling.py", "tests/privacy/test_rel
 _EXECUTORS, _ENGINES = "tests/contracts/test_executors.py", "tests/contracts/test_engines.py"
 
 TARGETS: Mapping[str, Tests] = {
-    "fedsim/clipping.py": Tests((_CLIPS, _SENSITIVITY), (_POLICY,)),
-    "fedsim/estimators.py": Tests((_SENSITIVITY, _ROUND), (_PLAN, _EXECUTORS)),
+    "fedsim/clipping.py": Tests(
+        ("tests/unit/test_clip_factors.py", _CLIPS, _SENSITIVITY), (_POLICY,)
+    ),
+    "fedsim/estimators.py": Tests(
+        ("tests/unit/test_estimators.py", _SENSITIVITY, _ROUND), (_PLAN, _EXECUTORS)
+    ),
     "fedsim/noise.py": Tests(("tests/unit/test_noise.py",), (_RELEASED,)),
     "fedsim/seeding.py": Tests(("tests/unit/test_seeding.py",), (_SAMPLING,)),
     "fedsim/sampling.py": Tests(
@@ -38,7 +42,10 @@ TARGETS: Mapping[str, Tests] = {
         ),
         ("tests/privacy/test_other_samplers.py", "tests/unit/test_truncated_poisson.py"),
     ),
-    "fedsim/plan.py": Tests((_PLAN,), (_ROUND, _POLICY, _RELEASED)),
+    "fedsim/plan.py": Tests(
+        ("tests/unit/test_plan_draws.py", _PLAN),
+        (_ROUND, _POLICY, _RELEASED, "tests/privacy/test_concentration_filter.py"),
+    ),
     "fedsim/adaptive_clip.py": Tests((_POLICY,), (_ADAPTIVE,)),
     "fedsim/clip_policy.py": Tests((_POLICY,), (_ROUND,)),
     "fedsim/execution.py": Tests((_SENSITIVITY, _ROUND), (_EXECUTORS, _ENGINES)),

@@ -23,6 +23,7 @@ from clients.language_model import TransformersModel
 from fedsim.accounting.accountants import epsilon
 from fedsim.accounting.events import RoundCost
 from fedsim.accounting.ledger import Ledger
+from fedsim.assembly import build_plan
 from fedsim.clipping import FlatClip
 from fedsim.config import ModelConfig
 from fedsim.execution import Engine, Unit
@@ -34,7 +35,6 @@ from fedsim.materials import Materials, load_model
 from fedsim.plan import RoundPlan
 from fedsim.round import run_round
 from fedsim.sampling import PoissonSampling, TruncatedPoissonSampling
-from fedsim.session import build_plan
 from fedsim.state import ServerState
 from fedsim.summary import privacy_block
 from tests.conftest import small_config
@@ -73,7 +73,7 @@ def test_a_round_is_one_release_in_whatever_pieces_it_is_computed(
         after.append(state)
     whole, pieces = after
     assert whole.ledger == pieces.ledger
-    assert [entry.round for entry in pieces.ledger.entries] == [0, 1]
+    assert [(item.first_round, item.num_rounds) for item in pieces.ledger.items] == [(0, 2)]
     assert {cost for cost, _ in pieces.ledger.costs} == {RoundCost(PoissonSampling(6 / 24), 0.01)}
     for name, value in whole.parameters.items():
         torch.testing.assert_close(pieces.parameters[name], value, rtol=0, atol=1e-5)

@@ -5,9 +5,9 @@ BIN := $(VENV)/bin
 OUT ?= runs/demo
 
 # Two test processes on two cores: a second thread of each would only wait for the other's.
-test test-oldest fast torture: export OMP_NUM_THREADS := 1
+test test-oldest fast torture coverage mutation: export OMP_NUM_THREADS := 1
 
-.PHONY: install demo test test-oldest check fast docs torture clean
+.PHONY: install demo test test-oldest check fast docs torture coverage mutation clean
 
 demo: $(VENV)/.installed
 	$(BIN)/fedsim demo --out $(OUT)
@@ -42,6 +42,19 @@ torture: $(VENV)/.installed-dev
 docs: $(VENV)/.installed-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
+# Branches too, and below 90 % it fails; htmlcov/index.html shows them line by line.
+coverage: $(VENV)/.installed-dev
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage html --quiet --fail-under 0
+	$(BIN)/coverage report
+
+# Fails where a protection can go, or something can be changed, that no test notices.
+mutation: $(VENV)/.installed-dev
+	$(BIN)/python -m experiments.mutation pitfalls
+	$(BIN)/python -m experiments.mutation mutants
+
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedsim needs Python 3.11 or newer")'
 	$(PYTHON) -m venv $(VENV)
@@ -59,4 +72,5 @@ $(VENV)/.installed-docs: $(VENV)/.installed
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV)-oldest runs build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(VENV)-oldest runs build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache \
+		.coverage .coverage.* htmlcov

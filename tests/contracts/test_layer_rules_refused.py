@@ -81,6 +81,14 @@ class PerSequenceSwitch(Base):
         return torch.Tensor(self.output(inner.flip(0)))
 
 
+class MeanOfTheBatch(Base):
+    """What is scored is how a sequence differs from those that happen to be beside it."""
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        inner = torch.tanh(self.hidden(self.words(tokens)))
+        return torch.Tensor(self.output(inner - 0.5 * inner.mean(0, keepdim=True)))
+
+
 class Opened:
     """A `Base` as a language model that can be looked into."""
 
@@ -127,6 +135,7 @@ def test_a_plain_network_is_covered(
         (OwnParameter, "OwnParameter"),
         (Subclass, "hidden (Doubled)"),
         (PerSequenceSwitch, "hidden"),
+        (MeanOfTheBatch, "words"),
     ],
 )
 def test_what_no_rule_describes_is_left_to_the_loop(

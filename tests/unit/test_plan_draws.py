@@ -1,0 +1,54 @@
+"""Where a plan's coins and noise come from, and noise that is too small to be a number."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fedsim.clipping import FlatClip
+from fedsim.seeding import SystemEntropy, stream
+from tests.unit.test_plan import make_plan
+
+
+@pytest.mark.parametrize("round", [0, 7])
+def test_draws_have_the_address_of_their_purpose(round: int) -> None:
+    """A run that is taken up by a later version must draw what it drew."""
+    plan = make_plan(seed=11)
+    coins, noise = plan.coins(round).random(9), plan.noise(round).standard_normal(9)
+    assert np.array_equal(coins, stream(11, "sampling", round).random(9))
+    assert np.array_equal(noise, stream(11, "noise", round).standard_normal(9))
+
+
+def test_a_secure_plan_asks_the_operating_system_for_both() -> None:
+    plan = make_plan(entropy="secure")
+    assert isinstance(plan.coins(0), SystemEntropy)
+    assert isinstance(plan.noise(0), SystemEntropy)
+    assert plan.release_id == "secure"
+
+
+def test_noise_that_rounds_to_none_is_refused() -> None:
+    with pytest.raises(ValueError, match="noise needs a positive multiplier and a finite bound"):
+        make_plan(noise_multiplier=1e-200, clip=FlatClip(l2_clip_norm=1e-200))
+
+
+def test_a_plan_without_noise_says_so() -> None:
+    plan = make_plan(noise_multiplier=0.0)
+    assert plan.noise_stddev == 0.0
+    assert plan.cost.noise_multiplier == 0.0
+
+
+def test_the_defaults_are_those_that_promise_most_and_do_nothing_else() -> None:
+    plan = make_plan()
+    assert (plan.seed, plan.entropy, plan.dropped, plan.assumptions) == (0, "seeded", {}, ())
+    assert plan.moving_clip_norm is None
+    executor = object()
+    assert plan.around(executor, 3) is executor  # type: ignore[arg-type,comparison-overlap]
+
+
+def test_a_task_keeps_its_name_and_options() -> None:
+    task = make_plan().task
+    assert (task.name, task.options) == ("fedsgd", {})
+    with pytest.raises(ValueError, match="frozen"):
+        task.name = "another"
+    with pytest.raises(ValueError, match="extra"):
+        type(task)(name="fedsgd", option=1)  # type: ignore[call-arg]

@@ -1,0 +1,53 @@
+"""What samplers say of themselves: their kind, the words of a report, whether it is a promise."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedsim.sampling import (
+    FixedSizeSampling,
+    PoissonSampling,
+    Sampling,
+    ShuffledSampling,
+    TruncatedPoissonSampling,
+)
+
+SAID: dict[str, tuple[Sampling, bool, str]] = {
+    "poisson": (PoissonSampling(0.25), True, "Poisson sampling of users"),
+    "truncated-poisson": (
+        TruncatedPoissonSampling(0.25, 6, 20),
+        True,
+        "Poisson sampling of users, truncated at 6 a round",
+    ),
+    "fixed-size": (
+        FixedSizeSampling(5, 20),
+        True,
+        "fixed-size sampling of 5 users without replacement",
+    ),
+    "shuffled": (
+        ShuffledSampling(5, 20),
+        False,
+        "shuffled passes over users (accounted as Poisson sampling)",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", SAID)
+def test_kind_words_and_whether_it_is_a_guarantee(kind: str) -> None:
+    law, guaranteed, words = SAID[kind]
+    assert (law.kind, law.guaranteed, law.of("users")) == (kind, guaranteed, words)
+    assert law.probability == 0.25
+
+
+@pytest.mark.parametrize("law", [FixedSizeSampling, ShuffledSampling])
+@pytest.mark.parametrize("size", [0, 21])
+def test_a_size_out_of_range_is_named(law: type, size: int) -> None:
+    with pytest.raises(ValueError, match=rf"^size = {size} of a population of 20: .*1 <= size"):
+        law(size, 20)
+
+
+def test_a_cap_out_of_range_is_named() -> None:
+    with pytest.raises(ValueError, match=r"^max_units = 21 of a population of 20: "):
+        TruncatedPoissonSampling(0.25, 21, 20)
+    assert TruncatedPoissonSampling(0.25, 20, 20).truncation_probability == 0.0
+    assert TruncatedPoissonSampling(1.0, 1, 1).max_units == 1

@@ -31,8 +31,7 @@ Selection = Literal[
 ]
 
 
-# Bytes of a config. The parser's time grows with the square of how deep a dotted key is.
-_LONGEST = 1 << 16
+_LONGEST = 1 << 16  # bytes; a dotted key takes the parser the square of its depth
 
 
 class DataConfig(Section):
@@ -264,7 +263,7 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
             content = file.read(_LONGEST + 1)
         if len(content) > _LONGEST:
             raise ConfigError(f"config: {path} is longer than {_LONGEST} bytes; is it a config?")
-        raw = tomllib.loads(content.decode("utf-8").replace("\r\n", "\n"))
+        raw = tomllib.loads(content.decode().replace("\r\n", "\n"))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"config: cannot read {path}: {error}") from None
     except ValueError as error:  # TOMLDecodeError, or a number with thousands of digits
@@ -279,11 +278,14 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
 def parse_config(raw: Mapping[str, Any]) -> Config:
     """Validate a nested mapping; every problem found stands in the one `ConfigError`."""
     try:
-        return Config.model_validate(raw)
+        (config := Config.model_validate(raw)).to_toml()
+        return config
     except ValidationError as error:
         problems = error.errors(include_url=False)
         lines = [explain(problem, Config) for problem in problems]
         raise ConfigError("\n".join(dict.fromkeys(lines))) from None
+    except ValueError as error:  # a hexadecimal number of thousands of digits
+        raise ConfigError(f"config: cannot be written: {error}") from None
 
 
 def with_settings(config: Config, overrides: Sequence[str]) -> Config:

@@ -136,7 +136,7 @@ Composition = Sequence[tuple[RoundCost, int]]
 
 def _sampling(data: object) -> tuple[type[Any], dict[str, Any]]:
     """Return the law and its fields, all of them numbers."""
-    if not isinstance(data, Mapping) or data.get("kind") not in _SAMPLINGS:
+    if not isinstance(data, Mapping) or data.get("kind") not in tuple(_SAMPLINGS):
         raise ConfigError(
             f"round cost: sampling = {data!r}: expected a kind out of {sorted(_SAMPLINGS)}"
         )

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 from fedsim.accounting.cache import remembered
+from fedsim.accounting.events import RoundCost
 from fedsim.attacks.likelihoods import Likelihoods
 from fedsim.checkpoint import load_checkpoint, save_checkpoint
 from fedsim.config import load_config
@@ -61,6 +62,20 @@ def test_json_that_is_none_is_one_error(text: str | bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
         value = parse_json(text)
         raise ValueError(value)
+
+
+@pytest.mark.parametrize("key", ["seed", "strategy.rounds"])
+def test_a_number_that_nobody_can_write(tmp_path: Path, key: str) -> None:
+    (tmp_path / "run.toml").touch()
+    with pytest.raises(ConfigError, match="cannot be written"):
+        load_config(tmp_path / "run.toml", [f"{key}=0x{'f' * 5000}"])
+
+
+@pytest.mark.parametrize("kind", [{}, [], None, 7, "x"])
+def test_a_cost_of_a_kind_that_is_none(kind: object) -> None:
+    cost = {"sampling": {"kind": kind}, "noise_multiplier": 1.0, "units_per_user": 1}
+    with pytest.raises(ConfigError, match="expected a kind out of"):
+        RoundCost.from_json(cost)
 
 
 @pytest.mark.parametrize("content", [b"\xff", DEEP.encode(), b"9" * 5000, b"null"])

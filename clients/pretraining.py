@@ -10,8 +10,6 @@ import hashlib
 import json
 import logging
 import math
-import os
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,9 +26,12 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from clients.model_files import check_folder
 from clients.quiet import quietly
 from clients.tokenizers_builtin import public_text
-from fedsim.paths import cache_dir
+from fedsim.disk_errors import naming
+from fedsim.errors import ConfigError
+from fedsim.paths import cache_dir, folder_beside, rename_synced, sync_all
 
 logger = logging.getLogger(__name__)
 
@@ -86,10 +87,21 @@ def pretrained(
         module = random_start(config, schedule.seed)
         _train(module, _packed(tokenizer), schedule, name)
         _keep(module, tokenizer, folder)
-    with quietly():
-        kept: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, attn_implementation="eager"
-        )
+    try:
+        check_folder(folder)
+        with quietly():
+            kept: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+                folder,
+                dtype=torch.float32,
+                attn_implementation="eager",
+                use_safetensors=True,
+                trust_remote_code=False,
+            )
+    except Exception as error:  # transformers and what it builds on have errors of many kinds
+        raise ConfigError(
+            f"the pre-trained {name} kept in {folder} is damaged: {error}; delete it, to train it "
+            "again"
+        ) from error
     return kept
 
 
@@ -164,17 +176,16 @@ def _shown(steps: int, title: str) -> Iterator[int]:
 
 def _keep(module: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
     """Write beside the folder, then rename: a folder that exists is complete."""
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
-    temporary.mkdir(parents=True, exist_ok=True)
-    with quietly():
-        module.save_pretrained(temporary)
-        tokenizer.save_pretrained(temporary)
-    try:
-        temporary.rename(folder)
-    except OSError:
-        if not folder.exists():
-            raise
-        shutil.rmtree(temporary)  # another process was first; its folder is as good
+    with naming(folder), folder_beside(folder) as temporary:
+        with quietly():
+            module.save_pretrained(temporary)
+            tokenizer.save_pretrained(temporary)
+        sync_all(temporary)
+        try:
+            rename_synced(temporary, folder)
+        except OSError:
+            if not folder.exists():  # else another process was first; its folder is as good
+                raise
 
 
 def _key(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerFast, schedule: Schedule) -> str:

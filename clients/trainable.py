@@ -19,6 +19,11 @@ def select_trainable(names: Sequence[str], pattern: str, *, lora: bool = False) 
 
     Raises:
         ConfigError: not a regular expression, or it finds no name.
+
+    Examples:
+        >>> names = ["wte.weight", "h.0.ln_1.weight", "h.0.attn.weight"]
+        >>> select_trainable(names, "wte|ln_")
+        ['wte.weight', 'h.0.ln_1.weight']
     """
     if pattern == "all":
         return [name for name in names if not lora or ".lora_" in name]

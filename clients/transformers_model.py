@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -19,6 +18,7 @@ from transformers import (
 
 import clients.lstm_modules  # noqa: F401  (registers its model type, so that its folders open)
 from clients.language_model import TransformersModel
+from clients.model_files import check_folder
 from clients.quiet import quietly
 from fedsim import registry
 from fedsim.config import ModelConfig
@@ -76,19 +76,35 @@ def open_pretrained(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase
     path = Path(name).expanduser()
     if _looks_like_a_path(name) and not path.exists():
         raise ConfigError(f"model.name_or_path = {name!r}: there is no such file or folder")
-    source, options = str(path) if path.exists() else name, {}
+    source = str(path) if path.exists() else name
+    options: dict[str, Any] = {"trust_remote_code": False}
     loading: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": "eager"}
     if path.suffix == ".gguf" and path.is_file():
-        source, options = str(path.parent), {"gguf_file": path.name}
+        source, options = str(path.parent), {**options, "gguf_file": path.name}
         loading["quantization_config"] = GgufConfig(dequantize=True)
+    else:
+        loading["use_safetensors"] = True
     try:
         with quietly():
-            module = AutoModelForCausalLM.from_pretrained(source, **loading, **options)
+            if path.is_dir():
+                check_folder(path)
+            opened: Any = AutoModelForCausalLM.from_pretrained(
+                source, output_loading_info=True, **loading, **options
+            )
+            module, loaded = opened
+            _check_all_there(loaded)
             tokenizer = AutoTokenizer.from_pretrained(source, **options)
             _forget_quantisation(module)
-    except (OSError, ValueError, ImportError, KeyError, RuntimeError, SafetensorError) as error:
+    except Exception as error:  # transformers and what it builds on have errors of many kinds
         raise ConfigError(_explain(name, error)) from error
     return module, tokenizer
+
+
+def _check_all_there(loaded: dict[str, Any]) -> None:
+    """Raise `ValueError` where a weight was not in the files: transformers makes random ones."""
+    if missing := sorted(map(str, loaded["missing_keys"])):
+        shown = ", ".join(missing[:3]) + ", …" * (len(missing) > 3)
+        raise ValueError(f"its files lack {len(missing)} of the network's weights: {shown}")
 
 
 def _forget_quantisation(module: PreTrainedModel) -> None:
@@ -118,6 +134,8 @@ def _explain(name: str, error: Exception) -> str:
     near = difflib.get_close_matches(name, registry.names("models"), n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     reason = " ".join(str(error).split())
+    if "trust_remote_code" in reason:  # an option that nobody has here
+        reason = "it needs code that comes with it, which is never run"
     return (
         f"model.name_or_path = {name!r}: {hint}neither a built-in model nor a transformers "
         f"folder, GGUF file or hub id that opens here: {reason}"

@@ -2,6 +2,12 @@
 
 The names below are the public interface; everything else may move. They are loaded when first
 used, so that `import fedsim` costs nothing.
+
+Examples:
+    >>> import fedsim
+    >>> a_round = fedsim.RoundCost(fedsim.PoissonSampling(0.01), noise_multiplier=1.0)
+    >>> round(fedsim.epsilon(a_round, rounds=1000, delta=1e-6), 3)  # of one user, add-or-remove-one
+    2.125
 """
 
 from __future__ import annotations
@@ -17,13 +23,16 @@ if TYPE_CHECKING:
     from fedsim.accounting.ledger import Ledger
     from fedsim.accounting.relations import Relation
     from fedsim.assembly import build_plan
+    from fedsim.clipping import FlatClip, PerLayerClip, layer_of
     from fedsim.comparing import compare
-    from fedsim.config import Config, load_config, parse_config
+    from fedsim.config import Config, ModelConfig, load_config, parse_config
     from fedsim.errors import BudgetSpentError, ConfigError
+    from fedsim.estimators import FixedDenominator
+    from fedsim.language_model import LanguageModel
     from fedsim.launch import run
-    from fedsim.materials import load_materials
-    from fedsim.plan import RoundPlan
-    from fedsim.report.schema import RunReport, load_metrics, load_report
+    from fedsim.materials import Materials, load_materials
+    from fedsim.plan import RoundPlan, TaskSpec
+    from fedsim.report.schema import RoundMetrics, RunReport, load_metrics, load_report
     from fedsim.round import run_round
     from fedsim.sampling import (
         FixedSizeSampling,
@@ -31,7 +40,9 @@ if TYPE_CHECKING:
         ShuffledSampling,
         TruncatedPoissonSampling,
     )
+    from fedsim.server_optimizer import ServerOptimizer
     from fedsim.state import ServerState
+    from fedsim.tracking import Tracker
     from fedsim.training import train
 
 _HOMES = {
@@ -39,21 +50,32 @@ _HOMES = {
     "BudgetSpentError": "fedsim.errors",
     "Config": "fedsim.config",
     "ConfigError": "fedsim.errors",
+    "FixedDenominator": "fedsim.estimators",
     "FixedSizeSampling": "fedsim.sampling",
+    "FlatClip": "fedsim.clipping",
+    "LanguageModel": "fedsim.language_model",
     "Ledger": "fedsim.accounting.ledger",
+    "Materials": "fedsim.materials",
+    "ModelConfig": "fedsim.config",
+    "PerLayerClip": "fedsim.clipping",
     "PoissonSampling": "fedsim.sampling",
     "Relation": "fedsim.accounting.relations",
     "RoundCost": "fedsim.accounting.events",
+    "RoundMetrics": "fedsim.report.schema",
     "RoundPlan": "fedsim.plan",
     "RunReport": "fedsim.report.schema",
+    "ServerOptimizer": "fedsim.server_optimizer",
     "ServerState": "fedsim.state",
     "ShuffledSampling": "fedsim.sampling",
+    "TaskSpec": "fedsim.plan",
+    "Tracker": "fedsim.tracking",
     "TruncatedPoissonSampling": "fedsim.sampling",
     "build_plan": "fedsim.assembly",
     "calibrate_noise_multiplier": "fedsim.accounting.calibration",
     "compare": "fedsim.comparing",
     "delta": "fedsim.accounting.accountants",
     "epsilon": "fedsim.accounting.accountants",
+    "layer_of": "fedsim.clipping",
     "load_config": "fedsim.config",
     "load_materials": "fedsim.materials",
     "load_metrics": "fedsim.report.schema",
@@ -69,21 +91,32 @@ __all__ = [
     "BudgetSpentError",
     "Config",
     "ConfigError",
+    "FixedDenominator",
     "FixedSizeSampling",
+    "FlatClip",
+    "LanguageModel",
     "Ledger",
+    "Materials",
+    "ModelConfig",
+    "PerLayerClip",
     "PoissonSampling",
     "Relation",
     "RoundCost",
+    "RoundMetrics",
     "RoundPlan",
     "RunReport",
+    "ServerOptimizer",
     "ServerState",
     "ShuffledSampling",
+    "TaskSpec",
+    "Tracker",
     "TruncatedPoissonSampling",
     "build_plan",
     "calibrate_noise_multiplier",
     "compare",
     "delta",
     "epsilon",
+    "layer_of",
     "load_config",
     "load_materials",
     "load_metrics",

@@ -83,6 +83,11 @@ class AdaptiveClip:
 
         Raises:
             ValueError: z >= 2σ_b: the count alone costs as much as the whole round may.
+
+        Examples:
+            >>> clip = AdaptiveClip(0.5, 0.2, count_noise_stddev=5.0, expected_units=100.0)
+            >>> round(clip.update_noise_multiplier(1.0), 4)  # the estimate pays for the count
+            1.005
         """
         if noise_multiplier == 0.0:
             return 0.0

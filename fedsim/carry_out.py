@@ -70,8 +70,11 @@ def check_folders(jobs: Sequence[Job | Path]) -> None:
 
 
 def _outcome_before(job: Job) -> Outcome:
-    done, asked = load_report(job.out).cost.rounds, job.config.strategy.rounds
+    report = load_report(job.out)
+    done, asked = report.cost.rounds, job.config.strategy.rounds
     log.info("%s: finished before, not run again", job.name)
+    if report.diverged:
+        return Outcome(job.name, "diverged", reason=report.diverged)
     if done == asked:
         return Outcome(job.name, "finished")
     return Outcome(job.name, "budget spent", reason=f"ended after {done} of {asked} rounds")

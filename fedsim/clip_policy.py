@@ -99,6 +99,11 @@ class ClipSchedule(_WithoutRelease):
 
     Raises:
         ValueError: `final_scale` is not positive and finite, or `rounds` not at least 1.
+
+    Examples:
+        >>> half = ClipSchedule("linear", final_scale=0.5, rounds=100)
+        >>> [half.scale(round) for round in (0, 50, 100, 1000)]
+        [1.0, 0.75, 0.5, 0.5]
     """
 
     kind: Literal["linear", "exponential"]

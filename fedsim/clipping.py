@@ -34,7 +34,14 @@ Norm = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 
 
 def layer_of(parameter: str) -> str:
-    """Return the layer that a parameter belongs to: its name without the last part."""
+    """Return the layer that a parameter belongs to: its name without the last part.
+
+    Examples:
+        >>> layer_of("transformer.h.0.attn.c_attn.weight")
+        'transformer.h.0.attn.c_attn'
+        >>> layer_of("scale")
+        'scale'
+    """
     return parameter.rpartition(".")[0] or parameter
 
 
@@ -94,7 +101,18 @@ def _projections(squares: torch.Tensor, norm_bound: float, norm_error: float) ->
 
 
 class FlatClip(_Clip):
-    """One bound on the norm of the whole update (McMahan et al. 2018, FlatClip)."""
+    """One bound on the norm of the whole update (McMahan et al. 2018, FlatClip).
+
+    Examples:
+        >>> clip = FlatClip(l2_clip_norm=1.0)
+        >>> update = {"w": torch.tensor([3.0, 4.0])}
+        >>> round(l2_norm(clip(update)), 6)
+        1.0
+        >>> clip.factors({"w": torch.tensor([0.3, 0.4])})  # within the bound: as it was
+        {'w': 1.0}
+        >>> clip.scaled(0.5).bound
+        0.5
+    """
 
     kind: Literal["flat"] = "flat"
     l2_clip_norm: Norm
@@ -121,7 +139,18 @@ class FlatClip(_Clip):
 
 
 class PerLayerClip(_Clip):
-    """A bound S_j for each layer; together S = sqrt(Σ S_j²) (McMahan et al. 2018, PerLayerClip)."""
+    """A bound S_j for each layer; together S = sqrt(Σ S_j²) (McMahan et al. 2018, PerLayerClip).
+
+    Examples:
+        >>> clip = PerLayerClip(l2_clip_norms={"a": 3.0, "b": 4.0})
+        >>> clip.bound
+        5.0
+        >>> update = {"a.weight": torch.tensor([6.0]), "b.weight": torch.tensor([1.0])}
+        >>> {name: round(factor, 6) for name, factor in clip.factors(update).items()}
+        {'a.weight': 0.5, 'b.weight': 1.0}
+        >>> PerLayerClip.evenly(1.0, ["a", "b", "c", "d"]).l2_clip_norms["a"]
+        0.5
+    """
 
     kind: Literal["per-layer"] = "per-layer"
     l2_clip_norms: Mapping[str, Norm]
@@ -168,6 +197,13 @@ class NormalisedClip(_Clip):
 
     De et al. 2022, used by Charles et al. 2024 (App. F). What comes out has norm at most 1,
     whatever the clip inside: scaling that one decides who is clipped, never the noise.
+
+    Examples:
+        >>> clip = NormalisedClip(clip=FlatClip(l2_clip_norm=0.1))
+        >>> clip.bound
+        1.0
+        >>> round(l2_norm(clip({"w": torch.tensor([0.05])})), 6)  # half of the inner bound
+        0.5
     """
 
     kind: Literal["normalised"] = "normalised"

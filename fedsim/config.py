@@ -31,6 +31,10 @@ Selection = Literal[
 ]
 
 
+# Bytes of a config. The parser's time grows with the square of how deep a dotted key is.
+_LONGEST = 1 << 16
+
+
 class DataConfig(Section):
     """Where the text is, whose it is, how it is prepared, and what is held out.
 
@@ -256,11 +260,17 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
         ConfigError: unreadable file, bad TOML, a malformed override or any invalid key.
     """
     try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            content = file.read(_LONGEST + 1)
+        if len(content) > _LONGEST:
+            raise ConfigError(f"config: {path} is longer than {_LONGEST} bytes; is it a config?")
+        raw = tomllib.loads(content.decode("utf-8").replace("\r\n", "\n"))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"config: cannot read {path}: {error}") from None
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # TOMLDecodeError, or a number with thousands of digits
         raise ConfigError(f"config: {path} is not TOML: {error}") from None
+    except RecursionError:
+        raise ConfigError(f"config: {path} is nested too deeply") from None
     for override in overrides:
         apply_override(raw, override)
     return parse_config(raw)

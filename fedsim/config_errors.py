@@ -8,6 +8,8 @@ from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import BaseModel
 
+_LONGEST = 300
+
 
 def explain(problem: Mapping[str, Any], root: type[BaseModel]) -> str:
     """Turn one error of `ValidationError.errors()` into "key = value: what would do"."""
@@ -24,7 +26,16 @@ def explain(problem: Mapping[str, Any], root: type[BaseModel]) -> str:
     message = str(problem["msg"]).removeprefix("Value error, ")
     if isinstance(problem["input"], Mapping):
         return f"{key}: {message}"
-    return f"{key} = {problem['input']!r}: {message}"
+    return f"{key} = {_shown(problem['input'])}: {message}"
+
+
+def _shown(value: object) -> str:
+    """Return the value as it would be written, cut where it is endless."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # a number of thousands of digits, a nest of lists
+        return f"a {type(value).__name__}"
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 
 def _about_tag(key: str, context: Mapping[str, Any], known: Mapping[str, Any]) -> str:

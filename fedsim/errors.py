@@ -16,3 +16,10 @@ class BudgetSpentError(RuntimeError):
 
 class HaltedError(RuntimeError):
     """A strategy's own rule ended the run: what was released before stays valid. Exit status 1."""
+
+
+class DivergedError(RuntimeError):
+    """Parameters or the held-out loss are not finite any more: exit status 1.
+
+    What was written while they were finite stays.
+    """

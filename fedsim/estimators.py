@@ -30,6 +30,12 @@ class WeightedSum:
         num_unclipped: how many of them the clip left as they were, zeros included (private).
         num_gradients: per-example gradients computed.
         loss: Σ of the units' mean training losses (private: for the log, not for release).
+
+    Examples:
+        >>> one = WeightedSum({"w": torch.tensor([1.0, 2.0])}, weight=1.0, num_units=1)
+        >>> two = one + one + WeightedSum.zero(one.values)
+        >>> two.values["w"].tolist(), two.weight, two.num_units
+        ([2.0, 4.0], 2.0, 2)
     """
 
     values: Tensors
@@ -104,6 +110,13 @@ class FixedDenominator:
     Attributes:
         sampling_probability: q.
         total_weight: W, the declared sum of all units' weights: a public number.
+
+    Examples:
+        >>> mean = FixedDenominator(sampling_probability=0.01, total_weight=1000.0)
+        >>> mean(WeightedSum({"w": torch.tensor([20.0])}, weight=17.0))["w"].item()
+        2.0
+        >>> mean.sensitivity(bound=0.5)
+        0.05
     """
 
     sampling_probability: float
@@ -141,6 +154,15 @@ class ClippedDenominator:
     Attributes:
         sampling_probability: q.
         min_weight: W_min, the least total weight that is provided for: a public number.
+
+    Examples:
+        >>> mean = ClippedDenominator(sampling_probability=0.01, min_weight=1000.0)
+        >>> mean(WeightedSum({"w": torch.tensor([20.0])}, weight=16.0))["w"].item()
+        1.25
+        >>> mean(WeightedSum({"w": torch.tensor([20.0])}, weight=2.0))["w"].item()
+        2.0
+        >>> mean.sensitivity(bound=0.5)
+        0.1
     """
 
     sampling_probability: float

@@ -44,7 +44,8 @@ def sole_writer(folder: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            (folder / LOCK).unlink(missing_ok=True)
+            with suppress(OSError):  # whatever keeps it from going, what ended the block matters
+                (folder / LOCK).unlink(missing_ok=True)
             with suppress(OSError):  # not empty, as a rule
                 for part in made:
                     part.rmdir()

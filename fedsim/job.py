@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Literal
 
 from fedsim.config import Config
-from fedsim.errors import BudgetSpentError, ConfigError, HaltedError
+from fedsim.errors import BudgetSpentError, ConfigError, DivergedError, HaltedError
 from fedsim.launch import run
 
-Ending = Literal["finished", "budget spent", "halted", "wrong input", "failed"]
+Ending = Literal["finished", "budget spent", "halted", "diverged", "wrong input", "failed"]
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,8 @@ class Outcome:
 
     Attributes:
         name: the job's.
-        ending: "budget spent" and "halted" left a report, as "finished" did; the others left none.
+        ending: "budget spent", "halted" and "diverged" left a report, as "finished" did; the
+            others left none.
         seconds: this attempt took.
         reason: a line; empty where all went well.
         traceback: the whole story of a failure.
@@ -46,7 +47,7 @@ class Outcome:
     @property
     def has_report(self) -> bool:
         """Whether the run can be compared with others."""
-        return self.ending in ("finished", "budget spent", "halted")
+        return self.ending in ("finished", "budget spent", "halted", "diverged")
 
 
 Outcomes = Generator[Outcome, None, None]
@@ -65,6 +66,8 @@ def attempt(job: Job) -> Outcome:
         ending, reason = "budget spent", str(error)
     except HaltedError as error:
         ending, reason = "halted", str(error)
+    except DivergedError as error:
+        ending, reason = "diverged", str(error)
     except ConfigError as error:
         ending, reason, story = "wrong input", _one_line(str(error)), traceback.format_exc()
     except Exception as error:  # the other runs go on, whatever it is

@@ -76,5 +76,9 @@ class LanguageModel(Protocol):
         ...
 
     def save(self, parameters: Tensors, folder: Path) -> None:
-        """Write a folder (safetensors) that holds exactly these parameters and the tokenizer."""
+        """Write a folder (safetensors) that holds exactly these parameters and the tokenizer.
+
+        It is read back before a run ends: by transformers, or by the loader that its `config.json`
+        names as `fedsim_model`.
+        """
         ...

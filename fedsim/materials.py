@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import dataclass
 from functools import lru_cache
@@ -65,11 +66,31 @@ def load_materials(seed: int, data: DataConfig, model: ModelConfig, device: str)
 def load_model(
     config: ModelConfig, seed: int = 0, sequence_length: int = 64, device: str = "cpu"
 ) -> LanguageModel:
-    """Load a built-in model by its name, or anything else as a transformers folder or hub id."""
-    name = config.name_or_path if config.name_or_path in names("models") else "transformers"
-    loader = resolve("models", name, "model.name_or_path")
+    """Load a registered model by its name, a folder that one saved, or what transformers opens.
+
+    A folder whose `config.json` says `"fedsim_model": NAME` is opened by the loader of that name,
+    which must be installed; any other folder, GGUF file or hub id by the one for transformers.
+    """
+    saved_by = _saved_by(Path(config.name_or_path).expanduser())
+    if config.name_or_path in names("models"):
+        loader = resolve("models", config.name_or_path, "model.name_or_path")
+    elif saved_by is not None:
+        field = f"model.name_or_path = {config.name_or_path!r}: fedsim_model in its config.json"
+        loader = resolve("models", saved_by, field)
+    else:
+        loader = resolve("models", "transformers", "model.name_or_path")
     model: LanguageModel = loader(config, seed=seed, sequence_length=sequence_length, device=device)
     return model
+
+
+def _saved_by(folder: Path) -> str | None:
+    """Return the name of the loader that a saved folder asks for, or None."""
+    try:
+        told = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    name = told.get("fedsim_model") if isinstance(told, dict) else None
+    return name if isinstance(name, str) else None
 
 
 def check_not_prepared_twice(data: DataConfig) -> None:

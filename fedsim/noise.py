@@ -30,6 +30,14 @@ def add_gaussian_(
     as large as the estimate again. Drawing takes far longer than moving what was drawn to a GPU.
 
     A stddev of 0 draws nothing; negative, NaN, infinite or below 2^-900 is a `ValueError`.
+
+    Examples:
+        >>> from fedsim.seeding import stream
+        >>> noisy = add_gaussian_({"w": torch.zeros(10_000).double()}, 2.0, stream(0, "noise"))
+        >>> abs(float(noisy["w"].std()) - 2.0) < 0.1
+        True
+        >>> add_gaussian_({"w": torch.zeros(1)}, 0.0, stream(0, "noise"))["w"].item()
+        0.0
     """
     if stddev == 0.0:
         return estimate

@@ -66,6 +66,31 @@ class RoundPlan:
 
     Raises:
         ValueError: a combination that nobody has proved, or fields that disagree.
+
+    Examples:
+        >>> from fedsim import FixedDenominator, FlatClip, PoissonSampling, ServerOptimizer
+        >>> plan = RoundPlan(
+        ...     strategy="mine",
+        ...     unit="user",
+        ...     pool=np.arange(1000),
+        ...     sampling=PoissonSampling(0.01),
+        ...     task=TaskSpec(name="fedsgd", options={"group_size": 8}),
+        ...     clip=FlatClip(l2_clip_norm=0.5),
+        ...     estimator=FixedDenominator(0.01, 1000),
+        ...     noise_multiplier=2.0,
+        ...     units_per_user=1,
+        ...     optimizer=ServerOptimizer("sgd", 1.0),
+        ... )
+        >>> plan.noise_stddev  # 2.0 times 0.5 / (0.01 * 1000)
+        0.1
+        >>> plan.cost.units_per_user, plan.cost.noise_multiplier
+        (1, 2.0)
+        >>> list(plan.cohort(0)) == list(plan.cohort(0))  # seeded: the same coins again
+        True
+        >>> replace(plan, estimator=FixedDenominator(0.02, 1000))
+        Traceback (most recent call last):
+            ...
+        ValueError: estimator.sampling_probability = 0.02: differs from sampling.probability = 0.01
     """
 
     strategy: str

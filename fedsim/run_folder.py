@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from fedsim.accounting.ledger import Ledger
-from fedsim.checkpoint import latest_checkpoint, load_checkpoint
 from fedsim.config import Config, load_config
+from fedsim.disk_errors import naming
 from fedsim.errors import ConfigError
 from fedsim.folder_lock import LOCK
-from fedsim.paths import write_atomically
+from fedsim.json_text import is_count, parse_json, read_json
+from fedsim.paths import drop_temporaries, write_atomically
 from fedsim.run_identity import (
     check_sources,
     keep_seed,
@@ -21,7 +23,9 @@ from fedsim.run_identity import (
     read_identity,
     write_identity,
 )
+from fedsim.run_log import LOG
 from fedsim.state import ServerState
+from fedsim.taking_up import newest_whole_state
 
 
 @dataclass(frozen=True)
@@ -120,27 +124,46 @@ class RunFolder:
             if not self.identity.exists():
                 write_identity(self.identity, sources, keep_seed(config.seed) if apart else None)
             self.checkpoints.mkdir(exist_ok=True)
+            for folder in (self.path, self.checkpoints):
+                drop_temporaries(folder)
         except OSError as error:
             raise ConfigError(f"--out {self.path}: cannot be written: {error}") from None
 
     def charge(self, ledger: Ledger) -> None:
-        """Put the ledger on disk. Comes before anything that a release has touched."""
+        """Put the ledger on disk. Comes before anything that a release has touched.
+
+        A seeded run that was taken up makes releases again that the file has; it never shrinks.
+        """
+        if self.read_ledger().num_releases > ledger.num_releases:
+            return
         write_atomically(self.ledger, json.dumps(ledger.to_json(), indent=1))
 
     def append_metrics(self, line: str) -> None:
         """Add a line, a JSON object, to the metrics."""
-        with self.metrics.open("a", encoding="utf-8") as file:
+        with naming(self.metrics), self.metrics.open("a", encoding="utf-8") as file:
             file.write(line + "\n")
+            file.flush()
+            os.fsync(file.fileno())  # no checkpoint outlives the lines before it
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """Return all complete lines; a line cut short by a kill ends the list."""
+        """Return all complete lines; a line cut short by a kill ends the list.
+
+        Raises:
+            ConfigError: a line is whole and says nothing of a round: no kill leaves that behind.
+        """
         lines: list[dict[str, Any]] = []
         if self.metrics.exists():
             for text in self.metrics.read_text(encoding="utf-8", errors="replace").splitlines():
                 try:
-                    lines.append(json.loads(text))
-                except json.JSONDecodeError:
+                    line = parse_json(text)
+                except ValueError:
                     break
+                if not isinstance(line, dict) or not is_count(line.get("round")):
+                    raise ConfigError(
+                        f"{self.metrics}, line {len(lines) + 1}: expected an object with a round; "
+                        "it was damaged, remove it and all that follows"
+                    )
+                lines.append(line)
         return lines
 
     def take_up(self, secure: bool) -> ServerState | None:
@@ -148,10 +171,10 @@ class RunFolder:
 
         Rounds after the checkpoint are done again. With seeded noise they give the same release,
         which is charged once; with secure noise they are new releases, so everything that was
-        ever charged stays charged.
+        ever charged stays charged. A damaged checkpoint is passed over: see `newest_whole_state`.
         """
-        path = latest_checkpoint(self.checkpoints)
-        state = load_checkpoint(path) if path else None
+        charged = self.read_ledger()
+        state = newest_whole_state(self.checkpoints, charged)
         kept = [line for line in self.read_metrics() if state and line["round"] <= state.round]
         write_atomically(
             self.metrics,
@@ -159,12 +182,24 @@ class RunFolder:
         )
         if state is None or not secure:
             return state
-        return replace(state, ledger=self.read_ledger())
+        return replace(state, ledger=charged)
 
     def read_seconds(self) -> float:
-        """Return the time that the run took until it was last saved."""
+        """Return the time that the run took until it was last saved.
+
+        Raises:
+            ConfigError: what is kept is no time.
+        """
         path = self.path / "seconds.json"
-        return float(json.loads(path.read_text())) if path.exists() else 0.0
+        if not path.exists():
+            return 0.0
+        try:
+            seconds = read_json(path)
+        except (OSError, ValueError):
+            seconds = None
+        if type(seconds) not in (int, float) or not 0.0 <= seconds < 1e300:
+            raise ConfigError(f"{path}: holds no number of seconds; delete it, to count from 0")
+        return float(seconds)
 
     def write_seconds(self, seconds: float) -> None:
         """Keep the time so far; apart from the metrics, which a resumed run repeats to the bit."""
@@ -175,15 +210,16 @@ class RunFolder:
         if not self.ledger.exists():
             return Ledger()
         try:
-            return Ledger.from_json(json.loads(self.ledger.read_text(encoding="utf-8")))
-        except json.JSONDecodeError as error:
+            content = read_json(self.ledger)
+        except ValueError as error:
             raise ConfigError(f"ledger {self.ledger}: not JSON: {error}") from None
+        return Ledger.from_json(content)
 
 
 def _counts(path: Path) -> bool:
     """Whether a file is somebody's: not what a kill in the middle of a first write left behind."""
     half_written = path.name.startswith(".config.toml.") and path.name.endswith(".tmp")
-    return not half_written and path.name != LOCK
+    return not half_written and path.name not in (LOCK, LOG)
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

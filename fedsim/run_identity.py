@@ -12,6 +12,7 @@ from typing import Any
 
 from fedsim import paths
 from fedsim.errors import ConfigError
+from fedsim.json_text import read_json
 
 FORMAT = 1
 _ID = re.compile(r"[0-9a-f]{32}")
@@ -40,10 +41,10 @@ def read_identity(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
         found, maker = content["version"], content["fedsim"]
         sources = dict(content["sources"])
-    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+    except (OSError, ValueError, TypeError, KeyError) as error:
         raise ConfigError(f"run {path}: cannot be read: {error!r}") from None
     if found != FORMAT:
         raise ConfigError(
@@ -84,12 +85,15 @@ def kept_seed(run_id: object, folder: Path) -> int:
         raise ConfigError(f"run {folder}: id = {run_id!r} in run.json: not one that fedsim writes")
     place = _place(run_id)
     try:
-        return int(json.loads(place.read_text(encoding="utf-8"))["seed"])
+        seed = read_json(place)["seed"]
+        if type(seed) is not int:
+            raise ValueError(seed)
     except (OSError, ValueError, TypeError, KeyError):
         raise ConfigError(
             f"run {folder}: its noise is secure, so its seed is kept apart, and {place} does not "
             'hold it; copy that file from where the run was made, or write {"seed": N} into it'
         ) from None
+    return seed
 
 
 def _place(run_id: str) -> Path:

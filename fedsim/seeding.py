@@ -59,6 +59,15 @@ def stream(seed: int, purpose: Purpose, round: int = 0, unit: int = 0) -> np.ran
         purpose: what the draws are for; streams of different purposes are independent.
         round: the round, from 0.
         unit: a user, an example or any other index within the round.
+
+    Examples:
+        >>> a, b = stream(1, "sampling", round=7), stream(1, "sampling", round=7)
+        >>> bool((a.random(3) == b.random(3)).all())
+        True
+        >>> from fedsim.sampling import FixedSizeSampling
+        >>> draw = FixedSizeSampling(3, 10).draw
+        >>> draw(10, 7, lambda round: stream(1, "sampling", round)).tolist()
+        [0, 2, 7]
     """
     address = f"fedsim/1/{seed}/{purpose}/{round}/{unit}".encode()
     key = int.from_bytes(hashlib.sha256(address).digest()[:16], "little")

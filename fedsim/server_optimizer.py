@@ -43,6 +43,12 @@ class ServerOptimizer:
             parameters: float32 tensors.
             gradient: same layout, any float dtype.
             state: flat, "parameter/key" → tensor; empty before the first step.
+
+        Examples:
+            >>> start = {"w": torch.tensor([1.0])}
+            >>> after, _ = ServerOptimizer("sgd", 0.5).step(start, {"w": torch.tensor([0.2])}, {})
+            >>> round(after["w"].item(), 6), start["w"].item()
+            (0.9, 1.0)
         """
         check_same_layout(parameters, gradient)
         gradient = self._shortened(gradient)

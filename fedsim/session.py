@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -15,7 +16,8 @@ from fedsim.accounting.budget import Budget
 from fedsim.assembly import build_executor, build_plan
 from fedsim.checkpoint import save_checkpoint
 from fedsim.config import Config, ModelConfig
-from fedsim.errors import BudgetSpentError, HaltedError
+from fedsim.divergence import check_held_out, without_scores
+from fedsim.errors import BudgetSpentError, DivergedError, HaltedError
 from fedsim.evaluation import Evaluation, evaluate
 from fedsim.folder_lock import check_no_writer, sole_writer
 from fedsim.materials import (
@@ -24,16 +26,18 @@ from fedsim.materials import (
     load_materials,
     load_model,
 )
+from fedsim.model_folder import save_model
 from fedsim.plan import RoundPlan
 from fedsim.progress import RoundProgress
 from fedsim.release_seed import sources
-from fedsim.report.html import write_run_report
-from fedsim.report.schema import HeldOut, RoundMetrics, save_report
+from fedsim.report.html import write_reports
+from fedsim.report.schema import HeldOut, RoundMetrics
 from fedsim.run_folder import RunFolder
+from fedsim.run_log import run_log
 from fedsim.served import check_served
 from fedsim.shared_ledger import SharedAccount, shared_account
 from fedsim.state import RoundRecord, ServerState
-from fedsim.summary import as_scores, summarise
+from fedsim.summary import as_held_out, summarise
 from fedsim.tracking import TrackerFactory, epsilon_terms, find_trackers, tracking
 from fedsim.training import train
 
@@ -50,6 +54,7 @@ def execute(config: Config, out: Path, grid: Grid, *, resume: bool = False) -> P
             another process is writing into it.
         BudgetSpentError: the budget ended before the rounds did; model and report are written.
         HaltedError: the strategy ended the run; model and report are written.
+        DivergedError: parameters or held-out loss are not finite; a report says so.
     """
     folder = RunFolder(out)
     check_no_writer(out)
@@ -62,16 +67,17 @@ def execute(config: Config, out: Path, grid: Grid, *, resume: bool = False) -> P
     with sole_writer(out):
         _check(folder, config, resume)  # another process may have had it meanwhile
         session = _Session(config, folder, materials, plan, trackers, account)
-        try:
-            session.run(grid, device)
-        except BudgetSpentError:
+        with run_log(out):
+            try:
+                session.run(grid, device)
+            except BudgetSpentError:
+                session.finish()
+                raise
+            except (HaltedError, DivergedError) as error:
+                session.charge_halt()
+                session.finish(str(error) if isinstance(error, DivergedError) else None)
+                raise
             session.finish()
-            raise
-        except HaltedError:
-            session.charge_halt()
-            session.finish()
-            raise
-        session.finish()
     return folder.path
 
 
@@ -143,7 +149,7 @@ class _Session:
         return Budget(privacy.epsilon, privacy.delta, self.plan.accountant, self.plan.relation)
 
     def charge_halt(self) -> None:
-        """Charge all planned rounds: when a run halts is seen, and depends on the text.
+        """Charge all planned rounds: when a run halts or diverges is seen and depends on the text.
 
         What is proved is the price of the mechanism with its whole number of rounds. The price of
         those that came before the halt would be one chosen after looking.
@@ -154,9 +160,14 @@ class _Session:
             charged = charged.charge(round, plan.cost, plan.release_id)
         self.state = replace(state, ledger=charged)
         self.folder.charge(charged)
+        with suppress(BudgetSpentError):  # then nothing is left that could be charged
+            for round in range(state.round, self.config.strategy.rounds):
+                self._charge_shared(replace(state, round=round))
 
-    def finish(self) -> None:
-        """Write the model, unless the last round already did, and the reports."""
+    def finish(self, diverged: str | None = None) -> None:
+        """Write the model, unless the last round already did, or it diverged, and the reports."""
+        if diverged:
+            self.final = without_scores(self.materials, self.folder.model)
         final = self.final or self._evaluate_saved(self.state)
         report = summarise(
             self.config,
@@ -167,9 +178,9 @@ class _Session:
             final=final,
             title=self.folder.path.resolve().name,
             seconds=self._elapsed(),
+            diverged=diverged,
         )
-        save_report(self.folder.path, report)
-        write_run_report(self.folder.path)
+        write_reports(self.folder.path, report)
 
     def _start(self) -> ServerState:
         # A kill before the first checkpoint loses rounds, never charges: see RunFolder.take_up.
@@ -221,14 +232,14 @@ class _Session:
         So the reported final utility is that of the files that people will load.
         """
         if self._last(state.round):
-            return _means(self._evaluate_saved(state))
+            return as_held_out(self._evaluate_saved(state))
         model, split = self.materials.model, self.materials.split
-        return _means(
+        return as_held_out(
             evaluate(model, state.parameters, self.materials.store, split.held_out_examples)
         )
 
     def _evaluate_saved(self, state: ServerState) -> Evaluation:
-        self.materials.model.save(state.parameters, self.folder.model)
+        save_model(self.materials.model, state.parameters, self.folder.model)
         saved = load_model(
             ModelConfig(name_or_path=str(self.folder.model)),
             sequence_length=self.config.data.sequence_length,
@@ -243,6 +254,7 @@ class _Session:
     def _write(self, line: RoundMetrics) -> None:
         self.folder.append_metrics(line.model_dump_json(exclude_none=True))
         self.tell(line)
+        check_held_out(line, self.materials)
 
     def _prepare_epsilons(self) -> None:
         """Compute ε after each number of releases that an evaluated round can have."""
@@ -269,7 +281,3 @@ class _Session:
             self.folder.write_seconds(seconds)
             self.started = time.monotonic()
         return seconds
-
-
-def _means(evaluation: Evaluation) -> HeldOut:
-    return HeldOut.model_validate(as_scores(evaluation).model_dump(exclude={"tokens", "users"}))

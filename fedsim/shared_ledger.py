@@ -18,6 +18,7 @@ from fedsim.accounting.rounding import round_up
 from fedsim.config import SharedLedgerConfig
 from fedsim.errors import BudgetSpentError, ConfigError
 from fedsim.file_lock import locked, wait
+from fedsim.json_text import read_json
 from fedsim.paths import write_atomically
 from fedsim.plan import RoundPlan
 
@@ -65,8 +66,8 @@ def read_shared(path: Path) -> SharedLedger:
             stop a run: it cannot be taken for an empty one.
     """
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        data = read_json(path)
+    except (OSError, ValueError) as error:
         raise ConfigError(f"shared ledger {path}: cannot be read: {error}") from None
     if not isinstance(data, Mapping) or data.get("version") != _VERSION or set(data) != _KEYS:
         raise ConfigError(f"shared ledger {path}: not one that this fedsim writes (version 1)")
@@ -81,7 +82,7 @@ def read_shared(path: Path) -> SharedLedger:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and type(value) is not bool and math.isfinite(value)
+    return isinstance(value, int | float) and type(value) is not bool and abs(value) < math.inf
 
 
 @dataclass

@@ -10,6 +10,7 @@ import hashlib
 import io
 import json
 import logging
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -36,15 +37,27 @@ def losses_for(materials: Materials, rule: CohortRule) -> Losses | None:
     if rule not in ("highest-perplexity", "lowest-perplexity"):
         return None
     path = paths.cache_dir() / "starting-losses" / f"{_key(materials)}.npy"
-    if not path.exists():
-        examples = materials.split.train_examples
+    examples = materials.split.train_examples
+    kept = _kept(path, len(examples))
+    if kept is None:
         log.info("%s: scoring %d examples before training", materials.model.name, len(examples))
         start = materials.model.initial_parameters()
         scores = score_examples(materials.model, start, materials.store, examples)
-        losses = np.nan_to_num(scores.mean_nats(), nan=np.inf).astype(np.float32)
+        losses = np.nan_to_num(scores.mean_nats(), nan=np.inf, posinf=np.inf).astype(np.float32)
         write_atomically(path, _npy(losses))
-    kept: Losses = np.load(path, mmap_mode="r", allow_pickle=False)
+        kept = losses
     return kept
+
+
+def _kept(path: Path, count: int) -> Losses | None:
+    """Return what is kept, or None where nothing is, or what is there is damaged."""
+    try:
+        kept: Losses = np.load(path, mmap_mode="r", allow_pickle=False)
+    except Exception:  # numpy has many ways to say that it is no array
+        return None
+    if kept.shape != (count,) or kept.dtype != np.float32:
+        return None
+    return kept if bool((kept >= 0.0).all()) else None  # a NaN is not, either
 
 
 def _npy(values: Losses) -> bytes:
@@ -60,7 +73,8 @@ def _key(materials: Materials) -> str:
     rounding.
     """
     model, store = materials.model, materials.store
-    probe = torch.arange(_PROBE, device=model.device)[None] % model.vocabulary_size
+    length = min(_PROBE, store.manifest["sequence_length"])  # a model may have no more positions
+    probe = torch.arange(length, device=model.device)[None] % model.vocabulary_size
     start = {name: value.to(model.device) for name, value in model.initial_parameters().items()}
     with torch.no_grad():
         likeliest = model.logits(start, probe).topk(_LIKELIEST, dim=-1).indices

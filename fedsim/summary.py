@@ -29,6 +29,7 @@ from fedsim.plan import RoundPlan
 from fedsim.report.schema import (
     Cost,
     DataSummary,
+    HeldOut,
     ModelSummary,
     Privacy,
     RoundMetrics,
@@ -53,6 +54,7 @@ def summarise(
     final: Evaluation,
     title: str,
     seconds: float,
+    diverged: str | None = None,
 ) -> RunReport:
     """Return the report of a run that ended in `state`.
 
@@ -65,6 +67,7 @@ def summarise(
         final: utility of the saved model, read back.
         title: the run folder's name.
         seconds: wall-clock time of training, evaluation and saving.
+        diverged: why the run has no outcome, where it has none.
     """
     start = lines[0].held_out
     if start is None:
@@ -97,7 +100,8 @@ def summarise(
             peak_memory_bytes=peak_memory_bytes(),
             rounds=state.round,
         ),
-        samples=_samples(config, materials, state),
+        samples=None if diverged else _samples(config, materials, state),
+        diverged=diverged,
         machine=_machine(config),
         versions={"python": platform.python_version()}
         | {name: version(name) for name in _PACKAGES},
@@ -115,6 +119,11 @@ def as_scores(evaluation: Evaluation) -> Scores:
         tokens=evaluation.tokens,
         users=evaluation.users,
     )
+
+
+def as_held_out(evaluation: Evaluation) -> HeldOut:
+    """Return an evaluation as a line of the metrics holds it."""
+    return HeldOut.model_validate(as_scores(evaluation).model_dump(exclude={"tokens", "users"}))
 
 
 def privacy_block(

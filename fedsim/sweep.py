@@ -56,6 +56,10 @@ def parse_variation(text: str, option: str = "--vary") -> Variation:
 
     Raises:
         ConfigError: no key, no or an empty value, two equal ones, a bracket that is never closed.
+
+    Examples:
+        >>> parse_variation("strategy.group_size=4,16")
+        Variation(key='strategy.group_size', values=('4', '16'))
     """
     key, separator, listed = (part.strip() for part in text.partition("="))
     if not separator or not all(part.strip() for part in key.split(".")):
@@ -142,7 +146,7 @@ def _split(listed: str) -> list[str]:
 def _is_toml(text: str) -> bool:
     try:
         return set(tomllib.loads(f"value = {text}")) == {"value"}
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):  # no TOML, or more than a parser takes
         return False
 
 

@@ -47,7 +47,12 @@ def add_(total: dict[str, torch.Tensor], update: Tensors, factors: Mapping[str, 
 
 
 def scale(tensors: Tensors, factor: float) -> dict[str, torch.Tensor]:
-    """Return factor * tensors."""
+    """Return factor * tensors.
+
+    Examples:
+        >>> scale({"a": torch.tensor([1.0, 2.0])}, 0.5)["a"].tolist()
+        [0.5, 1.0]
+    """
     return {name: value * factor for name, value in tensors.items()}
 
 
@@ -56,6 +61,10 @@ def l2_norm(tensors: Tensors) -> float:
 
     Float64 because a clip decides by this number: a float32 sum of many squares can read
     low by more than the rounding that the clip allows for. An empty dict has norm 0.
+
+    Examples:
+        >>> l2_norm({"a": torch.tensor([3.0]), "b": torch.tensor([[0.0, 4.0]])})
+        5.0
     """
     norms = [torch.linalg.vector_norm(value, dtype=torch.float64) for value in tensors.values()]
     return math.hypot(*map(float, norms))

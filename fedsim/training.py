@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fedsim.accounting.budget import Budget
+from fedsim.divergence import check_parameters
 from fedsim.errors import BudgetSpentError
 from fedsim.execution import Executor
 from fedsim.plan import RoundPlan
@@ -37,6 +38,7 @@ def train(
 
     Raises:
         BudgetSpentError: another release would exceed the budget. It comes before the round.
+        DivergedError: a parameter is not finite after a round, which `on_round` does not see.
     """
     # Asked once: the rounds to come all cost the same, so they can be counted.
     paid = _releases_paid_for(budget, state, plan, rounds) if budget is not None else None
@@ -48,6 +50,7 @@ def train(
             )
         before_round(state)
         state, record = run_round(state, plan, executor)
+        check_parameters(state)
         on_round(state, record)
     return state
 

@@ -59,6 +59,11 @@ def even_shards(cohort: Keys, tokens: npt.NDArray[np.int64], count: int) -> list
 
     A shard is cut where the running sum of work passes the next multiple of the mean; a unit
     without tokens still counts as one. An empty cohort gives no shard.
+
+    Examples:
+        >>> tokens = np.array([8, 1, 1, 1, 1, 4])
+        >>> [piece.tolist() for piece in even_shards(np.arange(6), tokens, 2)]
+        [[0], [1, 2, 3, 4, 5]]
     """
     if len(cohort) == 0:
         return []

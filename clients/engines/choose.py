@@ -105,6 +105,14 @@ def choice(tokens_per_unit: float, bytes_per_unit: int, budget: int) -> str:
 
     `materialised` while the gradients of a large pass's units fit half of `budget`; of larger
     gradients, `loop` where each unit is a large pass by itself, and `ghost` for small units.
+
+    Examples:
+        >>> choice(tokens_per_unit=100, bytes_per_unit=4_000_000, budget=2_000_000_000)
+        'materialised'
+        >>> choice(tokens_per_unit=100, bytes_per_unit=500_000_000, budget=2_000_000_000)
+        'ghost'
+        >>> choice(tokens_per_unit=5000, bytes_per_unit=4_000_000_000, budget=2_000_000_000)
+        'loop'
     """
     units_that_fit = budget // 2 // max(1, bytes_per_unit)
     if units_that_fit >= 2 and units_that_fit * tokens_per_unit >= _LARGE_PASS:

@@ -13,8 +13,9 @@ from fedsim.tensors import Tensors
 # Relative error of a float32 factor times a float32 entry, in a sum over a stack: what the clip
 # must allow for. Norms are float64.
 _NORM_ERROR = 1e-6
-# Factors under this are too coarse in float32; such users are computed alone in float64.
-_LEAST_FACTOR = 1e-30
+# Factors under this are too coarse in float32, and beyond that square a sum may leave it; such
+# users are computed alone in float64.
+_LEAST_FACTOR, _LARGEST_SQUARE = 1e-30, 1e30
 
 
 def add_stack(
@@ -23,7 +24,7 @@ def add_stack(
     """Add w·clip(update) of a stack of updates, and return the users that it left out.
 
     Those are the ones with a NaN or an infinity, which only the one that has it may lose,
-    and factors near the end of float32. Raises before it adds anything, or not at all.
+    and numbers or factors near the ends of float32. Raises before it adds anything, or not at all.
     """
     norms = [
         torch.linalg.vector_norm(value.flatten(1), dim=1, dtype=torch.float64)
@@ -33,7 +34,7 @@ def add_stack(
     exact = next(iter(updates.values())).dtype == torch.float64
     error = 0.0 if exact else _NORM_ERROR
     factors = total.clip.batch_factors(list(updates), squares, norm_error=error)
-    plain = squares.isfinite().all(dim=1) & (factors.amin(dim=1) > _LEAST_FACTOR)
+    plain = (squares.sum(dim=1) < _LARGEST_SQUARE) & (factors.amin(dim=1) > _LEAST_FACTOR)
     for index in (~plain).nonzero()[:, 0].tolist():
         for value in updates.values():
             value[index] = 0.0  # 0 times NaN would be NaN

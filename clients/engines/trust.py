@@ -22,10 +22,12 @@ _EXAMPLES, _TOKENS = 3, 8
 # Relative to a parameter's gradient, and to the whole gradient for those that are rounding alone
 # (a bias before a softmax). Rules that are wrong are wrong by far more.
 _OWN_TOLERANCE, _WHOLE_TOLERANCE = 1e-3, 1e-5
+# Of gradients outside, squares or the numbers themselves leave float32, and zeros tell nothing.
+_LEAST_NORM, _LARGEST_NORM = 1e-15, 1e15
 
 
 class CannotTell(Exception):  # noqa: N818 (a finding, not a fault)
-    """The gradients are not finite: nothing can be compared, this time."""
+    """The gradients are not finite, or zero, huge or tiny: no comparison this time."""
 
 
 def verified(
@@ -106,10 +108,10 @@ def compare(expected: Tensors, computed: Tensors, norms: Sequence[float] | None 
 
     Raises:
         NotCovered: they differ; names the parameter.
-        CannotTell: the expected ones are not finite.
+        CannotTell: the expected ones are not finite, or too small or large to be compared.
     """
     whole = l2_norm(expected)
-    if not whole < float("inf"):
+    if not _LEAST_NORM < whole < _LARGEST_NORM:
         raise CannotTell
     for place, (name, value) in enumerate(expected.items()):
         own = l2_norm({name: value})

@@ -20,12 +20,16 @@ from fedsim.estimators import WeightedSum
 from fedsim.execution import Accumulator, Keys, Task, Unit, Update
 from fedsim.language_model import LanguageModel
 from fedsim.losses import example_losses
-from fedsim.tensors import Tensors, zeros_like
+from fedsim.tensors import Tensors, l2_norm, zeros_like
 
 # Gradients of a batch are held at once: at most 16 units and 2^26 entries (256 MiB). More units
 # were slower on a CPU, from fresh pages.
 _MAX_UNITS = 16
 _MAX_ENTRIES = 2**26
+# Beyond, and where something is not finite, a unit is computed alone. Padding up to the longest of
+# a batch may be what overflowed, at positions that the unit never reaches (0 times NaN is NaN):
+# whether it counts must not hang on who else is there.
+_LARGEST_NORM = 1e15
 
 
 class VmapEngine:
@@ -45,7 +49,10 @@ class VmapEngine:
         most = max(1, min(_MAX_UNITS, _MAX_ENTRIES // max(1, size)))
         for units in _batches((task.unit(int(key), round) for key in keys), most):
             for unit, update in zip(units, self._updates(parameters, units), strict=True):
-                accumulator.add(update, unit.weight)
+                if not l2_norm(update.values) < _LARGEST_NORM:  # also NaN
+                    accumulator.add(task.update(parameters, unit, round), unit.weight)
+                else:
+                    accumulator.add(update, unit.weight)
         return accumulator.total()
 
     def _updates(self, parameters: Tensors, units: Sequence[Unit]) -> Iterator[Update]:

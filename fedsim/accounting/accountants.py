@@ -96,6 +96,15 @@ def choose(
 
     Raises:
         ConfigError: an unknown name, or what the accountant cannot prove.
+
+    Examples:
+        >>> from fedsim.sampling import FixedSizeSampling, PoissonSampling
+        >>> accountant, relation = choose([RoundCost(PoissonSampling(0.01), 1.0)])
+        >>> accountant.name, relation.value
+        ('pld', 'add-or-remove-one')
+        >>> accountant, relation = choose([RoundCost(FixedSizeSampling(10, 1000), 1.0)])
+        >>> accountant.name, relation.value
+        ('rdp', 'replace-one')
     """
     tested = any(cost.sampling.kind == "concentrated" for cost in costs)
     fixed = any(cost.sampling.kind == "fixed-size" for cost in costs)
@@ -133,6 +142,15 @@ def epsilon(
 
     Raises:
         ConfigError: delta outside (0, 1), negative rounds, or an unsuitable accountant.
+
+    Examples:
+        >>> from fedsim.sampling import PoissonSampling
+        >>> users = RoundCost(PoissonSampling(0.01), 1.0)
+        >>> examples = RoundCost(PoissonSampling(0.01), 1.0, units_per_user=8)
+        >>> [round(epsilon(cost, 100, delta=1e-6), 2) for cost in (users, examples)]
+        [0.95, 8.09]
+        >>> epsilon(users, 0, delta=1e-6)
+        0.0
     """
     return epsilon_of_composition([(cost, rounds)], delta, accountant, relation)
 
@@ -150,6 +168,12 @@ def delta(
 
     Raises:
         ConfigError: negative epsilon or rounds, or an unsuitable accountant.
+
+    Examples:
+        >>> from fedsim.sampling import PoissonSampling
+        >>> users = RoundCost(PoissonSampling(0.01), 1.0)
+        >>> f"{delta(users, 100, epsilon=1.0):.1e}"
+        '6.7e-07'
     """
     if not epsilon >= 0.0:
         raise ConfigError(f"epsilon = {epsilon!r}: give a number >= 0")
@@ -182,6 +206,13 @@ def epsilon_of_composition(
     """Return ε of rounds that need not cost the same, as pairs of a cost and its count.
 
     Edge cases and errors as for `epsilon`; the accountant must suit every one of the costs.
+
+    Examples:
+        >>> from fedsim.sampling import PoissonSampling
+        >>> coins = PoissonSampling(0.01)
+        >>> costs = [(RoundCost(coins, 1.0), 100), (RoundCost(coins, 2.0), 100)]
+        >>> round(epsilon_of_composition(costs, delta=1e-6), 2)
+        0.97
     """
     if not 0.0 < delta < 1.0:
         raise ConfigError(f"delta = {delta!r}: give a number in (0, 1)")

@@ -17,6 +17,10 @@ def binomial_probabilities(trials: int, probability: float) -> list[float]:
     rounded, so the sum misses 1 by a few units in the last place. Dividing by it matters:
     mass that is missing from one side of the pair is a sub-distribution, whose divergence the
     accountant would read as too small.
+
+    Examples:
+        >>> [round(value, 6) for value in binomial_probabilities(2, 0.5)]
+        [0.25, 0.5, 0.25]
     """
     pmf = stats.binom.pmf(np.arange(trials + 1), trials, probability)
     return [float(value) for value in pmf / math.fsum(pmf)]

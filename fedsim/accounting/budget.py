@@ -23,6 +23,18 @@ class Budget:
         delta: at which it is computed, in (0, 1).
         accountant: its name, or None for the mechanism's default.
         relation: the neighbouring relation, or None for the sampler's own.
+
+    Examples:
+        >>> from fedsim.sampling import PoissonSampling
+        >>> a_round = RoundCost(PoissonSampling(0.01), 1.0)
+        >>> ledger = Ledger().charge(0, a_round, "seeded:1")
+        >>> budget = Budget(epsilon=1.0, delta=1e-6)
+        >>> round(budget.spent(ledger), 3)
+        0.364
+        >>> rounds = budget.affordable(ledger, a_round, at_most=10_000)
+        >>> from fedsim.accounting.accountants import epsilon
+        >>> epsilon(a_round, rounds + 1, 1e-6) <= 1.0 < epsilon(a_round, rounds + 2, 1e-6)
+        True
     """
 
     epsilon: float

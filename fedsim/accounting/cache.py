@@ -9,6 +9,7 @@ from contextlib import suppress
 from importlib.metadata import version
 from typing import Any
 
+from fedsim.json_text import read_json
 from fedsim.paths import cache_dir, write_atomically
 
 _METHOD = 4  # raised when fedsim's own arithmetic changes
@@ -40,7 +41,7 @@ def remembered(
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
     path = cache_dir() / kind / f"{digest}.json"
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
         if content["inputs"] == key and isinstance(content["value"], float):
             value: float = content["value"]
             if sound(value):

@@ -51,6 +51,14 @@ def calibrate_noise_multiplier(
     Raises:
         ConfigError: an argument out of range, an unsuitable accountant, a delta that needs no
             noise at all, or a target that the accountant cannot certify with any noise.
+
+    Examples:
+        >>> from fedsim.sampling import PoissonSampling
+        >>> noise = calibrate_noise_multiplier(
+        ...     sampling=PoissonSampling(0.01), rounds=100, epsilon=2.0, delta=1e-6
+        ... )
+        >>> round(noise, 3)
+        0.802
     """
     if not (epsilon > 0.0 and math.isfinite(epsilon)):
         raise ConfigError(f"epsilon = {epsilon!r}: give a finite number > 0")

@@ -50,6 +50,17 @@ class RoundCost:
 
     Raises:
         ValueError: a field is outside its range, or nobody has proved what this costs.
+
+    Examples:
+        >>> from fedsim.sampling import PoissonSampling
+        >>> type(RoundCost(PoissonSampling(0.01), 1.0).event).__name__
+        'PoissonSampledDpEvent'
+        >>> type(RoundCost(PoissonSampling(0.01), 1.0, units_per_user=8).event).__name__
+        'MixtureOfGaussiansDpEvent'
+        >>> RoundCost(PoissonSampling(0.01), -1.0)
+        Traceback (most recent call last):
+            ...
+        ValueError: noise_multiplier = -1.0: give a finite number >= 0
     """
 
     sampling: Sampling

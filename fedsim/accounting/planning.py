@@ -23,6 +23,10 @@ def els_noise_stddev(*, noise_multiplier: float, l2_clip_norm: float, batch_size
 
     Raises:
         ConfigError: an argument out of range.
+
+    Examples:
+        >>> els_noise_stddev(noise_multiplier=2.0, l2_clip_norm=1.0, batch_size=64)
+        0.03125
     """
     return _noise_stddev(noise_multiplier, l2_clip_norm, "batch_size", batch_size)
 

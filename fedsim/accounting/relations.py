@@ -27,7 +27,12 @@ class Relation(Enum):
 
     @property
     def phrase(self) -> str:
-        """The words of reports and statements."""
+        """The words of reports and statements.
+
+        Examples:
+            >>> Relation.ADD_OR_REMOVE.phrase
+            'add-or-remove-one user'
+        """
         return f"{self.value} user"
 
     @property

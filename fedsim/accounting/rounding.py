@@ -10,6 +10,10 @@ def round_up(value: float, digits: int) -> float:
     """Return the smallest decimal of `digits` significant digits that is >= `value`.
 
     Infinities and NaN come back unchanged.
+
+    Examples:
+        >>> round_up(7.99812, 4), round_up(2.0, 4)
+        (7.999, 2.0)
     """
     if not math.isfinite(value):
         return value

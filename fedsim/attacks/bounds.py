@@ -25,6 +25,10 @@ def roc_bound(false_positive_rates: Rates, epsilon: float, delta: float) -> Rate
 
     Raises:
         ValueError: ε is negative or NaN, δ outside [0, 1].
+
+    Examples:
+        >>> roc_bound(np.array([0.0, 0.1, 1.0]), epsilon=1.0, delta=1e-5).round(3).tolist()
+        [0.0, 0.272, 1.0]
     """
     _check(epsilon, delta)
     rates = np.asarray(false_positive_rates, np.float64)
@@ -43,6 +47,10 @@ def auroc_bound(epsilon: float, delta: float) -> float:
 
     Raises:
         ValueError: ε is negative or NaN, δ outside [0, 1].
+
+    Examples:
+        >>> round(auroc_bound(0.0, 0.0), 3), round(auroc_bound(2.0, 1e-5), 3)
+        (0.5, 0.881)
     """
     _check(epsilon, delta)
     return 1.0 - (1.0 - delta) ** 2 * float(expit(-epsilon))

@@ -98,6 +98,17 @@ def _read(path: Path, count: int) -> ExampleScores | None:
     try:
         kept = {name: value.numpy() for name, value in load_file(path).items()}
         scores = ExampleScores(kept["nats"], kept["correct"], kept["tokens"])
-    except (OSError, SafetensorError, KeyError):
+    except (OSError, SafetensorError, KeyError, TypeError):  # numpy has no bfloat16
         return None
-    return scores if {len(value) for value in kept.values()} == {count} else None
+    return scores if _sound(scores, count) else None
+
+
+def _sound(scores: ExampleScores, count: int) -> bool:
+    """Whether they can be scores of so many examples; a log-likelihood may be infinite or NaN."""
+    parts = (scores.nats, scores.correct, scores.tokens)
+    if {value.shape for value in parts} != {(count,)}:
+        return False
+    if [value.dtype for value in parts] != [np.float64, np.int64, np.int64]:
+        return False
+    right = (scores.correct >= 0) & (scores.correct <= scores.tokens)
+    return bool(right.all()) and not bool((scores.nats < 0.0).any())

@@ -171,6 +171,8 @@ def _say_what_went_wrong(result: Sweep, out: Path) -> int:
     for outcome in result.outcomes:
         if outcome.ending in ("budget spent", "halted"):
             typer.echo(f"Stopped: {outcome.name}: {outcome.reason}", err=True)
+        if outcome.ending == "diverged":  # an answer, as any other loss: no failure of a sweep
+            typer.echo(f"Diverged: {outcome.name}: {outcome.reason}", err=True)
     failures = result.failures
     for failure in failures:
         typer.echo(

@@ -166,7 +166,7 @@ def _step(text: str) -> dict[str, Any]:
     inner = text.strip().removeprefix("{").removesuffix("}")
     try:
         step: dict[str, Any] = tomllib.loads(f"step = {{{inner}}}")["step"]
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # no TOML, or more than a parser takes
         raise ConfigError(
             f"--prepare {text!r}: not TOML ({error}); such as 'step = \"min-examples\", count = 2'"
         ) from None

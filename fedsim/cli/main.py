@@ -29,7 +29,8 @@ from fedsim.cli.ledger import ledger_command
 from fedsim.cli.outcome import say_what_came_out
 from fedsim.cli.plan import plan_command
 from fedsim.cli.study import study_command
-from fedsim.errors import BudgetSpentError, ConfigError, HaltedError
+from fedsim.disk_errors import disk_message
+from fedsim.errors import BudgetSpentError, ConfigError, DivergedError, HaltedError
 
 app = typer.Typer(
     name="fedsim",
@@ -50,7 +51,7 @@ app.command(name="flower")(flower_command)
 app.command(name="compare", cls=SeveralNumbers)(compare_command)
 app.command(name="plan")(plan_command)
 
-HALTED, WRONG_INPUT, BUDGET_SPENT = 1, 2, 3
+HALTED, DIVERGED, DISK, WRONG_INPUT, BUDGET_SPENT = 1, 1, 1, 2, 3
 
 
 @app.command(name="run")
@@ -104,6 +105,14 @@ def main() -> None:
     except HaltedError as error:
         typer.echo(f"Halted: {error}", err=True)
         status = HALTED
+    except DivergedError as error:
+        typer.echo(f"Diverged: {error}", err=True)
+        status = DIVERGED
+    except Exception as error:
+        if (message := disk_message(error)) is None:
+            raise
+        typer.echo(f"Error: {message}", err=True)
+        status = DISK
     sys.exit(status if isinstance(status, int) else 0)
 
 

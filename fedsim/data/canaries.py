@@ -25,7 +25,8 @@ from fedsim import paths
 from fedsim.data.build import build_store
 from fedsim.data.canary_config import CanaryConfig
 from fedsim.data.hashing import base, hashes
-from fedsim.data.store import USERS, Indices, TokenStore
+from fedsim.data.manifest import USERS
+from fedsim.data.store import Indices, TokenStore
 from fedsim.errors import ConfigError
 from fedsim.seeding import stream
 

@@ -18,6 +18,8 @@ from pathlib import Path
 
 from fedsim import paths
 from fedsim.data.manifest import FileFacts, Manifest, damaged, read_manifest
+from fedsim.data.structure import check_structure
+from fedsim.json_text import read_json
 
 SMALL = 8 << 20
 """Stores of fewer bytes are read each time, which takes milliseconds, and leave no note."""
@@ -44,7 +46,7 @@ def check(folder: Path, manifest: Manifest) -> None:
 
 
 def verify(folder: Path, manifest: Manifest) -> None:
-    """Compare sizes and checksums, and note that the files are whole.
+    """Compare sizes, checksums and what the offsets say, and note that the files are whole.
 
     Raises:
         ConfigError: as `check`.
@@ -62,6 +64,7 @@ def verify(folder: Path, manifest: Manifest) -> None:
                 raise damaged(
                     folder, f"{name} has changed: SHA-256 {found[:12]}…, not {wanted[:12]}…"
                 )
+    check_structure(folder, manifest)
     _write_note(folder, manifest, before)
 
 
@@ -112,7 +115,7 @@ def _note(folder: Path, manifest: Manifest) -> Note:
 
 def _noted(folder: Path) -> object:
     try:
-        return json.loads(_place(folder).read_text(encoding="utf-8"))
+        return read_json(_place(folder))
     except (OSError, ValueError):
         return None
 

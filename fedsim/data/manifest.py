@@ -4,15 +4,52 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypedDict, cast
 
 import numpy as np
 
 from fedsim.errors import ConfigError
+from fedsim.json_text import is_count, read_json
 
 FORMAT_VERSION = 2
 MANIFEST = "manifest.json"
+TOKENS = "tokens.bin"
+EXAMPLE_OFFSETS = "example_offsets.npy"
+USER_OFFSETS = "user_offsets.npy"
+USERS = "users.jsonl"
+FILES = (TOKENS, EXAMPLE_OFFSETS, USER_OFFSETS, USERS)
+
+
+def _is_size(value: object) -> bool:
+    return is_count(value) and value != 0
+
+
+def _are_files(value: object) -> bool:
+    """Whether they are the store's own files, each with its facts: no name leads elsewhere."""
+    return (
+        isinstance(value, dict)
+        and value.keys() == set(FILES)
+        and all(isinstance(facts, dict) and facts.keys() == _FACTS for facts in value.values())
+        and all(is_count(facts["bytes"]) for facts in value.values())
+        and all(isinstance(facts["sha256"], str) for facts in value.values())
+    )
+
+
+_FACTS = {"bytes", "sha256"}
+_FITS: Mapping[str, Callable[[Any], bool]] = {
+    "users": _is_size,
+    "examples": _is_size,
+    "tokens": _is_size,
+    "tokenizer_fingerprint": lambda value: isinstance(value, str),
+    "sequence_length": _is_size,
+    "cutting": lambda value: value in ("split", "truncate", "join"),
+    "dropped": lambda value: isinstance(value, dict) and all(map(is_count, value.values())),
+    "dtype": lambda value: value in ("uint16", "uint32"),
+    "source": lambda value: isinstance(value, str),
+    "files": _are_files,
+}
 
 
 class FileFacts(TypedDict):
@@ -88,7 +125,7 @@ def read_manifest(folder: Path) -> Manifest:
             f"store {str(folder)!r}: not a token store; make one with fedsim data build"
         )
     try:
-        content = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        content = read_json(folder / MANIFEST)
         version, keys = content["version"], set(content)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise damaged(folder, f"{MANIFEST}: {error!r}") from error
@@ -100,6 +137,8 @@ def read_manifest(folder: Path) -> Manifest:
     if missing := set(Manifest.__annotations__) - keys:
         raise damaged(folder, f"{MANIFEST} lacks {', '.join(sorted(missing))}")
     manifest = cast(Manifest, content)
+    if wrong := [key for key, fits in _FITS.items() if not fits(content[key])]:
+        raise damaged(folder, f"{MANIFEST}: {', '.join(wrong)} cannot be so")
     if fingerprint(manifest) != manifest["sha256"]:
         raise damaged(folder, f"{MANIFEST} is not as it was written")
     return manifest

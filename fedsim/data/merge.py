@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from fedsim.data import store as layout
+from fedsim.data import manifest as layout
 from fedsim.data.arrivals import ranks
 from fedsim.data.segments import Segments, ordered
 from fedsim.data.store import Indices

@@ -6,12 +6,13 @@
     0007.json     written last: records read, new users, what was dropped; without it, no segment
     read.json     written when the source has been read to its end
 
-What has a .json file is synced and never changes again. So a build that was killed goes on after
-its last whole segment, and ends with the same store.
+What has a .json file is synced and never changes again, which its checksums tell. So a build that
+was killed goes on after its last whole segment, and ends with the same store.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections import Counter
@@ -26,6 +27,7 @@ import numpy.typing as npt
 from fedsim.data.arrivals import Arrived, Ids, Tokenising, runs
 from fedsim.data.manifest import disk_dtype
 from fedsim.data.store import Indices
+from fedsim.json_text import is_count, read_json
 from fedsim.paths import write_atomically
 
 SEGMENT_TOKENS = 1 << 24  # so much is held in memory, a few times over
@@ -34,13 +36,14 @@ _READ = "read.json"
 
 
 class Head(TypedDict):
-    """The content of a segment's .json file."""
+    """The content of a segment's .json file; `sha256` is of its other three, by their kind."""
 
     records: int
     examples: int
     tokens: int
     dropped: dict[str, int]
     new_users: list[str]
+    sha256: dict[str, str]
 
 
 class _Read(TypedDict):
@@ -71,7 +74,7 @@ class Segments:
         self.num_records = 0
         self.heads: list[Head] = []
         self._joins = tokenising.cutting == "join"
-        for head in _heads(folder, self.dtype.itemsize):
+        for head in _heads(folder):
             self.heads.append(head)
             self.num_records += head["records"]
             self.dropped.update(head["dropped"])
@@ -147,7 +150,9 @@ class Segments:
             tokens=self._num_tokens,
             dropped=dict(self._dropped),
             new_users=list(self.users)[self._num_known :],
+            sha256=_digests(self.folder / name),
         )
+        head["sha256"]["head"] = _digest_of({**head, "sha256": ""})
         write_atomically(self.folder / f"{name}.json", json.dumps(head))
         self.heads.append(head)
         self._begin()
@@ -188,20 +193,28 @@ def _joined(
     return np.delete(arrived.ids, starts[shortened]), arrived.lengths - shortened
 
 
-def _heads(folder: Path, width: int) -> Iterator[Head]:
+def _heads(folder: Path) -> Iterator[Head]:
     """Yield the heads of the whole segments, up to the first that is missing or has lost bytes."""
     for segment in count():
         path = folder / f"{segment:04}.json"
         if not path.exists():
             return
-        head: Head = json.loads(path.read_text(encoding="utf-8"))
-        wide = 4 * head["examples"]
-        sizes = {"tokens": width * head["tokens"], "users": wide, "lengths": wide}
-        for kind, size in sizes.items():
-            part = path.with_suffix(f".{kind}")
-            if not part.exists() or part.stat().st_size != size:
-                return
+        head = _whole(path)
+        if head is None:
+            return
         yield head
+
+
+def _whole(path: Path) -> Head | None:
+    """Return a segment's head, or None where it or one of its files is not as it was written."""
+    try:
+        head: Head = read_json(path)
+        told = {**head, "sha256": ""}
+        if head["sha256"] != {**_digests(path.with_suffix("")), "head": _digest_of(told)}:
+            return None
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    return head
 
 
 def _read(folder: Path) -> _Read:
@@ -209,8 +222,29 @@ def _read(folder: Path) -> _Read:
     path = folder / _READ
     if not path.exists():
         return _Read(segments=-1, dropped={})
-    read: _Read = json.loads(path.read_text(encoding="utf-8"))
-    return read
+    try:
+        read: _Read = read_json(path)
+        sound = is_count(read["segments"]) and all(map(is_count, read["dropped"].values()))
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        sound = False
+    return read if sound else _Read(segments=-1, dropped={})
+
+
+def _digests(segment: Path) -> dict[str, str]:
+    """Return the SHA-256 (hex) of each of a segment's files, by its kind."""
+    return {
+        kind: _digest_of_file(segment.with_suffix(f".{kind}"))
+        for kind in ("tokens", "users", "lengths")
+    }
+
+
+def _digest_of_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _digest_of(head: object) -> str:
+    return hashlib.sha256(json.dumps(head, sort_keys=True).encode()).hexdigest()
 
 
 def _write(path: Path, chunks: Any) -> None:  # noqa: ANN401

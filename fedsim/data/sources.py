@@ -24,6 +24,7 @@ from fedsim.config import DataConfig
 from fedsim.data import shakespeare
 from fedsim.data.preparation.prepare import Prepared, RawRecord, fingerprint, needed_columns
 from fedsim.data.records import NO_COLUMNS
+from fedsim.data.saved_dataset import is_saved, load_saved
 from fedsim.errors import ConfigError
 
 LOADERS = {
@@ -134,7 +135,7 @@ def _local(source: str) -> tuple[str, list[Path]] | None:
 
 
 def _folder(source: str, folder: Path) -> tuple[str, list[Path]]:
-    if (folder / "state.json").is_file() or (folder / "dataset_dict.json").is_file():
+    if is_saved(folder):
         return _ON_DISK, sorted(path for path in folder.rglob("*") if path.is_file())
     files = sorted(path for path in folder.iterdir() if path.suffix in LOADERS and path.is_file())
     loaders = sorted({LOADERS[path.suffix] for path in files})
@@ -243,12 +244,7 @@ def _load(source: str, local: tuple[str, list[Path]] | None, scratch: str) -> An
         return datasets.load_dataset(source, **options)
     loader, files = local
     if loader == _ON_DISK:
-        dataset = datasets.load_from_disk(str(Path(source).expanduser()))
-        if not isinstance(dataset, dict):
-            return dataset
-        if "train" not in dataset:
-            raise _unusable(source, f"no split 'train'; splits: {', '.join(dataset)}")
-        return dataset["train"]
+        return load_saved(datasets, Path(source).expanduser())
     paths = [glob.escape(str(path.resolve())) for path in files if path.stat().st_size]
     return datasets.load_dataset(loader, data_files=paths, **options) if paths else []
 
@@ -266,6 +262,7 @@ def _datasets() -> Any:  # noqa: ANN401  (an untyped module)
     """Import `datasets`, quietly and only when needed: it takes seconds."""
     module = importlib.import_module("datasets")
     module.disable_progress_bars()
+    module.config.HF_UPDATE_DOWNLOAD_COUNTS = False  # else a local file is reported to a server
     for name in ("datasets", "huggingface_hub"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     return module

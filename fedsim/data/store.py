@@ -22,12 +22,17 @@ import numpy as np
 import numpy.typing as npt
 
 from fedsim.data import integrity
-from fedsim.data.manifest import MANIFEST, Manifest, damaged, disk_dtype, read_manifest
-
-TOKENS = "tokens.bin"
-EXAMPLE_OFFSETS = "example_offsets.npy"
-USER_OFFSETS = "user_offsets.npy"
-USERS = "users.jsonl"
+from fedsim.data.manifest import (
+    EXAMPLE_OFFSETS,
+    MANIFEST,
+    TOKENS,
+    USER_OFFSETS,
+    Manifest,
+    damaged,
+    disk_dtype,
+    read_manifest,
+)
+from fedsim.data.structure import open_offsets
 
 Indices = npt.NDArray[np.int64]
 
@@ -40,8 +45,8 @@ class TokenStore:
         self.manifest = manifest
         # Plain arrays over the mapped pages: np.memmap costs microseconds for every slice.
         self._tokens = np.asarray(np.memmap(path / TOKENS, disk_dtype(manifest["dtype"]), mode="r"))
-        self._example_offsets = np.asarray(np.load(path / EXAMPLE_OFFSETS, mmap_mode="r"))
-        self._user_offsets = np.asarray(np.load(path / USER_OFFSETS, mmap_mode="r"))
+        self._example_offsets = open_offsets(path / EXAMPLE_OFFSETS)
+        self._user_offsets = open_offsets(path / USER_OFFSETS)
 
     @classmethod
     def open(cls, path: Path | str) -> TokenStore:

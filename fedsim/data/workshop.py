@@ -94,7 +94,7 @@ def _tidied(folder: Path, key: str) -> Workshop:
     place = Workshop(folder)
     plan = folder / _PLAN
     shutil.rmtree(place.result, ignore_errors=True)
-    if not plan.exists() or plan.read_text(encoding="utf-8") != json.dumps({"key": key}):
+    if not plan.exists() or plan.read_bytes() != json.dumps({"key": key}).encode():
         shutil.rmtree(place.parts, ignore_errors=True)
         write_atomically(plan, json.dumps({"key": key}))
     place.parts.mkdir(exist_ok=True)

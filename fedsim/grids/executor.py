@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -15,18 +16,20 @@ from fedsim.execution import Keys, shards
 from fedsim.grids.arrays import to_record
 from fedsim.grids.nodes import wait_for_nodes
 from fedsim.grids.records import ClientSpec, ShardReply, ShardRequest
-from fedsim.tensors import Tensors, check_same_layout
+from fedsim.tensors import Tensors, check_same_layout, l2_norm
 from fedsim.workload import even_shards
 
 _MESSAGE_TYPE = "train"
+_ROUNDING = 1.0 + 1e-4
 _SHARDS_A_NODE = 4  # of several nodes: one that is slow for a while is helped out by the others
 
 
 class GridExecutor:
     """Sends shards to the grid's nodes in turn and folds the replies in shard order.
 
-    A partial cohort is never released: a missing, repeated or unasked-for shard, and a reply
-    with another number of units than its shard has, fail the round.
+    A partial cohort is never released: a missing, repeated or unasked-for shard, a reply with
+    another number of units than its shard has, and a sum that no clipped units have (longer than
+    the bound allows, NaN or infinite) fail the round.
 
     Args:
         grid: any `flwr.serverapp.Grid`.
@@ -64,7 +67,9 @@ class GridExecutor:
         for reply in replies:
             if reply.shard in waiting or not folded <= reply.shard < len(pieces):
                 raise RuntimeError(f"round {round}: shard {reply.shard} came twice or unasked")
-            waiting[reply.shard] = _checked(reply, parameters, len(pieces[reply.shard]), round)
+            waiting[reply.shard] = _checked(
+                reply, parameters, len(pieces[reply.shard]), clip, round
+            )
             while folded in waiting:  # in shard order, so that the bits do not depend on timing
                 total = total.absorb_(waiting.pop(folded))
                 folded += 1
@@ -100,11 +105,20 @@ class GridExecutor:
         for message in self._grid.send_and_receive(requests):
             if message.has_error():
                 raise RuntimeError(f"round {round}: a worker failed: {message.error.reason}")
-            yield ShardReply.from_content(message.content)
+            try:
+                reply = ShardReply.from_content(message.content)
+            except ValueError as error:
+                raise RuntimeError(f"round {round}: a reply that cannot be used: {error}") from None
+            yield reply
 
 
-def _checked(reply: ShardReply, layout: Tensors, num_units: int, round: int) -> WeightedSum:
-    check_same_layout(layout, reply.total.values)
+def _checked(
+    reply: ShardReply, layout: Tensors, num_units: int, clip: Clip, round: int
+) -> WeightedSum:
+    try:
+        check_same_layout(layout, reply.total.values)
+    except ValueError as error:
+        raise RuntimeError(f"round {round}: shard {reply.shard}: {error}") from None
     if reply.total.num_units != num_units:
         raise RuntimeError(
             f"round {round}: shard {reply.shard} counts {reply.total.num_units} units, "
@@ -114,5 +128,22 @@ def _checked(reply: ShardReply, layout: Tensors, num_units: int, round: int) -> 
         raise RuntimeError(
             f"round {round}: shard {reply.shard} counts {reply.total.num_unclipped} units within "
             f"the clip, was sent {num_units}"
+        )
+    if reply.total.num_non_finite > num_units:
+        raise RuntimeError(
+            f"round {round}: shard {reply.shard} counts {reply.total.num_non_finite} units that "
+            f"are not finite, was sent {num_units}"
+        )
+    weight, length = reply.total.weight, l2_norm(reply.total.values)
+    # Also false for NaN, and for infinities where nothing is clipped.
+    if not (0.0 <= weight <= num_units * _ROUNDING and length < math.inf):
+        raise RuntimeError(
+            f"round {round}: shard {reply.shard} has weight {weight} and norm {length}, was sent "
+            f"{num_units} units"
+        )
+    if length > clip.bound * num_units * _ROUNDING:
+        raise RuntimeError(
+            f"round {round}: shard {reply.shard} has norm {length}, over {num_units} times the "
+            f"clip's bound {clip.bound}"
         )
     return reply.total

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +14,16 @@ from fedsim.config import DataConfig, ModelConfig, Precision
 from fedsim.estimators import WeightedSum
 from fedsim.execution import Keys
 from fedsim.grids.arrays import to_record, views_of
+from fedsim.json_text import is_count
 from fedsim.plan import TaskSpec
+
+_COUNTS = (
+    "shard",
+    "num_units",
+    "num_non_finite",
+    "num_gradients",
+    "num_unclipped",
+)
 
 
 class ClientSpec(BaseModel):
@@ -58,17 +68,23 @@ class ShardRequest:
 
     @classmethod
     def from_content(cls, content: RecordDict) -> ShardRequest:
-        """Read a message's content."""
-        head = content.config_records["request"]
-        keys = content.array_records["units"]["keys"].numpy()
-        return cls(
-            spec=str(head["spec"]),
-            clip=str(head["clip"]),
-            round=int(head["round"]),  # type: ignore[arg-type]
-            shard=int(head["shard"]),  # type: ignore[arg-type]
-            keys=np.asarray(keys, dtype=np.int64),
-            parameters=content.array_records["parameters"],
-        )
+        """Read a message's content.
+
+        Raises:
+            ValueError: a part is missing, or is not what `to_content` writes.
+        """
+        try:
+            head = content.config_records["request"]
+            keys = content.array_records["units"]["keys"].numpy()
+            parameters = content.array_records["parameters"]
+            texts, numbers = [head["spec"], head["clip"]], [head["round"], head["shard"]]
+        except Exception as error:  # Flower has errors of its own kinds for what it cannot open
+            raise ValueError(f"a request: {type(error).__name__}: {error}") from error
+        if not all(isinstance(text, str) for text in texts) or not all(map(is_count, numbers)):
+            raise ValueError("a request: spec and clip are not texts, or round and shard no counts")
+        if keys.dtype != np.int64 or keys.ndim != 1:
+            raise ValueError(f"a request: keys are {keys.dtype} of shape {keys.shape}")
+        return cls(str(texts[0]), str(texts[1]), int(numbers[0]), int(numbers[1]), keys, parameters)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,15 +112,22 @@ class ShardReply:
 
     @classmethod
     def from_content(cls, content: RecordDict) -> ShardReply:
-        """Read a reply's content; the sum's tensors may be read-only."""
-        counts = content.metric_records["counts"]
-        total = WeightedSum(
-            values=views_of(content.array_records["sum"]),
-            weight=float(counts["weight"]),  # type: ignore[arg-type]
-            num_units=int(counts["num_units"]),  # type: ignore[arg-type]
-            num_non_finite=int(counts["num_non_finite"]),  # type: ignore[arg-type]
-            num_gradients=int(counts["num_gradients"]),  # type: ignore[arg-type]
-            loss=float(counts["loss"]),  # type: ignore[arg-type]
-            num_unclipped=int(counts["num_unclipped"]),  # type: ignore[arg-type]
-        )
-        return cls(int(counts["shard"]), total)  # type: ignore[arg-type]
+        """Read a reply's content; the sum's tensors may be read-only.
+
+        Raises:
+            ValueError: a part is missing, or is not what `to_content` writes.
+        """
+        try:
+            counts, arrays = content.metric_records["counts"], content.array_records["sum"]
+            values, loss = views_of(arrays), float(counts["loss"])  # type: ignore[arg-type]
+            whole = {name: counts[name] for name in _COUNTS}
+            weight = float(counts["weight"])  # type: ignore[arg-type]
+        except Exception as error:  # Flower has errors of its own kinds for what it cannot open
+            raise ValueError(f"{type(error).__name__}: {error}") from error
+        if any(value.dtype != torch.float64 for value in values.values()):
+            raise ValueError("a sum that is not float64")
+        if not all(is_count(count) for count in whole.values()) or not math.isfinite(loss):
+            raise ValueError(f"counts that are none: {dict(counts)!r}")
+        numbers = {name: int(count) for name, count in whole.items()}  # type: ignore[arg-type]
+        shard = numbers.pop("shard")
+        return cls(shard, WeightedSum(values=values, weight=weight, loss=loss, **numbers))

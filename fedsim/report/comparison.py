@@ -43,6 +43,7 @@ class Row(Record):
     sampler: str | None = None
     accountant: str | None = None
     hypothetical: bool = False
+    diverged: bool = False
     gradients: Count | None = None
     seconds: NotNegative | None = None
 
@@ -64,6 +65,7 @@ class ComparedRun(Record):
     privacy: Privacy
     initial: Scores
     final: Scores
+    diverged: bool = False
     curve: tuple[CurvePoint, ...]
 
 
@@ -174,6 +176,7 @@ def _run_row(label: str, report: RunReport) -> Row:
         sampler=privacy.sampler,
         accountant=privacy.accountant,
         hypothetical=privacy.hypothetical,
+        diverged=report.diverged is not None,
         gradients=report.cost.gradients,
         seconds=report.cost.seconds,
     )
@@ -187,6 +190,7 @@ def _compared(label: str, report: RunReport, metrics: Sequence[RoundMetrics]) ->
         privacy=report.privacy,
         initial=report.utility.initial,
         final=report.utility.final,
+        diverged=report.diverged is not None,
         curve=tuple(
             CurvePoint(round=line.round, loss=line.held_out.loss, epsilon=line.epsilon)
             for line in metrics

@@ -17,29 +17,32 @@ from fedsim.paths import write_atomically
 from fedsim.report import tables, wording
 from fedsim.report.comparison import Comparison
 from fedsim.report.plots import comparison_plots, run_plots
-from fedsim.report.schema import RoundMetrics, RunReport, load_metrics, load_report
+from fedsim.report.schema import RoundMetrics, RunReport, load_metrics, save_report
+from fedsim.report.thinning import shown
 
 HTML_FILE = "report.html"
 
 
-def write_run_report(run_dir: Path) -> Path:
-    """Write `report.html` from the `report.json` and `metrics.jsonl` beside it.
+def write_reports(run_dir: Path, report: RunReport) -> None:
+    """Write `report.html` and then `report.json`: a folder that has the latter is finished.
 
     Raises:
-        ConfigError: one of the two is missing or malformed.
+        ConfigError: `metrics.jsonl` is missing or malformed.
     """
-    path = run_dir / HTML_FILE
-    write_atomically(path, render_run(load_report(run_dir), load_metrics(run_dir)))
-    return path
+    write_atomically(run_dir / HTML_FILE, render_run(report, load_metrics(run_dir)))
+    save_report(run_dir, report)
 
 
 def render_run(report: RunReport, metrics: Sequence[RoundMetrics]) -> str:
     """Return the page of one run: its promise, its plots, its data, cost, model and versions."""
+    some = shown(metrics)
     return render_page(
         "run.html.jinja",
         report=report,
-        plots=run_plots(metrics, report.utility.initial, report.privacy),
-        scored=[line for line in metrics if line.held_out is not None],
+        plots=run_plots(some, report.utility.initial, report.privacy),
+        scored=[line for line in some if line.held_out is not None],
+        num_scored=sum(line.held_out is not None for line in metrics),
+        num_left_out=len(metrics) - len(some),
         non_finite=sum(line.non_finite or 0 for line in metrics),
     )
 

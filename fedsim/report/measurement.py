@@ -129,7 +129,8 @@ def filled(line: Line, reports: Sequence[RunReport]) -> Line:
     finals = [report.utility.final for report in reports]
     good = [final for final in finals if is_finite(final.loss)]
     starts = [report.utility.initial.loss for report in reports]
-    promise, cost = reports[0].privacy, reports[0].cost
+    whole = next((report for report in reports if report.diverged is None), reports[0])
+    promise, cost = whole.privacy, whole.cost
     promised = promise.epsilon is not None
     expected = cost.expected_gradients
     values = {

@@ -113,7 +113,8 @@ def _draw_bars(axes: Axes, comparison: Comparison) -> None:
         promise = "no guarantee" if epsilon is None else f"ε = {epsilon_text(epsilon)}"
         if run.privacy.hypothetical:
             promise = f"hypothetical {promise}"
-        text = f"{shorten(run.label, 24)}   {decimal_text(value, 1)}   {promise}"
+        shown = "diverged" if run.diverged else decimal_text(value, 1)
+        text = f"{shorten(run.label, 24)}   {shown}   {promise}"
         axes.text(0, index - 0.1, text, fontsize=7.5, color=INK, parse_math=False)
     for start in starts:
         axes.axvline(start, color=MUTED, linewidth=0.9, linestyle=(0, (4, 3)))

@@ -173,7 +173,7 @@ class Cost(Record):
 
 
 class RunReport(Record):
-    """The whole of `report.json`."""
+    """The whole of `report.json`; `diverged` says why there is no outcome, final scores are NaN."""
 
     format: Literal[1] = 1
     name: Text
@@ -185,6 +185,7 @@ class RunReport(Record):
     model: ModelSummary
     cost: Cost
     samples: Samples | None = None
+    diverged: Text | None = None
     machine: dict[str, JsonValue]
     versions: dict[str, str]
 

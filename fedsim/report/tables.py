@@ -53,9 +53,9 @@ def cells(row: Row) -> list[str]:
     return [
         row.label,
         row.strategy or NOTHING,
-        decimal_text(row.loss),
-        decimal_text(row.perplexity, 2),
-        percent_text(row.accuracy_top1),
+        "diverged" if row.diverged else decimal_text(row.loss),
+        NOTHING if row.diverged else decimal_text(row.perplexity, 2),
+        NOTHING if row.diverged else percent_text(row.accuracy_top1),
         epsilon,
         # A δ without an ε would suggest a guarantee.
         delta_text(row.delta) if row.epsilon is not None else NOTHING,

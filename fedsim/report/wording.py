@@ -24,6 +24,10 @@ def epsilon_text(epsilon: float | None) -> str:
 
     Up, because a guarantee must not look stronger than it is. Dust of floating-point arithmetic
     (a relative 1e-9) does not count: a target of 8 that was met stays 8.00.
+
+    Examples:
+        >>> epsilon_text(2.0013), epsilon_text(8.0), epsilon_text(float("inf"))
+        ('2.01', '8.00', '∞')
     """
     if epsilon is None:
         return NOTHING
@@ -68,7 +72,12 @@ def count_text(value: float | None) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """Return seconds as "4.2 s", "3 min 20 s" or "2 h 05 min"."""
+    """Return seconds as "4.2 s", "3 min 20 s" or "2 h 05 min".
+
+    Examples:
+        >>> duration_text(4.2), duration_text(200.0), duration_text(7500.0)
+        ('4.2 s', '3 min 20 s', '2 h 05 min')
+    """
     if seconds < 60:
         return f"{seconds:.1f} s"
     whole = round(seconds)

@@ -128,7 +128,7 @@ def test_a_manifest_that_disagrees_with_the_files(store: TokenStore) -> None:
     content = json.loads((store.path / "manifest.json").read_text())
     content["sha256"] = manifest.fingerprint(content)
     (store.path / "manifest.json").write_text(json.dumps(content))
-    with pytest.raises(ConfigError, match=r"damaged: .*says otherwise"):
+    with pytest.raises(ConfigError, match=r"damaged: tokens.bin has 24 bytes for 13 tokens"):
         TokenStore.open(store.path)
 
 

@@ -31,14 +31,22 @@ def test_aliases_become_the_person(tmp_path: Path, kind: str) -> None:
     ("name", "content", "message"),
     [
         ("a.json", '["ann"]', "wanted: a JSON object"),
-        ("a.json", '{"a": 1}', "'a' is an alias of 1; wanted: two names"),
-        ("a.csv", "alias,person\na\n", "'a' is an alias of None; wanted: two names"),
-        ("a.csv", "alias,person\n,ann\n", "'' is an alias of 'ann'; wanted: two names"),
+        ("a.json", '{"a": 1}', "alias number 1: no name, or no person's; wanted: two names"),
+        (
+            "a.csv",
+            "alias,person\na\n",
+            "alias number 1: no name, or no person's; wanted: two names",
+        ),
+        (
+            "a.csv",
+            "alias,person\n,ann\n",
+            "alias number 1: no name, or no person's; wanted: two names",
+        ),
         ("a.json", "{", "Expecting property name"),
         ("a.csv", "from,to\na,b\n", "columns alias and person"),
         ("a.csv", "", "columns alias and person"),
-        ("a.csv", "alias,person\na,b\na,c\n", "'a' is an alias of two persons"),
-        ("a.json", '{"a": "b", "b": "c"}', "'b' is a person and an alias of another"),
+        ("a.csv", "alias,person\na,b\na,c\n", "line 3: an alias of another person before"),
+        ("a.json", '{"a": "b", "b": "c"}', "alias number 1: its person is an alias of another"),
     ],
 )
 def test_a_file_that_says_nothing_clear(

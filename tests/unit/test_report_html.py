@@ -13,7 +13,7 @@ from plotly.offline import get_plotlyjs
 
 from fedsim.errors import ConfigError
 from fedsim.report.comparison import compare
-from fedsim.report.html import render_comparison, render_run, write_run_report
+from fedsim.report.html import render_comparison, render_run, write_reports
 from fedsim.report.schema import RunReport, Utility
 from tests.unit.report_samples import metrics, non_private, privacy, report, scores, write_run
 
@@ -180,11 +180,23 @@ def test_a_diverged_run_without_rounds_still_renders() -> None:
     assert "not a number" in text
 
 
-def test_write_run_report_writes_beside_the_report(tmp_path: Path) -> None:
-    write_run(tmp_path, report(), metrics())
-    path = write_run_report(tmp_path)
-    assert path == tmp_path / "report.html"
-    assert path.read_text().startswith("<!doctype html>")
-    (tmp_path / "report.json").write_text("{")
-    with pytest.raises(ConfigError, match=r"report\.json"):
-        write_run_report(tmp_path)
+def test_the_page_is_there_before_the_report_that_means_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = write_run(tmp_path / "other", report(), metrics())
+    (tmp_path / "metrics.jsonl").write_bytes((written / "metrics.jsonl").read_bytes())
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fedsim.report.html.save_report", killed)
+        with pytest.raises(KeyboardInterrupt):
+            write_reports(tmp_path, report())
+    assert (tmp_path / "report.html").read_text().startswith("<!doctype html>")
+    assert not (tmp_path / "report.json").exists()
+    write_reports(tmp_path, report())
+    assert (tmp_path / "report.json").read_bytes() == (written / "report.json").read_bytes()
+    (tmp_path / "metrics.jsonl").write_text("{")
+    with pytest.raises(ConfigError, match=r"metrics\.jsonl"):
+        write_reports(tmp_path, report())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Literal
 from fedsim.data.preparation.step import Step
 from fedsim.data.records import Record
 from fedsim.errors import ConfigError
+from fedsim.json_text import read_json
 
 
 class MergeUsers(Step):
@@ -38,14 +38,17 @@ class MergeUsers(Step):
         path = Path(self.file).expanduser()
         try:
             aliases = _from_json(path) if path.suffix == ".json" else self._from_csv(path)
-        except (OSError, ValueError, TypeError) as error:
+        except (OSError, ValueError, TypeError, csv.Error) as error:
             raise self._wrong(str(error)) from error
-        for alias, person in aliases.items():
+        # By its number: a message may end up in a log, where nobody's name has a place.
+        for number, (alias, person) in enumerate(aliases.items(), start=1):
             if not alias or not isinstance(person, str) or not person.strip():
-                raise self._wrong(f"{alias!r} is an alias of {person!r}; wanted: two names")
+                raise self._wrong(
+                    f"alias number {number}: no name, or no person's; wanted: two names"
+                )
             # Which of two names is the person's would otherwise hang on the order of the file.
             if aliases.get(person, person) != person:
-                raise self._wrong(f"{person!r} is a person and an alias of another")
+                raise self._wrong(f"alias number {number}: its person is an alias of another")
         return aliases
 
     def _from_csv(self, path: Path) -> dict[str, str]:
@@ -56,7 +59,7 @@ class MergeUsers(Step):
             aliases: dict[str, str] = {}
             for row in rows:
                 if aliases.setdefault(row["alias"], row["person"]) != row["person"]:
-                    raise ValueError(f"{row['alias']!r} is an alias of two persons")
+                    raise ValueError(f"line {rows.line_num}: an alias of another person before")
         return aliases
 
     def _wrong(self, what: str) -> ConfigError:
@@ -64,7 +67,7 @@ class MergeUsers(Step):
 
 
 def _from_json(path: Path) -> dict[str, str]:
-    content = json.loads(path.read_text(encoding="utf-8"))
+    content = read_json(path)
     if not isinstance(content, dict):
         raise ValueError("wanted: a JSON object of alias to person")
     return content

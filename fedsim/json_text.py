@@ -1,0 +1,35 @@
+"""JSON of which nobody knows who wrote it: whatever is wrong with it is one `ValueError`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+
+def parse_json(text: str | bytes) -> Any:  # noqa: ANN401  (whatever JSON can say)
+    """Return what the text says.
+
+    Raises:
+        ValueError: it is not JSON, not UTF-8, nested too deeply, or has an endless number.
+    """
+    try:
+        # Decoded here: json would guess at UTF-16 and others.
+        return json.loads(text.decode("utf-8") if isinstance(text, bytes) else text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def read_json(path: Path) -> Any:  # noqa: ANN401
+    """Return what a file says.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: as of `parse_json`.
+    """
+    return parse_json(path.read_bytes())
+
+
+def is_count(value: object) -> bool:
+    """Whether it is an integer from 0 on that fits 64 bits; true and false are none."""
+    return type(value) is int and 0 <= value < 1 << 63

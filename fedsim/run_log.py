@@ -1,0 +1,59 @@
+"""A run folder's own log: what fedsim said while the run was carried out, in files that rotate."""
+
+from __future__ import annotations
+
+import logging
+import logging.handlers
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from importlib.metadata import version
+from pathlib import Path
+
+LOG = "run.log"
+PACKAGES = ("fedsim", "strategies", "clients", "experiments")
+_BYTES, _BACKUPS = 2_000_000, 3
+_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+class _Quiet(logging.handlers.RotatingFileHandler):
+    """One that neither ends a run nor fills standard error where its disk is full."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (logging's name)
+        """Drop the line."""
+
+    def close(self) -> None:
+        """Close the file, whether or not its last lines could be written."""
+        with suppress(OSError):
+            super().close()
+
+
+@contextmanager
+def run_log(folder: Path) -> Iterator[None]:
+    """Write the messages of fedsim's packages into `run.log` too while the block runs.
+
+    Appended to by a run that is taken up; at 2 MB it becomes `run.log.1`, and the oldest of three
+    goes. What others log (transformers, Ray, Flower) is not in it, nor is anybody's text: fedsim's
+    messages hold none. It is no part of what a run repeats to the bit.
+    """
+    handler = _Quiet(folder / LOG, maxBytes=_BYTES, backupCount=_BACKUPS, encoding="utf-8")
+    handler.setFormatter(logging.Formatter(_FORMAT))
+    loggers = [logging.getLogger(name) for name in PACKAGES]
+    for logger in loggers:
+        logger.addHandler(handler)
+    try:
+        _say(handler, logging.INFO, f"fedsim {version('fedsim-dp')} begins")
+        yield
+        _say(handler, logging.INFO, "ended")
+    except BaseException as error:
+        # The type alone: words of an error may quote what it was about.
+        _say(handler, logging.ERROR, f"ended by {type(error).__name__}")
+        raise
+    finally:
+        for logger in loggers:
+            logger.removeHandler(handler)
+        handler.close()
+
+
+def _say(handler: logging.Handler, level: int, words: str) -> None:
+    """Write a line into this log alone: standard error has its own."""
+    handler.handle(logging.LogRecord("fedsim", level, __file__, 0, words, None, None))

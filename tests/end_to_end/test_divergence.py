@@ -1,0 +1,134 @@
+"""A run whose numbers are no longer finite stops, says which round, and keeps what was finite."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsim.checkpoint import latest_checkpoint, load_checkpoint
+from fedsim.report.schema import load_metrics, load_report
+from fedsim.report.wording import NOTHING
+from fedsim.run_folder import RunFolder
+from fedsim.tensors import all_finite
+from tests.conftest import small_config
+from tests.end_to_end.commands import fedsim
+
+FAR: dict[str, Any] = {"optimizer": "sgd", "learning_rate": 1e38}
+
+
+def write(path: Path, speeches: Path, name: str, **sections: dict[str, Any]) -> Path:
+    strategy = {"name": name, "rounds": 6} | sections.pop("strategy", {})
+    training = {"evaluate_every": 4, "checkpoint_every": 1, "keep_checkpoints": 9}
+    config = small_config(speeches, strategy=strategy, training=training, **sections)
+    path.write_text(config.to_toml(), encoding="utf-8")
+    return path
+
+
+def test_a_held_out_loss_that_is_not_finite_ends_the_run(speeches: Path, tmp_path: Path) -> None:
+    config, out = write(tmp_path / "far.toml", speeches, "non-private", server=FAR), tmp_path / "o"
+    for resume in ((), ("--resume",)):
+        done = fedsim("run", config, "--out", out, *resume)
+        assert done.returncode == 1
+        assert done.stdout == ""
+        (said,) = [line for line in done.stderr.splitlines() if "engine" not in line]
+        assert said.startswith("Diverged: round 4: the held-out loss is nan; try a smaller")
+        report = load_report(out)
+        assert report.diverged == said.removeprefix("Diverged: ")
+        assert report.cost.rounds == load_metrics(out)[-1].round == 4
+        assert RunFolder(out).read_ledger().num_releases == 6
+    assert report.utility.final.tokens == report.utility.initial.tokens > 0
+    assert "The run ended in round 4" in (out / "report.html").read_text(encoding="utf-8")
+    assert not (out / "model").exists()
+    log = (out / "run.log").read_text(encoding="utf-8")
+    assert log.count(" ended by DivergedError\n") == 2
+    assert [path.name[:12] for path in sorted((out / "checkpoints").iterdir())][
+        -1
+    ] == "round-000003"
+
+
+def test_parameters_that_are_not_finite_end_the_run(speeches: Path, tmp_path: Path) -> None:
+    """Noise times the learning rate is beyond float32 at once; it is charged all the same."""
+    config = write(
+        tmp_path / "far.toml", speeches, "uls", server=FAR, privacy={"noise_multiplier": 1e3}
+    )
+    out = tmp_path / "o"
+    done = fedsim("run", config, "--out", out)
+    assert done.returncode == 1
+    assert "Diverged: round 1: " in done.stderr
+    assert "parameters are not finite, " in done.stderr
+    assert "Traceback" not in done.stderr
+    assert [line.round for line in load_metrics(out)] == [0]
+    assert latest_checkpoint(out / "checkpoints") is None
+    report = load_report(out)
+    assert (report.cost.rounds, report.privacy.rounds) == (0, 6)
+    assert report.privacy.epsilon == RunFolder(out).read_ledger().epsilon(1e-3)
+
+
+def test_what_was_finite_before_stays(speeches: Path, tmp_path: Path) -> None:
+    """Steps of about 1e38 in random directions leave float32 after some rounds."""
+    server = FAR | {"learning_rate": 2e38}
+    config = write(
+        tmp_path / "far.toml",
+        speeches,
+        "uls",
+        server=server,
+        data={"held_out_examples": 0.0},
+        privacy={"noise_multiplier": 3.0},
+        strategy={"rounds": 40},
+    )
+    done = fedsim("run", config, "--out", tmp_path / "o")
+    assert done.returncode == 1, done.stderr
+    lines = load_metrics(tmp_path / "o")
+    assert f"Diverged: round {lines[-1].round + 1}: " in done.stderr
+    path = latest_checkpoint(tmp_path / "o" / "checkpoints")
+    assert path is not None
+    state = load_checkpoint(path)
+    assert state.round == lines[-1].round > 0
+    assert all_finite(state.parameters)
+
+
+@pytest.mark.parametrize("held_out", [0.1, 0.0])
+def test_large_parameters_and_no_text_to_score_are_no_divergence(
+    speeches: Path, tmp_path: Path, held_out: float
+) -> None:
+    config = write(
+        tmp_path / "noisy.toml",
+        speeches,
+        "uls",
+        data={"held_out_examples": held_out},
+        privacy={"noise_multiplier": 1e6},
+        server={"optimizer": "sgd", "learning_rate": 1.0},
+    )
+    done = fedsim("run", config, "--out", tmp_path / "o")
+    assert done.returncode == 0, done.stderr
+    assert load_report(tmp_path / "o").diverged is None
+    path = latest_checkpoint(tmp_path / "o" / "checkpoints")
+    assert path is not None
+    assert max(float(v.abs().max()) for v in load_checkpoint(path).parameters.values()) > 1e4
+
+
+def test_a_sweep_shows_it_and_goes_on(speeches: Path, tmp_path: Path) -> None:
+    config = write(tmp_path / "np.toml", speeches, "non-private", server=FAR)
+    rates = ("compare", config, "--vary", "server.learning_rate=1e38,0.01", "--out", tmp_path / "o")
+    for _ in range(2):  # the second time both are taken as they are
+        done = fedsim(*rates)
+        assert done.returncode == 0, done.stderr
+        assert "Diverged: np,learning_rate=1e38: round 4: the held-out loss" in done.stderr
+        table = (tmp_path / "o" / "comparison.md").read_text(encoding="utf-8")
+        (row,) = [
+            line for line in table.splitlines() if line.startswith("| np,learning_rate=1e38 ")
+        ]
+        assert f"| diverged | {NOTHING} | {NOTHING} |" in row
+    assert not list((tmp_path / "o").glob("*.error.txt"))
+
+
+def test_a_measured_line_counts_it(speeches: Path, tmp_path: Path) -> None:
+    config = write(tmp_path / "np.toml", speeches, "non-private", server=FAR)
+    tuned = ("--tune", "server.learning_rate=1e38,0.01", "--seeds", "1", "--out", tmp_path / "o")
+    assert fedsim("compare", config, *tuned).returncode == 0
+    done = fedsim("compare", config, "--seeds", "2", "--out", tmp_path / "p")
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "p" / "comparison.md").read_text(encoding="utf-8")
+    assert "2 diverged" in page

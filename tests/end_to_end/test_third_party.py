@@ -1,0 +1,146 @@
+"""A package of somebody else's, installed beside fedsim, is reached through entry points alone."""
+
+from __future__ import annotations
+
+import ast
+import csv
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import fedsim
+from fedsim.config import ModelConfig
+from fedsim.errors import ConfigError
+from fedsim.materials import load_model
+from tests.conftest import small_config
+from tests.end_to_end.commands import fedsim as fedsim_here
+from tests.third_party.fedsim_example.by_size import by_size
+from tests.third_party.fedsim_example.byte_model import ByteModel, load
+from tests.third_party.fedsim_example.csv_tracker import CsvTracker
+
+PACKAGE = Path(__file__).parent.parent / "third_party"
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Install the package where nobody else looks; building must not write into our tree."""
+    folder = tmp_path_factory.mktemp("third_party")
+    source = shutil.copytree(PACKAGE, folder / "source")
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*pip, "--no-index", "--target", folder / "site", source], check=True)
+    return folder / "site"
+
+
+def with_package(site: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run `fedsim` in a new process that can see the package."""
+    paths = [str(site), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return subprocess.run(
+        [sys.executable, "-m", "fedsim.cli.main", *arguments],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def config(speeches: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("config") / "theirs.toml"
+    theirs = small_config(
+        speeches,
+        model={"name_or_path": "example-bytes", "pretraining_steps": None, "trainable": "all"},
+        strategy={"name": "uls-by-size"},
+        privacy={"declared_num_users": 24},
+        server={"optimizer": "adam", "learning_rate": 0.01},
+        training={"trackers": ("example-csv",)},
+    )
+    path.write_text(theirs.to_toml(), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def finished(installed: Path, config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("runs") / "theirs"
+    done = with_package(installed, "run", config, "--out", run)
+    assert done.returncode == 0, done.stderr
+    assert fedsim.load_report(run).privacy.statement in done.stdout
+    return run
+
+
+def test_strategy_model_and_tracker_make_a_run(finished: Path) -> None:
+    report = fedsim.load_report(finished)
+    assert (report.name, report.model.name) == ("uls-by-size", "example-bytes")
+    assert report.privacy.noise_multiplier == 1.0
+    # 24 users at q = 1/4 and a bound of 0.5: the noise is the plan's, not the strategy's.
+    assert report.privacy.noise_stddev == pytest.approx(1.0 * 0.5 / 6.0)
+    assert report.privacy.epsilon == pytest.approx(
+        fedsim.epsilon(fedsim.RoundCost(fedsim.PoissonSampling(0.25), 1.0, 1), 4, 1e-3), rel=1e-3
+    )
+    with (finished / "losses.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    lines = fedsim.load_metrics(finished)
+    assert [int(row["round"]) for row in rows] == [line.round for line in lines]
+    assert [row["train_loss"] for row in rows[1:]] == [str(line.train_loss) for line in lines[1:]]
+
+
+def test_what_their_model_saved_opens_again(installed: Path, finished: Path) -> None:
+    done = with_package(installed, "evaluate", finished, "--json")
+    assert done.returncode == 0, done.stderr
+    end = json.loads(done.stdout)["stages"]["final"]["held_out_examples"]["loss"]
+    assert end == pytest.approx(fedsim.load_report(finished).utility.final.loss, rel=1e-5)
+
+
+def test_without_the_package_names_are_refused(
+    config: Path, finished: Path, tmp_path: Path
+) -> None:
+    done = fedsim_here("run", config, "--out", tmp_path / "run")
+    assert done.returncode == 2
+    assert "'example-csv'" in done.stderr
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(ConfigError, match=r"fedsim_model in its config.json = 'example-bytes'"):
+        load_model(ModelConfig(name_or_path=str(finished / "model")))
+
+
+def test_the_package_uses_public_names_only() -> None:
+    used = set()
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                assert node.module.split(".")[0] not in {"strategies", "clients", "experiments"}
+                assert not node.module.startswith("fedsim."), f"{path.name}: {node.module}"
+                used |= {alias.name for alias in node.names if node.module == "fedsim"}
+    assert {"RoundPlan", "ModelConfig", "RoundMetrics"} <= used <= set(fedsim.__all__)
+
+
+def test_bounds_by_size_are_together_the_bound() -> None:
+    layout = {
+        "large.weight": torch.zeros(9, 10),
+        "large.bias": torch.zeros(9),
+        "small": torch.zeros(1),
+    }
+    clip = by_size(2.0, layout)
+    assert clip.bound == pytest.approx(2.0)
+    assert clip.l2_clip_norms["large"] == pytest.approx(2.0 * 0.99**0.5)
+
+
+def test_their_model_looks_at_the_past_alone() -> None:
+    model: fedsim.LanguageModel = load(ModelConfig(name_or_path="example-bytes"))
+    tokens = torch.tensor(model.encode(["to be or not to be"]))
+    changed = tokens.clone()
+    changed[0, 10:] = 0
+    here, there = (model.logits(model.initial_parameters(), ids) for ids in (tokens, changed))
+    assert torch.equal(here[:, :10], there[:, :10])
+    assert not torch.equal(here[:, 10:], there[:, 10:])
+    assert isinstance(model, ByteModel)
+
+
+def test_a_run_that_is_taken_up_has_each_row_once(finished: Path, tmp_path: Path) -> None:
+    shutil.copy(finished / "metrics.jsonl", tmp_path)
+    CsvTracker(tmp_path, small_config(finished), "").close()
+    assert (tmp_path / "losses.csv").read_text() == (finished / "losses.csv").read_text()

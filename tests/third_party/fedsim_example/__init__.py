@@ -1,0 +1,1 @@
+"""An extension of fedsim: a strategy, a model and a tracker, reached through entry points."""

@@ -12,7 +12,7 @@ import typer
 from experiments.mutation.forked import ROOT, Verdict, warm_up
 from experiments.mutation.operators import Mutant
 from experiments.mutation.pitfalls import chosen_tests, read, table, try_all
-from experiments.mutation.survey import accepted, load, page, save, survey
+from experiments.mutation.survey import accepted, load, merged, page, save, survey
 from experiments.mutation.targets import TARGETS
 
 _RESULTS, _PAGE = ROOT / "docs" / "mutation.json", ROOT / "docs" / "mutation.md"
@@ -26,7 +26,7 @@ def main() -> int:
     pitfalls.add_argument("words", nargs="*", help="only those with one of these in their name")
     changed = commands.add_parser("mutants", help="try all mutants of the files")
     changed.add_argument("files", nargs="*", help="by default all")
-    changed.add_argument("--lines", default="", help="only lines that contain this; writes nothing")
+    changed.add_argument("--lines", default="", help="only lines that contain this")
     once = "a first look: who survives in a warm session is not tried again from the import on"
     changed.add_argument("--once", action="store_true", help=once)
     commands.add_parser("page", help="write docs/mutation.md from docs/mutation.json")
@@ -71,8 +71,9 @@ def _mutants(files: list[str], lines: str, once: bool) -> int:
         unexplained += sum(one.key not in reasons for one in result.survivors)
         counts = f"{result.mutants} mutants, {result.caught} caught ({result.too_slow} by time)"
         typer.echo(f"{file}: {counts}, {result.seconds:.0f} s")
-        if not lines:
-            save([result], _RESULTS)
+        before = {one.file: one for one in load(_RESULTS)} if _RESULTS.exists() else {}
+        if not lines or file in before:
+            save([merged(before[file], result, lines) if lines else result], _RESULTS)
             _PAGE.write_text(page(load(_RESULTS), reasons), encoding="utf-8")
     return int(unexplained > 0)
 

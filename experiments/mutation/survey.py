@@ -11,7 +11,7 @@ import json
 import time
 import tomllib
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -149,6 +149,13 @@ class _Judge:
         if whole.verdict != "survived":
             raise RuntimeError(f"{self.file}: {self.test} fails as it is:\n{whole.output}")
         return max(_LEAST_SECONDS, _TIMES * whole.seconds)
+
+
+def merged(before: Result, now: Result, only: str) -> Result:
+    """Return a file's result in which the lines that contain `only` are as they are now."""
+    others = [one for one in before.survivors if only not in one.line]
+    alive = sorted([*others, *now.survivors], key=lambda one: one.number)
+    return replace(before, survivors=tuple(alive))
 
 
 def save(results: Sequence[Result], path: Path) -> None:

@@ -130,6 +130,11 @@ def test_shuffled_passes_take_everybody_once() -> None:
     assert [len(cohort) for cohort in a_pass] == [7] * 8
     assert len(set(taken.tolist())) == 56  # four wait for the next pass
     following = [law.draw(60, round, seeded) for round in range(8, 16)]
+    assert [len(cohort) for cohort in following] == [7] * 8
+    assert len(set(np.concatenate(following).tolist())) == 56
+    asked: list[int] = []
+    law.draw(60, 13, lambda round: seeded(asked.append(round) or round))  # type: ignore[func-returns-value]
+    assert asked == [8]  # a pass has one order, that of its first round
     assert not all(np.array_equal(a, b) for a, b in zip(a_pass, following, strict=True))
     counts = np.zeros(60)
     for round in range(ROUNDS):

@@ -15,7 +15,7 @@ import pytest
 
 from experiments.mutation.forked import ROOT
 from experiments.mutation.operators import mutants
-from experiments.mutation.survey import Result, Survivor, accepted, load, page, save
+from experiments.mutation.survey import Result, Survivor, accepted, load, merged, page, save
 from experiments.mutation.targets import TARGETS
 from experiments.mutation.warm import exchange
 
@@ -142,6 +142,8 @@ def test_the_page_says_who_has_no_reason(tmp_path: Path) -> None:
     save(results[:1], tmp_path / "results.json")
     save(results[1:], tmp_path / "results.json")
     assert load(tmp_path / "results.json") == results
+    fixed = merged(results[0], Result("a.py", 1, 0, (), 1.0), "z =")
+    assert (fixed.survivors, fixed.mutants) == ((known,), 9)
     text = page(results, {known.key: "a name"})
     assert "| `a.py` | 9 | 7 | 1 | 2 | 1 |" in text
     assert "| all | 13 | 11 | 1 | 2 | 1 |" in text

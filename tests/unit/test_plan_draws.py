@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 import pytest
 
+from fedsim.clip_policy import ConstantClip, NextClip
 from fedsim.clipping import FlatClip
-from fedsim.seeding import SystemEntropy, stream
+from fedsim.estimators import WeightedSum
+from fedsim.seeding import RandomSource, SystemEntropy, stream
+from fedsim.state import ServerState
 from tests.unit.test_plan import make_plan
 
 
@@ -17,6 +22,23 @@ def test_draws_have_the_address_of_their_purpose(round: int) -> None:
     coins, noise = plan.coins(round).random(9), plan.noise(round).standard_normal(9)
     assert np.array_equal(coins, stream(11, "sampling", round).random(9))
     assert np.array_equal(noise, stream(11, "noise", round).standard_normal(9))
+
+
+class Listening(ConstantClip):
+    """Keeps the noise that it was given for its count."""
+
+    heard: ClassVar[list[RandomSource]] = []
+
+    def after(self, round: int, scale: float, total: WeightedSum, noise: RandomSource) -> NextClip:
+        self.heard.append(noise)
+        return NextClip(scale)
+
+
+def test_the_noise_of_a_count_is_another_than_the_estimates() -> None:
+    plan = make_plan(seed=11, clip_policy=Listening())
+    plan.next_clip(ServerState(7, {}), WeightedSum.zero({}))
+    (noise,) = Listening.heard
+    assert np.array_equal(noise.standard_normal(9), stream(11, "clip", 7).standard_normal(9))
 
 
 def test_a_secure_plan_asks_the_operating_system_for_both() -> None:

@@ -82,7 +82,8 @@ def read_shared(path: Path) -> SharedLedger:
 
 
 def _is_number(value: object) -> bool:
-    return type(value) in (int, float) and abs(value) < math.inf  # type: ignore[operator]
+    # Compared, since `math.isfinite` falls over an integer of hundreds of digits.
+    return isinstance(value, int | float) and type(value) is not bool and abs(value) < math.inf
 
 
 @dataclass

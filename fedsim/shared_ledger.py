@@ -82,6 +82,7 @@ def read_shared(path: Path) -> SharedLedger:
 
 
 def _is_number(value: object) -> bool:
+    # Compared, since `math.isfinite` falls over an integer of hundreds of digits.
     return isinstance(value, int | float) and type(value) is not bool and abs(value) < math.inf
 
 

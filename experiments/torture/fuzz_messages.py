@@ -72,6 +72,11 @@ def _write_reply(valid: Path, place: Path, dice: Dice) -> None:
     (place / _FILE).write_text(json.dumps(message), encoding="utf-8")
 
 
+def _parsed(told: dict[str, Any]) -> Array:
+    data = bytes.fromhex(told["data"])
+    return Array(told["dtype"], tuple(told["shape"]), told["stype"], data)
+
+
 def _record(place: Path) -> RecordDict | None:
     """Return the message, or None where Flower itself lets nobody make it."""
     told = json.loads((place / _FILE).read_text(encoding="utf-8"))
@@ -79,11 +84,7 @@ def _record(place: Path) -> RecordDict | None:
         record = RecordDict()
         for name, part in told.items():
             if name in ("sum", "units", "parameters"):
-                arrays = ArrayRecord()
-                for key, array in part.items():
-                    data = bytes.fromhex(array["data"])
-                    arrays[key] = Array(array["dtype"], tuple(array["shape"]), array["stype"], data)
-                record[name] = arrays
+                record[name] = ArrayRecord({key: _parsed(array) for key, array in part.items()})
             elif name == "request":
                 record[name] = ConfigRecord(part)
             else:

@@ -29,6 +29,7 @@ from fedsim.detailed_evaluation import evaluate_run
 from fedsim.report.schema import load_metrics, load_report
 from fedsim.run_folder import RunFolder
 from fedsim.run_identity import check_sources
+from fedsim.sealing import PLACEHOLDER, sealed
 from fedsim.shared_ledger import read_shared
 
 _CHECKPOINT = "round-000002.safetensors"
@@ -57,6 +58,8 @@ def _with_head(dice: Dice, content: bytes) -> bytes:
     head = json.loads(content[8 : 8 + size])
     if dice.random() < 0.7:
         ours = changed_tree(dice, json.loads(head["__metadata__"]["fedsim"]))
+        if "sha256" in ours and dice.random() < 0.8:  # past the checksum
+            ours["sha256"] = PLACEHOLDER
         head["__metadata__"]["fedsim"] = json.dumps(ours)
     elif dice.random() < 0.3:
         tensor = head[pick(dice, [name for name in head if name != "__metadata__"])]
@@ -64,7 +67,8 @@ def _with_head(dice: Dice, content: bytes) -> bytes:
     else:
         head = changed_tree(dice, head)
     text = json.dumps(head).encode("utf-8", errors="surrogatepass")
-    return struct.pack("<Q", len(text)) + text + content[8 + size :]
+    changed = struct.pack("<Q", len(text)) + text + content[8 + size :]
+    return sealed(changed) if text.count(PLACEHOLDER.encode()) == 1 else changed
 
 
 def _write_tensors(dice: Dice, content: bytes, path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from fedsim import sealing
 from fedsim.accounting.cache import remembered
 from fedsim.accounting.events import RoundCost
 from fedsim.attacks.likelihoods import Likelihoods
@@ -111,9 +112,10 @@ def test_a_checkpoint_of_a_round_that_is_none(tmp_path: Path, round: Any) -> Non
     (size,) = struct.unpack("<Q", content[:8])
     head = json.loads(content[8 : 8 + size])
     ours = json.loads(head["__metadata__"]["fedsim"])
-    head["__metadata__"]["fedsim"] = json.dumps({**ours, "round": round})
+    changed = {**ours, "round": round, "sha256": sealing.PLACEHOLDER}
+    head["__metadata__"]["fedsim"] = json.dumps(changed)
     text = json.dumps(head).encode()
-    path.write_bytes(struct.pack("<Q", len(text)) + text + content[8 + size :])
+    path.write_bytes(sealing.sealed(struct.pack("<Q", len(text)) + text + content[8 + size :]))
     with pytest.raises(ConfigError, match="no head of fedsim's"):
         load_checkpoint(path)
 

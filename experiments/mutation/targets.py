@@ -48,7 +48,9 @@ TARGETS: Mapping[str, Tests] = {
     ),
     "fedsim/adaptive_clip.py": Tests((_POLICY,), (_ADAPTIVE,)),
     "fedsim/clip_policy.py": Tests((_POLICY,), (_ROUND,)),
-    "fedsim/execution.py": Tests((_SENSITIVITY, _ROUND), (_EXECUTORS, _ENGINES)),
+    "fedsim/execution.py": Tests(
+        ("tests/unit/test_execution.py", _SENSITIVITY, _ROUND), (_EXECUTORS, _ENGINES)
+    ),
     "fedsim/round.py": Tests((_ROUND,), (_POLICY, "tests/privacy/test_pitfalls.py", _RELEASED)),
     "fedsim/accounting/budget.py": Tests(("tests/unit/test_accounting_budget.py",), (_ROUND,)),
     "fedsim/accounting/ledger.py": Tests(

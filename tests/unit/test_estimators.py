@@ -30,6 +30,14 @@ def test_a_weight_out_of_range_is_named(kind: type, field: str, weight: float) -
         kind(0.25, weight)
 
 
+@pytest.mark.parametrize("kind", BOTH)
+def test_the_edges_of_the_ranges_are_taken(kind: type) -> None:
+    for probability, weight in ((1.0, 1e-3), (1e-3, 1e9), (1.0, 1.0)):
+        assert kind(probability, weight).sensitivity(1.0) > 0.0
+    with pytest.raises(TypeError, match="kind"):  # by which a plan knows what is proved
+        kind(0.25, 20.0, kind="fixed")
+
+
 @pytest.mark.parametrize(
     ("estimator", "sensitivity", "said"),
     [

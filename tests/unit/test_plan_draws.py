@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
@@ -24,10 +24,11 @@ def test_draws_have_the_address_of_their_purpose(round: int) -> None:
     assert np.array_equal(noise, stream(11, "noise", round).standard_normal(9))
 
 
+@dataclass(frozen=True)
 class Listening(ConstantClip):
     """Keeps the noise that it was given for its count."""
 
-    heard: ClassVar[list[RandomSource]] = []
+    heard: list[RandomSource] = field(default_factory=list)
 
     def after(self, round: int, scale: float, total: WeightedSum, noise: RandomSource) -> NextClip:
         self.heard.append(noise)
@@ -35,9 +36,10 @@ class Listening(ConstantClip):
 
 
 def test_the_noise_of_a_count_is_another_than_the_estimates() -> None:
-    plan = make_plan(seed=11, clip_policy=Listening())
+    listening = Listening()
+    plan = make_plan(seed=11, clip_policy=listening)
     plan.next_clip(ServerState(7, {}), WeightedSum.zero({}))
-    (noise,) = Listening.heard
+    (noise,) = listening.heard
     assert np.array_equal(noise.standard_normal(9), stream(11, "clip", 7).standard_normal(9))
 
 

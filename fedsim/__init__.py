@@ -6,8 +6,9 @@ used, so that `import fedsim` costs nothing.
 Examples:
     >>> import fedsim
     >>> a_round = fedsim.RoundCost(fedsim.PoissonSampling(0.01), noise_multiplier=1.0)
-    >>> round(fedsim.epsilon(a_round, rounds=1000, delta=1e-6), 3)  # of one user, add-or-remove-one
-    2.125
+    >>> spent = fedsim.epsilon(a_round, rounds=1000, delta=1e-6)  # of one user, add-or-remove-one
+    >>> f"{spent:.3f}"
+    '2.125'
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ def test_what_killed_runs_left_is_removed_when_a_run_is_taken_up(tmp_path: Path)
     (tmp_path / ".model.123.tmp" / "config.json").write_text("{}")
     (tmp_path / ".notes").write_text("mine")
     folder.begin(parse_config({}), {})
-    assert names(tmp_path) == [".notes", "checkpoints", "config.toml"]
+    assert names(tmp_path) == [".notes", "checkpoints", "config.toml", "run.json"]
     assert not names(folder.checkpoints)
 
 

@@ -98,9 +98,11 @@ def test_the_optimizer_is_given_the_release(speeches: Path, materials: Materials
     server = {"optimizer": "adam", "learning_rate": 0.25}
     plan = a_plan(speeches, materials, server=server, privacy={"noise_multiplier": 30.0})
     after, _ = run_round(ServerState(0, LAYOUT), plan, ZeroUpdates(nobody=False))
-    for name, value in LAYOUT.items():
-        length = (after.parameters[name] - value).abs()
-        torch.testing.assert_close(length, torch.full_like(length, 0.25), rtol=0.01, atol=0)
+    moved = torch.cat([(after.parameters[k] - LAYOUT[k]).abs().flatten() for k in LAYOUT])
+    # Noise comes on a grid: about one entry in 10^5 gets none, and stays where it is.
+    assert (moved == 0.0).sum() < 20
+    lengths = moved[moved > 0.0]
+    torch.testing.assert_close(lengths, torch.full_like(lengths, 0.25), rtol=0.01, atol=0)
 
 
 def test_epsilon_is_of_the_rounds_that_were_made(speeches: Path, materials: Materials) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from fedsim.report.html import render_run
 from fedsim.report.schema import load_metrics, load_report
+from fedsim.run_log import LOG
 
 _OF_ITS_TIME = ("seconds.json", "report.json", "report.html")
 
@@ -65,7 +66,9 @@ def _alike(expected: Path, found: Path, seeded: bool) -> bool:
 
 
 def _files(folder: Path) -> set[str]:
-    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    """Return the files but for the log, which is no part of what a run repeats."""
+    found = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    return {name for name in found if not name.startswith(LOG)}
 
 
 def _timeless(run: Path) -> dict[str, Any]:

@@ -58,6 +58,12 @@ def test_an_overspent_budget_pays_for_nothing() -> None:
     assert Budget(0.01, DELTA).affordable(ledger_of((A, 5)), A, 10) == 0
 
 
+@pytest.mark.parametrize("at_most", [0, 1, 2, 3, 7])
+def test_an_overspent_budget_pays_for_nothing_else_either(at_most: int) -> None:
+    """Rounds of another cost than those in the ledger, of which there are none to take away."""
+    assert Budget(0.01, DELTA).affordable(ledger_of((A, 5)), B, at_most) == 0
+
+
 def test_a_release_too_many_is_refused_and_a_repeated_one_is_free() -> None:
     budget = Budget(epsilon(A, 3, DELTA), DELTA)
     ledger = ledger_of((A, 2))

@@ -23,8 +23,12 @@ _RUST = re.compile(r"\(os error (\d+)\)")  # safetensors and tokenizers raise cl
 
 
 @contextmanager
-def naming(path: Path) -> Iterator[None]:
+def naming(path: Path, *, keep: bool = False) -> Iterator[None]:
     """Let what the disk refuses in the block name the file: a write that fails does not.
+
+    Args:
+        path: of the file.
+        keep: whether an error that names a file already keeps that name.
 
     Raises:
         OSError: with `path` as its file name, for every error of the disk in the block.
@@ -32,7 +36,7 @@ def naming(path: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if (number := _number(error)) is None:
+        if (number := _number(error)) is None or (keep and getattr(error, "filename", None)):
             raise
         raise OSError(number, os.strerror(number), str(path)) from error
 

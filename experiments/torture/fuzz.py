@@ -118,6 +118,7 @@ class _Readers:
                 ],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
+                bufsize=0,  # else two answers come at once, and `select` sees none behind the first
                 stderr=log,
                 env={**os.environ, **ours},
             )

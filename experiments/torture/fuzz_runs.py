@@ -58,7 +58,7 @@ def _with_head(dice: Dice, content: bytes) -> bytes:
     head = json.loads(content[8 : 8 + size])
     if dice.random() < 0.7:
         ours = changed_tree(dice, json.loads(head["__metadata__"]["fedsim"]))
-        if "sha256" in ours and dice.random() < 0.8:  # past the checksum
+        if isinstance(ours, dict) and "sha256" in ours and dice.random() < 0.8:  # past the checksum
             ours["sha256"] = PLACEHOLDER
         head["__metadata__"]["fedsim"] = json.dumps(ours)
     elif dice.random() < 0.3:

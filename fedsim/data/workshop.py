@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from fedsim.disk_errors import naming
 from fedsim.errors import ConfigError
 from fedsim.file_lock import locked
 from fedsim.paths import write_atomically
@@ -58,7 +59,7 @@ def workshop(destination: Path, key: str | None) -> Iterator[Workshop]:
         _log.warning("another process is building %s: waiting for it", destination)
         fcntl.flock(lock, fcntl.LOCK_EX)
 
-    with locked(folder / _LOCK, wait):
+    with naming(destination, keep=True), locked(folder / _LOCK, wait):
         useful = False
         try:
             if destination.exists():

@@ -11,6 +11,7 @@ import pytest
 from safetensors import SafetensorError
 
 from fedsim.config import parse_config
+from fedsim.data.workshop import workshop
 from fedsim.disk_errors import disk_message, naming
 from fedsim.materials import Materials
 from fedsim.model_folder import save_model
@@ -93,6 +94,14 @@ def test_what_the_disk_refuses_is_one_line_with_a_name(error: Exception) -> None
     message = disk_message(raised.value)
     assert message is not None
     assert message.startswith("run/model: cannot be written: Read-only file system; ")
+
+
+def test_a_store_that_finds_no_room_is_named_and_a_name_that_is_there_stays(tmp_path: Path) -> None:
+    place = tmp_path / "store"
+    for given, named in ((None, str(place)), ("source.jsonl", "source.jsonl")):
+        with pytest.raises(OSError, match="No space") as raised, workshop(place, "key"):
+            raise OSError(errno.ENOSPC, "No space left on device", given)
+        assert (disk_message(raised.value) or "").startswith(f"{named}: cannot be written")
 
 
 @pytest.mark.parametrize("error", [FileNotFoundError(2, "no", "x"), ValueError("x"), OSError("y")])

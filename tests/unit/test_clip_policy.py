@@ -16,7 +16,7 @@ from fedsim.accounting.relations import Relation
 from fedsim.adaptive_clip import AdaptiveClip
 from fedsim.assembly import build_plan
 from fedsim.checkpoint import load_checkpoint, save_checkpoint
-from fedsim.clip_policy import ClipPolicy, ClipSchedule
+from fedsim.clip_policy import ClipPolicy, ClipSchedule, ConstantClip
 from fedsim.clipping import Clip, FlatClip
 from fedsim.config import parse_config
 from fedsim.errors import ConfigError
@@ -249,3 +249,20 @@ def test_a_count_that_cannot_be_paid_for_is_a_config_error(
 def test_a_wrong_policy_is_one_clear_error(keys: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         parse_config({"strategy": clip_config(**keys)})
+
+
+def test_what_policies_say_of_themselves() -> None:
+    """What a report prints; and whether rounds have clips of their own to print."""
+    constant, schedule = ConstantClip(), ClipSchedule("linear", 0.5, rounds=1)
+    adaptive = AdaptiveClip(0.0, 0.2, 2.0, 6.0)
+    assert (constant.constant, schedule.constant, adaptive.constant) == (True, False, False)
+    assert constant.describe() == {}
+    assert schedule.describe() == {"schedule": "linear", "schedule_rounds": 1}
+    assert adaptive.describe() == {
+        "adapted_to_quantile": 0.0,
+        "adaptation_rate": 0.2,
+        "count_noise_stddev": 2.0,
+    }
+    assert AdaptiveClip(1.0, 0.2, 2.0, 6.0).quantile == 1.0
+    with pytest.raises(ValueError, match="final_scale = inf"):
+        ClipSchedule("linear", math.inf, rounds=3)

@@ -145,7 +145,7 @@ def test_the_tail_of_secure_normals_has_neither_gaps_nor_an_end(
 
 def test_exponents_fall_by_halves() -> None:
     """Every octave of the tail has the share it should: a right law, and no double counting."""
-    sample = np.abs(SystemEntropy().standard_normal(400_000))
+    sample = np.abs(SystemEntropy().standard_normal(1_600_000))
     edges = -stats.norm.ppf(2.0 ** -np.arange(1.0, 14.0))
     counts, _ = np.histogram(sample, [*edges, np.inf])
     share = np.array([2.0**-octave for octave in range(1, 13)] + [2.0**-12])

@@ -87,7 +87,7 @@ def _write_tensors(dice: Dice, content: bytes, path: Path) -> None:
 
 def _read_checkpoint(place: Path) -> None:
     state = load_checkpoint(place / _CHECKPOINT)
-    believe(type(state.round) is int and 0 <= state.round < 2**62, f"round {state.round!r}")
+    believe(type(state.round) is int and 0 <= state.round < 2**63, f"round {state.round!r}")
     believe(bool(state.parameters), "a state without parameters")
     kinds = {value.dtype for value in state.parameters.values()}
     believe(kinds == {torch.float32}, f"parameters of {kinds}")

@@ -57,7 +57,7 @@ def main(
             log.info("LOST %s: %s", name, loss)
     Console(width=None if sys.stdout.isatty() else 100).print(_table(outcomes))
     lost = sum(len(outcome.losses) for outcome in outcomes)
-    typer.echo(f"{lost} lost in {sum(sum(o.counts.values()) for o in outcomes)} counted events.")
+    typer.echo(f"{lost} lost.")
     if out is not None:
         rows = [
             {"name": o.name, "counts": dict(o.counts), "losses": list(o.losses)} for o in outcomes

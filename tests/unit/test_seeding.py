@@ -33,6 +33,12 @@ def test_an_address_gives_the_same_bits_again(address: tuple[int, Purpose, int, 
     assert np.array_equal(first_half[1], again.standard_normal(500))
 
 
+def test_an_address_without_round_and_unit_is_that_of_the_first() -> None:
+    whole = stream(5, "noise", 0, 0).random(4)
+    assert np.array_equal(stream(5, "noise").random(4), whole)
+    assert np.array_equal(stream(5, "noise", 0).random(4), whole)
+
+
 def test_addresses_give_independent_streams() -> None:
     size = 20_000
     draws = [stream(*address).standard_normal(size) for address in ADDRESSES]

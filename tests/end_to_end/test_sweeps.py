@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -92,19 +93,27 @@ def one_by_one(folder: Path, speeches: Path) -> Path:
     return out
 
 
+def running(name: str) -> list[int]:
+    """Return the processes that Ray has given a run to; of one that just ended nothing is read."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if path.read_bytes().startswith(f"ray::{name}".encode()):
+                found.append(int(path.parent.name))
+    return found
+
+
 def kill_worker(name: str, out: Path, process: subprocess.Popen[str]) -> int:
     """SIGKILL the process of a run after its first checkpoint; return when that was written."""
     checkpoint = out / name / "checkpoints" / "round-000002.safetensors"
     deadline = time.monotonic() + 200
-    while not checkpoint.exists():
+    pids: list[int] = []
+    while not (pids and checkpoint.exists()):  # found before: a short run may soon be over
         assert process.poll() is None, "ended before its first checkpoint"
         assert time.monotonic() < deadline
         time.sleep(0.005)
-    (pid,) = [
-        int(path.parent.name)
-        for path in Path("/proc").glob("[0-9]*/cmdline")
-        if path.read_bytes().startswith(f"ray::{name}".encode())
-    ]
+        pids = pids or running(name)
+    (pid,) = pids
     written = checkpoint.stat().st_mtime_ns
     os.kill(pid, signal.SIGKILL)
     return written

@@ -28,7 +28,7 @@ fast: $(VENV)/.installed-dev
 
 # The oldest versions that pyproject.toml allows, in an environment of their own.
 test-oldest: $(VENV)-oldest/.installed
-	$(VENV)-oldest/bin/python -m pytest -n 2 --dist loadfile tests --ignore tests/end_to_end
+	$(VENV)-oldest/bin/python -m pytest -W default -n 2 --dist loadfile tests --ignore tests/end_to_end
 
 $(VENV)-oldest/.installed: pyproject.toml constraints-oldest.txt
 	$(PYTHON) -m venv $(VENV)-oldest

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -153,3 +154,5 @@ def _check_numbers(what: str, fields: Mapping[str, object]) -> None:
     for name, value in fields.items():
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ConfigError(f"{what}: {name} = {value!r}: expected a number")
+        if not abs(value) <= sys.float_info.max:  # an integer of hundreds of digits, or no number
+            raise ConfigError(f"{what}: {name}: expected a number that a float can hold")

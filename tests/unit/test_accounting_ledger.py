@@ -133,6 +133,9 @@ def test_epsilon_at_the_edges() -> None:
     )
 
 
+HUGE = {**A.to_json(), "noise_multiplier": 10**400}
+
+
 def run(**change: object) -> dict[str, object]:
     whole = {"first_round": 0, "num_rounds": 2, "release": "seeded:0", "cost": A.to_json()}
     return {**whole, **change}
@@ -152,6 +155,7 @@ def run(**change: object) -> dict[str, object]:
         ({"version": 1, "releases": [run(num_rounds=True)]}, "num_rounds"),
         ({"version": 1, "releases": [run(release=7)]}, "release = 7"),
         ({"version": 1, "releases": [run(cost={})]}, "round cost"),
+        ({"version": 2, "releases": [run(cost=HUGE)]}, "that a float can hold"),
         ({"version": 1, "releases": [run(), run(first_round=1)]}, "twice"),
     ],
 )

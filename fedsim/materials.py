@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,6 +16,7 @@ from fedsim.data.manifest import is_store
 from fedsim.data.split import Split, split_store
 from fedsim.data.store import TokenStore
 from fedsim.errors import ConfigError
+from fedsim.json_text import read_json
 from fedsim.language_model import LanguageModel
 from fedsim.registry import names, resolve
 
@@ -86,7 +86,7 @@ def load_model(
 def _saved_by(folder: Path) -> str | None:
     """Return the name of the loader that a saved folder asks for, or None."""
     try:
-        told = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        told = read_json(folder / "config.json")
     except (OSError, ValueError):
         return None
     name = told.get("fedsim_model") if isinstance(told, dict) else None

@@ -11,8 +11,6 @@ from fedsim.config import Config
 from fedsim.materials import Materials
 from fedsim.registry import names
 
-_BLOCK = 1 << 20
-
 
 def release_seed(config: Config, materials: Materials) -> int:
     """Return the seed of a run's coins and noise, 64 bits.
@@ -72,8 +70,5 @@ def _version(path: Path) -> tuple[int, int, int]:
 
 @lru_cache(maxsize=256)
 def _checksum(path: Path, *version: int) -> str:
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()

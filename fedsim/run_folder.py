@@ -21,6 +21,7 @@ from fedsim.run_identity import (
     keep_seed,
     kept_seed,
     read_identity,
+    seed_file,
     write_identity,
 )
 from fedsim.run_log import LOG
@@ -90,10 +91,18 @@ class RunFolder:
             if key not in before or key not in now or before[key] != now[key]
         )
         if changed:
+            about_seed = self._about_the_seed() if "seed" in changed else ""
             raise ConfigError(
                 f"--resume: {', '.join(changed)} differ from the run in {self.path}; "
-                "a run keeps its config, start another with another --out"
+                f"a run keeps its config, start another with another --out{about_seed}"
             )
+
+    def _about_the_seed(self) -> str:
+        identity = read_identity(self.identity)
+        if "id" not in identity:
+            return ""
+        place = seed_file(identity["id"], self.path)
+        return f" (its noise is secure: its config.toml leaves out the seed, which is in {place})"
 
     def read_config(self, default_seed: int = 0) -> Config:
         """Return the run's config; its seed from where it is kept, if that is not in the folder.

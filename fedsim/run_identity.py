@@ -75,15 +75,24 @@ def keep_seed(seed: int) -> str:
     return run_id
 
 
+def seed_file(run_id: object, folder: Path) -> Path:
+    """Return where the seed of the run in `folder` is kept.
+
+    Raises:
+        ConfigError: the id is not one that `keep_seed` returned.
+    """
+    if not isinstance(run_id, str) or not _ID.fullmatch(run_id):
+        raise ConfigError(f"run {folder}: id = {run_id!r} in run.json: not one that fedsim writes")
+    return _place(run_id)
+
+
 def kept_seed(run_id: object, folder: Path) -> int:
     """Return the seed that was kept.
 
     Raises:
         ConfigError: it is not here; the message says where it should be.
     """
-    if not isinstance(run_id, str) or not _ID.fullmatch(run_id):
-        raise ConfigError(f"run {folder}: id = {run_id!r} in run.json: not one that fedsim writes")
-    place = _place(run_id)
+    place = seed_file(run_id, folder)
     try:
         seed = read_json(place)["seed"]
         if type(seed) is not int:

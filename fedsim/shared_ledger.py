@@ -14,7 +14,6 @@ from fedsim.accounting.budget import Budget
 from fedsim.accounting.events import RoundCost
 from fedsim.accounting.ledger import Ledger
 from fedsim.accounting.relations import Relation
-from fedsim.accounting.rounding import round_up
 from fedsim.config import SharedLedgerConfig
 from fedsim.errors import BudgetSpentError, ConfigError
 from fedsim.file_lock import locked, wait
@@ -129,11 +128,10 @@ class SharedAccount:
             if shared.ledger != self._seen:
                 self._paid = shared.budget.affordable(shared.ledger, cost, ahead)
             if self._paid < 1:
-                spent = round_up(shared.budget.spent(shared.ledger), 4)
                 raise BudgetSpentError(
-                    f"round {round}: the ledger {self.path} has spent ε = {spent:g} at δ = "
-                    f"{shared.delta:g} for every user ({shared.relation.phrase}); this release "
-                    f"would exceed its budget of {shared.epsilon:g}"
+                    f"round {round}: this release would exceed its budget, with what the ledger "
+                    f"{self.path} holds already; fedsim account ledger {self.path} says what is "
+                    "spent, and by what"
                 )
             written = replace(shared, ledger=charged)
             write_atomically(self.path, json.dumps(written.to_json(), indent=1) + "\n")

@@ -220,7 +220,8 @@ def _shared(config: Config) -> tuple[str, ...]:
         return ("The ε is of this run by itself; further runs on the same people add to it.",)
     return (
         "The ε is of this run by itself. All runs that share its ledger, taken together, keep "
-        f"ε = {shared.epsilon:g} at δ = {shared.delta:g} for the same unit and relation.",
+        f"ε = {shared.epsilon:g} at δ = {shared.delta:g} for the same unit and relation; "
+        f"`fedsim account ledger {shared.ledger}` names their samplers and the accountant.",
     )
 
 

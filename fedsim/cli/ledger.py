@@ -24,8 +24,6 @@ def ledger_command(
     if as_json:
         typer.echo(json.dumps(found, allow_nan=False))
         return
-    for kind in found["releases"]:
-        typer.echo(f"  {kind['rounds']} rounds of {kind['mechanism']}")
     typer.echo(found["statement"])
 
 
@@ -47,6 +45,7 @@ def facts(shared: SharedLedger) -> dict[str, Any]:
         }
         for cost, count in costs
     ]
+    made_by = " and ".join(f"{kind['rounds']} rounds of {kind['mechanism']}" for kind in releases)
     return {
         "unit": "user",
         "relation": shared.relation.value,
@@ -58,6 +57,6 @@ def facts(shared: SharedLedger) -> dict[str, Any]:
         "releases": releases,
         "statement": f"All {shared.ledger.num_releases} releases together: every user has (ε = "
         f"{round_up(spent, 4):g}, δ = {shared.delta:g})-differential privacy under the "
-        f"{shared.relation.phrase} relation, by the {accountant} accountant; the budget is "
-        f"{shared.epsilon:g}.",
+        f"{shared.relation.phrase} relation, for {made_by or 'no rounds'}, by the {accountant} "
+        f"accountant; the budget is {shared.epsilon:g}.",
     }

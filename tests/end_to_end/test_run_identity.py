@@ -53,6 +53,9 @@ def test_the_seed_of_a_secure_run_is_nowhere_in_its_folder(speeches: Path, tmp_p
     assert RunFolder(out).read_config() == load_config(config)
     assert fedsim("evaluate", out, "--json").returncode == 0  # it finds the split again
     cut_off(RunFolder(out))
+    from_folder = fedsim("run", out / "config.toml", "--out", out, "--resume")
+    assert from_folder.returncode == 2
+    assert str(place) in from_folder.stderr  # config.toml has no seed
     assert fedsim("run", config, "--out", out, "--resume").returncode == 0
     assert holding(out, str(SEED)) == []
     place.unlink()

@@ -56,6 +56,7 @@ def test_siblings_stop_before_they_exceed_the_common_budget(
     assert (facts["delta"], facts["unit"], facts["relation"]) == (1e-3, "user", "add-or-remove-one")
     said = fedsim("account", "ledger", ledger).stdout
     assert re.search(r"All 6 releases together: every user has .* pld accountant", said)
+    assert "6 rounds of Poisson sampling of units with probability 0.25" in said
 
 
 def test_the_same_seeded_run_is_charged_once(speeches: Path, tmp_path: Path) -> None:
@@ -134,7 +135,7 @@ def test_what_another_process_charged_meanwhile_counts(tmp_path: Path) -> None:
     for round in range(3):
         two.charge(round, COST, "seeded:2", 10)
     one.charge(1, COST, "seeded:1", 9)
-    with pytest.raises(BudgetSpentError, match="round 2: the ledger"):
+    with pytest.raises(BudgetSpentError, match="round 2: this release"):
         one.charge(2, COST, "seeded:1", 8)
     one.charge(1, COST, "seeded:1", 9)  # a repeated draw is paid for
     assert read_shared(tmp_path / "people.json").ledger.num_releases == 5

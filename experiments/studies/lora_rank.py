@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import product
 from pathlib import Path
 
+from experiments.studies.paired import against
 from experiments.studies.series import distinct, draw, means, pick
 from experiments.studies.trained import Trained, base, carry_through, cell
 from fedsim.report.measurement import Measurement
@@ -44,7 +45,8 @@ def findings(measurement: Measurement) -> list[str]:
         ranked = ", ".join(
             f"{name} {loss:.4f}" for loss, name in sorted(zip(means(lines), names, strict=True))
         )
-        sentences.append(f"ε = {epsilon}: {ranked}.")
+        apart = against(lines, "parameters", "full")
+        sentences.append(f"ε = {epsilon}: {ranked}{apart and '; ' + apart}.")
     sentences.append(
         "The paper finds adapters and full fine-tuning close without privacy, with the rank of "
         "little influence (GPT-2, Enron and BookSum)."

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import product
 from pathlib import Path
 
+from experiments.studies.paired import against
 from experiments.studies.series import distinct, draw, means, pick
 from experiments.studies.trained import Trained, base, carry_through, cell
 from fedsim.report.measurement import Measurement
@@ -47,7 +48,8 @@ def findings(measurement: Measurement) -> list[str]:
             rules = [line.settings["selection"] for line in lines]
             order = sorted(zip(means(lines), rules, strict=True))
             ranked = ", ".join(f"{rule} {loss:.4f}" for loss, rule in order)
-            sentences.append(f"{strategy}, ε = {epsilon}: {ranked}.")
+            apart = against(lines, "selection", "random")
+            sentences.append(f"{strategy}, ε = {epsilon}: {ranked}{apart and '; ' + apart}.")
     sentences.append(
         "The paper finds the longest sequences best for Group Privacy on Enron and no rule best "
         "on BookSum, and random chunks best for User-wise DP-SGD on both."

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from clients.engines.local_steps import LocalUser
+from clients.engines.materialised import block_squares
 from clients.engines.partial_sum import PartialSum, shares
 from fedsim.tensors import Tensors
 
@@ -26,11 +27,7 @@ def add_stack(
     Those are the ones with a NaN or an infinity, which only the one that has it may lose,
     and numbers or factors near the ends of float32. Raises before it adds anything, or not at all.
     """
-    norms = [
-        torch.linalg.vector_norm(value.flatten(1), dim=1, dtype=torch.float64)
-        for value in updates.values()
-    ]
-    squares = torch.stack(norms, dim=1).square()
+    squares = torch.stack([block_squares(value.flatten(1)) for value in updates.values()], dim=1)
     exact = next(iter(updates.values())).dtype == torch.float64
     error = 0.0 if exact else _NORM_ERROR
     factors = total.clip.batch_factors(list(updates), squares, norm_error=error)

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from clients.dropout import install_dropout
 from clients.encoders import encoder_of
-from clients.fused import attention_backends, use_fused_kernels
+from clients.fused import fuse_activations
 from clients.lora import add_lora, merged
 from clients.quiet import quietly
 from clients.trainable import select_trainable
@@ -68,7 +68,7 @@ class TransformersModel:
         self.tokenizer_fingerprint = _fingerprint(tokenizer)
         self._pad_token_id = _make_padding_ordinary(module)
         self.dropout = config.dropout
-        use_fused_kernels(module)
+        fuse_activations(module)
         self.module = _prepared(module, config, seed).to(self.device)
         names = [name for name, _ in self.module.named_parameters()]
         selected = select_trainable(names, config.trainable, lora=config.lora_rank > 0)
@@ -110,10 +110,9 @@ class TransformersModel:
             check_same_layout(self._trainable, parameters)
         # The tied names are known, so torch need not search the module for them at each call.
         replaced = {place: parameters[name] for place, name in self.places.items()}
-        with attention_backends():
-            output = torch.func.functional_call(
-                self.module, replaced, (tokens,), {"use_cache": False}, tie_weights=False
-            )
+        output = torch.func.functional_call(
+            self.module, replaced, (tokens,), {"use_cache": False}, tie_weights=False
+        )
         logits = torch.Tensor(output.logits)
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
 

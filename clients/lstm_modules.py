@@ -6,8 +6,7 @@ Importing this module registers the model type "mcmahan-lstm", so that a saved f
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import lru_cache
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -128,31 +127,33 @@ class UnitScores(nn.Module):
         return inputs @ table.T
 
 
-def normalised_rows_chain(weight: torch.Tensor) -> Callable[[torch.Tensor], None]:
-    """Return the map, in place, from a gradient of the normalised rows to one of the rows.
+class NormalisedRows:
+    """The map, in place, from a gradient of the normalised rows to one of the rows.
 
     For a row w of norm r the gradient g of w/r becomes (g − ŵ·(ŵ·g))/r; short rows are those of
     `UnitEmbedding`.
     """
 
-    @lru_cache(maxsize=1)  # of several uses of a table only one is asked to turn the gradient
-    def parts() -> tuple[torch.Tensor, torch.Tensor]:
-        norms = weight.norm(dim=-1, keepdim=True)
+    def __init__(self, weight: torch.Tensor) -> None:
+        """Take the rows, (rows, width), or a stack of tables."""
+        self._weight = weight
+
+    def of_user(self, user: int) -> NormalisedRows:
+        """Return the map for one table of a stack; this one, where there is no stack."""
+        return self if self._weight.dim() == 2 else NormalisedRows(self._weight[user])
+
+    @cached_property
+    def _parts(self) -> tuple[torch.Tensor, torch.Tensor]:
+        # Of several uses of a table only one is asked to turn the gradient.
+        norms = self._weight.norm(dim=-1, keepdim=True)
         inverse = 1.0 / norms.clamp_min(_SHORTEST)
-        return inverse, weight * inverse * (norms > _SHORTEST)
+        return inverse, inverse.pow(3).mul_(norms > _SHORTEST)
 
-    def chain(gradient: torch.Tensor) -> None:
-        inverse, directions = parts()
-        rows, each = (
-            gradient.shape[-1],
-            directions.expand_as(gradient).reshape(-1, gradient.shape[-1]),
-        )
-        # `vecdot` writes all products down before it adds them up; tables are large.
-        along = torch.bmm(gradient.reshape(-1, 1, rows), each[:, :, None])
-        along = along.view(*gradient.shape[:-1], 1)
-        gradient.addcmul_(along, directions, value=-1.0).mul_(inverse)
-
-    return chain
+    def __call__(self, gradient: torch.Tensor) -> None:
+        """Turn a gradient, (rows, width): g/r − w·(w·g)/r³."""
+        inverse, cubed = self._parts
+        along = torch.linalg.vecdot(gradient, self._weight)[..., None]
+        gradient.mul_(inverse).addcmul_(along.mul_(cubed), self._weight, value=-1.0)
 
 
 class McMahanLstmForCausalLM(PreTrainedModel):  # type: ignore[no-untyped-call]

@@ -2,51 +2,93 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 
-class _LstmSteps(torch.autograd.Function):
-    """The recurrence with its backward pass spelt out.
+class _Trace(NamedTuple):
+    """What the backward pass needs of the forward pass; time comes first, gates lie in one row.
 
-    Plain operations would multiply and add the recurrent weight's gradient at every step; here
-    it is one product over all steps. Only operations with a batching rule, so that
-    `torch.func.vmap` goes through; gates stand in the order write, forget, read, candidate.
+    A candidate is tanh(x) = 2·sigmoid(2x) − 1, so that one kernel opens all four gates; a sigmoid
+    takes a fraction of a tanh's time. Cells are kept doubled, as their own tanh wants them.
+
+    Attributes:
+        gates: (length, ..., 4·hidden), sigmoids: write, forget, read, and that of the candidate.
+        cells: (length, ..., hidden), doubled.
+        squashed: (length, ..., hidden), the sigmoids of the doubled cells.
     """
 
-    generate_vmap_rule = True
+    gates: torch.Tensor
+    cells: torch.Tensor
+    squashed: torch.Tensor
+
+
+def _forward(from_inputs: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, _Trace]:
+    """Return states (batch, length, hidden) and the trace, buffers filled step by step."""
+    by_time, size = _by_time(from_inputs, weight), weight.shape[-1]
+    twice = _twice_the_candidate(weight)
+    recurrent = (weight * twice[:, None]).mT
+    gates = torch.mul(by_time, twice, out=by_time.new_empty(by_time.shape))  # steps side by side
+    states, cells, squashed = (gates.new_empty(*gates.shape[:-1], size) for _ in range(3))
+    for step, opened in enumerate(gates):
+        cell, state = cells[step], states[step]
+        if step > 0:
+            _add_product(opened, states[step - 1], recurrent)
+        write, forget, read, candidate = opened.sigmoid_().chunk(4, dim=-1)
+        if step > 0:
+            torch.mul(forget, cells[step - 1], out=cell).sub_(write, alpha=2)
+        else:
+            torch.mul(write, -2.0, out=cell)
+        cell.addcmul_(write, candidate, value=4)
+        torch.sigmoid(cell, out=squashed[step])
+        torch.mul(read, squashed[step], out=state).mul_(2).sub_(read)
+    return _by_sequence(states, from_inputs), _Trace(gates, cells, squashed)
+
+
+def _backward(d_states: torch.Tensor, weight: torch.Tensor, trace: _Trace) -> torch.Tensor:
+    """Return the gradient of the inputs' share of the gates: (batch, length, 4·hidden)."""
+    gates, cells, squashed = trace
+    by_time = _by_time(d_states, weight)
+    to_write = (gates[..., -cells.shape[-1] :] * 4).sub_(2)
+    to_read = (squashed * 2).sub_(1)
+    d_cell, before, change = (torch.zeros_like(cells[0]) for _ in range(3))
+    d_gates, d_state = torch.empty_like(gates), by_time[-1].clone()
+    for step in range(len(gates) - 1, -1, -1):
+        opened, change = gates[step], torch.ops.aten.sigmoid_backward(d_state, squashed[step])
+        write, forget, read, _ = opened.chunk(4, dim=-1)
+        d_cell.addcmul_(change, read, value=2)
+        d_opened = d_gates[step]
+        d_write, d_forget, d_read, d_candidate = d_opened.chunk(4, dim=-1)
+        torch.mul(d_cell, to_write[step], out=d_write)
+        torch.mul(d_cell, cells[step - 1] if step > 0 else before, out=d_forget)
+        torch.mul(d_state, to_read[step], out=d_read)
+        torch.mul(d_cell, write, out=d_candidate).mul_(8)
+        torch.ops.aten.sigmoid_backward(d_opened, opened, grad_input=d_opened)
+        if step > 0:
+            d_state = d_state.copy_(by_time[step - 1])
+            _add_product(d_state, d_opened, weight)
+            d_cell.mul_(forget)
+    return _by_sequence(d_gates, d_states)
+
+
+class _LstmSteps(torch.autograd.Function):
+    """The recurrence; gates stand in the order write, forget, read, candidate.
+
+    Plain operations would multiply and add the recurrent weight's gradient at every step; here
+    it is one product over all steps.
+    """
 
     @staticmethod
-    def forward(
-        from_inputs: torch.Tensor, weight: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return states (batch, length, hidden), gates and cells (length, batch, ...).
+    def forward(from_inputs: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return states (batch, length, hidden) and what is in a `_Trace`.
 
         The weight may be a stack, (units, 4·hidden, hidden): the batch then is as many runs of
         equal length, a unit's sequences side by side.
         """
-        size = weight.shape[-1]
-        by_unit = _by_unit(from_inputs, weight)
-        hidden = cell = from_inputs.new_zeros(*by_unit.shape[:-2], size)
-        all_gates, cells, states = [], [], []
-        for from_input in by_unit.unbind(dim=-2):
-            multiplied = torch.addmm if weight.dim() == 2 else torch.baddbmm
-            gates = multiplied(from_input, hidden, weight.mT)
-            open_gates, candidate = gates[..., : 3 * size], gates[..., 3 * size :]
-            write, forget, read = open_gates.sigmoid_().chunk(3, dim=-1)
-            cell = torch.addcmul(forget * cell, write, candidate.tanh_())
-            hidden = read * torch.tanh(cell)
-            all_gates.append(gates)
-            cells.append(cell)
-            states.append(hidden)
-        stacked = torch.stack(states, dim=-2)
-        return (
-            stacked.view(*from_inputs.shape[:-1], size),
-            torch.stack(all_gates),
-            torch.stack(cells),
-        )
+        states, trace = _forward(from_inputs, weight)
+        return states, *trace
 
     @staticmethod
     def setup_context(
@@ -55,9 +97,8 @@ class _LstmSteps(torch.autograd.Function):
         output: tuple[torch.Tensor, ...],
     ) -> None:
         """Keep what the backward pass needs."""
-        states, gates, cells = output
-        ctx.mark_non_differentiable(gates, cells)
-        ctx.save_for_backward(inputs[1], states, gates, cells)
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.save_for_backward(inputs[1], *output)
 
     @staticmethod
     def backward(
@@ -66,42 +107,102 @@ class _LstmSteps(torch.autograd.Function):
         *_unused: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the gradients of the inputs' share of the gates and of the weight."""
-        weight, states, gates, cells = ctx.saved_tensors
-        back_sigmoid, back_tanh = torch.ops.aten.sigmoid_backward, torch.ops.aten.tanh_backward
-        d_hidden, d_cell = torch.zeros_like(cells[0]), torch.zeros_like(cells[0])
-        d_gates, d_states = [], _by_unit(d_states, weight)
-        for step in range(len(gates) - 1, -1, -1):
-            write, forget, read, candidate = gates[step].chunk(4, dim=-1)
-            tanh_cell = torch.tanh(cells[step])
-            d_hidden = d_hidden + d_states[..., step, :]
-            d_cell = d_cell + back_tanh(d_hidden * read, tanh_cell)
-            before = cells[step - 1] if step > 0 else torch.zeros_like(d_cell)
-            at_step = torch.cat(
-                [
-                    back_sigmoid(d_cell * candidate, write),
-                    back_sigmoid(d_cell * before, forget),
-                    back_sigmoid(d_hidden * tanh_cell, read),
-                    back_tanh(d_cell * write, candidate),
-                ],
-                dim=-1,
-            )
-            d_gates.append(at_step)
-            d_hidden = at_step @ weight
-            d_cell = d_cell * forget
-        d_inputs = torch.stack(d_gates[::-1], dim=-2)
-        if weight.dim() == 3:
-            d_inputs = d_inputs.flatten(0, 1)
+        weight, states, *trace = ctx.saved_tensors
+        d_inputs: torch.Tensor = _BackSteps.apply(d_states, weight, *trace)  # type: ignore[no-untyped-call]
         if not ctx.needs_input_grad[1]:
             return d_inputs, None
         earlier = torch.cat([torch.zeros_like(states[:, :1]), states[:, :-1]], dim=1)
         return d_inputs, d_inputs.flatten(0, 1).T @ earlier.flatten(0, 1)
 
+    @staticmethod
+    def vmap(
+        info: Any,  # noqa: ANN401
+        in_dims: tuple[int | None, ...],
+        from_inputs: torch.Tensor,
+        weight: torch.Tensor,
+    ) -> tuple[tuple[torch.Tensor, ...], tuple[int, ...]]:
+        """Run units side by side, each with products of its own: rounding is nobody else's."""
+        count = info.batch_size
+        flat = _flat(from_inputs, in_dims[0], count)
+        outputs = _LstmSteps.apply(flat, _stack(weight, in_dims[1], count))  # type: ignore[no-untyped-call]
+        return (_unflat(outputs[0], count), *outputs[1:]), (0, 1, 1, 1)
 
-def _by_unit(values: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Return (units, sequences of one, length, size) where the weight is a stack of units'."""
-    if weight.dim() == 2:
-        return values
-    return values.view(len(weight), -1, *values.shape[1:])
+
+class _BackSteps(torch.autograd.Function):
+    """The backward pass, a function of its own so that it has a batching rule of its own."""
+
+    @staticmethod
+    def forward(d_states: torch.Tensor, weight: torch.Tensor, *trace: torch.Tensor) -> torch.Tensor:
+        """Return the gradient of the inputs' share of the gates."""
+        return _backward(d_states, weight, _Trace(*trace))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:  # noqa: ANN401
+        """Keep nothing: there are no second derivatives."""
+
+    @staticmethod
+    def backward(ctx: Any, *_unused: torch.Tensor) -> None:  # noqa: ANN401
+        """Raise: there are no second derivatives."""
+        raise NotImplementedError("second derivatives of the recurrence")
+
+    @staticmethod
+    def vmap(
+        info: Any,  # noqa: ANN401
+        in_dims: tuple[int | None, ...],
+        d_states: torch.Tensor,
+        weight: torch.Tensor,
+        *trace: torch.Tensor,
+    ) -> tuple[torch.Tensor, int]:
+        """Run units side by side; see `_LstmSteps.vmap`."""
+        count = info.batch_size
+        flat, stack = _flat(d_states, in_dims[0], count), _stack(weight, in_dims[1], count)
+        kept = [value.movedim(dim or 0, 1) for value, dim in zip(trace, in_dims[2:], strict=True)]
+        d_inputs: torch.Tensor = _BackSteps.apply(flat, stack, *kept)  # type: ignore[no-untyped-call]
+        return _unflat(d_inputs, count), 0
+
+
+def _flat(values: torch.Tensor, dim: int | None, count: int) -> torch.Tensor:
+    """Return the units' sequences side by side: (units · sequences, length, size)."""
+    return _stack(values, dim, count).flatten(0, 1)
+
+
+def _stack(value: torch.Tensor, dim: int | None, count: int) -> torch.Tensor:
+    """Return a value of each unit, (units, ...), from what `vmap` hands to a batching rule."""
+    return value.expand(count, *value.shape) if dim is None else value.movedim(dim, 0)
+
+
+def _unflat(values: torch.Tensor, count: int) -> torch.Tensor:
+    """Return (units, sequences of one, length, size)."""
+    return values.view(count, -1, *values.shape[1:])
+
+
+def _add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
+    """Add left·right in place, one matrix or a batch of them."""
+    if right.dim() == 2:
+        total.addmm_(left, right)
+    else:
+        total.baddbmm_(left, right)
+
+
+def _twice_the_candidate(weight: torch.Tensor) -> torch.Tensor:
+    """Return the factors of the gates' rows: (4·hidden,)."""
+    ones = weight.new_ones(4, weight.shape[-1])
+    return torch.cat([ones[:3], 2.0 * ones[3:]]).flatten()
+
+
+def _by_time(values: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Return (length, batch, size), or (length, units, sequences of one, size) for a stack."""
+    if weight.dim() == 3:
+        values = _unflat(values, len(weight))
+    return values.movedim(-2, 0)
+
+
+def _by_sequence(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Return (batch, length, size) for what has time first, laid out as if it never had.
+
+    What bfloat16 products make of it hangs on the layout, which must not hang on the batch.
+    """
+    return values.movedim(0, -2).contiguous().view(*like.shape[:-1], values.shape[-1])
 
 
 class Recurrence(nn.Module):

@@ -67,7 +67,10 @@ def load(
 def open_pretrained(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Open a folder, a GGUF file or a hub id, without a word on standard error.
 
-    Attention is transformers' own choice for the architecture; see `use_fused_kernels`.
+    Attention is the "eager" kind. `torch.func.vmap` has no rule for the fused kernels; at the
+    lengths trained here they save nothing on a CPU; and how they cut a sequence into blocks hangs
+    on the padding that the longest neighbour brings, so that in bfloat16 one user would move the
+    others' gradients by 1e-4 of the clip's bound.
 
     Raises:
         ConfigError: it cannot be opened; the message says why.
@@ -77,7 +80,7 @@ def open_pretrained(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase
         raise ConfigError(f"model.name_or_path = {name!r}: there is no such file or folder")
     source = str(path) if path.exists() else name
     options: dict[str, Any] = {"trust_remote_code": False}
-    loading: dict[str, Any] = {"dtype": torch.float32}
+    loading: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": "eager"}
     if path.suffix == ".gguf" and path.is_file():
         source, options = str(path.parent), {**options, "gguf_file": path.name}
         loading["quantization_config"] = GgufConfig(dequantize=True)

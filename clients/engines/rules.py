@@ -17,7 +17,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from clients.engines.uses import Product, Rows, Total, Use
-from clients.lstm_modules import UnitEmbedding, UnitScores, normalised_rows_chain
+from clients.lstm_modules import NormalisedRows, UnitEmbedding, UnitScores
 from clients.recurrence import Recurrence
 
 
@@ -95,13 +95,13 @@ def recurrence(call: Call) -> Mapping[str, Use]:
 
 def unit_embedding(call: Call) -> Mapping[str, Use]:
     """Rule of y = normalised W[ids]."""
-    chain = normalised_rows_chain(call.parameters["weight"])
+    chain = NormalisedRows(call.parameters["weight"])
     return {"weight": Rows(call.input, call.gradient, call.module.num_embeddings, chain)}
 
 
 def unit_scores(call: Call) -> Mapping[str, Use]:
     """Rule of y = x·(normalised W)ᵀ, W borrowed from the embedding."""
-    chain = normalised_rows_chain(call.parameters["embedding"])
+    chain = NormalisedRows(call.parameters["embedding"])
     return {"embedding": Product(call.gradient, call.input, chain)}
 
 

@@ -14,7 +14,7 @@ from clients.engines.cross_entropy import Batch
 from clients.engines.local_steps import StepBatch
 from clients.engines.stacked_forward import Stack, forward_for, stacked_forwards
 from clients.engines.trust import compare, refuse_other_uses
-from clients.engines.uses import Chain, Segments, Use
+from clients.engines.uses import Product, Segments, Use
 from clients.gradients import mean_gradient
 from fedsim.execution import Unit
 from fedsim.tensors import Tensors
@@ -105,14 +105,29 @@ class StackedSteps:
 
 def _apply(local: Tensors, uses: list[tuple[str, Use]], segments: Segments) -> None:
     """Add the uses, each user's onto its own parameters."""
-    turned: dict[str, tuple[torch.Tensor, Chain]] = {}
+    chained: dict[str, list[Use]] = {}
     for name, use in uses:
+        of_type = use.to(local[name].dtype)
         if use.chain is None:
-            use.to(local[name].dtype).into(local[name], segments, add=True)
-            continue
-        if name not in turned:
-            turned[name] = (torch.zeros_like(local[name]), use.chain)
-        use.to(local[name].dtype).into(turned[name][0], segments, add=True)
-    for name, (gradient, chain) in turned.items():
-        chain(gradient)
-        local[name].add_(gradient)
+            of_type.into(local[name], segments, add=True)
+        else:
+            chained.setdefault(name, []).append(of_type)
+    for name, parts in chained.items():
+        _apply_chained(local[name], parts, segments)
+
+
+def _apply_chained(stack: torch.Tensor, uses: list[Use], segments: Segments) -> None:
+    """Add what a chain makes of the uses' sum, a user at a time, whose table stays in the cache."""
+    segment, chain = segments.only, uses[0].chain
+    assert segment is not None  # noqa: S101 (all users of a step have as many rows)
+    assert chain is not None  # noqa: S101 (asked before)
+    uses = sorted(uses, key=lambda use: not isinstance(use, Product))  # which need no zeros first
+    gradient = torch.empty_like(stack[:1])
+    one = Segments([segment.rows.stop // segment.num_units], whole=True)
+    for user, value in enumerate(stack):
+        rows = segment.rows_of(user)
+        for number, use in enumerate(uses):
+            own = use.map(lambda part, rows=rows: part[rows])  # type: ignore[misc]
+            own.into(gradient, one, add=number > 0)
+        chain.of_user(user)(gradient[0])
+        value.add_(gradient[0])

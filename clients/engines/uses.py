@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
+from typing import Protocol
 
 import torch
 
@@ -87,9 +88,20 @@ def by_unit(values: torch.Tensor, segment: Segment) -> torch.Tensor:
 
 Change = Callable[[torch.Tensor], torch.Tensor]
 
-# A linear map, in place, from the gradient of what is used to that of the parameter behind it:
-# of one unit's gradient, or of a sum of units'.
-Chain = Callable[[torch.Tensor], None]
+
+class Chain(Protocol):
+    """A linear map, in place, from the gradient of what is used to that of the parameter behind.
+
+    Of one unit's gradient, or of a sum of units'.
+    """
+
+    def __call__(self, gradient: torch.Tensor) -> None:
+        """Change the gradient of a parameter."""
+        ...
+
+    def of_user(self, user: int) -> Chain:
+        """Return the map for one of the parameters of a stack; itself where there is no stack."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)

@@ -40,6 +40,7 @@ _LLAMA_LIKE: dict[str, Any] = {
     "num_hidden_layers": 2,
     "num_attention_heads": 2,
     "num_key_value_heads": 1,
+    "attn_implementation": "eager",
     "pad_token_id": None,
 }
 
@@ -50,6 +51,7 @@ def _gpt2(tied: bool = True) -> PreTrainedModel:
         resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=1, eos_token_id=2,
         tie_word_embeddings=tied,
     )  # fmt: skip
+    config._attn_implementation = "eager"
     return GPT2LMHeadModel(config)
 
 
@@ -60,6 +62,7 @@ def _gpt_neo() -> PreTrainedModel:
         resid_dropout=0.0, embed_dropout=0.0, attention_dropout=0.0, bos_token_id=1,
         eos_token_id=2,
     )  # fmt: skip
+    config._attn_implementation = "eager"
     return GPTNeoForCausalLM(config)
 
 

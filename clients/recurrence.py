@@ -29,7 +29,10 @@ def _forward(from_inputs: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Ten
     """Return states (batch, length, hidden) and the trace, buffers filled step by step."""
     by_time, size = _by_time(from_inputs, weight), weight.shape[-1]
     twice = _twice_the_candidate(weight)
-    recurrent = (weight * twice[:, None]).mT
+    shared = weight.dim() == 3 and weight.stride(0) == 0  # one weight, expanded to a stack
+    recurrent = ((weight[:1] if shared else weight) * twice[:, None]).mT
+    if shared:
+        recurrent = recurrent.expand(len(weight), -1, -1)
     gates = torch.mul(by_time, twice, out=by_time.new_empty(by_time.shape))  # steps side by side
     states, cells, squashed = (gates.new_empty(*gates.shape[:-1], size) for _ in range(3))
     for step, opened in enumerate(gates):

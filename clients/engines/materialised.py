@@ -8,7 +8,7 @@ which rows are only looked up stays a list of rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -95,13 +95,15 @@ class Materialised:
         return self._dense[name]
 
     def _form(self) -> None:
-        """Form what is held, each unit's product over all its passes at once."""
+        """Form what is held, each unit's products over all its passes one after the other."""
         units: set[int] = set()
         for name in list(self._held):
             gradients = self._buffer(name)
-            for unit, left, right in _by_unit(self._held.pop(name)):
+            for unit, parts in _by_unit(self._held.pop(name)).items():
                 out = gradients[unit : unit + 1]
-                form(out, left.T[None], right[None], add=unit in self._formed)
+                for number, (left, right) in enumerate(parts):  # the unit stays in the cache
+                    add = number > 0 or unit in self._formed
+                    form(out, left.T[None], right[None], add=add)
                 units.add(unit)
         self._formed |= units
         self._held_bytes = 0
@@ -166,23 +168,17 @@ class Materialised:
 
 def _by_unit(
     held: Sequence[tuple[Product, Segments]],
-) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
-    """Yield each unit with the two sides of its product: (positions, size) each."""
-    sides: dict[int, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+) -> dict[int, list[tuple[torch.Tensor, torch.Tensor]]]:
+    """Return each unit's two sides of its product, (positions, size) each, for every pass."""
+    sides: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
     for use, segments in held:
         length = use.left.shape[1]
         units = [unit for unit, count in enumerate(segments.counts) if count]
         sizes = [segments.counts[unit] * length for unit in units]
         lefts, rights = (torch.split(side.flatten(0, 1), sizes) for side in (use.left, use.right))
         for unit, left, right in zip(units, lefts, rights, strict=True):
-            of_unit = sides.setdefault(unit, ([], []))
-            of_unit[0].append(left)
-            of_unit[1].append(right)
-    for unit, (of_left, of_right) in sides.items():  # one unit at a time stays in the cache
-        if len(of_left) == 1:
-            yield unit, of_left[0], of_right[0]
-        else:
-            yield unit, torch.cat(of_left), torch.cat(of_right)
+            sides.setdefault(unit, []).append((left, right))
+    return sides
 
 
 class Buffers:

@@ -123,10 +123,21 @@ def test_the_sum_is_float32s_but_for_rounding(
     assert total.loss == pytest.approx(expected.loss, rel=0.01)
 
 
+def away_from_zero(value: torch.Tensor) -> torch.Tensor:
+    """Round float32 to numbers that bfloat16 has: the upper half of the bits."""
+    if value.dtype != torch.float32:  # numbers of words
+        return value
+    bits = value.contiguous().view(torch.int32)
+    return ((bits + 0xFFFF) & -0x10000).view(torch.float32)
+
+
 def test_a_norm_taken_of_other_numbers_than_the_sum_breaks_the_bound(
     speeches: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The mutation that the tests above are for: the sum of gradients rounded after the norm."""
+    """The mutation that the tests above are for: the sum of gradients rounded after the norm.
+
+    To bfloat16 and away from zero, so that how a processor's own products round decides nothing.
+    """
     config = small_config(speeches, model={"trainable": "all"})
     exact = load_materials(0, config.data, config.model, "cpu")
     materials = narrow(exact)
@@ -138,14 +149,14 @@ def test_a_norm_taken_of_other_numbers_than_the_sum_breaks_the_bound(
 
     def rounded(self: Ghost, factors: torch.Tensor) -> dict[str, torch.Tensor]:
         self._uses = {
-            name: [(use.to(torch.bfloat16).to(torch.float32), of) for use, of in uses]
+            name: [(use.map(away_from_zero), of) for use, of in uses]
             for name, uses in self._uses.items()
         }
         return honest(self, factors)
 
     monkeypatch.setattr(Ghost, "weighted_sum", rounded)
     norms = [l2_norm(engine(task, parameters, np.array([u]), CLIP, 0).values) for u in USERS]
-    assert max(norms) > BOUND * (1.0 + 1e-5)
+    assert min(norms) > BOUND * (1.0 + 1e-4)
 
 
 def test_all_but_the_logits_is_the_models_own(materials: Materials) -> None:

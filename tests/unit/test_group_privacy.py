@@ -29,7 +29,9 @@ def test_satisfies_vadhans_inequality_by_dp_accountings_pld(
     value = spent(noise, units)
     if anchor is not None:
         assert value == pytest.approx(anchor, rel=3e-3)
-    one = dp_accounting.pld.PLDAccountant(value_discretization_interval=1e-3).compose(
+    # Its δ of one is 3e-13 for four: on coarser grids its Fourier transform rounds by half of that,
+    # and by how much is the processor's.
+    one = dp_accounting.pld.PLDAccountant(value_discretization_interval=1e-4).compose(
         RoundCost(PoissonSampling(PROBABILITY), noise).composed(ROUNDS)
     )
 
@@ -38,7 +40,7 @@ def test_satisfies_vadhans_inequality_by_dp_accountings_pld(
         growth = math.expm1(epsilon_of_group) / math.expm1(each)
         return float(one.get_delta(each)) * growth
 
-    assert delta_of_group(value * 1.01) <= DELTA  # 1.01: the reference's own grid is coarse
+    assert delta_of_group(value * 1.01) <= DELTA
     assert delta_of_group(value * 0.99) > DELTA
 
 

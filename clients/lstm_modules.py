@@ -147,13 +147,13 @@ class NormalisedRows:
         # Of several uses of a table only one is asked to turn the gradient.
         norms = self._weight.norm(dim=-1, keepdim=True)
         inverse = 1.0 / norms.clamp_min(_SHORTEST)
-        return inverse, inverse.pow(3).mul_(norms > _SHORTEST)
+        return inverse, inverse.square().mul_(norms > _SHORTEST)
 
     def __call__(self, gradient: torch.Tensor) -> None:
-        """Turn a gradient, (rows, width): g/r − w·(w·g)/r³."""
-        inverse, cubed = self._parts
+        """Turn a gradient, (rows, width): (g − w·(w·g)/r²)/r."""
+        inverse, squared = self._parts
         along = torch.linalg.vecdot(gradient, self._weight)[..., None]
-        gradient.mul_(inverse).addcmul_(along.mul_(cubed), self._weight, value=-1.0)
+        gradient.addcmul_(along.mul_(squared), self._weight, value=-1.0).mul_(inverse)
 
 
 class McMahanLstmForCausalLM(PreTrainedModel):  # type: ignore[no-untyped-call]

@@ -56,12 +56,13 @@ def _backward(d_states: torch.Tensor, weight: torch.Tensor, trace: _Trace) -> to
     by_time = _by_time(d_states, weight)
     to_write = (gates[..., -cells.shape[-1] :] * 4).sub_(2)
     to_read = (squashed * 2).sub_(1)
-    d_cell, before, change = (torch.zeros_like(cells[0]) for _ in range(3))
+    d_cell, before = torch.zeros_like(cells[0]), torch.zeros_like(cells[0])
     d_gates, d_state = torch.empty_like(gates), by_time[-1].clone()
     for step in range(len(gates) - 1, -1, -1):
-        opened, change = gates[step], torch.ops.aten.sigmoid_backward(d_state, squashed[step])
+        opened = gates[step]
         write, forget, read, _ = opened.chunk(4, dim=-1)
-        d_cell.addcmul_(change, read, value=2)
+        squeezed = torch.ops.aten.sigmoid_backward(d_state, squashed[step])
+        d_cell.addcmul_(squeezed, read, value=2)
         d_opened = d_gates[step]
         d_write, d_forget, d_read, d_candidate = d_opened.chunk(4, dim=-1)
         torch.mul(d_cell, to_write[step], out=d_write)

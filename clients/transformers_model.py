@@ -70,7 +70,7 @@ def open_pretrained(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase
     Attention is the "eager" kind. `torch.func.vmap` has no rule for the fused kernels; at the
     lengths trained here they save nothing on a CPU; and how they cut a sequence into blocks hangs
     on the padding that the longest neighbour brings, so that in bfloat16 one user would move the
-    others' gradients by 1e-4 of the clip's bound.
+    others' gradients (tests/privacy/test_mixed_precision.py fails with them).
 
     Raises:
         ConfigError: it cannot be opened; the message says why.

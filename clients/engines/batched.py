@@ -18,6 +18,7 @@ from clients.engines.gradients import Gradients, Method
 from clients.engines.loop import loop
 from clients.engines.malloc import keep_large_blocks
 from clients.engines.partial_sum import PartialSum, shares
+from clients.engines.squares import clip_factors
 from clients.engines.trust import CannotTell, verified
 from clients.mixed_precision import in_float32
 from fedsim.clipping import Clip
@@ -26,12 +27,6 @@ from fedsim.execution import Keys, Task, Unit
 from fedsim.tensors import Tensors
 
 log = logging.getLogger(__name__)
-
-# Float32 squares under 1.2e-38 vanish; over 2^30 entries that is less than this square.
-_UNDERFLOW = 1e-28
-# Beyond, float32 is too coarse: squares of 1e15 are near its end, factors of 1e-30 near its
-# denormal numbers. Such units are computed one by one in float64.
-_LARGEST_SQUARE, _LEAST_FACTOR = 1e30, 1e-30
 
 
 class BatchedEngine:
@@ -161,14 +156,7 @@ def _add(
     Raises before it adds anything, or not at all.
     """
     squares = gradients.squares()
-    exact = next(iter(total.parameters.values())).dtype == torch.float64
-    factors = total.clip.batch_factors(
-        list(total.parameters),
-        squares if exact else squares + _UNDERFLOW,
-        norm_error=0.0 if exact else gradients.norm_error,
-    )
-    # Also false for NaN. What is not plain is looked at by itself, as `loop` would.
-    plain = (squares.sum(dim=1) < _LARGEST_SQUARE) & (factors.amin(dim=1) > _LEAST_FACTOR)
+    factors, plain = clip_factors(total.clip, total.parameters, squares, gradients.norm_error)
     others = (~plain).nonzero()[:, 0]
     if len(others):
         gradients.drop(others)

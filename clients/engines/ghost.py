@@ -14,8 +14,9 @@ import torch
 
 from clients.engines.batched import BatchedEngine
 from clients.engines.capture import OpenModel
-from clients.engines.materialised import Buffers, block_squares
+from clients.engines.materialised import Buffers
 from clients.engines.pairs import pair_squares, pairs_are_cheaper
+from clients.engines.squares import block_squares
 from clients.engines.uses import Rows, Segment, Segments, Use, merged
 from fedsim.tensors import Tensors
 

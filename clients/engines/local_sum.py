@@ -7,16 +7,13 @@ from collections.abc import Sequence
 import torch
 
 from clients.engines.local_steps import LocalUser
-from clients.engines.materialised import block_squares
 from clients.engines.partial_sum import PartialSum, shares
+from clients.engines.squares import block_squares, clip_factors
 from fedsim.tensors import Tensors
 
 # Relative error of a float32 factor times a float32 entry, in a sum over a stack: what the clip
 # must allow for. Norms are float64.
 _NORM_ERROR = 1e-6
-# Factors under this are too coarse in float32, and beyond that square a sum may leave it; such
-# users are computed alone in float64.
-_LEAST_FACTOR, _LARGEST_SQUARE = 1e-30, 1e30
 
 
 def add_stack(
@@ -28,10 +25,7 @@ def add_stack(
     and numbers or factors near the ends of float32. Raises before it adds anything, or not at all.
     """
     squares = torch.stack([block_squares(value.flatten(1)) for value in updates.values()], dim=1)
-    exact = next(iter(updates.values())).dtype == torch.float64
-    error = 0.0 if exact else _NORM_ERROR
-    factors = total.clip.batch_factors(list(updates), squares, norm_error=error)
-    plain = (squares.sum(dim=1) < _LARGEST_SQUARE) & (factors.amin(dim=1) > _LEAST_FACTOR)
+    factors, plain = clip_factors(total.clip, updates, squares, _NORM_ERROR)
     for index in (~plain).nonzero()[:, 0].tolist():
         for value in updates.values():
             value[index] = 0.0  # 0 times NaN would be NaN

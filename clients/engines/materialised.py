@@ -15,11 +15,9 @@ import torch
 from clients.engines.batched import BatchedEngine
 from clients.engines.capture import NotCovered, OpenModel
 from clients.engines.products import form
+from clients.engines.squares import block_squares
 from clients.engines.uses import Chain, MergedRows, Product, Rows, Segments, Total, Use, merged
 from fedsim.tensors import Tensors
-
-# Squares are summed in float32 over as many entries, and from there on in float64.
-_BLOCK = 1024
 
 
 class Materialised:
@@ -197,19 +195,6 @@ class Buffers:
     def clear(self) -> None:
         """Give the memory back."""
         self._kept.clear()
-
-
-def block_squares(values: torch.Tensor) -> torch.Tensor:
-    """Return the sum of squares of each row of (rows, entries), float64."""
-    entries = values.shape[1]
-    if entries <= _BLOCK:
-        small: torch.Tensor = torch.linalg.vector_norm(values, dim=1).double().square()
-        return small
-    whole = entries - entries % _BLOCK
-    blocks = values[:, :whole].reshape(len(values), whole // _BLOCK, _BLOCK)
-    squares: torch.Tensor = torch.linalg.vector_norm(blocks, dim=2).double().square().sum(dim=1)
-    rest: torch.Tensor = torch.linalg.vector_norm(values[:, whole:], dim=1).double().square()
-    return squares + rest
 
 
 class _Method:

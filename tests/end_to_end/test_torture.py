@@ -39,7 +39,7 @@ def test_a_loss_is_told_and_is_the_exit_status(
         app(["faults", "--seconds", "7", "--seed", "4"])
     assert ended.value.code == 1
     said = capsys.readouterr()
-    assert "1 lost." in said.out
+    assert said.out.splitlines()[-1] == "1 lost."
     with pytest.raises(SystemExit) as ended:
         app(["no-such-part"])
     assert ended.value.code == 2

@@ -26,55 +26,73 @@ class _Trace(NamedTuple):
 
 
 def _forward(from_inputs: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, _Trace]:
-    """Return states (batch, length, hidden) and the trace, buffers filled step by step."""
+    """Return states (batch, length, hidden) and the trace, buffers filled step by step.
+
+    A step is a few short operations, so what can be taken out of the loop is: a view costs as
+    much as arithmetic on it. Within the loop states are halved, which spares one more.
+    """
     by_time, size = _by_time(from_inputs, weight), weight.shape[-1]
     twice = _twice_the_candidate(weight)
     shared = weight.dim() == 3 and weight.stride(0) == 0  # one weight, expanded to a stack
-    recurrent = ((weight[:1] if shared else weight) * twice[:, None]).mT
+    recurrent = ((weight[:1] if shared else weight) * (2.0 * twice)[:, None]).mT
     if shared:
         recurrent = recurrent.expand(len(weight), -1, -1)
     gates = torch.mul(by_time, twice, out=by_time.new_empty(by_time.shape))  # steps side by side
-    states, cells, squashed = (gates.new_empty(*gates.shape[:-1], size) for _ in range(3))
-    for step, opened in enumerate(gates):
-        cell, state = cells[step], states[step]
-        if step > 0:
-            _add_product(opened, states[step - 1], recurrent)
-        write, forget, read, candidate = opened.sigmoid_().chunk(4, dim=-1)
-        if step > 0:
-            torch.mul(forget, cells[step - 1], out=cell).sub_(write, alpha=2)
+    halves, cells, squashed = (gates.new_empty(*gates.shape[:-1], size) for _ in range(3))
+    views = (gates, *gates.chunk(4, dim=-1), cells, squashed, halves)
+    last_cell = last_half = None
+    for step in zip(*(view.unbind() for view in views), strict=True):
+        opened, write, forget, read, candidate, cell, squeezed, half = step
+        if last_half is not None:
+            _add_product(opened, last_half, recurrent, out=opened)
+        opened.sigmoid_()
+        if last_cell is not None:
+            torch.mul(forget, last_cell, out=cell).sub_(write, alpha=2)
         else:
             torch.mul(write, -2.0, out=cell)
-        cell.addcmul_(write, candidate, value=4)
-        torch.sigmoid(cell, out=squashed[step])
-        torch.mul(read, squashed[step], out=state).mul_(2).sub_(read)
-    return _by_sequence(states, from_inputs), _Trace(gates, cells, squashed)
+        torch.sigmoid(cell.addcmul_(write, candidate, value=4), out=squeezed)
+        torch.mul(read, squeezed, out=half).sub_(read, alpha=0.5)
+        last_cell, last_half = cell, half
+    states = _by_sequence(halves, from_inputs).mul_(2.0)
+    return states, _Trace(gates, cells, squashed)
 
 
 def _backward(d_states: torch.Tensor, weight: torch.Tensor, trace: _Trace) -> torch.Tensor:
-    """Return the gradient of the inputs' share of the gates: (batch, length, 4·hidden)."""
+    """Return the gradient of the inputs' share of the gates: (batch, length, 4·hidden).
+
+    First, for all steps at once, the slopes: what the gradient of a cell, or of a state, is
+    multiplied by. The loop then has only what a step needs of the one after it.
+    """
     gates, cells, squashed = trace
-    by_time = _by_time(d_states, weight)
-    to_write = (gates[..., -cells.shape[-1] :] * 4).sub_(2)
-    to_read = (squashed * 2).sub_(1)
-    d_cell, before = torch.zeros_like(cells[0]), torch.zeros_like(cells[0])
-    d_gates, d_state = torch.empty_like(gates), by_time[-1].clone()
-    for step in range(len(gates) - 1, -1, -1):
-        opened = gates[step]
-        write, forget, read, _ = opened.chunk(4, dim=-1)
-        squeezed = torch.ops.aten.sigmoid_backward(d_state, squashed[step])
-        d_cell.addcmul_(squeezed, read, value=2)
-        d_opened = d_gates[step]
-        d_write, d_forget, d_read, d_candidate = d_opened.chunk(4, dim=-1)
-        torch.mul(d_cell, to_write[step], out=d_write)
-        torch.mul(d_cell, cells[step - 1] if step > 0 else before, out=d_forget)
-        torch.mul(d_state, to_read[step], out=d_read)
-        torch.mul(d_cell, write, out=d_candidate).mul_(8)
-        torch.ops.aten.sigmoid_backward(d_opened, opened, grad_input=d_opened)
-        if step > 0:
-            d_state = d_state.copy_(by_time[step - 1])
-            _add_product(d_state, d_opened, weight)
-            d_cell.mul_(forget)
+    write, forget, read, candidate = gates.chunk(4, dim=-1)
+    d_gates = _sigmoid_slopes(gates)
+    d_write, d_forget, d_read, d_candidate = d_gates.chunk(4, dim=-1)
+    d_write.mul_((candidate * 4).sub_(2))
+    d_forget[0] = 0.0  # no cell was before
+    d_forget[1:].mul_(cells[:-1])
+    d_read.mul_((squashed * 2).sub_(1))
+    d_candidate.mul_(write).mul_(8)
+    to_cell = _sigmoid_slopes(squashed).mul_(read).mul_(2)
+    # Write and forget, which lie side by side, in one operation: (length, ..., 2, hidden).
+    both = d_gates.view(*cells.shape[:-1], 4, cells.shape[-1])[..., :2, :]
+    from_above = _by_time(d_states, weight).unbind()
+    befores = (from_above[0], *from_above[:-1])
+    views = (d_gates, both, d_read, d_candidate, to_cell, forget)
+    steps = list(zip(*(view.unbind() for view in views), befores, strict=True))
+    d_cell, d_state = torch.zeros_like(cells[0]), from_above[-1].clone()
+    for opened, pair, of_read, of_candidate, slope, kept, before in reversed(steps):
+        d_cell.addcmul_(d_state, slope)
+        pair.mul_(d_cell.unsqueeze(-2))
+        of_read.mul_(d_state)
+        of_candidate.mul_(d_cell)
+        _add_product(before, opened, weight, out=d_state)
+        d_cell.mul_(kept)
     return _by_sequence(d_gates, d_states)
+
+
+def _sigmoid_slopes(values: torch.Tensor) -> torch.Tensor:
+    """Return the derivative of a sigmoid at its values."""
+    return torch.addcmul(values, values, values, value=-1.0)
 
 
 class _LstmSteps(torch.autograd.Function):
@@ -180,12 +198,14 @@ def _unflat(values: torch.Tensor, count: int) -> torch.Tensor:
     return values.view(count, -1, *values.shape[1:])
 
 
-def _add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
-    """Add left·right in place, one matrix or a batch of them."""
+def _add_product(
+    to: torch.Tensor, left: torch.Tensor, right: torch.Tensor, *, out: torch.Tensor
+) -> None:
+    """Write to + left·right, one matrix or a batch of them."""
     if right.dim() == 2:
-        total.addmm_(left, right)
+        torch.addmm(to, left, right, out=out)
     else:
-        total.baddbmm_(left, right)
+        torch.baddbmm(to, left, right, out=out)
 
 
 def _twice_the_candidate(weight: torch.Tensor) -> torch.Tensor:

@@ -98,10 +98,10 @@ class Materialised:
         for name in list(self._held):
             gradients = self._buffer(name)
             for unit, parts in _by_unit(self._held.pop(name)).items():
-                out = gradients[unit : unit + 1]
-                for number, (left, right) in enumerate(parts):  # the unit stays in the cache
-                    add = number > 0 or unit in self._formed
-                    form(out, left.T[None], right[None], add=add)
+                out, add = gradients[unit], unit in self._formed
+                for left, right in parts:  # the unit stays in the cache
+                    form(out, left, right, add=add)
+                    add = True
                 units.add(unit)
         self._formed |= units
         self._held_bytes = 0
@@ -167,13 +167,14 @@ class Materialised:
 def _by_unit(
     held: Sequence[tuple[Product, Segments]],
 ) -> dict[int, list[tuple[torch.Tensor, torch.Tensor]]]:
-    """Return each unit's two sides of its product, (positions, size) each, for every pass."""
+    """Return each unit's two sides of its product for every pass, (rows, positions) the left."""
     sides: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
     for use, segments in held:
         length = use.left.shape[1]
         units = [unit for unit, count in enumerate(segments.counts) if count]
         sizes = [segments.counts[unit] * length for unit in units]
-        lefts, rights = (torch.split(side.flatten(0, 1), sizes) for side in (use.left, use.right))
+        lefts = torch.split(use.left.flatten(0, 1).T, sizes, dim=1)
+        rights = torch.split(use.right.flatten(0, 1), sizes)
         for unit, left, right in zip(units, lefts, rights, strict=True):
             sides.setdefault(unit, []).append((left, right))
     return sides

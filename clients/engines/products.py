@@ -1,4 +1,4 @@
-"""Batched matrix products into a float32 buffer, from sides that may be bfloat16."""
+"""Matrix products into a float32 buffer, from sides that may be bfloat16."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ def form(out: torch.Tensor, left: torch.Tensor, right: torch.Tensor, *, add: boo
     exists, both sides are widened. Either way `out` keeps its type, and norms are taken of it.
 
     Args:
-        out: (units, rows, columns).
-        left: (units, rows, positions).
-        right: (units, positions, columns).
+        out: (units, rows, columns), or one unit's (rows, columns), which takes less calling.
+        left: (units, rows, positions), or (rows, positions).
+        right: (units, positions, columns), or (positions, columns).
         add: whether `out` has something in it that counts.
     """
+    multiply, add_product = (torch.mm, out.addmm_) if out.dim() == 2 else (torch.bmm, out.baddbmm_)
     if left.dtype == right.dtype == out.dtype:
         if add:
-            out.baddbmm_(left, right)
+            add_product(left, right)
         else:
-            torch.bmm(left, right, out=out)
+            multiply(left, right, out=out)
     elif out.device.type == "cuda":
         low = min(left.dtype, right.dtype, key=lambda dtype: dtype.itemsize)
         left, right = left.to(low), right.to(low)
         if add:
-            out += torch.bmm(left, right, out.dtype)
+            out += multiply(left, right, out.dtype)
         else:
-            torch.bmm(left, right, out.dtype, out=out)
+            multiply(left, right, out.dtype, out=out)
     else:
         form(out, left.to(out.dtype), right.to(out.dtype), add=add)

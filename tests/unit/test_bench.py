@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import platform
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from experiments.benchmarks import accounting
-from fedsim import registry
+from fedsim import benchmarking, registry
 from fedsim.accounting import pld
 from fedsim.accounting.accountants import epsilon
 from fedsim.accounting.events import RoundCost
@@ -75,6 +77,22 @@ def test_json_is_one_object_of_machine_versions_and_rows(_fakes: list[str]) -> N
     assert answer["machine"]["cpus"] >= 1
     assert answer["rows"] == [dict(row) for row in sleeping()]
     assert _fakes == ["sleeping"]
+
+
+@pytest.mark.parametrize(
+    ("told", "name"),
+    [
+        ("processor\t: 0\nmodel name\t: Abacus 3: fast\n", "Abacus 3: fast"),
+        ("flags : none\n", None),
+    ],
+)
+def test_the_processor_is_named_where_the_system_tells(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, told: str, name: str | None
+) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text(told)
+    monkeypatch.setattr(benchmarking, "_CPUINFO", cpuinfo)
+    assert machine()["processor"] == (name or platform.processor() or platform.machine())
 
 
 def test_no_name_is_all_of_them(_fakes: list[str]) -> None:

@@ -9,12 +9,12 @@ import signal
 import subprocess
 import sys
 import time
-import uuid
 from pathlib import Path
 
 import pytest
 
 from fedsim.errors import ConfigError
+from fedsim.folder_lock import LOCK
 from fedsim.grids.ray_sweep import OnRay
 from fedsim.job import Job
 from fedsim.report.schema import load_report
@@ -22,7 +22,7 @@ from tests.conftest import small_config
 from tests.end_to_end.commands import fedsim
 from tests.end_to_end.test_ray import run_alone
 
-STEM = f"uls-{uuid.uuid4().hex[:8]}"  # to be found among all processes of the machine
+STEM = "uls"
 ROUNDS = 20
 GROUP_SIZES = ("--vary", "strategy.group_size=2,3")
 CELLS = [f"{STEM},source={s}.jsonl,group_size={k}" for s in ("here", "later") for k in (2, 3)]
@@ -93,33 +93,30 @@ def one_by_one(folder: Path, speeches: Path) -> Path:
     return out
 
 
-def running(name: str) -> list[int]:
-    """Return the processes that Ray has given a run to; of one that just ended nothing is read."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):
-            if path.read_bytes().startswith(f"ray::{name}".encode()):
-                found.append(int(path.parent.name))
-    return found
+def writer_of(folder: Path) -> int:
+    """Return the process that writes a run's folder, as its lock says; 0: none, or not yet said."""
+    with contextlib.suppress(FileNotFoundError):
+        pid, *_ = (folder / LOCK).read_text(encoding="utf-8").split() or ["0"]
+        return int(pid)
+    return 0
 
 
-def kill_worker(name: str, out: Path, process: subprocess.Popen[str]) -> int:
+def kill_worker(folder: Path, process: subprocess.Popen[str]) -> int:
     """SIGKILL the process of a run after its first checkpoint; return when that was written."""
-    checkpoint = out / name / "checkpoints" / "round-000002.safetensors"
+    checkpoint = folder / "checkpoints" / "round-000002.safetensors"
     deadline = time.monotonic() + 200
-    pids: list[int] = []
-    while not (pids and checkpoint.exists()):  # found before: a short run may soon be over
+    pid = 0
+    while not (pid and checkpoint.exists()):  # found before: a short run may soon be over
         assert process.poll() is None, "ended before its first checkpoint"
         assert time.monotonic() < deadline
         time.sleep(0.005)
-        pids = pids or running(name)
-    (pid,) = pids
+        pid = pid or writer_of(folder)
+    assert pid != process.pid
     written = checkpoint.stat().st_mtime_ns
     os.kill(pid, signal.SIGKILL)
     return written
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="finds a run's process in /proc")
 def test_ray_gives_the_same_bits_whatever_is_killed_or_fails(
     folder: Path, one_by_one: Path
 ) -> None:
@@ -127,7 +124,7 @@ def test_ray_gives_the_same_bits_whatever_is_killed_or_fails(
     out = folder / "ray"
     sources = ("--vary", "data.source=here.jsonl,later.jsonl,never.jsonl")
     with start(folder, *sources, *GROUP_SIZES, *ON_RAY, "--out", "ray") as process:
-        written = kill_worker(CELLS[0], out, process)
+        written = kill_worker(out / CELLS[0], process)
         assert not (out / CELLS[0] / "report.json").exists()
         status = process.wait(timeout=300)
     said = (folder / "stderr").read_text(encoding="utf-8")

@@ -13,13 +13,17 @@ from fedsim.execution import Unit
 from fedsim.tensors import l2_norm
 
 
-@pytest.mark.parametrize("entry", [1e-18, 1e-19, 3e-21, 1e-30])
+@pytest.mark.parametrize("entry", [1e-12, 1e-18, 1e-19, 3e-21])
 def test_a_stack_of_tiny_updates_keeps_to_the_bound(entry: float) -> None:
+    """Two users, so that neither is lost: the sum is of both, and stays under both bounds."""
     size = 5000
     bound = entry  # a seventieth of the norm
-    unit = Unit(0, torch.zeros(1, 2, dtype=torch.int64), torch.tensor([2]))
-    user = LocalUser(unit, [torch.tensor([0])])
+    units = [Unit(key, torch.zeros(1, 2, dtype=torch.int64), torch.tensor([2])) for key in (0, 1)]
+    users = [LocalUser(unit, [torch.tensor([0])]) for unit in units]
     total = PartialSum({"w": torch.zeros(size)}, FlatClip(l2_clip_norm=bound))
-    left = add_stack(total, [user], {"w": torch.full((1, size), entry)}, torch.zeros(1))
-    assert left == [] or left == [user]  # computed alone, then, in float64
-    assert l2_norm(total.result().values) <= bound
+    left = add_stack(total, users, {"w": torch.full((2, size), entry)}, torch.zeros(2))
+    assert left == []  # none to be computed alone
+    result = total.result()
+    assert result.num_units == 2
+    assert result.num_unclipped == 0
+    assert 0.0 < l2_norm(result.values) <= 2 * bound

@@ -16,6 +16,7 @@ from clients.dropout import install_dropout
 from clients.encoders import encoder_of
 from clients.fused import fuse_activations
 from clients.lora import add_lora, merged
+from clients.onednn_products import onednn_products
 from clients.quiet import quietly
 from clients.trainable import select_trainable
 from fedsim.config import ModelConfig
@@ -110,9 +111,10 @@ class TransformersModel:
             check_same_layout(self._trainable, parameters)
         # The tied names are known, so torch need not search the module for them at each call.
         replaced = {place: parameters[name] for place, name in self.places.items()}
-        output = torch.func.functional_call(
-            self.module, replaced, (tokens,), {"use_cache": False}, tie_weights=False
-        )
+        with onednn_products(parameters):
+            output = torch.func.functional_call(
+                self.module, replaced, (tokens,), {"use_cache": False}, tie_weights=False
+            )
         logits = torch.Tensor(output.logits)
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
 

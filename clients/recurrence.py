@@ -109,7 +109,9 @@ class _LstmSteps(torch.autograd.Function):
         The weight may be a stack, (units, 4·hidden, hidden): the batch then is as many runs of
         equal length, a unit's sequences side by side.
         """
-        states, trace = _forward(from_inputs, weight)
+        # Thousands of small operations, with which no mode of Python's has business.
+        with torch._C.DisableTorchFunction():
+            states, trace = _forward(from_inputs, weight)
         return states, *trace
 
     @staticmethod

@@ -35,10 +35,12 @@ python -m experiments.benchmarks.page docs/benchmarks/*.json
 """
 _FLOOR = """## Engines, over the floor
 
-The floor is forward and backward over the same sequences in large batches with a plain sum: what
-the machine cannot do without. `uls`: one clipped mean gradient a user, by examples a user; `els`:
-one clipped gradient an example; `fedavg`: a clipped difference after four local steps;
-`uls-ragged`: real users, the floor over whole examples of as many tokens.
+The floor is forward and backward over the same sequences in large batches with a plain sum, by
+the products that torch itself takes: what training without privacy costs. Engines are below it
+where those leave part of a processor unused (AMD's with AVX-512: [models.md](models.md)). `uls`:
+one clipped mean gradient a user, by examples a user; `els`: one clipped gradient an example;
+`fedavg`: a clipped difference after four local steps; `uls-ragged`: real users, the floor over
+whole examples of as many tokens.
 """
 _PEERS = """## Peers
 

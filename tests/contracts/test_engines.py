@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import cast
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 
+from clients import onednn_products
 from clients.averaged_gradient import AveragedGradient
 from clients.engines.capture import OpenModel
 from clients.engines.choose import Auto, choice, choose_engine
@@ -31,12 +33,29 @@ from fedsim.tensors import Tensors, l2_norm
 from tests.conftest import small_config
 from tests.contracts.definition import Case, plain_mean
 
+
+def by_onednn(engine: Engine) -> Engine:
+    """Let `engine` take oneDNN's products wherever it can, on whatever processor."""
+
+    def computed(
+        task: Task, parameters: Tensors, keys: Keys, clip: Clip, round: int
+    ) -> WeightedSum:
+        with mock.patch.multiple(
+            onednn_products, is_faster=lambda: True, _LEAST_ROWS=1, _LEAST_WORK=1
+        ):
+            return engine(task, parameters, keys, clip, round)
+
+    return computed
+
+
 ENGINES: dict[str, Callable[[LanguageModel], Engine]] = {
     "loop": lambda _model: loop,
     "vmap": VmapEngine,
     "materialised": lambda model: materialised(cast(OpenModel, model)),
     "ghost": lambda model: ghost(cast(OpenModel, model)),
     "auto": Auto,
+    "materialised by oneDNN": lambda model: by_onednn(materialised(cast(OpenModel, model))),
+    "ghost by oneDNN": lambda model: by_onednn(ghost(cast(OpenModel, model))),
 }
 TASKS: dict[str, Callable[[Materials], Task]] = {
     "fedsgd": lambda materials: AveragedGradient(materials, group_size=3),

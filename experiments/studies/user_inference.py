@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -19,6 +18,7 @@ from experiments.studies.output import (
     write_study,
 )
 from experiments.studies.user_inference_findings import findings
+from experiments.studies.user_inference_row import SAMPLES, Row
 from experiments.studies.user_inference_runs import (
     BATCH_SIZE,
     CLIP,
@@ -30,48 +30,18 @@ from experiments.studies.user_inference_runs import (
     cases,
 )
 from fedsim.attacks.folder import write_attack
-from fedsim.attacks.schema import AttackReport, Group, Measured
 from fedsim.attacks.user_inference import attack_run
 from fedsim.launch import run as train
 from fedsim.report.schema import load_report
 from fedsim.report.style import INK, MUTED, colour
-from fedsim.report.wording import epsilon_text, terms_text
+from fedsim.report.wording import terms_text
 from fedsim.run_folder import RunFolder
 
-SAMPLES = (1, 2, 4, 8)
 EXAMPLE_TERMS = (
     f"The row of example-level DP is calibrated to ε = 8 at δ = {EXAMPLE_DELTA:g}; unit: example; "
     "neighbouring relation: add-or-remove-one example; sampler: Poisson sampling of examples; "
     "accountant: pld."
 )
-
-
-@dataclass(frozen=True)
-class Row:
-    """A run that was attacked, and the held-out loss it began with."""
-
-    case: Case
-    report: AttackReport
-    initial_loss: float
-
-    @property
-    def group(self) -> Group:
-        """The canaries where there are any, else the real users."""
-        return self.report.groups[-1]
-
-    def measured(self, statistic: str = "mean", samples: int = max(SAMPLES)) -> Measured:
-        """Return one of the attack's results."""
-        return next(
-            row
-            for row in self.group.measured
-            if (row.statistic, row.samples) == (statistic, samples)
-        )
-
-    @property
-    def promise(self) -> str:
-        """The ε of a user that the run's report states, or that there is none."""
-        epsilon = self.report.privacy.epsilon
-        return "none" if epsilon is None else epsilon_text(epsilon)
 
 
 def run(out: Path, *, quick: bool) -> None:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from experiments.studies.user_inference import Row
+from experiments.studies.user_inference_row import Row
 
 
 def findings(rows: Sequence[Row]) -> list[str]:

@@ -8,6 +8,9 @@ from typing import Any, NamedTuple
 
 NO_COLUMNS: Mapping[str, Any] = MappingProxyType({})
 
+RawRecord = tuple[str | None, str | None, Mapping[str, object]]
+"""User, text and the columns that were asked for, as a source has them, nulls too."""
+
 
 class Record(NamedTuple):
     """A text of a user, with the columns that the steps of a preparation asked for.

@@ -13,6 +13,7 @@ from pydantic import Field
 
 from fedsim.data.preparation.step import Step
 from fedsim.data.records import Record
+from fedsim.data.rows import texts
 from fedsim.errors import ConfigError
 
 Signature = npt.NDArray[np.uint32]
@@ -88,10 +89,8 @@ class NearDuplicatesOf(_MinHashStep):
                 yield record
 
     def _public(self) -> Iterator[str]:
-        # Imported here: sources imports the config, which imports the steps.
-        sources = importlib.import_module("fedsim.data.sources")
         try:
-            yield from sources.texts(self.file, self.text_column)
+            yield from texts(self.file, self.text_column)
         except ConfigError as error:
             raise ConfigError(f"data.preparation: near-duplicates-of: {error}") from error
 

@@ -9,10 +9,8 @@ from pathlib import Path
 
 from fedsim.data.arrivals import EMPTY_TEXT, NULL_TEXT, NULL_USER
 from fedsim.data.preparation.step import ACROSS_USERS, Step
-from fedsim.data.records import Record
+from fedsim.data.records import RawRecord, Record
 from fedsim.errors import ConfigError
-
-RawRecord = tuple[str | None, str | None, Mapping[str, object]]
 
 VERSION = 1
 """Part of the fingerprint: raise it when the same steps give other records."""

@@ -13,9 +13,9 @@ from fedsim.execution import Unit
 from fedsim.tensors import l2_norm
 
 
-@pytest.mark.parametrize("entry", [1e-12, 1e-18, 1e-19, 3e-21])
+@pytest.mark.parametrize("entry", [1e-12, 1e-19, 3e-21, 1e-24])
 def test_a_stack_of_tiny_updates_keeps_to_the_bound(entry: float) -> None:
-    """Two users, so that neither is lost: the sum is of both, and stays under both bounds."""
+    """Both users are in the sum, and it keeps to both bounds; of the last, no square is left."""
     size = 5000
     bound = entry  # a seventieth of the norm
     units = [Unit(key, torch.zeros(1, 2, dtype=torch.int64), torch.tensor([2])) for key in (0, 1)]

@@ -91,7 +91,7 @@ def test_a_layer_of_transformers_is_taken_over() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        lambda x, w: (x[:, :1], w),  # few rows
+        lambda x, w: (x[:1].repeat(1, 2, 1)[:, :300], w.repeat(2, 1)),  # few rows
         lambda x, w: (x, w[:10]),  # little work
         lambda x, w: (x.double(), w.double()),
         lambda x, w: (x.bfloat16(), w.bfloat16()),
@@ -106,6 +106,15 @@ def test_what_is_not_worth_it_stays_as_it_was(
         assert num_convolutions(lambda: F.linear(inputs, weight)) == 0
         assert torch.equal(F.linear(inputs, weight), expected)
         assert torch.equal(inputs @ weight.T, inputs @ weight.T)
+
+
+@pytest.mark.usefixtures("_everywhere")
+def test_a_sum_with_a_matrix_is_no_layer() -> None:
+    inputs, weight, _ = sides()
+    rows, other = inputs.flatten(0, 1), torch.randn(ROWS, COLUMNS)
+    with by_onednn({"weight": weight}):
+        computed = torch.addmm(other, rows, weight.T.contiguous())
+    torch.testing.assert_close(computed, other + rows @ weight.T, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.usefixtures("_everywhere")

@@ -9,6 +9,7 @@ from torch import nn
 from clients.lstm_modules import (
     McMahanLstmConfig,
     McMahanLstmForCausalLM,
+    NormalisedRows,
     PlainLstm,
     UnitEmbedding,
 )
@@ -119,3 +120,18 @@ class _Table(torch.nn.Module):
 
     def forward(self) -> torch.Tensor:
         return self.embedding.table()
+
+
+def test_gradients_of_rows_are_those_of_normalize_short_ones_too() -> None:
+    """Rows of length 2, nearly 1e-12, half of it, and 0; both ways that gradients are turned."""
+    rows = torch.nn.functional.normalize(torch.randn(4, 6, dtype=torch.float64))
+    weight = (rows * torch.tensor([2.0, 0.99e-12, 0.5e-12, 0.0])[:, None]).requires_grad_()
+    above = torch.randn(4, 6, dtype=torch.float64)
+    (expected,) = torch.autograd.grad(torch.nn.functional.normalize(weight), weight, above)
+    embedding = UnitEmbedding(4, 6).double()
+    embedding.weight = torch.nn.Parameter(weight.detach().clone())
+    (own,) = torch.autograd.grad(embedding.table(), embedding.weight, above)
+    torch.testing.assert_close(own, expected)
+    turned = above.clone()
+    NormalisedRows(weight.detach())(turned)
+    torch.testing.assert_close(turned, expected)

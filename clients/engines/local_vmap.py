@@ -41,9 +41,9 @@ log = logging.getLogger(__name__)
 _COPIES = 4
 # A token takes about so many rows of logits, for activations too.
 _LOGITS = 6
-# Of a stack on a CPU with these copies: with half, or four times, as many users at once both
-# built-in models took longer.
-_CPU_STACK_BYTES = 6 * 2**26
+# Of a stack on a CPU with these copies: with a quarter of the users at once, or twice as many, both
+# built-in models took longer on one machine, with half of them on another.
+_CPU_STACK_BYTES = 12 * 2**26
 
 # A step of so many tokens is efficient by itself: a user with such steps is computed alone.
 _LARGE_STEP = 2048

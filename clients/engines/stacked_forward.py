@@ -20,8 +20,8 @@ from clients.engines.capture import Site
 from clients.lstm_modules import UnitEmbedding, UnitScores
 from clients.recurrence import Recurrence, recur
 
-# Of recurrent weights: six users' of the built-in LSTM, which both cores of a small machine keep.
-_CACHE_BYTES = 6 * 2**20
+# Of recurrent weights: twelve users' of the built-in LSTM, which a small machine's cache keeps.
+_CACHE_BYTES = 12 * 2**20
 
 
 class Stack(NamedTuple):

@@ -2,12 +2,12 @@
 
 On a CPU torch multiplies float32 matrices by MKL, and computes convolutions by oneDNN. On AMD's
 processors with AVX-512, MKL takes vectors of half their length (2024.2, which torch 2.13 comes
-with); oneDNN takes the whole, and is twice as fast from a few hundred rows on. A product x·W is a
+with); oneDNN takes the whole, and is faster from a few hundred rows on. A product x·W is a
 convolution over an image of as many points as x has rows, with a kernel of one by one, in the
-same place of memory. Elsewhere the two are alike, and nothing is changed.
+same place of memory. On other processors nothing is changed.
 
-Only where no gradient of a weight is asked for, as in the gradient engines that see to those
-themselves, in evaluation, and in frozen layers: `torch.func.vmap` has its own way to convolve.
+Only in a pass that asks for no gradient of any parameter, as in the gradient engines that see to
+those themselves and in evaluation: `torch.func.vmap` has its own way to convolve.
 """
 
 from __future__ import annotations

@@ -13,7 +13,6 @@ from clients.engines.local_vmap import LocalVmapOrLoop
 from clients.engines.loop import loop
 from clients.engines.materialised import materialised
 from clients.engines.vmap import VmapEngine
-from clients.onednn_products import is_faster
 from fedsim.clipping import Clip
 from fedsim.estimators import WeightedSum
 from fedsim.execution import Engine, Keys, Task
@@ -88,7 +87,7 @@ class Auto:
         entries = sum(value.numel() for value in parameters.values())
         log.info(
             "%s: engine %s, for %d trainable parameters (%.0f MB a unit), %.0f tokens a unit "
-            "and %.0f MB for a chunk on %s%s%s",
+            "and %.0f MB for a chunk on %s%s",
             self._model.name,
             name,
             entries,
@@ -96,7 +95,6 @@ class Auto:
             tokens_per_unit,
             budget / 1e6,
             self._model.device,
-            ", products by oneDNN" if self._model.device.type == "cpu" and is_faster() else "",
             "" if uncovered is None else f"; no layer rule for {uncovered}",
         )
         return _VmapOrLoop(self._model) if name == "vmap" else _engine(name, self._model)

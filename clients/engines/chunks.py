@@ -17,8 +17,8 @@ from fedsim.execution import Unit
 CPU_TOKENS = 4096
 GPU_TOKENS = 65536
 
-# What a pass costs beside its tokens, as a number of tokens: measured with small models, for each
-# thread of a CPU, since more threads shorten the tokens and not the rest; a GPU waits for its host.
+# What a pass costs beside its tokens, as a number of tokens: measured with small models and one and
+# two threads, and for each thread, since these shorten the tokens alone; a GPU waits for its host.
 _CPU_PASS, _GPU_PASS = 150, 2048
 
 # Bytes for a chunk: half for per-unit gradients, half for what a forward pass leaves behind.

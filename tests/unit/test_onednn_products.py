@@ -25,7 +25,7 @@ SPELLINGS: dict[str, Product] = {
     "linear": F.linear,
     "linear, no bias": lambda x, w, b: F.linear(x, w) + b,
     "conv1d": lambda x, w, b: torch.addmm(b, x.flatten(0, -2), w.T.contiguous()).view(
-        *x.shape[:-1], COLUMNS
+        *x.shape[:-1], len(w)
     ),
     "table, transposed": lambda x, w, b: x @ w.T + b,
     "matmul": lambda x, w, b: torch.matmul(x, w.T.contiguous()) + b,
@@ -76,6 +76,36 @@ def test_product_and_gradient_are_those_of_float64(spelling: str) -> None:
 
 
 @pytest.mark.usefixtures("_everywhere")
+@pytest.mark.parametrize("dirt", [float("nan"), float("inf"), 1e38])
+@pytest.mark.parametrize("spelling", ["linear", "conv1d", "table, transposed"])
+def test_a_dirty_row_is_nobody_elses(spelling: str, dirt: float) -> None:
+    """Else a user whose numbers are dropped would take others with it; no size fits a vector."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(1001, 97, generator=generator)
+    bias = torch.zeros(1001)
+    rows = torch.randn(601, 97, generator=generator)
+    above = torch.randn(601, 1001, generator=generator)
+    others = torch.arange(601) != 7
+
+    def of_the_others(inputs: torch.Tensor, slope: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        inputs.requires_grad_()
+        with by_onednn({"weight": weight}):
+            outputs: list[torch.Tensor] = []
+            taken = num_convolutions(
+                lambda: outputs.append(SPELLINGS[spelling](inputs, weight, bias))
+            )
+        assert taken == 1
+        (below,) = torch.autograd.grad(outputs[0], inputs, slope)
+        return outputs[0].detach()[others], below[others]
+
+    dirty, dirty_above = rows.clone(), above.clone()
+    dirty[7], dirty_above[7] = dirt, dirt
+    clean = of_the_others(rows, above)
+    for one, other in zip(clean, of_the_others(dirty, dirty_above), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.usefixtures("_everywhere")
 def test_a_layer_of_transformers_is_taken_over() -> None:
     inputs, weight, bias = sides()
     layer = Conv1D(COLUMNS, WIDTH).requires_grad_(False)  # type: ignore[no-untyped-call]
@@ -101,11 +131,12 @@ def test_what_is_not_worth_it_stays_as_it_was(
     change: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]],
 ) -> None:
     inputs, weight = change(*sides()[:2])
-    expected = F.linear(inputs, weight)
+    expected, scored = F.linear(inputs, weight), inputs @ weight.T
     with by_onednn({"weight": weight}):
         assert num_convolutions(lambda: F.linear(inputs, weight)) == 0
+        assert num_convolutions(lambda: inputs @ weight.T) == 0
         assert torch.equal(F.linear(inputs, weight), expected)
-        assert torch.equal(inputs @ weight.T, inputs @ weight.T)
+        assert torch.equal(inputs @ weight.T, scored)
 
 
 @pytest.mark.usefixtures("_everywhere")

@@ -94,7 +94,9 @@ class TransformersModel:
             for name, value in self._trainable.items()
         }
 
-    def logits(self, parameters: Tensors, tokens: torch.Tensor) -> torch.Tensor:
+    def logits(
+        self, parameters: Tensors, tokens: torch.Tensor, positions: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Return next-token logits, (batch, length, vocabulary_size), at least float32.
 
         Works under `torch.func.grad` and `vmap`. No attention mask: padding stands on the
@@ -103,6 +105,9 @@ class TransformersModel:
         Args:
             parameters: one tensor per trainable name, on `device`.
             tokens: (batch, length) int64 on `device`.
+            positions: (batch, length) int64, where rows hold several sequences: counted from 0
+                anew in each. Networks differ in what they make of it; see `keeps_apart` in
+                `clients.engines.packing`.
 
         Raises:
             ValueError: `parameters` are not exactly the trainable ones.
@@ -111,9 +116,10 @@ class TransformersModel:
             check_same_layout(self._trainable, parameters)
         # The tied names are known, so torch need not search the module for them at each call.
         replaced = {place: parameters[name] for place, name in self.places.items()}
+        options = {"use_cache": False} | ({} if positions is None else {"position_ids": positions})
         with onednn_products(parameters):
             output = torch.func.functional_call(
-                self.module, replaced, (tokens,), {"use_cache": False}, tie_weights=False
+                self.module, replaced, (tokens,), options, tie_weights=False
             )
         logits = torch.Tensor(output.logits)
         return logits.to(torch.promote_types(logits.dtype, torch.float32))

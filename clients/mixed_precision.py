@@ -33,7 +33,9 @@ class MixedPrecision:
             raise AttributeError(name)
         return getattr(self.exact, name)
 
-    def logits(self, parameters: Tensors, tokens: torch.Tensor) -> torch.Tensor:
+    def logits(
+        self, parameters: Tensors, tokens: torch.Tensor, *positions: torch.Tensor
+    ) -> torch.Tensor:
         """Return what the model returns, products of matrices rounded to bfloat16.
 
         Weights are cast in each call: a cache of casts would outlive one transform of
@@ -41,7 +43,7 @@ class MixedPrecision:
         """
         device = self.exact.device.type
         with torch.autocast(device, dtype=torch.bfloat16, cache_enabled=False):
-            return self.exact.logits(parameters, tokens)
+            return self.exact.logits(parameters, tokens, *positions)
 
 
 def in_precision(model: LanguageModel, precision: Precision) -> LanguageModel:

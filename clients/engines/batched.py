@@ -17,7 +17,9 @@ from clients.engines.capture import NotCovered, OpenModel, Site, find_sites, run
 from clients.engines.gradients import Gradients, Method
 from clients.engines.loop import loop
 from clients.engines.malloc import keep_large_blocks
+from clients.engines.packing import row_tokens
 from clients.engines.partial_sum import PartialSum, shares
+from clients.engines.passes import passes
 from clients.engines.squares import clip_factors
 from clients.engines.trust import CannotTell, verified
 from clients.mixed_precision import in_float32
@@ -43,6 +45,7 @@ class BatchedEngine:
         self._num_bytes = num_bytes
         self._sites: Sequence[Site] = ()
         self._limits: chunks.Limits | None = None
+        self._row_tokens = 0
         self._refused = False
         if model.device.type == "cpu":
             keep_large_blocks()
@@ -56,7 +59,7 @@ class BatchedEngine:
         if self._refused:
             return loop(task, parameters, keys, clip, round)
         units = task.units(keys, round)
-        ordered = chunks.in_order([unit for unit in units if len(unit.lengths)])
+        some = [unit for unit in units if len(unit.lengths)]
         empty = [unit for unit in units if not len(unit.lengths)]
         total = PartialSum(parameters, clip)
 
@@ -65,9 +68,9 @@ class BatchedEngine:
 
         try:
             total.count(empty, torch.zeros(len(empty)), num_gradients=0, num_unclipped=len(empty))
-            if ordered and self._limits is None:
-                self._limits = self._verify(parameters, ordered[0])
-            self._add_all(total, ordered, add_alone)
+            if some and self._limits is None:
+                self._limits = self._verify(parameters, max(some, key=chunks.longest))
+            self._add_all(total, chunks.in_order(some, self._row_tokens), add_alone)
             return total.result()
         except CannotTell:
             return loop(task, parameters, keys, clip, round)
@@ -87,6 +90,7 @@ class BatchedEngine:
             raise
         except RuntimeError as error:  # shapes, or in-place changes, that rules do not foresee
             raise NotCovered(f"some layer ({str(error).splitlines()[0]})") from error
+        self._row_tokens = row_tokens(model, parameters)
         device = self._model.device
         num_bytes = chunks.memory_budget(device) if self._num_bytes is None else self._num_bytes
         bytes_per_unit = self._method.bytes_per_unit(parameters)
@@ -140,11 +144,12 @@ class BatchedEngine:
         dtype = next(iter(parameters.values())).dtype
         gradients = self._method(parameters, len(units), self._limits.room(len(units)))
         means = torch.zeros(len(units), dtype=dtype, device=self._model.device)
-        for part in chunks.passes(units, self._limits.tokens, self._model.device, dtype):
+        limit, device = self._limits.tokens, self._model.device
+        for part in passes(units, limit, device, dtype, row_tokens=self._row_tokens):
             gradients.start_pass(part.segments)
             losses = run(self._model, self._sites, parameters, part.batch, gradients)
             unit_of_row = part.segments.unit_of_row(losses.device)
-            means.index_add_(0, unit_of_row, losses * part.batch.weights)
+            means.index_add_(0, unit_of_row, losses.to(dtype))
         return gradients, means
 
 

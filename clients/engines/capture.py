@@ -39,6 +39,18 @@ class OpenModel(LanguageModel, Protocol):
         """Every name in the network that a trainable parameter goes by, to its own name."""
         ...
 
+    def logits(
+        self, parameters: Tensors, tokens: torch.Tensor, positions: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Return next-token logits; with positions, of several sequences in a row.
+
+        Args:
+            parameters: see `LanguageModel`.
+            tokens: (rows, length) int64.
+            positions: (rows, length) int64, counted from 0 anew in each sequence of a row.
+        """
+        ...
+
 
 class NotCovered(Exception):  # noqa: N818 (a finding, not a fault)
     """A trainable parameter is used where no rule describes it; the message names the layer."""
@@ -174,6 +186,12 @@ def _three_sizes(values: torch.Tensor) -> torch.Tensor:
     return values[:, None] if values.ndim == 2 else values.flatten(1, -2)
 
 
+def _logits(model: OpenModel, parameters: Tensors, batch: Batch) -> torch.Tensor:
+    if batch.positions is None:
+        return model.logits(parameters, batch.tokens)
+    return model.logits(parameters, batch.tokens, batch.positions)
+
+
 def run(
     model: OpenModel,
     sites: Sequence[Site],
@@ -181,7 +199,7 @@ def run(
     batch: Batch,
     sink: Sink,
 ) -> torch.Tensor:
-    """Hand every use of a parameter to `sink`, and return each sequence's loss: (sequences,).
+    """Hand every use of a parameter to `sink`, and return each row's weighted loss: (rows,).
 
     Raises:
         NotCovered: a layer was called in a way that its rule does not describe.
@@ -192,7 +210,7 @@ def run(
         tapped(sites, frozen, len(batch.tokens), sink),
         row_streams(batch.streams),
     ):
-        logits = model.logits(frozen, batch.tokens)
+        logits = _logits(model, frozen, batch)
     losses, gradient = losses_and_gradient(logits.detach(), batch)
     torch.autograd.backward(logits, gradient)
     return losses

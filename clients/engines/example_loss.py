@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.nn.functional import pad
 
-from fedsim.losses import predicted_mask
+from clients.engines.cross_entropy import mean_shares
 
 
 class _SumOfLosses(torch.autograd.Function):
@@ -60,8 +59,7 @@ def weighted_loss(
         lengths: (examples,) int64.
         weights: (examples,); those of weight 0 have no influence.
     """
-    mask = pad(predicted_mask(tokens, lengths), (0, 1))  # nothing follows the last token
     following = tokens.roll(-1, dims=1)[..., None]
-    shares = mask * (weights / mask.sum(dim=1).clamp(min=1))[:, None]
+    shares = mean_shares(tokens, lengths, weights)
     total: torch.Tensor = _SumOfLosses.apply(logits, following, shares.to(logits.dtype))[0]  # type: ignore[no-untyped-call]
     return total

@@ -8,15 +8,13 @@ which rows are only looked up stays a list of rows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 from clients.engines.batched import BatchedEngine
 from clients.engines.capture import NotCovered, OpenModel
-from clients.engines.products import form
+from clients.engines.held import HeldProducts
 from clients.engines.squares import block_squares
-from clients.engines.uses import Chain, MergedRows, Product, Rows, Segments, Total, Use, merged
+from clients.engines.uses import Chain, MergedRows, Rows, Segments, Total, Use, merged
 from fedsim.tensors import Tensors
 
 
@@ -32,9 +30,7 @@ class Materialised:
         self._layout = layout
         self._num_units = num_units
         self._room = room
-        self._held: dict[str, list[tuple[Product, Segments]]] = {}
-        self._held_bytes = 0
-        self._formed: set[int] = set()
+        self._held = HeldProducts(num_units)
         self._segments = Segments([], whole=True)
         self._num_passes = 0
         self._passes_of: dict[str, set[int]] = {}
@@ -47,8 +43,8 @@ class Materialised:
 
     def start_pass(self, segments: Segments) -> None:
         """Say to which units the sequences of the uses that follow belong."""
-        if self._held_bytes > self._room:
-            self._form()
+        if self._held.num_bytes > self._room:
+            self._held.form(self._buffer)
         self._segments = segments
         self._num_passes += 1
 
@@ -72,8 +68,7 @@ class Materialised:
             elif name not in self._changed:
                 self._take_squares(name)
         else:
-            self._held.setdefault(name, []).append((use, self._segments))
-            self._held_bytes += use.left.nbytes + use.right.nbytes
+            self._held.add(name, use, self._segments)
             self._changed.add(name)
 
     def _take_squares(self, name: str) -> None:
@@ -92,20 +87,6 @@ class Materialised:
             self._dense[name] = taken.zero_() if zero else taken
         return self._dense[name]
 
-    def _form(self) -> None:
-        """Form what is held, each unit's products over all its passes one after the other."""
-        units: set[int] = set()
-        for name in list(self._held):
-            gradients = self._buffer(name)
-            for unit, parts in _by_unit(self._held.pop(name)).items():
-                out, add = gradients[unit], unit in self._formed
-                for left, right in parts:  # the unit stays in the cache
-                    form(out, left, right, add=add)
-                    add = True
-                units.add(unit)
-        self._formed |= units
-        self._held_bytes = 0
-
     def squares(self) -> torch.Tensor:
         """Return squared norms, (units, parameters) float64; all uses must be in.
 
@@ -115,7 +96,7 @@ class Materialised:
         for name, passes in self._passes_of.items():
             if len(passes) != self._num_passes:
                 raise NotCovered(f"{name} (not every sequence uses it)")
-        self._form()
+        self._held.form(self._buffer)
         for name, lookups in self._rows.items():
             self._look_up(name, lookups)
         for name, chain in self._chains.items():
@@ -162,22 +143,6 @@ class Materialised:
             elif name in self._dense:
                 total[name] = (factor @ self._dense[name].flatten(1)).view(like.shape)
         return total
-
-
-def _by_unit(
-    held: Sequence[tuple[Product, Segments]],
-) -> dict[int, list[tuple[torch.Tensor, torch.Tensor]]]:
-    """Return each unit's two sides of its product for every pass, (rows, positions) the left."""
-    sides: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
-    for use, segments in held:
-        length = use.left.shape[1]
-        units = [unit for unit, count in enumerate(segments.counts) if count]
-        sizes = [segments.counts[unit] * length for unit in units]
-        lefts = torch.split(use.left.flatten(0, 1).T, sizes, dim=1)
-        rights = torch.split(use.right.flatten(0, 1), sizes)
-        for unit, left, right in zip(units, lefts, rights, strict=True):
-            sides.setdefault(unit, []).append((left, right))
-    return sides
 
 
 class Buffers:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from clients.engines.capture import NotCovered, OpenModel, find_sites, run
-from clients.engines.cross_entropy import Batch
+from clients.engines.cross_entropy import Batch, mean_shares
 from clients.engines.local_steps import StepBatch
 from clients.engines.stacked_forward import Stack, forward_for, stacked_forwards
 from clients.engines.trust import compare, refuse_other_uses
@@ -60,12 +60,9 @@ class StackedSteps:
         device, dtype = self._model.device, next(iter(start.values())).dtype
         users, rows, _ = batch.tokens.shape
         weights = batch.weights.flatten().to(device, dtype)
-        # The loss is scaled, so that what comes back is the step and not the gradient.
-        step = Batch(
-            batch.tokens.flatten(0, 1).to(device),
-            batch.lengths.flatten().to(device),
-            -learning_rate * weights,
-        )
+        tokens, lengths = batch.tokens.flatten(0, 1).to(device), batch.lengths.flatten().to(device)
+        # The gradient is scaled, so that what comes back is the step.
+        step = Batch(tokens, mean_shares(tokens, lengths, weights), scale=-learning_rate)
         uses: list[tuple[str, Use]] = []
 
         def sink(name: str, use: Use) -> None:
@@ -79,7 +76,7 @@ class StackedSteps:
             with stacked_forwards(self._sites, Stack(users, rows)):
                 losses = run(self._model, self._sites, local, step, sink)
         _apply(local, uses, Segments([rows] * users, whole=True))
-        return (losses * weights).view(users, rows).sum(dim=1)
+        return losses.view(users, rows).sum(dim=1)
 
     def verify(self, parameters: Tensors, unit: Unit) -> None:
         """Compare a second step of two users with automatic differentiation.
@@ -94,7 +91,7 @@ class StackedSteps:
         batch = StepBatch(slice(0, 2), tokens.expand(2, 1, -1), ends, weights)
         stack = {name: torch.stack([value, 1.01 * value]) for name, value in parameters.items()}
         before = {name: value.clone() for name, value in stack.items()}
-        one = Batch(tokens, lengths, torch.ones(1))
+        one = Batch(tokens, mean_shares(tokens, lengths, torch.ones(1)))
         refuse_other_uses(self._model, self._sites, parameters, one)
         self(stack, parameters, batch, _LONG_STEP, first=False)
         for user in range(2):

@@ -7,10 +7,10 @@ from dataclasses import fields
 
 import torch
 
-from clients.engines import chunks
 from clients.engines.capture import NotCovered, OpenModel, Site, run, tapped
 from clients.engines.cross_entropy import Batch
 from clients.engines.gradients import Gradients
+from clients.engines.passes import passes
 from clients.engines.uses import Use
 from clients.gradients import mean_gradient
 from fedsim.execution import Unit
@@ -57,7 +57,7 @@ def verified(
         num_bytes += _bytes(use)
         gradients(name, use)
 
-    for part in chunks.passes(units, _TOKENS * _EXAMPLES, model.device, dtype):
+    for part in passes(units, _TOKENS * _EXAMPLES, model.device, dtype):
         refuse_other_uses(model, sites, parameters, part.batch)
         gradients.start_pass(part.segments)
         run(model, sites, parameters, part.batch, counting)

@@ -14,7 +14,7 @@ import torch
 from torch.func import grad_and_value, vmap
 
 from clients.dropout import row_streams
-from clients.engines.chunks import all_streams
+from clients.engines.passes import all_streams
 from fedsim.clipping import Clip
 from fedsim.estimators import WeightedSum
 from fedsim.execution import Accumulator, Keys, Task, Unit, Update

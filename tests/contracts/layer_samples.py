@@ -45,9 +45,9 @@ _LLAMA_LIKE: dict[str, Any] = {
 }
 
 
-def _gpt2(tied: bool = True) -> PreTrainedModel:
+def _gpt2(tied: bool = True, positions: int = 16) -> PreTrainedModel:
     config = GPT2Config(
-        vocab_size=VOCABULARY, n_positions=16, n_embd=12, n_layer=2, n_head=2,
+        vocab_size=VOCABULARY, n_positions=positions, n_embd=12, n_layer=2, n_head=2,
         resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=1, eos_token_id=2,
         tie_word_embeddings=tied,
     )  # fmt: skip
@@ -55,9 +55,9 @@ def _gpt2(tied: bool = True) -> PreTrainedModel:
     return GPT2LMHeadModel(config)
 
 
-def _gpt_neo() -> PreTrainedModel:
+def _gpt_neo(positions: int = 16) -> PreTrainedModel:
     config = GPTNeoConfig(
-        vocab_size=VOCABULARY, max_position_embeddings=16, hidden_size=12, num_layers=2,
+        vocab_size=VOCABULARY, max_position_embeddings=positions, hidden_size=12, num_layers=2,
         num_heads=2, attention_types=[[["global", "local"], 1]], window_size=4,
         resid_dropout=0.0, embed_dropout=0.0, attention_dropout=0.0, bos_token_id=1,
         eos_token_id=2,
@@ -79,7 +79,10 @@ NETWORKS: dict[str, tuple[_Make, ModelConfig]] = {
     "gpt2 norms and biases": (_gpt2, ModelConfig(trainable=r"ln_|bias")),
     "gpt2 tied table": (_gpt2, ModelConfig(trainable="wte")),
     "gpt2 positions": (_gpt2, ModelConfig(trainable="wpe")),
+    # Long enough for several sequences in a row; those above are not.
+    "gpt2 in rows": (lambda: _gpt2(positions=64), ModelConfig()),
     "gpt-neo": (_gpt_neo, ModelConfig()),
+    "gpt-neo in rows": (lambda: _gpt_neo(positions=64), ModelConfig()),
     "llama": (lambda: LlamaForCausalLM(LlamaConfig(**_LLAMA_LIKE)), ModelConfig()),
     "llama lora": (lambda: LlamaForCausalLM(LlamaConfig(**_LLAMA_LIKE)), ModelConfig(lora_rank=2)),
     "qwen2": (lambda: Qwen2ForCausalLM(Qwen2Config(**_LLAMA_LIKE)), ModelConfig()),
@@ -95,7 +98,7 @@ NETWORKS: dict[str, tuple[_Make, ModelConfig]] = {
 
 # Their norms or attention compute in float32 whatever the parameters are, so that the size of a
 # batch changes the last digits of that.
-ROUNDS_INSIDE = {"gpt-neo", "llama", "llama lora", "qwen2", "qwen3"}
+ROUNDS_INSIDE = {"gpt-neo", "gpt-neo in rows", "llama", "llama lora", "qwen2", "qwen3"}
 
 
 def network(name: str, dtype: torch.dtype) -> tuple[TransformersModel, dict[str, torch.Tensor]]:

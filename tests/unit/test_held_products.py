@@ -1,0 +1,54 @@
+"""Products held over passes are formed as one sum over all positions of each unit."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clients.engines.held import HeldProducts
+from clients.engines.uses import Product, Segments
+
+# For each pass: every unit's number of sequences, the sequences' length, and how often the
+# parameter is used; and whether what is held is formed after it.
+a_pass = st.tuples(
+    st.lists(st.integers(0, 3), min_size=5, max_size=5),
+    st.integers(1, 4),
+    st.integers(1, 2),
+    st.booleans(),
+)
+
+
+@given(st.lists(a_pass, min_size=1, max_size=4), st.integers(1, 5))
+def test_each_unit_gets_all_its_positions_and_no_others(
+    given_passes: list[tuple[list[int], int, int, bool]], num_units: int
+) -> None:
+    torch.manual_seed(0)
+    wide, narrow = 4, 3
+    expected = torch.zeros(num_units, wide, narrow, dtype=torch.float64)
+    formed = torch.full((num_units, wide, narrow), torch.nan, dtype=torch.float64)
+    held = HeldProducts(num_units)
+    seen = torch.zeros(num_units, dtype=torch.bool)
+    for of_all, length, uses, now in given_passes:
+        counts = of_all[:num_units]
+        segments = Segments(counts, whole=False)
+        for _ in range(uses):
+            sides = [torch.randn(sum(counts), length, size).double() for size in (wide, narrow)]
+            held.add("weight", Product(sides[0], sides[1]), segments)
+            of_units = [torch.split(side, counts) for side in sides]
+            for place, (left, right) in enumerate(zip(*of_units, strict=True)):
+                expected[place] += torch.einsum("rla,rlb->ab", left, right)
+        seen |= torch.tensor(counts) > 0
+        if now:
+            held.form(lambda _name: formed)
+            assert held.num_bytes == 0
+    held.form(lambda _name: formed)
+    torch.testing.assert_close(formed[seen], expected[seen])
+    assert bool(formed[~seen].isnan().all())  # nobody else's place was written to
+
+
+def test_bytes_are_counted() -> None:
+    held = HeldProducts(2)
+    left, right = torch.zeros(3, 5, 4), torch.zeros(3, 5, 2)
+    held.add("weight", Product(left, right), Segments([1, 2], whole=False))
+    assert held.num_bytes == left.nbytes + right.nbytes

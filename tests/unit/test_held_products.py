@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from clients.engines.held import HeldProducts
+from clients.engines.materialised import Buffers, Materialised
 from clients.engines.uses import Product, Segments
+
+SIDES = ("left", "right")
 
 # For each pass: every unit's number of sequences, the sequences' length, and how often the
 # parameter is used; and whether what is held is formed after it.
@@ -52,3 +58,27 @@ def test_bytes_are_counted() -> None:
     left, right = torch.zeros(3, 5, 4), torch.zeros(3, 5, 2)
     held.add("weight", Product(left, right), Segments([1, 2], whole=False))
     assert held.num_bytes == left.nbytes + right.nbytes
+
+
+@pytest.mark.parametrize(("room", "num_formed"), [(0, 3), (200, 1), (2**20, 0)])
+def test_no_more_is_held_from_pass_to_pass_than_there_is_room(
+    room: int, num_formed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    formed: list[int] = []
+    honest = HeldProducts.form
+
+    def noted(self: HeldProducts, buffer: Callable[[str], torch.Tensor]) -> None:
+        formed.append(self.num_bytes)
+        honest(self, buffer)
+
+    monkeypatch.setattr(HeldProducts, "form", noted)
+    gradients = Materialised(Buffers(), {"weight": torch.zeros(4, 3)}, 2, room)
+    uses = []
+    for _ in range(4):
+        gradients.start_pass(Segments([1, 1], whole=False))
+        uses.append(Product(torch.randn(2, 2, 4), torch.randn(2, 2, 3)))  # 112 bytes
+        gradients("weight", uses[-1])
+    assert len(formed) == num_formed
+    left, right = (torch.cat([getattr(use, side) for use in uses], dim=1) for side in SIDES)
+    expected = (left.mT @ right).double().square().sum(dim=(1, 2))
+    torch.testing.assert_close(gradients.squares()[:, 0], expected, rtol=1e-5, atol=0.0)

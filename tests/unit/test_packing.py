@@ -75,6 +75,7 @@ def test_rows_are_filled_and_long_sequences_stand_alone() -> None:
     placement = placed([unit(0, [10, 70, 54, 30, 34, 5])], ROW_TOKENS)
     assert sorted(placement.lengths.tolist()) == [5, 64, 64, 70]
     assert placed([unit(0, [10, 20])], 0).lengths.tolist() == [10, 20]
+    assert placed([unit(0, [10, 54])], ROW_TOKENS).lengths.tolist() == [64]
 
 
 @pytest.mark.parametrize("name", NETWORKS)

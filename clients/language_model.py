@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from tokenizers import models
 from torch import nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from clients.dropout import install_dropout
 from clients.encoders import encoder_of
@@ -190,11 +190,19 @@ def _make_padding_ordinary(module: PreTrainedModel) -> int | None:
     return pad_token_id
 
 
+def max_positions(module: nn.Module) -> int | None:
+    """Return how many positions a network of transformers has, or None where it does not say."""
+    config = getattr(module, "config", None)
+    if not isinstance(config, PretrainedConfig):
+        return None
+    return getattr(config.get_text_config(), "max_position_embeddings", None)
+
+
 def _check_fit(
     module: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str, sequence_length: int
 ) -> None:
     text_config = module.config.get_text_config()
-    positions = getattr(text_config, "max_position_embeddings", None)
+    positions = max_positions(module)
     if positions is not None and sequence_length > positions:
         raise ConfigError(
             f"data.sequence_length = {sequence_length}: the model {name!r} has {positions} "

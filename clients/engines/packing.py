@@ -10,11 +10,11 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from clients.engines.capture import OpenModel
+from clients.language_model import max_positions
 from fedsim.execution import Unit
 from fedsim.tensors import Tensors
 
@@ -42,11 +42,6 @@ class Placement:
     start_of: torch.Tensor
     lengths: torch.Tensor
     counts: torch.Tensor
-
-    @property
-    def shares_rows(self) -> bool:
-        """Whether some row has several sequences."""
-        return len(self.lengths) < len(self.row_of)
 
 
 def placed(units: Sequence[Unit], most: int) -> Placement:
@@ -107,10 +102,10 @@ def row_tokens(model: OpenModel, parameters: Tensors) -> int:
         model: as it will compute, but in float32.
         parameters: like which the network is to have them, in type and device.
     """
-    if (
-        "positions" not in inspect.signature(model.logits).parameters
-        or _longest(model) < ROW_TOKENS
-    ):
+    if "positions" not in inspect.signature(model.logits).parameters:
+        return 0
+    positions = max_positions(model.module)
+    if positions is not None and positions < ROW_TOKENS:  # beyond them a GPU may break down
         return 0
     start = {
         name: value.to(parameters[name].device, parameters[name].dtype)
@@ -120,14 +115,8 @@ def row_tokens(model: OpenModel, parameters: Tensors) -> int:
         return ROW_TOKENS if _keeps_apart(model, start) else 0
     except torch.OutOfMemoryError:
         raise
-    except Exception:  # networks that cannot fail in ways of their own
+    except Exception:  # what a network raises that cannot take such rows is up to it
         return 0
-
-
-def _longest(model: OpenModel) -> int:
-    """Return how many positions the network says that it has: beyond them a GPU may break down."""
-    config: Any = getattr(model.module, "config", None)
-    return int(getattr(config, "max_position_embeddings", ROW_TOKENS))
 
 
 @torch.no_grad()

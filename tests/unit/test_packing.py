@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import PretrainedConfig
 
 from clients.engines import batched, capture
 from clients.engines.batched import BatchedEngine
@@ -167,6 +168,13 @@ def test_a_network_is_never_tried_beyond_its_positions(monkeypatch: pytest.Monke
         longest = max(longest, tokens.shape[1])
 
     monkeypatch.setattr(model, "logits", noted)
+    assert row_tokens(model, parameters) == 0
+    assert longest <= 16
+    # Where text is one of several things that a network takes, its positions stand further in.
+    inner = model.module.config
+    outer = PretrainedConfig()
+    monkeypatch.setattr(outer, "get_text_config", lambda: inner)
+    monkeypatch.setattr(model.module, "config", outer)
     assert row_tokens(model, parameters) == 0
     assert longest <= 16
 

@@ -69,10 +69,12 @@ class _Sequences:
 
     def __init__(self, units: Sequence[Unit], placement: Placement) -> None:
         self._placement = placement
-        self._examples = [example for unit in units for example in unit.tokens]
+        self._tokens = torch.cat([unit.tokens.flatten() for unit in units])
         self._lengths = torch.cat([unit.lengths for unit in units])
         # Each of a unit's sequences counts the same, each of a sequence's predictions too.
         sizes = torch.tensor([len(unit.lengths) for unit in units])
+        widths = torch.tensor([unit.tokens.shape[1] for unit in units]).repeat_interleave(sizes)
+        self._begins = widths.cumsum(0) - widths
         per_unit = sizes.repeat_interleave(sizes).double()
         self._shares = 1.0 / (per_unit * (self._lengths - 1).clamp(min=1))
 
@@ -90,12 +92,11 @@ class _Sequences:
         here = (places >= 0).nonzero()[:, 0]
         starts = places[here] * size[1] + placement.start_of[here]
         lengths = self._lengths[here]
-        tokens = torch.zeros(size, dtype=torch.int64).flatten()
-        for index, start, length in torch.stack([here, starts, lengths], dim=1).tolist():
-            tokens[start : start + length] = self._examples[index][:length]
         ends = lengths.cumsum(0)
         inside = torch.arange(int(ends[-1])) - (ends - lengths).repeat_interleave(lengths)
         flat = starts.repeat_interleave(lengths) + inside
+        tokens = torch.zeros(size, dtype=torch.int64).flatten()
+        tokens[flat] = self._tokens[self._begins[here].repeat_interleave(lengths) + inside]
         predicts = inside + 1 < lengths.repeat_interleave(lengths)
         shares = torch.zeros(len(tokens), dtype=torch.float64)
         shares[flat] = self._shares[here].repeat_interleave(lengths) * predicts

@@ -81,6 +81,30 @@ def test_the_floor_is_the_sum_that_clipping_bounds() -> None:
         assert distance(found, total) < 1e-5
 
 
+def test_the_floor_takes_the_batch_size_that_was_fastest_at_its_best(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One slow try does not decide; where a try takes long there is one of each size."""
+    clock, seconds = [0.0], {2: [9.0, 0.5, 0.5, 0.5], 4: [0.6, 0.6, 0.6, 0.6]}
+    tried: dict[int, list[float]] = {2: [], 4: []}
+
+    def computed(_work: object, size: int) -> None:
+        taken = 0.0 if clock[0] == 0.0 else seconds[size][len(tried[size])]
+        if taken:
+            tried[size].append(taken)
+        clock[0] += taken or 1.0  # the first one only warms up
+
+    monkeypatch.setattr(measured, "_computed_floor", computed)
+    monkeypatch.setattr(measured.time, "perf_counter", lambda: clock[0])
+    work = workload(small("els", 1))
+    assert measured._fastest_batch(replace(work, units=work.units * 2), (2, 4)) == (2, 0.5)
+    assert tried == seconds
+    clock[0], seconds[2][0], seconds[4][0] = 0.0, 9.0, 8.0
+    tried[2].clear(), tried[4].clear()
+    assert measured._fastest_batch(replace(work, units=work.units * 2), (2, 4)) == (4, 8.0)
+    assert (len(tried[2]), len(tried[4])) == (1, 1)
+
+
 def test_an_engine_that_computes_something_else_is_no_result(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -36,7 +36,7 @@ CASES = (
     *(Case("fedavg", model, 64, 4) for model in _MODELS),
     *(Case("els", model, 64) for model in _MODELS),
 )
-_MANY, _FEWER = 7, 3  # the latter where a round takes seconds
+_MANY, _FEWER = 15, 7  # the latter where a round takes seconds
 
 
 def run(cases: Sequence[Case] = CASES) -> list[Row]:

@@ -6,8 +6,8 @@ Importing this module registers the model type "mcmahan-lstm", so that a saved f
 
 from __future__ import annotations
 
-from functools import cached_property
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -96,64 +96,79 @@ class _UnitRows(torch.autograd.Function):
         return turned.mul_(inverse)
 
 
-class UnitEmbedding(nn.Embedding):
-    """Word embeddings that are divided by their L2 norm on each use."""
+class UnitRows(NamedTuple):
+    """A table of which every row is divided by its L2 norm.
 
-    def table(self) -> torch.Tensor:
-        """Return the embeddings as they are used, (vocabulary, width), each of L2 norm 1."""
-        rows: torch.Tensor = _UnitRows.apply(self.weight)[0]  # type: ignore[no-untyped-call]
-        return rows
+    Attributes:
+        rows: (..., rows, width), each of norm 1.
+        inverse: one over the norms, (..., rows, 1).
+    """
 
-    def forward(self, ids: torch.Tensor, table: torch.Tensor | None = None) -> torch.Tensor:
-        """Return rows of `table`, which is `self.table()` where it was computed before."""
-        return F.embedding(ids, self.table() if table is None else table)
+    rows: torch.Tensor
+    inverse: torch.Tensor
+
+
+def unit_rows(weight: torch.Tensor) -> UnitRows:
+    """Return the rows of (..., rows, width) at norm 1; a row under 1e-12 is divided by that."""
+    return UnitRows(*_UnitRows.apply(weight))  # type: ignore[no-untyped-call]
 
 
 class UnitScores(nn.Module):
-    """The output layer of a `UnitEmbedding`: a vector's product with every word's embedding."""
+    """A vector's product with every word's embedding, each at norm 1."""
 
-    def __init__(self, embedding: UnitEmbedding) -> None:
+    def __init__(self, embedding: nn.Embedding) -> None:
         super().__init__()
         # In a tuple: the embedding is not to be registered, and saved, a second time.
         self._embedding = (embedding,)
 
     @property
-    def embedding(self) -> UnitEmbedding:
+    def embedding(self) -> nn.Embedding:
         """The embedding whose rows score."""
         return self._embedding[0]
 
-    def forward(self, inputs: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-        """Return (..., vocabulary) scores; `table` is the embedding's."""
-        return inputs @ table.T
+    def forward(self, inputs: torch.Tensor, words: UnitRows) -> torch.Tensor:
+        """Return (..., vocabulary) scores; `words` are the embedding's `unit_rows`."""
+        return inputs @ words.rows.T
 
 
+@dataclass(frozen=True, eq=False)
 class NormalisedRows:
-    """The map, in place, from a gradient of the normalised rows to one of the rows.
+    """The map from a gradient of rows at norm 1 to one of the rows that are stored.
 
-    For a row w of norm r the gradient g of w/r becomes (g − ŵ·(ŵ·g))/r; short rows are those of
-    `UnitEmbedding`.
+    For a row w of norm r the gradient g of w/r becomes (g − w·(w·g)/r²)/r; that of a row under
+    1e-12, which is divided by that, is not turned.
+
+    Attributes:
+        rows: as they are stored, (rows, width), or a stack of tables.
+        inverse: what they are multiplied by, see `UnitRows`.
     """
 
-    def __init__(self, weight: torch.Tensor) -> None:
-        """Take the rows, (rows, width), or a stack of tables."""
-        self._weight = weight
+    rows: torch.Tensor
+    inverse: torch.Tensor
 
     def of_user(self, user: int) -> NormalisedRows:
         """Return the map for one table of a stack; this one, where there is no stack."""
-        return self if self._weight.dim() == 2 else NormalisedRows(self._weight[user])
+        if self.rows.dim() == 2:
+            return self
+        return NormalisedRows(self.rows[user], self.inverse[user])
 
-    @cached_property
-    def _parts(self) -> tuple[torch.Tensor, torch.Tensor]:
-        # Of several uses of a table only one is asked to turn the gradient.
-        norms = self._weight.norm(dim=-1, keepdim=True)
-        inverse = 1.0 / norms.clamp_min(_SHORTEST)
-        return inverse, inverse.square().mul_(norms > _SHORTEST)
+    def of_rows(self, rows: slice) -> NormalisedRows:
+        """Return the map for some rows of one table."""
+        return NormalisedRows(self.rows[rows], self.inverse[rows])
 
     def __call__(self, gradient: torch.Tensor) -> None:
-        """Turn a gradient, (rows, width): (g − w·(w·g)/r²)/r."""
-        inverse, squared = self._parts
-        along = torch.linalg.vecdot(gradient, self._weight)[..., None]
-        gradient.addcmul_(along.mul_(squared), self._weight, value=-1.0).mul_(inverse)
+        """Change a gradient, (rows, width), in place."""
+        gradient.addcmul_(self.rows, self._along(gradient), value=-1.0).mul_(self.inverse)
+
+    def add(self, table: torch.Tensor, gradient: torch.Tensor) -> None:
+        """Add what the map makes of a gradient to a table, which may be the rows themselves."""
+        gradient.addcmul_(self.rows, self._along(gradient), value=-1.0)
+        table.addcmul_(gradient, self.inverse)  # rounded once, as a step is
+
+    def _along(self, gradient: torch.Tensor) -> torch.Tensor:
+        """Return (w·g)/r², (rows, 1), and 0 for short rows."""
+        along = (gradient * self.rows).sum(dim=-1, keepdim=True)
+        return along.mul_(torch.where(self.inverse < 1.0 / _SHORTEST, self.inverse.square(), 0.0))
 
 
 class McMahanLstmForCausalLM(PreTrainedModel):  # type: ignore[no-untyped-call]
@@ -171,7 +186,7 @@ class McMahanLstmForCausalLM(PreTrainedModel):  # type: ignore[no-untyped-call]
 
     def __init__(self, config: McMahanLstmConfig) -> None:
         super().__init__(config)
-        self.embedding = UnitEmbedding(config.vocab_size, config.embedding_size)
+        self.embedding = nn.Embedding(config.vocab_size, config.embedding_size)
         self.lstm = PlainLstm(config.embedding_size, config.hidden_size)
         self.output_embedding = nn.Linear(config.hidden_size, config.embedding_size)
         self.scores = UnitScores(self.embedding)
@@ -184,13 +199,13 @@ class McMahanLstmForCausalLM(PreTrainedModel):  # type: ignore[no-untyped-call]
             input_ids: int64 word ids.
             unused: what callers of transformers models pass, such as `use_cache`.
         """
-        words = self.embedding.table()
-        states = self.lstm(self.embedding(input_ids, words))
-        return CausalLMOutput(logits=self.scores(self.output_embedding(states), words))
+        words = F.normalize(self.embedding(input_ids), dim=-1, eps=_SHORTEST)
+        outputs = self.output_embedding(self.lstm(words))
+        return CausalLMOutput(logits=self.scores(outputs, unit_rows(self.embedding.weight)))
 
     def unit_embeddings(self) -> torch.Tensor:
         """Return the word embeddings as they are used, (vocabulary, 96), each of L2 norm 1."""
-        return self.embedding.table()
+        return unit_rows(self.embedding.weight).rows
 
     def get_input_embeddings(self) -> nn.Module:
         """Return the embedding, which is the output layer too."""

@@ -146,7 +146,7 @@ class _Tap:
         tensor = args[0] if self._taps_input else self._start(self._spread(output))
         # The output itself would hold, through its history, the tensor that holds this hook.
         kept = output.detach() if self._taps_input else None
-        tensor.register_hook(partial(self._deliver, given, given._version, kept))
+        tensor.register_hook(partial(self._deliver, given, given._version, args[1:], kept))
         return None if self._taps_input else tensor
 
     def _spread(self, output: torch.Tensor) -> torch.Tensor:
@@ -161,7 +161,12 @@ class _Tap:
         return tensor if tensor.requires_grad else tensor.detach().requires_grad_()
 
     def _deliver(
-        self, given: torch.Tensor, version: int, output: torch.Tensor | None, gradient: torch.Tensor
+        self,
+        given: torch.Tensor,
+        version: int,
+        others: tuple[Any, ...],
+        output: torch.Tensor | None,
+        gradient: torch.Tensor,
     ) -> None:
         if given._version != version:
             raise NotCovered(f"{self._site.place}: its input was changed in place afterwards")
@@ -169,6 +174,7 @@ class _Tap:
             self._site.module,
             self._parameters,
             given if given.dtype == torch.int64 else _three_sizes(given),
+            others,
             output,
             _three_sizes(gradient),
         )

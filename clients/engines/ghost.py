@@ -17,7 +17,7 @@ from clients.engines.capture import OpenModel
 from clients.engines.materialised import Buffers
 from clients.engines.pairs import pair_squares, pairs_are_cheaper
 from clients.engines.squares import block_squares
-from clients.engines.uses import Rows, Segment, Segments, Use, merged
+from clients.engines.uses import Product, Rows, Segment, Segments, Use, merged
 from fedsim.tensors import Tensors
 
 
@@ -57,7 +57,7 @@ class Ghost:
             for use, segments in uses:
                 use.into(vectors, segments, add=True)
             return block_squares(vectors)
-        lookups = [(use, of) for use, of in uses if isinstance(use, Rows) and use.chain is None]
+        lookups = [(use, of) for use, of in uses if isinstance(use, Rows)]
         if lookups and len(lookups) == len(uses):
             return merged(lookups).squares(self._num_units)
         squares = torch.zeros(self._num_units, dtype=torch.float64, device=like.device)
@@ -100,18 +100,18 @@ class Ghost:
         like = self._layout[name]
         gradient = self._scratch.take(str(tuple(like.shape)), 1, like)
         gradient.zero_()
+        one = Segments([1], whole=True)
+        products = [part for part in parts if isinstance(part, Product)]
+        for product in products:
+            product.into(gradient, one, add=True)
+        _chain(products, gradient[0])
         for part in parts:
-            part.into(gradient, Segments([1], whole=True), add=True)
-        self._chain(name, gradient[0])
+            if not isinstance(part, Product):
+                part.into(gradient, one, add=True)
         return block_squares(gradient.flatten(1))[0]
 
     def _device(self, name: str) -> torch.device:
         return self._layout[name].device
-
-    def _chain(self, name: str, gradient: torch.Tensor) -> None:
-        chain = self._uses[name][0][0].chain if self._uses[name] else None
-        if chain is not None:
-            chain(gradient)
 
     def drop(self, units: torch.Tensor) -> None:
         """Put zeros for these units: their NaN times a factor of 0 would be NaN."""
@@ -125,12 +125,21 @@ class Ghost:
         total: dict[str, torch.Tensor] = {}
         for column, (name, like) in enumerate(self._layout.items()):
             of_units = factors[:, column].to(like.dtype)
-            for use, segments in self._uses[name]:
+            # Products first: what they are of may be made of the parameter.
+            uses = sorted(self._uses[name], key=lambda used: not isinstance(used[0], Product))
+            products = [use for use, _ in uses if isinstance(use, Product)]
+            for place, (use, segments) in enumerate(uses):
                 part = use.weighted_sum(of_units[segments.unit_of_row(factors.device)])
                 total[name] = total[name].add_(part) if name in total else part
-            if name in total:
-                self._chain(name, total[name])
+                if place + 1 == len(products):
+                    _chain(products, total[name])
         return total
+
+
+def _chain(products: list[Product], gradient: torch.Tensor) -> None:
+    """Make of the products' sum the gradient of the parameter that is stored."""
+    if products and products[0].chain is not None:
+        products[0].chain(gradient)
 
 
 def _joined(use: Use, rows: slice) -> Use:

@@ -25,6 +25,7 @@ from clients.engines.local_sum import add_stack
 from clients.engines.loop import loop
 from clients.engines.malloc import keep_large_blocks
 from clients.engines.partial_sum import PartialSum
+from clients.engines.stacked_forward import even_parts
 from clients.engines.stacked_steps import StackedSteps
 from clients.engines.trust import CannotTell
 from clients.local_sgd import LocalSGD
@@ -84,7 +85,7 @@ class LocalVmap:
             self._prepare(parameters, together[0])
         together.sort(key=lambda user: user.order)
         while together:
-            some = together[: self._within(parameters).units]
+            some = together[: even_parts(len(together), self._within(parameters).units)]
             try:
                 alone += self._add(total, some, parameters, task.learning_rate)
             except torch.OutOfMemoryError:

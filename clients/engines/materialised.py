@@ -57,13 +57,15 @@ class Materialised:
         passes = self._passes_of.setdefault(name, set())
         again = self._num_passes in passes
         passes.add(self._num_passes)
-        if use.chain is not None:
-            self._chains[name] = use.chain
         if isinstance(use, Total):  # vectors are small: zeros first, then always added to
             use.into(self._buffer(name, zero=True), self._segments, add=True)
-        elif self._segments.whole:
+            return
+        if use.chain is not None:
+            self._chains[name] = use.chain
+            self._changed.add(name)
+        if self._segments.whole:
             use.into(self._buffer(name), self._segments, add=again)
-            if again or use.chain is not None:
+            if again:
                 self._changed.add(name)
             elif name not in self._changed:
                 self._take_squares(name)
@@ -97,24 +99,21 @@ class Materialised:
             if len(passes) != self._num_passes:
                 raise NotCovered(f"{name} (not every sequence uses it)")
         self._held.form(self._buffer)
-        for name, lookups in self._rows.items():
-            self._look_up(name, lookups)
         for name, chain in self._chains.items():
             for gradient in self._dense[name]:  # one unit at a time stays in the cache
                 chain(gradient)
+        for name, lookups in self._rows.items():
+            self._look_up(name, lookups)
         columns = [self._square(name) for name in self._layout]
         return torch.stack(columns, dim=1)
 
     def _look_up(self, name: str, lookups: list[tuple[Rows, Segments]]) -> None:
-        chain = lookups[0][0].chain
-        if name not in self._dense and chain is None:
+        if name not in self._dense:
             self._merged[name] = merged(lookups)
             return
         gradients = self._buffer(name, zero=True)
         for use, segments in lookups:
             use.into(gradients, segments, add=True)
-        if chain is not None:
-            self._chains[name] = chain
 
     def _square(self, name: str) -> torch.Tensor:
         num_units = self._num_units

@@ -15,8 +15,9 @@ _CANCELLED = 0.1
 
 def pairs_are_possible(uses: Sequence[Use]) -> bool:
     """Return whether there is such a way: not for parameters that are not used as stored."""
-    covered = all(isinstance(use, Product | Rows) and use.chain is None for use in uses)
-    return covered and any(isinstance(use, Product) for use in uses)
+    products = [use for use in uses if isinstance(use, Product)]
+    covered = all(isinstance(use, Product | Rows) for use in uses)
+    return covered and bool(products) and all(product.chain is None for product in products)
 
 
 def pairs_are_cheaper(uses: Sequence[Use], segment: Segment) -> bool:

@@ -17,7 +17,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from clients.engines.uses import Product, Rows, Total, Use
-from clients.lstm_modules import NormalisedRows, UnitEmbedding, UnitScores
+from clients.lstm_modules import NormalisedRows, UnitScores
 from clients.recurrence import Recurrence
 
 
@@ -29,6 +29,7 @@ class Call:
         module: for its settings; by now the parameters of the pass are no longer in it.
         parameters: its trainable ones, by attribute name.
         input: its first argument.
+        others: its other arguments.
         output: what it returned, where the tapped tensor is the input.
         gradient: of the summed losses with respect to the tapped tensor.
     """
@@ -36,6 +37,7 @@ class Call:
     module: Any
     parameters: Mapping[str, torch.Tensor]
     input: torch.Tensor
+    others: tuple[Any, ...]
     output: Any
     gradient: torch.Tensor
 
@@ -93,15 +95,10 @@ def recurrence(call: Call) -> Mapping[str, Use]:
     return {"weight": Product(call.gradient, before)}
 
 
-def unit_embedding(call: Call) -> Mapping[str, Use]:
-    """Rule of y = normalised W[ids]."""
-    chain = NormalisedRows(call.parameters["weight"])
-    return {"weight": Rows(call.input, call.gradient, call.module.num_embeddings, chain)}
-
-
 def unit_scores(call: Call) -> Mapping[str, Use]:
-    """Rule of y = x·(normalised W)ᵀ, W borrowed from the embedding."""
-    chain = NormalisedRows(call.parameters["embedding"])
+    """Rule of y = x·(W at norm 1)ᵀ, W borrowed from the embedding."""
+    (words,) = call.others
+    chain = NormalisedRows(call.parameters["embedding"], words.inverse)
     return {"embedding": Product(call.gradient, call.input, chain)}
 
 
@@ -125,7 +122,6 @@ RULES: dict[type[nn.Module], Rule] = {
     nn.Embedding: Rule(embedding, fits=_plain_embedding),
     nn.LayerNorm: Rule(layer_norm, fits=_over_the_last_size),
     Recurrence: Rule(recurrence, tap="input"),
-    UnitEmbedding: Rule(unit_embedding, fits=_plain_embedding),
     UnitScores: Rule(unit_scores, borrows=lambda module: {"embedding": module.embedding.weight}),
 }
 _RMS_NORM = Rule(rms_norm, fits=_only_a_weight)

@@ -6,6 +6,7 @@ as many for each. A parameter that is not trained is not stacked, and shared as 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -17,11 +18,11 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from clients.engines.capture import Site
-from clients.lstm_modules import UnitEmbedding, UnitScores
+from clients.lstm_modules import UnitRows, UnitScores
 from clients.recurrence import Recurrence, recur
 
-# Of recurrent weights: twelve users' of the built-in LSTM, which a small machine's cache keeps.
-_CACHE_BYTES = 12 * 2**20
+# Of recurrent weights: sixteen users' of the built-in LSTM, which a small machine's cache keeps.
+_CACHE_BYTES = 16 * 2**20
 
 
 class Stack(NamedTuple):
@@ -29,6 +30,14 @@ class Stack(NamedTuple):
 
     users: int
     rows: int
+
+
+def even_parts(count: int, most: int) -> int:
+    """Return how many of `count` to take at once: in as few parts as `most` allows, none a rest.
+
+    A short part takes as many calls as a full one.
+    """
+    return math.ceil(count / math.ceil(count / most))
 
 
 # (module, stack, the module's own arguments) -> what its forward returns.
@@ -71,7 +80,7 @@ def recurrence(module: Recurrence, stack: Stack, from_inputs: torch.Tensor) -> t
     weight = module.weight
     if weight.dim() == 2 or weight.device.type != "cpu":
         return recur(from_inputs, weight)
-    few = max(1, _CACHE_BYTES // weight[0].nbytes)
+    few = even_parts(stack.users, max(1, _CACHE_BYTES // weight[0].nbytes))
     rows = stack.rows
     parts = [
         recur(from_inputs[first * rows : (first + few) * rows], weight[first : first + few])
@@ -80,18 +89,11 @@ def recurrence(module: Recurrence, stack: Stack, from_inputs: torch.Tensor) -> t
     return torch.cat(parts)
 
 
-def unit_embedding(
-    module: UnitEmbedding, stack: Stack, ids: torch.Tensor, table: torch.Tensor | None = None
-) -> torch.Tensor:
-    """Run y = normalised W[ids]."""
-    return _rows(module.table() if table is None else table, stack, ids)
-
-
 def unit_scores(
-    module: UnitScores, stack: Stack, inputs: torch.Tensor, table: torch.Tensor
+    _module: UnitScores, stack: Stack, inputs: torch.Tensor, words: UnitRows
 ) -> torch.Tensor:
-    """Run y = x·(normalised W)ᵀ."""
-    return _product(inputs, _stack(table, 2, stack).mT, None, stack)
+    """Run y = x·(W at norm 1)ᵀ."""
+    return _product(inputs, _stack(words.rows, 2, stack).mT, None, stack)
 
 
 FORWARDS: dict[type[nn.Module], Forward] = {
@@ -100,7 +102,6 @@ FORWARDS: dict[type[nn.Module], Forward] = {
     nn.Embedding: embedding,
     nn.LayerNorm: layer_norm,
     Recurrence: recurrence,
-    UnitEmbedding: unit_embedding,
     UnitScores: unit_scores,
 }
 

@@ -12,9 +12,10 @@ import torch
 from clients.engines.capture import NotCovered, OpenModel, find_sites, run
 from clients.engines.cross_entropy import Batch, mean_shares
 from clients.engines.local_steps import StepBatch
+from clients.engines.products import form
 from clients.engines.stacked_forward import Stack, forward_for, stacked_forwards
 from clients.engines.trust import compare, refuse_other_uses
-from clients.engines.uses import Product, Segments, Use
+from clients.engines.uses import Chain, Product, Segments, Use
 from clients.gradients import mean_gradient
 from fedsim.execution import Unit
 from fedsim.tensors import Tensors
@@ -22,6 +23,8 @@ from fedsim.tensors import Tensors
 _TOKENS = 8  # of the sequences that are compared
 # A step this long loses nothing of the gradient beside the parameters that it moves.
 _LONG_STEP = 2.0**12
+# Of a table's rows that are moved at once: with what they are moved by, they stay in the cache.
+_CACHE_BYTES = 2**20
 
 
 class StackedSteps:
@@ -102,29 +105,28 @@ class StackedSteps:
 
 def _apply(local: Tensors, uses: list[tuple[str, Use]], segments: Segments) -> None:
     """Add the uses, each user's onto its own parameters."""
-    chained: dict[str, list[Use]] = {}
+    uses = [(name, use.to(local[name].dtype)) for name, use in uses]
+    # Chains first: what they make of a gradient hangs on parameters that have not moved yet.
     for name, use in uses:
-        of_type = use.to(local[name].dtype)
-        if use.chain is None:
-            of_type.into(local[name], segments, add=True)
-        else:
-            chained.setdefault(name, []).append(of_type)
-    for name, parts in chained.items():
-        _apply_chained(local[name], parts, segments)
+        if isinstance(use, Product) and use.chain is not None:
+            _apply_chained(local[name], use, use.chain)
+    for name, use in uses:
+        if not isinstance(use, Product) or use.chain is None:
+            use.into(local[name], segments, add=True)
 
 
-def _apply_chained(stack: torch.Tensor, uses: list[Use], segments: Segments) -> None:
-    """Add what a chain makes of the uses' sum, a user at a time, whose table stays in the cache."""
-    segment, chain = segments.only, uses[0].chain
-    assert segment is not None  # noqa: S101 (all users of a step have as many rows)
-    assert chain is not None  # noqa: S101 (asked before)
-    uses = sorted(uses, key=lambda use: not isinstance(use, Product))  # which need no zeros first
-    gradient = torch.empty_like(stack[:1])
-    one = Segments([segment.rows.stop // segment.num_units], whole=True)
-    for user, value in enumerate(stack):
-        rows = segment.rows_of(user)
-        for number, use in enumerate(uses):
-            own = use.map(lambda part, rows=rows: part[rows])  # type: ignore[misc]
-            own.into(gradient, one, add=number > 0)
-        chain.of_user(user)(gradient[0])
-        value.add_(gradient[0])
+def _apply_chained(stack: torch.Tensor, product: Product, chain: Chain) -> None:
+    """Add what a chain makes of users' products, some rows of a table at a time, in the cache."""
+    num_users, num_rows, width = stack.shape
+    at_once = max(1, _CACHE_BYTES // (stack.element_size() * width))
+    buffer = stack.new_empty(min(at_once, num_rows), width)
+    lefts, rights = (
+        side.reshape(num_users, -1, side.shape[-1]) for side in (product.left, product.right)
+    )
+    for user, (table, left, right) in enumerate(zip(stack, lefts, rights, strict=True)):
+        of_user = chain.of_user(user)
+        for first in range(0, num_rows, at_once):
+            rows = slice(first, first + at_once)
+            gradient = buffer[: num_rows - first]
+            form(gradient, left[:, rows].T, right, add=False)
+            of_user.of_rows(rows).add(table[rows], gradient)

@@ -92,15 +92,23 @@ Change = Callable[[torch.Tensor], torch.Tensor]
 class Chain(Protocol):
     """A linear map, in place, from the gradient of what is used to that of the parameter behind.
 
-    Of one unit's gradient, or of a sum of units'.
+    Row by row, of one unit's gradient or of a sum of units'.
     """
 
     def __call__(self, gradient: torch.Tensor) -> None:
-        """Change the gradient of a parameter."""
+        """Change the gradient of a table, or of some of its rows."""
+        ...
+
+    def add(self, table: torch.Tensor, gradient: torch.Tensor) -> None:
+        """Add what the map makes of a gradient, which may be lost, to the parameter."""
         ...
 
     def of_user(self, user: int) -> Chain:
         """Return the map for one of the parameters of a stack; itself where there is no stack."""
+        ...
+
+    def of_rows(self, rows: slice) -> Chain:
+        """Return the map for some rows of one table."""
         ...
 
 
@@ -151,7 +159,6 @@ class Total:
     """
 
     values: torch.Tensor
-    chain: Chain | None = None
 
     def map(self, change: Change) -> Total:
         """Return the use with `change` made to every tensor, such as taking some sequences."""
@@ -190,7 +197,6 @@ class Rows:
     ids: torch.Tensor
     values: torch.Tensor
     num_rows: int
-    chain: Chain | None = None
 
     def map(self, change: Change) -> Rows:
         """Return the use with `change` made to every tensor, such as taking some sequences."""

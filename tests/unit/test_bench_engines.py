@@ -95,12 +95,12 @@ def test_the_floor_takes_the_batch_size_that_was_fastest_at_its_best(
         clock[0] += taken or 1.0  # the first one only warms up
 
     monkeypatch.setattr(measured, "_computed_floor", computed)
-    monkeypatch.setattr(measured.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
     work = workload(small("els", 1))
     assert measured._fastest_batch(replace(work, units=work.units * 2), (2, 4)) == (2, 0.5)
     assert tried == seconds
     clock[0], seconds[2][0], seconds[4][0] = 0.0, 9.0, 8.0
-    tried[2].clear(), tried[4].clear()
+    tried.update({2: [], 4: []})
     assert measured._fastest_batch(replace(work, units=work.units * 2), (2, 4)) == (4, 8.0)
     assert (len(tried[2]), len(tried[4])) == (1, 1)
 

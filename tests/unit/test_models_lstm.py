@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
+from torch.nn.functional import normalize
 
 from clients.lstm_modules import (
     McMahanLstmConfig,
     McMahanLstmForCausalLM,
     NormalisedRows,
     PlainLstm,
-    UnitEmbedding,
+    unit_rows,
 )
 from clients.mcmahan_lstm import load
 from clients.tokenizers_builtin import word_tokenizer
 from fedsim.config import ModelConfig
+
+Rows = Callable[[torch.Tensor], torch.Tensor]
 
 
 @pytest.fixture(scope="module")
@@ -98,40 +104,32 @@ def test_unit_rows_are_torchs_normalize_to_the_gradient(scale: float) -> None:
     tables[0, 0] = 0.0
     weights = torch.randn(3, 5, 4, generator=generator, dtype=torch.float64)
 
-    module = _Table(UnitEmbedding(5, 4))
-
-    def ours(table: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        rows = torch.func.functional_call(module, {"embedding.weight": table}, ())
-        return (torch.Tensor(rows) * weight).sum()
-
-    def torchs(table: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return (torch.nn.functional.normalize(table, dim=-1) * weight).sum()
+    def loss(table: torch.Tensor, weight: torch.Tensor, rows: Rows) -> torch.Tensor:
+        return (rows(table) * weight).sum()
 
     gradients = [
-        torch.func.vmap(torch.func.grad_and_value(loss))(tables, weights) for loss in (ours, torchs)
+        torch.func.vmap(torch.func.grad_and_value(partial(loss, rows=rows)))(tables, weights)
+        for rows in (lambda table: unit_rows(table).rows, partial(normalize, dim=-1))
     ]
     torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-12, atol=1e-12)
 
 
-class _Table(torch.nn.Module):
-    def __init__(self, embedding: UnitEmbedding) -> None:
-        super().__init__()
-        self.embedding = embedding
-
-    def forward(self) -> torch.Tensor:
-        return self.embedding.table()
-
-
 def test_gradients_of_rows_are_those_of_normalize_short_ones_too() -> None:
-    """Rows of length 2, nearly 1e-12, half of it, and 0; both ways that gradients are turned."""
-    rows = torch.nn.functional.normalize(torch.randn(4, 6, dtype=torch.float64))
+    """Rows of length 2, nearly 1e-12, half of it, and 0; all ways that gradients are turned."""
+    rows = normalize(torch.randn(4, 6, dtype=torch.float64))
     weight = (rows * torch.tensor([2.0, 0.99e-12, 0.5e-12, 0.0])[:, None]).requires_grad_()
     above = torch.randn(4, 6, dtype=torch.float64)
-    (expected,) = torch.autograd.grad(torch.nn.functional.normalize(weight), weight, above)
-    embedding = UnitEmbedding(4, 6).double()
-    embedding.weight = torch.nn.Parameter(weight.detach().clone())
-    (own,) = torch.autograd.grad(embedding.table(), embedding.weight, above)
+    (expected,) = torch.autograd.grad(normalize(weight), weight, above)
+    used = unit_rows(weight)
+    (own,) = torch.autograd.grad(used.rows, weight, above)
     torch.testing.assert_close(own, expected)
+    chain = NormalisedRows(weight.detach().clone(), used.inverse)
     turned = above.clone()
-    NormalisedRows(weight.detach())(turned)
+    chain(turned)
     torch.testing.assert_close(turned, expected)
+    table = torch.ones_like(turned)
+    chain.add(table, above.clone())
+    torch.testing.assert_close(table, 1.0 + expected)
+    chain.of_rows(slice(0, 1)).add(chain.rows[:1], above[:1].clone())  # the rows themselves
+    torch.testing.assert_close(chain.rows[:1], weight.detach()[:1] + expected[:1])
+    torch.testing.assert_close(chain.rows[1:], weight.detach()[1:])

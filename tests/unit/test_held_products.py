@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from clients.engines.held import HeldProducts
 from clients.engines.materialised import Buffers, Materialised
 from clients.engines.uses import Product, Segments
+from clients.lstm_modules import NormalisedRows, unit_rows
 
 SIDES = ("left", "right")
 
@@ -82,3 +83,21 @@ def test_no_more_is_held_from_pass_to_pass_than_there_is_room(
     left, right = (torch.cat([getattr(use, side) for use in uses], dim=1) for side in SIDES)
     expected = (left.mT @ right).double().square().sum(dim=(1, 2))
     torch.testing.assert_close(gradients.squares()[:, 0], expected, rtol=1e-5, atol=0.0)
+
+
+def test_norms_are_those_of_what_a_chain_has_made_of_the_products() -> None:
+    """Also where nothing else is added afterwards, and where the norm was taken while forming."""
+    torch.manual_seed(0)
+    weight = torch.randn(4, 3, dtype=torch.float64)
+    left, right = (torch.randn(2, 5, size, dtype=torch.float64) for size in weight.shape)
+    chain = NormalisedRows(weight, unit_rows(weight).inverse)
+    gradients = Materialised(Buffers(), {"table": weight}, num_units=2, room=0)
+    gradients.start_pass(Segments([1, 1], whole=True))
+    gradients("table", Product(left, right, chain))
+    expected = left.mT @ right
+    for one in expected:
+        chain(one)
+    squares = expected.square().sum(dim=(1, 2))
+    torch.testing.assert_close(gradients.squares()[:, 0], squares)
+    total = gradients.weighted_sum(torch.ones(2, 1, dtype=torch.float64))["table"]
+    torch.testing.assert_close(total, expected.sum(dim=0))

@@ -6,6 +6,8 @@ import copy
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from clients.engines import stacked_forward
 from clients.engines.capture import NotCovered
@@ -107,3 +109,13 @@ def test_a_layer_without_a_stacked_forward_is_named(monkeypatch: pytest.MonkeyPa
     monkeypatch.delitem(stacked_forward.FORWARDS, UnitScores)
     with pytest.raises(NotCovered, match="UnitScores"):
         StackedSteps(network("mcmahan-lstm"))
+
+
+@given(st.integers(1, 300), st.integers(1, 300))
+def test_parts_are_as_few_as_they_may_be_and_as_even_as_they_can(count: int, most: int) -> None:
+    """37 and 27 of 64 would be 32 and 32; a rest of one would take as many calls as a full part."""
+    size = stacked_forward.even_parts(count, most)
+    parts = [min(size, count - first) for first in range(0, count, size)]
+    assert max(parts) <= most
+    assert len(parts) == -(-count // most)
+    assert size == -(-count // len(parts))

@@ -7,8 +7,6 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from clients.averaged_gradient import AveragedGradient
 from clients.engines import local_vmap
@@ -17,7 +15,6 @@ from clients.engines.example_loss import weighted_loss
 from clients.engines.local_steps import StepBatch
 from clients.engines.local_vmap import LocalVmap, LocalVmapOrLoop
 from clients.engines.loop import loop
-from clients.engines.stacked_forward import even_parts
 from clients.language_model import TransformersModel
 from clients.local_sgd import LocalSGD
 from fedsim.clipping import Clip, FlatClip, NoClip, NormalisedClip, layers_of
@@ -289,13 +286,3 @@ def test_the_loss_is_that_of_the_examples_and_so_is_its_gradient() -> None:
         strict=True,
     ):
         torch.testing.assert_close(left, right)
-
-
-@given(st.integers(1, 300), st.integers(1, 300))
-def test_parts_are_as_few_as_they_may_be_and_as_even_as_they_can(count: int, most: int) -> None:
-    """37 and 27 of 64 would be 32 and 32; a rest of one would take as many calls as a full part."""
-    size = even_parts(count, most)
-    parts = [min(size, count - first) for first in range(0, count, size)]
-    assert max(parts) <= most
-    assert len(parts) == -(-count // most)
-    assert size == -(-count // len(parts))

@@ -43,7 +43,7 @@ def _prepared(spec_json: str) -> tuple[Task, Engine, Materials]:
 
     spec = ClientSpec.model_validate_json(spec_json)
     check_device(spec.device)
-    materials = load_materials(spec.seed, spec.data, spec.model, spec.device)
+    materials = load_materials(spec.seed, spec.data, spec.model, spec.device, spec.data_seed)
     materials = replace(materials, model=in_precision(materials.model, spec.precision))
     task: Task = resolve("tasks", spec.task.name, "task")(materials, **spec.task.options)
     size = tokens_per_unit(materials, spec.task.options.get("group_size"))

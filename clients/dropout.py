@@ -1,9 +1,9 @@
 """Dropout whose masks belong to an example, whichever engine, batch or order computes it.
 
-A mask is a hash of (example's stream, dropout layer, element), the stream one of the run's
-addressed random streams: (seed, round, unit), then the example's place in the unit and, in local
-training, the step. So a unit's update is a function of the unit alone, as the clip and the
-sharding of cohorts take for granted; a global generator would make it one of its batch.
+A mask is a hash of (example's stream, dropout layer, element), the stream a hash of the seed, the
+round, the user's key, the example's key and, in local training, the step. So a unit's update is a
+function of the unit alone, as the clip and the sharding of cohorts take for granted; a global
+generator would make it one of its batch, and a place in the file one of who stands in front.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+import numpy as np
 import torch
 from torch import nn
 
+from fedsim.data.hashing import Hashes, base, hashes
 from fedsim.language_model import LanguageModel
-from fedsim.seeding import stream
 
 # SplitMix64 (Steele, Lea and Flood 2014), its constants as signed numbers.
 _GAMMA = 0x9E3779B97F4A7C15 - 2**64
@@ -26,10 +27,18 @@ _POSITIVE = 2**63 - 1
 _rows: ContextVar[torch.Tensor | None] = ContextVar("rows", default=None)
 
 
-def unit_streams(seed: int, round: int, key: int, num_examples: int) -> torch.Tensor:
-    """Return a stream for each example of a unit, (num_examples,) int64."""
-    drawn = stream(seed, "dropout", round, key).integers(-(2**63), 2**63, num_examples)
-    return torch.from_numpy(drawn)
+def example_streams(seed: int, round: int, users: Hashes, examples: Hashes) -> torch.Tensor:
+    """Return a stream for each example, (examples,) int64.
+
+    Args:
+        seed: see `Materials.seed`.
+        round: from 0.
+        users: (examples,) uint64, the key of the user whose example it is.
+        examples: (examples,) uint64, the examples' keys; two of one user with the same text have
+            the same stream.
+    """
+    of_users = hashes(base(seed, "dropout", round), users)
+    return torch.from_numpy(hashes(of_users, examples).view(np.int64))
 
 
 def at_step(streams: torch.Tensor | None, step: int) -> torch.Tensor | None:

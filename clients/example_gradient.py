@@ -7,10 +7,11 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from clients.dropout import drops, unit_streams
+from clients.dropout import drops, example_streams
 from clients.gradients import mean_gradient
 from fedsim.execution import Keys, Unit, Update
 from fedsim.materials import Materials
+from fedsim.scoring import owners
 from fedsim.tensors import Tensors
 
 
@@ -31,13 +32,17 @@ class ExampleGradient:
     def units(self, keys: Keys, round: int) -> list[Unit]:
         """Return each example as a unit of its own."""
         padded, lengths = map(torch.from_numpy, self._store.padded(keys))
+        streams = None
+        if drops(self._model):
+            users = self._store.user_keys[owners(self._store, keys)]
+            streams = example_streams(self._seed, round, users, self._store.example_keys[keys])
         rows = enumerate(zip(keys.tolist(), lengths.tolist(), strict=True))
         return [
             Unit(
                 key,
                 padded[row : row + 1, :length],
                 lengths[row : row + 1],
-                streams=unit_streams(self._seed, round, key, 1) if drops(self._model) else None,
+                streams=None if streams is None else streams[row : row + 1],
             )
             for row, (key, length) in rows
         ]

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar
 
+import numpy as np
 import torch
 
 from clients.dropout import at_step
 from clients.gradients import mean_gradient
 from clients.user_units import UserUnits
 from fedsim.data.cohorts import CohortRule
+from fedsim.data.hashing import base, hashes
 from fedsim.execution import Keys, Unit, Update
 from fedsim.materials import Materials
-from fedsim.seeding import stream
 from fedsim.tensors import Tensors, add_
 
 
@@ -44,7 +45,7 @@ class LocalSGD:
         self.learning_rate = learning_rate
         self._model = materials.model
         self._seed = materials.seed
-        self._units = UserUnits(materials, group_size, selection, user_weight_cap)
+        self._units = UserUnits(materials, group_size, selection, user_weight_cap, streams=True)
         self._epochs = epochs
         self._batch_size = batch_size
 
@@ -59,13 +60,23 @@ class LocalSGD:
     def batches(self, unit: Unit, round: int) -> Iterator[torch.Tensor]:
         """Yield the rows of `unit.tokens` that each local step takes, (rows,) int64.
 
-        `epochs` passes in shuffled batches; the last batch of a pass may be short. A function of
-        (seed, round, key) and of the number of examples alone; nothing without examples.
+        `epochs` passes in shuffled batches; the last batch of a pass may be short. The order of a
+        pass is that of hashes of the examples' streams: a function of the seed, the round, the
+        user and the examples alone, wherever they stand. Nothing without examples.
+
+        Raises:
+            ValueError: a unit with examples and without streams, which is not of this task.
         """
         count = len(unit.lengths)
-        shuffling = stream(self._seed, "local", round, unit.key)
-        for _ in range(self._epochs):
-            order = torch.from_numpy(shuffling.permutation(count))
+        if count == 0:
+            return
+        if unit.streams is None:
+            raise ValueError(f"unit {unit.key}: has no streams; units come from `LocalSGD.units`")
+        shuffling = hashes(base(self._seed, "local", round), unit.streams.numpy().view(np.uint64))
+        for epoch in range(self._epochs):
+            order = torch.from_numpy(
+                np.argsort(hashes(shuffling, np.array([epoch])), kind="stable")
+            )
             for start in range(0, count, self._batch_size):
                 yield order[start : start + self._batch_size]
 

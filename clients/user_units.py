@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from itertools import pairwise
 
 import numpy as np
 import torch
 
-from clients.dropout import drops, unit_streams
+from clients.dropout import drops, example_streams
 from clients.mixed_precision import in_float32
 from fedsim.data.cohorts import CohortRule, cohort_block
 from fedsim.execution import Keys, Unit
@@ -30,7 +29,10 @@ class UserUnits:
         group_size: int,
         selection: CohortRule,
         user_weight_cap: int | None,
+        *,
+        streams: bool = False,
     ) -> None:
+        """Take the settings; `streams` asks for examples' streams although nothing is dropped."""
         self._store = materials.store
         self._split = materials.split
         self._seed = materials.seed
@@ -40,11 +42,10 @@ class UserUnits:
         exact = replace(materials, model=in_float32(materials.model))
         self._losses = losses_for(exact, selection)
         self._weight_cap = user_weight_cap
-        self._drops = drops(materials.model)
-        self._streams = partial(unit_streams, materials.seed)
+        self._streams = streams or drops(materials.model)
 
     def __call__(self, key: int, round: int) -> Unit:
-        """Return user `key` of the split; the choice depends on (seed, round, key) alone."""
+        """Return user `key` of the split; see `cohort_block` for what the choice depends on."""
         return self.many(np.array([key]), round)[0]
 
     def many(self, keys: Keys, round: int) -> list[Unit]:
@@ -60,6 +61,9 @@ class UserUnits:
             losses=self._losses,
         )
         tokens, lengths = torch.from_numpy(block.tokens), torch.from_numpy(block.lengths)
+        streams = (
+            example_streams(self._seed, round, block.users, block.keys) if self._streams else None
+        )
         longest = np.maximum.reduceat(block.lengths, block.offsets[:-1]).tolist()
         rows = pairwise(block.offsets.tolist())
         return [
@@ -68,7 +72,7 @@ class UserUnits:
                 tokens[first:last, :width],
                 lengths[first:last],
                 weight,
-                self._streams(round, key, last - first) if self._drops else None,
+                None if streams is None else streams[first:last],
             )
             for key, (first, last), width, weight in zip(
                 keys.tolist(), rows, longest, self._weights(keys), strict=True

@@ -13,7 +13,7 @@ from fedsim.grids.executor import GridExecutor
 from fedsim.grids.records import ClientSpec
 from fedsim.materials import Materials, worker_device
 from fedsim.plan import RoundPlan
-from fedsim.registry import resolve
+from fedsim.registry import distribution, resolve
 from fedsim.release_seed import release_seed
 from fedsim.workload import unit_tokens
 
@@ -23,7 +23,9 @@ def build_plan(config: Config, materials: Materials) -> RoundPlan:
     build: Callable[[Config, Materials], RoundPlan] = resolve(
         "strategies", config.strategy.name, "strategy.name"
     )
-    return replace(build(config, materials), seed=release_seed(config, materials))
+    plan = build(config, materials)
+    task = [plan.task.model_dump(mode="json"), distribution("tasks", plan.task.name)]
+    return replace(plan, seed=release_seed(config, materials, task))
 
 
 def build_executor(
@@ -34,6 +36,7 @@ def build_executor(
         grid,
         ClientSpec(
             seed=config.seed,
+            data_seed=materials.seed,
             data=config.data,
             model=config.model,
             task=plan.task,

@@ -160,7 +160,7 @@ class PrivacyConfig(Section):
     delta: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
     accountant: str | None = None
     relation: Literal["add-or-remove-one", "zero-out-one", "replace-one"] | None = None
-    noise: Literal["seeded", "secure"] = "seeded"
+    noise: Literal["secure", "seeded"] = "secure"
     declared_num_users: Annotated[int, Field(ge=1)] | None = None
     declared_num_examples: Annotated[int, Field(ge=1)] | None = None
     shared: SharedLedgerConfig | None = None
@@ -246,10 +246,9 @@ class Config(Section):
             )
         return self
 
-    def to_toml(self, *, with_seed: bool = True) -> str:
+    def to_toml(self) -> str:
         """Return the resolved config as TOML; keys without a value are left out."""
-        without = set() if with_seed else {"seed"}
-        return tomli_w.dumps(self.model_dump(exclude_none=True, exclude=without))
+        return tomli_w.dumps(self.model_dump(exclude_none=True))
 
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:

@@ -63,7 +63,8 @@ def evaluate_run(
             f"RUN_DIR = {str(run_dir)!r}: holds no finished run (config.toml and model/)"
         )
     config = folder.read_config()
-    materials = load_materials(config.seed, config.data, config.model, device)
+    data_seed = folder.data_seed(config)
+    materials = load_materials(config.seed, config.data, config.model, device, data_seed)
     stages = _stages(config, folder, materials, device)
     split, store = materials.split, materials.store
     everyone = [store.user_examples(int(user)) for user in split.held_out_users]

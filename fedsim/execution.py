@@ -27,8 +27,8 @@ class Unit:
         tokens: (num_examples, length) int64, padded with 0 on the right; may have no rows.
         lengths: (num_examples,) int64.
         weight: in [0, 1].
-        streams: (num_examples,) int64, what each example's dropout masks are a function of; None
-            where nothing is dropped.
+        streams: (num_examples,) int64, what each example's draws (its place in local training,
+            its dropout masks) are a function of; None where nothing is drawn.
     """
 
     key: int
@@ -69,7 +69,12 @@ class Task(Protocol):
     averages_gradients: ClassVar[bool]
 
     def unit(self, key: int, round: int) -> Unit:
-        """Return the unit's examples for this round: a function of (seed, round, key) alone."""
+        """Return the unit's examples for this round.
+
+        They are a function of the seed, the round, who the user is and the user's own text: what
+        draws need is addressed by the keys of `fedsim.data.keys`, never by `key`, which is a place
+        in the data and moves with who stands in front.
+        """
         ...
 
     def units(self, keys: Keys, round: int) -> list[Unit]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import secrets
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 import torch
 
-from fedsim.config import DataConfig, ExecutorConfig, ModelConfig
+from fedsim.config import Config, DataConfig, ExecutorConfig, ModelConfig
 from fedsim.data.build import open_or_build
 from fedsim.data.canaries import with_canaries
 from fedsim.data.manifest import is_store
@@ -19,6 +20,7 @@ from fedsim.errors import ConfigError
 from fedsim.json_text import read_json
 from fedsim.language_model import LanguageModel
 from fedsim.registry import names, resolve
+from fedsim.tensors import parameters_digest
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +31,8 @@ class Materials:
         model: the starting point.
         store: every text, tokenised, by user.
         split: which users and examples are trained on, and which are held out.
-        seed: of the run.
+        seed: what every choice for a user is drawn from: who and what is held out, the pool, the
+            examples of a round, their order, dropout. The config's seed; secret with secure noise.
     """
 
     model: LanguageModel
@@ -37,10 +40,30 @@ class Materials:
     split: Split
     seed: int
 
+    @cached_property
+    def start_digest(self) -> str:
+        """A SHA-256 (hex) of the weights that training starts from, the frozen ones included.
+
+        Of a network that cannot be looked into, of the trainable parameters.
+        """
+        module = getattr(self.model, "module", None)
+        if isinstance(module, torch.nn.Module):
+            return parameters_digest(module.state_dict())
+        return parameters_digest(self.model.initial_parameters())
+
 
 @lru_cache(maxsize=2)
-def load_materials(seed: int, data: DataConfig, model: ModelConfig, device: str) -> Materials:
+def load_materials(
+    seed: int, data: DataConfig, model: ModelConfig, device: str, data_seed: int | None = None
+) -> Materials:
     """Load or build everything that the config names; cached, since server and client share it.
+
+    Args:
+        seed: of the config: what the starting model is drawn from, and who becomes a canary.
+        data: where the texts are and how they are split.
+        model: where training starts.
+        device: in torch's spelling.
+        data_seed: becomes `Materials.seed`; `seed` by default.
 
     Raises:
         ConfigError: an unknown model, an unreadable source, a missing column, a preparation of
@@ -51,16 +74,25 @@ def load_materials(seed: int, data: DataConfig, model: ModelConfig, device: str)
     store, canaries = with_canaries(
         open_or_build(data, language_model), data.canaries, seed, language_model.vocabulary_size
     )
+    choices = seed if data_seed is None else data_seed
     split = split_store(
         store,
-        seed,
+        choices,
         data.held_out_examples,
         data.held_out_users,
         rule=data.held_out_rule,
         limit=data.held_out_limit,
         canaries=canaries,
     )
-    return Materials(language_model, store, split, seed)
+    return Materials(language_model, store, split, choices)
+
+
+def new_data_seed(config: Config) -> int:
+    """Return what the choices of a run that begins now are drawn from; see `Materials.seed`.
+
+    The config's seed where noise is seeded; else 128 bits of the operating system.
+    """
+    return config.seed if config.privacy.noise == "seeded" else secrets.randbits(128)
 
 
 def load_model(

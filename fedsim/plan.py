@@ -7,6 +7,7 @@ ledger is charged is made of the same fields. A plan that cannot be kept is refu
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -23,7 +24,7 @@ from fedsim.clipping import Clip
 from fedsim.estimators import Estimator, WeightedSum
 from fedsim.execution import Executor
 from fedsim.sampling import Sampling
-from fedsim.seeding import RandomSource, SystemEntropy, stream
+from fedsim.seeding import RandomSource, secret_stream, stream
 from fedsim.server_optimizer import ServerOptimizer
 from fedsim.state import ServerState
 
@@ -57,7 +58,9 @@ class RoundPlan:
         relation: which neighbouring data sets the guarantee is about.
         optimizer: the server's step.
         seed: of the random streams; a run's is set for it by `build_plan`.
-        entropy: where coins and noise come from: the seed, or the operating system.
+        entropy: "secure" draws coins and noise from secret keys of the operating system; "seeded"
+            from the seed, for experiments that must be repeated: the guarantee then holds for
+            nobody who knows the seed.
         assumptions: sentences that the guarantee rests on, for the report.
         dropped: training examples that the strategy leaves out, a count for each reason.
         accountant: what adds up the rounds, by name; None for the mechanism's own.
@@ -80,6 +83,7 @@ class RoundPlan:
         ...     noise_multiplier=2.0,
         ...     units_per_user=1,
         ...     optimizer=ServerOptimizer("sgd", 1.0),
+        ...     entropy="seeded",
         ... )
         >>> plan.noise_stddev  # 2.0 times 0.5 / (0.01 * 1000)
         0.1
@@ -105,7 +109,7 @@ class RoundPlan:
     optimizer: ServerOptimizer
     relation: Relation = Relation.ADD_OR_REMOVE
     seed: int = 0
-    entropy: Literal["seeded", "secure"] = "seeded"
+    entropy: Literal["seeded", "secure"] = "secure"
     clip_policy: ClipPolicy = field(default_factory=ConstantClip)
     assumptions: tuple[str, ...] = ()
     dropped: Mapping[str, int] = field(default_factory=dict)
@@ -192,8 +196,16 @@ class RoundPlan:
 
     @property
     def release_id(self) -> str:
-        """What names a round's noise draw in the ledger: a seeded one can be repeated."""
-        return "secure" if self.entropy == "secure" else f"seeded:{self.seed}"
+        """What names a round's noise draw in the ledger: a seeded one can be repeated.
+
+        A ledger is shared and kept apart from the seed, so it holds a hash of the seed (128 bits),
+        from which nobody can compute the noise.
+        """
+        if self.entropy == "secure":
+            return "secure"
+        return (
+            "seeded:" + hashlib.sha256(f"fedsim/release-id/{self.seed}".encode()).hexdigest()[:32]
+        )
 
     def cohort(self, round: int) -> npt.NDArray[np.int64]:
         """Draw who takes part in a round, as the units are called in the data."""
@@ -209,7 +221,7 @@ class RoundPlan:
         return self._source("noise", round)
 
     def _source(self, purpose: Literal["sampling", "noise", "clip"], round: int) -> RandomSource:
-        return SystemEntropy() if self.entropy == "secure" else stream(self.seed, purpose, round)
+        return secret_stream() if self.entropy == "secure" else stream(self.seed, purpose, round)
 
 
 def unproved_clipped_denominator(

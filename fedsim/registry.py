@@ -14,6 +14,13 @@ def names(group: str) -> list[str]:
     return sorted({entry.name for entry in entry_points(group=f"fedsim.{group}")})
 
 
+def distribution(group: str, name: str) -> str:
+    """Return the name and version of the package that registered `name`; "" for no such name."""
+    found = [entry for entry in entry_points(group=f"fedsim.{group}") if entry.name == name]
+    dist = found[0].dist if found else None
+    return "" if dist is None else f"{dist.name} {dist.version}"
+
+
 def resolve(group: str, name: str, field: str) -> Any:  # noqa: ANN401  (each group has its own protocol)
     """Load what `name` stands for in `group`.
 

@@ -5,37 +5,55 @@ from __future__ import annotations
 import hashlib
 import json
 from functools import lru_cache
+from importlib.metadata import version
 from pathlib import Path
 
 from fedsim.config import Config
 from fedsim.materials import Materials
-from fedsim.registry import names
+from fedsim.registry import distribution, names
+
+_COMPUTE = ("fedsim-dp", "torch", "transformers", "peft", "numpy", "scipy")
 
 
-def release_seed(config: Config, materials: Materials) -> int:
-    """Return the seed of a run's coins and noise, 64 bits.
+def release_seed(config: Config, materials: Materials, *more: object) -> int:
+    """Return the seed of a run's coins and noise, 128 bits.
 
-    It is a function of the config's seed, of all that the run trains with, of the stored text and
-    of the files of the model. Two runs of which any of these differs share no draw, though their
-    seeds are equal. With the same noise the difference of their releases would have none: the
-    same config on last month's text and on this month's would show what the new users added.
+    It is a function of `Materials.seed`, of all that the run trains with, of the stored text, of
+    the files of the model and of the weights that training starts from, of the versions of fedsim
+    and of what it computes with, and of the package behind each name in the config that a plug-in
+    may have. Two runs of which any of these differs share no draw, though their seeds are equal.
+    With the same noise the difference of their releases would have none: the same config on last
+    month's text and on this month's would show what the new users added.
 
-    Who computes, and when it is looked at and saved, has no part in it; the precision has. A hub
-    id stands for one model, whatever is published under it later.
+    Who computes, and when it is looked at and saved, has no part in it; the precision has.
+
+    Args:
+        config: of the run.
+        materials: of the config.
+        more: other questions to the same text, as JSON values; each has draws of its own.
     """
-    told = [*_settings(config), sources(config, materials)]
+    told = [
+        materials.seed,
+        *_settings(config),
+        sources(config, materials),
+        materials.start_digest,
+        {name: version(name) for name in _COMPUTE},
+        _plug_ins(config),
+        *more,
+    ]
     digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).digest()
-    return int.from_bytes(digest[:8], "little")
+    return int.from_bytes(digest[:16], "little")
 
 
 def sources(config: Config, materials: Materials) -> dict[str, str]:
     """Return a SHA-256 (hex) of the stored text and one of the files of the model.
 
-    A built-in model and a hub id have no files; what they are is in the config.
+    Both with `Materials.seed` in front: they stand in the run folder, and where that seed is secret
+    nobody can try whether they know the text. A built-in model and a hub id have no files.
     """
     return {
-        "data.source": _digest(materials.store.manifest["files"]),
-        "model.name_or_path": _digest(_weights(config.model.name_or_path)),
+        "data.source": _digest([materials.seed, materials.store.manifest["files"]]),
+        "model.name_or_path": _digest([materials.seed, _files(config.model.name_or_path)]),
     }
 
 
@@ -46,11 +64,20 @@ def _settings(config: Config) -> list[str]:
     return [settings, config.executor.precision]
 
 
+def _plug_ins(config: Config) -> dict[str, str]:
+    """Return the package and version behind what a config names and entry points resolve."""
+    named = {
+        "strategies": config.strategy.name,
+        "models": config.model.name_or_path,
+    }
+    return {group: distribution(group, name) for group, name in named.items()}
+
+
 def _digest(facts: object) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
-def _weights(name: str) -> dict[str, str]:
+def _files(name: str) -> dict[str, str]:
     """Return the checksum of each file of a model that is a file or a folder; of others, none."""
     path = Path(name).expanduser()
     if name in names("models") or not path.exists():

@@ -15,13 +15,13 @@ from fedsim.disk_errors import naming
 from fedsim.errors import ConfigError
 from fedsim.folder_lock import LOCK
 from fedsim.json_text import is_count, parse_json, read_json
+from fedsim.materials import new_data_seed
 from fedsim.paths import drop_temporaries, write_atomically
 from fedsim.run_identity import (
     check_sources,
     keep_seed,
     kept_seed,
     read_identity,
-    seed_file,
     write_identity,
 )
 from fedsim.run_log import LOG
@@ -83,7 +83,7 @@ class RunFolder:
         """Raise `ConfigError` unless the folder is of a run with this very config."""
         if not self.config.exists():
             raise ConfigError(f"--resume: {self.path} holds no run (no config.toml)")
-        started = self.read_config(config.seed)
+        started = self.read_config()
         before, now = _flat(started.model_dump()), _flat(config.model_dump())
         changed = sorted(
             key
@@ -91,36 +91,41 @@ class RunFolder:
             if key not in before or key not in now or before[key] != now[key]
         )
         if changed:
-            about_seed = self._about_the_seed() if "seed" in changed else ""
             raise ConfigError(
                 f"--resume: {', '.join(changed)} differ from the run in {self.path}; "
-                f"a run keeps its config, start another with another --out{about_seed}"
+                "a run keeps its config, start another with another --out"
             )
 
-    def _about_the_seed(self) -> str:
-        identity = read_identity(self.identity)
-        if "id" not in identity:
-            return ""
-        place = seed_file(identity["id"], self.path)
-        return f" (its noise is secure: its config.toml leaves out the seed, which is in {place})"
+    def read_config(self) -> Config:
+        """Return the run's config.
 
-    def read_config(self, default_seed: int = 0) -> Config:
-        """Return the run's config; its seed from where it is kept, if that is not in the folder.
-
-        Args:
-            default_seed: of a secure run that was killed before it had an identity.
+        Raises:
+            ConfigError: it cannot be read, or an earlier fedsim made the folder, which chose
+                otherwise what is held out and trained on.
         """
-        config = load_config(self.config)
-        identity = read_identity(self.identity)
-        if config.privacy.noise != "secure" or "seed" in config.model_fields_set:
-            return config
-        kept = kept_seed(identity["id"], self.path) if "id" in identity else default_seed
-        return config.model_copy(update={"seed": kept})
+        if not read_identity(self.identity) and self.ledger.exists():
+            raise ConfigError(
+                f"run {self.path}: has releases and no {self.identity.name}; an earlier fedsim "
+                "made it and split the texts otherwise: open it with that one"
+            )
+        return load_config(self.config)
 
-    def begin(self, config: Config, sources: Mapping[str, str]) -> None:
+    def data_seed(self, config: Config) -> int:
+        """Return what the run's choices for users are drawn from; see `Materials.seed`.
+
+        The config's seed where noise is seeded. With secure noise a secret of 128 bits from the
+        operating system: the one that was kept when the run began, or a new one before that.
+
+        Raises:
+            ConfigError: the secret is not kept on this machine; the message says where it would be.
+        """
+        identity = read_identity(self.identity)
+        return kept_seed(identity["id"], self.path) if "id" in identity else new_data_seed(config)
+
+    def begin(self, config: Config, sources: Mapping[str, str], data_seed: int) -> None:
         """Make the folder, write the resolved config and what the run is made from.
 
-        Of a run with secure noise the seed is kept elsewhere: the model is to be given away.
+        The data seed of a run with secure noise is kept elsewhere: the model is to be given away.
 
         Raises:
             ConfigError: it cannot be written, or was begun from other sources.
@@ -129,9 +134,9 @@ class RunFolder:
         apart = config.privacy.noise == "secure"
         try:
             # The config first: a folder with anything in it but no config could not be taken up.
-            write_atomically(self.config, config.to_toml(with_seed=not apart))
+            write_atomically(self.config, config.to_toml())
             if not self.identity.exists():
-                write_identity(self.identity, sources, keep_seed(config.seed) if apart else None)
+                write_identity(self.identity, sources, keep_seed(data_seed) if apart else None)
             self.checkpoints.mkdir(exist_ok=True)
             for folder in (self.path, self.checkpoints):
                 drop_temporaries(folder)

@@ -1,4 +1,4 @@
-"""run.json: the format of a run folder, what its run is made from, and where its seed is kept."""
+"""run.json: the format of a run folder, what its run is made from, and its secret seed's place."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedsim import paths
 from fedsim.errors import ConfigError
 from fedsim.json_text import read_json
 
-FORMAT = 1
+FORMAT = 2  # 1 addressed what is chosen for users by their places in the file
 _ID = re.compile(r"[0-9a-f]{32}")
 
 
@@ -24,7 +24,7 @@ def write_identity(path: Path, sources: Mapping[str, str], run_id: str | None) -
     Args:
         path: of the file.
         sources: what the run is made from, a checksum for each; see `release_seed.sources`.
-        run_id: what the seed is kept under, if it is kept apart.
+        run_id: what the secret data seed is kept under, if the run has one.
     """
     content = {"version": FORMAT, "fedsim": version("fedsim-dp"), "sources": dict(sources)}
     if run_id is not None:
@@ -66,7 +66,7 @@ def check_sources(path: Path, now: Mapping[str, str]) -> None:
 
 
 def keep_seed(seed: int) -> str:
-    """Keep a seed outside of its run's folder, for its owner alone, and return what it is under."""
+    """Keep a data seed outside of its run's folder, for its owner alone; return its id."""
     run_id = uuid.uuid4().hex
     place = _place(run_id)
     place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -99,8 +99,8 @@ def kept_seed(run_id: object, folder: Path) -> int:
             raise ValueError(seed)
     except (OSError, ValueError, TypeError, KeyError):
         raise ConfigError(
-            f"run {folder}: its noise is secure, so its seed is kept apart, and {place} does not "
-            'hold it; copy that file from where the run was made, or write {"seed": N} into it'
+            f"run {folder}: its noise is secure, so the seed that its texts were split by is kept "
+            f"apart, and {place} does not hold it; copy that file from where the run was made"
         ) from None
     return seed
 

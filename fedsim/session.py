@@ -61,7 +61,8 @@ def execute(config: Config, out: Path, grid: Grid, *, resume: bool = False) -> P
     _check(folder, config, resume)
     trackers = find_trackers(config.training.trackers)
     device = default_device(config.executor.gpus_per_worker)
-    materials = load_materials(config.seed, config.data, config.model, device)
+    data_seed = folder.data_seed(config)
+    materials = load_materials(config.seed, config.data, config.model, device, data_seed)
     plan = build_plan(config, materials)
     account = shared_account(config.privacy.shared, plan)
     with sole_writer(out):
@@ -106,7 +107,7 @@ class _Session:
 
     def run(self, grid: Grid, device: str) -> None:
         """Begin or take up the run and train to its end."""
-        self.folder.begin(self.config, sources(self.config, self.materials))
+        self.folder.begin(self.config, sources(self.config, self.materials), self.materials.seed)
         taken_up = self.folder.take_up(secure=not self._repeats())
         self.state = taken_up or self._start()
         self._prepare_epsilons()

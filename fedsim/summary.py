@@ -171,7 +171,9 @@ def privacy_block(
         noise=plan.entropy if private else "none",
         assumptions=((*_assumptions(config, plan, origin, num_users), *of_data) if private else ()),
         hypothetical=private and not guaranteed,
-        statement=privacy_sentence(epsilon=epsilon, guaranteed=guaranteed, **terms),
+        statement=privacy_sentence(
+            epsilon=epsilon, guaranteed=guaranteed, noise=plan.entropy, **terms
+        ),
     )
 
 
@@ -191,10 +193,12 @@ def expected_gradients(config: Config, materials: Materials, plan: RoundPlan) ->
 
 def _assumptions(config: Config, plan: RoundPlan, origin: str, num_users: int) -> tuple[str, ...]:
     noise = (
-        "Coins and noise came from the operating system's entropy."
+        "Coins and noise were drawn under keys that the operating system gave and nobody kept; who "
+        "is held out and which examples take part, from a seed that is kept outside of the run "
+        "folder."
         if plan.entropy == "secure"
-        else f"Coins and noise were drawn from the run's seed ({config.seed}): the guarantee "
-        "holds against those who know neither the seed nor the run folder."
+        else "Coins and noise were drawn from the run's seed, which the run folder holds: the "
+        "guarantee is for those who know neither."
     )
     return (
         "One identifier in the user column is one person, and no record belongs to two.",

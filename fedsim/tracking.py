@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from fedsim.accounting.accountants import choose
+from fedsim.accounting.statement import noise_terms
 from fedsim.config import Config
 from fedsim.plan import RoundPlan
 from fedsim.registry import resolve
@@ -72,5 +73,5 @@ def epsilon_terms(plan: RoundPlan, config: Config) -> str:
     hypothetical = "" if plan.sampling.guaranteed else "hypothetical, not a guarantee: "
     return (
         f"{hypothetical}δ = {delta:g}, for one user, {relation.phrase}, {sampler}, "
-        f"{accountant.name} accountant"
+        f"{accountant.name} accountant, {noise_terms(plan.entropy)}"
     )

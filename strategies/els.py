@@ -59,7 +59,7 @@ def build(config: Config, materials: Materials) -> RoundPlan:
         materials.store,
         group_size=strategy.group_size,
         rule=strategy.selection,
-        seed=config.seed,
+        seed=materials.seed,
         losses=losses_for(materials, strategy.selection),
     )
     size, sentence = public_size(

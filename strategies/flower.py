@@ -129,13 +129,13 @@ class DPFedAvg(strategy.Strategy):
             rounds=self.ledger.num_releases,
             units_per_user=1,
             accountant=accountant.name,
+            noise=plan.entropy,
         )
         if not private:
             return sentence
-        seeded = " The noise is seeded: the seed must stay secret." * (plan.entropy == "seeded")
         return (
             f"{sentence} One node is one user; the number of users was declared. Metrics that "
-            f"clients send, and the log, are not covered.{seeded}"
+            "clients send, and the log, are not covered."
         )
 
     def summary(self) -> None:

@@ -56,7 +56,7 @@ def small_config(source: Path, **sections: dict[str, Any]) -> Config:
             "group_size": 3,
             "clip": {"kind": "flat", "l2_clip_norm": 0.5},
         },
-        "privacy": {"noise_multiplier": 1.0, "delta": 1e-3},
+        "privacy": {"noise_multiplier": 1.0, "delta": 1e-3, "noise": "seeded"},
         "training": {"evaluate_every": 2, "checkpoint_every": 2},
     }
     for name, section in sections.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, cast
 
 import numpy as np
@@ -92,7 +92,10 @@ class InMemoryLocalSGD(LocalSGD):
             batch_size=1,
             learning_rate=LOCAL_LEARNING_RATE,
         )
-        self._in_memory = units
+        self._in_memory = [
+            replace(unit, streams=torch.arange(len(unit.lengths)) + (unit.key << 32))
+            for unit in units
+        ]
 
     def unit(self, key: int, round: int) -> Unit:
         """Return the unit, the same in each round."""

@@ -64,4 +64,5 @@ def plan_of(num_users: int, cohort_size: int) -> RoundPlan:
         noise_multiplier=1.0,
         units_per_user=1,
         optimizer=ServerOptimizer("adam", 0.01),
+        entropy="seeded",
     )

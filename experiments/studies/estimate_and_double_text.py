@@ -20,7 +20,7 @@ from fedsim.config import Config
 from fedsim.errors import ConfigError
 from fedsim.materials import load_materials
 from fedsim.paths import write_atomically
-from fedsim.planner.norms import NUM_USERS, Norms, random_users
+from fedsim.planner.norms import NUM_USERS, Norms, draws, random_users
 from fedsim.planner.user_gradients import UserGradients
 from fedsim.planner.variants import tried
 from fedsim.report.measurement import Line, Measurement
@@ -74,7 +74,7 @@ def starting_norms(config: Config) -> Norms:
     """Return L_ULS(G) at the starting model, as `fedsim plan` estimates it."""
     materials = load_materials(config.seed, config.data, config.model, "cpu")
     task = tried(with_noise(config, 1.0), materials).task
-    users = random_users(config, materials.split.num_users)
+    users = random_users(draws(config, materials)(0), materials.split.num_users)
     return Norms(UserGradients(materials, task, users))
 
 

@@ -114,6 +114,7 @@ def make_plan(
         units_per_user=units_per_user,
         optimizer=ServerOptimizer("sgd", learning_rate),
         seed=seed,
+        entropy="seeded",
     )
 
 

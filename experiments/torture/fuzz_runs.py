@@ -28,7 +28,7 @@ from fedsim.comparing import compare
 from fedsim.detailed_evaluation import evaluate_run
 from fedsim.report.schema import load_metrics, load_report
 from fedsim.run_folder import RunFolder
-from fedsim.run_identity import check_sources
+from fedsim.run_identity import FORMAT, check_sources
 from fedsim.sealing import PLACEHOLDER, sealed
 from fedsim.shared_ledger import read_shared
 
@@ -161,7 +161,7 @@ def _read_shared(place: Path) -> None:
 def _write_identity(valid: Path, place: Path, dice: Dice) -> None:
     """A secure run's identity, and the seed that is kept apart from it."""
     (place / "config.toml").write_text('[privacy]\nnoise = "secure"\n', encoding="utf-8")
-    told = {"version": 1, "fedsim": "0.1.0", "sources": {"text": "a" * 64}, "id": "0" * 32}
+    told = {"version": FORMAT, "fedsim": "0.2.0", "sources": {"text": "a" * 64}, "id": "0" * 32}
     if dice.random() < 0.3:
         told["id"] = pick(
             dice, ["../../outside/secret", "../" * 10 + "a", "0" * 32 + "\n", "é" * 32]
@@ -181,9 +181,9 @@ def _write_identity(valid: Path, place: Path, dice: Dice) -> None:
 
 def _read_identity(place: Path) -> None:
     with patch.dict("os.environ", {"FEDSIM_CACHE": str(place / "cache")}):
-        config = RunFolder(place).read_config()
+        seed = RunFolder(place).data_seed(RunFolder(place).read_config())
         check_sources(place / "run.json", {"text": "a" * 64})
-    believe(type(config.seed) is int, f"the seed {config.seed!r}")
+    believe(type(seed) is int, f"the seed {seed!r}")
 
 
 def _write_seconds(valid: Path, place: Path, dice: Dice) -> None:

@@ -40,7 +40,7 @@ def run_config(valid: Path) -> Config:
             },
             "model": {"pretraining_steps": 0, "trainable": "ln_"},
             "strategy": {"rounds": 2, "cohort_size": 4, "group_size": 3},
-            "privacy": {"noise_multiplier": 1.0, "delta": 1e-3},
+            "privacy": {"noise_multiplier": 1.0, "delta": 1e-3, "noise": "seeded"},
             "training": {"evaluate_every": 1, "checkpoint_every": 1},
         }
     )

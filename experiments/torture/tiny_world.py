@@ -80,7 +80,7 @@ def tiny_config(folder: Path, seed: int, **sections: dict[str, Any]) -> Config:
         },
         "model": {"name_or_path": str(write_model(folder / "network", seed))},
         "strategy": {"rounds": 4, "cohort_size": 4, "group_size": 3},
-        "privacy": {"noise_multiplier": 1.0, "delta": 1e-3},
+        "privacy": {"noise_multiplier": 1.0, "delta": 1e-3, "noise": "seeded"},
     }
     for name, section in sections.items():
         raw[name] = raw.get(name, {}) | section

@@ -3,8 +3,33 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Literal
 
 from fedsim.accounting.rounding import round_up
+
+Noise = Literal["secure", "seeded"]
+
+_SOURCE: Mapping[Noise | None, str] = {
+    "secure": "Coins and noise are secret.",
+    "seeded": "Coins and noise are seeded: this holds for nobody who knows the seed.",
+    None: "It takes coins and noise that stay secret.",
+}
+
+
+def noise_sentence(noise: Noise | None) -> str:
+    """Return what follows a promise: whether its coins and noise are secret; None: not yet drawn.
+
+    Examples:
+        >>> noise_sentence("seeded")
+        'Coins and noise are seeded: this holds for nobody who knows the seed.'
+    """
+    return _SOURCE[noise]
+
+
+def noise_terms(noise: Noise) -> str:
+    """Return the same as part of a caption."""
+    return "secret noise" if noise == "secure" else "seeded noise: void for who knows the seed"
 
 
 def privacy_sentence(
@@ -20,8 +45,9 @@ def privacy_sentence(
     units_per_user: int,
     accountant: str,
     guaranteed: bool = True,
+    noise: Noise | None = None,
 ) -> str:
-    """Say ε never without δ, unit, relation, sampler and accountant; ε is rounded up.
+    """Say ε never without δ, unit, relation, sampler, accountant and noise; ε is rounded up.
 
     What is not `guaranteed`, because the sampler accounted is not the one that drew, is said
     to be hypothetical.
@@ -44,7 +70,7 @@ def privacy_sentence(
         f"{has} (ε = {round_up(epsilon, 4):g}, δ = {delta:g})-differential privacy "
         f"under the {relation} relation, for {rounds} rounds of {sampler}{share} with "
         f"probability {sampling_probability:g} and noise multiplier {noise_multiplier:g}, "
-        f"by the {accountant} accountant."
+        f"by the {accountant} accountant. {noise_sentence(noise)}"
     )
 
 

@@ -56,7 +56,7 @@ class Sides:
 
 
 def known_samples(store: TokenStore, split: Split, data: DataConfig, seed: int) -> Known:
-    """Return what an attacker may know of every user; `data` and `seed` are those of the run."""
+    """Return what an attacker may know of every user; `seed` is what the run was split by."""
     everyone = split_store(
         store,
         seed,
@@ -67,7 +67,7 @@ def known_samples(store: TokenStore, split: Split, data: DataConfig, seed: int) 
     )
     samples = everyone.held_out_examples
     whose = owners(store, samples)
-    order = np.lexsort((hashes(base(seed, "attack", 0), samples), whose))
+    order = np.lexsort((hashes(base(seed, "attack", 0), store.example_keys[samples]), whose))
     users, counts = np.unique(whose, return_counts=True)
     return Known(
         users=users,

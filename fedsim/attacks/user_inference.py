@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from fedsim.attacks.bounds import auroc_bound
-from fedsim.attacks.likelihoods import Likelihoods, weights_key
+from fedsim.attacks.likelihoods import Likelihoods
 from fedsim.attacks.measuring import RESAMPLES, measure_group
 from fedsim.attacks.overfitting import after_round, rank_correlation
 from fedsim.attacks.samples import choose_sides, default_samples, known_samples
@@ -28,6 +28,7 @@ from fedsim.language_model import LanguageModel
 from fedsim.materials import Materials, load_materials, load_model
 from fedsim.report.schema import Privacy, RunReport, load_report
 from fedsim.run_folder import RunFolder
+from fedsim.tensors import parameters_digest
 
 NOTE = (
     "Scores and rates are computed on private text and covered by no guarantee. An interval is "
@@ -61,10 +62,11 @@ def attack_run(
     """
     folder, report = RunFolder(run_dir), _finished(run_dir)
     config = folder.read_config()
-    materials = load_materials(config.seed, config.data, config.model, device)
+    data_seed = folder.data_seed(config)
+    materials = load_materials(config.seed, config.data, config.model, device, data_seed)
     split, store = materials.split, materials.store
     groups = _groups(split, store.num_users, config)
-    known = known_samples(store, split, config.data, config.seed)
+    known = known_samples(store, split, config.data, data_seed)
     numbers = list(samples) or default_samples(known, groups.values())
     sides = {
         name: choose_sides(known, split, group, max(numbers)) for name, group in groups.items()
@@ -81,7 +83,7 @@ def attack_run(
     ]
     first = next(iter(sides.values()))
     look = partial(after_round, known=known, sides=first, before=before, samples=max(numbers))
-    base, states = weights_key(start.initial_parameters()), []
+    base, states = parameters_digest(start.initial_parameters()), []
     for path in sorted(folder.checkpoints.glob("round-*.safetensors")) if checkpoints else []:
         state = load_checkpoint(path)
         scores = likelihoods.scores(materials.model, state.parameters, base=base)

@@ -95,7 +95,7 @@ class Game:
         return np.array(with_target), np.array(without)
 
     def _run(self, plan: RoundPlan, pool: Keys, seed: int) -> float:
-        run = replace(plan, pool=pool, seed=seed)
+        run = replace(plan, pool=pool, seed=seed, entropy="seeded")  # so that it can be repeated
         layout = next(iter(self.executor.updates.values()))
         start = {name: torch.zeros_like(value) for name, value in layout.items()}
         return self.statistic(list(releases(run, self.executor, start, self.rounds)))

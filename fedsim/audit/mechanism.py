@@ -61,6 +61,7 @@ class Setting:
             noise_multiplier=noise_multiplier,
             units_per_user=self.units_per_user,
             optimizer=ServerOptimizer("sgd", 1.0),
+            entropy="seeded",
         )
 
 

@@ -14,7 +14,7 @@ from fedsim.audit.one_run import OneRunBound, bound_from_canaries
 from fedsim.config import Config
 from fedsim.errors import ConfigError
 from fedsim.launch import open_grid
-from fedsim.materials import default_device, load_materials
+from fedsim.materials import default_device, load_materials, new_data_seed
 from fedsim.plan import RoundPlan
 from fedsim.progress import CountProgress
 from fedsim.state import RoundRecord, ServerState
@@ -83,7 +83,9 @@ def audit_run(
     if num_canaries < 2:
         raise ConfigError(f"--canaries = {num_canaries}: give at least 2, better hundreds")
     device = default_device(config.executor.gpus_per_worker)
-    materials = load_materials(config.seed, config.data, config.model, device)
+    materials = load_materials(
+        config.seed, config.data, config.model, device, new_data_seed(config)
+    )
     plan = build_plan(config, materials)
     delta = _check(plan, config)
     parameters = materials.model.initial_parameters()
@@ -112,6 +114,7 @@ def audit_run(
         rounds=rounds,
         units_per_user=plan.units_per_user,
         accountant=accountant.name,
+        noise=plan.entropy,
     )
     bound = bound_from_canaries(watch.scores, included, delta=delta, confidence=confidence)
     return RunAudit(

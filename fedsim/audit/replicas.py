@@ -67,7 +67,7 @@ class Replicas:
 
     def scores(self, rounds: int, seed: int) -> tuple[Scores, Scores]:
         """Return (num_targets,) log-likelihood ratios of runs, with the target and without."""
-        plan = replace(self._plan, seed=seed)
+        plan = replace(self._plan, seed=seed, entropy="seeded")  # so that it can be repeated
         total = np.zeros(self._coordinates)
         for release in releases(plan, self, self._parameters, rounds):
             total += log_likelihood_ratio(self._moved(release), plan.cost)

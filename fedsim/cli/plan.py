@@ -94,7 +94,7 @@ def _from_config(
 ) -> None:
     from fedsim.cli.plan_tables import print_plan
     from fedsim.config import load_config
-    from fedsim.materials import default_device, load_materials
+    from fedsim.materials import default_device, load_materials, new_data_seed
     from fedsim.planner.answer import of_data, sentences
     from fedsim.planner.config_file import check_target, write_config
     from fedsim.planner.weighing import weigh
@@ -104,7 +104,9 @@ def _from_config(
     replaced = check_target(target)
     device = default_device(loaded.executor.gpus_per_worker)
     with status_when_slow("planning: gradients and noise"):
-        materials = load_materials(loaded.seed, loaded.data, loaded.model, device)
+        materials = load_materials(
+            loaded.seed, loaded.data, loaded.model, device, new_data_seed(loaded)
+        )
         weighed = weigh(loaded, materials, budget=budget, private_norms=private_norms)
     found = of_data(weighed)
     write_config(target, weighed, config.name, sentences(weighed))

@@ -27,7 +27,7 @@ from fedsim.config import DataConfig
 from fedsim.data import integrity, sources
 from fedsim.data.arrivals import Cutting, Encode, Record, Tokenising
 from fedsim.data.manifest import FORMAT_VERSION, Manifest, is_store, write_manifest
-from fedsim.data.merge import write_merged
+from fedsim.data.merge import write_keys, write_merged
 from fedsim.data.segments import Segments
 from fedsim.data.store import TokenStore
 from fedsim.data.workers import tokenised
@@ -94,6 +94,7 @@ def build_store(
         say(f"writing: {len(segments.users):,} users")
         joined = sequence_length if cutting == "join" else None
         num_examples, num_tokens = write_merged(segments, place.result, joined)
+        write_keys(place.result, tokenising.dtype, len(segments.users))
         say("computing checksums")
         manifest = Manifest(
             version=FORMAT_VERSION,

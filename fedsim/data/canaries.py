@@ -32,7 +32,7 @@ from fedsim.seeding import stream
 
 Ids = npt.NDArray[np.int64]
 
-_VERSION = 1
+_VERSION = 2
 _USERS, _EXAMPLES = 0, 1  # the round in the address stream(seed, "canaries", round)
 
 
@@ -83,7 +83,7 @@ def _chosen(store: TokenStore, config: CanaryConfig, seed: int) -> Indices:
             f"{config.num_examples} examples and one with {config.shared_tokens} tokens between "
             "its first and its last; plant fewer or smaller ones"
         )
-    order = np.argsort(hashes(base(seed, "canaries", _USERS), able))
+    order = np.argsort(hashes(base(seed, "canaries", _USERS), store.user_keys[able]))
     return able[order[: config.num_users]]
 
 
@@ -123,7 +123,7 @@ class _Planted:
 
     def _plant(self, user: int, examples: Indices) -> Indices:
         """Change a user's examples and return which of them the canary has."""
-        random = stream(self._seed, "canaries", _EXAMPLES, user)
+        random = stream(self._seed, "canaries", _EXAMPLES, int(self._store.user_keys[user]))
         shared, longest = self._config.shared_tokens, self._store.manifest["sequence_length"]
         whole = [self._store.example(int(e)).astype(np.int64) for e in examples]
         sources = [ids for ids in whole if len(ids) >= shared + 2]

@@ -7,7 +7,8 @@ from typing import Literal
 
 import numpy as np
 
-from fedsim.data.hashing import base
+from fedsim.data.arrivals import ranks
+from fedsim.data.hashing import Hashes, base
 from fedsim.data.selection import Losses, Rule, select
 from fedsim.data.split import Split
 from fedsim.data.store import Indices, TokenStore
@@ -24,11 +25,15 @@ class CohortBlock:
         tokens: (examples, longest of them) int64, padded with 0 on the right.
         lengths: (examples,) int64.
         offsets: (users + 1,) int64: user i of the cohort has rows offsets[i] : offsets[i + 1].
+        users: (examples,) uint64, the key of the user that each row is of.
+        keys: (examples,) uint64, what each row is: its example's key, or its number in a window.
     """
 
     tokens: Indices
     lengths: Indices
     offsets: Indices
+    users: Hashes
+    keys: Hashes
 
 
 def cohort_block(
@@ -44,7 +49,8 @@ def cohort_block(
 ) -> CohortBlock:
     """Return at most `group_size` training examples of each user, chosen anew each round.
 
-    What a user brings is a function of (seed, round, user) alone.
+    What a user brings is a function of the seed, the round, the user's key and the user's own
+    training examples alone.
 
     Args:
         split: of the store.
@@ -57,8 +63,12 @@ def cohort_block(
         losses: what a choice by perplexity goes by; see `select`.
     """
     start = base(seed, "selection", round)
+    names = store.user_keys[split.users[users]]
     if rule == "random-chunk":
-        return CohortBlock(*windows(split, store, users, group_size=group_size, base=start))
+        tokens, lengths, offsets = windows(split, store, users, group_size=group_size, base=start)
+        counts = np.diff(offsets)
+        keys = ranks(counts).astype(np.uint64)
+        return CohortBlock(tokens, lengths, offsets, np.repeat(names, counts), keys)
     chosen = select(
         split,
         store,
@@ -69,4 +79,6 @@ def cohort_block(
         losses=losses,
     )
     tokens, lengths = store.padded(chosen.examples)
-    return CohortBlock(tokens, lengths, np.concatenate(([0], np.cumsum(chosen.counts))))
+    offsets = np.concatenate(([0], np.cumsum(chosen.counts)))
+    keys = store.example_keys[chosen.examples]
+    return CohortBlock(tokens, lengths, offsets, np.repeat(names, chosen.counts), keys)

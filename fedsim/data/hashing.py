@@ -1,7 +1,9 @@
-"""Random numbers that are computed, not drawn: number `index` of a stream, for many at once.
+"""Random numbers that are computed, not drawn: a hash for each of many users or examples at once.
 
-They decide which examples take part and which are held out. No generator has to be made for each
-of 300,000 users, and nobody's numbers depend on who else is there.
+They decide which examples take part, which are held out, in which order local training sees them
+and what dropout drops. What is hashed is the key of a user (from the name) and the keys of the
+user's examples (from their tokens), never a place in the store: a user who is added, removed or
+renamed, or rows in another order, change nobody else's numbers.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ def hashes(start: int | Hashes, index: npt.NDArray[np.integer]) -> Hashes:
 
     Args:
         start: one number, or an array that broadcasts with `index`.
-        index: from 0.
+        index: a key, or a number from 0.
     """
     mixed: Hashes = index.astype(np.uint64)
     mixed = (mixed + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) + np.asarray(start, np.uint64)
@@ -40,3 +42,18 @@ def hashes(start: int | Hashes, index: npt.NDArray[np.integer]) -> Hashes:
     mixed *= np.uint64(0x94D049BB133111EB)
     mixed ^= mixed >> np.uint64(31)
     return mixed
+
+
+def in_order_of(values: Hashes) -> Hashes:
+    """Return distinct numbers within each row, in the order of the hashes in the row.
+
+    The lowest bits, as many as number the places of a row, are the place. So two examples with the
+    same text, which have the same hash, are told apart; which of the two comes first changes
+    nothing.
+
+    Args:
+        values: (..., places) uint64.
+    """
+    places = values.shape[-1]
+    mask = np.uint64((1 << max(places - 1, 0).bit_length()) - 1)
+    return (values & ~mask) | np.arange(places, dtype=np.uint64)

@@ -13,13 +13,18 @@ import numpy as np
 from fedsim.errors import ConfigError
 from fedsim.json_text import is_count, read_json
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
+READABLE = (2, 3)
+"""Format 2 has no files of keys; they are computed when it is opened."""
 MANIFEST = "manifest.json"
 TOKENS = "tokens.bin"
 EXAMPLE_OFFSETS = "example_offsets.npy"
 USER_OFFSETS = "user_offsets.npy"
 USERS = "users.jsonl"
-FILES = (TOKENS, EXAMPLE_OFFSETS, USER_OFFSETS, USERS)
+USER_KEYS = "user_keys.npy"
+EXAMPLE_KEYS = "example_keys.npy"
+KEYS = (USER_KEYS, EXAMPLE_KEYS)
+FILES = (TOKENS, EXAMPLE_OFFSETS, USER_OFFSETS, USERS, *KEYS)
 
 
 def _is_size(value: object) -> bool:
@@ -30,7 +35,7 @@ def _are_files(value: object) -> bool:
     """Whether they are the store's own files, each with its facts: no name leads elsewhere."""
     return (
         isinstance(value, dict)
-        and value.keys() == set(FILES)
+        and value.keys() in (set(FILES), set(FILES) - set(KEYS))
         and all(isinstance(facts, dict) and facts.keys() == _FACTS for facts in value.values())
         and all(is_count(facts["bytes"]) for facts in value.values())
         and all(isinstance(facts["sha256"], str) for facts in value.values())
@@ -129,16 +134,18 @@ def read_manifest(folder: Path) -> Manifest:
         version, keys = content["version"], set(content)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise damaged(folder, f"{MANIFEST}: {error!r}") from error
-    if version != FORMAT_VERSION:
+    if type(version) is not int or version not in READABLE:
         raise ConfigError(
             f"store {str(folder)!r}: format version {version!r}, this fedsim reads "
-            f"{FORMAT_VERSION}; build it again"
+            f"{' and '.join(map(str, READABLE))}; build it again"
         )
     if missing := set(Manifest.__annotations__) - keys:
         raise damaged(folder, f"{MANIFEST} lacks {', '.join(sorted(missing))}")
     manifest = cast(Manifest, content)
     if wrong := [key for key, fits in _FITS.items() if not fits(content[key])]:
         raise damaged(folder, f"{MANIFEST}: {', '.join(wrong)} cannot be so")
+    if (set(manifest["files"]) == set(FILES)) != (version == FORMAT_VERSION):
+        raise damaged(folder, f"{MANIFEST}: files cannot be so in format {version}")
     if fingerprint(manifest) != manifest["sha256"]:
         raise damaged(folder, f"{MANIFEST} is not as it was written")
     return manifest

@@ -12,6 +12,7 @@ import numpy as np
 
 from fedsim.data import manifest as layout
 from fedsim.data.arrivals import ranks
+from fedsim.data.keys import example_keys, user_keys
 from fedsim.data.segments import Segments, ordered
 from fedsim.data.store import Indices
 
@@ -64,9 +65,27 @@ def offsets_of(counts: Indices) -> Indices:
 
 def _begin_offsets(file: BinaryIO, size: int) -> None:
     """Write what `np.save` writes before an array of that many offsets, and the first of them."""
-    header = {"descr": "<i8", "fortran_order": False, "shape": (size,)}
-    np.lib.format.write_array_header_1_0(file, header)
+    _begin_array(file, size, "<i8")
     file.write(np.zeros(1, "<i8").tobytes())
+
+
+def _begin_array(file: BinaryIO, size: int, dtype: str) -> None:
+    header = {"descr": dtype, "fortran_order": False, "shape": (size,)}
+    np.lib.format.write_array_header_1_0(file, header)
+
+
+def write_keys(folder: Path, dtype: str, num_users: int) -> None:
+    """Write the keys of users and examples beside the tokens, offsets and names of a new store.
+
+    Held in memory: a number a user, and what `example_keys` holds.
+    """
+    np.save(folder / layout.USER_KEYS, user_keys(folder / layout.USERS, num_users))
+    tokens = np.asarray(np.memmap(folder / layout.TOKENS, layout.disk_dtype(dtype), mode="r"))
+    offsets = np.load(folder / layout.EXAMPLE_OFFSETS, mmap_mode="r")
+    with (folder / layout.EXAMPLE_KEYS).open("wb") as file:
+        _begin_array(file, len(offsets) - 1, "<u8")
+        for keys in example_keys(tokens, offsets):
+            file.write(keys.astype("<u8").tobytes())
 
 
 def _sizes_of_users(segments: Segments) -> tuple[Indices, Indices]:

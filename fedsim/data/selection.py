@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedsim.data.arrivals import ranks
-from fedsim.data.hashing import Hashes, hashes
+from fedsim.data.hashing import Hashes, hashes, in_order_of
 from fedsim.data.hashing import base as hashing_base
 from fedsim.data.split import Split
 from fedsim.data.store import Indices, TokenStore
@@ -40,7 +40,6 @@ def select(
     group_size: int,
     rule: Rule,
     base: int,
-    names: Indices | None = None,
     losses: Losses | None = None,
 ) -> Selection:
     """Choose at most `group_size` of each user's training examples.
@@ -51,12 +50,10 @@ def select(
         users: training users, indices of the split, int64, any order.
         group_size: most examples of a user, at least 1.
         rule: "random" draws without replacement: the examples with the smallest hashes of
-            (`base`, the user's name, the place among the user's training examples). "longest"
-            and "shortest" go by length, the two of perplexity by `losses`, and all four among
-            equals take the smaller index. Nobody's examples depend on which other users are
-            asked for.
+            (`base`, the user's key, the example's key). "longest" and "shortest" go by length, the
+            two of perplexity by `losses`, and all four among equals by the example's key. Nobody's
+            examples depend on who else is asked for or is in the store.
         base: of the hashes; see `hashing.base`.
-        names: a number for each of `users`; the users themselves by default.
         losses: of `split.train_examples`, in their order; not negative and not NaN.
 
     Raises:
@@ -69,19 +66,20 @@ def select(
     counts = np.minimum(sizes, group_size)
     ends = np.cumsum(counts)
     places = ranks(counts)  # who has no more than group_size brings everything
-    seeds = hashes(base, users if names is None else names)
+    seeds = hashes(base, store.user_keys[split.users[users]])
+    last = len(split.train_examples) - 1
     for rows, width in _alike(sizes, group_size):
         inside = np.arange(width) < sizes[rows, None]
+        positions = np.minimum(starts[rows, None] + np.arange(width), last)
+        examples = split.train_examples[positions]
+        keys = store.example_keys[examples]
         if rule == "random":
-            keys = hashes(seeds[rows, None], np.arange(width))
+            keys = in_order_of(hashes(seeds[rows, None], keys))
+        elif rule in ("longest", "shortest"):
+            keys = _in_order(store.lengths(examples), keys, largest=rule == "longest")
         else:
-            last = len(split.train_examples) - 1
-            positions = np.minimum(starts[rows, None] + np.arange(width), last)
-            if rule in ("longest", "shortest"):
-                lengths = store.lengths(split.train_examples[positions])
-                keys = _in_order(lengths, largest=rule == "longest")
-            else:
-                keys = _in_order(_sortable(losses, positions), largest=rule == "highest-perplexity")
+            largest = rule == "highest-perplexity"
+            keys = _in_order(_sortable(losses, positions), keys, largest=largest)
         keys[~inside] = _LAST
         chosen = np.nonzero(_smallest(keys, inside, group_size))[1]
         into = (ends - counts)[rows, None] + np.arange(group_size)
@@ -106,12 +104,10 @@ def _alike(sizes: Indices, group_size: int) -> list[tuple[Indices, int]]:
     return groups
 
 
-def _in_order(values: Indices, *, largest: bool) -> Hashes:
-    """Return distinct keys in a row, the smallest for what comes first: by value, then place."""
+def _in_order(values: Indices, keys: Hashes, *, largest: bool) -> Hashes:
+    """Return distinct numbers in a row, the smallest for what comes first: by value, then key."""
     first = values.max() - values if largest else values
-    keys: Hashes = first.astype(np.uint64) << np.uint64(32)
-    keys += np.arange(values.shape[1], dtype=np.uint64)
-    return keys
+    return (first.astype(np.uint64) << np.uint64(32)) | in_order_of(keys >> np.uint64(32))
 
 
 def _sortable(losses: Losses | None, positions: Indices) -> Indices:
@@ -163,7 +159,6 @@ def pool(
         group_size=group_size,
         rule=rule,
         base=hashing_base(seed, "pooling", 0),
-        names=split.users,
         losses=losses,
     )
     return Pool(examples, len(split.train_examples) - len(examples))

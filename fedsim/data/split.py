@@ -1,11 +1,12 @@
 """Who and what is held out: some examples of each user, and some users wholly.
 
-Held-out examples measure utility, held-out users serve attacks and personalisation. Each user and
-each of a user's examples has a hash of the seed and its place in the store, and the smallest
-hashes are held out. So which of a user's examples are held out depends on nobody else, and no
-generator has to be made for each of 300,000 users. Instead of the smallest hashes, a user's first
-or last examples in the order of the store can be held out: the newest, where the preparation
-sorted by time.
+Held-out examples measure utility, held-out users serve attacks and personalisation. Each user has
+a hash of the seed and the user's key, each of a user's examples one of that and the example's key
+(`fedsim.data.keys`), and the smallest hashes are held out. So which users and which of a user's
+examples are held out depends on nobody else, wherever in the file they stand, and no generator has
+to be made for each of 300,000 users. Instead of the smallest hashes, a user's first or last
+examples in the order of the store can be held out: the newest, where the preparation sorted by
+time.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from fedsim.data.hashing import base, hashes
+from fedsim.data.hashing import Hashes, base, hashes, in_order_of
 from fedsim.data.store import Indices, TokenStore
 from fedsim.errors import ConfigError
 
@@ -81,7 +82,7 @@ def split_store(
 
     Args:
         store: the users and their examples.
-        seed: the run's seed.
+        seed: what the choices are drawn from; see `Materials.seed`.
         held_out_examples: fraction of each user's examples, [0, 1); but one example is always
             left for training, so a user with one example keeps it.
         rule: "random" rounds the number half up. "first" and "last" take a user's first or last
@@ -97,12 +98,12 @@ def split_store(
         ConfigError: `held_out_users` leaves nobody to train on.
     """
     sizes = np.diff(store.user_offsets)
-    is_held_out_user = _held_out_users(len(sizes), seed, held_out_users)
+    is_held_out_user = _held_out_users(store.user_keys, seed, held_out_users)
     if canaries is not None:
         is_held_out_user[canaries[::2]], is_held_out_user[canaries[1::2]] = True, False
     counts = _held_out_counts(sizes, held_out_examples, rule, limit)
     if rule == "random":
-        is_held_out = _held_out_examples(store.user_offsets, sizes, seed, counts)
+        is_held_out = _held_out_examples(store, sizes, seed, counts)
     else:
         is_held_out = _at_the_end(store.user_offsets, sizes, counts, rule)
     in_training_user = np.repeat(~is_held_out_user, sizes)
@@ -120,23 +121,24 @@ def split_store(
     )
 
 
-def _held_out_users(num_users: int, seed: int, fraction: float) -> npt.NDArray[np.bool_]:
+def _held_out_users(keys: Hashes, seed: int, fraction: float) -> npt.NDArray[np.bool_]:
     """Flip a coin for each user: with ranks, one user more would move another across the split."""
-    coins = hashes(base(seed, "split", _USERS), np.arange(num_users))
+    coins = hashes(base(seed, "split", _USERS), keys)
     chosen: npt.NDArray[np.bool_] = coins < np.uint64(int(fraction * 2.0**64))
     if chosen.all():
         raise ConfigError(
-            f"data.held_out_users = {fraction}: leaves none of the {num_users} users to train on"
+            f"data.held_out_users = {fraction}: leaves none of the {len(keys)} users to train on"
         )
     return chosen
 
 
 def _held_out_examples(
-    user_offsets: Indices, sizes: Indices, seed: int, counts: Indices
+    store: TokenStore, sizes: Indices, seed: int, counts: Indices
 ) -> npt.NDArray[np.bool_]:
     """Return a mask over all examples: of each user those with the smallest hashes."""
+    user_offsets = store.user_offsets
     chosen = np.zeros(user_offsets[-1], np.bool_)
-    starts = hashes(base(seed, "split", _EXAMPLES), np.arange(len(sizes)))
+    starts = hashes(base(seed, "split", _EXAMPLES), store.user_keys)
     by_size = np.argsort(sizes, kind="stable")
     distinct, firsts = np.unique(sizes[by_size], return_index=True)
     # Users of one size make a block: far quicker than one user at a time, or one sort of all.
@@ -144,10 +146,11 @@ def _held_out_examples(
         count = int(counts[users[0]])
         if count == 0:
             continue
-        of_examples = hashes(starts[users, None], np.arange(size))
-        # SplitMix64 permutes the 64-bit numbers, so a user's hashes differ: `count` pass, exactly.
+        examples = user_offsets[users, None] + np.arange(size)
+        # Distinct, so that exactly `count` pass.
+        of_examples = in_order_of(hashes(starts[users, None], store.example_keys[examples]))
         limit = np.partition(of_examples, count - 1, axis=1)[:, count - 1, None]
-        chosen[user_offsets[users, None] + np.arange(size)] = of_examples <= limit
+        chosen[examples] = of_examples <= limit
     return chosen
 
 

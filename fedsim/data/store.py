@@ -6,6 +6,8 @@
     example_offsets.npy  int64, examples + 1: example e is tokens[offsets[e] : offsets[e + 1]]
     user_offsets.npy     int64, users + 1: user u has the examples offsets[u] … offsets[u + 1] - 1
     users.jsonl          the users' names, one JSON string a line
+    user_keys.npy        uint64, users: a digest of each name, which addresses the user's draws
+    example_keys.npy     uint64, examples: a hash of the tokens, which addresses the example's draws
 
 Everything large is memory-mapped: opening takes milliseconds, and worker processes on one machine
 share the pages. A store that changed since it was last found whole is read through when it is
@@ -15,6 +17,7 @@ text: keep the folder where the source may be kept.
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +25,27 @@ import numpy as np
 import numpy.typing as npt
 
 from fedsim.data import integrity
+from fedsim.data.hashing import Hashes
+from fedsim.data.keys import example_keys, user_keys
 from fedsim.data.manifest import (
+    EXAMPLE_KEYS,
     EXAMPLE_OFFSETS,
     MANIFEST,
     TOKENS,
+    USER_KEYS,
     USER_OFFSETS,
+    USERS,
     Manifest,
     damaged,
     disk_dtype,
     read_manifest,
 )
-from fedsim.data.structure import open_offsets
+from fedsim.data.structure import open_keys, open_offsets
 
 Indices = npt.NDArray[np.int64]
+
+
+log = logging.getLogger(__name__)
 
 
 class TokenStore:
@@ -47,6 +58,19 @@ class TokenStore:
         self._tokens = np.asarray(np.memmap(path / TOKENS, disk_dtype(manifest["dtype"]), mode="r"))
         self._example_offsets = open_offsets(path / EXAMPLE_OFFSETS)
         self._user_offsets = open_offsets(path / USER_OFFSETS)
+        if USER_KEYS in manifest["files"]:
+            self._user_keys = open_keys(path / USER_KEYS)
+            self._example_keys = open_keys(path / EXAMPLE_KEYS)
+        else:
+            log.warning(
+                "store %s: of format 2, without the keys of its users and examples; they are "
+                "computed each time it is opened: build it again",
+                path,
+            )
+            self._user_keys = user_keys(path / USERS, manifest["users"])
+            self._example_keys = np.concatenate(
+                list(example_keys(self._tokens, self._example_offsets))
+            )
 
     @classmethod
     def open(cls, path: Path | str) -> TokenStore:
@@ -64,7 +88,9 @@ class TokenStore:
         except (OSError, ValueError, TypeError) as error:
             raise damaged(folder, str(error)) from error
         found = len(store._user_offsets) - 1, len(store._example_offsets) - 1, len(store._tokens)
-        if found != (manifest["users"], manifest["examples"], manifest["tokens"]):
+        keys = len(store._user_keys), len(store._example_keys)
+        sizes = manifest["users"], manifest["examples"], manifest["tokens"]
+        if found != sizes or keys != sizes[:2]:
             raise damaged(
                 folder, f"users, examples and tokens are {found}, {MANIFEST} says otherwise"
             )
@@ -100,6 +126,16 @@ class TokenStore:
     def user_offsets(self) -> Indices:
         """First example of each user and, last, the number of examples: int64, users + 1."""
         return self._user_offsets
+
+    @property
+    def user_keys(self) -> Hashes:
+        """Who each user is: a digest of the name, uint64, (users,)."""
+        return self._user_keys
+
+    @property
+    def example_keys(self) -> Hashes:
+        """What each example is: a hash of its tokens, uint64, (examples,)."""
+        return self._example_keys
 
     def user_examples(self, user: int) -> Indices:
         """Return the indices of one user's examples, ascending, never empty.

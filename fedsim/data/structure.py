@@ -7,13 +7,16 @@ leads nowhere would show as another user's text, or not at all.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fedsim.data.manifest import (
+    EXAMPLE_KEYS,
     EXAMPLE_OFFSETS,
     TOKENS,
+    USER_KEYS,
     USER_OFFSETS,
     USERS,
     Manifest,
@@ -26,18 +29,28 @@ _AT_ONCE = 1 << 20
 
 
 def open_offsets(path: Path) -> npt.NDArray[np.int64]:
-    """Return the mapped array of a file that `numpy.save` wrote.
+    """Return the mapped int64 array of a file that `numpy.save` wrote; see `_open_row`."""
+    return _open_row(path, np.int64)
+
+
+def open_keys(path: Path) -> npt.NDArray[np.uint64]:
+    """Return the mapped uint64 array of a file that `numpy.save` wrote; see `_open_row`."""
+    return _open_row(path, np.uint64)
+
+
+def _open_row(path: Path, dtype: type[Any]) -> npt.NDArray[Any]:
+    """Return a mapped array.
 
     Raises:
-        ValueError: it holds something other than a row of int64.
+        ValueError: it holds something other than a row of that type.
     """
     try:
-        offsets = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+        row = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
     except Exception as error:  # numpy has many ways to say that it is no array
         raise ValueError(f"{path.name}: {error}") from error
-    if offsets.dtype != np.int64 or offsets.ndim != 1:
-        raise ValueError(f"{path.name} holds {offsets.dtype} of shape {offsets.shape}")
-    return offsets
+    if row.dtype != dtype or row.ndim != 1:
+        raise ValueError(f"{path.name} holds {row.dtype} of shape {row.shape}")
+    return row
 
 
 def check_structure(folder: Path, manifest: Manifest) -> None:
@@ -52,6 +65,9 @@ def check_structure(folder: Path, manifest: Manifest) -> None:
         raise damaged(folder, f"{TOKENS} has {size} bytes for {tokens} tokens")
     _check_offsets(folder, EXAMPLE_OFFSETS, examples, tokens, manifest["sequence_length"])
     _check_offsets(folder, USER_OFFSETS, users, examples, examples)
+    for name, count in ((USER_KEYS, users), (EXAMPLE_KEYS, examples)):
+        if name in manifest["files"]:
+            _check_keys(folder, name, count)
     if _num_names(folder) != users:
         raise damaged(folder, f"{USERS} does not hold {users} names, a JSON string a line")
 
@@ -71,6 +87,15 @@ def _check_offsets(folder: Path, name: str, count: int, end: int, longest: int) 
         steps = np.diff(part)
         if steps.min() < 1 or steps.max() > longest:
             raise damaged(folder, f"{name} has steps of {steps.min()} to {steps.max()}")
+
+
+def _check_keys(folder: Path, name: str, count: int) -> None:
+    try:
+        keys = open_keys(folder / name)
+    except ValueError as error:
+        raise damaged(folder, str(error)) from error
+    if len(keys) != count:
+        raise damaged(folder, f"{name} holds {len(keys)} keys, not {count}")
 
 
 def _num_names(folder: Path) -> int:

@@ -29,7 +29,7 @@ def windows(
 
     A window has `group_size` times the store's sequence length of the user's training tokens, or
     all where there are fewer, and starts anywhere with equal probability (to 2⁻⁴⁰). It is a
-    function of (`base`, user) alone.
+    function of `base`, the user's key and the user's text in the order of the store alone.
 
     Args:
         split: of the store.
@@ -44,10 +44,11 @@ def windows(
         offsets: (users + 1,) int64, user i has the rows offsets[i] : offsets[i + 1].
     """
     longest = int(store.manifest["sequence_length"])
+    keys = store.user_keys[split.users[users]]
     rows: list[Indices] = []
     counts = np.zeros(len(users), np.int64)
     for place, (user, hashed) in enumerate(
-        zip(users.tolist(), hashes(base, users).tolist(), strict=True)
+        zip(users.tolist(), hashes(base, keys).tolist(), strict=True)
     ):
         text = _window(split, store, user, group_size * longest, hashed)
         pieces = np.array_split(text, -(-len(text) // longest))

@@ -41,6 +41,7 @@ class ClientSpec(BaseModel):
     engine: str
     device: str
     precision: Precision = "float32"
+    data_seed: int | None = None  # as `load_materials` takes it
 
 
 @dataclass(frozen=True, eq=False)

@@ -98,7 +98,9 @@ def statement(one: Candidate) -> str:
     if privacy.epsilon is None or privacy.delta is None:
         raise AssertionError("a candidate has a promise")
     guaranteed = plan.sampling.guaranteed
-    return privacy_sentence(**_terms(one), epsilon=privacy.epsilon, guaranteed=guaranteed)
+    return privacy_sentence(
+        **_terms(one), epsilon=privacy.epsilon, guaranteed=guaranteed, noise=privacy.noise
+    )
 
 
 def _strategy(weighed: Weighed, one: Candidate) -> dict[str, Any]:

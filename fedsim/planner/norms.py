@@ -7,18 +7,21 @@ is a query on private data which nobody accounts for. `PrivateNorms` asks the sa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from fedsim.accounting.relations import Relation
+from fedsim.accounting.statement import Noise, noise_sentence
 from fedsim.config import Config
 from fedsim.errors import ConfigError
 from fedsim.execution import Keys
+from fedsim.materials import Materials
 from fedsim.planner.private_median import CANDIDATES, private_median
 from fedsim.planner.user_gradients import UserGradients
-from fedsim.seeding import RandomSource, SystemEntropy, stream
+from fedsim.release_seed import release_seed
+from fedsim.seeding import RandomSource, secret_stream, stream
 
 NUM_USERS = 128  # App. I.1
 
@@ -29,26 +32,37 @@ NON_PRIVATE = (
 USER_SIZES = "How many examples users have was counted in the data and is treated as public."
 
 
-def source(config: Config, draw: int) -> RandomSource:
-    """Return the randomness of the plan: draw 0 is who is asked, the later ones the answers.
+Draws = Callable[[int], RandomSource]
+"""The randomness of a plan by number: 0 is who is asked, the later ones are the answers."""
 
-    Seeded, so that the same question again has the same answer and tells nothing new, unless the
-    config's noise is to be secure: then each time is another release.
+
+def draws(config: Config, materials: Materials, *question: object) -> Draws:
+    """Return what a plan draws from.
+
+    Secret, each time another release; or, where the config's noise is seeded, from the seed, the
+    text and the question: the same question has the same answer and tells nothing new, another
+    question or another text has draws of its own.
+
+    Args:
+        config: of the run that is planned.
+        materials: of the config.
+        question: what is asked, as JSON values: ε and the group sizes.
     """
     if config.privacy.noise == "secure":
-        return SystemEntropy()
-    return stream(config.seed, "planning", draw)
+        return lambda _draw: secret_stream()
+    seed = release_seed(config, materials, "planning", *question)
+    return lambda draw: stream(seed, "planning", draw)
 
 
-def random_users(config: Config, num_users: int) -> Keys:
+def random_users(source: RandomSource, num_users: int) -> Keys:
     """Return 128 random users, or all where there are fewer."""
-    order = np.argsort(source(config, 0).random(num_users), kind="stable")
+    order = np.argsort(source.random(num_users), kind="stable")
     return np.sort(order[:NUM_USERS]).astype(np.int64)
 
 
-def coin_users(config: Config, num_users: int, public: int) -> Keys:
+def coin_users(source: RandomSource, num_users: int, public: int) -> Keys:
     """Return about 128 users, each by a coin of their own: who else is there changes nobody's."""
-    coins = source(config, 0).random(num_users)
+    coins = source.random(num_users)
     return np.flatnonzero(coins < NUM_USERS / public).astype(np.int64)
 
 
@@ -84,14 +98,16 @@ class PrivateNorms(Norms):
     """Differentially private medians, an equal part of `epsilon` for each of a fixed set of G.
 
     Attributes:
-        config: where the randomness comes from.
+        draws: where the randomness comes from.
+        noise: whether that is secret.
         relation: that the training's guarantee is for.
         epsilon: of all answers together (basic composition), δ = 0, unit: user.
         group_sizes: those that may be asked for, fixed before any answer is seen. All are
             charged, whether or not they are asked.
     """
 
-    config: Config = field(kw_only=True)
+    draws: Draws = field(kw_only=True)
+    noise: Noise = field(kw_only=True)
     relation: Relation = field(kw_only=True)
     epsilon: float = field(kw_only=True)
     group_sizes: Sequence[int] = field(kw_only=True)
@@ -104,8 +120,7 @@ class PrivateNorms(Norms):
     def _ask(self, group_size: int) -> float:
         number = 1 + list(self.group_sizes).index(group_size)
         values = self.gradients.norms(group_size)
-        drawn_from = source(self.config, number)
-        return private_median(values, self.epsilon_each, self.relation, drawn_from)
+        return private_median(values, self.epsilon_each, self.relation, self.draws(number))
 
     def sentence(self, epsilon_left: float, delta: float, guaranteed: bool) -> str:
         """Say what was spent, what is left for training, and what both promise together."""
@@ -124,4 +139,5 @@ class PrivateNorms(Norms):
             f"δ = 0 each and ε = {self.epsilon:.6g}, δ = 0 together ({terms}; sampler: a coin a "
             "user, whose amplification is not claimed; accountant: basic composition). They are "
             f"taken off: training is left ε = {epsilon_left:.6g}, δ = {delta:g}, so that {total}."
+            f" {noise_sentence(self.noise)}"
         )

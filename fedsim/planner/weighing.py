@@ -19,7 +19,7 @@ from fedsim.planner.candidates import (
 )
 from fedsim.planner.doubling import Doubling, Point, estimate_and_double
 from fedsim.planner.noise import Recommendation, recommend
-from fedsim.planner.norms import Norms, PrivateNorms, coin_users, random_users
+from fedsim.planner.norms import Norms, PrivateNorms, coin_users, draws, random_users
 from fedsim.planner.user_gradients import UserGradients
 from fedsim.planner.variants import changed, tried
 from fedsim.summary import expected_gradients
@@ -153,7 +153,7 @@ def _norms(
         materials,
     )
     if private is None:
-        users = random_users(config, num_users)
+        users = random_users(draws(config, materials)(0), num_users)
         return Norms(UserGradients(materials, task.task, users))
     epsilon = config.privacy.epsilon or 0.0
     if not 0.0 < private < epsilon:
@@ -161,9 +161,11 @@ def _norms(
             f"--private-norms = {private}: give an ε above 0, below privacy.epsilon = {epsilon}, "
             "the rest of which is for training"
         )
+    drawn = draws(config, materials, private, group_sizes)
     return PrivateNorms(
-        UserGradients(materials, task.task, coin_users(config, num_users, public)),
-        config=config,
+        UserGradients(materials, task.task, coin_users(drawn(0), num_users, public)),
+        draws=drawn,
+        noise=config.privacy.noise,
         relation=task.relation,
         epsilon=private,
         group_sizes=group_sizes,

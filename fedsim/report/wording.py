@@ -8,6 +8,7 @@ from decimal import ROUND_CEILING, Decimal
 
 from pydantic import JsonValue
 
+from fedsim.accounting.statement import noise_terms
 from fedsim.report.schema import Privacy
 
 TOGETHER = (
@@ -118,10 +119,11 @@ def terms_text(privacy: Privacy) -> str:
     if privacy.epsilon is None:
         return f"{NO_GUARANTEE.lower()} (sampler: {privacy.sampler})"
     hypothetical = "hypothetical " if privacy.hypothetical else ""
+    noise = "" if privacy.noise == "none" else f"; {noise_terms(privacy.noise)}"
     return (
         f"{hypothetical}ε at δ = {delta_text(privacy.delta)}; unit: {privacy.unit}; "
         f"neighbouring relation: {privacy.relation}; sampler: {privacy.sampler}; "
-        f"accountant: {privacy.accountant}"
+        f"accountant: {privacy.accountant}{noise}"
     )
 
 
@@ -133,7 +135,7 @@ def privacy_facts(privacy: Privacy) -> list[tuple[str, str]]:
         sampler += f", probability {_value_text(probability)} a round"
     noise = {
         "seeded": "seeded: whoever knows the seed can recompute the noise and subtract it",
-        "secure": "secure: drawn from the operating system's entropy",
+        "secure": "secure: drawn under secret keys of the operating system",
         "none": "none",
     }[privacy.noise]
     facts = [

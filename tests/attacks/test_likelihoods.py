@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from fedsim.attacks import likelihoods as module
-from fedsim.attacks.likelihoods import Likelihoods, weights_key
+from fedsim.attacks.likelihoods import Likelihoods
 from fedsim.errors import ConfigError
 from fedsim.materials import Materials
+from fedsim.tensors import parameters_digest
 
 EXAMPLES = np.array([7, 0, 3], np.int64)
 
@@ -72,9 +73,9 @@ def test_the_key_is_of_every_bit_and_name(materials: Materials) -> None:
     start = _start(materials)
     first = next(iter(start))
     renamed = {("x" + name if name == first else name): value for name, value in start.items()}
-    keys = [weights_key(one) for one in (start, _nudged(start), renamed)]
+    keys = [parameters_digest(one) for one in (start, _nudged(start), renamed)]
     assert len(set(keys)) == 3
-    assert weights_key(dict(reversed(start.items()))) == keys[0]
+    assert parameters_digest(dict(reversed(start.items()))) == keys[0]
 
 
 def _start(materials: Materials) -> dict[str, torch.Tensor]:

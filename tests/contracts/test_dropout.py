@@ -13,7 +13,7 @@ from scipy import stats
 from torch import nn
 
 from clients.averaged_gradient import AveragedGradient
-from clients.dropout import StreamDropout, at_step, install_dropout, row_streams, unit_streams
+from clients.dropout import StreamDropout, at_step, example_streams, install_dropout, row_streams
 from clients.engines.choose import choose_engine
 from clients.engines.local_vmap import LocalVmap
 from clients.engines.loop import loop
@@ -142,13 +142,19 @@ def mask(streams: torch.Tensor, p: float = P, site: int = 0, length: int = 50) -
     return dropped
 
 
+def streams_of(seed: int, round: int, user: int, num_examples: int) -> torch.Tensor:
+    """Streams of a user's examples, all of different text."""
+    users = np.full(num_examples, user, np.uint64)
+    return example_streams(seed, round, users, np.arange(num_examples, dtype=np.uint64))
+
+
 def p_value(kept: int, count: int, p: float) -> float:
     return float(stats.binomtest(kept, count, 1.0 - p).pvalue)
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
 def test_the_rate_is_right_and_the_mean_kept(p: float) -> None:
-    dropped = mask(unit_streams(7, 0, 0, 20), p)
+    dropped = mask(streams_of(7, 0, 0, 20), p)
     kept, count = int((dropped > 0).sum()), dropped.numel()
     assert p_value(kept, count, p) > 1e-4
     assert p_value(kept, count, p + 0.02) < 1e-4  # what the test would notice
@@ -158,12 +164,12 @@ def test_the_rate_is_right_and_the_mean_kept(p: float) -> None:
 
 def test_every_address_has_a_mask_of_its_own() -> None:
     """Agreement of two masks is that of independent ones: p² + (1 − p)²."""
-    base = unit_streams(0, 0, 0, 2)
+    base = streams_of(0, 0, 0, 2)
     others = {
         "example": (base[1:], 0),
-        "unit": (unit_streams(0, 0, 1, 1), 0),
-        "round": (unit_streams(0, 1, 0, 1), 0),
-        "seed": (unit_streams(1, 0, 0, 1), 0),
+        "user": (streams_of(0, 0, 1, 1), 0),
+        "round": (streams_of(0, 1, 0, 1), 0),
+        "seed": (streams_of(1, 0, 0, 1), 0),
         "layer": (base[:1], 1),
         "step": (at_step(base[:1], 0), 0),
         "later step": (at_step(base[:1], 1), 0),
@@ -180,7 +186,7 @@ def test_every_address_has_a_mask_of_its_own() -> None:
 
 
 def test_padding_and_neighbours_change_no_mask() -> None:
-    streams = unit_streams(0, 0, 0, 5)
+    streams = streams_of(0, 0, 0, 5)
     assert torch.equal(mask(streams, length=80)[:, :50], mask(streams))
     assert torch.equal(mask(streams)[2:3], mask(streams[2:3]))
     vectorised = torch.func.vmap(lambda one: mask(one[None], P)[0])(streams)
@@ -206,7 +212,7 @@ def test_the_hash_is_splitmix64() -> None:
 
 def test_as_many_streams_as_rows() -> None:
     with (
-        row_streams(unit_streams(0, 0, 0, 3)),
+        row_streams(streams_of(0, 0, 0, 3)),
         pytest.raises(RuntimeError, match="2 rows, but 3 streams"),
     ):
         StreamDropout(P, 0)(torch.ones(2, 4, 4))

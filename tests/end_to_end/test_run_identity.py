@@ -25,14 +25,26 @@ def write(path: Path, source: Path, noise: str, **strategy: object) -> Path:
         strategy=strategy,
         training={"keep_checkpoints": 4},
     )
-    path.write_text(f"seed = {SEED}\n" + config.to_toml(with_seed=False), encoding="utf-8")
+    path.write_text(config.model_copy(update={"seed": SEED}).to_toml(), encoding="utf-8")
     return path
 
 
-def holding(folder: Path, text: str) -> list[str]:
-    """Files in which the text stands, as digits of JSON, TOML or HTML."""
+def holding(folder: Path, seed: int) -> list[str]:
+    """Files in which a seed stands, as digits of JSON, TOML or HTML, in hexadecimal or as bytes."""
+    size = max(8, (seed.bit_length() + 7) // 8)
+    spelt = [str(seed), f"{seed:x}", f"{seed:X}"]
+    forms = [
+        *(text.encode() for text in spelt),
+        *(seed.to_bytes(size, o) for o in ("big", "little")),
+    ]  # type: ignore[arg-type]
     files = [path for path in folder.rglob("*") if path.is_file()]
-    return [path.name for path in files if text.encode() in path.read_bytes()]
+    return [path.name for path in files if any(form in path.read_bytes() for form in forms)]
+
+
+def kept(folder: Path) -> Path:
+    """Where the secret of a secure run is kept."""
+    run_id = json.loads((folder / "run.json").read_text())["id"]
+    return paths.cache_dir() / "seeds" / f"{run_id}.json"
 
 
 def cut_off(folder: RunFolder) -> None:
@@ -42,29 +54,44 @@ def cut_off(folder: RunFolder) -> None:
         path.unlink()
 
 
-def test_the_seed_of_a_secure_run_is_nowhere_in_its_folder(speeches: Path, tmp_path: Path) -> None:
+def test_the_data_seed_of_a_secure_run_is_nowhere_in_its_folder(
+    speeches: Path, tmp_path: Path
+) -> None:
     config = write(tmp_path / "mine.toml", speeches, "secure")
     out = tmp_path / "out"
     assert fedsim("run", config, "--out", out).returncode == 0
-    assert holding(out, str(SEED)) == []
-    place = paths.cache_dir() / "seeds" / f"{json.loads((out / 'run.json').read_text())['id']}.json"
-    assert json.loads(place.read_text()) == {"seed": SEED}
+    place = kept(out)
+    seed = json.loads(place.read_text())["seed"]
+    assert seed > 2**64
+    assert holding(out, seed) == []
     assert place.stat().st_mode & 0o077 == 0
     assert RunFolder(out).read_config() == load_config(config)
     assert fedsim("evaluate", out, "--json").returncode == 0  # it finds the split again
     cut_off(RunFolder(out))
-    from_folder = fedsim("run", out / "config.toml", "--out", out, "--resume")
-    assert from_folder.returncode == 2
-    assert str(place) in from_folder.stderr  # config.toml has no seed
-    assert fedsim("run", config, "--out", out, "--resume").returncode == 0
-    assert holding(out, str(SEED)) == []
+    assert fedsim("run", out / "config.toml", "--out", out, "--resume").returncode == 0
+    assert json.loads(place.read_text())["seed"] == seed
+    assert holding(out, seed) == []
     place.unlink()
-    lost = fedsim("evaluate", out)
-    assert lost.returncode == 2
-    assert str(place) in lost.stderr
-    seeded = write(tmp_path / "seeded.toml", speeches, "seeded")
-    assert fedsim("run", seeded, "--out", tmp_path / "seeded").returncode == 0
-    assert "config.toml" in holding(tmp_path / "seeded", str(SEED))  # so that the search can find
+    for lost in (fedsim("evaluate", out), fedsim("run", config, "--out", out, "--resume")):
+        assert lost.returncode == 2
+        assert str(place) in lost.stderr
+    (out / "planted.json").write_text(f"{seed:x}")
+    assert holding(out, seed) == ["planted.json"]  # so that the search can find
+
+
+def test_no_seed_of_the_config_decides_what_a_secure_run_trains_on(
+    speeches: Path, tmp_path: Path
+) -> None:
+    """Two runs of one config hold out other users and examples, and so do its planner and audit."""
+    secure = load_config(write(tmp_path / "mine.toml", speeches, "secure", rounds=1))
+    seeded = load_config(write(tmp_path / "seeded.toml", speeches, "seeded", rounds=1))
+    splits: dict[str, set[bytes]] = {"secure": set(), "seeded": set()}
+    for config in (secure, secure, secure, seeded, seeded):
+        seed = RunFolder(tmp_path / "not begun").data_seed(config)
+        loaded = load_materials(config.seed, config.data, config.model, "cpu", seed)
+        assert loaded.seed == seed
+        splits[config.privacy.noise].add(loaded.split.train_examples.tobytes())
+    assert (len(splits["secure"]), len(splits["seeded"])) == (3, 1)
 
 
 @pytest.mark.parametrize("noise", ["seeded", "secure"])
@@ -93,11 +120,12 @@ def test_a_run_does_not_go_on_with_other_texts(speeches: Path, tmp_path: Path, n
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ('{"version": 2, "fedsim": "9.1", "sources": {}}', "open it with fedsim 9.1"),
-        ('{"version": 1}', "cannot be read"),
+        ('{"version": 3, "fedsim": "9.1", "sources": {}}', "open it with fedsim 9.1"),
+        ('{"version": 1, "fedsim": "0.1.0", "sources": {}}', "open it with fedsim 0.1.0"),
+        ('{"version": 2}', "cannot be read"),
         ("[]", "cannot be read"),
         ("", "cannot be read"),
-        ('{"version": 1, "fedsim": "0", "sources": {}, "id": "../../x"}', "not one that fedsim"),
+        ('{"version": 2, "fedsim": "0", "sources": {}, "id": "../../x"}', "not one that fedsim"),
     ],
 )
 def test_an_identity_that_cannot_be_read_is_refused(
@@ -113,12 +141,16 @@ def test_an_identity_that_cannot_be_read_is_refused(
         assert "Traceback" not in done.stderr
 
 
-def test_a_folder_without_an_identity_opens(speeches: Path, tmp_path: Path) -> None:
-    """As folders of earlier versions have none."""
+def test_a_folder_of_an_earlier_version_is_refused(speeches: Path, tmp_path: Path) -> None:
+    """It has no identity, and trained on what is held out now."""
     config = write(tmp_path / "mine.toml", speeches, "seeded")
     folder = RunFolder(tmp_path / "out")
     assert fedsim("run", config, "--out", folder.path).returncode == 0
     cut_off(folder)
     folder.identity.unlink()
-    assert fedsim("run", config, "--out", folder.path, "--resume").returncode == 0
-    assert folder.identity.exists()
+    for done in (
+        fedsim("run", config, "--out", folder.path, "--resume"),
+        fedsim("evaluate", folder.path),
+    ):
+        assert done.returncode == 2
+        assert "an earlier fedsim made it" in done.stderr

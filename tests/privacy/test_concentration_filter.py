@@ -133,6 +133,7 @@ def plan_of(num_users: int, test_epsilon: float, noise_multiplier: float) -> Rou
         units_per_user=1,
         relation=Relation.REPLACE,
         optimizer=ServerOptimizer("sgd", 1.0),
+        entropy="seeded",
         around=lambda inner, seed: Filtered(inner, test, RADIUS, seed),
     )
 

@@ -18,7 +18,7 @@ from fedsim.sampling import (
     ShuffledSampling,
     TruncatedPoissonSampling,
 )
-from fedsim.seeding import SystemEntropy, stream
+from fedsim.seeding import secret_stream, stream
 from tests.unit.test_plan import make_plan
 
 N, Q, CAP, ROUNDS = 60, 0.2, 14, 4000
@@ -74,7 +74,7 @@ def test_truncated_cohorts_follow_the_accounted_law() -> None:
 
 
 def test_truncated_by_system_entropy() -> None:
-    drawn = cohorts(TRUNCATED, lambda _: SystemEntropy())
+    drawn = cohorts(TRUNCATED, lambda _: secret_stream())
     assert p_of_truncated_sizes(drawn) > 1e-6  # not seeded
     assert p_of_equal_shares(drawn) > 1e-6
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import json
+from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from fedsim.assembly import build_plan
@@ -101,3 +105,65 @@ def test_the_same_config_on_other_weights_is_another_draw(
     weights[min(weights)] += 1.0
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     assert not set(noise(config, materials)) & set(before)
+
+
+def test_other_weights_of_the_same_name_are_another_draw(
+    materials: Materials, speeches: Path
+) -> None:
+    """Of a built-in model or a hub id, which have no files: the weights are looked at."""
+    config = small_config(speeches)
+    before = noise(config, materials), coins(config, materials)
+    for frozen in (False, True):
+        model = copy.deepcopy(materials.model)
+        names = model.initial_parameters().keys()
+        module = model.module  # type: ignore[attr-defined]
+        own = dict(module.named_parameters())
+        changed = next(name for name in own if (name not in names) == frozen)
+        with torch.no_grad():
+            own[changed] += 1.0
+        other = replace(materials, model=model)
+        assert not set(noise(config, other)) & set(before[0])
+        assert not set(coins(config, other)) & set(before[1])
+    assert noise(config, replace(materials, model=copy.deepcopy(materials.model))) == before[0]
+
+
+@pytest.mark.parametrize("package", ["fedsim-dp", "torch", "transformers", "numpy"])
+def test_another_version_of_what_computes_is_another_draw(
+    materials: Materials, speeches: Path, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its gradients may differ in any bit, and then the difference of two releases shows them."""
+    config = small_config(speeches)
+    before = noise(config, materials)
+    monkeypatch.setattr(
+        "fedsim.release_seed.version",
+        lambda name: "99.0" if name == package else metadata.version(name),
+    )
+    assert not set(noise(config, materials)) & set(before)
+
+
+def test_another_version_of_a_plug_in_is_another_draw(
+    materials: Materials, speeches: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = small_config(speeches)
+    before = noise(config, materials)
+    monkeypatch.setattr("fedsim.release_seed.distribution", lambda group, name: "other 2.0")
+    assert not set(noise(config, materials)) & set(before)
+
+
+def test_all_bits_of_the_digest_are_used(materials: Materials, speeches: Path) -> None:
+    seeds = [
+        build_plan(small_config(speeches, server={"learning_rate": 0.1 + n}), materials).seed
+        for n in range(20)
+    ]
+    together = 0
+    for seed in seeds:
+        assert 0 <= seed < 2**128
+        together |= seed
+    assert together.bit_length() > 120
+
+
+def test_another_secret_is_another_draw(materials: Materials, speeches: Path) -> None:
+    """What a strategy draws from the run's seed is secret where noise is."""
+    config = small_config(speeches, privacy={"noise": "secure"})
+    first, other = (build_plan(config, replace(materials, seed=seed)).seed for seed in (1, 2))
+    assert first != other

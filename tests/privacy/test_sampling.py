@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 from fedsim.sampling import Coins, PoissonSampling
-from fedsim.seeding import SystemEntropy, stream
+from fedsim.seeding import secret_stream, stream
 
 N, Q, ROUNDS = 200, 0.1, 3000
 
@@ -35,7 +35,7 @@ def test_cohort_sizes_are_binomial() -> None:
 
 def test_system_entropy_draws_the_same_law() -> None:
     sampling = PoissonSampling(Q)
-    sizes = [len(sampling.draw(N, 0, lambda _: SystemEntropy())) for _ in range(ROUNDS)]
+    sizes = [len(sampling.draw(N, 0, lambda _: secret_stream())) for _ in range(ROUNDS)]
     assert p_value_of_binomial(np.array(sizes)) > 1e-6  # not seeded: one failure in a million
 
 

@@ -141,7 +141,7 @@ def lines_of(folder: RunFolder) -> list[int]:
 def folder(tmp_path: Path) -> RunFolder:
     """A run killed in the middle of the line of round 5, with a checkpoint of round 2."""
     folder = RunFolder(tmp_path / "run")
-    folder.begin(parse_config({}), {})
+    folder.begin(parse_config({}), {}, 0)
     for round in range(5):
         folder.append_metrics(json.dumps({"round": round, "loss": 0.1 * round}))
     with folder.metrics.open("a", encoding="utf-8") as file:
@@ -217,7 +217,7 @@ def test_a_run_is_taken_up_with_the_config_it_had(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     with pytest.raises(ConfigError, match=r"holds no run \(no config.toml\)"):
         folder.check_resumable(resumed())
-    folder.begin(resumed(), {})
+    folder.begin(resumed(), {}, 0)
     folder.check_resumable(resumed(server={"optimizer": "adam"}))  # the default, spelt out
 
 
@@ -234,10 +234,10 @@ def test_another_config_is_refused_by_its_keys(
     sections: dict[str, dict[str, object]], named: str, tmp_path: Path
 ) -> None:
     folder = RunFolder(tmp_path)
-    folder.begin(resumed(), {})
+    folder.begin(resumed(), {}, 0)
     with pytest.raises(ConfigError, match=f"--resume: .*{named}.* differ from the run"):
         folder.check_resumable(resumed(**sections))
-    RunFolder(tmp_path / "other").begin(resumed(**sections), {})
+    RunFolder(tmp_path / "other").begin(resumed(**sections), {}, 0)
     with pytest.raises(ConfigError, match=f"--resume: .*{named}.* differ from the run"):
         RunFolder(tmp_path / "other").check_resumable(resumed())
 

@@ -10,7 +10,7 @@ import torch
 from scipy import integrate, stats
 
 from fedsim.concentration import concentration_score, distances, filter_weights
-from fedsim.seeding import SystemEntropy, stream
+from fedsim.seeding import secret_stream, stream
 from fedsim.sparse_vector import SCORE_SENSITIVITY, AboveThreshold, halting_test, laplace
 
 DRAWS = 20_000
@@ -50,8 +50,8 @@ def test_a_replaced_user_moves_the_score_by_less_than_its_sensitivity() -> None:
     assert scores[0] - scores[1] < SCORE_SENSITIVITY
 
 
-@pytest.mark.parametrize("source", [stream(1, "concentration"), SystemEntropy()], ids=["s", "os"])
-def test_laplace_noise(source: np.random.Generator | SystemEntropy) -> None:
+@pytest.mark.parametrize("source", [stream(1, "concentration"), secret_stream()], ids=["s", "os"])
+def test_laplace_noise(source: np.random.Generator) -> None:
     sample = np.array([laplace(3.0, source) for _ in range(DRAWS)])
     assert stats.kstest(sample, stats.laplace(scale=3.0).cdf).pvalue > 1e-4
     for wrong in (2.7, 3.3):

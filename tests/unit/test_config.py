@@ -38,7 +38,7 @@ estimator = { kind = "fixed" }
 epsilon = 8.0
 delta = 1e-5
 accountant = "pld"
-noise = "seeded"
+noise = "secure"
 [server]
 optimizer = "adam"
 learning_rate = 0.01

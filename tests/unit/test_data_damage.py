@@ -13,7 +13,15 @@ from fedsim.data.store import TokenStore
 from fedsim.errors import ConfigError
 from tests.unit.data_samples import build
 
-FILES = ["tokens.bin", "user_offsets.npy", "example_offsets.npy", "users.jsonl", "manifest.json"]
+FILES = [
+    "tokens.bin",
+    "user_offsets.npy",
+    "example_offsets.npy",
+    "users.jsonl",
+    "user_keys.npy",
+    "example_keys.npy",
+    "manifest.json",
+]
 RECORDS = [("ann", "a"), ("bob", "bbb"), ("ann", "aa"), ("ann", "")]
 
 
@@ -64,7 +72,7 @@ def test_any_flipped_byte_of_any_file(store: TokenStore, name: str) -> None:
     TokenStore.open(store.path)
 
 
-@pytest.mark.parametrize("name", FILES[:4])
+@pytest.mark.parametrize("name", FILES[:-1])
 def test_a_large_store_is_read_again_when_a_file_changed(large: TokenStore, name: str) -> None:
     path = large.path / name
     status = path.stat()
@@ -92,7 +100,7 @@ def test_a_large_store_that_was_found_whole_is_not_read_again(
     TokenStore.open(large.path)
     assert not read
     large.verify()
-    assert len(read) == 4
+    assert len(read) == len(FILES) - 1
 
 
 def test_a_store_is_read_when_it_comes_to_another_machine(
@@ -112,12 +120,36 @@ def test_without_a_place_for_notes_it_is_read_each_time(
     assert TokenStore.open(large.path).num_users == 2
 
 
-@pytest.mark.parametrize("version", [1, 3])
-def test_another_format_version(store: TokenStore, version: int) -> None:
+@pytest.mark.parametrize("version", [1, 4, True, None])
+def test_another_format_version(store: TokenStore, version: object) -> None:
     _edit_manifest(store, version=version)
-    with pytest.raises(
-        ConfigError, match=f"version {version}, this fedsim reads 2; build it again"
-    ):
+    message = f"version {version}, this fedsim reads 2 and 3; build it again"
+    with pytest.raises(ConfigError, match=message):
+        TokenStore.open(store.path)
+
+
+def test_a_store_of_format_2_opens_with_one_line(
+    store: TokenStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It has no files of keys: they are computed, and are those that a build would have written."""
+    users, examples = np.array(store.user_keys), np.array(store.example_keys)
+    content = json.loads((store.path / "manifest.json").read_text())
+    for name in ("user_keys.npy", "example_keys.npy"):
+        (store.path / name).unlink()
+        del content["files"][name]
+    content["version"] = 2
+    content["sha256"] = manifest.fingerprint(content)
+    (store.path / "manifest.json").write_text(json.dumps(content))
+    old = TokenStore.open(store.path)
+    assert np.array_equal(old.user_keys, users)
+    assert np.array_equal(old.example_keys, examples)
+    (line,) = [record.message for record in caplog.records if "format 2" in record.message]
+    assert "build it again" in line
+    _edit_manifest(old, version=3)
+    content = json.loads((store.path / "manifest.json").read_text())
+    content["sha256"] = manifest.fingerprint(content)
+    (store.path / "manifest.json").write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match="files cannot be so in format 3"):
         TokenStore.open(store.path)
 
 

@@ -1,7 +1,7 @@
 """Selecting: fair draws without replacement, capped, and nobody's depend on who else is there."""
 
 from collections import Counter
-from itertools import combinations, pairwise
+from itertools import combinations, pairwise, permutations
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,7 @@ from scipy.stats import chisquare
 
 from fedsim.data import selection
 from fedsim.data.cohorts import cohort_block
-from fedsim.data.hashing import base
+from fedsim.data.hashing import base, hashes
 from fedsim.data.selection import Rule, pool, select
 from fedsim.data.split import Split, split_store
 from fedsim.data.store import TokenStore
@@ -33,10 +33,13 @@ def split(store: TokenStore) -> Split:
 
 
 class Lengthy(TokenStore):
-    """A store of which only the lengths are asked for."""
+    """A store of which only the lengths are asked for, and what users and examples are."""
 
-    def __init__(self, lengths: Lengths) -> None:
+    def __init__(self, lengths: Lengths, keys: Lengths | None = None) -> None:
         self._lengths = lengths
+        numbers = np.arange(len(lengths))
+        self._user_keys = hashes(1, numbers)
+        self._example_keys = hashes(2, numbers if keys is None else keys)
 
     def lengths(self, indices: Lengths) -> Lengths:
         return self._lengths[indices]
@@ -49,11 +52,30 @@ def _people(*sizes: int) -> Split:
     return Split(users, empty, empty, np.arange(sum(sizes)), offsets)
 
 
-@pytest.mark.parametrize(("rule", "expected"), [("longest", [0, 2, 3]), ("shortest", [1, 2, 4])])
-def test_by_length_with_ties_to_the_smaller_index(rule: Rule, expected: list[int]) -> None:
-    lengths = Lengthy(np.array([9, 3, 7, 7, 3, 7]))
-    chosen = select(_people(6), lengths, np.array([0]), group_size=3, rule=rule, base=0)
-    assert chosen.examples.tolist() == expected
+@pytest.mark.parametrize("rule", ["longest", "shortest"])
+def test_by_length_with_ties_by_what_the_examples_are(rule: Rule) -> None:
+    """In whatever order they stand, the same texts are chosen, and not those that stand first."""
+    lengths, texts = np.array([9, 3, 7, 7, 3, 7]), np.arange(6)
+    found, firsts = set(), 0
+    for order in permutations(range(6)):
+        store = Lengthy(lengths[list(order)], texts[list(order)])
+        chosen = select(_people(6), store, np.array([0]), group_size=3, rule=rule, base=0)
+        found.add(frozenset(order[place] for place in chosen.examples))
+        firsts += sorted(np.argsort(-lengths[list(order)], kind="stable")[:3]) == sorted(
+            chosen.examples
+        )
+    (texts_chosen,) = found
+    certain = {"longest": {0}, "shortest": {1, 4}}[rule]
+    assert certain < texts_chosen
+    assert len(texts_chosen) == 3
+    assert firsts < 720
+
+
+def test_equal_examples_are_told_apart_by_place_alone() -> None:
+    store = Lengthy(np.full(5, 4), np.zeros(5, np.int64))
+    for rule in ("random", "longest", "shortest"):
+        chosen = select(_people(5), store, np.array([0]), group_size=2, rule=rule, base=0)  # type: ignore[arg-type]
+        assert chosen.examples.tolist() == [0, 1]
 
 
 def test_every_rule_chooses_otherwise_where_it_can() -> None:
@@ -74,21 +96,23 @@ def test_every_rule_chooses_otherwise_where_it_can() -> None:
     assert len({tuple(choice) for choice in chosen.values()}) == len(rules)
 
 
-def test_losses_belong_to_training_examples_and_ties_go_to_the_smaller_index() -> None:
+def test_losses_belong_to_training_examples_and_ties_go_by_what_they_are() -> None:
     empty = np.zeros(0, np.int64)
     train = np.array([1, 2, 4, 7, 8, 9])  # what is held out has no loss
     split = Split(np.arange(2), empty, empty, train, np.array([0, 3, 6]))
     losses = np.array([5.0, 5.0, 5.0, 0.0, 1e-30, 0.0], np.float32)
+    store = Lengthy(np.ones(10, np.int64))
     chosen = select(
         split,
-        Lengthy(np.ones(10, np.int64)),
+        store,
         np.array([1, 0]),
         group_size=2,
         rule="lowest-perplexity",
         base=0,
         losses=losses,
     )
-    assert chosen.examples.tolist() == [7, 9, 1, 2]
+    by_key = sorted([1, 2, 4], key=lambda example: int(store.example_keys[example]))
+    assert chosen.examples.tolist() == [7, 9, *sorted(by_key[:2])]
 
 
 def test_a_choice_by_perplexity_needs_losses() -> None:

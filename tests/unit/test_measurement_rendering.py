@@ -11,6 +11,7 @@ from typing import Any
 from PIL import Image
 from plotly.offline import get_plotlyjs
 
+from fedsim.accounting.statement import noise_terms
 from fedsim.report.measurement import Line, Measurement
 from fedsim.report.measurement_page import promises, render_measurement, runs, tried
 from fedsim.report.measurement_picture import draw_measurement
@@ -136,7 +137,7 @@ def test_an_epsilon_is_never_without_its_terms() -> None:
     first = page.index(uls.headline, body)
     assert first < page.index("<table", body) < page.index('class="plot"', body)
     for figure in re.findall(r"<figure.*?</figure>", page, re.DOTALL):
-        assert f"uls: ε at δ = 1e-5; {TERMS}; accountant: pld." in figure
+        assert f"uls: ε at δ = 1e-5; {TERMS}; accountant: pld; {noise_terms('seeded')}." in figure
     hovered = hover_text(next(one for one in grid().lines if one.loss and one.epsilon))
     assert all(part in hovered for part in (*TERMS.split("; "), "ε at δ = 1e-5", "ε = 1.00"))
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import hashlib
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 import pytest
@@ -10,7 +11,8 @@ import pytest
 from fedsim.clip_policy import ConstantClip, NextClip
 from fedsim.clipping import FlatClip
 from fedsim.estimators import WeightedSum
-from fedsim.seeding import RandomSource, SystemEntropy, stream
+from fedsim.plan import RoundPlan
+from fedsim.seeding import RandomSource, stream
 from fedsim.state import ServerState
 from tests.unit.test_plan import make_plan
 
@@ -43,11 +45,26 @@ def test_the_noise_of_a_count_is_another_than_the_estimates() -> None:
     assert np.array_equal(noise.standard_normal(9), stream(11, "clip", 7).standard_normal(9))
 
 
-def test_a_secure_plan_asks_the_operating_system_for_both() -> None:
+def test_a_secure_plan_has_a_new_key_for_every_draw(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = iter(range(100))
+    monkeypatch.setattr("secrets.randbits", lambda bits: next(keys) if bits == 128 else None)
     plan = make_plan(entropy="secure")
-    assert isinstance(plan.coins(0), SystemEntropy)
-    assert isinstance(plan.noise(0), SystemEntropy)
+    drawn = [plan.coins(0), plan.coins(0), plan.noise(0), plan.noise(0), plan.noise(1)]
+    assert next(keys) == len(drawn)
+    assert len({source.random(1)[0] for source in drawn}) == len(drawn)
     assert plan.release_id == "secure"
+
+
+def test_the_id_of_a_seeded_release_does_not_tell_the_seed() -> None:
+    """A ledger holds it, and is shared: from the seed everybody can compute the noise."""
+    seed = 15_472_036_982_700_610_505
+    name = make_plan(seed=seed).release_id
+    assert name == make_plan(seed=seed).release_id
+    assert name != make_plan(seed=seed + 1).release_id
+    assert name.startswith("seeded:")
+    assert len(name) == len("seeded:") + 32
+    for told in (str(seed), f"{seed:x}", hashlib.sha256(str(seed).encode()).hexdigest()[:32]):
+        assert told not in name
 
 
 def test_noise_that_rounds_to_none_is_refused() -> None:
@@ -62,8 +79,10 @@ def test_a_plan_without_noise_says_so() -> None:
 
 
 def test_the_defaults_are_those_that_promise_most_and_do_nothing_else() -> None:
+    defaults = {field.name: field.default for field in fields(RoundPlan)}
+    assert (defaults["entropy"], defaults["seed"], defaults["assumptions"]) == ("secure", 0, ())
     plan = make_plan()
-    assert (plan.seed, plan.entropy, plan.dropped, plan.assumptions) == (0, "seeded", {}, ())
+    assert plan.dropped == {}
     assert plan.moving_clip_norm is None
     executor = object()
     assert plan.around(executor, 3) is executor  # type: ignore[arg-type]

@@ -12,15 +12,16 @@ import torch
 
 from fedsim.accounting.relations import Relation
 from fedsim.clipping import FlatClip, NoClip
-from fedsim.config import Config
+from fedsim.config import Config, with_settings
 from fedsim.errors import ConfigError
 from fedsim.execution import Keys, Task, Unit, Update
-from fedsim.materials import Materials
+from fedsim.materials import Materials, load_materials
 from fedsim.plan import TaskSpec
 from fedsim.planner import user_gradients
-from fedsim.planner.norms import NUM_USERS, Norms, PrivateNorms, coin_users, random_users
+from fedsim.planner.norms import NUM_USERS, Norms, PrivateNorms, coin_users, draws, random_users
 from fedsim.planner.user_gradients import UserGradients
 from fedsim.registry import resolve
+from fedsim.seeding import stream
 from fedsim.tensors import Tensors, l2_norm
 from tests.conftest import small_config
 
@@ -120,27 +121,55 @@ def config(speeches: Path) -> Config:
     return small_config(speeches)
 
 
-def test_the_sample_is_random_users_and_the_same_again(config: Config) -> None:
-    users = random_users(config, 5_000)
+def test_the_sample_is_random_users_and_the_same_again() -> None:
+    users = random_users(stream(0, "planning"), 5_000)
     assert len(np.unique(users)) == NUM_USERS
-    np.testing.assert_array_equal(users, random_users(config, 5_000))
-    np.testing.assert_array_equal(random_users(config, 7), np.arange(7))
-    other = config.model_copy(update={"seed": 1})
-    assert not np.array_equal(users, random_users(other, 5_000))
+    np.testing.assert_array_equal(users, random_users(stream(0, "planning"), 5_000))
+    np.testing.assert_array_equal(random_users(stream(0, "planning"), 7), np.arange(7))
+    assert not np.array_equal(users, random_users(stream(1, "planning"), 5_000))
 
 
-def test_a_coin_is_flipped_by_everyone_alone(config: Config) -> None:
-    users = coin_users(config, 5_000, 5_000)
+def test_a_coin_is_flipped_by_everyone_alone() -> None:
+    users = coin_users(stream(0, "planning"), 5_000, 5_000)
     assert abs(len(users) - NUM_USERS) < 5 * math.sqrt(NUM_USERS)
-    fewer = coin_users(config, 4_000, 5_000)
+    fewer = coin_users(stream(0, "planning"), 4_000, 5_000)
     np.testing.assert_array_equal(fewer, users[users < 4_000])
 
 
-def test_private_answers_are_paid_for_in_equal_parts(
-    planted: UserGradients, config: Config
+def test_another_question_or_another_text_is_answered_by_other_draws(
+    config: Config, materials: Materials, tmp_path: Path
 ) -> None:
+    """With the same draws the difference of two answers would show what changed in between."""
+
+    def first(config: Config, materials: Materials, *question: object) -> float:
+        return float(draws(config, materials, *question)(1).random(1)[0])
+
+    path = tmp_path / "texts.jsonl"
+    source = Path(config.data.source).read_text(encoding="utf-8")
+    path.write_text(source + '{"author": "new", "body": "the king"}\n', encoding="utf-8")
+    data = config.data.model_copy(update={"source": str(path)})
+    later = load_materials(config.seed, data, config.model, "cpu")
+    found = [
+        first(config, materials, 0.5, [1, 2]),
+        first(config, materials, 0.6, [1, 2]),
+        first(config, materials, 0.5, [1, 4]),
+        first(config, later, 0.5, [1, 2]),
+        first(config.model_copy(update={"seed": 1}), materials, 0.5, [1, 2]),
+    ]
+    assert len(set(found)) == len(found)
+    assert first(config, materials, 0.5, [1, 2]) == found[0]
+    secure = with_settings(config, ["privacy.noise='secure'"])
+    assert first(secure, materials, 0.5) != first(secure, materials, 0.5)
+
+
+def test_private_answers_are_paid_for_in_equal_parts(planted: UserGradients) -> None:
     norms = PrivateNorms(
-        planted, config=config, relation=Relation.ADD_OR_REMOVE, epsilon=6.0, group_sizes=[1, 4, 8]
+        planted,
+        draws=lambda draw: stream(0, "planning", draw),
+        noise="seeded",
+        relation=Relation.ADD_OR_REMOVE,
+        epsilon=6.0,
+        group_sizes=[1, 4, 8],
     )
     assert norms.epsilon_each == 2.0
     assert norms(4) == pytest.approx(planted.median_norm(4), rel=0.4)
@@ -149,6 +178,7 @@ def test_private_answers_are_paid_for_in_equal_parts(
         norms(16)  # nobody has paid for it
     said = norms.sentence(2.0, 1e-5, guaranteed=True)
     for part in (
+        "holds for nobody who knows the seed",
         "ε = 6, δ = 0 together",
         "training is left ε = 2, δ = 1e-05",
         "(ε = 8, δ = 1e-05)",

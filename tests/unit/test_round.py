@@ -113,7 +113,7 @@ def test_a_round_charges_once_and_counts_itself() -> None:
     plan = make_plan()
     after, _ = run_round(start(), plan, Pull())
     assert after.round == 1
-    assert after.ledger == Ledger().charge(0, plan.cost, "seeded:0")
+    assert after.ledger == Ledger().charge(0, plan.cost, plan.release_id)
     again, _ = run_round(ServerState(0, start().parameters, {}, after.ledger), plan, Pull())
     assert again.ledger == after.ledger  # the same seeded release is not paid for twice
     third, _ = run_round(after, plan, Pull())

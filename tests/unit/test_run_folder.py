@@ -15,7 +15,7 @@ def test_what_a_kill_in_the_first_write_leaves_is_fresh(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     (tmp_path / ".config.toml.123.tmp").write_text("[dat")
     folder.check_fresh()
-    folder.begin(small_config(Path("speeches.jsonl")), {})
+    folder.begin(small_config(Path("speeches.jsonl")), {}, 0)
     assert folder.checkpoints.is_dir()
     with pytest.raises(ConfigError, match="already there"):
         folder.check_fresh()
@@ -38,8 +38,8 @@ def test_the_config_is_there_before_anything_else(
 
     monkeypatch.setattr(Path, "mkdir", killed)
     with pytest.raises(KeyboardInterrupt):
-        RunFolder(tmp_path / "run").begin(small_config(Path("speeches.jsonl")), {})
+        RunFolder(tmp_path / "run").begin(small_config(Path("speeches.jsonl")), {}, 0)
     monkeypatch.undo()
     folder = RunFolder(tmp_path / "run")
     folder.check_fresh()
-    folder.begin(small_config(Path("speeches.jsonl")), {})
+    folder.begin(small_config(Path("speeches.jsonl")), {}, 0)

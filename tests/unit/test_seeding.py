@@ -9,9 +9,10 @@ from typing import Any, get_args
 import numpy as np
 import numpy.typing as npt
 import pytest
+from randomgen import AESCounter, UserBitGenerator
 from scipy import stats
 
-from fedsim.seeding import Purpose, SystemEntropy, stream
+from fedsim.seeding import Purpose, secret_stream, stream
 
 PURPOSES: list[Purpose] = list(get_args(Purpose))
 # Addresses that a careless key (a sum, a product, a concatenation without separators) would merge.
@@ -21,7 +22,7 @@ ADDRESSES: list[tuple[int, Purpose, int, int]] = [
     *((0, "noise", round, unit) for round, unit in [(0, 1), (1, 0), (1, 1), (1, 11), (11, 1)]),
     (1, "noise", 11, 1),
 ]
-# SystemEntropy is not seeded: a right law fails here once in a million runs.
+# A secret stream is not seeded: a right law fails here once in a million runs.
 UNLUCKY = 1e-6
 
 
@@ -77,8 +78,8 @@ def normals_p_value(sample: npt.NDArray[np.float64]) -> float:
     return float(stats.kstest(sample, stats.norm.cdf).pvalue)
 
 
-def test_system_entropy_draws_uniforms() -> None:
-    sample = SystemEntropy().random(100_000)
+def test_secret_streams_draw_uniforms() -> None:
+    sample = secret_stream().random(100_000)
     assert sample.dtype == np.float64
     assert sample.min() >= 0.0
     assert sample.max() < 1.0
@@ -86,8 +87,8 @@ def test_system_entropy_draws_uniforms() -> None:
     assert abs(np.corrcoef(sample[:-1], sample[1:])[0, 1]) < 5 / np.sqrt(len(sample))
 
 
-def test_system_entropy_draws_standard_normals() -> None:
-    sample = SystemEntropy().standard_normal(100_000)
+def test_secret_streams_draw_standard_normals() -> None:
+    sample = secret_stream().standard_normal(100_000)
     assert sample.dtype == np.float64
     assert np.isfinite(sample).all()
     assert normals_p_value(sample) > UNLUCKY
@@ -105,53 +106,62 @@ def test_system_entropy_draws_standard_normals() -> None:
 )
 def test_another_law_is_rejected(wrong: object) -> None:
     assert callable(wrong)
-    sample = wrong(SystemEntropy().standard_normal(100_000))
+    sample = wrong(secret_stream().standard_normal(100_000))
     assert normals_p_value(sample) < UNLUCKY
 
 
-@pytest.mark.parametrize(
-    ("byte", "uniform", "normal"),
-    [(b"\x00", 0.0, 10.0140), (b"\xff", 1.0 - 2.0**-53, 0.0)],
-    ids=["all bits 0", "all bits 1"],
-)
-def test_extreme_bits_give_finite_normals(
-    byte: bytes, uniform: float, normal: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("os.urandom", lambda size: byte * size)
-    assert SystemEntropy().random(2).tolist() == [uniform, uniform]
-    assert SystemEntropy().standard_normal(2) == pytest.approx([normal, normal], abs=1e-4)
+def test_secret_streams_are_aes_in_counter_mode() -> None:
+    """FIPS 197, Appendix C.1: the block 00112233… under the key 000102…"""
+    key = int.from_bytes(bytes(range(16)), "little")
+    block = bytes.fromhex("00112233445566778899aabbccddeeff")
+    drawn = AESCounter(key=key, counter=int.from_bytes(block, "little")).random_raw(2)
+    assert drawn.astype("<u8").tobytes().hex() == "69c4e0d86a7b0430d8cdb78070b4c55a"
 
 
-def test_system_entropy_of_size_zero_is_empty() -> None:
-    assert SystemEntropy().random(0).shape == (0,)
-    assert SystemEntropy().standard_normal(0).shape == (0,)
-
-
-def test_the_tail_of_secure_normals_has_neither_gaps_nor_an_end(
+def test_every_secret_stream_has_a_key_of_128_bits_of_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A word whose eleven coins all fail goes on to a second; 53 bits would end at 8.2."""
+    keys = [5, 6, 5]
+    asked: list[int] = []
 
-    def drawn(word: int, second: int) -> float:
-        words = iter([word, second])
-        monkeypatch.setattr(
-            SystemEntropy,
-            "_bits",
-            staticmethod(lambda size: np.array([next(words) for _ in range(size)], np.uint64)),
-        )
-        return float(SystemEntropy().standard_normal(1)[0])
+    def key_of(bits: int) -> int:
+        asked.append(bits)
+        return keys[len(asked) - 1]
 
-    negative, no_coin, one_coin, next_mantissa = 1, 0, 2, 1 << 12
-    assert drawn(negative | one_coin, 0) == pytest.approx(stats.norm.ppf(0.25), rel=1e-12)
-    far = drawn(negative | no_coin, 1 << 40)
-    assert far == pytest.approx(stats.norm.ppf(2.0 ** -(2 + 11 + 40)), rel=1e-12)
-    assert far < -8.1
-    assert 0.0 <= drawn(negative | no_coin | next_mantissa, 1 << 40) - far < 1e-14
+    monkeypatch.setattr("secrets.randbits", key_of)
+    first, second, again = (secret_stream().random(1000) for _ in keys)
+    assert asked == [128] * 3
+    assert np.array_equal(first, again)
+    assert not set(first.tolist()) & set(second.tolist())
+
+
+def test_nothing_is_drawn_of_size_zero() -> None:
+    assert secret_stream().random(0).shape == (0,)
+    assert secret_stream().standard_normal(0).shape == (0,)
+
+
+def tail_normal(*uniforms: float) -> float:
+    """Return what a generator's normal is when its bits say: tail, and then these uniforms."""
+    into_the_tail = (0xFFFFFFFFFFFFF - (1 << 8)) << 9  # layer 0, positive, beyond its rectangle
+    words = [into_the_tail, *(int(u * 2.0**53) << 11 for u in uniforms)]
+    bits = UserBitGenerator(lambda _state: words.pop(0) if words else 0, 64)
+    return float(np.random.Generator(bits).standard_normal())
+
+
+def test_the_tail_of_secure_normals_has_no_gaps_and_ends_at_twelve_deviations() -> None:
+    """Beyond 3.65 a normal is 3.65 - ln(1 - u)/3.65, kept where a second uniform allows it."""
+    edge, last = 3.6541528853610088, 1.0 - 2.0**-53
+    for value, gap in ((4.0, 1e-14), (7.0, 1e-10), (8.0, 1e-9), (10.0, 1e-6), (12.0, 1e-2)):
+        u = float(-np.expm1(-(value - edge) * edge))
+        drawn, neighbour = tail_normal(u, last), tail_normal(u + 2.0**-53, last)
+        assert drawn == pytest.approx(value, abs=gap)
+        assert 0.0 <= neighbour - drawn < gap
+    assert tail_normal(last, last, 0.5, last) == tail_normal(0.5, last)  # 13.7 is refused
 
 
 def test_exponents_fall_by_halves() -> None:
     """Every octave of the tail has the share it should: a right law, and no double counting."""
-    sample = np.abs(SystemEntropy().standard_normal(1_600_000))
+    sample = np.abs(secret_stream().standard_normal(1_600_000))
     edges = -stats.norm.ppf(2.0 ** -np.arange(1.0, 14.0))
     counts, _ = np.histogram(sample, [*edges, np.inf])
     share = np.array([2.0**-octave for octave in range(1, 13)] + [2.0**-12])

@@ -54,7 +54,7 @@ def test_a_checkpoint_from_before_checksums_is_read(tmp_path: Path) -> None:
 def folder(tmp_path: Path) -> RunFolder:
     """Checkpoints of rounds 2 and 4, all four rounds charged and in the metrics."""
     folder = RunFolder(tmp_path / "run")
-    folder.begin(parse_config({}), {})
+    folder.begin(parse_config({}), {}, 0)
     for round in range(5):
         folder.append_metrics(json.dumps({"round": round}))
     folder.charge(state_after(4).ledger)

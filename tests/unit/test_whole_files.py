@@ -71,12 +71,12 @@ def test_a_model_is_there_whole_or_not_at_all(
 
 def test_what_killed_runs_left_is_removed_when_a_run_is_taken_up(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    folder.begin(parse_config({}), {})
+    folder.begin(parse_config({}), {}, 0)
     (folder.checkpoints / ".round-000002.safetensors.123.tmp").write_bytes(b"half")
     (tmp_path / ".model.123.tmp").mkdir()
     (tmp_path / ".model.123.tmp" / "config.json").write_text("{}")
     (tmp_path / ".notes").write_text("mine")
-    folder.begin(parse_config({}), {})
+    folder.begin(parse_config({}), {}, 0)
     assert names(tmp_path) == [".notes", "checkpoints", "config.toml", "run.json"]
     assert not names(folder.checkpoints)
 

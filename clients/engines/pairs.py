@@ -15,7 +15,7 @@ import torch
 from clients.engines.uses import Product, Rows, Segment, Use, by_unit
 
 # Inner products are summed in float32 over at least as many entries, and then over these blocks.
-_BLOCK = 64
+_BLOCK = 128
 
 
 class Pairs(NamedTuple):
@@ -60,8 +60,8 @@ def pair_squares(uses: Sequence[Use], segment: Segment) -> Pairs:
     these bounds themselves, is below a hundredth of them, and they are made larger by as much.
     """
     products = [use for use in uses if isinstance(use, Product)]
-    left = torch.cat([by_unit(use.left, segment) for use in products], dim=1)
-    right = torch.cat([by_unit(use.right, segment) for use in products], dim=1)
+    left = _in_a_row([by_unit(use.left, segment) for use in products])
+    right = _in_a_row([by_unit(use.right, segment) for use in products])
     u = torch.finfo(left.dtype).eps / 2.0
     of_left, of_right = _inner(left, left), _inner(right, right)
     left_norms, right_norms = _norms(of_left, left), _norms(of_right, right)
@@ -72,8 +72,8 @@ def pair_squares(uses: Sequence[Use], segment: Segment) -> Pairs:
     squares = _total(of_left.mul_(of_right))
     lookups = [use for use in uses if isinstance(use, Rows)]
     if lookups:
-        ids = torch.cat([by_unit(use.ids[..., None], segment) for use in lookups], dim=1)[..., 0]
-        values = torch.cat([by_unit(use.values, segment) for use in lookups], dim=1)
+        ids = _in_a_row([by_unit(use.ids[..., None], segment) for use in lookups])[..., 0]
+        values = _in_a_row([by_unit(use.values, segment) for use in lookups])
         of_values = _inner(values, values)
         norms = _norms(of_values, values)
         off = (_roundings(values) + 1) * u
@@ -95,6 +95,11 @@ def cross_term(
 def scores(left: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     """Return l_t[i_s] for the units' positions t and look-ups s, (units, positions, look-ups)."""
     return left.gather(2, ids[:, None, :].expand(-1, left.shape[1], -1))
+
+
+def _in_a_row(positions: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the units' positions of all uses; of one use without a copy."""
+    return positions[0] if len(positions) == 1 else torch.cat(list(positions), dim=1)
 
 
 def _inner(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:

@@ -15,6 +15,9 @@ from fedsim.materials import Materials
 from fedsim.tensors import zeros_like
 
 
+CLIP_MARGIN = 1e-4  # relative, by which fast engines clip more than they must, for their rounding
+
+
 @dataclass(frozen=True)
 class Case:
     """A task, and what its first users would add without a clip, one sequence at a time."""

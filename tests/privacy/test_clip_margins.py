@@ -69,7 +69,7 @@ def added(make: type[Gradients], use: Use, layout: torch.Tensor) -> tuple[float,
     gradients.start_pass(Segments([1], whole=True))
     gradients("weight", use)
     clip = FlatClip(l2_clip_norm=BOUND)
-    factors, plain = clip_factors(clip, parameters, gradients.squares(), gradients.norm_error)
+    factors, plain = clip_factors(clip, parameters, gradients.squares())
     assert bool(plain)
     summed = l2_norm(dict(gradients.weighted_sum(factors)))
     exact = use.to(torch.float64).weighted_sum(factors[0].float().double())
@@ -90,7 +90,6 @@ def test_products_are_clipped_to_the_bound(make: type[Gradients], make_product: 
     product = make_product()  # type: ignore[operator]
     layout = torch.zeros(product.left.shape[-1], product.right.shape[-1])
     exact, summed = added(make, product, layout)
-    print(exact, summed)
     assert 0.9 * BOUND <= summed <= BOUND
     if make is Ghost:
         assert exact <= BOUND
@@ -109,6 +108,5 @@ def test_entries_lost_beside_a_large_one_are_clipped(
         "rows": (Rows(torch.zeros(1, 1, dtype=torch.int64), row, 3), torch.zeros(3, size)),
     }
     exact, summed = added(make, *uses[kind])
-    print(exact, summed)
     assert 0.9999 * BOUND <= summed <= BOUND
     assert exact <= BOUND

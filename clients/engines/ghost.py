@@ -22,7 +22,6 @@ from clients.engines.squares import block_squares, sum_of_rows
 from clients.engines.uses import MergedRows, Product, Rows, Segment, Segments, Use, merged
 from fedsim.tensors import Tensors
 
-
 # Of a unit's square: where pairs may be off by more, its gradient is formed. The clip allows for
 # what they may be off, so that this costs a unit a two-thousandth of its norm at most.
 _INEXACT = 1e-3
@@ -42,9 +41,9 @@ class Ghost:
     the most that a chain stretches a row. A sum over them, in any order and any parts, is within
     γ_P·m of G: a term is rounded P times at most, in its product and in P - 1 sums, and zeros add
     no rounding. A factor on one side rounds once more, and a chain, along rows of width w, w + 6
-    times. With k = P + 1, and w + 6 for a chain, a unit thus adds at most
-    sqrt(squares + error) + γ_k·m by pairs (`pair_squares`), and ‖formed‖ + 2γ_k·m where its gradient
-    is formed; `norm_error` is for the norm of what is formed, and for factors.
+    times. With k = P + 1, and w + 6 for a chain, a unit thus adds sqrt(squares + error) + γ_k·m at
+    most by pairs (`pair_squares`), and ‖formed‖ + 2γ_k·m where its gradient is formed; `norm_error`
+    is for the norm of what is formed, and for factors.
 
     All of this is of the unit alone, and so is the choice between the two ways: how much padding
     the others bring moves nothing. What is not bounded here is how positions of other units in the

@@ -95,6 +95,22 @@ def test_products_are_clipped_to_the_bound(make: type[Gradients], make_product: 
         assert exact <= BOUND
 
 
+def test_a_chained_product_is_clipped_to_the_bound() -> None:
+    """Rows that are used at norm 1, one of them 30 times shorter than the others."""
+    torch.manual_seed(0)
+    rows = torch.randn(300, 48)
+    rows[0] /= 30.0
+    chain = NormalisedRows(rows, unit_rows(rows).inverse)
+    parameters = {"weight": rows}
+    gradients = Ghost(Buffers(), parameters, 1)
+    gradients.start_pass(Segments([1], whole=True))
+    left, right = torch.randn(1, 200, 300), torch.randn(1, 200, 48)
+    gradients("weight", Product(left, right, chain))
+    factors, plain = clip_factors(FlatClip(l2_clip_norm=BOUND), parameters, gradients.squares())
+    assert bool(plain)
+    assert 0.99 * BOUND <= l2_norm(gradients.weighted_sum(factors)) <= BOUND
+
+
 @pytest.mark.parametrize("make", [Ghost, Materialised])
 @pytest.mark.parametrize("kind", ["product", "total", "rows"])
 @pytest.mark.parametrize("size", [1024, 1 << 17])

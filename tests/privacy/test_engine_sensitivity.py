@@ -67,7 +67,7 @@ def unit_of(key: int, length: int, seed: int) -> Unit:
 def test_a_newcomer_who_shifts_every_chunk_moves_the_others_by_what_is_stated(
     make: Callable[..., BatchedEngine], alike: bool, length: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One in front moves the last unit of each chunk to the next; all alike are off the same way."""
+    """One in front moves the last unit of each chunk to the next; all alike are off alike."""
     model, parameters = network("gpt2 tied", torch.float32)
     if make is ghost:  # chunks of one pass
         monkeypatch.setattr("clients.engines.chunks.CPU_TOKENS", CHUNK * 2 * 8)

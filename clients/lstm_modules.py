@@ -146,6 +146,11 @@ class NormalisedRows:
     rows: torch.Tensor
     inverse: torch.Tensor
 
+    @property
+    def stretch(self) -> float:
+        """At least how many times longer the map makes a row: it turns it, then divides it by r."""
+        return 1.01 * float(self.inverse.max())
+
     def of_user(self, user: int) -> NormalisedRows:
         """Return the map for one table of a stack; this one, where there is no stack."""
         if self.rows.dim() == 2:

@@ -60,11 +60,12 @@ class _Clip(BaseModel):
         factors = self.factors(update)
         return {name: value.double() * factors[name] for name, value in update.items()}
 
-    def factors(self, update: Tensors) -> dict[str, float]:
-        """Return what each tensor of the update is multiplied by."""
+    def factors(self, update: Tensors, *, norm_error: float = 0.0) -> dict[str, float]:
+        """Return what each tensor of the update is multiplied by; see `batch_factors`."""
         squares = [l2_norm({name: value}) ** 2 for name, value in update.items()]
         row = torch.tensor([squares], dtype=torch.float64)
-        return dict(zip(update, self.batch_factors(list(update), row)[0].tolist(), strict=True))
+        factors = self.batch_factors(list(update), row, norm_error=norm_error)[0].tolist()
+        return dict(zip(update, factors, strict=True))
 
     @property
     def unclipped_factor(self) -> float:

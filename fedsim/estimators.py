@@ -12,6 +12,7 @@ from typing import Protocol
 
 import torch
 
+from fedsim.rounding import most_weight
 from fedsim.tensors import Tensors, add, add_, scale, zeros_like
 
 
@@ -91,6 +92,15 @@ class Estimator(Protocol):
         """Return the most, in L2, that adding or removing one unit of weight <= 1 can change."""
         ...
 
+    @property
+    def rounded_weight(self) -> float:
+        """The weight whose rounding can reach the estimate, from public numbers alone.
+
+        While a sum's weight is at most that, `sensitivity(bound * (1 + rounding_share(weight)))`
+        holds for a sum that is rounded, see `fedsim.rounding`.
+        """
+        ...
+
     def describe(self) -> dict[str, float | str]:
         """Return what a report prints."""
         ...
@@ -139,6 +149,11 @@ class FixedDenominator:
         """Return bound / (qW)."""
         return bound / self.denominator
 
+    @property
+    def rounded_weight(self) -> float:
+        """What the weight drawn exceeds with probability 1e-20 at most."""
+        return most_weight(self.denominator, self.total_weight)
+
     def describe(self) -> dict[str, float | str]:
         """Return the kind and the denominator."""
         return {"kind": self.kind, "denominator": self.denominator}
@@ -184,6 +199,15 @@ class ClippedDenominator:
     def sensitivity(self, bound: float) -> float:
         """Return 2·bound / (qW_min)."""
         return 2.0 * bound / self.least_denominator
+
+    @property
+    def rounded_weight(self) -> float:
+        """qW_min, whatever weight is drawn: it is divided by that weight, and rounds with it.
+
+        Sums within ½·share(W)·S of the exact ones, over max(qW_min, W), are off by ½·share(1)·S at
+        most, two of them by share(1)·S: half of 2S/(qW_min)·share(qW_min).
+        """
+        return self.least_denominator
 
     def describe(self) -> dict[str, float | str]:
         """Return the kind and the least denominator."""

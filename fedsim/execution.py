@@ -110,11 +110,19 @@ class Executor(Protocol):
 
 
 class Accumulator:
-    """Adds units to a sum in place: the one spot where an update is checked, clipped, weighted."""
+    """Adds units to a sum in place: the one spot where an update is checked, clipped, weighted.
 
-    def __init__(self, layout: Tensors, clip: Clip) -> None:
+    Args:
+        layout: of the updates.
+        clip: bounds each of them.
+        norm_error: of the clip's factors, see `Clip.batch_factors`: for the margin of an engine
+            that adds most of its units otherwise.
+    """
+
+    def __init__(self, layout: Tensors, clip: Clip, *, norm_error: float = 0.0) -> None:
         self._values = zeros_like(layout, torch.float64)
         self._clip = clip
+        self._norm_error = norm_error
         self._weight = 0.0
         self._units = self._non_finite = self._gradients = self._unclipped = 0
         self._loss = 0.0
@@ -126,7 +134,7 @@ class Accumulator:
         its weight, so a clipped denominator still counts it.
         """
         if all_finite(update.values):
-            factors = self._clip.factors(update.values)
+            factors = self._clip.factors(update.values, norm_error=self._norm_error)
             add_(self._values, update.values, {k: weight * f for k, f in factors.items()})
             whole = self._clip.unclipped_factor
             self._unclipped += all(factor == whole for factor in factors.values())

@@ -43,6 +43,11 @@ class FilteredMean:
         """Return 24 τ/N, whatever the clip's bound is: concentration bounds what a user moves."""
         return 24.0 * self.radius / self.num_users
 
+    @property
+    def rounded_weight(self) -> float:
+        """Zero: every user's gradient is computed in a pass of its own, and added in float64."""
+        return 0.0
+
     def describe(self) -> dict[str, float | str]:
         """Return the kind, τ and N."""
         return {"kind": self.kind, "radius": self.radius, "num_users": self.num_users}

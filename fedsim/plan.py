@@ -1,8 +1,9 @@
 """The frozen plan of a round: one value from which sampler, clip, denominator, noise and cost come.
 
 Nobody passes a noise level or a sampling rate a second time. The noise standard deviation
-exists only as `noise_multiplier * estimator.sensitivity(clip.bound)`, and the cost that the
-ledger is charged is made of the same fields. A plan that cannot be kept is refused here.
+exists only as `noise_multiplier * estimator.sensitivity(clip.bound)`, the bound a little larger for
+the rounding of a sum (`fedsim.rounding`), and the cost that the ledger is charged is made of the
+same fields. A plan that cannot be kept is refused here.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from fedsim.clip_policy import ClipPolicy, ConstantClip, NextClip
 from fedsim.clipping import Clip
 from fedsim.estimators import Estimator, WeightedSum
 from fedsim.execution import Executor
+from fedsim.rounding import rounding_share
 from fedsim.sampling import Sampling
 from fedsim.seeding import RandomSource, secret_stream, stream
 from fedsim.server_optimizer import ServerOptimizer
@@ -85,7 +87,7 @@ class RoundPlan:
         ...     optimizer=ServerOptimizer("sgd", 1.0),
         ...     entropy="seeded",
         ... )
-        >>> plan.noise_stddev  # 2.0 times 0.5 / (0.01 * 1000)
+        >>> round(plan.noise_stddev, 3)  # 2.0 times 0.5 / (0.01 * 1000), and 0.02 % for rounding
         0.1
         >>> plan.cost.units_per_user, plan.cost.noise_multiplier
         (1, 2.0)
@@ -177,7 +179,8 @@ class RoundPlan:
         """The standard deviation of the noise on each entry of the estimate."""
         if self.noise_multiplier == 0.0:
             return 0.0
-        stddev = self.update_noise_multiplier * self.estimator.sensitivity(self.clip.bound)
+        bound = self.clip.bound * (1.0 + rounding_share(self.estimator.rounded_weight))
+        stddev = self.update_noise_multiplier * self.estimator.sensitivity(bound)
         if not 0.0 < stddev < float("inf"):
             raise ValueError(
                 f"noise_multiplier = {self.noise_multiplier} with a clip bound of "

@@ -20,7 +20,7 @@ from clients.engines.malloc import keep_large_blocks
 from clients.engines.packing import row_tokens
 from clients.engines.partial_sum import PartialSum, shares
 from clients.engines.passes import passes
-from clients.engines.squares import clip_factors
+from clients.engines.squares import clip_factors, norm_error
 from clients.engines.trust import CannotTell, verified
 from clients.mixed_precision import in_float32
 from fedsim.clipping import Clip
@@ -57,7 +57,7 @@ class BatchedEngine:
         if not task.averages_gradients:
             raise ValueError(f"task {type(task).__name__}: its update is no mean gradient")
         if self._refused:
-            return loop(task, parameters, keys, clip, round)
+            return self._by_loop(task, parameters, keys, clip, round)
         units = task.units(keys, round)
         some = [unit for unit in units if len(unit.lengths)]
         empty = [unit for unit in units if not len(unit.lengths)]
@@ -73,12 +73,18 @@ class BatchedEngine:
             self._add_all(total, chunks.in_order(some, self._row_tokens), add_alone)
             return total.result()
         except CannotTell:
-            return loop(task, parameters, keys, clip, round)
+            return self._by_loop(task, parameters, keys, clip, round)
         except NotCovered as reason:
             log.warning("%s: no layer rule for %s; computing by loop", self._model.name, reason)
             self._refused = True
             self._method.clear()
-            return loop(task, parameters, keys, clip, round)
+            return self._by_loop(task, parameters, keys, clip, round)
+
+    @staticmethod
+    def _by_loop(
+        task: Task, parameters: Tensors, keys: Keys, clip: Clip, round: int
+    ) -> WeightedSum:
+        return loop(task, parameters, keys, clip, round, norm_error=norm_error(parameters))
 
     def _verify(self, parameters: Tensors, unit: Unit) -> chunks.Limits:
         model = in_float32(self._model)  # a wrong rule is told by less than bfloat16 rounds
@@ -161,7 +167,7 @@ def _add(
     Raises before it adds anything, or not at all.
     """
     squares = gradients.squares()
-    factors, plain = clip_factors(total.clip, total.parameters, squares, gradients.norm_error)
+    factors, plain = clip_factors(total.clip, total.parameters, squares)
     others = (~plain).nonzero()[:, 0]
     if len(others):
         gradients.drop(others)

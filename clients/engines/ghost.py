@@ -10,22 +10,45 @@ al. 2023).
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
 from clients.engines.batched import BatchedEngine
 from clients.engines.capture import OpenModel
 from clients.engines.materialised import Buffers
 from clients.engines.pairs import pair_squares, pairs_are_cheaper
-from clients.engines.squares import block_squares
-from clients.engines.uses import Product, Rows, Segment, Segments, Use, merged
+from clients.engines.squares import block_squares, sum_of_rows
+from clients.engines.uses import MergedRows, Product, Rows, Segment, Segments, Use, merged
 from fedsim.tensors import Tensors
+
+# Of a unit's square: where pairs may be off by more, its gradient is formed. The clip allows for
+# what they may be off, so that this costs a unit a two-thousandth of its norm at most.
+_INEXACT = 1e-3
+# More than the norm of any vector of float32 numbers whose squares all underflow.
+_LOST = 1e-16
 
 
 class Ghost:
-    """Keeps the uses of one chunk; see `clients.engines.gradients.Gradients`."""
+    """Keeps the uses of one chunk; see `clients.engines.gradients.Gradients`.
 
-    # Relative: sums over pairs that do not cancel were seen up to 1e-6 low.
-    norm_error = 5e-6
+    Vectors and tables of which rows are looked up are added as the numbers whose norms were taken.
+    What products add is never formed, and rounded otherwise than whatever the norm was taken of. So
+    `squares` are not those of the gradient but of the most that the unit, alone in the chunk, adds.
+
+    Proof. Let G be the gradient that the captured numbers have in exact arithmetic, u half of eps,
+    and m = Σ ‖l_t‖‖r_t‖ + Σ ‖v_s‖ over the unit's P positions where neither factor is zero, times
+    the most that a chain stretches a row. A sum over them, in any order and any parts, is within
+    γ_P·m of G: a term is rounded P times at most, in its product and in P - 1 sums, and zeros add
+    no rounding. A factor on one side rounds once more, and a chain, along rows of width w, w + 6
+    times. With k = P + 1, and w + 6 for a chain, a unit thus adds sqrt(squares + error) + γ_k·m at
+    most by pairs (`pair_squares`), and ‖formed‖ + 2γ_k·m where its gradient is formed; `norm_error`
+    is for the norm of what is formed, and for factors.
+
+    All of this is of the unit alone, and so is the choice between the two ways: how much padding
+    the others bring moves nothing. What is not bounded here is how positions of other units in the
+    same product are rounded; see `fedsim.rounding`.
+    """
 
     def __init__(self, scratch: Buffers, layout: Tensors, num_units: int) -> None:
         self._scratch = scratch
@@ -33,6 +56,8 @@ class Ghost:
         self._num_units = num_units
         self._passes: list[Segments] = []
         self._uses: dict[str, list[tuple[Use, Segments]]] = {name: [] for name in layout}
+        self._vectors: dict[str, torch.Tensor] = {}
+        self._merged: dict[str, MergedRows] = {}
 
     def start_pass(self, segments: Segments) -> None:
         """Say to which units the sequences of the uses that follow belong."""
@@ -47,56 +72,78 @@ class Ghost:
         self._uses[name].append((use.to(self._layout[name].dtype), self._passes[-1]))
 
     def squares(self) -> torch.Tensor:
-        """Return squared norms, (units, parameters) float64."""
+        """Return squares of bounds on what units add, (units, parameters) float64."""
         return torch.stack([self._square(name) for name in self._layout], dim=1)
 
     def _square(self, name: str) -> torch.Tensor:
         uses, like = self._uses[name], self._layout[name]
         if like.ndim == 1:  # a vector per unit is nothing
-            vectors = like.new_zeros(self._num_units, len(like))
+            vectors = self._vectors[name] = like.new_zeros(self._num_units, len(like))
             for use, segments in uses:
                 use.into(vectors, segments, add=True)
             return block_squares(vectors)
         lookups = [(use, of) for use, of in uses if isinstance(use, Rows)]
         if lookups and len(lookups) == len(uses):
-            return merged(lookups).squares(self._num_units)
-        squares = torch.zeros(self._num_units, dtype=torch.float64, device=like.device)
+            self._merged[name] = merged(lookups)
+            return self._merged[name].squares(self._num_units)
+        own = self._own(name)
+        norms = torch.zeros(self._num_units, dtype=torch.float64, device=like.device)
         if len(self._passes) == 1:
             for segment in self._passes[0]:
-                squares[segment.units] = self._of_segment(name, segment)
+                norms[segment.units] = self._of_segment(name, segment, own)
         else:
             for unit in range(self._num_units):
-                squares[unit] = self._of_unit(name, unit)
-        return squares
+                norms[unit] = self._of_unit(name, unit, own)
+        return norms.square()
 
-    def _of_segment(self, name: str, segment: Segment) -> torch.Tensor:
-        """Return the squares of neighbouring units that have all their sequences in one pass."""
+    def _of_segment(self, name: str, segment: Segment, own: _Own) -> torch.Tensor:
+        """Return bounds for neighbouring units that have all their sequences in one pass."""
         uses = [use for use, _ in self._uses[name]]
-        squares = torch.zeros(segment.num_units, dtype=torch.float64, device=self._device(name))
-        missing = torch.ones(segment.num_units, dtype=torch.bool)
-        if pairs_are_cheaper(uses, segment):
-            squares, missing = pair_squares(uses, segment)
-        for index in missing.nonzero()[:, 0].tolist():
-            rows = segment.rows_of(index)
-            squares[index] = self._direct(name, [_joined(use, rows) for use in uses])
-        return squares
+        margins = own.margins[segment.units]
+        norms = torch.zeros_like(margins)
+        by_pairs = [pairs_are_cheaper(uses, count) for count in own.positions[segment.units]]
+        if any(by_pairs):
+            pairs = pair_squares(uses, segment)
+            norms = (pairs.squares + pairs.error).sqrt() + margins
+            inexact = (pairs.error > _INEXACT * pairs.squares).tolist()
+            by_pairs = [cheap and not off for cheap, off in zip(by_pairs, inexact, strict=True)]
+        for index, done in enumerate(by_pairs):
+            if not done:
+                rows = segment.rows_of(index)
+                formed = self._direct(name, [_joined(use, rows) for use in uses])
+                norms[index] = formed + 2.0 * margins[index]
+        return norms
 
-    def _of_unit(self, name: str, unit: int) -> torch.Tensor:
-        """Return the square of one unit, wherever its sequences are."""
+    def _of_unit(self, name: str, unit: int, own: _Own) -> torch.Tensor:
+        """Return the bound for one unit, wherever its sequences are."""
         parts = []
         for use, segments in self._uses[name]:
             start, count = sum(segments.counts[:unit]), segments.counts[unit]
             if count:
                 parts.append(_joined(use, slice(start, start + count)))
-        alone = Segment(slice(0, 1), slice(0, 1))
-        if pairs_are_cheaper(parts, alone):
-            squares, inexact = pair_squares(parts, alone)
-            if not bool(inexact[0]):
-                return squares[0]
-        return self._direct(name, parts)
+        if pairs_are_cheaper(parts, own.positions[unit]):
+            pairs = pair_squares(parts, Segment(slice(0, 1), slice(0, 1)))
+            if not bool(pairs.error > _INEXACT * pairs.squares):
+                return (pairs.squares + pairs.error).sqrt()[0] + own.margins[unit]
+        return self._direct(name, parts) + 2.0 * own.margins[unit]
+
+    def _own(self, name: str) -> _Own:
+        """Return the units' positions and γ_k·m, see the class."""
+        like, device = self._layout[name], self._device(name)
+        positions, masses = torch.zeros(2, self._num_units, dtype=torch.float64, device=device)
+        chained = False
+        for use, segments in self._uses[name]:
+            of_positions = _masses(use)
+            units = segments.unit_of_row(device)
+            positions.index_add_(0, units, (of_positions > 0).sum(dim=1, dtype=torch.float64))
+            masses.index_add_(0, units, of_positions.sum(dim=1))
+            chained |= isinstance(use, Product) and use.chain is not None
+        k = positions + (like.shape[-1] + 7 if chained else 1)
+        ku = k * torch.finfo(like.dtype).eps / 2.0
+        return _Own(positions.long().tolist(), ku / (1.0 - ku) * masses)
 
     def _direct(self, name: str, parts: list[Use]) -> torch.Tensor:
-        """Return the squared norm of one unit's gradient, formed in the one scratch buffer."""
+        """Return the norm of one unit's gradient, formed in the one scratch buffer."""
         like = self._layout[name]
         gradient = self._scratch.take(str(tuple(like.shape)), 1, like)
         gradient.zero_()
@@ -108,13 +155,17 @@ class Ghost:
         for part in parts:
             if not isinstance(part, Product):
                 part.into(gradient, one, add=True)
-        return block_squares(gradient.flatten(1))[0]
+        return block_squares(gradient.flatten(1))[0].sqrt()
 
     def _device(self, name: str) -> torch.device:
         return self._layout[name].device
 
     def drop(self, units: torch.Tensor) -> None:
         """Put zeros for these units: their NaN times a factor of 0 would be NaN."""
+        for vectors in self._vectors.values():
+            vectors[units] = 0.0
+        for name, rows in self._merged.items():
+            self._merged[name] = rows.without(units)
         self._uses = {
             name: [(_zeroed(use, segments, units), segments) for use, segments in uses]
             for name, uses in self._uses.items()
@@ -125,15 +176,27 @@ class Ghost:
         total: dict[str, torch.Tensor] = {}
         for column, (name, like) in enumerate(self._layout.items()):
             of_units = factors[:, column].to(like.dtype)
-            # Products first: what they are of may be made of the parameter.
-            uses = sorted(self._uses[name], key=lambda used: not isinstance(used[0], Product))
-            products = [use for use, _ in uses if isinstance(use, Product)]
-            for place, (use, segments) in enumerate(uses):
-                part = use.weighted_sum(of_units[segments.unit_of_row(factors.device)])
-                total[name] = total[name].add_(part) if name in total else part
-                if place + 1 == len(products):
-                    _chain(products, total[name])
+            if name in self._vectors:
+                total[name] = sum_of_rows(of_units, self._vectors[name])
+            elif name in self._merged:
+                total[name] = self._merged[name].weighted_sum(of_units)
+            elif uses := self._uses[name]:
+                total[name] = _sum_of_uses(uses, of_units)
         return total
+
+
+def _sum_of_uses(uses: list[tuple[Use, Segments]], of_units: torch.Tensor) -> torch.Tensor:
+    # Products first: what they are of may be made of the parameter.
+    uses = sorted(uses, key=lambda used: not isinstance(used[0], Product))
+    parts = [use.weighted_sum(of_units[of.unit_of_row(of_units.device)]) for use, of in uses]
+    products = [use for use, _ in uses if isinstance(use, Product)]
+    total = parts[0]
+    for part in parts[1 : len(products)]:
+        total += part
+    _chain(products, total)
+    for part in parts[len(products) :]:
+        total += part
+    return total
 
 
 def _chain(products: list[Product], gradient: torch.Tensor) -> None:
@@ -145,6 +208,32 @@ def _chain(products: list[Product], gradient: torch.Tensor) -> None:
 def _joined(use: Use, rows: slice) -> Use:
     """Return the use by some sequences as if they were one long one."""
     return use.map(lambda value: value[rows].flatten(0, 1)[None])
+
+
+class _Own(NamedTuple):
+    """What a unit's positions tell of it, whoever else is there.
+
+    Attributes:
+        positions: how many have a share in the gradient, by unit.
+        margins: how far a sum over them may be off, (units,) float64.
+    """
+
+    positions: list[int]
+    margins: torch.Tensor
+
+
+def _masses(use: Use) -> torch.Tensor:
+    """Return at least ‖l_t‖‖r_t‖ of every position, zero where one of them is, float64."""
+    if isinstance(use, Product):
+        stretch = 1.0 if use.chain is None else use.chain.stretch
+        return _at_least_norms(use.left) * _at_least_norms(use.right) * stretch
+    return _at_least_norms(use.values)
+
+
+def _at_least_norms(vectors: torch.Tensor) -> torch.Tensor:
+    """Return the norms, float64, and what rounding and underflow may have lost of them."""
+    norms: torch.Tensor = torch.linalg.vector_norm(vectors, dim=-1).double()
+    return torch.where(norms > 0, 1.01 * norms + _LOST, 0.0)
 
 
 def _zeroed(use: Use, segments: Segments, units: torch.Tensor) -> Use:

@@ -11,14 +11,7 @@ from fedsim.tensors import Tensors
 
 
 class Gradients(Protocol):
-    """Per-unit gradients of a chunk, in full or not; called with each use as it appears.
-
-    Attributes:
-        norm_error: relative; how far `squares` and float32 factors may fall short together.
-    """
-
-    @property
-    def norm_error(self) -> float: ...  # noqa: D102
+    """Per-unit gradients of a chunk, in full or not; called with each use as it appears."""
 
     def start_pass(self, segments: Segments) -> None:
         """Say to which units the sequences of the uses that follow belong."""
@@ -29,7 +22,10 @@ class Gradients(Protocol):
         ...
 
     def squares(self) -> torch.Tensor:
-        """Return squared norms, (units, parameters) float64, once all uses are in."""
+        """Return squared norms, (units, parameters) float64, once all uses are in.
+
+        Of what the sum adds for a unit, at least, up to `norm_error` of a norm.
+        """
         ...
 
     def drop(self, units: torch.Tensor) -> None:

@@ -8,12 +8,8 @@ import torch
 
 from clients.engines.local_steps import LocalUser
 from clients.engines.partial_sum import PartialSum, shares
-from clients.engines.squares import block_squares, clip_factors
+from clients.engines.squares import block_squares, clip_factors, sum_of_rows
 from fedsim.tensors import Tensors
-
-# Relative error of a float32 factor times a float32 entry, in a sum over a stack: what the clip
-# must allow for. Norms are float64.
-_NORM_ERROR = 1e-6
 
 
 def add_stack(
@@ -25,13 +21,13 @@ def add_stack(
     and numbers or factors near the ends of float32. Raises before it adds anything, or not at all.
     """
     squares = torch.stack([block_squares(value.flatten(1)) for value in updates.values()], dim=1)
-    factors, plain = clip_factors(total.clip, updates, squares, _NORM_ERROR)
+    factors, plain = clip_factors(total.clip, updates, squares)
     for index in (~plain).nonzero()[:, 0].tolist():
         for value in updates.values():
             value[index] = 0.0  # 0 times NaN would be NaN
     parts = shares(factors, [user.unit for user in users], plain)
     sums = {
-        name: parts[:, column].to(value.dtype) @ value.flatten(1)
+        name: sum_of_rows(parts[:, column].to(value.dtype), value.flatten(1))
         for column, (name, value) in enumerate(updates.items())
     }
     kept = [user for user, is_plain in zip(users, plain.tolist(), strict=True) if is_plain]

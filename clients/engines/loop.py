@@ -14,9 +14,14 @@ def loop(
     keys: Keys,
     clip: Clip,
     round: int,
+    *,
+    norm_error: float = 0.0,
 ) -> WeightedSum:
-    """Return Σ w·clip(update), a backward pass (or local training) per unit, in key order."""
-    accumulator = Accumulator(parameters, clip)
+    """Return Σ w·clip(update), a backward pass (or local training) per unit, in key order.
+
+    With `norm_error` the clip has the margin of an engine that this is in the place of.
+    """
+    accumulator = Accumulator(parameters, clip, norm_error=norm_error)
     for key in keys:
         unit = task.unit(int(key), round)
         accumulator.add(task.update(parameters, unit, round), unit.weight)

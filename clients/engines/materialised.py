@@ -13,17 +13,16 @@ import torch
 from clients.engines.batched import BatchedEngine
 from clients.engines.capture import NotCovered, OpenModel
 from clients.engines.held import HeldProducts
-from clients.engines.squares import block_squares
+from clients.engines.squares import block_squares, sum_of_rows
 from clients.engines.uses import Chain, MergedRows, Rows, Segments, Total, Use, merged
 from fedsim.tensors import Tensors
 
 
 class Materialised:
-    """Collects the uses of one chunk; see `clients.engines.batched.Gradients`."""
+    """Collects the uses of one chunk; see `clients.engines.gradients.Gradients`.
 
-    # Relative, of a float32 norm: blocks of 1024 squares lose under 3e-7, and factors rounded to
-    # float32 times float32 gradients 1.2e-7.
-    norm_error = 1e-6
+    The rows whose norms are taken are the rows that are added: the clip's margin is `norm_error`.
+    """
 
     def __init__(self, buffers: Buffers, layout: Tensors, num_units: int, room: int) -> None:
         self._buffers = buffers
@@ -140,7 +139,7 @@ class Materialised:
             if name in self._merged:
                 total[name] = self._merged[name].weighted_sum(factor)
             elif name in self._dense:
-                total[name] = (factor @ self._dense[name].flatten(1)).view(like.shape)
+                total[name] = sum_of_rows(factor, self._dense[name].flatten(1)).view(like.shape)
         return total
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from clients.engines.squares import norm_error
 from fedsim.clipping import Clip
 from fedsim.estimators import WeightedSum
 from fedsim.execution import Accumulator, Unit
@@ -28,7 +29,9 @@ class PartialSum:
     def alone(self) -> Accumulator:
         """Where a unit is added the way `loop` does; it has memory of its own once it is used."""
         if self._alone is None:
-            self._alone = Accumulator(self.parameters, self.clip)
+            self._alone = Accumulator(
+                self.parameters, self.clip, norm_error=norm_error(self.parameters)
+            )
         return self._alone
 
     def within(self, factors: torch.Tensor, plain: torch.Tensor) -> int:

@@ -16,6 +16,7 @@ from typing import Protocol
 import torch
 
 from clients.engines.products import form
+from clients.engines.squares import block_squares
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,13 @@ class Chain(Protocol):
     """A linear map, in place, from the gradient of what is used to that of the parameter behind.
 
     Row by row, of one unit's gradient or of a sum of units'.
+
+    Attributes:
+        stretch: at least how many times longer it makes a row.
     """
+
+    @property
+    def stretch(self) -> float: ...  # noqa: D102
 
     def __call__(self, gradient: torch.Tensor) -> None:
         """Change the gradient of a table, or of some of its rows."""
@@ -239,7 +246,7 @@ class MergedRows:
 
     def squares(self, num_units: int) -> torch.Tensor:
         """Return squared norms, (units,) float64."""
-        squares: torch.Tensor = torch.linalg.vector_norm(self.values, dim=1).double().square()
+        squares = block_squares(self.values)
         return squares.new_zeros(num_units).index_add_(0, self.units, squares)
 
     def without(self, units: torch.Tensor) -> MergedRows:
@@ -248,10 +255,11 @@ class MergedRows:
         return replace(self, units=self.units[kept], ids=self.ids[kept], values=self.values[kept])
 
     def weighted_sum(self, factors: torch.Tensor) -> torch.Tensor:
-        """Return Σ over units of factor × gradient; `factors` is (units,)."""
+        """Return Σ over units of factor × gradient, summed in float64; `factors` is (units,)."""
         weighted = self.values * factors.to(self.values.dtype)[self.units, None]
-        total = self.values.new_zeros(self.num_rows, self.values.shape[-1])
-        return total.index_add_(0, self.ids, weighted)
+        shape = (self.num_rows, self.values.shape[-1])
+        total = torch.zeros(shape, dtype=torch.float64, device=self.values.device)
+        return total.index_add_(0, self.ids, weighted.double())
 
 
 def merged(uses: Sequence[tuple[Rows, Segments]]) -> MergedRows:

@@ -16,11 +16,11 @@ from fedsim.execution import Keys, shards
 from fedsim.grids.arrays import to_record
 from fedsim.grids.nodes import wait_for_nodes
 from fedsim.grids.records import ClientSpec, ShardReply, ShardRequest
+from fedsim.rounding import rounding_share
 from fedsim.tensors import Tensors, check_same_layout, l2_norm
 from fedsim.workload import even_shards
 
 _MESSAGE_TYPE = "train"
-_ROUNDING = 1.0 + 1e-4
 _SHARDS_A_NODE = 4  # of several nodes: one that is slow for a while is helped out by the others
 
 
@@ -135,13 +135,14 @@ def _checked(
             f"are not finite, was sent {num_units}"
         )
     weight, length = reply.total.weight, l2_norm(reply.total.values)
+    most = num_units + rounding_share(num_units)
     # Also false for NaN, and for infinities where nothing is clipped.
-    if not (0.0 <= weight <= num_units * _ROUNDING and length < math.inf):
+    if not (0.0 <= weight <= most and length < math.inf):
         raise RuntimeError(
             f"round {round}: shard {reply.shard} has weight {weight} and norm {length}, was sent "
             f"{num_units} units"
         )
-    if length > clip.bound * num_units * _ROUNDING:
+    if length > clip.bound * most:
         raise RuntimeError(
             f"round {round}: shard {reply.shard} has norm {length}, over {num_units} times the "
             f"clip's bound {clip.bound}"

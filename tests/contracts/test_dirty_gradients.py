@@ -34,6 +34,7 @@ from fedsim.clipping import FlatClip, NoClip
 from fedsim.execution import Engine, Unit
 from fedsim.language_model import LanguageModel
 from fedsim.tensors import all_finite, l2_norm
+from tests.contracts.definition import CLIP_MARGIN
 from tests.contracts.test_engines import ENGINES
 
 CLIP = FlatClip(l2_clip_norm=0.01)
@@ -66,7 +67,8 @@ def test_padding_up_to_a_longer_neighbour_drops_nobody(
     clean = engine(task, parameters, keys[finite], CLIP, 0)
     assert whole.num_non_finite == USERS - finite.sum()
     assert clean.num_non_finite == 0
-    assert l2_norm(minus(whole, clean)) < 1e-5 * l2_norm(clean.values)
+    # Who is computed again alone has another margin of the clip.
+    assert l2_norm(minus(whole, clean)) < CLIP_MARGIN * l2_norm(clean.values)
 
 
 @pytest.mark.parametrize("factor", [1e20, 1e-42, 0.0, float("nan")])

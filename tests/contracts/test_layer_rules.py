@@ -22,6 +22,7 @@ from fedsim.clipping import Clip, FlatClip, NoClip, NormalisedClip, PerLayerClip
 from fedsim.estimators import WeightedSum
 from fedsim.execution import Unit
 from fedsim.tensors import l2_norm
+from tests.contracts.definition import CLIP_MARGIN
 from tests.contracts.layer_samples import (
     NETWORKS,
     ROUNDS_INSIDE,
@@ -86,7 +87,8 @@ def test_rules_are_exact(make_engine: Make, name: str, caplog: pytest.LogCapture
     tolerance = 1e-6 if name in ROUNDS_INSIDE else 1e-10
     assert compare(make_engine, name, torch.float64, clip) < tolerance
     assert compare(make_engine, name, torch.float64, NoClip()) < tolerance
-    assert compare(make_engine, name, torch.float32, clip) < 1e-5
+    assert compare(make_engine, name, torch.float32, clip) < CLIP_MARGIN
+    assert compare(make_engine, name, torch.float32, NoClip()) < 1e-5
     assert not caplog.records  # nothing was left to the loop
 
 
@@ -96,7 +98,7 @@ def test_all_clips(make_engine: Make, name: str) -> None:
     per_layer = PerLayerClip.evenly(0.1, layers)
     for clip in (per_layer, NormalisedClip(clip=per_layer)):
         assert compare(make_engine, name, torch.float64, clip) < 1e-10
-        assert compare(make_engine, name, torch.float32, clip) < 1e-5
+        assert compare(make_engine, name, torch.float32, clip) < CLIP_MARGIN
 
 
 @pytest.mark.parametrize("num_bytes", [1, 60_000, 400_000])
@@ -146,7 +148,7 @@ def test_a_broken_unit_does_not_reach_the_others(make_engine: Make) -> None:
         expected = loop(task, parameters, task.keys, clip, 0)
         assert 0 < expected.num_non_finite < expected.num_units - 1
         same_counts(total, expected)
-        assert relative(total, expected) < 1e-5
+        assert relative(total, expected) < (1e-5 if clip == NoClip() else CLIP_MARGIN)
 
 
 def test_updates_too_large_for_float32_are_still_clipped(
@@ -167,8 +169,8 @@ def test_positions_that_cancel_are_not_taken_from_pairs() -> None:
     left, right = torch.randn(2, 6, 30), torch.randn(2, 6, 20)
     left[0, 3:], right[0, 3:] = -left[0, :3], right[0, :3] * (1 + 1e-4)
     (segment,) = Segments([1, 1], whole=True)
-    _, inexact = pairs.pair_squares([Product(left, right)], segment)
-    assert inexact.tolist() == [True, False]
+    squares, error = pairs.pair_squares([Product(left, right)], segment)
+    assert (error > 1e-3 * squares).tolist() == [True, False]
 
 
 # --- memory ------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from fedsim.estimators import FixedDenominator, WeightedSum
 from fedsim.execution import Keys
 from fedsim.materials import Materials
 from fedsim.plan import RoundPlan
+from fedsim.rounding import most_weight, rounding_share
 from fedsim.sampling import PoissonSampling
 from fedsim.seeding import stream
 from fedsim.state import RoundRecord, ServerState
@@ -103,7 +104,9 @@ def test_the_noise_of_a_round_is_that_of_its_clip() -> None:
     state = train(start(), plan, Planted(), 2)
     assert plan.at(state).clip == FlatClip(l2_clip_norm=100.0 * 0.55)
     assert plan.at(state).noise_stddev == pytest.approx(0.55 * plan.noise_stddev, rel=1e-12)
-    assert plan.at(state).noise_stddev == pytest.approx(1.5 * 55.0 / 150.0, rel=1e-12)
+    assert plan.at(state).noise_stddev == pytest.approx(
+        1.5 * 55.0 * (1.0 + rounding_share(most_weight(150.0, 300.0))) / 150.0, rel=1e-12
+    )
     assert plan.at(state).cost == plan.cost
     assert plan.at(start()) is plan
 

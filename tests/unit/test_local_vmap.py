@@ -15,6 +15,7 @@ from clients.engines.example_loss import weighted_loss
 from clients.engines.local_steps import StepBatch
 from clients.engines.local_vmap import LocalVmap, LocalVmapOrLoop
 from clients.engines.loop import loop
+from clients.engines.squares import norm_error
 from clients.language_model import TransformersModel
 from clients.local_sgd import LocalSGD
 from fedsim.clipping import Clip, FlatClip, NoClip, NormalisedClip, layers_of
@@ -68,16 +69,20 @@ def assert_equal(total: WeightedSum, expected: WeightedSum, tolerance: float) ->
 def looped(
     task: LocalSGD, parameters: Tensors, keys: Keys, clips: Sequence[Clip], round: int
 ) -> list[WeightedSum]:
-    """Return the loop's sum under every clip; users train once for all of them."""
+    """Return the loop's sum under every clip, with the engine's margin; users train once."""
     units = [task.unit(int(key), round) for key in keys]
     updates = [(task.update(parameters, unit, round), unit.weight) for unit in units]
     sums = []
     for clip in clips:
-        accumulator = Accumulator(parameters, clip)
+        accumulator = Accumulator(parameters, clip, norm_error=norm_error(parameters))
         for update, weight in updates:
             accumulator.add(update, weight)
         sums.append(accumulator.total())
     return sums
+
+
+def by_loop_with_margin(task: LocalSGD, parameters: Tensors, clip: Clip) -> WeightedSum:
+    return loop(task, parameters, EVERYBODY, clip, 0, norm_error=norm_error(parameters))
 
 
 def every_clip(parameters: Tensors) -> list[Clip]:
@@ -155,7 +160,7 @@ def test_large_steps_are_taken_alone(materials: Materials, monkeypatch: pytest.M
     parameters = materials.model.initial_parameters()
     monkeypatch.setattr(local_vmap, "_LARGE_STEP", 30)
     total = LocalVmap(materials.model)(task, parameters, EVERYBODY, CLIPS[1], 0)
-    assert_equal(total, loop(task, parameters, EVERYBODY, CLIPS[1], 0), 1e-5)
+    assert_equal(total, by_loop_with_margin(task, parameters, CLIPS[1]), 1e-5)
 
 
 class SomeEmpty(LocalSGD):
@@ -176,7 +181,7 @@ def test_users_without_examples_add_zero_and_count(materials: Materials) -> None
     parameters = materials.model.initial_parameters()
     engine = LocalVmap(materials.model)
     total = engine(task, parameters, EVERYBODY, CLIPS[1], 0)
-    assert_equal(total, loop(task, parameters, EVERYBODY, CLIPS[1], 0), 1e-5)
+    assert_equal(total, by_loop_with_margin(task, parameters, CLIPS[1]), 1e-5)
     empty = engine(task, parameters, np.array([4, 5]), CLIPS[1], 0)
     assert (empty.num_units, empty.num_gradients, l2_norm(empty.values)) == (2, 0, 0.0)
     nobody = engine(task, parameters, EVERYBODY[:0], CLIPS[1], 0)
@@ -201,7 +206,7 @@ def test_users_that_diverge_do_not_touch_those_that_stop_in_time(materials: Mate
     clip = FlatClip(l2_clip_norm=1.0)
     total = LocalVmap(materials.model)(task, parameters, EVERYBODY, clip, 0)
     assert 0 < total.num_non_finite < len(EVERYBODY)
-    assert_equal(total, loop(task, parameters, EVERYBODY, clip, 0), 1e-5)
+    assert_equal(total, by_loop_with_margin(task, parameters, clip), 1e-5)
 
 
 def test_out_of_memory_halves_the_stack_and_counts_nobody_twice(
@@ -209,7 +214,7 @@ def test_out_of_memory_halves_the_stack_and_counts_nobody_twice(
 ) -> None:
     task = local_sgd(materials)
     parameters = materials.model.initial_parameters()
-    expected = loop(task, parameters, EVERYBODY, CLIPS[1], 0)
+    expected = by_loop_with_margin(task, parameters, CLIPS[1])
     engine, widths = LocalVmap(materials.model), []
     step = LocalVmap._step
 

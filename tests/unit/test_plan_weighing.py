@@ -16,6 +16,7 @@ from fedsim.planner.candidates import as_els, as_uls, candidate, enough, median_
 from fedsim.planner.noise import Noise, recommend
 from fedsim.planner.numbers import Numbers, suppose
 from fedsim.planner.weighing import Weighed, weigh
+from fedsim.rounding import rounding_share
 from tests.conftest import small_config
 
 PROMISE = {"epsilon": 6.0, "noise_multiplier": None}
@@ -71,7 +72,8 @@ def test_the_noise_is_in_the_unit_of_the_gradients(
         assert signal is not None
         assert 0.0 <= signal <= norm
     els = found.els.noise
-    assert els.stddev == pytest.approx(els.noise_multiplier * els.l2_clip_norm / els.size)
+    rounded = 1.0 + rounding_share(found.els.plan.estimator.rounded_weight)
+    assert els.stddev == pytest.approx(els.noise_multiplier * els.l2_clip_norm * rounded / els.size)
 
 
 def test_what_only_the_other_strategy_takes_is_left_out(

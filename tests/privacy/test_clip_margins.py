@@ -1,0 +1,128 @@
+"""Whatever tensors a unit brings, what it adds to a sum is no longer than the clip's bound."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from clients.engines.ghost import Ghost
+from clients.engines.gradients import Gradients
+from clients.engines.materialised import Buffers, Materialised
+from clients.engines.squares import clip_factors
+from clients.engines.uses import Product, Rows, Segments, Total, Use
+from clients.lstm_modules import NormalisedRows, unit_rows
+from fedsim.clipping import FlatClip
+from fedsim.tensors import l2_norm
+
+BOUND = 1.5  # in the middle of a binade: sums near it are not rounded more finely
+POSITIONS, WIDTH = 1000, 2048
+SIGNS = torch.tensor([1.0, -1.0]).repeat(POSITIONS // 2)
+
+
+def one_large_entry(size: int) -> torch.Tensor:
+    """Return 4 beside entries whose squares are half a unit in the last place of 16."""
+    row = torch.full((size,), 4.0 * 2.0**-12)
+    row[0] = 4.0
+    return row
+
+
+def lost_beside_what_cancels() -> Product:
+    """Small entries all alike, beside one that alternates: it cancels, but hides the others."""
+    left = torch.full((POSITIONS, WIDTH), 2.0**-12)
+    left[:, 0] = SIGNS
+    left[:, 1] = 0.012
+    right = torch.zeros(POSITIONS, WIDTH)
+    right[:, 0] = 1.0
+    return Product(left[None], right[None])
+
+
+def random_directions() -> Product:
+    """Half of every position goes the same way, the other half any."""
+    torch.manual_seed(0)
+    left, right = torch.randn(2, POSITIONS, WIDTH)
+    return Product((left * SIGNS[:, None] + 0.02)[None], right.abs()[None])
+
+
+def rounded_up() -> Product:
+    """Terms of three quarters of the last place of the first one: each is rounded up to a whole."""
+    left, right = torch.zeros(2, POSITIONS, WIDTH)
+    left[:, 0], right[:, 0] = 0.75 * 2.0**-23, 1.0
+    left[0, 0] = BOUND
+    return Product(left[None], right[None])
+
+
+def rounded_up_row() -> Product:
+    """Row by row, so that a gradient that is formed is rounded as the sum is."""
+    left = torch.full((1, POSITIONS, 64), 0.75 * 2.0**-23)
+    left[:, 0] = BOUND
+    return Product(left, torch.ones(1, POSITIONS, 64))
+
+
+def added(make: type[Gradients], use: Use, layout: torch.Tensor) -> tuple[float, float]:
+    """Return the norms of what one unit adds: in exact arithmetic and as it is added."""
+    parameters = {"weight": layout}
+    gradients = (
+        Ghost(Buffers(), parameters, 1)
+        if make is Ghost
+        else Materialised(Buffers(), parameters, 1, 2**40)
+    )
+    gradients.start_pass(Segments([1], whole=True))
+    gradients("weight", use)
+    clip = FlatClip(l2_clip_norm=BOUND)
+    factors, plain = clip_factors(clip, parameters, gradients.squares())
+    assert bool(plain)
+    summed = l2_norm(dict(gradients.weighted_sum(factors)))
+    exact = use.to(torch.float64).weighted_sum(factors[0].float().double())
+    return l2_norm({"weight": exact}), summed
+
+
+PRODUCTS = {
+    "lost beside what cancels": lost_beside_what_cancels,
+    "random directions": random_directions,
+    "rounded up": rounded_up,
+    "rounded up, formed": rounded_up_row,
+}
+
+
+@pytest.mark.parametrize("make", [Ghost, Materialised])
+@pytest.mark.parametrize("make_product", PRODUCTS.values(), ids=PRODUCTS)
+def test_products_are_clipped_to_the_bound(make: type[Gradients], make_product: object) -> None:
+    product = make_product()  # type: ignore[operator]
+    layout = torch.zeros(product.left.shape[-1], product.right.shape[-1])
+    exact, summed = added(make, product, layout)
+    assert 0.9 * BOUND <= summed <= BOUND
+    if make is Ghost:
+        assert exact <= BOUND
+
+
+def test_a_chained_product_is_clipped_to_the_bound() -> None:
+    """Rows that are used at norm 1, one of them 30 times shorter than the others."""
+    torch.manual_seed(0)
+    rows = torch.randn(300, 48)
+    rows[0] /= 30.0
+    chain = NormalisedRows(rows, unit_rows(rows).inverse)
+    parameters = {"weight": rows}
+    gradients = Ghost(Buffers(), parameters, 1)
+    gradients.start_pass(Segments([1], whole=True))
+    left, right = torch.randn(1, 200, 300), torch.randn(1, 200, 48)
+    gradients("weight", Product(left, right, chain))
+    factors, plain = clip_factors(FlatClip(l2_clip_norm=BOUND), parameters, gradients.squares())
+    assert bool(plain)
+    assert 0.99 * BOUND <= l2_norm(gradients.weighted_sum(factors)) <= BOUND
+
+
+@pytest.mark.parametrize("make", [Ghost, Materialised])
+@pytest.mark.parametrize("kind", ["product", "total", "rows"])
+@pytest.mark.parametrize("size", [1024, 1 << 17])
+def test_entries_lost_beside_a_large_one_are_clipped(
+    make: type[Gradients], kind: str, size: int
+) -> None:
+    row = one_large_entry(size)[None, None]
+    uses: dict[str, tuple[Use, torch.Tensor]] = {
+        "product": (Product(torch.ones(1, 1, 1), row), torch.zeros(1, size)),
+        "total": (Total(row), torch.zeros(size)),
+        "rows": (Rows(torch.zeros(1, 1, dtype=torch.int64), row, 3), torch.zeros(3, size)),
+    }
+    exact, summed = added(make, *uses[kind])
+    assert 0.9999 * BOUND <= summed <= BOUND
+    assert exact <= BOUND

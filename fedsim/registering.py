@@ -9,7 +9,7 @@ from fedsim.accounting.events import RoundCost
 from fedsim.assembly import build_plan
 from fedsim.config import Config
 from fedsim.materials import default_device, load_materials
-from fedsim.shared_ledger import SharedAccount, shared_account
+from fedsim.shared_account import SharedAccount, shared_account
 
 
 def register_together(configs: Sequence[Config]) -> None:

@@ -22,7 +22,8 @@ from fedsim.materials import Materials
 from fedsim.planner.weighing import weigh
 from fedsim.registering import register_together
 from fedsim.sampling import FixedSizeSampling, PoissonSampling
-from fedsim.shared_ledger import SharedAccount, SharedLedger, read_shared
+from fedsim.shared_account import SharedAccount
+from fedsim.shared_ledger import SharedLedger, read_shared
 from tests.conftest import small_config
 
 BOTH = Relation.ADD_OR_REMOVE

@@ -7,6 +7,7 @@ import fcntl
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ from fedsim.accounting.privacy_filter import RenyiFilter, best_order
 from fedsim.accounting.relations import Relation
 from fedsim.audit.real_run import audit_run
 from fedsim.cli.ledger import facts
+from fedsim.config import Config
 from fedsim.errors import BudgetSpentError, ConfigError
 from fedsim.materials import Materials
 from fedsim.planner.weighing import weigh
@@ -214,7 +216,7 @@ def test_releases_that_the_ledger_would_not_know_of_are_refused(
 
 
 def test_only_runs_that_share_are_registered_together(speeches: Path, tmp_path: Path) -> None:
-    def sharing(ledger: str, noise: float, **changes: object) -> object:
+    def sharing(ledger: str, noise: float, **changes: dict[str, Any]) -> Config:
         shared = {"ledger": str(tmp_path / ledger), "epsilon": 50.0, "delta": 1e-3}
         privacy = {"shared": shared, "noise_multiplier": noise}
         return small_config(speeches, privacy=privacy, **changes)

@@ -10,6 +10,7 @@ from pathlib import Path
 from fedsim.errors import ConfigError
 from fedsim.job import Job, Outcome, Runner, one_after_another
 from fedsim.paths import write_atomically
+from fedsim.registering import register_together
 from fedsim.report.schema import load_report
 from fedsim.run_folder import RunFolder
 
@@ -23,6 +24,8 @@ def carry_out(
 ) -> dict[str, Outcome]:
     """Bring every job to an end and return how each ended, by name.
 
+    Those that share a ledger are registered in it together, before the first begins.
+
     Args:
         jobs: with folders of their own; `check_folders` refuses others.
         out: `<name>.error.txt` in it is the traceback of a failure.
@@ -33,6 +36,7 @@ def carry_out(
     }
     left = [job for job in jobs if job.name not in outcomes]
     if left:
+        register_together([job.config for job in left])
         with closing(runner(left)) as ending:
             for number, outcome in enumerate(ending, start=1):
                 outcomes[outcome.name] = outcome

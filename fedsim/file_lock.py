@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from fedsim.errors import ConfigError
+
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 _log = logging.getLogger(__name__)
@@ -20,8 +22,26 @@ def wait(lock: int) -> None:
     fcntl.flock(lock, fcntl.LOCK_EX)
 
 
+def warn_without(path: Path) -> None:
+    """Log a warning and go on: what `locked` does by default where there are no locks."""
+    _log.warning("%s: a file system without locks; start one process at a time", path.parent)
+
+
+def refuse_without(path: Path) -> None:
+    """Raise `ConfigError`: for a file in which two processes could spend the same twice."""
+    raise ConfigError(
+        f"{path.parent}: a file system without locks, on which two processes could spend the same "
+        "budget; keep the file on another one"
+    )
+
+
 @contextmanager
-def locked(path: Path, when_taken: Callable[[int], None]) -> Iterator[int]:
+def locked(
+    path: Path,
+    when_taken: Callable[[int], None],
+    *,
+    without: Callable[[Path], None] = warn_without,
+) -> Iterator[int]:
     """Hold the lock on a file, of which one process at a time can have it, and give the file.
 
     The file is made where it is missing, its folder too, and stays: removing it inside the block
@@ -31,12 +51,13 @@ def locked(path: Path, when_taken: Callable[[int], None]) -> Iterator[int]:
 
     On a network file system the lock holds between machines only as far as that file system
     says so: NFS from version 4 does, Lustre where mounted with `flock`, and some keep it to one
-    machine without a word. Where there are no locks at all, a warning is logged and the block
-    runs without.
+    machine without a word. Where there are no locks at all, `without` decides.
 
     Args:
         path: of the file.
         when_taken: is called with the open file if another has the lock; waits for it, or raises.
+        without: is called with the path on a file system without locks; raises, or returns, and
+            then the block runs without a lock.
     """
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -45,7 +66,7 @@ def locked(path: Path, when_taken: Callable[[int], None]) -> Iterator[int]:
         except FileNotFoundError:  # whoever had it before has just removed the folder
             continue
         try:
-            _take(lock, path, when_taken)
+            _take(lock, path, when_taken, without)
             if _is_still(path, lock):
                 yield lock
                 return
@@ -53,7 +74,9 @@ def locked(path: Path, when_taken: Callable[[int], None]) -> Iterator[int]:
             os.close(lock)
 
 
-def _take(lock: int, path: Path, when_taken: Callable[[int], None]) -> None:
+def _take(
+    lock: int, path: Path, when_taken: Callable[[int], None], without: Callable[[Path], None]
+) -> None:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -61,7 +84,7 @@ def _take(lock: int, path: Path, when_taken: Callable[[int], None]) -> None:
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise
-        _log.warning("%s: a file system without locks; start one process at a time", path.parent)
+        without(path)
 
 
 def _is_still(path: Path, lock: int) -> bool:

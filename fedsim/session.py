@@ -35,7 +35,7 @@ from fedsim.report.schema import HeldOut, RoundMetrics
 from fedsim.run_folder import RunFolder
 from fedsim.run_log import run_log
 from fedsim.served import check_served
-from fedsim.shared_ledger import SharedAccount, shared_account
+from fedsim.shared_account import SharedAccount, shared_account
 from fedsim.state import RoundRecord, ServerState
 from fedsim.summary import as_held_out, summarise
 from fedsim.tracking import TrackerFactory, epsilon_terms, find_trackers, tracking

@@ -223,9 +223,12 @@ def _shared(config: Config) -> tuple[str, ...]:
     if shared is None:
         return ("The ε is of this run by itself; further runs on the same people add to it.",)
     return (
-        "The ε is of this run by itself. All runs that share its ledger, taken together, keep "
-        f"ε = {shared.epsilon:g} at δ = {shared.delta:g} for the same unit and relation; "
-        f"`fedsim account ledger {shared.ledger}` names their samplers and the accountant.",
+        "The ε is of this run by itself, composed tightly: its rounds were fixed in advance. All "
+        f"runs that share its ledger, taken together, keep ε = {shared.epsilon:g} at δ = "
+        f"{shared.delta:g} for the same unit and relation: by a privacy filter, whichever runs "
+        "were chosen after looking at others, or by tight composition if nothing but what was "
+        f"registered before the first release is ever released. `fedsim account ledger "
+        f"{shared.ledger}` says which, and names samplers and accountant.",
     )
 
 

@@ -70,7 +70,7 @@ class PldAccountant:
         def at(width: float) -> float:
             return float(composed(tuple(costs), relation, width).get_delta_for_epsilon(epsilon))
 
-        return min(_refined(at, costs)[0], 1.0)
+        return min(refined(at, costs)[0], 1.0)
 
 
 def solve_epsilon(
@@ -81,7 +81,7 @@ def solve_epsilon(
     def at(width: float) -> float:
         return float(composed(tuple(costs), relation, width).get_epsilon_for_delta(delta))
 
-    epsilon, width = _refined(at, costs)
+    epsilon, width = refined(at, costs)
     return epsilon, composed(tuple(costs), relation, width)
 
 
@@ -153,7 +153,7 @@ def _truncated(
     return displacing.compute_mixture(plain, float(reached))
 
 
-def _refined(at: Callable[[float], float], costs: Composition) -> tuple[float, float]:
+def refined(at: Callable[[float], float], costs: Composition) -> tuple[float, float]:
     """Return value and width of the first grid that is fine enough, or of the finest that fits."""
     span = max(_span(cost) for cost, _ in costs)
     if span / _WIDEST > _MOST_UPWARD / _REFINEMENT:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -94,8 +94,14 @@ class MomentsAccountant:
         return accountant.orders.astype(np.float64), accountant.rdp
 
 
+def renyi_divergence(cost: RoundCost, relation: Relation, order: float) -> float:
+    """Return dp_accounting's bound on the Rényi divergence of one round; inf where it has none."""
+    with _quiet():
+        return float(_composed([(cost, 1)], relation, [order]).rdp[0])
+
+
 def _composed(
-    costs: Composition, relation: Relation, orders: list[int] | None = None
+    costs: Composition, relation: Relation, orders: Sequence[float] | None = None
 ) -> dp_accounting.rdp.RdpAccountant:
     accountant = dp_accounting.rdp.RdpAccountant(orders, relation.of_dp_accounting)
     for cost, rounds in costs:

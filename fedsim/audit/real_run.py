@@ -78,10 +78,16 @@ def audit_run(
         coin_seed: of canaries and coins: never the run's own randomness.
 
     Raises:
-        ConfigError: too few canaries, no noise, or a sampler whose law depends on who is there.
+        ConfigError: too few canaries, no noise, a shared ledger, which an audit would not
+            charge, or a sampler whose law depends on who is there.
     """
     if num_canaries < 2:
         raise ConfigError(f"--canaries = {num_canaries}: give at least 2, better hundreds")
+    if config.privacy.shared is not None:
+        raise ConfigError(
+            "privacy.shared: an audit makes releases of its own on the real users, which that "
+            "ledger would not know of; audit a config without it"
+        )
     device = default_device(config.executor.gpus_per_worker)
     materials = load_materials(
         config.seed, config.data, config.model, device, new_data_seed(config)

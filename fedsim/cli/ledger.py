@@ -1,14 +1,19 @@
-"""`fedsim account ledger`: what runs that share a ledger have spent together, and what is left."""
+"""`fedsim account ledger`: what runs that share a ledger are promised, and what is spent."""
 
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedsim.errors import ConfigError
+
 if TYPE_CHECKING:
+    from fedsim.accounting.events import Composition
+    from fedsim.accounting.privacy_filter import RenyiFilter
     from fedsim.shared_ledger import SharedLedger
 
 
@@ -17,7 +22,7 @@ def ledger_command(
     *,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """What the runs that share a ledger have spent together, and what is left."""
+    """What runs that share a ledger are promised together, by which rule, and what is spent."""
     from fedsim.shared_ledger import read_shared
 
     found = facts(read_shared(file))
@@ -28,15 +33,117 @@ def ledger_command(
 
 
 def facts(shared: SharedLedger) -> dict[str, Any]:
-    """Return what is spent and left, with everything that it is an ε of."""
-    from fedsim.accounting.accountants import choose
+    """Return what is promised and spent, and which rule stands behind it.
+
+    `epsilon` is None where nothing is promised: in a ledger of version 1 that holds more than a
+    filter pays for. `if_fixed_in_advance` is no promise, unless everything was: it shows what the
+    filter costs.
+    """
+    from fedsim.accounting.statement import finite_or_none
+
+    made = shared.ledger.costs
+    rule = shared.filter
+    by_renyi = None if rule is None else finite_or_none(rule.converted(made))
+    found: dict[str, Any] = {
+        "unit": "user",
+        "relation": shared.relation.value,
+        "delta": shared.delta,
+        "budget": shared.epsilon,
+        "releases": _listed(made),
+        "registered": _listed(shared.registered),
+        "if_fixed_in_advance": {
+            "epsilon": finite_or_none(tight) if (tight := shared.tight(made)) is not None else None,
+            "accountant": _accountant(shared, made),
+            "epsilon_by_renyi": by_renyi,
+        },
+    }
+    found |= _by_registration(shared) if rule is None else _by_filter(shared, rule)
+    return {**found, "statement": " ".join(found["statement"])}
+
+
+def _by_filter(shared: SharedLedger, rule: RenyiFilter) -> dict[str, Any]:
+    from fedsim.accounting.privacy_filter import CITATION
+    from fedsim.accounting.rounding import round_up
+
+    made = shared.ledger.costs
+    keeps = shared.keeps_budget
+    share = rule.spent(made) / rule.budget if rule.budget > 0.0 else 1.0
+    under = f"under the {shared.relation.phrase} relation"
+    said = [
+        f"All {shared.ledger.num_releases} releases, and those to come, each run chosen after "
+        f"looking at those before: every user has (ε = {shared.epsilon:g}, δ = {shared.delta:g})-"
+        f"differential privacy {under}, for {_words(made)}, by a privacy filter ({CITATION}; order "
+        f"{rule.order:g}), of which {round_up(100.0 * share, 4):g} % is spent."
+        if keeps
+        else f"The {shared.ledger.num_releases} releases are more than the filter of this ledger "
+        f"pays for: ε = {shared.epsilon:g} at δ = {shared.delta:g} {under} is not proved for runs "
+        f"chosen after looking at earlier ones ({_words(made)})."
+    ]
+    alone = shared.tight(shared.registered) if shared.as_registered and made else None
+    if alone is not None:
+        said.append(
+            "All of them were registered before the first: those registered, by themselves, have "
+            f"(ε = {round_up(alone, 4):g}, δ = {shared.delta:g}) {under}, for "
+            f"{_words(shared.registered)}, by the {_accountant(shared, shared.registered)} "
+            "accountant (tight composition of what was fixed in advance)."
+        )
+    tight = shared.tight(made)
+    if made and tight is not None:
+        said.append(
+            "Had what is released all been fixed in advance, it would have ε = "
+            f"{round_up(tight, 4):g} by tight composition (the {_accountant(shared, made)} "
+            f"accountant) and ε = {round_up(rule.converted(made), 4):g} by the filter's "
+            f"divergences, at δ = {shared.delta:g} {under}: the difference is what the filter "
+            "costs."
+        )
+    return {
+        "basis": "filter",
+        "epsilon": shared.epsilon if keeps else None,
+        "accountant": "renyi-filter",
+        "order": rule.order,
+        "spent_share": min(share, sys.float_info.max),
+        "registered_alone": alone,
+        "statement": said,
+    }
+
+
+def _by_registration(shared: SharedLedger) -> dict[str, Any]:
     from fedsim.accounting.rounding import round_up
     from fedsim.accounting.statement import finite_or_none
 
-    costs = shared.ledger.costs
-    accountant = choose([cost for cost, _ in costs], None, shared.relation)[0].name
-    spent = shared.budget.spent(shared.ledger)
-    releases = [
+    accountant = _accountant(shared, shared.registered)
+    epsilon = shared.tight(shared.registered) or 0.0
+    planned = sum(rounds for _, rounds in shared.registered)
+    done = shared.ledger.num_releases
+    return {
+        "basis": "fixed in advance",
+        "epsilon": finite_or_none(epsilon),
+        "accountant": accountant,
+        "order": None,
+        "spent_share": done / planned if planned else 1.0,
+        "registered_alone": finite_or_none(epsilon),
+        "statement": [
+            f"All {done} releases, and the {planned - done} still registered: every user has (ε = "
+            f"{round_up(epsilon, 4):g}, δ = {shared.delta:g})-differential privacy under the "
+            f"{shared.relation.phrase} relation, for {_words(shared.registered)}, by the "
+            f"{accountant} accountant (tight composition of what was fixed before the first "
+            f"release); the budget is {shared.epsilon:g}. It does not suffice for a filter: no "
+            "other release is made."
+        ],
+    }
+
+
+def _accountant(shared: SharedLedger, costs: Composition) -> str | None:
+    from fedsim.accounting.accountants import choose
+
+    try:
+        return choose([cost for cost, _ in costs], None, shared.relation)[0].name
+    except ConfigError:
+        return None
+
+
+def _listed(costs: Composition) -> list[dict[str, Any]]:
+    return [
         {
             "rounds": count,
             "mechanism": f"{cost.sampling.of('units')} with probability "
@@ -45,18 +152,8 @@ def facts(shared: SharedLedger) -> dict[str, Any]:
         }
         for cost, count in costs
     ]
-    made_by = " and ".join(f"{kind['rounds']} rounds of {kind['mechanism']}" for kind in releases)
-    return {
-        "unit": "user",
-        "relation": shared.relation.value,
-        "epsilon": finite_or_none(spent),
-        "delta": shared.delta,
-        "budget": shared.epsilon,
-        "remaining": shared.budget.remaining(shared.ledger),
-        "accountant": accountant,
-        "releases": releases,
-        "statement": f"All {shared.ledger.num_releases} releases together: every user has (ε = "
-        f"{round_up(spent, 4):g}, δ = {shared.delta:g})-differential privacy under the "
-        f"{shared.relation.phrase} relation, for {made_by or 'no rounds'}, by the {accountant} "
-        f"accountant; the budget is {shared.epsilon:g}.",
-    }
+
+
+def _words(costs: Composition) -> str:
+    kinds = [f"{kind['rounds']} rounds of {kind['mechanism']}" for kind in _listed(costs)]
+    return " and ".join(kinds) or "no rounds"

@@ -82,9 +82,15 @@ def weigh(
 
     Raises:
         ConfigError: no ε and δ in the config, a budget that the data cannot meet, an ε that leaves
-            nothing for training, or what a strategy refuses.
+            nothing for training, private norms with a shared ledger, which would not be charged, or
+            what a strategy refuses.
     """
     check_plannable(config)
+    if private_norms is not None and config.privacy.shared is not None:
+        raise ConfigError(
+            "--private-norms with privacy.shared: the answers are releases that the shared ledger "
+            "would not know of; plan from public numbers (--users, …), or without that ledger"
+        )
     budget = _own_budget(config, materials) if budget is None else budget
     check_budget(budget)
     smallest = enough(lambda size: as_uls(config, size), materials, budget, 1)

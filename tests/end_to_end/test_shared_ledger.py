@@ -14,15 +14,24 @@ import pytest
 from fedsim.accounting.accountants import epsilon
 from fedsim.accounting.events import RoundCost
 from fedsim.accounting.ledger import Ledger
+from fedsim.accounting.privacy_filter import ORDERS, RenyiFilter
 from fedsim.accounting.relations import Relation
 from fedsim.errors import BudgetSpentError, ConfigError
 from fedsim.report.schema import load_report
 from fedsim.sampling import PoissonSampling
-from fedsim.shared_ledger import SharedAccount, SharedLedger, read_shared
+from fedsim.shared_account import SharedAccount
+from fedsim.shared_ledger import SharedLedger, read_shared
 from tests.conftest import small_config
 from tests.end_to_end.commands import fedsim
 
 COST = RoundCost(PoissonSampling(0.25), 1.0)
+BOTH = Relation.ADD_OR_REMOVE
+
+
+def budget_for(rounds: int, delta: float) -> float:
+    """The least ε of which a filter pays for so many rounds."""
+    filters = [RenyiFilter(1.0, delta, BOTH, order) for order in ORDERS]
+    return min(each.converted([(COST, rounds)]) for each in filters) * (1.0 + 1e-9)
 
 
 def write(path: Path, speeches: Path, ledger: Path, budget: float, **privacy: object) -> Path:
@@ -38,7 +47,7 @@ def test_siblings_stop_before_they_exceed_the_common_budget(
 ) -> None:
     """Four rounds each, a budget for six: the second run ends after two, with its model."""
     ledger = tmp_path / "people.json"
-    budget = epsilon(COST, 6, 1e-3)
+    budget = budget_for(6, 1e-3)
     done = []
     for name, rate in [("first", 0.1), ("second", 0.2)]:
         config = write(tmp_path / f"{name}.toml", speeches, ledger, budget, noise=noise)
@@ -52,16 +61,17 @@ def test_siblings_stop_before_they_exceed_the_common_budget(
     assert (tmp_path / "second" / "model" / "model.safetensors").exists()
     told = fedsim("account", "ledger", ledger, "--json")
     facts = json.loads(told.stdout)
-    assert facts["epsilon"] == pytest.approx(budget, rel=1e-3)
+    assert (facts["basis"], facts["epsilon"]) == ("filter", budget)
+    assert facts["if_fixed_in_advance"]["epsilon"] == pytest.approx(epsilon(COST, 6, 1e-3))
     assert (facts["delta"], facts["unit"], facts["relation"]) == (1e-3, "user", "add-or-remove-one")
     said = fedsim("account", "ledger", ledger).stdout
-    assert re.search(r"All 6 releases together: every user has .* pld accountant", said)
+    assert re.search(r"All 6 releases, and those to come, .* every user has .* filter", said)
     assert "6 rounds of Poisson sampling of units with probability 0.25" in said
 
 
 def test_the_same_seeded_run_is_charged_once(speeches: Path, tmp_path: Path) -> None:
     ledger = tmp_path / "people.json"
-    config = write(tmp_path / "mine.toml", speeches, ledger, epsilon(COST, 4, 1e-3))
+    config = write(tmp_path / "mine.toml", speeches, ledger, budget_for(4, 1e-3))
     for name in ("first", "again"):
         assert fedsim("run", config, "--out", tmp_path / name).returncode == 0
     assert read_shared(ledger).ledger.num_releases == 4
@@ -105,8 +115,31 @@ def test_what_cannot_share(
     assert not (tmp_path / "people.json").exists()
 
 
+def test_a_sweeps_runs_are_registered_together(speeches: Path, tmp_path: Path) -> None:
+    """Budget for both by tight composition, not by the filter: both are finished all the same.
+
+    A run that is chosen after them finds the ledger closed.
+    """
+    ledger = tmp_path / "people.json"
+    budget = epsilon(COST, 8, 1e-3) * (1.0 + 1e-6)
+    assert budget < budget_for(8, 1e-3)
+    config = write(tmp_path / "mine.toml", speeches, ledger, budget)
+    rates = ("--vary", "server.learning_rate=0.1,0.2")
+    done = fedsim("compare", config, *rates, "--out", tmp_path / "both")
+    assert done.returncode == 0, done.stderr
+    found = read_shared(ledger)
+    assert (found.order, found.registered) == (None, ((COST, 8),))
+    assert found.ledger.costs == [(COST, 8)]
+    assert len({item.release for item in found.ledger.items}) == 2
+    said = fedsim("account", "ledger", ledger).stdout
+    assert "tight composition of what was fixed before the first release" in said
+    later = fedsim("run", config, "--out", tmp_path / "later", "--set", "server.learning_rate=0.3")
+    assert later.returncode == 3
+    assert "was registered before its first release" in later.stderr
+
+
 def _charge_many(path: Path, name: str, start: Barrier) -> None:
-    account = SharedAccount(path, SharedLedger(100.0, 1e-5, Relation.ADD_OR_REMOVE))
+    account = SharedAccount(path, SharedLedger(100.0, 1e-5, BOTH))
     start.wait()
     for round in range(40):
         account.charge(round, COST, name, 40 - round)
@@ -129,15 +162,15 @@ def test_processes_that_charge_at_once_lose_nothing(tmp_path: Path) -> None:
 
 
 def test_what_another_process_charged_meanwhile_counts(tmp_path: Path) -> None:
-    terms = SharedLedger(epsilon(COST, 5, 1e-5), 1e-5, Relation.ADD_OR_REMOVE)
+    terms = SharedLedger(budget_for(5, 1e-5), 1e-5, BOTH)
     one, two = (SharedAccount(tmp_path / "people.json", terms) for _ in range(2))
-    one.charge(0, COST, "seeded:1", 10)  # it has computed that four more fit
+    one.charge(0, COST, "seeded:1", 2)
     for round in range(3):
-        two.charge(round, COST, "seeded:2", 10)
-    one.charge(1, COST, "seeded:1", 9)
+        two.charge(round, COST, "seeded:2", 3)
+    one.charge(1, COST, "seeded:1", 1)
     with pytest.raises(BudgetSpentError, match="round 2: this release"):
-        one.charge(2, COST, "seeded:1", 8)
-    one.charge(1, COST, "seeded:1", 9)  # a repeated draw is paid for
+        one.charge(2, COST, "seeded:1", 1)
+    one.charge(1, COST, "seeded:1", 1)  # a repeated draw is paid for
     assert read_shared(tmp_path / "people.json").ledger.num_releases == 5
 
 
@@ -152,12 +185,21 @@ def test_what_another_process_charged_meanwhile_counts(tmp_path: Path) -> None:
         {"relation": "none"},
         {"ledger": {"version": 9}},
         {"more": 1},
-        {"version": 2},
+        {"version": 3},
+        {"version": True},
+        {"version": 1},  # which knew neither an order nor registered runs
+        {"order": 1.0},
+        {"order": "4"},
+        {"registered": {}},
+        {"registered": [{"cost": COST.to_json(), "rounds": 0}]},
+        {"registered": [{"cost": COST.to_json()}]},
+        {"registered": [{"cost": {}, "rounds": 1}]},
     ],
 )
 def test_a_malformed_shared_ledger_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
     path = tmp_path / "people.json"
-    good = SharedLedger(8.0, 1e-5, Relation.REPLACE, Ledger().charge(0, COST, "secure"))
+    ledger = Ledger().charge(0, COST, "secure")
+    good = SharedLedger(8.0, 1e-5, Relation.REPLACE, 4.0, ((COST, 3),), ledger)
     path.write_text(json.dumps(good.to_json()), encoding="utf-8")
     assert read_shared(path) == good
     path.write_text(json.dumps({**good.to_json(), **change}), encoding="utf-8")

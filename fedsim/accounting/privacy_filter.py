@@ -1,0 +1,158 @@
+"""A privacy filter: a budget that also holds for mechanisms chosen after looking at earlier ones.
+
+The composition of privacy loss distributions (PLDs) is a theorem for mechanisms that were fixed
+in advance. Where the noise, rate or length of a later run depends on the models of earlier ones,
+adding up what was made and stopping at ε proves nothing. Rényi divergences of one order, fixed
+beforehand, may be added up so (Feldman & Zrnic 2021, arXiv:2008.11193). The filter here is theirs,
+with a small share of δ for losses that a PLD takes as infinite, as in the filter for approximate
+zCDP of Whitehouse et al. 2023 (arXiv:2203.05481).
+
+Proof. Fix the direction (add or remove) and the order α > 1. Each release, given all before it, is
+dominated by a pair (A, B), here the rounded PLD: its loss is infinite with probability d under A,
+and E_A[e^((α-1)L); L finite] <= e^((α-1)r). A dominated pair is a post-processing of its dominating
+one (Blackwell), so the losses may be taken as what is released. M = e^((α-1) Σ(L - r)) on the event
+that all losses so far are finite, 0 elsewhere, is a supermartingale: r is chosen before its L is
+drawn. Releases stop before Σr exceeds ρ or Σd exceeds δ₀, so E[e^((α-1)ΣL); all finite] is at
+most e^((α-1)ρ), however they were chosen. With c = (1 - 1/α)^(α-1) / α, every l has
+(1 - e^(ε-l))⁺ <= c e^((α-1)(l-ε)), so the divergence at ε is at most δ₀ + c e^((α-1)(ρ-ε)),
+whose second part is the conversion of Canonne et al. 2020 (Proposition 12). ρ is what makes it δ.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fedsim.accounting.accountants import choose
+from fedsim.accounting.composition import ComposedPld
+from fedsim.accounting.events import Composition, RoundCost
+from fedsim.accounting.pld import refined, single_round
+from fedsim.accounting.relations import Relation
+from fedsim.accounting.renyi import renyi_divergence
+from fedsim.sampling import PoissonSampling
+
+CITATION = "Rényi filter at one order: Feldman and Zrnic 2021; Whitehouse et al. 2023"
+
+ORDERS = (
+    *(1.25, 1.5, 1.75, 2.0, 2.25, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 7.0, 8.0, 10.0, 12.0, 14.0, 16.0),
+    *(20.0, 24.0, 32.0, 48.0, 64.0, 128.0, 256.0, 512.0, 1024.0),
+)
+_INFINITE_SHARE = 1e-3  # of δ, for infinite losses: e^-50 a round
+_ROUNDING = 1e-13  # of a moment, relative, with room for the PLD's lowest grid point
+_PLAIN = RoundCost(PoissonSampling(1.0), 10.0)
+
+
+@dataclass(frozen=True)
+class Price:
+    """What a mechanism costs at an order, in the dearer direction.
+
+    Attributes:
+        renyi: the Rényi divergence of the finite losses, >= 0.
+        infinite: the probability of an infinite loss.
+    """
+
+    renyi: float
+    infinite: float
+
+
+@dataclass(frozen=True)
+class RenyiFilter:
+    """An (ε, δ) for releases of which each may be chosen after looking at those before it.
+
+    Attributes:
+        epsilon: > 0.
+        delta: in (0, 1).
+        relation: of all releases.
+        order: of the divergences, > 1, fixed before the first release.
+    """
+
+    epsilon: float
+    delta: float
+    relation: Relation
+    order: float
+
+    @property
+    def budget(self) -> float:
+        """ρ: the most that divergences may add up to; not positive where no order could pay."""
+        return self.epsilon - self._conversion
+
+    @property
+    def _conversion(self) -> float:
+        """What the conversion adds to a divergence to make it an ε."""
+        delta = self.delta * (1.0 - _INFINITE_SHARE)
+        to_delta = (math.log(delta) + math.log(self.order)) / (self.order - 1.0)
+        return math.log1p(-1.0 / self.order) - to_delta
+
+    def spent(self, costs: Composition) -> float:
+        """Return the sum of the divergences; inf where infinite losses exceed their share of δ.
+
+        Raises:
+            ConfigError: nobody has proved what one of them costs under the relation.
+        """
+        prices = [(price(cost, self.relation, self.order), rounds) for cost, rounds in costs]
+        infinite = math.fsum(rounds * each.infinite for each, rounds in prices)
+        if infinite > self.delta * _INFINITE_SHARE:
+            return math.inf
+        return math.fsum(rounds * each.renyi for each, rounds in prices if rounds)
+
+    def pays_for(self, costs: Composition) -> bool:
+        """Whether all of this, in any order and however chosen, keeps the budget."""
+        return self.spent(costs) <= self.budget
+
+    def converted(self, costs: Composition) -> float:
+        """Return the ε that the sum of divergences gives at δ.
+
+        A guarantee only for costs fixed in advance: with costs chosen after looking it is the
+        budget that holds, not what happens to be spent of it.
+        """
+        return max(0.0, self.spent(costs) + self._conversion) if costs else 0.0
+
+
+def best_order(epsilon: float, delta: float, relation: Relation, costs: Composition = ()) -> float:
+    """Return the order at which a filter pays for these costs the most times over.
+
+    It looks at public numbers only. Without costs, or where no order pays for any, it is the
+    order for Gaussian releases that all units are in.
+    """
+
+    def times(order: float, wanted: Composition) -> float:
+        one = RenyiFilter(epsilon, delta, relation, order)
+        return one.budget / max(one.spent(wanted), 1e-300)
+
+    for wanted in (costs, [(_PLAIN, 1)]):
+        best = max(ORDERS, key=lambda order: times(order, wanted)) if wanted else 0.0
+        if best and times(best, wanted) > 0.0:
+            return best
+    return max(ORDERS, key=lambda order: RenyiFilter(epsilon, delta, relation, order).budget)
+
+
+@functools.lru_cache(maxsize=1024)
+def price(cost: RoundCost, relation: Relation, order: float) -> Price:
+    """Return what one release costs at an order > 1; infinite without noise.
+
+    Raises:
+        ConfigError: nobody has proved what it costs under the relation.
+    """
+    if cost.noise_multiplier == 0.0:
+        return Price(math.inf, 0.0)
+    choose([cost], None, relation)
+    if cost.sampling.kind == "fixed-size":  # the one sampler without a PLD
+        return Price(renyi_divergence(cost, relation, order), 0.0)
+    renyi, width = refined(
+        lambda width: max(renyi for renyi, _ in _sides(cost, relation, order, width)), [(cost, 1)]
+    )
+    return Price(renyi, max(d for _, d in _sides(cost, relation, order, width)))
+
+
+def _sides(
+    cost: RoundCost, relation: Relation, order: float, width: float
+) -> Sequence[tuple[float, float]]:
+    """Return divergence and infinite mass in each direction, from the PLD on one grid."""
+    composed = ComposedPld.of([(single_round(cost, relation, width), 1)], width)
+    moments = [(side.parts[0].log_moments(order - 1.0)[0], side) for side in composed.directions]
+    return [
+        (max(0.0, (log_moment + _ROUNDING) / (order - 1.0)), side.infinite)
+        for log_moment, side in moments
+    ]

@@ -92,5 +92,5 @@ def parameters_digest(tensors: Tensors) -> str:
     for name in sorted(tensors):
         value = tensors[name].detach().cpu().contiguous()
         digest.update(json.dumps([name, list(value.shape), str(value.dtype)]).encode())
-        digest.update(memoryview(value.reshape(-1).view(torch.uint8).numpy()))
+        digest.update(value.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()

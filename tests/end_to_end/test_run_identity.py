@@ -36,7 +36,7 @@ def holding(folder: Path, seed: int) -> list[str]:
     forms = [
         *(text.encode() for text in spelt),
         *(seed.to_bytes(size, o) for o in ("big", "little")),
-    ]  # type: ignore[arg-type]
+    ]
     files = [path for path in folder.rglob("*") if path.is_file()]
     return [path.name for path in files if any(form in path.read_bytes() for form in forms)]
 

@@ -177,6 +177,6 @@ def test_checksums_are_those_that_sha256sum_prints(store: TokenStore) -> None:
     assert integrity.facts(store.path / "again.npy") == written
 
 
-def _edit_manifest(store: TokenStore, **changes: int) -> None:
+def _edit_manifest(store: TokenStore, **changes: object) -> None:
     content = json.loads((store.path / "manifest.json").read_text())
     (store.path / "manifest.json").write_text(json.dumps(content | changes))

@@ -74,7 +74,7 @@ def test_by_length_with_ties_by_what_the_examples_are(rule: Rule) -> None:
 def test_equal_examples_are_told_apart_by_place_alone() -> None:
     store = Lengthy(np.full(5, 4), np.zeros(5, np.int64))
     for rule in ("random", "longest", "shortest"):
-        chosen = select(_people(5), store, np.array([0]), group_size=2, rule=rule, base=0)  # type: ignore[arg-type]
+        chosen = select(_people(5), store, np.array([0]), group_size=2, rule=rule, base=0)
         assert chosen.examples.tolist() == [0, 1]
 
 

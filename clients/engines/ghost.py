@@ -10,7 +10,7 @@ al. 2023).
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import torch
 
@@ -86,64 +86,72 @@ class Ghost:
         if lookups and len(lookups) == len(uses):
             self._merged[name] = merged(lookups)
             return self._merged[name].squares(self._num_units)
-        own = self._own(name)
         norms = torch.zeros(self._num_units, dtype=torch.float64, device=like.device)
+        cheap = self._are_pairs_cheaper(name)
         if len(self._passes) == 1:
             for segment in self._passes[0]:
-                norms[segment.units] = self._of_segment(name, segment, own)
+                norms[segment.units] = self._of_segment(name, segment, cheap)
         else:
             for unit in range(self._num_units):
-                norms[unit] = self._of_unit(name, unit, own)
+                norms[unit] = self._of_unit(name, unit, by_pairs=cheap[unit])
         return norms.square()
 
-    def _of_segment(self, name: str, segment: Segment, own: _Own) -> torch.Tensor:
+    def _are_pairs_cheaper(self, name: str) -> list[bool]:
+        """Return for each unit whether pairs of the positions that it brings itself are."""
+        products = [(use, of) for use, of in self._uses[name] if isinstance(use, Product)]
+        positions = [
+            sum(
+                of.counts[unit] * use.left.shape[1] if of.tokens is None else of.tokens[unit]
+                for use, of in products
+            )
+            for unit in range(self._num_units)
+        ]
+        uses = [use for use, _ in self._uses[name]]
+        return [pairs_are_cheaper(uses, count) for count in positions]
+
+    def _of_segment(self, name: str, segment: Segment, cheap: list[bool]) -> torch.Tensor:
         """Return bounds for neighbouring units that have all their sequences in one pass."""
         uses = [use for use, _ in self._uses[name]]
-        margins = own.margins[segment.units]
-        norms = torch.zeros_like(margins)
-        by_pairs = [pairs_are_cheaper(uses, count) for count in own.positions[segment.units]]
+        norms = torch.zeros(segment.num_units, dtype=torch.float64, device=self._device(name))
+        by_pairs = cheap[segment.units]
         if any(by_pairs):
-            pairs = pair_squares(uses, segment)
-            norms = (pairs.squares + pairs.error).sqrt() + margins
-            inexact = (pairs.error > _INEXACT * pairs.squares).tolist()
-            by_pairs = [cheap and not off for cheap, off in zip(by_pairs, inexact, strict=True)]
+            norms, exact = self._by_pairs(name, uses, segment)
+            by_pairs = [one and is_exact for one, is_exact in zip(by_pairs, exact, strict=True)]
         for index, done in enumerate(by_pairs):
             if not done:
                 rows = segment.rows_of(index)
-                formed = self._direct(name, [_joined(use, rows) for use in uses])
-                norms[index] = formed + 2.0 * margins[index]
+                norms[index] = self._direct(name, [_joined(use, rows) for use in uses])
         return norms
 
-    def _of_unit(self, name: str, unit: int, own: _Own) -> torch.Tensor:
+    def _of_unit(self, name: str, unit: int, *, by_pairs: bool) -> torch.Tensor:
         """Return the bound for one unit, wherever its sequences are."""
         parts = []
         for use, segments in self._uses[name]:
             start, count = sum(segments.counts[:unit]), segments.counts[unit]
             if count:
                 parts.append(_joined(use, slice(start, start + count)))
-        if pairs_are_cheaper(parts, own.positions[unit]):
-            pairs = pair_squares(parts, Segment(slice(0, 1), slice(0, 1)))
-            if not bool(pairs.error > _INEXACT * pairs.squares):
-                return (pairs.squares + pairs.error).sqrt()[0] + own.margins[unit]
-        return self._direct(name, parts) + 2.0 * own.margins[unit]
+        if by_pairs:
+            norms, exact = self._by_pairs(name, parts, Segment(slice(0, 1), slice(0, 1)))
+            if exact[0]:
+                return norms[0]
+        return self._direct(name, parts)
 
-    def _own(self, name: str) -> _Own:
-        """Return the units' positions and γ_k·m, see the class."""
-        like, device = self._layout[name], self._device(name)
-        positions, masses = torch.zeros(2, self._num_units, dtype=torch.float64, device=device)
-        chained = False
-        for use, segments in self._uses[name]:
-            of_positions = _masses(use)
-            units = segments.unit_of_row(device)
-            positions.index_add_(0, units, (of_positions > 0).sum(dim=1, dtype=torch.float64))
-            masses.index_add_(0, units, of_positions.sum(dim=1))
-            chained |= isinstance(use, Product) and use.chain is not None
-        k = positions + (like.shape[-1] + 7 if chained else 1)
-        ku = k * torch.finfo(like.dtype).eps / 2.0
-        return _Own(positions.long().tolist(), ku / (1.0 - ku) * masses)
+    def _by_pairs(
+        self, name: str, uses: Sequence[Use], segment: Segment
+    ) -> tuple[torch.Tensor, list[bool]]:
+        """Return bounds for a segment's units, and which of them are close."""
+        pairs = pair_squares(uses, segment)
+        norms = (pairs.squares + pairs.error).sqrt()
+        norms += self._gamma(name, 1 + pairs.positions) * pairs.mass
+        inexact: list[bool] = (pairs.error > _INEXACT * pairs.squares).tolist()
+        return norms, [not one for one in inexact]
+
+    def _gamma(self, name: str, roundings: torch.Tensor) -> torch.Tensor:
+        ku = roundings.double() * (torch.finfo(self._layout[name].dtype).eps / 2.0)
+        return ku / (1.0 - ku)
 
     def _direct(self, name: str, parts: list[Use]) -> torch.Tensor:
-        """Return the norm of one unit's gradient, formed in the one scratch buffer."""
+        """Return the bound for one unit from its gradient, formed in the one scratch buffer."""
         like = self._layout[name]
         gradient = self._scratch.take(str(tuple(like.shape)), 1, like)
         gradient.zero_()
@@ -155,7 +163,13 @@ class Ghost:
         for part in parts:
             if not isinstance(part, Product):
                 part.into(gradient, one, add=True)
-        return block_squares(gradient.flatten(1))[0].sqrt()
+        norm = block_squares(gradient.flatten(1))[0].sqrt()
+        if not parts:
+            return norm
+        masses = torch.cat([_masses(part).flatten() for part in parts])
+        chained = any(product.chain is not None for product in products)
+        roundings = (masses > 0).sum() + (like.shape[-1] + 7 if chained else 1)
+        return norm + 2.0 * self._gamma(name, roundings) * masses.sum()
 
     def _device(self, name: str) -> torch.device:
         return self._layout[name].device
@@ -208,18 +222,6 @@ def _chain(products: list[Product], gradient: torch.Tensor) -> None:
 def _joined(use: Use, rows: slice) -> Use:
     """Return the use by some sequences as if they were one long one."""
     return use.map(lambda value: value[rows].flatten(0, 1)[None])
-
-
-class _Own(NamedTuple):
-    """What a unit's positions tell of it, whoever else is there.
-
-    Attributes:
-        positions: how many have a share in the gradient, by unit.
-        margins: how far a sum over them may be off, (units,) float64.
-    """
-
-    positions: list[int]
-    margins: torch.Tensor
 
 
 def _masses(use: Use) -> torch.Tensor:

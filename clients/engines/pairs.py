@@ -24,10 +24,14 @@ class Pairs(NamedTuple):
     Attributes:
         squares: squared norms, (units,) float64.
         error: at least how far those may be from the exact ones, (units,) float64.
+        mass: at least Σ_t ‖l_t‖‖r_t‖ + Σ_s ‖v_s‖, (units,) float64.
+        positions: how many t and s there are of which no factor is zero, (units,).
     """
 
     squares: torch.Tensor
     error: torch.Tensor
+    mass: torch.Tensor
+    positions: torch.Tensor
 
 
 def pairs_are_possible(uses: Sequence[Use]) -> bool:
@@ -66,6 +70,7 @@ def pair_squares(uses: Sequence[Use], segment: Segment) -> Pairs:
     of_left, of_right = _inner(left, left), _inner(right, right)
     left_norms, right_norms = _norms(of_left, left), _norms(of_right, right)
     mass = (left_norms * right_norms).sum(dim=1)
+    positions = (_present(of_left) & _present(of_right)).sum(dim=1)
     off_left, off_right = _roundings(left) * u, _roundings(right) * u
     error = (off_left + u) * _between(of_right.abs(), left_norms)
     error += off_right * _between(of_left.abs(), right_norms) + off_left * off_right * mass.square()
@@ -79,10 +84,13 @@ def pair_squares(uses: Sequence[Use], segment: Segment) -> Pairs:
         off = (_roundings(values) + 1) * u
         squares += 2 * cross_term(left, right, ids, values)
         error += 2 * off * _between(scores(left, ids).abs(), right_norms, norms)
+        present = _present(of_values).sum(dim=1)
         same_row = ids[:, :, None] == ids[:, None, :]
         squares += _total(of_values.mul_(same_row))
         error += off * _between(same_row.to(values.dtype), norms)
-    return Pairs(squares, 1.01 * error)
+        mass += norms.sum(dim=1)
+        positions += present
+    return Pairs(squares, 1.01 * error, 1.01 * mass, positions)
 
 
 def cross_term(
@@ -132,6 +140,10 @@ def _norms(inner: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
     limits = torch.finfo(vectors.dtype)
     lost = 2.0 * vectors.shape[-1] * limits.tiny / limits.eps
     return (inner.diagonal(dim1=1, dim2=2).double() + lost).sqrt()
+
+
+def _present(inner: torch.Tensor) -> torch.Tensor:
+    return inner.diagonal(dim1=1, dim2=2) > 0
 
 
 def _between(

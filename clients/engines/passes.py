@@ -60,8 +60,9 @@ def passes(
             None if streams is None else streams[rows].to(device),
         )
         of_units = torch.bincount(unit_of[rows], minlength=len(units))
+        own = torch.zeros_like(of_units).index_add_(0, unit_of[rows], placement.lengths[rows])
         whole = bool(((of_units == 0) | (of_units == placement.counts)).all())
-        yield Pass(batch, Segments(of_units.tolist(), whole=whole))
+        yield Pass(batch, Segments(of_units.tolist(), whole=whole, tokens=own.tolist()))
 
 
 class _Sequences:

@@ -49,12 +49,16 @@ class Segments:
     Attributes:
         counts: each unit's number of sequences in the pass.
         whole: whether no other pass has sequences of the units in this one.
+        tokens: how many tokens each unit has in them, padding left out; None where nobody counted.
     """
 
-    def __init__(self, counts: Sequence[int], *, whole: bool) -> None:
+    def __init__(
+        self, counts: Sequence[int], *, whole: bool, tokens: Sequence[int] | None = None
+    ) -> None:
         self.num_units = len(counts)
         self.counts = list(counts)
         self.whole = whole
+        self.tokens = tokens
         self._segments: list[Segment] = []
         self._unit_of_row: torch.Tensor | None = None
         unit = row = 0

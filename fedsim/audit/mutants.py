@@ -1,4 +1,4 @@
-"""The audit as a test of ourselves: twelve deliberate bugs, and how each is seen.
+"""The audit as a test of ourselves: thirteen deliberate bugs, and how each is seen.
 
 Each bug is put into a game that is fair to it: a worst-case pair of data sets, a claim by the real
 accountant from the plan as the bug leaves it. The lower bound must exceed the claim with the bug,
@@ -17,9 +17,11 @@ import torch
 
 from fedsim.accounting.accountants import choose, epsilon
 from fedsim.accounting.calibration import calibrate_noise_multiplier
+from fedsim.accounting.privacy_filter import RenyiFilter
 from fedsim.audit import bugs
 from fedsim.audit.game import Game, PlantedExecutor, along_target
 from fedsim.audit.thresholds import LowerBound, bound_from_scores
+from fedsim.audit.two_runs import two_runs
 from fedsim.clipping import FlatClip, PerLayerClip
 from fedsim.estimators import FixedDenominator
 from fedsim.plan import RoundPlan, TaskSpec
@@ -139,7 +141,7 @@ def no_stream_is_used_twice(plan: RoundPlan) -> bool:
 
 
 def mutants() -> list[Mutant]:
-    """Return the twelve."""
+    """Return all of them."""
     layers = {name: torch.tensor([10.0, 0.0], dtype=torch.float64) for name in _layer_names()}
     aside = {name: value.flip(0) for name, value in layers.items()}
     few = {"num_units": 2, "q": 0.5, "total_weight": 20.0}
@@ -213,6 +215,11 @@ def mutants() -> list[Mutant]:
             "a user's examples counted as one",
             game(as_counted, LARGE, ASIDE, **eight),
             game(many, LARGE, ASIDE, **eight),
+        ),
+        Mutant(  # 14
+            "a shared budget over runs chosen after looking, composed as if fixed in advance",
+            two_runs(make_plan(), RenyiFilter, DELTA),
+            two_runs(make_plan(), bugs.AddsLosses, DELTA),
         ),
     ]
 

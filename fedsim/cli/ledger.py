@@ -94,7 +94,7 @@ def _by_filter(shared: SharedLedger, rule: RenyiFilter) -> dict[str, Any]:
             f"{round_up(tight, 4):g} by tight composition (the {_accountant(shared, made)} "
             f"accountant) and ε = {round_up(rule.converted(made), 4):g} by the filter's "
             f"divergences, at δ = {shared.delta:g} {under}: the difference is what the filter "
-            "costs."
+            "costs, most while little is spent, since its order is for a whole budget."
         )
     return {
         "basis": "filter",

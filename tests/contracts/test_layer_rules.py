@@ -161,7 +161,7 @@ def test_updates_too_large_for_float32_are_still_clipped(
     total = make_engine(model)(task, parameters, task.keys, clip, 0)
     expected = loop(task, parameters, task.keys, clip, 0)
     same_counts(total, expected)
-    assert relative(total, expected) < 1e-5
+    assert relative(total, expected) < CLIP_MARGIN
 
 
 def test_positions_that_cancel_are_not_taken_from_pairs() -> None:

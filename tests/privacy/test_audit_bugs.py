@@ -1,4 +1,4 @@
-"""Twelve deliberate bugs: each is seen, and the true code in the same game is let pass."""
+"""Thirteen deliberate bugs: each is seen, and the true code in the same game is let pass."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from fedsim.execution import Accumulator, Update
 MUTANTS = mutants()
 
 
-def test_there_are_twelve() -> None:
-    assert len({mutant.bug for mutant in MUTANTS}) == 12
+def test_there_are_thirteen() -> None:
+    assert len({mutant.bug for mutant in MUTANTS}) == 13
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.bug)

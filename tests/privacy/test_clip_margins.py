@@ -14,7 +14,7 @@ from clients.lstm_modules import NormalisedRows, unit_rows
 from fedsim.clipping import FlatClip
 from fedsim.tensors import l2_norm
 
-BOUND = 1.5  # in the middle of a binade: sums near it are not rounded more finely
+BOUND = 1.1  # inside a binade: sums near it are not rounded more finely
 POSITIONS, WIDTH = 1000, 2048
 SIGNS = torch.tensor([1.0, -1.0]).repeat(POSITIONS // 2)
 
@@ -44,16 +44,16 @@ def random_directions() -> Product:
 
 
 def rounded_up() -> Product:
-    """Terms of three quarters of the last place of the first one: each is rounded up to a whole."""
+    """Terms of half the last place of the first one, and a bit: each is rounded up to a whole."""
     left, right = torch.zeros(2, POSITIONS, WIDTH)
-    left[:, 0], right[:, 0] = 0.75 * 2.0**-23, 1.0
+    left[:, 0], right[:, 0] = 0.51 * 2.0**-23, 1.0
     left[0, 0] = BOUND
     return Product(left[None], right[None])
 
 
 def rounded_up_row() -> Product:
     """Row by row, so that a gradient that is formed is rounded as the sum is."""
-    left = torch.full((1, POSITIONS, 64), 0.75 * 2.0**-23)
+    left = torch.full((1, POSITIONS, 64), 0.51 * 2.0**-23)
     left[:, 0] = BOUND
     return Product(left, torch.ones(1, POSITIONS, 64))
 

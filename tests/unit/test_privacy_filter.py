@@ -18,6 +18,7 @@ from fedsim.accounting.ledger import Ledger
 from fedsim.accounting.privacy_filter import ORDERS, RenyiFilter, best_order, price
 from fedsim.accounting.relations import Relation
 from fedsim.accounting.renyi import renyi_divergence
+from fedsim.audit.two_runs import divergence
 from fedsim.sampling import FixedSizeSampling, PoissonSampling, TruncatedPoissonSampling
 
 BOTH = Relation.ADD_OR_REMOVE
@@ -28,17 +29,6 @@ SECONDS = [  # each all but spends what FIRST leaves of (2, 1e-5), composed tigh
     for rate, noise in [(1.0, 3.31), (0.1, 1.044), (0.01, 0.589), (1e-3, 0.391), (2e-4, 0.302)]
 ]
 Array = npt.NDArray[np.float64]
-
-
-def divergence(cost: RoundCost, epsilon: Array) -> Array:
-    """The hockey-stick divergence of the sampled Gaussian, a user removed, at any real ε."""
-    q, z = cost.sampling.probability, cost.noise_multiplier
-    ratio = np.exp(epsilon)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        point = z * z * np.log((ratio - (1.0 - q)) / q) + 0.5
-        above = (1.0 - q) * special.ndtr(-point / z) + q * special.ndtr(-(point - 1.0) / z)
-        value = above - ratio * special.ndtr(-point / z)
-    return np.where(ratio <= 1.0 - q, 1.0 - ratio, value)
 
 
 def worst_divergence(seconds: Sequence[RoundCost]) -> float:
@@ -205,3 +195,15 @@ def test_what_nobody_proved_is_refused() -> None:
     cost: Any = RoundCost(PoissonSampling(0.01), 1.0, units_per_user=4)
     with pytest.raises(ValueError, match="no proved bound under replace-one"):
         price(cost, Relation.REPLACE, 4.0)
+
+
+@pytest.mark.parametrize("cost", [FIRST, SECONDS[1]])
+@pytest.mark.parametrize("epsilon", [-1.0, 0.0, 0.5, 1.0])
+def test_the_attacks_divergence_is_the_integral(cost: RoundCost, epsilon: float) -> None:
+    q, z = cost.sampling.probability, cost.noise_multiplier
+    y = np.linspace(-12.0 * z, 12.0 * z + 1.0, 100_001)
+    without = stats.norm.pdf(y, 0.0, z)
+    present = (1.0 - q) * without + q * stats.norm.pdf(y, 1.0, z)
+    excess = np.maximum(present - math.exp(epsilon) * without, 0.0)
+    found = divergence(cost, np.array([epsilon]))[0]
+    assert found == pytest.approx(integrate.trapezoid(excess, y), rel=1e-4, abs=1e-12)

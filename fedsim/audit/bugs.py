@@ -1,4 +1,4 @@
-"""Thirteen ways to lose the guarantee, each as small as people have shipped it.
+"""Fifteen ways to lose the guarantee, each as small as people have shipped it.
 
 Nothing here is used by a run: `mutants` puts one at a time into a game and shows that the audit
 sees it.
@@ -16,6 +16,7 @@ import torch
 from fedsim.accounting.accountants import epsilon_of_composition
 from fedsim.accounting.events import Composition
 from fedsim.accounting.privacy_filter import RenyiFilter
+from fedsim.audit.game import ChoosingExecutor
 from fedsim.clipping import FlatClip, PerLayerClip
 from fedsim.estimators import FixedDenominator, WeightedSum
 from fedsim.execution import Accumulator, Keys, Update
@@ -107,6 +108,21 @@ class AnyWeight:
 
     key: int
     weight: float
+
+
+class ByPlace(ChoosingExecutor):
+    """Hashes where a unit stands in the data: who is added in front re-deals everybody behind."""
+
+    def told_apart(self, cohort: Keys) -> Keys:  # noqa: D102
+        return np.arange(len(cohort))
+
+
+class TellsSeed(RoundPlan):
+    """Names its releases in the ledger by the seed that their noise is drawn from."""
+
+    @property
+    def release_id(self) -> str:  # noqa: D102
+        return f"seeded:{self.seed}"
 
 
 class AddsLosses(RenyiFilter):

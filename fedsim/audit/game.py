@@ -17,6 +17,7 @@ import torch
 from fedsim.audit.releases import releases, stepping_by_release
 from fedsim.audit.thresholds import Scores
 from fedsim.clipping import Clip
+from fedsim.data.hashing import base, hashes
 from fedsim.estimators import WeightedSum
 from fedsim.execution import Accumulator, Keys, Unit, Update, shards
 from fedsim.plan import RoundPlan
@@ -61,6 +62,30 @@ class PlantedExecutor:
                 adding.add(Update(self.updates[key], loss=0.0, num_gradients=1), unit.weight)
             total = total.absorb_(adding.total())
         return total
+
+
+class ChoosingExecutor(PlantedExecutor):
+    """Lets each unit bring its planted update or the opposite, as a public hash of it decides.
+
+    A stand-in for held-out examples, selections and orders, which are such hashes in a run.
+    """
+
+    def clipped_sum(self, parameters: Tensors, cohort: Keys, clip: Clip, round: int) -> WeightedSum:
+        """Return the sum over the cohort of what the hashes chose."""
+        chosen = {
+            key: {name: sign * value for name, value in self.updates[key].items()}
+            for key, sign in zip(cohort.tolist(), self.signs(cohort), strict=True)
+        }
+        return PlantedExecutor(self.plan, chosen).clipped_sum(parameters, cohort, clip, round)
+
+    def signs(self, cohort: Keys) -> list[int]:
+        """Return 1 or -1 for each unit of the cohort."""
+        drawn = hashes(base(0, "selection", 0), self.told_apart(cohort))
+        return [1 if hashed % 2 else -1 for hashed in drawn.tolist()]
+
+    def told_apart(self, cohort: Keys) -> Keys:
+        """Return what is hashed of each unit: who it is."""
+        return cohort
 
 
 def along_target(seen: Sequence[Tensors]) -> float:

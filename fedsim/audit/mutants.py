@@ -1,4 +1,4 @@
-"""The audit as a test of ourselves: thirteen deliberate bugs, and how each is seen.
+"""The audit as a test of ourselves: fifteen deliberate bugs, and how each is seen.
 
 Each bug is put into a game that is fair to it: a worst-case pair of data sets, a claim by the real
 accountant from the plan as the bug leaves it. The lower bound must exceed the claim with the bug,
@@ -8,6 +8,7 @@ and must not without.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,13 +20,14 @@ from fedsim.accounting.accountants import choose, epsilon
 from fedsim.accounting.calibration import calibrate_noise_multiplier
 from fedsim.accounting.privacy_filter import RenyiFilter
 from fedsim.audit import bugs
-from fedsim.audit.game import Game, PlantedExecutor, along_target
+from fedsim.audit.game import ChoosingExecutor, Game, PlantedExecutor, along_target
 from fedsim.audit.thresholds import LowerBound, bound_from_scores
 from fedsim.audit.two_runs import two_runs
 from fedsim.clipping import FlatClip, PerLayerClip
 from fedsim.estimators import FixedDenominator
 from fedsim.plan import RoundPlan, TaskSpec
 from fedsim.sampling import PoissonSampling
+from fedsim.seeding import stream
 from fedsim.server_optimizer import ServerOptimizer
 from fedsim.tensors import Tensors
 
@@ -80,6 +82,7 @@ def make_plan(
         "noise_multiplier": noise,
         "units_per_user": 1,
         "optimizer": ServerOptimizer("sgd", 1.0),
+        "entropy": "seeded",
     }
     return kind(**{**fields, **changes})
 
@@ -138,6 +141,14 @@ def no_stream_is_used_twice(plan: RoundPlan) -> bool:
     sources = [draw(round) for round in range(4) for draw in (plan.coins, plan.noise)]
     begins = [tuple(source.random(4).tolist()) for source in sources]
     return len(set(begins)) == len(begins)
+
+
+def the_ledger_does_not_tell_the_noise(plan: RoundPlan) -> bool:
+    """Check that no number in the id of a release is a seed of its noise."""
+    told = re.findall(r"[0-9a-f]+", plan.release_id)
+    seeds = {int(word, 16) for word in told} | {int(word) for word in told if word.isdigit()}
+    noise = plan.noise(0).standard_normal(4).tolist()
+    return all(stream(seed, "noise", 0).standard_normal(4).tolist() != noise for seed in seeds)
 
 
 def mutants() -> list[Mutant]:
@@ -216,12 +227,36 @@ def mutants() -> list[Mutant]:
             game(as_counted, LARGE, ASIDE, **eight),
             game(many, LARGE, ASIDE, **eight),
         ),
-        Mutant(  # 14
+        Mutant(
+            "choices for users addressed by their places in the data",
+            _in_front(ChoosingExecutor),
+            _in_front(bugs.ByPlace),
+        ),
+        Mutant(
             "a shared budget over runs chosen after looking, composed as if fixed in advance",
             two_runs(make_plan(), RenyiFilter, DELTA),
             two_runs(make_plan(), bugs.AddsLosses, DELTA),
         ),
+        Mutant(
+            "the id of a release is the seed of its noise",
+            game(make_plan(), LARGE, ASIDE),
+            game(make_plan(kind=bugs.TellsSeed), LARGE, ASIDE),
+            the_ledger_does_not_tell_the_noise,
+        ),
     ]
+
+
+def _in_front(kind: type[ChoosingExecutor]) -> Game:
+    """Return a game whose target stands in front of 20 users.
+
+    What the others bring is planted so that with the target there all of it points one way.
+    """
+    plan = make_plan(num_units=21)
+    signs = kind(plan, {}).signs(plan.pool)
+    updates = {
+        key: vector(10.0 * sign, 0.0) for key, sign in zip(plan.pool.tolist(), signs, strict=True)
+    }
+    return Game(kind(plan, updates), frozenset({0}))
 
 
 def _layer_names() -> list[str]:

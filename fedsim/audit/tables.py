@@ -52,7 +52,7 @@ def mechanisms(audits: Repeated) -> Table:
 
 def bugs(verdicts: Sequence[Verdict]) -> Table:
     """Return a row for each deliberate bug."""
-    table = Table(title="Thirteen deliberate bugs", title_justify="left")
+    table = Table(title="Fifteen deliberate bugs", title_justify="left")
     for head in ("bug", "caught by", "claimed ε", "shown with", "shown without", "δ", "accountant"):
         table.add_column(head, justify="left" if head in ("bug", "caught by") else "right")
     for one in verdicts:

@@ -74,7 +74,7 @@ def _show_run(audit: RunAudit, console: Console) -> None:
 
 
 def _of_ourselves(repetitions: int, quick: bool, console: Console) -> tuple[dict[str, Any], bool]:
-    """Audit ULS and ELS, then the thirteen deliberate bugs; return JSON and whether all is well."""
+    """Audit ULS and ELS, then the fifteen deliberate bugs; return JSON and whether all is well."""
     from fedsim.audit import mechanism, tables
     from fedsim.audit.mutants import judge, mutants
     from fedsim.cli.status import status_when_slow

@@ -1,4 +1,4 @@
-"""Thirteen deliberate bugs: each is seen, and the true code in the same game is let pass."""
+"""Fifteen deliberate bugs: each is seen, and the true code in the same game is let pass."""
 
 from __future__ import annotations
 
@@ -9,14 +9,20 @@ import torch
 
 from fedsim.audit import bugs
 from fedsim.audit.game import planted_unit
-from fedsim.audit.mutants import Mutant, judge, mutants, no_stream_is_used_twice
+from fedsim.audit.mutants import (
+    Mutant,
+    judge,
+    mutants,
+    no_stream_is_used_twice,
+    the_ledger_does_not_tell_the_noise,
+)
 from fedsim.execution import Accumulator, Update
 
 MUTANTS = mutants()
 
 
-def test_there_are_thirteen() -> None:
-    assert len({mutant.bug for mutant in MUTANTS}) == 13
+def test_there_are_fifteen() -> None:
+    assert len({mutant.bug for mutant in MUTANTS}) == 15
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.bug)
@@ -29,11 +35,14 @@ def test_a_deliberate_bug_is_caught(mutant: Mutant) -> None:
     assert verdict.right.epsilon <= verdict.claimed_right
 
 
-def test_the_shared_stream_fails_the_contract_that_the_true_plan_keeps() -> None:
-    (mutant,) = (one for one in MUTANTS if one.contract is not None)
-    assert mutant.contract is no_stream_is_used_twice
-    assert no_stream_is_used_twice(mutant.right.executor.plan)
-    assert not no_stream_is_used_twice(mutant.wrong.executor.plan)
+def test_what_releases_cannot_show_fails_a_contract_that_the_true_plan_keeps() -> None:
+    checked = [mutant for mutant in MUTANTS if mutant.contract is not None]
+    contracts = [mutant.contract for mutant in checked]
+    assert contracts == [no_stream_is_used_twice, the_ledger_does_not_tell_the_noise]
+    for mutant, contract in zip(checked, contracts, strict=True):
+        assert contract is not None
+        assert contract(mutant.right.executor.plan)
+        assert not contract(mutant.wrong.executor.plan)
 
 
 def test_what_the_true_code_does_where_the_bugs_are() -> None:

@@ -6,6 +6,8 @@ except `add_`, whose underscore says that it writes into its first argument.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections.abc import Mapping
 
@@ -77,3 +79,21 @@ def all_finite(tensors: Tensors) -> bool:
     over 1e154 can, and counts as not finite).
     """
     return math.isfinite(l2_norm(tensors))
+
+
+def parameters_digest(tensors: Tensors) -> str:
+    """Return a SHA-256 (hex) of the names, shapes, dtypes and bits of tensors.
+
+    The order of the dict, the device and the strides do not matter; -0.0 and 0.0 differ. One
+    tensor at a time is on the CPU, and none is copied there that is contiguous already.
+
+    Examples:
+        >>> parameters_digest({"a": torch.zeros(2)}) == parameters_digest({"a": torch.zeros(2, 1)})
+        False
+    """
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        value = tensors[name].detach().cpu().contiguous()
+        digest.update(json.dumps([name, list(value.shape), str(value.dtype)]).encode())
+        digest.update(value.reshape(-1).view(torch.uint8).numpy())  # numpy has no bfloat16
+    return digest.hexdigest()

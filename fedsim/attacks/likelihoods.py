@@ -21,7 +21,7 @@ from fedsim.errors import ConfigError
 from fedsim.language_model import LanguageModel
 from fedsim.paths import write_atomically
 from fedsim.scoring import ExampleScores, score_examples
-from fedsim.tensors import Tensors
+from fedsim.tensors import Tensors, parameters_digest
 
 _VERSION = 1  # raise it when the same weights and examples would score differently
 
@@ -47,7 +47,7 @@ class Likelihoods:
             model: the network.
             parameters: what it computes with.
             base: where these are not all of its parameters, what tells the others: such as the
-                `weights_key` of the whole model that training began with.
+                `parameters_digest` of the whole model that training began with.
 
         Raises:
             ConfigError: a log-likelihood is not finite: no statistic could be made of it.
@@ -68,19 +68,9 @@ class Likelihoods:
     def _key(self, model: LanguageModel, parameters: Tensors, base: str) -> str:
         identity = [_VERSION, base, model.tokenizer_fingerprint, self.store.manifest["sha256"]]
         digest = hashlib.sha256(json.dumps(identity).encode())
-        digest.update(weights_key(parameters).encode())
+        digest.update(parameters_digest(parameters).encode())
         digest.update(self.examples.tobytes())
         return digest.hexdigest()
-
-
-def weights_key(parameters: Tensors) -> str:
-    """Return a SHA-256 (hex) of the names, shapes, types and bits of parameters."""
-    digest = hashlib.sha256()
-    for name in sorted(parameters):
-        value = parameters[name].detach().cpu().contiguous()
-        digest.update(json.dumps([name, list(value.shape), str(value.dtype)]).encode())
-        digest.update(value.reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
 
 
 def _written(scores: ExampleScores) -> bytes:

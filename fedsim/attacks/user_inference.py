@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from fedsim.attacks.bounds import auroc_bound
-from fedsim.attacks.likelihoods import Likelihoods, weights_key
+from fedsim.attacks.likelihoods import Likelihoods
 from fedsim.attacks.measuring import RESAMPLES, measure_group
 from fedsim.attacks.overfitting import after_round, rank_correlation
 from fedsim.attacks.samples import choose_sides, default_samples, known_samples
@@ -28,6 +28,7 @@ from fedsim.language_model import LanguageModel
 from fedsim.materials import Materials, load_materials, load_model
 from fedsim.report.schema import Privacy, RunReport, load_report
 from fedsim.run_folder import RunFolder
+from fedsim.tensors import parameters_digest
 
 NOTE = (
     "Scores and rates are computed on private text and covered by no guarantee. An interval is "
@@ -81,7 +82,7 @@ def attack_run(
     ]
     first = next(iter(sides.values()))
     look = partial(after_round, known=known, sides=first, before=before, samples=max(numbers))
-    base, states = weights_key(start.initial_parameters()), []
+    base, states = parameters_digest(start.initial_parameters()), []
     for path in sorted(folder.checkpoints.glob("round-*.safetensors")) if checkpoints else []:
         state = load_checkpoint(path)
         scores = likelihoods.scores(materials.model, state.parameters, base=base)

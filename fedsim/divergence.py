@@ -19,6 +19,10 @@ from fedsim.scoring import owners
 from fedsim.state import ServerState
 from fedsim.tensors import all_finite
 
+NOT_PAID_FOR = (
+    "That a run diverged shows in its parameters, which are released, or in its held-out loss: "
+    "then private text decided, without noise, that there is no model, and no ε pays for that."
+)
 _WHAT_WOULD_DO = "try a smaller server.learning_rate, or another starting model"
 
 
@@ -35,13 +39,14 @@ def check_parameters(state: ServerState) -> None:
 def check_held_out(line: RoundMetrics, materials: Materials) -> None:
     """Raise `DivergedError` if there is held-out text and its loss is NaN or infinite.
 
-    That is another look at private text, as every score on it: see the report's assumptions.
+    That is another look at private text, as every score on it: the report says `NOT_PAID_FOR`.
     """
     if line.held_out is None or not len(materials.split.held_out_examples):
         return
     if not math.isfinite(line.held_out.loss):
         raise DivergedError(
-            f"round {line.round}: the held-out loss is {line.held_out.loss}; {_WHAT_WOULD_DO}"
+            f"round {line.round}: the held-out loss is {line.held_out.loss} (computed on private "
+            f"text: no ε pays for ending here); {_WHAT_WOULD_DO}"
         )
 
 

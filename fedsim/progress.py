@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fedsim.report.schema import RoundMetrics
+from fedsim.report.wording import NOT_COVERED
 
 log = logging.getLogger("fedsim")
 
@@ -50,6 +51,7 @@ class RoundProgress(_Bar):
         super().__init__(title, rounds, done)
         self._title = title
         self._rounds = rounds
+        self._said = False
 
     def advance(self, line: RoundMetrics) -> None:
         """Show one more round."""
@@ -57,8 +59,11 @@ class RoundProgress(_Bar):
             self._progress.advance(self._task)
             return
         note = f"held-out loss {line.held_out.loss:.4f}"
-        self._progress.update(self._task, advance=1, note=note)
+        self._progress.update(self._task, advance=1, note=f"{note} (not covered by ε)")
         if self._progress.disable:
+            if not self._said:  # once: a run may have thousands of lines
+                log.info("%s: held-out losses are %s", self._title, NOT_COVERED)
+                self._said = True
             log.info("%s: round %d of %d, %s", self._title, line.round, self._rounds, note)
 
 

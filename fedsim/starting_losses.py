@@ -21,6 +21,7 @@ from fedsim.data.selection import Losses
 from fedsim.materials import Materials
 from fedsim.paths import write_atomically
 from fedsim.scoring import score_examples
+from fedsim.tensors import parameters_digest
 
 log = logging.getLogger(__name__)
 
@@ -32,21 +33,21 @@ def losses_for(materials: Materials, rule: CohortRule) -> Losses | None:
 
     Returns:
         Nats per predicted token, float32, in the order of `split.train_examples`; infinite where
-        nothing is predicted. Kept under the cache folder, and read from there the next time.
+        nothing is predicted. Those of all examples of the store are kept under the cache folder,
+        and read from there the next time, whatever the split.
     """
     if rule not in ("highest-perplexity", "lowest-perplexity"):
         return None
     path = paths.cache_dir() / "starting-losses" / f"{_key(materials)}.npy"
-    examples = materials.split.train_examples
-    kept = _kept(path, len(examples))
+    count = materials.store.num_examples
+    kept = _kept(path, count)
     if kept is None:
-        log.info("%s: scoring %d examples before training", materials.model.name, len(examples))
+        log.info("%s: scoring %d examples before training", materials.model.name, count)
         start = materials.model.initial_parameters()
-        scores = score_examples(materials.model, start, materials.store, examples)
-        losses = np.nan_to_num(scores.mean_nats(), nan=np.inf, posinf=np.inf).astype(np.float32)
-        write_atomically(path, _npy(losses))
-        kept = losses
-    return kept
+        scores = score_examples(materials.model, start, materials.store, np.arange(count))
+        kept = np.nan_to_num(scores.mean_nats(), nan=np.inf, posinf=np.inf).astype(np.float32)
+        write_atomically(path, _npy(kept))
+    return kept[materials.split.train_examples]
 
 
 def _kept(path: Path, count: int) -> Losses | None:
@@ -67,19 +68,19 @@ def _npy(values: Losses) -> bytes:
 
 
 def _key(materials: Materials) -> str:
-    """Return a SHA-256 (hex) of the text, the split and what the model makes of a fixed text.
+    """Return a SHA-256 (hex) of the text, the parameters and what a fixed text makes likely.
 
-    The likeliest words tell models apart that share a name, and do not change with the machine's
-    rounding.
+    Frozen parameters, those under an adapter, are not among the model's: its likeliest words tell
+    them apart, and do not change with the machine's rounding.
     """
     model, store = materials.model, materials.store
     length = min(_PROBE, store.manifest["sequence_length"])  # a model may have no more positions
     probe = torch.arange(length, device=model.device)[None] % model.vocabulary_size
-    start = {name: value.to(model.device) for name, value in model.initial_parameters().items()}
+    initial = model.initial_parameters()
+    start = {name: value.to(model.device) for name, value in initial.items()}
     with torch.no_grad():
         likeliest = model.logits(start, probe).topk(_LIKELIEST, dim=-1).indices
     identity = [model.name, model.tokenizer_fingerprint, store.manifest["sha256"]]
-    digest = hashlib.sha256(json.dumps(identity).encode())
-    digest.update(materials.split.train_examples.tobytes())
+    digest = hashlib.sha256(json.dumps([*identity, parameters_digest(initial)]).encode())
     digest.update(likeliest.cpu().numpy().tobytes())
     return digest.hexdigest()

@@ -21,6 +21,7 @@ from fedsim.clip_summary import clip_facts, clip_sentences
 from fedsim.config import Config, FedAvg
 from fedsim.data.canaries import sentence as about_canaries
 from fedsim.data.preparation.prepare import assumptions
+from fedsim.divergence import NOT_PAID_FOR
 from fedsim.evaluation import Evaluation
 from fedsim.generation import SAMPLE_TOKENS, SAMPLES, sample_texts
 from fedsim.materials import Materials
@@ -85,6 +86,7 @@ def summarise(
             of_data=(
                 *assumptions(config.data.preparation, materials.store.manifest["dropped"]),
                 *about_canaries(len(materials.split.canaries)),
+                *((NOT_PAID_FOR,) if diverged else ()),
             ),
         ),
         utility=Utility(

@@ -19,13 +19,15 @@ except ModuleNotFoundError:
         "pip install -c constraints.txt -e '.[tensorboard]'"
     ) from None
 
+_COVERED = ("clip_norm", "released_share")  # they follow from releases that were paid for
 _FLUSH_SECONDS = 10  # so that whoever looks on sees the last rounds
 
 
 class TensorBoard:
     """A `fedsim.tracking.Tracker`: a scalar for every number, its step the round.
 
-    The name of ε has its terms. A run that is taken up writes its event files anew from the
+    The name of ε has its terms; what is computed on private text, and no ε covers, stands under
+    "not covered by ε". A run that is taken up writes its event files anew from the
     metrics, so no round is in them twice; other files in the folder stay.
     """
 
@@ -42,8 +44,12 @@ class TensorBoard:
     def on_round(self, line: RoundMetrics) -> None:
         """Write a scalar for every number of the line, NaN and infinities too."""
         for name, value in _numbers(line.model_dump(exclude={"round"}, exclude_none=True)):
-            tag = self._epsilon if name == "epsilon" else name
-            self._writer.add_scalar(tag, value, line.round)
+            self._writer.add_scalar(self._tag(name), value, line.round)
+
+    def _tag(self, name: str) -> str:
+        if name == "epsilon":
+            return self._epsilon
+        return name if name in _COVERED else f"not covered by ε/{name}"
 
     def close(self) -> None:
         """Write what is waiting and close the file."""

@@ -82,7 +82,10 @@ def all_finite(tensors: Tensors) -> bool:
 
 
 def parameters_digest(tensors: Tensors) -> str:
-    """Return a SHA-256 (hex) of the names, shapes, types and bits of tensors, in any order.
+    """Return a SHA-256 (hex) of the names, shapes, dtypes and bits of tensors.
+
+    The order of the dict, the device and the strides do not matter; -0.0 and 0.0 differ. One
+    tensor at a time is on the CPU, and none is copied there that is contiguous already.
 
     Examples:
         >>> parameters_digest({"a": torch.zeros(2)}) == parameters_digest({"a": torch.zeros(2, 1)})
@@ -92,5 +95,5 @@ def parameters_digest(tensors: Tensors) -> str:
     for name in sorted(tensors):
         value = tensors[name].detach().cpu().contiguous()
         digest.update(json.dumps([name, list(value.shape), str(value.dtype)]).encode())
-        digest.update(value.reshape(-1).view(torch.uint8).numpy().data)
+        digest.update(value.reshape(-1).view(torch.uint8).numpy().data)  # numpy has no bfloat16
     return digest.hexdigest()

@@ -17,6 +17,7 @@ from strategies.asi_liu_executor import Filtered
 from strategies.common import (
     build_clip,
     noise_multiplier,
+    not_hidden,
     only,
     server_optimizer,
     user_task,
@@ -80,7 +81,7 @@ def build(config: Config, materials: Materials) -> RoundPlan:
         optimizer=server_optimizer(config),
         entropy=privacy.noise,
         assumptions=(
-            f"The number of users, {num_users}, is public under the relation.",
+            not_hidden(num_users, "users"),
             *_ASSUMPTIONS,
         ),
         accountant=privacy.accountant,

@@ -40,13 +40,22 @@ def public_size(
     if declared is not None:
         return declared, f"The number of {noun}, {declared}, was declared public ({field})."
     if neighbours(config) is not Relation.ADD_OR_REMOVE:
-        return counted, f"The number of {noun}, {counted}, is public under the relation."
+        return counted, not_hidden(counted, noun)
     sentence = (
         f"The number of {noun}, {counted}, was counted in the private data and is treated as "
         f"public; declare it with {field} to rest on no private count."
     )
     log.warning("%s", sentence)
     return counted, sentence
+
+
+def not_hidden(counted: int, noun: str) -> str:
+    """Return the sentence on a number that the relation does not hide, and what that leaves out."""
+    return (
+        f"The number of {noun}, {counted}, is public under the relation. It is of users who have "
+        "usable text: replacing one by somebody whose text is empty, or dropped when the data are "
+        "prepared, changes it and is not covered."
+    )
 
 
 def neighbours(config: Config) -> Relation:

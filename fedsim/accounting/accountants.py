@@ -1,6 +1,7 @@
 """Accountants by name, and ε, δ and whole ε curves of composed rounds.
 
-All numbers are upper bounds, under a neighbouring relation that is always named. Every function
+All numbers are upper bounds, under a neighbouring relation that is always named; numerically: what
+floating point rounds is bounded by a model of it (`composition.py`), not by a proof. Every function
 takes an accountant by name, or None for the default of the mechanism; and a relation, or None
 for the sampler's own.
 """

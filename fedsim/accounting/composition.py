@@ -13,17 +13,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from scipy import fft, optimize
 
+from fedsim.accounting.mixture_pld import Losses
+
 Array = npt.NDArray[np.float64]
 
 _LOG_OUTSIDE = math.log(1e-17)  # of the tilted mass on either side of the window
 _SPREADS = np.array([0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0])  # tilts tried for the window's ends
+_FURTHER = np.geomspace(1e-9, 1.0, 64)  # the same where those are far off: rates below 1e-10
+_LONG = 1 << 20  # points of a window that is worth a second look
 _ROUNDING = 2e-16  # of one operation, relative
 _NEGLIGIBLE = 1e-3  # of δ: a rounding error this small changes ε by 1e-4 of it at most
 _NARROW = 0.01  # tilted spread, in widths, beyond which more tilt is of no use
@@ -69,47 +72,6 @@ class ComposedPld:
 
 
 @dataclass(frozen=True, eq=False)
-class Losses:
-    """The losses of one round on a grid, and how often the round is made.
-
-    Attributes:
-        first: the lowest loss, in widths.
-        width: of the grid, in nats.
-        probabilities: (n,) of first * width, (first + 1) * width, …
-        infinite: mass of infinite loss.
-        count: rounds.
-    """
-
-    first: int
-    width: float
-    probabilities: Array
-    infinite: float
-    count: int
-
-    @cached_property
-    def losses(self) -> Array:
-        """(n,) losses."""
-        indices = np.arange(self.first, self.first + len(self.probabilities), dtype=np.float64)
-        return indices * self.width
-
-    @cached_property
-    def logs(self) -> Array:
-        """(n,) log probabilities."""
-        with np.errstate(divide="ignore"):
-            return np.log(self.probabilities)
-
-    def log_moments(self, tilt: float) -> tuple[float, float, float]:
-        """Return log M(θ) with its first and second derivative, the tilted mean and variance."""
-        exponents = self.logs + tilt * self.losses
-        top = exponents.max()
-        weights = np.exp(exponents - top)
-        total = weights.sum()
-        mean = float(weights @ self.losses / total)
-        variance = float(weights @ (self.losses - mean) ** 2 / total)
-        return float(top + np.log(total)), mean, variance
-
-
-@dataclass(frozen=True, eq=False)
 class LossSum:
     """The sum of the losses of independent rounds, in one direction."""
 
@@ -122,6 +84,8 @@ class LossSum:
 
     def delta(self, epsilon: float) -> float:
         """Return δ at ε."""
+        if self._highest * self.parts[0].width <= epsilon:
+            return self.infinite
         tilt = self._solve(lambda theta: self._moments(theta)[1] - epsilon)
         best = 1.0
         for attempt in (tilt, tilt / 4.0, 0.0):
@@ -138,6 +102,8 @@ class LossSum:
         """Return ε at δ."""
         if delta <= self.infinite:
             return math.inf
+        if self._highest <= 0:  # as when adding a user at a tiny rate: no tilt finds anything
+            return 0.0
         goal = -math.log(delta - self.infinite)
 
         def excess(theta: float) -> float:
@@ -176,8 +142,10 @@ class LossSum:
         high = 0.1 * scale
         for _ in range(60):
             if gap(high) >= 0.0:
-                return float(optimize.brentq(gap, 0.0, high, xtol=_TILT_ACCURACY * high))
-            if self._moments(high)[2] < narrow:
+                tiny = 1e-9 * high  # the root may lie far below, where the rate is tiny
+                return float(optimize.brentq(gap, 0.0, high, xtol=tiny, rtol=_TILT_ACCURACY))
+            _, mean, variance = self._moments(high)
+            if variance < narrow and mean > 0.5 * self._highest * self.parts[0].width:
                 break
             high *= 2.0
         return high
@@ -212,7 +180,8 @@ class LossSum:
 
         A transform of n points errs by some sqrt(log2 n) roundings, its power by so many times
         more as there are rounds, independently at each frequency; back in the masses that is
-        their root mean square over the frequencies (Parseval), spread over n points.
+        their root mean square over the frequencies (Parseval), spread over n points. A model, not
+        a proof: it takes the errors as independent, and ten deviations as enough.
         """
         rounds = sum(p.count for p in self.parts)
         root_mean_square = math.sqrt(2.0 * float(np.vdot(spectrum, spectrum).real)) / length
@@ -223,23 +192,33 @@ class LossSum:
         """The lowest sum, in widths."""
         return sum(p.count * p.first for p in self.parts)
 
+    @property
+    def _highest(self) -> int:
+        """The highest sum, in widths."""
+        return self._lowest + sum(p.count * (len(p.probabilities) - 1) for p in self.parts)
+
     def _window(self, tilt: float, mean: float, spread: float) -> tuple[int, int, float]:
         """Return the ends, in widths, of the tilted bulk, and a bound on the mass above it.
 
         Both ends are Chernoff bounds, the best of several further tilts.
         """
         width = self.parts[0].width
-        highest = self._lowest + sum(p.count * (len(p.probabilities) - 1) for p in self.parts)
+        highest = self._highest
         steps = _SPREADS / max(spread, 0.01 * width)
         here = self._moments(tilt)[0]
-        ups = [(self._moments(tilt + s)[0] - here - _LOG_OUTSIDE) / s for s in steps]
-        downs = [(self._moments(tilt - s)[0] - here - _LOG_OUTSIDE) / s for s in steps]
-        best = int(np.argmin(ups))
-        top = min(max(math.ceil(ups[best] / width), math.ceil(mean / width)), highest)
-        bottom = max(min(math.floor(-min(downs) / width), math.floor(mean / width)), self._lowest)
+        for more in (steps, np.concatenate([steps, _FURTHER * steps[0]])):
+            ups = [(self._moments(tilt + s)[0] - here - _LOG_OUTSIDE) / s for s in more]
+            downs = [(self._moments(tilt - s)[0] - here - _LOG_OUTSIDE) / s for s in more]
+            best = int(np.argmin(ups))
+            top = min(max(math.ceil(ups[best] / width), math.ceil(mean / width)), highest)
+            bottom = max(
+                min(math.floor(-min(downs) / width), math.floor(mean / width)), self._lowest
+            )
+            further = tilt + float(more[best])
+            if top - bottom < _LONG:
+                break
         if top == highest:
             return bottom, top, 0.0
-        further = tilt + float(steps[best])
         log_beyond = self._moments(further)[0] - further * top * width
         return bottom, top, math.exp(min(log_beyond, 0.0))
 

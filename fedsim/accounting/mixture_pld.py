@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -45,6 +46,9 @@ def mixture_pld(
         ValueError: the losses need more than 6 million grid points of this width.
     """
     mixture = _Mixture.pruned(noise, np.asarray(sensitivities), np.asarray(probabilities))
+    if not mixture.sensitivities[-1]:  # a rate so small that every component with a user is out
+        nothing = _pmf(width, 0, np.array([1.0 - mixture.discarded]), mixture.discarded)
+        return PrivacyLossDistribution(nothing)
     lowest, highest = mixture.support()
     first = math.floor(float(mixture.loss(np.array([lowest]))[0]) / width)
     last = math.ceil(float(mixture.loss(np.array([highest]))[0]) / width)
@@ -55,6 +59,47 @@ def mixture_pld(
     cuts = mixture.inverse_loss(losses, lowest, highest)
     remove, add = _split_masses(mixture, cuts, indices, width)
     return PrivacyLossDistribution(remove, add)
+
+
+@dataclass(frozen=True, eq=False)
+class Losses:
+    """The losses of one round on a grid, and how often the round is made.
+
+    Attributes:
+        first: the lowest loss, in widths.
+        width: of the grid, in nats.
+        probabilities: (n,) of first * width, (first + 1) * width, …
+        infinite: mass of infinite loss.
+        count: rounds.
+    """
+
+    first: int
+    width: float
+    probabilities: Array
+    infinite: float
+    count: int
+
+    @cached_property
+    def losses(self) -> Array:
+        """(n,) losses."""
+        indices = np.arange(self.first, self.first + len(self.probabilities), dtype=np.float64)
+        return indices * self.width
+
+    @cached_property
+    def logs(self) -> Array:
+        """(n,) log probabilities."""
+        with np.errstate(divide="ignore"):
+            return np.log(self.probabilities)
+
+    def log_moments(self, tilt: float) -> tuple[float, float, float]:
+        """Return log M(θ) with its first and second derivative, the tilted mean and variance."""
+        exponents = self.logs + tilt * self.losses
+        top = exponents.max()
+        weights = np.exp(exponents - top)
+        total = weights.sum()
+        mean = float(weights @ self.losses / total)
+        variance = float(weights @ (self.losses - mean) ** 2 / total)
+        return float(top + np.log(total)), mean, variance
 
 
 @dataclass(frozen=True)

@@ -124,12 +124,20 @@ def _truncated(
 ) -> PrivacyLossDistribution:
     """Return a PLD of truncated sampling that holds for every population up to the event's.
 
-    Whether the *other* units reach the cap c does not depend on the user, so it may be revealed:
-    the round is a mixture. If they do not, it is plain sampling. If they do, a drawn user
-    displaces another unit and moves the sum twice as far, with probability q c / (others drawn
-    + 1) <= q c / (c + 1). dp_accounting takes both probabilities at the event's population; the
-    second falls as that grows, and its ε with it, so an upper bound on the population would not
-    be safe. Here the first is the declared population's and the second its own upper bound.
+    Whether the *other* units reach the cap does not depend on the user, so it may be revealed:
+    the round is a mixture of two. If they do not, it is plain sampling at rate q. If they do, a
+    drawn user displaces another unit, which moves the sum twice as far: sampling at half the
+    noise, under replace-one since that costs most, and at a rate of q c / (others drawn + 1) <= q.
+    The rate is taken as q, for then the second costs at least what the first does, in both
+    directions and at every ε: at half the noise, replacing is a post-processing away from
+    replacing at the full (halve, add noise), and that costs at least what adding does (where the
+    loss is positive one of its two densities is the same, the other on the better side). So the
+    mixture costs the more, the likelier the second is, and no population up to the declared one
+    makes it likelier.
+
+    dp_accounting takes both probabilities at the event's population. Its second falls as that
+    grows, and its ε with it; and with q c / (c + 1) a population below a small cap, which is
+    never cut, would cost more than a larger one.
     """
     others = event.dataset_size - 1
     reached = stats.binom.sf(event.truncated_batch_size - 1, others, event.sampling_probability)
@@ -148,8 +156,7 @@ def _truncated(
     plain = sampled(noise, probability, relation.of_dp_accounting)
     if reached == 0.0:
         return plain
-    kept = event.truncated_batch_size / (event.truncated_batch_size + 1.0)
-    displacing = sampled(noise / 2.0, probability * kept, NeighboringRelation.REPLACE_ONE)
+    displacing = sampled(noise / 2.0, probability, NeighboringRelation.REPLACE_ONE)
     return displacing.compute_mixture(plain, float(reached))
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from fedsim.checkpoint import latest_checkpoint, load_checkpoint
+from fedsim.divergence import NOT_PAID_FOR
 from fedsim.report.schema import load_metrics, load_report
 from fedsim.report.wording import NOTHING
 from fedsim.run_folder import RunFolder
@@ -33,7 +34,7 @@ def test_a_held_out_loss_that_is_not_finite_ends_the_run(speeches: Path, tmp_pat
         assert done.returncode == 1
         assert done.stdout == ""
         (said,) = [line for line in done.stderr.splitlines() if "engine" not in line]
-        assert said.startswith("Diverged: round 4: the held-out loss is nan; try a smaller")
+        assert said.startswith("Diverged: round 4: the held-out loss is nan (computed on private")
         report = load_report(out)
         assert report.diverged == said.removeprefix("Diverged: ")
         assert report.cost.rounds == load_metrics(out)[-1].round == 4
@@ -64,6 +65,8 @@ def test_parameters_that_are_not_finite_end_the_run(speeches: Path, tmp_path: Pa
     report = load_report(out)
     assert (report.cost.rounds, report.privacy.rounds) == (0, 6)
     assert report.privacy.epsilon == RunFolder(out).read_ledger().epsilon(1e-3)
+    assert NOT_PAID_FOR in report.privacy.assumptions
+    assert "no ε pays for that" in (out / "report.html").read_text(encoding="utf-8")
 
 
 def test_what_was_finite_before_stays(speeches: Path, tmp_path: Path) -> None:
@@ -103,7 +106,9 @@ def test_large_parameters_and_no_text_to_score_are_no_divergence(
     )
     done = fedsim("run", config, "--out", tmp_path / "o")
     assert done.returncode == 0, done.stderr
-    assert load_report(tmp_path / "o").diverged is None
+    report = load_report(tmp_path / "o")
+    assert report.diverged is None
+    assert NOT_PAID_FOR not in report.privacy.assumptions
     path = latest_checkpoint(tmp_path / "o" / "checkpoints")
     assert path is not None
     assert max(float(v.abs().max()) for v in load_checkpoint(path).parameters.values()) > 1e4

@@ -52,7 +52,8 @@ def test_fixed_size_is_replace_one(speeches: Path, tmp_path: Path) -> None:
     privacy, sizes = run(speeches, tmp_path / "run", strategy={"sampling": {"kind": "fixed-size"}})
     assert sizes == [6] * 4
     assert (privacy.relation, privacy.accountant) == ("replace-one user", "rdp")
-    assert any("is public under the relation" in line for line in privacy.assumptions)
+    (public,) = [line for line in privacy.assumptions if "is public under the relation" in line]
+    assert "replacing one by somebody whose text is empty, or dropped" in public
     cost = RoundCost(FixedSizeSampling(6, users), privacy.noise_multiplier or 0)
     assert privacy.epsilon == epsilon(cost, 4, 1e-3, "rdp", Relation.REPLACE)
 

@@ -52,7 +52,7 @@ def assert_events_are_the_metrics(run: Path) -> None:
         line = json.loads(text)
         step = line.pop("round")
         for name, value in numbers(line).items():
-            tag = f"epsilon ({TERMS})" if name == "epsilon" else name
+            tag = f"epsilon ({TERMS})" if name == "epsilon" else f"not covered by ε/{name}"
             expected[tag, step] = pytest.approx(value, rel=1e-6)
     assert {(tag, step): value for tag, step, value in found} == expected
 
@@ -66,7 +66,9 @@ def finished(speeches: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_number_of_the_metrics_is_there_once(finished: Path) -> None:
     assert_events_are_the_metrics(finished)
     tags = {tag for tag, _, _ in events(finished)}
-    assert {"held_out/loss", "train_loss", "units", f"epsilon ({TERMS})"} <= tags
+    private = {f"not covered by ε/{name}" for name in ("held_out/loss", "train_loss", "units")}
+    assert private | {f"epsilon ({TERMS})"} <= tags
+    assert all(tag.startswith(("epsilon (δ", "not covered by ε/")) for tag in tags)
 
 
 def test_what_is_done_again_after_a_kill_is_there_once(finished: Path, tmp_path: Path) -> None:

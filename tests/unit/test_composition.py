@@ -133,3 +133,34 @@ def test_one_round_is_sound_however_small_the_epsilon(probability: float, noise:
         )
         found = epsilon(RoundCost(PoissonSampling(probability), noise), 1, at)
         assert exact * (1 - 1e-6) <= found <= exact * 1.01
+
+
+@pytest.mark.parametrize(
+    ("probability", "rounds", "at"),
+    [(1e-15, 10**5, 1e-11), (1e-19, 10**5, 1e-15), (1e-19, 10**5, 2e-17)],
+)
+def test_tiny_rates_have_an_answer_soon(probability: float, rounds: int, at: float) -> None:
+    """A user is drawn once at most, but for a chance of (rate * rounds)²: δ is rounds times one's.
+
+    The window of the second once had ten million points and took minutes, to say inf.
+    """
+    noise = 0.1
+
+    def gap(epsilon_: float) -> float:
+        where = (noise**2 * (epsilon_ - math.log(probability)) + 0.5) / noise
+        drawn = probability * stats.norm.sf(where - 1.0 / noise)
+        return rounds * (drawn - math.exp(epsilon_) * stats.norm.sf(where)) - at
+
+    exact = optimize.brentq(gap, 1.0, 60.0)
+    cost = RoundCost(PoissonSampling(probability), noise)
+    assert exact * (1 - 1e-6) <= epsilon(cost, rounds, at) <= exact * 1.001
+    assert at * (1 - 1e-6) <= delta(cost, rounds, exact) <= at * 1.1
+
+
+@pytest.mark.parametrize("units", [1, 8])
+def test_below_what_a_pld_resolves_the_rate_itself_is_charged(units: int) -> None:
+    """All components with the user in are left out: δ is the chance that one was drawn."""
+    cost = RoundCost(PoissonSampling(1e-24), 1.0, units)
+    assert delta(cost, 10, 0.0) == pytest.approx(1e-23 * units)
+    assert epsilon(cost, 10, 1.01e-23 * units) == 0.0
+    assert epsilon(cost, 10, 0.99e-23 * units) == math.inf

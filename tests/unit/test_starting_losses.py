@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from fedsim import starting_losses
@@ -16,9 +18,11 @@ from fedsim.cli.main import app
 from fedsim.config import ModelConfig, parse_config
 from fedsim.data.split import split_store
 from fedsim.errors import ConfigError
+from fedsim.language_model import LanguageModel
 from fedsim.materials import Materials, load_materials, load_model
 from fedsim.scoring import score_examples
 from fedsim.starting_losses import losses_for
+from fedsim.tensors import Tensors
 from tests.conftest import small_config
 
 
@@ -46,16 +50,53 @@ def test_they_are_each_training_examples_loss_and_are_kept(
     assert np.array_equal(again, losses)
 
 
-def test_another_split_or_model_is_scored_anew(
+def test_another_split_takes_its_own_out_of_what_is_kept(
     fresh: Materials, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     losses_for(fresh, "highest-perplexity")
     monkeypatch.setattr(starting_losses, "score_examples", refuse)
-    other_split = replace(fresh, split=split_store(fresh.store, 5, 0.3, 0.0))
+    other = replace(fresh, split=split_store(fresh.store, 5, 0.3, 0.0))
+    examples = other.split.train_examples
+    assert not np.array_equal(examples, fresh.split.train_examples)
+    losses = losses_for(other, "highest-perplexity")
+    monkeypatch.undo()
+    start = fresh.model.initial_parameters()
+    expected = score_examples(fresh.model, start, fresh.store, examples).mean_nats()
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
+
+
+def test_another_model_or_text_is_scored_anew(
+    fresh: Materials, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Down to the last bit of one weight, which moves no likeliest word."""
+    losses_for(fresh, "highest-perplexity")
+    monkeypatch.setattr(starting_losses, "score_examples", refuse)
+    start = fresh.model.initial_parameters()
+    first = next(iter(start))
+    nudged = {**start, first: torch.nextafter(start[first], torch.tensor(10.0))}
     trained = load_model(ModelConfig(pretraining_steps=2))
-    for other in (other_split, replace(fresh, model=trained)):
+    text = copy.copy(fresh.store)
+    vars(text)["manifest"] = {**fresh.store.manifest, "sha256": "0" * 64}
+    for other in (
+        replace(fresh, model=trained),
+        replace(fresh, model=_Started(fresh.model, nudged)),  # type: ignore[arg-type]
+        replace(fresh, store=text),
+    ):
         with pytest.raises(AssertionError, match="scored again"):
             losses_for(other, "highest-perplexity")
+
+
+class _Started:
+    """A model that starts from given parameters."""
+
+    def __init__(self, model: LanguageModel, parameters: Tensors) -> None:
+        self._model, self._parameters = model, parameters
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._model, name)
+
+    def initial_parameters(self) -> Tensors:
+        return self._parameters
 
 
 def test_other_rules_score_nothing(fresh: Materials, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import dp_accounting
+import numpy as np
 import pytest
 from dp_accounting import dp_event
+from scipy import stats
 
-from fedsim.accounting.accountants import epsilon
+from fedsim.accounting.accountants import delta, epsilon
 from fedsim.accounting.events import RoundCost
 from fedsim.accounting.relations import Relation
 from fedsim.sampling import PoissonSampling, TruncatedPoissonSampling
@@ -69,3 +72,55 @@ def test_never_below_dp_accounting_at_the_true_population(population: int) -> No
     accountant = dp_accounting.pld.PLDAccountant()
     accountant.compose(dp_accounting.SelfComposedDpEvent(event, ROUNDS))
     assert spent(15, population) >= accountant.get_epsilon(DELTA) * (1.0 - 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("probability", "cap", "declared", "noise"),
+    [
+        (0.5, 1, 10, 0.3),
+        (1.0, 1, 2, 0.3),
+        (0.9, 1, 6, 1.0),
+        (0.5, 2, 6, 0.5),
+        (0.9, 3, 6, 0.3),
+        (0.3, 5, 10, 0.5),
+    ],
+)
+@pytest.mark.parametrize("relation", [Relation.ADD_OR_REMOVE, Relation.REPLACE])
+def test_no_population_up_to_the_declared_one_costs_more(
+    probability: float, cap: int, declared: int, noise: float, relation: Relation
+) -> None:
+    """All cohorts of a population are enumerated, all others on one side of the user.
+
+    With a population of one nothing is ever cut: plain sampling at the full rate.
+    """
+    cost = RoundCost(TruncatedPoissonSampling(probability, cap, declared), noise)
+    neighbour = -1 if relation is Relation.REPLACE else None
+    for at in (0.0, 1.0, 3.0):
+        stated = delta(cost, 1, at, "pld", relation)
+        for population in {1, 2, cap, cap + 1, declared}:
+            one = sums(population - 1, probability, cap, 1)
+            other = sums(population - 1, probability, cap, neighbour)
+            true = max(divergence(one, other, noise, at), divergence(other, one, noise, at))
+            assert stated >= true * (1.0 - 1e-6)
+
+
+def sums(others: int, probability: float, cap: int, user: int | None) -> dict[int, float]:
+    """Probabilities of the sum of a capped cohort of others who add -1 and a user who adds so."""
+    law: dict[int, float] = {}
+    for drawn, chance in enumerate(stats.binom.pmf(range(others + 1), others, probability)):
+        inside = 0.0 if user is None else probability * min(1.0, cap / (drawn + 1))
+        for total, share in (
+            (-min(drawn, cap), 1.0 - inside),
+            ((user or 0) - min(drawn, cap - 1), inside),
+        ):
+            law[total] = law.get(total, 0.0) + float(chance) * share
+    return law
+
+
+def divergence(left: dict[int, float], right: dict[int, float], noise: float, at: float) -> float:
+    """The hockey-stick divergence of the noised sums, by the trapezium rule."""
+    y = np.linspace(min(*left, *right) - 12.0 * noise, max(*left, *right) + 12.0 * noise, 20_001)
+    one, other = (
+        sum(p * stats.norm.pdf(y, mean, noise) for mean, p in law.items()) for law in (left, right)
+    )
+    return float(np.trapezoid(np.maximum(one - math.exp(at) * other, 0.0), y))

@@ -14,7 +14,7 @@ from fedsim.language_model import LanguageModel
 from fedsim.materials import Materials
 from fedsim.tensors import zeros_like
 
-CLIP_MARGIN = 1e-4  # relative, by which fast engines clip more than they must, for their rounding
+CLIP_MARGIN = 2e-4  # relative, by which fast engines clip more than they must, for their rounding
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ from fedsim.language_model import LanguageModel
 from fedsim.materials import Materials, load_materials, load_model
 from fedsim.tensors import l2_norm
 from tests.conftest import small_config
+from tests.contracts.definition import CLIP_MARGIN
 from tests.contracts.layer_samples import NETWORKS, VOCABULARY
 from tests.contracts.test_engines import ENGINES, relative
 
@@ -110,7 +111,7 @@ def test_every_engine_drops_what_the_loop_drops(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     total = make_engine(stuff.model)(FewIds(stuff), start(stuff.model), USERS, CLIP, 1)
-    assert relative(total, by_loop[1]) < 1e-5
+    assert relative(total, by_loop[1]) < CLIP_MARGIN
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
 
 

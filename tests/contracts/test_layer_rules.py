@@ -169,7 +169,7 @@ def test_positions_that_cancel_are_not_taken_from_pairs() -> None:
     left, right = torch.randn(2, 6, 30), torch.randn(2, 6, 20)
     left[0, 3:], right[0, 3:] = -left[0, :3], right[0, :3] * (1 + 1e-4)
     (segment,) = Segments([1, 1], whole=True)
-    squares, error = pairs.pair_squares([Product(left, right)], segment)
+    squares, error, *_ = pairs.pair_squares([Product(left, right)], segment)
     assert (error > 1e-3 * squares).tolist() == [True, False]
 
 

@@ -69,8 +69,13 @@ def added(make: type[Gradients], use: Use, layout: torch.Tensor) -> tuple[float,
     gradients.start_pass(Segments([1], whole=True))
     gradients("weight", use)
     clip = FlatClip(l2_clip_norm=BOUND)
-    factors, plain = clip_factors(clip, parameters, gradients.squares())
+    squares = gradients.squares()
+    factors, plain = clip_factors(clip, parameters, squares)
     assert bool(plain)
+    if make is Ghost and isinstance(use, Product) and use.left.shape[1] > 1:
+        # Of what is not formed even the squares are bounds, before any margin for norms.
+        unclipped = l2_norm(gradients.weighted_sum(torch.ones_like(squares)))
+        assert unclipped <= float(squares.sqrt())
     summed = l2_norm(dict(gradients.weighted_sum(factors)))
     exact = use.to(torch.float64).weighted_sum(factors[0].float().double())
     return l2_norm({"weight": exact}), summed

@@ -9,6 +9,7 @@ import torch
 from clients.engines.local_vmap import LocalVmap
 from clients.engines.loop import loop
 from clients.engines.partial_sum import PartialSum
+from clients.engines.squares import norm_error
 from clients.local_sgd import LocalSGD
 from fedsim.clipping import FlatClip
 from fedsim.materials import Materials
@@ -25,7 +26,7 @@ def test_what_runs_out_of_memory_while_it_is_added_is_added_once(
     """Twice in the sum and once in the counts would be 2S of sensitivity with noise for S."""
     task = LocalSGD(materials, group_size=3, batch_size=2, epochs=1, learning_rate=0.1)
     parameters = materials.model.initial_parameters()
-    expected = loop(task, parameters, USERS, CLIP, 0)
+    expected = loop(task, parameters, USERS, CLIP, 0, norm_error=norm_error(parameters))
     kept, failures = getattr(PartialSum, where), [0]
 
     def scarce(*arguments: object, **named: object) -> object:

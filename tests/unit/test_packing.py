@@ -24,6 +24,7 @@ from fedsim.clipping import FlatClip
 from fedsim.execution import Unit
 from fedsim.losses import example_losses
 from fedsim.tensors import Tensors
+from tests.contracts.definition import CLIP_MARGIN
 from tests.contracts.layer_samples import NETWORKS, VOCABULARY, GivenUnits, network, relative
 
 CPU = torch.device("cpu")
@@ -242,7 +243,7 @@ def test_rows_give_what_sequences_give(
     assert sum(rows) < sum(len(one.lengths) for one in units)
     assert total.num_gradients == expected.num_gradients
     assert total.loss == pytest.approx(expected.loss, rel=1e-5)
-    assert relative(total, expected) < 1e-5
+    assert relative(total, expected) < CLIP_MARGIN
 
 
 def test_logits_of_a_row_are_those_of_its_sequences() -> None:

@@ -95,5 +95,5 @@ def parameters_digest(tensors: Tensors) -> str:
     for name in sorted(tensors):
         value = tensors[name].detach().cpu().contiguous()
         digest.update(json.dumps([name, list(value.shape), str(value.dtype)]).encode())
-        digest.update(value.reshape(-1).view(torch.uint8).numpy())  # numpy has no bfloat16
+        digest.update(value.reshape(-1).view(torch.uint8).numpy().data)  # no bfloat16
     return digest.hexdigest()

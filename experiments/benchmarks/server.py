@@ -13,9 +13,12 @@ from experiments.benchmarks.timing import repeated
 from fedsim.benchmarking import Row
 from fedsim.estimators import FixedDenominator, WeightedSum
 from fedsim.noise import add_gaussian_
-from fedsim.seeding import stream
+from fedsim.seeding import secret_stream, stream
 from fedsim.server_optimizer import ServerOptimizer
 from fedsim.tensors import zeros_like
+
+
+_TURNS = 7
 
 
 def run(parameters: int = 10_000_000) -> list[Row]:
@@ -30,17 +33,33 @@ def run(parameters: int = 10_000_000) -> list[Row]:
     tasks: dict[str, Callable[[], Any]] = {
         "fold": lambda: total.absorb_(part),
         "estimate": lambda: estimator(total),
-        "noise": lambda: add_gaussian_(noised, 1.0, stream(0, "noise", 0)),
         "adam": lambda: optimizer.step(values, sums, moments),
     }
-    return [_row(name, repeated(task), parameters) for name, task in tasks.items()]
+    rows = [_row(name, repeated(task), parameters) for name, task in tasks.items()]
+    seeded, secure = _in_turn(
+        lambda: add_gaussian_(noised, 1.0, stream(0, "noise", 0)),
+        lambda: add_gaussian_(noised, 1.0, secret_stream()),
+    )
+    ratio = median(seeded) / median(secure)
+    return [
+        *rows,
+        _row("noise, seeded", seeded, parameters, 1.0),
+        _row("noise, secure", secure, parameters, ratio),
+    ]
 
 
-def _row(name: str, seconds: list[float], parameters: int) -> Row:
+def _in_turn(*tasks: Callable[[], Any]) -> list[list[float]]:
+    """Return the seconds of each task, a repetition of one after a repetition of the other."""
+    turns = [[repeated(task, 1)[0] for task in tasks] for _ in range(_TURNS)]
+    return [list(seconds) for seconds in zip(*turns, strict=True)]
+
+
+def _row(name: str, seconds: list[float], parameters: int, ratio: float | None = None) -> Row:
     return Row(
         benchmark="server",
         case=name,
         seconds=median(seconds),
+        ratio=ratio,
         repetitions=len(seconds),
         details={
             "parameters": parameters,

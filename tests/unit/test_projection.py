@@ -43,7 +43,7 @@ def test_constants_are_slopes_of_what_was_measured() -> None:
         {"case": "population/342477", "engine": "ray", "seconds": 0.16 + 0.03 + 0.004},
         *(
             {"case": part, "seconds": 0.1, "details": {"nanoseconds_per_parameter": 10.0}}
-            for part in ("estimate", "noise", "adam")
+            for part in ("estimate", "noise, secure", "adam")
         ),
     ]
     constants = Constants.measured(rows)

@@ -59,6 +59,7 @@ def test_another_split_takes_its_own_out_of_what_is_kept(
     examples = other.split.train_examples
     assert not np.array_equal(examples, fresh.split.train_examples)
     losses = losses_for(other, "highest-perplexity")
+    assert losses is not None
     monkeypatch.undo()
     start = fresh.model.initial_parameters()
     expected = score_examples(fresh.model, start, fresh.store, examples).mean_nats()

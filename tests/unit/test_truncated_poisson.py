@@ -107,13 +107,14 @@ def test_no_population_up_to_the_declared_one_costs_more(
 def sums(others: int, probability: float, cap: int, user: int | None) -> dict[int, float]:
     """Probabilities of the sum of a capped cohort of others who add -1 and a user who adds so."""
     law: dict[int, float] = {}
-    for drawn, chance in enumerate(stats.binom.pmf(range(others + 1), others, probability)):
+    for drawn in range(others + 1):
+        chance = float(stats.binom.pmf(drawn, others, probability))
         inside = 0.0 if user is None else probability * min(1.0, cap / (drawn + 1))
         for total, share in (
             (-min(drawn, cap), 1.0 - inside),
             ((user or 0) - min(drawn, cap - 1), inside),
         ):
-            law[total] = law.get(total, 0.0) + float(chance) * share
+            law[total] = law.get(total, 0.0) + chance * share
     return law
 
 

@@ -13,7 +13,6 @@ import logging
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from fedsim import paths
 from fedsim.data.cohorts import CohortRule
@@ -21,11 +20,8 @@ from fedsim.data.selection import Losses
 from fedsim.materials import Materials
 from fedsim.paths import write_atomically
 from fedsim.scoring import score_examples
-from fedsim.tensors import parameters_digest
 
 log = logging.getLogger(__name__)
-
-_PROBE, _LIKELIEST = 64, 10
 
 
 def losses_for(materials: Materials, rule: CohortRule) -> Losses | None:
@@ -68,19 +64,7 @@ def _npy(values: Losses) -> bytes:
 
 
 def _key(materials: Materials) -> str:
-    """Return a SHA-256 (hex) of the text, the parameters and what a fixed text makes likely.
-
-    Frozen parameters, those under an adapter, are not among the model's: its likeliest words tell
-    them apart, and do not change with the machine's rounding.
-    """
+    """Return a SHA-256 (hex) of the text, the tokenizer and the weights, frozen ones included."""
     model, store = materials.model, materials.store
-    length = min(_PROBE, store.manifest["sequence_length"])  # a model may have no more positions
-    probe = torch.arange(length, device=model.device)[None] % model.vocabulary_size
-    initial = model.initial_parameters()
-    start = {name: value.to(model.device) for name, value in initial.items()}
-    with torch.no_grad():
-        likeliest = model.logits(start, probe).topk(_LIKELIEST, dim=-1).indices
     identity = [model.name, model.tokenizer_fingerprint, store.manifest["sha256"]]
-    digest = hashlib.sha256(json.dumps([*identity, parameters_digest(initial)]).encode())
-    digest.update(likeliest.cpu().numpy().tobytes())
-    return digest.hexdigest()
+    return hashlib.sha256(json.dumps([*identity, materials.start_digest]).encode()).hexdigest()

@@ -17,7 +17,6 @@ from fedsim.seeding import secret_stream, stream
 from fedsim.server_optimizer import ServerOptimizer
 from fedsim.tensors import zeros_like
 
-
 _TURNS = 7
 
 

@@ -23,7 +23,7 @@ def attacked_config(source: Path, **sections: dict[str, object]) -> Config:
         "canaries": CANARIES,
         "sequence_length": 16,
     }
-    return small_config(
+    config = small_config(
         source,
         data={**data, **sections.get("data", {})},
         model={"trainable": "wte"},
@@ -37,6 +37,7 @@ def attacked_config(source: Path, **sections: dict[str, object]) -> Config:
         server={"learning_rate": 0.02},
         training={"evaluate_every": 6, "checkpoint_every": 2, "keep_checkpoints": 3},
     )
+    return config.model_copy(update={"seed": 1})
 
 
 @pytest.fixture(scope="session")

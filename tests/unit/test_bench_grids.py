@@ -53,7 +53,13 @@ def test_ratios_are_per_user_and_to_flowers_own_way() -> None:
 
 def test_the_servers_parts() -> None:
     rows = server.run(parameters=1_000)
-    assert [row["case"] for row in rows] == ["fold", "estimate", "adam", "noise, seeded", "noise, secure"]
+    assert [row["case"] for row in rows] == [
+        "fold",
+        "estimate",
+        "adam",
+        "noise, seeded",
+        "noise, secure",
+    ]
     assert all((row["seconds"] or 0.0) > 0.0 for row in rows)
     first = rows[0]
     assert first["seconds"] is not None

@@ -83,7 +83,9 @@ def personalise(
 def _halves(store: TokenStore, user: int, seed: int) -> tuple[Indices, Indices]:
     """Return the examples to train on and, as many or one more, those to score."""
     examples = store.user_examples(user)
-    order = stream(seed, "personalisation", 0, user).permutation(len(examples))
+    order = stream(seed, "personalisation", 0, int(store.user_keys[user])).permutation(
+        len(examples)
+    )
     middle = len(examples) // 2
     return np.sort(examples[order[:middle]]), np.sort(examples[order[middle:]])
 
@@ -94,7 +96,7 @@ def _local_user(
     tokens, lengths = (torch.from_numpy(part) for part in store.padded(examples))
     batches: list[torch.Tensor] = []
     for epoch in range(training.epochs):
-        shuffling = stream(seed, "personalisation", 1 + epoch, user)
+        shuffling = stream(seed, "personalisation", 1 + epoch, int(store.user_keys[user]))
         order = torch.from_numpy(shuffling.permutation(len(examples)))
         batches += torch.split(order, training.batch_size)
     return LocalUser(Unit(user, tokens, lengths), batches)

@@ -24,8 +24,14 @@ def build_plan(config: Config, materials: Materials) -> RoundPlan:
         "strategies", config.strategy.name, "strategy.name"
     )
     plan = build(config, materials)
-    task = [plan.task.model_dump(mode="json"), distribution("tasks", plan.task.name)]
-    return replace(plan, seed=release_seed(config, materials, task))
+    made = [
+        plan.task.model_dump(mode="json"),
+        distribution("tasks", plan.task.name),
+        # Calibrated numbers too: the same config with more noise is another release.
+        *map(repr, (plan.sampling, plan.clip, plan.clip_policy, plan.estimator, plan.optimizer)),
+        *(plan.noise_multiplier, plan.noise_stddev, plan.units_per_user, plan.relation.value),
+    ]
+    return replace(plan, seed=release_seed(config, materials, made))
 
 
 def build_executor(

@@ -148,7 +148,7 @@ def _personalised(
             materials.store,
             users,
             training=personalisation,
-            seed=config.seed,
+            seed=materials.seed,
         )
         found |= {"users": len(one.users), "users_left_out": one.num_left_out}
         found[name] = {

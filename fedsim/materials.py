@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import secrets
 from dataclasses import dataclass
@@ -42,14 +43,19 @@ class Materials:
 
     @cached_property
     def start_digest(self) -> str:
-        """A SHA-256 (hex) of the weights that training starts from, the frozen ones included.
+        """A SHA-256 (hex) of the network that training starts from, frozen weights included.
 
-        Of a network that cannot be looked into, of the trainable parameters.
+        Its parameters and buffers, its settings where it has some (`config`), and its layers as
+        torch prints them. Of a network that cannot be looked into, of the trainable parameters.
         """
         module = getattr(self.model, "module", None)
-        if isinstance(module, torch.nn.Module):
-            return parameters_digest(module.state_dict())
-        return parameters_digest(self.model.initial_parameters())
+        if not isinstance(module, torch.nn.Module):
+            return parameters_digest(self.model.initial_parameters())
+        settings = getattr(module, "config", None)
+        told = settings.to_json_string() if hasattr(settings, "to_json_string") else ""
+        buffers = {f"buffer {name}": value for name, value in module.named_buffers()}
+        weights = parameters_digest({**module.state_dict(), **buffers})
+        return hashlib.sha256("\0".join([weights, told, str(module)]).encode()).hexdigest()
 
 
 @lru_cache(maxsize=2)

@@ -12,7 +12,7 @@ from fedsim.config import Config
 from fedsim.materials import Materials
 from fedsim.registry import distribution, names
 
-_COMPUTE = ("fedsim-dp", "torch", "transformers", "peft", "numpy", "scipy")
+_COMPUTE = ("fedsim-dp", "dp-accounting", "torch", "transformers", "peft", "numpy", "scipy")
 
 
 def release_seed(config: Config, materials: Materials, *more: object) -> int:

@@ -35,6 +35,14 @@ class NodePlan(RoundPlan):
             self._cohorts[round] = super().cohort(round)
         return self._cohorts[round]
 
+    @property
+    def release_id(self) -> str:
+        """Return "secure" or "drawn once": no draw of a strategy object is ever made again.
+
+        Not a hash of the seed, which somebody chose: it could be found by trying.
+        """
+        return "secure" if self.entropy == "secure" else "drawn once"
+
     @cached_property
     def _cohorts(self) -> dict[int, npt.NDArray[np.int64]]:
         return {}

@@ -51,4 +51,5 @@ def build(config: Config, materials: Materials) -> RoundPlan:
         noise_multiplier=0.0,
         units_per_user=1 if by_user else int(split.user_sizes.max()),
         optimizer=server_optimizer(config),
+        entropy=config.privacy.noise,
     )

@@ -168,6 +168,7 @@ def _add(
     """
     squares = gradients.squares()
     factors, plain = clip_factors(total.clip, total.parameters, squares)
+    plain &= ~gradients.coarse(factors, total.clip.bound)
     others = (~plain).nonzero()[:, 0]
     if len(others):
         gradients.drop(others)

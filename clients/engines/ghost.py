@@ -27,6 +27,9 @@ from fedsim.tensors import Tensors
 _INEXACT = 1e-3
 # More than the norm of any vector of float32 numbers whose squares all underflow.
 _LOST = 1e-16
+# Of the bound: a unit's terms before they cancel, from which it is added alone. Positions whose
+# gradients have nothing to do with each other come to the root of their number.
+_MOST_MASS = 64.0
 
 
 class Ghost:
@@ -58,6 +61,7 @@ class Ghost:
         self._uses: dict[str, list[tuple[Use, Segments]]] = {name: [] for name in layout}
         self._vectors: dict[str, torch.Tensor] = {}
         self._merged: dict[str, MergedRows] = {}
+        self._masses: dict[str, torch.Tensor] = {}
 
     def start_pass(self, segments: Segments) -> None:
         """Say to which units the sequences of the uses that follow belong."""
@@ -86,15 +90,28 @@ class Ghost:
         if lookups and len(lookups) == len(uses):
             self._merged[name] = merged(lookups)
             return self._merged[name].squares(self._num_units)
-        norms = torch.zeros(self._num_units, dtype=torch.float64, device=like.device)
+        both = torch.zeros(self._num_units, 2, dtype=torch.float64, device=like.device)
         cheap = self._are_pairs_cheaper(name)
         if len(self._passes) == 1:
             for segment in self._passes[0]:
-                norms[segment.units] = self._of_segment(name, segment, cheap)
+                both[segment.units] = self._of_segment(name, segment, cheap)
         else:
             for unit in range(self._num_units):
-                norms[unit] = self._of_unit(name, unit, by_pairs=cheap[unit])
+                both[unit] = self._of_unit(name, unit, by_pairs=cheap[unit])
+        norms, self._masses[name] = both.unbind(dim=1)
         return norms.square()
+
+    def coarse(self, factors: torch.Tensor, bound: float) -> torch.Tensor:
+        """Return (units,) bool: whose terms are so large before they cancel that others' are lost.
+
+        A unit whose gradient is within the bound may be a sum of terms far over it. In one product
+        with other units' terms those are rounded to the last bit of the partial sums.
+        """
+        coarse = torch.zeros(self._num_units, dtype=torch.bool, device=factors.device)
+        for column, name in enumerate(self._layout):
+            if name in self._masses:
+                coarse |= factors[:, column] * self._masses[name] > _MOST_MASS * bound
+        return coarse
 
     def _are_pairs_cheaper(self, name: str) -> list[bool]:
         """Return for each unit whether pairs of the positions that it brings itself are."""
@@ -110,48 +127,48 @@ class Ghost:
         return [pairs_are_cheaper(uses, count) for count in positions]
 
     def _of_segment(self, name: str, segment: Segment, cheap: list[bool]) -> torch.Tensor:
-        """Return bounds for neighbouring units that have all their sequences in one pass."""
+        """Return bounds and masses, (units, 2), of units with all their sequences in one pass."""
         uses = [use for use, _ in self._uses[name]]
-        norms = torch.zeros(segment.num_units, dtype=torch.float64, device=self._device(name))
+        both = torch.zeros(segment.num_units, 2, dtype=torch.float64, device=self._device(name))
         by_pairs = cheap[segment.units]
         if any(by_pairs):
-            norms, exact = self._by_pairs(name, uses, segment)
+            both, exact = self._by_pairs(name, uses, segment)
             by_pairs = [one and is_exact for one, is_exact in zip(by_pairs, exact, strict=True)]
         for index, done in enumerate(by_pairs):
             if not done:
                 rows = segment.rows_of(index)
-                norms[index] = self._direct(name, [_joined(use, rows) for use in uses])
-        return norms
+                both[index] = self._direct(name, [_joined(use, rows) for use in uses])
+        return both
 
     def _of_unit(self, name: str, unit: int, *, by_pairs: bool) -> torch.Tensor:
-        """Return the bound for one unit, wherever its sequences are."""
+        """Return bound and mass, (2,), of one unit, wherever its sequences are."""
         parts = []
         for use, segments in self._uses[name]:
             start, count = sum(segments.counts[:unit]), segments.counts[unit]
             if count:
                 parts.append(_joined(use, slice(start, start + count)))
         if by_pairs:
-            norms, exact = self._by_pairs(name, parts, Segment(slice(0, 1), slice(0, 1)))
+            both, exact = self._by_pairs(name, parts, Segment(slice(0, 1), slice(0, 1)))
             if exact[0]:
-                return norms[0]
+                return both[0]
         return self._direct(name, parts)
 
     def _by_pairs(
         self, name: str, uses: Sequence[Use], segment: Segment
     ) -> tuple[torch.Tensor, list[bool]]:
-        """Return bounds for a segment's units, and which of them are close."""
+        """Return bounds and masses, (units, 2), of a segment, and which of the bounds are close."""
         pairs = pair_squares(uses, segment)
         norms = (pairs.squares + pairs.error).sqrt()
         norms += self._gamma(name, 1 + pairs.positions) * pairs.mass
         inexact: list[bool] = (pairs.error > _INEXACT * pairs.squares).tolist()
-        return norms, [not one for one in inexact]
+        return torch.stack([norms, pairs.mass], dim=1), [not one for one in inexact]
 
     def _gamma(self, name: str, roundings: torch.Tensor) -> torch.Tensor:
         ku = roundings.double() * (torch.finfo(self._layout[name].dtype).eps / 2.0)
         return ku / (1.0 - ku)
 
     def _direct(self, name: str, parts: list[Use]) -> torch.Tensor:
-        """Return the bound for one unit from its gradient, formed in the one scratch buffer."""
+        """Return bound and mass, (2,), of one unit from its gradient, formed in the scratch."""
         like = self._layout[name]
         gradient = self._scratch.take(str(tuple(like.shape)), 1, like)
         gradient.zero_()
@@ -165,11 +182,12 @@ class Ghost:
                 part.into(gradient, one, add=True)
         norm = block_squares(gradient.flatten(1))[0].sqrt()
         if not parts:
-            return norm
+            return torch.stack([norm, torch.zeros_like(norm)])
         masses = torch.cat([_masses(part).flatten() for part in parts])
         chained = any(product.chain is not None for product in products)
         roundings = (masses > 0).sum() + (like.shape[-1] + 7 if chained else 1)
-        return norm + 2.0 * self._gamma(name, roundings) * masses.sum()
+        mass = masses.sum()
+        return torch.stack([norm + 2.0 * self._gamma(name, roundings) * mass, mass.to(norm.dtype)])
 
     def _device(self, name: str) -> torch.device:
         return self._layout[name].device

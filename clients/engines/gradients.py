@@ -28,6 +28,10 @@ class Gradients(Protocol):
         """
         ...
 
+    def coarse(self, factors: torch.Tensor, bound: float) -> torch.Tensor:
+        """Return (units,) bool: those that may not be added in one product with others."""
+        ...
+
     def drop(self, units: torch.Tensor) -> None:
         """Take these units out, so that nothing of theirs can reach the sum."""
         ...

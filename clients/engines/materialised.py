@@ -124,6 +124,10 @@ class Materialised:
             return self._squares[name]
         return block_squares(self._dense[name].flatten(1))
 
+    def coarse(self, factors: torch.Tensor, bound: float) -> torch.Tensor:
+        """Return (units,) bool, none: what is added are the gradients that were clipped."""
+        return torch.zeros(self._num_units, dtype=torch.bool, device=factors.device)
+
     def drop(self, units: torch.Tensor) -> None:
         """Put zeros for these units: their NaN times a factor of 0 would be NaN."""
         for gradients in self._dense.values():

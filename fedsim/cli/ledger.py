@@ -39,7 +39,7 @@ def facts(shared: SharedLedger) -> dict[str, Any]:
     filter pays for. `if_fixed_in_advance` is no promise, unless everything was: it shows what the
     filter costs.
     """
-    from fedsim.accounting.statement import finite_or_none
+    from fedsim.accounting.statement import finite_or_none, noise_sentence
 
     made = shared.ledger.costs
     rule = shared.filter
@@ -58,7 +58,9 @@ def facts(shared: SharedLedger) -> dict[str, Any]:
         },
     }
     found |= _by_registration(shared) if rule is None else _by_filter(shared, rule)
-    return {**found, "statement": " ".join(found["statement"])}
+    seeded = any(item.repeatable for item in shared.ledger.items)
+    sure = noise_sentence("seeded" if seeded else "secure") if shared.ledger.items else ""
+    return {**found, "statement": " ".join([*found["statement"], sure]).strip()}
 
 
 def _by_filter(shared: SharedLedger, rule: RenyiFilter) -> dict[str, Any]:

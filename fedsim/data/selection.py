@@ -105,9 +105,12 @@ def _alike(sizes: Indices, group_size: int) -> list[tuple[Indices, int]]:
 
 
 def _in_order(values: Indices, keys: Hashes, *, largest: bool) -> Hashes:
-    """Return distinct numbers in a row, the smallest for what comes first: by value, then key."""
-    first = values.max() - values if largest else values
-    return (first.astype(np.uint64) << np.uint64(32)) | in_order_of(keys >> np.uint64(32))
+    """Return ranks in each row, 0 for what comes first: by value, then key, then place."""
+    order = np.lexsort((keys, -values if largest else values), axis=-1)
+    places = np.broadcast_to(np.arange(values.shape[1], dtype=np.uint64), values.shape)
+    ranked = np.empty(values.shape, np.uint64)
+    np.put_along_axis(ranked, order, places, axis=1)
+    return ranked
 
 
 def _sortable(losses: Losses | None, positions: Indices) -> Indices:

@@ -22,6 +22,7 @@ from fedsim.planner.noise import Recommendation, recommend
 from fedsim.planner.norms import Norms, PrivateNorms, coin_users, draws, random_users
 from fedsim.planner.user_gradients import UserGradients
 from fedsim.planner.variants import changed, tried
+from fedsim.registry import distribution
 from fedsim.summary import expected_gradients
 
 START_COHORT = 32  # Charles et al. 2024, App. I.1
@@ -167,7 +168,8 @@ def _norms(
             f"--private-norms = {private}: give an ε above 0, below privacy.epsilon = {epsilon}, "
             "the rest of which is for training"
         )
-    drawn = draws(config, materials, private, group_sizes)
+    told = [task.task.model_dump(mode="json"), distribution("tasks", task.task.name)]
+    drawn = draws(config, materials, private, group_sizes, told)
     return PrivateNorms(
         UserGradients(materials, task.task, coin_users(drawn(0), num_users, public)),
         draws=drawn,

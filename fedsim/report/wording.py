@@ -111,7 +111,8 @@ def guarantee_text(privacy: Privacy) -> str:
         return NO_GUARANTEE
     epsilon, delta = epsilon_text(privacy.epsilon), delta_text(privacy.delta)
     hypothetical = "hypothetical, no guarantee: " if privacy.hypothetical else ""
-    return f"{hypothetical}(ε = {epsilon}, δ = {delta}) for each {privacy.unit}"
+    seeded = ", for who does not know the seed" if privacy.noise == "seeded" else ""
+    return f"{hypothetical}(ε = {epsilon}, δ = {delta}) for each {privacy.unit}{seeded}"
 
 
 def terms_text(privacy: Privacy) -> str:

@@ -92,7 +92,7 @@ def test_a_seed_plants_the_same_again_and_another_others(
     config = CanaryConfig.model_validate(CANARIES)
     monkeypatch.setenv("FEDSIM_CACHE", str(tmp_path))
     size = plain.model.vocabulary_size
-    again, chosen = with_canaries(plain.store, config, 0, size)
+    again, chosen = with_canaries(plain.store, config, 8, size)
     assert again.path.is_relative_to(tmp_path)
     assert again.manifest["sha256"] == planted.store.manifest["sha256"]
     assert set(chosen.tolist()) == set(planted.split.canaries.tolist())

@@ -12,6 +12,7 @@ import fedsim
 from fedsim.config import ModelConfig
 from fedsim.evaluation import evaluate
 from fedsim.materials import load_materials, load_model
+from fedsim.run_folder import RunFolder
 from tests.conftest import small_config
 
 RUNS: dict[str, dict[str, dict[str, Any]]] = {
@@ -68,7 +69,8 @@ def test_a_whole_run(sections: dict[str, dict[str, Any]], speeches: Path, tmp_pa
     assert ledger.num_releases == 2
     assert report.cost.rounds == 2
     assert report.machine["precision"] == config.executor.precision
-    materials = load_materials(config.seed, config.data, config.model, "cpu")
+    data_seed = RunFolder(out).data_seed(config)
+    materials = load_materials(config.seed, config.data, config.model, "cpu", data_seed)
     trained = materials.store.lengths(materials.split.train_examples)
     assert (report.data.examples, report.data.tokens) == (len(trained), trained.sum())
     saved = load_model(ModelConfig(name_or_path=str(out / "model")), sequence_length=24)

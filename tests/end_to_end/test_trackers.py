@@ -19,7 +19,10 @@ from fedsim.errors import ConfigError
 from fedsim.report.schema import RoundMetrics
 from tests.conftest import small_config
 
-TERMS = "δ = 0.001, for one user, add-or-remove-one user, Poisson sampling of users, pld accountant"
+TERMS = (
+    "δ = 0.001, for one user, add-or-remove-one user, Poisson sampling of users, pld accountant, "
+    "seeded noise: void for who knows the seed"
+)
 
 
 def tracked(speeches: Path, *names: str) -> Config:

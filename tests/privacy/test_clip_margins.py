@@ -12,7 +12,8 @@ from clients.engines.squares import clip_factors
 from clients.engines.uses import Product, Rows, Segments, Total, Use
 from clients.lstm_modules import NormalisedRows, unit_rows
 from fedsim.clipping import FlatClip
-from fedsim.tensors import l2_norm
+from fedsim.rounding import rounding_share
+from fedsim.tensors import add, l2_norm
 
 BOUND = 1.1  # inside a binade: sums near it are not rounded more finely
 POSITIONS, WIDTH = 1000, 2048
@@ -131,3 +132,35 @@ def test_entries_lost_beside_a_large_one_are_clipped(
     exact, summed = added(make, *uses[kind])
     assert 0.9999 * BOUND <= summed <= BOUND
     assert exact <= BOUND
+
+
+@pytest.mark.parametrize("size", [1e8, 1e6, 1e4, 100.0, 50.0, 1.0])
+def test_terms_that_cancel_lose_nobody_elses(size: float) -> None:
+    """A unit of +M in one pass and -M in another, with others' terms added in between.
+
+    Its gradient is zero, and its factor 1; at M = 10⁶ it would move the others by over two bounds.
+    """
+    torch.manual_seed(0)
+    others, layout = 100, {"w.weight": torch.zeros(4, 8)}
+    rows = torch.randn(others, 1, 4)
+    rows *= 0.45 / rows.norm(dim=2, keepdim=True)
+    columns = torch.randn(1, 1, 8).expand(others, 1, 8)
+    columns = columns / columns.norm(dim=2, keepdim=True)
+    term = torch.zeros(1, 1, 4), torch.zeros(1, 1, 8)
+    term[0][0, 0, 0], term[1][0, 0, 0] = size, 1.0
+    sums = []
+    for count in (others, others + 1):
+        gradients = Ghost(Buffers(), layout, count)
+        for sign in (1.0, -1.0):
+            left, right = (rows, columns)
+            if count > others:
+                left, right = torch.cat([sign * term[0], rows]), torch.cat([term[1], columns])
+            gradients.start_pass(Segments([1] * count, whole=False, tokens=[1] * count))
+            gradients("w.weight", Product(left, right))
+        factors, plain = clip_factors(FlatClip(l2_clip_norm=1.0), layout, gradients.squares())
+        assert bool(plain.all())
+        coarse = gradients.coarse(factors, 1.0)
+        assert coarse.tolist() == [count > others and size > 64.0 / 2] + [False] * (count - 1)
+        gradients.drop(coarse.nonzero()[:, 0])
+        sums.append(gradients.weighted_sum(factors.where(~coarse[:, None], 0.0)))
+    assert l2_norm(add(sums[1], {"w.weight": -sums[0]["w.weight"]})) <= rounding_share(others + 1)

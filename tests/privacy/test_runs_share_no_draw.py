@@ -167,3 +167,27 @@ def test_another_secret_is_another_draw(materials: Materials, speeches: Path) ->
     config = small_config(speeches, privacy={"noise": "secure"})
     first, other = (build_plan(config, replace(materials, seed=seed)).seed for seed in (1, 2))
     assert first != other
+
+
+def test_another_noise_level_of_the_same_config_is_another_draw(
+    materials: Materials, speeches: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Calibration may give another number tomorrow: two levels of one noise give the sum away."""
+    promise = {"epsilon": 4.0, "noise_multiplier": None}
+    config = small_config(speeches, privacy=promise)
+    before = build_plan(config, materials)
+    louder = replace(before, noise_multiplier=1.01 * before.noise_multiplier)
+    monkeypatch.setattr("fedsim.assembly.resolve", lambda *_: lambda *_: louder)
+    after = build_plan(config, materials)
+    assert after.seed != before.seed
+    assert not set(after.noise(0).standard_normal(9)) & set(before.noise(0).standard_normal(9))
+
+
+def test_other_settings_of_a_network_with_the_same_weights_are_another_draw(
+    materials: Materials, speeches: Path
+) -> None:
+    config = small_config(speeches)
+    model = copy.deepcopy(materials.model)
+    model.module.config.layer_norm_epsilon = 0.1  # type: ignore[attr-defined]
+    other = replace(materials, model=model)
+    assert not set(noise(config, other)) & set(noise(config, materials))

@@ -24,6 +24,10 @@ from tests.end_to_end.test_run_identity import holding
 
 PAGE = Path(__file__).parents[2] / "docs" / "privacy.md"
 LEDGER = "people.json"
+ACCOUNT = (
+    *("account", "uls", "--rounds", "9", "--sampling-probability", "0.1"),
+    *("--delta", "1e-3", "--noise-multiplier", "1.5"),
+)
 
 
 def table() -> dict[str, str]:
@@ -65,6 +69,8 @@ def place(speeches: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
             for arguments in (
                 ("run", folder / noise / "my.toml", "--out", run),
                 ("attack", run, "--samples", "1"),
+                ("evaluate", run),
+                ACCOUNT,
                 ("compare", folder / noise / "other.toml", run, "--out", folder / noise / "both"),
                 ("plan", folder / noise / "other.toml"),
             ):

@@ -260,3 +260,18 @@ def test_a_users_part_of_the_pool_does_not_depend_on_who_else_trains(store: Toke
     )
     theirs = np.concatenate([store.user_examples(user) for user in some.users.tolist()])
     assert np.intersect1d(whole, theirs).tolist() == part.tolist()
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_close_keys_are_told_apart_whoever_else_is_in_the_table(swapped: bool) -> None:
+    """Neither a larger user beside it nor the order of its rows changes what a user brings."""
+    close = [9605018316423363, 9605022734071104]
+    keys = np.array(
+        [*(reversed(close) if swapped else close), *range(10**18, 10**18 + 6)], np.uint64
+    )
+    for sizes in ((8,), (8, 9)):
+        store = Lengthy(np.full(sum(sizes), 5))
+        store._example_keys = np.concatenate([keys, hashes(3, np.arange(sum(sizes) - 8))])
+        users = np.arange(len(sizes))
+        found = select(_people(*sizes), store, users, group_size=1, rule="longest", base=0)
+        assert store.example_keys[found.examples[0]] == close[0]

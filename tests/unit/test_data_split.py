@@ -15,9 +15,9 @@ from tests.unit.data_samples import build
 
 
 def _store(sizes: list[int], folder: Path) -> TokenStore:
-    """User u has sizes[u] different examples; number e of a user has 5 + e % 5 tokens."""
+    """User u has sizes[u] different examples; number e of a user has 3 + e % 5 tokens."""
     records = [
-        (f"user {user}", "x" * (example % 5) + f"{example:03}")
+        (f"user {user}", chr(97 + example // 5) * (1 + example % 5))
         for user, size in enumerate(sizes)
         for example in range(size)
     ]

@@ -73,7 +73,11 @@ def test_the_terms_of_an_epsilon_are_complete() -> None:
     promise = privacy()
     for part in ("δ = 1e-5", promise.unit, promise.relation, promise.sampler, "pld"):
         assert part in terms_text(promise)
-    assert guarantee_text(promise) == "(ε = 8.00, δ = 1e-5) for each user"
+    assert guarantee_text(promise).startswith("(ε = 8.00, δ = 1e-5) for each user")
+    seeded = promise.model_copy(update={"noise": "seeded"})
+    assert guarantee_text(seeded).endswith("for who does not know the seed")
+    secure = promise.model_copy(update={"noise": "secure"})
+    assert guarantee_text(secure) == "(ε = 8.00, δ = 1e-5) for each user"
     facts = dict(privacy_facts(promise))
     assert facts["Denominator"] == "fixed, denominator = 128"
     assert facts["Noise multiplier"] == "0.84"

@@ -51,8 +51,8 @@ class Materials:
         module = getattr(self.model, "module", None)
         if not isinstance(module, torch.nn.Module):
             return parameters_digest(self.model.initial_parameters())
-        settings = getattr(module, "config", None)
-        told = settings.to_json_string() if hasattr(settings, "to_json_string") else ""
+        in_json = getattr(getattr(module, "config", None), "to_json_string", str)
+        told = str(in_json())
         buffers = {f"buffer {name}": value for name, value in module.named_buffers()}
         weights = parameters_digest({**module.state_dict(), **buffers})
         return hashlib.sha256("\0".join([weights, told, str(module)]).encode()).hexdigest()

@@ -53,7 +53,7 @@ def most_weight(expected: float, total: float) -> float:
 
     Examples:
         >>> most_weight(100.0, 10_000.0)
-        212.56...
+        212.54...
         >>> most_weight(100.0, 100.0)
         100.0
     """

@@ -48,13 +48,14 @@ class Materials:
         Its parameters and buffers, its settings where it has some (`config`), and its layers as
         torch prints them. Of a network that cannot be looked into, of the trainable parameters.
         """
-        module = getattr(self.model, "module", None)
+        module, start = getattr(self.model, "module", None), self.model.initial_parameters()
         if not isinstance(module, torch.nn.Module):
-            return parameters_digest(self.model.initial_parameters())
+            return parameters_digest(start)
         in_json = getattr(getattr(module, "config", None), "to_json_string", str)
         told = str(in_json())
+        moving = {f"start {name}": value for name, value in start.items()}
         buffers = {f"buffer {name}": value for name, value in module.named_buffers()}
-        weights = parameters_digest({**module.state_dict(), **buffers})
+        weights = parameters_digest({**module.state_dict(), **moving, **buffers})
         return hashlib.sha256("\0".join([weights, told, str(module)]).encode()).hexdigest()
 
 

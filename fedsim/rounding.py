@@ -52,8 +52,8 @@ def most_weight(expected: float, total: float) -> float:
         total: of all units, drawn or not.
 
     Examples:
-        >>> most_weight(100.0, 10_000.0)
-        212.54...
+        >>> round(most_weight(100.0, 10_000.0), 2)
+        212.54
         >>> most_weight(100.0, 100.0)
         100.0
     """

@@ -72,9 +72,3 @@ def example_keys(
         ids |= place.astype(np.uint64) << np.uint64(32)
         yield hashes(np.add.reduceat(hashes(_START, ids), starts), lengths)
         first = until
-
-
-def text_key(tokens: npt.NDArray[np.integer]) -> int:
-    """Return the key of one piece of text that no store holds, (tokens,)."""
-    (key,) = example_keys(tokens.astype(np.uint64), np.array([0, len(tokens)]))
-    return int(key[0])

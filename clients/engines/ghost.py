@@ -11,6 +11,7 @@ al. 2023).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 
 import torch
 
@@ -19,7 +20,16 @@ from clients.engines.capture import OpenModel
 from clients.engines.materialised import Buffers
 from clients.engines.pairs import pair_squares, pairs_are_cheaper
 from clients.engines.squares import block_squares, sum_of_rows
-from clients.engines.uses import MergedRows, Product, Rows, Segment, Segments, Use, merged
+from clients.engines.uses import (
+    MergedRows,
+    Product,
+    Rows,
+    Segment,
+    Segments,
+    Use,
+    by_unit,
+    merged,
+)
 from fedsim.tensors import Tensors
 
 # Of a unit's square: where pairs may be off by more, its gradient is formed. The clip allows for
@@ -92,12 +102,17 @@ class Ghost:
             return self._merged[name].squares(self._num_units)
         both = torch.zeros(self._num_units, 2, dtype=torch.float64, device=like.device)
         cheap = self._are_pairs_cheaper(name)
-        if len(self._passes) == 1:
-            for segment in self._passes[0]:
-                both[segment.units] = self._of_segment(name, segment, cheap)
-        else:
-            for unit in range(self._num_units):
-                both[unit] = self._of_unit(name, unit, by_pairs=cheap[unit])
+        split = set()  # units with sequences in several passes
+        for segments in self._passes:
+            if not segments.whole:
+                split |= {unit for unit, count in enumerate(segments.counts) if count}
+                continue
+            in_pass = [use for use, of in uses if of is segments]
+            for segment in segments:
+                own = cheap[segment.units]
+                both[segment.units] = self._of_segment(name, in_pass, segment, own)
+        for unit in split:
+            both[unit] = self._of_unit(name, unit, by_pairs=cheap[unit])
         norms, self._masses[name] = both.unbind(dim=1)
         return norms.square()
 
@@ -126,18 +141,23 @@ class Ghost:
         uses = [use for use, _ in self._uses[name]]
         return [pairs_are_cheaper(uses, count) for count in positions]
 
-    def _of_segment(self, name: str, segment: Segment, cheap: list[bool]) -> torch.Tensor:
+    def _of_segment(
+        self, name: str, uses: Sequence[Use], segment: Segment, cheap: Sequence[bool]
+    ) -> torch.Tensor:
         """Return bounds and masses, (units, 2), of units with all their sequences in one pass."""
-        uses = [use for use, _ in self._uses[name]]
         both = torch.zeros(segment.num_units, 2, dtype=torch.float64, device=self._device(name))
-        by_pairs = cheap[segment.units]
-        if any(by_pairs):
-            both, exact = self._by_pairs(name, uses, segment)
-            by_pairs = [one and is_exact for one, is_exact in zip(by_pairs, exact, strict=True)]
-        for index, done in enumerate(by_pairs):
-            if not done:
-                rows = segment.rows_of(index)
-                both[index] = self._direct(name, [_joined(use, rows) for use in uses])
+        formed = [index for index, by_pairs in enumerate(cheap) if not by_pairs]
+        for by_pairs, run in groupby(range(len(cheap)), cheap.__getitem__):
+            if by_pairs:
+                some = list(run)
+                found, exact = self._by_pairs(name, uses, segment.part(some[0], some[-1] + 1))
+                both[some[0] : some[-1] + 1] = found
+                formed += [
+                    index for index, is_exact in zip(some, exact, strict=True) if not is_exact
+                ]
+        if formed:
+            places = torch.tensor(formed, device=both.device)
+            both[places] = self._formed(name, uses, segment, formed)
         return both
 
     def _of_unit(self, name: str, unit: int, *, by_pairs: bool) -> torch.Tensor:
@@ -147,11 +167,7 @@ class Ghost:
             start, count = sum(segments.counts[:unit]), segments.counts[unit]
             if count:
                 parts.append(_joined(use, slice(start, start + count)))
-        if by_pairs:
-            both, exact = self._by_pairs(name, parts, Segment(slice(0, 1), slice(0, 1)))
-            if exact[0]:
-                return both[0]
-        return self._direct(name, parts)
+        return self._of_segment(name, parts, Segment(slice(0, 1), slice(0, 1)), [by_pairs])[0]
 
     def _by_pairs(
         self, name: str, uses: Sequence[Use], segment: Segment
@@ -167,27 +183,38 @@ class Ghost:
         ku = roundings.double() * (torch.finfo(self._layout[name].dtype).eps / 2.0)
         return ku / (1.0 - ku)
 
-    def _direct(self, name: str, parts: list[Use]) -> torch.Tensor:
-        """Return bound and mass, (2,), of one unit from its gradient, formed in the scratch."""
+    def _formed(
+        self, name: str, uses: Sequence[Use], segment: Segment, indices: Sequence[int]
+    ) -> torch.Tensor:
+        """Return bounds and masses, (indices, 2), from the gradients of a segment's units."""
+        norms = [self._norm(name, uses, segment.rows_of(index)) for index in indices]
+        if not uses:
+            return torch.stack([torch.stack(norms), torch.zeros_like(torch.stack(norms))], dim=1)
+        masses = torch.cat([_masses(use, segment) for use in uses], dim=1)
+        masses = masses[torch.tensor(indices, device=masses.device)]
+        chained = any(isinstance(use, Product) and use.chain is not None for use in uses)
+        width = self._layout[name].shape[-1]
+        roundings = (masses > 0).sum(dim=1) + (width + 7 if chained else 1)
+        mass = masses.sum(dim=1)
+        bounds = torch.stack(norms) + 2.0 * self._gamma(name, roundings) * mass
+        return torch.stack([bounds, mass], dim=1)
+
+    def _norm(self, name: str, uses: Sequence[Use], rows: slice) -> torch.Tensor:
+        """Return the norm, () float64, of one unit's gradient, formed in the scratch."""
         like = self._layout[name]
         gradient = self._scratch.take(str(tuple(like.shape)), 1, like)
-        gradient.zero_()
         one = Segments([1], whole=True)
+        parts = [_joined(use, rows) for use in uses]
         products = [part for part in parts if isinstance(part, Product)]
-        for product in products:
-            product.into(gradient, one, add=True)
+        if not products:
+            gradient.zero_()
+        for place, product in enumerate(products):
+            product.into(gradient, one, add=place > 0)
         _chain(products, gradient[0])
         for part in parts:
             if not isinstance(part, Product):
                 part.into(gradient, one, add=True)
-        norm = block_squares(gradient.flatten(1))[0].sqrt()
-        if not parts:
-            return torch.stack([norm, torch.zeros_like(norm)])
-        masses = torch.cat([_masses(part).flatten() for part in parts])
-        chained = any(product.chain is not None for product in products)
-        roundings = (masses > 0).sum() + (like.shape[-1] + 7 if chained else 1)
-        mass = masses.sum()
-        return torch.stack([norm + 2.0 * self._gamma(name, roundings) * mass, mass.to(norm.dtype)])
+        return block_squares(gradient.flatten(1))[0].sqrt()
 
     def _device(self, name: str) -> torch.device:
         return self._layout[name].device
@@ -242,12 +269,13 @@ def _joined(use: Use, rows: slice) -> Use:
     return use.map(lambda value: value[rows].flatten(0, 1)[None])
 
 
-def _masses(use: Use) -> torch.Tensor:
-    """Return at least ‖l_t‖‖r_t‖ of every position, zero where one of them is, float64."""
+def _masses(use: Use, segment: Segment) -> torch.Tensor:
+    """Return at least ‖l_t‖‖r_t‖ of the units' positions, zero where one of them is, float64."""
     if isinstance(use, Product):
         stretch = 1.0 if use.chain is None else use.chain.stretch
-        return _at_least_norms(use.left) * _at_least_norms(use.right) * stretch
-    return _at_least_norms(use.values)
+        left = _at_least_norms(by_unit(use.left, segment))
+        return left * _at_least_norms(by_unit(use.right, segment)) * stretch
+    return _at_least_norms(by_unit(use.values, segment))
 
 
 def _at_least_norms(vectors: torch.Tensor) -> torch.Tensor:

@@ -38,9 +38,14 @@ class Segment:
 
     def rows_of(self, index: int) -> slice:
         """Return the sequences of the segment's unit number `index`."""
+        return self.part(index, index + 1).rows
+
+    def part(self, start: int, stop: int) -> Segment:
+        """Return the segment's units from number `start` up to `stop`."""
         count = (self.rows.stop - self.rows.start) // self.num_units
-        start = self.rows.start + index * count
-        return slice(start, start + count)
+        units = slice(self.units.start + start, self.units.start + stop)
+        first = self.rows.start
+        return Segment(units, slice(first + start * count, first + stop * count))
 
 
 class Segments:

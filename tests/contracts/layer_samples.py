@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from torch import nn
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
@@ -127,6 +128,28 @@ def ragged_units(seed: int = 0) -> list[Unit]:
         weight = 1.0 if key % 3 else 0.25
         units.append(Unit(key, torch.from_numpy(tokens), torch.from_numpy(lengths), weight))
     return units
+
+
+class Opened:
+    """Any network as a language model that can be looked into.
+
+    Args:
+        module: from tokens to logits.
+        trainable: the parameters that move; by default all.
+    """
+
+    name = "odd"
+    device = torch.device("cpu")
+    vocabulary_size = VOCABULARY
+
+    def __init__(self, module: nn.Module, trainable: Sequence[str] | None = None) -> None:
+        self.module = module.requires_grad_(False)
+        names = [name for name, _ in module.named_parameters()]
+        self.places = {name: name for name in (names if trainable is None else trainable)}
+
+    def logits(self, parameters: dict[str, torch.Tensor], tokens: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = torch.func.functional_call(self.module, parameters, (tokens,))
+        return result
 
 
 class GivenUnits:

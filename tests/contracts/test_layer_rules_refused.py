@@ -16,7 +16,13 @@ from clients.engines.loop import loop
 from clients.engines.materialised import materialised
 from clients.engines.squares import norm_error
 from fedsim.clipping import FlatClip
-from tests.contracts.layer_samples import VOCABULARY, GivenUnits, ragged_units, relative
+from tests.contracts.layer_samples import (
+    VOCABULARY,
+    GivenUnits,
+    Opened,
+    ragged_units,
+    relative,
+)
 
 
 class Base(nn.Module):
@@ -88,22 +94,6 @@ class MeanOfTheBatch(Base):
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         inner = torch.tanh(self.hidden(self.words(tokens)))
         return torch.Tensor(self.output(inner - 0.5 * inner.mean(0, keepdim=True)))
-
-
-class Opened:
-    """A `Base` as a language model that can be looked into."""
-
-    name = "odd"
-    device = torch.device("cpu")
-    vocabulary_size = VOCABULARY
-
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module.requires_grad_(False)
-        self.places = {name: name for name, _ in module.named_parameters()}
-
-    def logits(self, parameters: dict[str, torch.Tensor], tokens: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = torch.func.functional_call(self.module, parameters, (tokens,))
-        return result
 
 
 def compute(

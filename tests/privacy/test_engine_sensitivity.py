@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from clients.averaged_gradient import AveragedGradient
 from clients.engines.batched import BatchedEngine
+from clients.engines.capture import OpenModel
 from clients.engines.ghost import ghost
 from clients.engines.materialised import materialised
 from clients.engines.squares import sum_of_rows
@@ -19,7 +22,7 @@ from fedsim.language_model import LanguageModel
 from fedsim.materials import Materials
 from fedsim.rounding import rounding_share
 from fedsim.tensors import Tensors, l2_norm
-from tests.contracts.layer_samples import VOCABULARY, GivenUnits, network
+from tests.contracts.layer_samples import VOCABULARY, GivenUnits, Opened, network
 from tests.contracts.test_engines import ENGINES
 
 BOUND = 0.01  # far below any user's norm: everybody is clipped
@@ -117,3 +120,55 @@ def test_a_sum_of_rows_is_within_its_bound_of_the_exact_one() -> None:
     exact = same.double().sum(dim=0)
     share = float(torch.linalg.vector_norm(same.double(), dim=1).sum())
     assert float(torch.linalg.vector_norm(sum_of_rows(factors, same) - exact)) / share < 2.0**-22
+
+
+class ScoresWords(nn.Module):
+    """Frozen vectors of words, and the weights that score the next word by them.
+
+    Words 1 and 2 have opposite vectors, word 2's 64 times the longer; words 0 and 9 have zeros.
+    """
+
+    def __init__(self, size: float) -> None:
+        super().__init__()
+        self.words, self.output = nn.Embedding(VOCABULARY, 8), nn.Linear(8, VOCABULARY, bias=False)
+        vectors = torch.zeros(VOCABULARY, 8)
+        vectors[3:, 0] = 0.45
+        vectors[9] = 0.0
+        vectors[1, 0], vectors[2, 0] = size, -64.0 * size
+        self.words.weight.data.copy_(vectors)
+        self.output.weight.data.zero_()
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return torch.Tensor(self.output(self.words(tokens)))
+
+
+@pytest.mark.parametrize("size", [1e8, 1e6, 1e5])
+def test_terms_that_cancel_in_a_network_lose_nobody_elses(size: float) -> None:
+    """The terms of one user's two examples, of 2 and of 65 tokens, cancel; they are two passes.
+
+    What is left of them is the user's own; nobody else may be rounded to the last bit of the terms.
+    Of the engines only `ghost` adds one user's terms to another's before the first user's cancel.
+    """
+    torch.manual_seed(0)
+    weights = ("output.weight",)
+    module = ScoresWords(size)
+    model = cast(OpenModel, Opened(module, weights))
+    parameters = {name: module.get_parameter(name).detach().clone() for name in weights}
+    tokens = torch.zeros(2, 65, dtype=torch.int64)
+    tokens[0, 0], tokens[1, 0], tokens[0, 1] = 1, 2, 9
+    tokens[1, 1] = 9
+    units = [Unit(0, tokens, torch.tensor([2, 65]))]
+    for key in range(1, 26):  # 26 users of 2 examples of 65 tokens at most: one chunk
+        tokens = torch.randint(10, VOCABULARY, (2, 2 if key > 5 else 65))
+        tokens[:, 1] = 9
+        units.append(Unit(key, tokens, torch.full((2,), tokens.shape[1])))
+    task = GivenUnits(model, units)
+    clip = FlatClip(l2_clip_norm=1.0)
+    engine = ghost(model)
+    everybody, others, own = (
+        engine(task, parameters, keys, clip, 0).values
+        for keys in (task.keys, task.keys[1:], task.keys[:1])
+    )
+    moved = {name: everybody[name] - others[name] - own[name] for name in weights}
+    assert l2_norm(own) <= clip.bound
+    assert l2_norm(moved) <= rounding_share(len(units)) * clip.bound

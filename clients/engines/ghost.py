@@ -11,7 +11,11 @@ al. 2023).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import groupby
+from copy import copy
+from functools import reduce
+from itertools import compress, groupby
+from operator import itemgetter
+from typing import Literal
 
 import torch
 
@@ -19,7 +23,7 @@ from clients.engines.batched import BatchedEngine
 from clients.engines.capture import OpenModel
 from clients.engines.materialised import Buffers
 from clients.engines.pairs import pair_squares, pairs_are_cheaper
-from clients.engines.squares import block_squares, sum_of_rows
+from clients.engines.squares import GROUP, GROUPS, block_squares, sum_of_rows
 from clients.engines.uses import (
     MergedRows,
     Product,
@@ -35,11 +39,18 @@ from fedsim.tensors import Tensors
 # Of a unit's square: where pairs may be off by more, its gradient is formed. The clip allows for
 # what they may be off, so that this costs a unit a two-thousandth of its norm at most.
 _INEXACT = 1e-3
+# A unit's positions, beyond which its gradient is formed twice.
+_MANY = 768
 # More than the norm of any vector of float32 numbers whose squares all underflow.
 _LOST = 1e-16
+# Entries of the gradients that are formed at once, unless one has more: they stay in the cache.
+_AT_ONCE = 1 << 20
 # Of the bound: a unit's terms before they cancel, from which it is added alone. Positions whose
 # gradients have nothing to do with each other come to the root of their number.
 _MOST_MASS = 64.0
+
+
+_Way = Literal["pairs", "formed", "formed twice"]
 
 
 class Ghost:
@@ -56,11 +67,13 @@ class Ghost:
     no rounding. A factor on one side rounds once more, and a chain, along rows of width w, w + 6
     times. With k = P + 1, and w + 6 for a chain, a unit thus adds sqrt(squares + error) + γ_k·m at
     most by pairs (`pair_squares`), and ‖formed‖ + 2γ_k·m where its gradient is formed; `norm_error`
-    is for the norm of what is formed, and for factors.
+    is for the norm of what is formed, and for factors. Of 1024 positions that would be 0.4 % more
+    than the norm, of 65,536 twice the norm. So a gradient of many positions is formed once more to
+    be added, the same products of the same numbers, and ‖formed‖ is what it adds.
 
-    All of this is of the unit alone, and so is the choice between the two ways: how much padding
-    the others bring moves nothing. What is not bounded here is how positions of other units in the
-    same product are rounded; see `fedsim.rounding`.
+    All of this is of the unit alone, and so is the choice between the ways: how much padding the
+    others bring moves nothing. What is not bounded here is how positions of other units in the same
+    product are rounded; see `fedsim.rounding`.
     """
 
     def __init__(self, scratch: Buffers, layout: Tensors, num_units: int) -> None:
@@ -72,6 +85,7 @@ class Ghost:
         self._vectors: dict[str, torch.Tensor] = {}
         self._merged: dict[str, MergedRows] = {}
         self._masses: dict[str, torch.Tensor] = {}
+        self._formed: dict[str, list[_Group]] = {}
 
     def start_pass(self, segments: Segments) -> None:
         """Say to which units the sequences of the uses that follow belong."""
@@ -101,7 +115,7 @@ class Ghost:
             self._merged[name] = merged(lookups)
             return self._merged[name].squares(self._num_units)
         both = torch.zeros(self._num_units, 2, dtype=torch.float64, device=like.device)
-        cheap = self._are_pairs_cheaper(name)
+        ways = self._ways(name)
         split = set()  # units with sequences in several passes
         for segments in self._passes:
             if not segments.whole:
@@ -109,10 +123,10 @@ class Ghost:
                 continue
             in_pass = [use for use, of in uses if of is segments]
             for segment in segments:
-                own = cheap[segment.units]
+                own = ways[segment.units]
                 both[segment.units] = self._of_segment(name, in_pass, segment, own)
         for unit in split:
-            both[unit] = self._of_unit(name, unit, by_pairs=cheap[unit])
+            both[unit] = self._of_unit(name, unit, ways[unit])
         norms, self._masses[name] = both.unbind(dim=1)
         return norms.square()
 
@@ -128,93 +142,109 @@ class Ghost:
                 coarse |= factors[:, column] * self._masses[name] > _MOST_MASS * bound
         return coarse
 
-    def _are_pairs_cheaper(self, name: str) -> list[bool]:
-        """Return for each unit whether pairs of the positions that it brings itself are."""
+    def _ways(self, name: str) -> list[_Way]:
+        """Return for each unit what is best for the positions that it brings itself."""
+        uses = [use for use, _ in self._uses[name]]
         products = [(use, of) for use, of in self._uses[name] if isinstance(use, Product)]
-        positions = [
-            sum(
+
+        def way(unit: int) -> _Way:
+            positions = sum(
                 of.counts[unit] * use.left.shape[1] if of.tokens is None else of.tokens[unit]
                 for use, of in products
             )
-            for unit in range(self._num_units)
-        ]
-        uses = [use for use, _ in self._uses[name]]
-        return [pairs_are_cheaper(uses, count) for count in positions]
+            if pairs_are_cheaper(uses, positions):
+                return "pairs"
+            return "formed" if positions <= _MANY else "formed twice"
+
+        return [way(unit) for unit in range(self._num_units)]
 
     def _of_segment(
-        self, name: str, uses: Sequence[Use], segment: Segment, cheap: Sequence[bool]
+        self, name: str, uses: Sequence[Use], segment: Segment, ways: Sequence[_Way]
     ) -> torch.Tensor:
         """Return bounds and masses, (units, 2), of units with all their sequences in one pass."""
         both = torch.zeros(segment.num_units, 2, dtype=torch.float64, device=self._device(name))
-        formed = [index for index, by_pairs in enumerate(cheap) if not by_pairs]
-        for by_pairs, run in groupby(range(len(cheap)), cheap.__getitem__):
-            if by_pairs:
-                some = list(run)
-                found, exact = self._by_pairs(name, uses, segment.part(some[0], some[-1] + 1))
-                both[some[0] : some[-1] + 1] = found
-                formed += [
-                    index for index, is_exact in zip(some, exact, strict=True) if not is_exact
-                ]
-        if formed:
-            places = torch.tensor(formed, device=both.device)
-            both[places] = self._formed(name, uses, segment, formed)
+        for way, run in groupby(range(len(ways)), ways.__getitem__):
+            some = list(run)
+            places = slice(some[0], some[-1] + 1)
+            part = segment.part(places.start, places.stop)
+            if way == "formed twice":
+                both[places, 0] = self._norms(name, uses, part, again=True)
+            elif way == "formed":
+                both[places] = self._formed_once(name, uses, part)
+            else:
+                both[places], inexact = self._by_pairs(name, uses, part)
+                for index in compress(some, inexact):
+                    both[index] = self._formed_once(name, uses, segment.part(index, index + 1))[0]
         return both
 
-    def _of_unit(self, name: str, unit: int, *, by_pairs: bool) -> torch.Tensor:
+    def _of_unit(self, name: str, unit: int, way: _Way) -> torch.Tensor:
         """Return bound and mass, (2,), of one unit, wherever its sequences are."""
         parts = []
         for use, segments in self._uses[name]:
             start, count = sum(segments.counts[:unit]), segments.counts[unit]
             if count:
                 parts.append(_joined(use, slice(start, start + count)))
-        return self._of_segment(name, parts, Segment(slice(0, 1), slice(0, 1)), [by_pairs])[0]
+        alone = Segment(slice(unit, unit + 1), slice(0, 1))
+        return self._of_segment(name, parts, alone, [way])[0]
 
     def _by_pairs(
         self, name: str, uses: Sequence[Use], segment: Segment
     ) -> tuple[torch.Tensor, list[bool]]:
-        """Return bounds and masses, (units, 2), of a segment, and which of the bounds are close."""
+        """Return bounds and masses, (units, 2), of a segment, and which bounds are too far off."""
         pairs = pair_squares(uses, segment)
         norms = (pairs.squares + pairs.error).sqrt()
         norms += self._gamma(name, 1 + pairs.positions) * pairs.mass
         inexact: list[bool] = (pairs.error > _INEXACT * pairs.squares).tolist()
-        return torch.stack([norms, pairs.mass], dim=1), [not one for one in inexact]
+        return torch.stack([norms, pairs.mass], dim=1), inexact
 
     def _gamma(self, name: str, roundings: torch.Tensor) -> torch.Tensor:
         ku = roundings.double() * (torch.finfo(self._layout[name].dtype).eps / 2.0)
         return ku / (1.0 - ku)
 
-    def _formed(
-        self, name: str, uses: Sequence[Use], segment: Segment, indices: Sequence[int]
-    ) -> torch.Tensor:
-        """Return bounds and masses, (indices, 2), from the gradients of a segment's units."""
-        norms = [self._norm(name, uses, segment.rows_of(index)) for index in indices]
+    def _formed_once(self, name: str, uses: Sequence[Use], segment: Segment) -> torch.Tensor:
+        """Return bounds and masses, (units, 2), of gradients that one product will add."""
+        norms = self._norms(name, uses, segment, again=False)
         if not uses:
-            return torch.stack([torch.stack(norms), torch.zeros_like(torch.stack(norms))], dim=1)
+            return torch.stack([norms, torch.zeros_like(norms)], dim=1)
         masses = torch.cat([_masses(use, segment) for use in uses], dim=1)
-        masses = masses[torch.tensor(indices, device=masses.device)]
         chained = any(isinstance(use, Product) and use.chain is not None for use in uses)
         width = self._layout[name].shape[-1]
         roundings = (masses > 0).sum(dim=1) + (width + 7 if chained else 1)
         mass = masses.sum(dim=1)
-        bounds = torch.stack(norms) + 2.0 * self._gamma(name, roundings) * mass
-        return torch.stack([bounds, mass], dim=1)
+        return torch.stack([norms + 2.0 * self._gamma(name, roundings) * mass, mass], dim=1)
 
-    def _norm(self, name: str, uses: Sequence[Use], rows: slice) -> torch.Tensor:
-        """Return the norm, () float64, of one unit's gradient, formed in the scratch."""
-        like = self._layout[name]
-        gradient = self._scratch.take(str(tuple(like.shape)), 1, like)
-        one = Segments([1], whole=True)
-        parts = [_joined(use, rows) for use in uses]
-        products = [part for part in parts if isinstance(part, Product)]
+    def _norms(
+        self, name: str, uses: Sequence[Use], segment: Segment, *, again: bool
+    ) -> torch.Tensor:
+        """Return the norms, (units,) float64, of gradients that are formed, some at a time.
+
+        With `again` they will be formed again, in the same groups, to be added.
+        """
+        at_once = min(GROUP, max(1, _AT_ONCE // self._layout[name].numel()))
+        norms = []
+        for start in range(0, segment.num_units, at_once):
+            part = segment.part(start, min(start + at_once, segment.num_units))
+            group = _Group(part, [use.map(itemgetter(part.rows)) for use in uses])
+            norms.append(block_squares(self._form(name, group).flatten(1)).sqrt())
+            if again:
+                self._formed.setdefault(name, []).append(group)
+        return torch.cat(norms)
+
+    def _form(self, name: str, group: _Group) -> torch.Tensor:
+        """Return the gradients of a group, (units, *shape), in the scratch."""
+        like, segments = self._layout[name], group.segments
+        gradients = self._scratch.take(str(tuple(like.shape)), segments.num_units, like)
+        products = [use for use in group.uses if isinstance(use, Product)]
         if not products:
-            gradient.zero_()
+            gradients.zero_()
         for place, product in enumerate(products):
-            product.into(gradient, one, add=place > 0)
-        _chain(products, gradient[0])
-        for part in parts:
-            if not isinstance(part, Product):
-                part.into(gradient, one, add=True)
-        return block_squares(gradient.flatten(1))[0].sqrt()
+            product.into(gradients, segments, add=place > 0)
+        for gradient in gradients:
+            _chain(products, gradient)
+        for use in group.uses:
+            if not isinstance(use, Product):
+                use.into(gradients, segments, add=True)
+        return gradients
 
     def _device(self, name: str) -> torch.device:
         return self._layout[name].device
@@ -229,6 +259,10 @@ class Ghost:
             name: [(_zeroed(use, segments, units), segments) for use, segments in uses]
             for name, uses in self._uses.items()
         }
+        self._formed = {
+            name: [group.without(units) for group in groups]
+            for name, groups in self._formed.items()
+        }
 
     def weighted_sum(self, factors: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return Σ over units of factor × gradient; `factors` is (units, parameters) float64."""
@@ -239,9 +273,51 @@ class Ghost:
                 total[name] = sum_of_rows(of_units, self._vectors[name])
             elif name in self._merged:
                 total[name] = self._merged[name].weighted_sum(of_units)
-            elif uses := self._uses[name]:
-                total[name] = _sum_of_uses(uses, of_units)
+            elif self._uses[name]:
+                total[name] = self._sum(name, of_units)
         return total
+
+    def _sum(self, name: str, of_units: torch.Tensor) -> torch.Tensor:
+        """Return Σ factor × gradient: group by group what is formed, by one product the others."""
+        groups, others = self._formed.get(name, []), of_units.clone()
+        parts = []
+        for start in range(0, len(groups), GROUPS):
+            some = torch.zeros_like(self._layout[name])
+            for group in groups[start : start + GROUPS]:
+                some.view(-1).add_(of_units[group.units] @ self._form(name, group).flatten(1))
+                others[group.units] = 0.0
+            parts.append(some)
+        if sum(group.segments.num_units for group in groups) < self._num_units:
+            parts.append(_sum_of_uses(self._uses[name], others))
+        return parts[0] if len(parts) == 1 else reduce(_add_in_float64, parts)
+
+
+class _Group:
+    """Some neighbouring units, whose gradients are formed together, and what of.
+
+    Attributes:
+        units: their positions in the chunk.
+        uses: of their sequences alone.
+        segments: whose these are, the group's first unit counted as 0.
+    """
+
+    def __init__(self, segment: Segment, uses: Sequence[Use]) -> None:
+        self.units = segment.units
+        self.uses = uses
+        num_units, rows = segment.num_units, segment.rows
+        each = (rows.stop - rows.start) // num_units
+        self.segments = Segments([each] * num_units, whole=True)
+
+    def without(self, units: torch.Tensor) -> _Group:
+        """Return the group with zeros for these units of the chunk."""
+        copied = copy(self)
+        first = self.units.start
+        copied.uses = [_zeroed(use, self.segments, units - first) for use in self.uses]
+        return copied
+
+
+def _add_in_float64(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    return one.double().add_(other)
 
 
 def _sum_of_uses(uses: list[tuple[Use, Segments]], of_units: torch.Tensor) -> torch.Tensor:

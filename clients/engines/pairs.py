@@ -15,7 +15,7 @@ import torch
 from clients.engines.uses import Product, Rows, Segment, Use, by_unit
 
 # Inner products are summed in float32 over at least as many entries, and then over these blocks.
-_BLOCK = 128
+_BLOCK = 64
 
 
 class Pairs(NamedTuple):

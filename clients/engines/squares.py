@@ -17,7 +17,7 @@ _BLOCK = 1024
 _NORM_ERROR = (_BLOCK / 2 + 8) * 2.0**-24
 # As many units' rows are summed in one float32 product, so many products in float32, and all of
 # these in float64. Without the middle step the sum took a quarter longer.
-_GROUP, _GROUPS = 16, 8
+GROUP, GROUPS = 16, 8
 # Float32 squares under 1.2e-38 vanish; over 2^30 entries that is less than this square.
 _UNDERFLOW = 1e-28
 # Beyond, float32 is too coarse: squares of 1e15 are near its end, factors of 1e-30 near its
@@ -51,16 +51,16 @@ def sum_of_rows(factors: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     """
     total = torch.zeros(rows.shape[1], dtype=torch.float64, device=rows.device)
     if rows.is_cuda:  # all groups at once: there a loop would wait for its host
-        whole = len(rows) - len(rows) % _GROUP
-        grouped = rows[:whole].view(-1, _GROUP, rows.shape[1])
-        sums = torch.bmm(factors[:whole].view(-1, 1, _GROUP), grouped)
+        whole = len(rows) - len(rows) % GROUP
+        grouped = rows[:whole].view(-1, GROUP, rows.shape[1])
+        sums = torch.bmm(factors[:whole].view(-1, 1, GROUP), grouped)
         total += sums.sum(dim=(0, 1), dtype=torch.float64)
         factors, rows = factors[whole:], rows[whole:]
-    for start in range(0, len(rows), _GROUP * _GROUPS):
-        end = min(start + _GROUP * _GROUPS, len(rows))
-        some = factors[start : start + _GROUP] @ rows[start : start + _GROUP]
-        for first in range(start + _GROUP, end, _GROUP):
-            some += factors[first : first + _GROUP] @ rows[first : first + _GROUP]
+    for start in range(0, len(rows), GROUP * GROUPS):
+        end = min(start + GROUP * GROUPS, len(rows))
+        some = factors[start : start + GROUP] @ rows[start : start + GROUP]
+        for first in range(start + GROUP, end, GROUP):
+            some += factors[first : first + GROUP] @ rows[first : first + GROUP]
         total += some
     return total
 

@@ -24,7 +24,9 @@ CLIP = FlatClip(l2_clip_norm=0.1)  # below these gradients' norms: every unit is
 
 _OFTEN = (FLOOR, AUTO, RECTANGULAR)  # the others are shown for orientation
 _BATCHED = ("materialised", "ghost", "vmap")
-_MOST_APART = 1e-4  # relative; engines promise 1e-5 of an update, which a sum may double
+# Relative. Engines promise 1e-5 of an update, which a sum may double; `ghost` scales an update down
+# by as much as its bound on a norm is above the norm, see `clients.engines.ghost`.
+_MOST_APART, _MOST_APART_GHOST = 1e-4, 3e-3
 
 # A floor of fewer seconds is repeated more often: of 5 to 7 repetitions, two engines that are the
 # same by another name came out 1 to 6 % apart.
@@ -151,7 +153,7 @@ def _differences(contestants: Mapping[str, Contestant]) -> dict[str, dict[str, f
             continue
         apart = {key: value - reference.total[key] for key, value in contestant.total.items()}
         relative = l2_norm(apart) / size
-        if not relative <= _MOST_APART:
+        if not relative <= (_MOST_APART_GHOST if name == "ghost" else _MOST_APART):
             raise RuntimeError(f"engine {name!r}: its sum is {relative:.1e} away from the loop's")
         found[name] = {"relative_difference": relative}
     return found

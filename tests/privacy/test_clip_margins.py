@@ -164,3 +164,32 @@ def test_terms_that_cancel_lose_nobody_elses(size: float) -> None:
         gradients.drop(coarse.nonzero()[:, 0])
         sums.append(gradients.weighted_sum(factors.where(~coarse[:, None], 0.0)))
     assert l2_norm(add(sums[1], {"w.weight": -sums[0]["w.weight"]})) <= rounding_share(others + 1)
+
+
+@pytest.mark.parametrize("cut", [None, 500], ids=["one pass", "two passes"])
+def test_a_unit_of_many_positions_is_formed_twice_and_clipped_to_the_bound(cut: int | None) -> None:
+    """A bound for one product of 5,000 positions would take some 4 % of the clip."""
+    torch.manual_seed(0)
+    units, positions = 20, 5000
+    left = torch.randn(units, positions, 32)
+    right = torch.randn(units, positions, 48)
+    left[7, 0, 0] = torch.inf  # a unit that is dropped
+    parameters = {"w.weight": torch.zeros(32, 48)}
+    gradients = Ghost(Buffers(), parameters, units)
+    for part in (slice(None, cut), slice(cut, None))[: 1 if cut is None else 2]:
+        gradients.start_pass(Segments([1] * units, whole=cut is None))
+        gradients("w.weight", Product(left[:, part], right[:, part]))
+    factors, plain = clip_factors(FlatClip(l2_clip_norm=BOUND), parameters, gradients.squares())
+    assert (~plain).nonzero().flatten().tolist() == [7]
+    assert not gradients.coarse(factors, BOUND)[plain].any()
+    gradients.drop((~plain).nonzero()[:, 0])
+    factors = factors.where(plain[:, None], 0.0)
+    for unit in (0, 6, 8, 19):
+        alone = torch.zeros_like(factors)
+        alone[unit] = factors[unit]
+        assert 0.9999 * BOUND <= l2_norm(gradients.weighted_sum(alone)) <= BOUND
+    exact = torch.einsum(
+        "u,uti,utj->ij", factors[plain, 0], left[plain].double(), right[plain].double()
+    )
+    summed = gradients.weighted_sum(factors)["w.weight"]
+    assert l2_norm({"w": summed - exact}) <= rounding_share(units) * BOUND

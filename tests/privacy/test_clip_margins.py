@@ -82,7 +82,18 @@ def added(make: type[Gradients], use: Use, layout: torch.Tensor) -> tuple[float,
     return l2_norm({"weight": exact}), summed
 
 
+def lost_in_blocks() -> Product:
+    """Two positions of which each block has one large entry and 63 that it is too large for."""
+    block = torch.full((64,), 0.99 * 2.0**-10)
+    block[0] = 4.0
+    left = block.repeat(2, WIDTH // 64)
+    right = left.clone()
+    right[0, : WIDTH // 2], right[1, WIDTH // 2 :] = 0.0, 0.0
+    return Product(left[None], right[None])
+
+
 PRODUCTS = {
+    "lost in blocks": lost_in_blocks,
     "lost beside what cancels": lost_beside_what_cancels,
     "random directions": random_directions,
     "rounded up": rounded_up,

@@ -76,13 +76,13 @@ def test_the_ledger_tells_the_draws_of_two_configs_apart(
 
 
 def test_the_same_config_on_other_texts_is_another_draw(tmp_path: Path) -> None:
-    """A run of this month's text minus one of last month's would show what new users added."""
+    """A run of this month's text minus one of last month's would show what a user changed."""
     rows = [{"author": f"user-{n}", "body": "the king shall ride to war"} for n in range(12)] * 2
     path = tmp_path / "speeches.jsonl"
     drawn = []
-    for users in (12, 11, 12):
-        kept = [row for row in rows if int(row["author"][5:]) < users]
-        path.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
+    for last in ("the king", "a queen", "the king"):  # as many users and examples each time
+        rows[-1]["body"] = f"{last} shall ride to war"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
         config = small_config(path, data={"held_out_examples": 0.0})
         load_materials.cache_clear()
         found = load_materials(config.seed, config.data, config.model, "cpu")

@@ -70,6 +70,14 @@ def test_users_who_were_never_in_show_nothing_more_often_than_stated() -> None:
     assert sum(naive(a, b) > 0.5 for a, b in pairs) > limit
 
 
+def test_scores_that_the_threshold_was_chosen_on_are_not_counted() -> None:
+    rng = np.random.default_rng(2)
+    scores_in, scores_out = rng.standard_normal((2, 200))
+    for share in (0.5, 0.25):
+        bound = bound_from_scores(scores_in, scores_out, delta=0.0, chosen_on=share)
+        assert bound.positives == bound.negatives == 200 * (1.0 - share)
+
+
 def test_randomised_response_is_bounded_below_its_epsilon_and_near_it() -> None:
     epsilon, rng = 2.0, np.random.default_rng(5)
     truth = 1.0 / (1.0 + math.exp(-epsilon))

@@ -36,7 +36,7 @@ $(VENV)-oldest/.installed: pyproject.toml constraints-oldest.txt
 	touch $@
 
 torture: $(VENV)/.installed-dev
-	$(BIN)/python -m experiments.torture
+	$(BIN)/python -m tests.robustness
 
 # mkdocs 1.6 is pinned; the note about its successor would hide what there is to read.
 docs: $(VENV)/.installed-docs
@@ -52,8 +52,8 @@ coverage: $(VENV)/.installed-dev
 
 # Fails where a protection can go, or something can be changed, that no test notices.
 mutation: $(VENV)/.installed-dev
-	$(BIN)/python -m experiments.mutation pitfalls
-	$(BIN)/python -m experiments.mutation mutants
+	$(BIN)/python -m tests.mutation pitfalls
+	$(BIN)/python -m tests.mutation mutants
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedsim needs Python 3.11 or newer")'

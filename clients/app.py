@@ -13,9 +13,9 @@ from fedsim.clipping import Clip
 from fedsim.execution import Engine, Task
 from fedsim.grids.arrays import ParametersOnDevice
 from fedsim.grids.records import ClientSpec, ShardReply, ShardRequest
+from fedsim.grids.sharding import most_tokens_per_unit
 from fedsim.materials import Materials, check_device, load_materials
 from fedsim.registry import resolve
-from fedsim.workload import tokens_per_unit
 
 app = ClientApp()
 _ANY_CLIP: TypeAdapter[Clip] = TypeAdapter(Clip)
@@ -39,14 +39,14 @@ def _prepared(spec_json: str) -> tuple[Task, Engine, Materials]:
     # Not at the top: Flower's simulation imports this module in one thread while the ServerApp
     # loads its model in another, and transformers cannot be imported in two at once.
     from clients.engines.choose import choose_engine  # noqa: PLC0415
-    from clients.mixed_precision import in_precision  # noqa: PLC0415
+    from clients.models.mixed_precision import in_precision  # noqa: PLC0415
 
     spec = ClientSpec.model_validate_json(spec_json)
     check_device(spec.device)
     materials = load_materials(spec.seed, spec.data, spec.model, spec.device, spec.data_seed)
     materials = replace(materials, model=in_precision(materials.model, spec.precision))
     task: Task = resolve("tasks", spec.task.name, "task")(materials, **spec.task.options)
-    size = tokens_per_unit(materials, spec.task.options.get("group_size"))
+    size = most_tokens_per_unit(materials, spec.task.options.get("group_size"))
     return task, choose_engine(spec.engine, task, materials.model, size), materials
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import typer
 from rich.console import Console
 
-from fedsim.comparing import compare
 from fedsim.report.tables import to_rich
+from fedsim.sweep.compare import compare
 
 CONFIGS = ("demo-uls.toml", "demo-els.toml", "demo-non-private.toml")
 

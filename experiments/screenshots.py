@@ -9,7 +9,7 @@ import typer
 
 from experiments.browser import open_browser
 from fedsim.errors import ConfigError
-from fedsim.paths import write_atomically
+from fedsim.utils.files import write_atomically
 
 
 def take(page: Path, picture: Path, *, selector: str = "body", width: int = 1200) -> None:

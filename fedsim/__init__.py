@@ -23,18 +23,19 @@ if TYPE_CHECKING:
     from fedsim.accounting.events import RoundCost
     from fedsim.accounting.ledger import Ledger
     from fedsim.accounting.relations import Relation
-    from fedsim.assembly import build_plan
     from fedsim.clipping import FlatClip, PerLayerClip, layer_of
-    from fedsim.comparing import compare
     from fedsim.config import Config, ModelConfig, load_config, parse_config
     from fedsim.errors import BudgetSpentError, ConfigError
     from fedsim.estimators import FixedDenominator
     from fedsim.language_model import LanguageModel
-    from fedsim.launch import run
     from fedsim.materials import Materials, load_materials
     from fedsim.plan import RoundPlan, TaskSpec
     from fedsim.report.schema import RoundMetrics, RunReport, load_metrics, load_report
     from fedsim.round import run_round
+    from fedsim.runner.assembly import build_plan
+    from fedsim.runner.launch import run
+    from fedsim.runner.tracking import Tracker
+    from fedsim.runner.training import train
     from fedsim.sampling import (
         FixedSizeSampling,
         PoissonSampling,
@@ -43,8 +44,7 @@ if TYPE_CHECKING:
     )
     from fedsim.server_optimizer import ServerOptimizer
     from fedsim.state import ServerState
-    from fedsim.tracking import Tracker
-    from fedsim.training import train
+    from fedsim.sweep.compare import compare
 
 _HOMES = {
     "Budget": "fedsim.accounting.budget",
@@ -69,11 +69,11 @@ _HOMES = {
     "ServerState": "fedsim.state",
     "ShuffledSampling": "fedsim.sampling",
     "TaskSpec": "fedsim.plan",
-    "Tracker": "fedsim.tracking",
+    "Tracker": "fedsim.runner.tracking",
     "TruncatedPoissonSampling": "fedsim.sampling",
-    "build_plan": "fedsim.assembly",
+    "build_plan": "fedsim.runner.assembly",
     "calibrate_noise_multiplier": "fedsim.accounting.calibration",
-    "compare": "fedsim.comparing",
+    "compare": "fedsim.sweep.compare",
     "delta": "fedsim.accounting.accountants",
     "epsilon": "fedsim.accounting.accountants",
     "layer_of": "fedsim.clipping",
@@ -82,9 +82,9 @@ _HOMES = {
     "load_metrics": "fedsim.report.schema",
     "load_report": "fedsim.report.schema",
     "parse_config": "fedsim.config",
-    "run": "fedsim.launch",
+    "run": "fedsim.runner.launch",
     "run_round": "fedsim.round",
-    "train": "fedsim.training",
+    "train": "fedsim.runner.training",
 }
 
 __all__ = [

@@ -11,17 +11,18 @@ from pathlib import Path
 
 import torch
 
-from fedsim.config import Config, DataConfig, ExecutorConfig, ModelConfig
-from fedsim.data.build import open_or_build
+from fedsim.config import Config, ExecutorConfig, ModelConfig
+from fedsim.data.building.build import open_or_build
 from fedsim.data.canaries import with_canaries
-from fedsim.data.manifest import is_store
+from fedsim.data.config import DataConfig
 from fedsim.data.split import Split, split_store
 from fedsim.data.store import TokenStore
+from fedsim.data.store.manifest import is_store
 from fedsim.errors import ConfigError
-from fedsim.json_text import read_json
 from fedsim.language_model import LanguageModel
 from fedsim.registry import names, resolve
 from fedsim.tensors import parameters_digest
+from fedsim.utils.json_text import read_json
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,11 +8,10 @@ from fedsim.accounting.accountants import choose
 from fedsim.accounting.calibration import calibrate_noise_multiplier
 from fedsim.accounting.events import RoundCost
 from fedsim.accounting.relations import Relation
-from fedsim.adaptive_clip import AdaptiveClip
-from fedsim.clip_config import ClipConfig
-from fedsim.clip_policy import ClipPolicy, ClipSchedule, ConstantClip
+from fedsim.clip_policy import AdaptiveClip, ClipPolicy, ClipSchedule, ConstantClip
 from fedsim.clipping import Clip, FlatClip, NormalisedClip, PerLayerClip, layers_of
 from fedsim.config import Config, StrategyConfig
+from fedsim.config.schema import ClipConfig
 from fedsim.errors import ConfigError
 from fedsim.language_model import LanguageModel
 from fedsim.plan import TaskSpec

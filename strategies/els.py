@@ -6,9 +6,9 @@ from fedsim.config import Config
 from fedsim.data.selection import pool
 from fedsim.errors import ConfigError
 from fedsim.estimators import FixedDenominator
+from fedsim.evaluation.starting_losses import losses_for
 from fedsim.materials import Materials
 from fedsim.plan import RoundPlan, TaskSpec
-from fedsim.starting_losses import losses_for
 from strategies.common import (
     assumptions,
     build_clip,

@@ -1,4 +1,4 @@
-"""The shape of the house: who may import whom, what is public, how long a file may be."""
+"""The structure: which package imports which, no circles, what is public, sizes of folders."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import inspect
 import re
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -121,25 +122,50 @@ def test_run_round_fits_a_screen_and_never_asks_for_the_strategy() -> None:
     assert " if " not in source.replace("if total.num_units", "")
 
 
-@pytest.mark.parametrize("package", (*PACKAGES, "tests"))
-def test_files_are_short(package: str) -> None:
-    long = {
-        str(path.relative_to(ROOT)): count
-        for path in (ROOT / package).rglob("*.py")
-        if (count := len(path.read_text(encoding="utf-8").splitlines())) > 500
-    }
-    assert not long
+MODULES = {
+    str(path.relative_to(ROOT).with_suffix("")).replace("/", ".").removesuffix(".__init__"): path
+    for package in (*PACKAGES, "tests")
+    for path in (ROOT / package).rglob("*.py")
+    if "third_party" not in path.parts
+}
 
 
-@pytest.mark.parametrize("package", PACKAGES)
-def test_the_readme_has_a_line_for_every_file(package: str) -> None:
+def imported_at_once(path: Path) -> set[str]:
+    """Our modules that a file imports when it is imported itself."""
+    modules: set[str] = set()
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Import):
+            modules |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                modules.add(inner if inner in MODULES else node.module)
+    return modules & set(MODULES)
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    graph = {name: imported_at_once(path) for name, path in MODULES.items()}
+    TopologicalSorter(graph).prepare()  # a CycleError names the circle
+
+
+FOLDERS = sorted({path.parent for path in MODULES.values()} - {ROOT / "tests"})
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: str(folder.relative_to(ROOT)))
+def test_a_folder_is_a_room(folder: Path) -> None:
+    """It says what it is for, and holds no more files than one can look over."""
+    files = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
+    in_tests = folder.is_relative_to(ROOT / "tests")
+    assert len(files) <= (20 if in_tests else 18)
+    if not in_tests:
+        text = (folder / "__init__.py").read_text(encoding="utf-8")
+        assert ast.get_docstring(ast.parse(text))
+
+
+def test_the_readme_is_short_and_names_every_package() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    missing = [
-        str(path.relative_to(ROOT))
-        for path in (ROOT / package).rglob("*.py")
-        if path.name != "__init__.py" and f"  {path.relative_to(ROOT / package)} " not in readme
-    ]
-    assert not missing
+    assert len(readme.splitlines()) <= 180
+    assert all(f"`{package}/" in readme for package in (*PACKAGES, "tests"))
 
 
 def test_the_privacy_page_names_tests_that_exist() -> None:

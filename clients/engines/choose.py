@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 from typing import cast
 
-from clients.dropout import drops
-from clients.engines import chunks
-from clients.engines.capture import NotCovered, OpenModel, find_sites
-from clients.engines.ghost import ghost
-from clients.engines.local_vmap import LocalVmapOrLoop
 from clients.engines.loop import loop
-from clients.engines.materialised import materialised
+from clients.engines.per_example import chunks
+from clients.engines.per_example.capture import NotCovered, OpenModel, find_sites
+from clients.engines.per_example.ghost import ghost
+from clients.engines.per_example.materialised import materialised
+from clients.engines.stacked.local_vmap import LocalVmapOrLoop
 from clients.engines.vmap import VmapEngine
+from clients.models.dropout import drops
 from fedsim.clipping import Clip
 from fedsim.estimators import WeightedSum
 from fedsim.execution import Engine, Keys, Task
@@ -36,8 +36,8 @@ def choose_engine(
             it.
         task: what units compute.
         model: with what.
-        tokens_per_unit: over the whole population, so that all workers of a run choose alike;
-            None takes the mean of the first shard.
+        tokens_per_unit: that a unit may bring, a public number: which engine computes must not
+            depend on anybody's text. None stands for units of a large pass.
     """
     if name == "auto":
         averages = task.averages_gradients
@@ -70,13 +70,7 @@ class Auto:
     ) -> WeightedSum:
         """Return what every engine returns."""
         if self._engine is None:
-            size = self._tokens_per_unit
-            if size is None:
-                sizes = [_num_tokens(task, int(key), round) for key in keys]
-                if not any(sizes):
-                    return loop(task, parameters, keys, clip, round)
-                size = sum(sizes) / sum(size > 0 for size in sizes)
-            self._engine = self._choose(parameters, size)
+            self._engine = self._choose(parameters, self._tokens_per_unit or _LARGE_PASS)
         return self._engine(task, parameters, keys, clip, round)
 
     def _choose(self, parameters: Tensors, tokens_per_unit: float) -> Engine:
@@ -86,7 +80,7 @@ class Auto:
         name = choice(tokens_per_unit, num_bytes, budget) if uncovered is None else "vmap"
         entries = sum(value.numel() for value in parameters.values())
         log.info(
-            "%s: engine %s, for %d trainable parameters (%.0f MB a unit), %.0f tokens a unit "
+            "%s: engine %s, for %d trainable parameters (%.0f MB a unit), up to %.0f tokens a unit "
             "and %.0f MB for a chunk on %s%s",
             self._model.name,
             name,
@@ -118,10 +112,6 @@ def choice(tokens_per_unit: float, bytes_per_unit: int, budget: int) -> str:
     if units_that_fit >= 2 and units_that_fit * tokens_per_unit >= _LARGE_PASS:
         return "materialised"
     return "loop" if tokens_per_unit >= _LARGE_PASS else "ghost"
-
-
-def _num_tokens(task: Task, key: int, round: int) -> int:
-    return int(task.unit(key, round).lengths.sum())
 
 
 def _uncovered(model: LanguageModel) -> str | None:

@@ -13,13 +13,13 @@ from itertools import groupby
 import torch
 from torch.func import grad_and_value, vmap
 
-from clients.dropout import row_streams
-from clients.engines.passes import all_streams
+from clients.engines.per_example.passes import all_streams
+from clients.models.dropout import row_streams
 from fedsim.clipping import Clip
 from fedsim.estimators import WeightedSum
+from fedsim.evaluation.losses import example_losses
 from fedsim.execution import Accumulator, Keys, Task, Unit, Update
 from fedsim.language_model import LanguageModel
-from fedsim.losses import example_losses
 from fedsim.tensors import Tensors, l2_norm, zeros_like
 
 # Gradients of a batch are held at once: at most 16 units and 2^26 entries (256 MiB). More units

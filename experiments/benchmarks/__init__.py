@@ -1,1 +1,5 @@
-"""Benchmarks: how long something takes here, beside what others' code takes on the same machine."""
+"""Benchmarks: time and memory on this machine, beside others' code on the same machine.
+
+A benchmark is a function `run()` registered under `fedsim.benchmarks` that returns rows; `page.py`
+makes docs/benchmarks.md of them.
+"""

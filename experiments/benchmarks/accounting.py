@@ -13,11 +13,10 @@ from dp_accounting import dp_event
 
 from fedsim.accounting import pld
 from fedsim.accounting.accountants import epsilon
-from fedsim.accounting.binomial import binomial_probabilities
 from fedsim.accounting.calibration import calibrate_noise_multiplier
 from fedsim.accounting.events import RoundCost
-from fedsim.benchmarking import Row, interleaved
-from fedsim.sampling import PoissonSampling
+from fedsim.sampling import PoissonSampling, binomial_probabilities
+from fedsim.utils.machine import Row, interleaved
 
 _ORDER = ("fedsim", "fedsim", "dp_accounting", "fedsim", "fedsim")
 _DELTA = 1e-6

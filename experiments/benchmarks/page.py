@@ -14,7 +14,7 @@ from typing import Any
 
 from experiments.benchmarks.picture import draw
 from fedsim.errors import ConfigError
-from fedsim.paths import write_atomically
+from fedsim.utils.files import write_atomically
 
 Answer = Mapping[str, Any]
 Result = Mapping[str, Any]

@@ -18,9 +18,8 @@ from dataclasses import dataclass
 from fedsim.accounting.events import Composition, RoundCost
 from fedsim.accounting.pld import PldAccountant
 from fedsim.accounting.relations import Relation
-from fedsim.concentrated import ConcentratedSampling
+from fedsim.concentrated import ConcentratedSampling, halting_test
 from fedsim.sampling import PoissonSampling
-from fedsim.sparse_vector import halting_test
 
 
 @dataclass(frozen=True)

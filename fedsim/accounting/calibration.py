@@ -17,13 +17,12 @@ from scipy import optimize, special
 
 from fedsim.accounting.accountants import choose
 from fedsim.accounting.accountants import epsilon as epsilon_of
-from fedsim.accounting.binomial import binomial_probabilities
-from fedsim.accounting.cache import remembered
 from fedsim.accounting.events import RoundCost
 from fedsim.accounting.relations import Relation
 from fedsim.accounting.rounding import round_up
 from fedsim.errors import ConfigError
-from fedsim.sampling import Sampling
+from fedsim.sampling import Sampling, binomial_probabilities
+from fedsim.utils.cache import remembered
 
 _DIGITS = 5  # of the returned noise multiplier: a step of at most 1e-4 of its value
 _SLACK = 4e-4  # an ε this close below the target, relatively, ends the search
@@ -46,7 +45,7 @@ def calibrate_noise_multiplier(
     The result has five significant digits and is on the safe side: its own ε, by the same
     accountant, was computed and is at most `epsilon`, and at least `epsilon` * (1 - 2e-3),
     unless the result is 0.05: less noise than that is not considered.
-    Results are remembered under `fedsim.paths.cache_dir()`.
+    Results are remembered under `fedsim.utils.files.cache_dir()`.
 
     Raises:
         ConfigError: an argument out of range, an unsuitable accountant, a delta that needs no

@@ -1,5 +1,5 @@
-"""Attacks on finished runs: what a promise kept, measured.
+"""Attacks on finished runs: can a user be told to have been trained on?
 
-user_inference.py       was anything of this user trained on? (Kandpal et al. 2023)
-bounds.py               what (ε, δ) allows any such attack
+Start at `user_inference.py` (Kandpal et al. 2023). `bounds.py` is what (ε, δ) allows any such
+attack, `roc.py` how well scores tell members from others.
 """

@@ -7,8 +7,8 @@ from pathlib import Path
 from fedsim.attacks.picture import draw_attack
 from fedsim.attacks.plots import attack_plots
 from fedsim.attacks.schema import AttackReport
-from fedsim.paths import write_atomically
 from fedsim.report.html import render_page
+from fedsim.utils.files import write_atomically
 
 
 def write_attack(report: AttackReport, out: Path) -> None:

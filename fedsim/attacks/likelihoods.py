@@ -18,10 +18,10 @@ from safetensors.torch import load_file, save
 
 from fedsim.data.store import Indices, TokenStore
 from fedsim.errors import ConfigError
+from fedsim.evaluation.scoring import ExampleScores, score_examples
 from fedsim.language_model import LanguageModel
-from fedsim.paths import write_atomically
-from fedsim.scoring import ExampleScores, score_examples
 from fedsim.tensors import Tensors, parameters_digest
+from fedsim.utils.files import write_atomically
 
 _VERSION = 1  # raise it when the same weights and examples would score differently
 

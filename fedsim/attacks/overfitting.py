@@ -14,9 +14,9 @@ from fedsim.attacks.roc import auroc
 from fedsim.attacks.samples import Known, Sides
 from fedsim.attacks.schema import Checkpoint
 from fedsim.attacks.statistics import LogRatios
-from fedsim.data.arrivals import runs
+from fedsim.data.building.arrivals import runs
 from fedsim.data.store import Indices
-from fedsim.scoring import ExampleScores
+from fedsim.evaluation.scoring import ExampleScores
 
 
 def after_round(

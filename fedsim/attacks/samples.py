@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from fedsim.config import DataConfig
-from fedsim.data.hashing import base, hashes
+from fedsim.data.config import DataConfig
+from fedsim.data.keys import base, hashes
 from fedsim.data.split import Split, split_store
 from fedsim.data.store import Indices, TokenStore
 from fedsim.errors import ConfigError
-from fedsim.scoring import owners
+from fedsim.evaluation.scoring import owners
 
 FEWEST_USERS = 2  # a side with fewer has no ROC to speak of
 

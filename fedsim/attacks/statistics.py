@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedsim.attacks.roc import Scores
-from fedsim.data.arrivals import runs
+from fedsim.data.building.arrivals import runs
 from fedsim.data.store import Indices
 
 Statistic = Literal["mean", "max", "min"]

@@ -19,7 +19,6 @@ from fedsim.attacks.overfitting import after_round, rank_correlation
 from fedsim.attacks.samples import choose_sides, default_samples, known_samples
 from fedsim.attacks.schema import AttackReport, Bound, Checkpoint, Group
 from fedsim.attacks.statistics import LogRatios
-from fedsim.checkpoint import load_checkpoint
 from fedsim.config import Config, ModelConfig
 from fedsim.data.split import Split
 from fedsim.data.store import Indices
@@ -27,7 +26,8 @@ from fedsim.errors import ConfigError
 from fedsim.language_model import LanguageModel
 from fedsim.materials import Materials, load_materials, load_model
 from fedsim.report.schema import Privacy, RunReport, load_report
-from fedsim.run_folder import RunFolder
+from fedsim.runner.checkpoint import load_checkpoint
+from fedsim.runner.folder import RunFolder
 from fedsim.tensors import parameters_digest
 
 NOTE = (

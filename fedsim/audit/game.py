@@ -14,10 +14,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
+from fedsim.audit.bounds import Scores
 from fedsim.audit.releases import releases, stepping_by_release
-from fedsim.audit.thresholds import Scores
 from fedsim.clipping import Clip
-from fedsim.data.hashing import base, hashes
+from fedsim.data.keys import base, hashes
 from fedsim.estimators import WeightedSum
 from fedsim.execution import Accumulator, Keys, Unit, Update, shards
 from fedsim.plan import RoundPlan

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from fedsim.accounting.binomial import binomial_probabilities
 from fedsim.accounting.events import RoundCost
+from fedsim.sampling import binomial_probabilities
 
 Array = npt.NDArray[np.float64]
 

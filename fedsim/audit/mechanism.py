@@ -10,8 +10,8 @@ import numpy as np
 
 from fedsim.accounting.accountants import choose, epsilon
 from fedsim.accounting.calibration import calibrate_noise_multiplier
+from fedsim.audit.bounds import LowerBound, bound_from_scores
 from fedsim.audit.replicas import Replicas
-from fedsim.audit.thresholds import LowerBound, bound_from_scores
 from fedsim.clipping import FlatClip
 from fedsim.estimators import FixedDenominator
 from fedsim.plan import RoundPlan, TaskSpec

@@ -20,8 +20,8 @@ from fedsim.accounting.accountants import choose, epsilon
 from fedsim.accounting.calibration import calibrate_noise_multiplier
 from fedsim.accounting.privacy_filter import RenyiFilter
 from fedsim.audit import bugs
+from fedsim.audit.bounds import LowerBound, bound_from_scores
 from fedsim.audit.game import ChoosingExecutor, Game, PlantedExecutor, along_target
-from fedsim.audit.thresholds import LowerBound, bound_from_scores
 from fedsim.audit.two_runs import two_runs
 from fedsim.clipping import FlatClip, PerLayerClip
 from fedsim.estimators import FixedDenominator

@@ -8,17 +8,17 @@ from typing import Any
 from fedsim.accounting.accountants import choose, epsilon
 from fedsim.accounting.relations import Relation
 from fedsim.accounting.statement import privacy_sentence
-from fedsim.assembly import build_executor, build_plan
 from fedsim.audit.canaries import CanaryExecutor, draw_canaries, flip_coins, with_canaries
 from fedsim.audit.one_run import OneRunBound, bound_from_canaries
 from fedsim.config import Config
 from fedsim.errors import ConfigError
-from fedsim.launch import open_grid
 from fedsim.materials import default_device, load_materials, new_data_seed
 from fedsim.plan import RoundPlan
-from fedsim.progress import CountProgress
+from fedsim.runner.assembly import build_executor, build_plan
+from fedsim.runner.launch import open_grid
+from fedsim.runner.progress import CountProgress
+from fedsim.runner.training import train
 from fedsim.state import RoundRecord, ServerState
-from fedsim.training import train
 
 ASSUMPTIONS = (
     "Each canary user was put in or left out by its own fair coin; nothing else of the run "

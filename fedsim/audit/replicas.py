@@ -18,9 +18,9 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from fedsim.audit.bounds import Scores
 from fedsim.audit.likelihood import log_likelihood_ratio
 from fedsim.audit.releases import releases, stepping_by_release
-from fedsim.audit.thresholds import Scores
 from fedsim.clipping import Clip, NormalisedClip, PerLayerClip
 from fedsim.estimators import WeightedSum
 from fedsim.execution import Accumulator, Keys, Update

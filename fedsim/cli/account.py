@@ -11,7 +11,7 @@ from rich.console import Console
 from fedsim.accounting.planning import delta_of_population
 from fedsim.accounting.relations import Relation
 from fedsim.cli.answers import Question, answer, curve_json, curve_table
-from fedsim.cli.status import status_when_slow
+from fedsim.cli.output import status_when_slow
 from fedsim.errors import ConfigError
 from fedsim.sampling import (
     FixedSizeSampling,

@@ -11,7 +11,6 @@ from rich.table import Table
 
 from fedsim.accounting.accountants import choose
 from fedsim.accounting.accountants import epsilon as epsilon_of
-from fedsim.accounting.cache import remembered
 from fedsim.accounting.calibration import calibrate_noise_multiplier
 from fedsim.accounting.events import RoundCost
 from fedsim.accounting.relations import Relation
@@ -19,6 +18,7 @@ from fedsim.accounting.rounding import round_up
 from fedsim.accounting.statement import finite_or_none, privacy_sentence
 from fedsim.errors import ConfigError
 from fedsim.sampling import Sampling
+from fedsim.utils.cache import remembered
 
 
 @dataclass(frozen=True)

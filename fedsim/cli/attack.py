@@ -29,7 +29,7 @@ def attack_command(  # noqa: PLR0917 (each is an option)
     """Tell users who were trained on from users who were not; leave JSON, a page and a picture."""
     from fedsim.attacks.folder import write_attack
     from fedsim.attacks.user_inference import attack_run
-    from fedsim.cli.status import status_when_slow
+    from fedsim.cli.output import status_when_slow
 
     with status_when_slow("scoring …"):
         report = attack_run(

@@ -39,7 +39,7 @@ def audit_command(  # noqa: PLR0917 (each is an option)
 ) -> None:
     """Show how much of a claimed ε can be proved lost; exit 1 if it is more than was claimed."""
     from fedsim.errors import ConfigError
-    from fedsim.paths import write_atomically
+    from fedsim.utils.files import write_atomically
 
     if config is None and overrides:
         raise ConfigError("--set: there is no CONFIG to lay it over")
@@ -77,7 +77,7 @@ def _of_ourselves(repetitions: int, quick: bool, console: Console) -> tuple[dict
     """Audit ULS and ELS, then the fifteen deliberate bugs; return JSON and whether all is well."""
     from fedsim.audit import mechanism, tables
     from fedsim.audit.mutants import judge, mutants
-    from fedsim.cli.status import status_when_slow
+    from fedsim.cli.output import status_when_slow
 
     with status_when_slow("playing real rounds with and without a target …"):
         trials = mechanism.TRIALS // (25 if quick else 1)

@@ -18,9 +18,9 @@ def bench_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Measure, and print each case with its seconds."""
-    from fedsim.benchmarking import machine, versions
     from fedsim.errors import ConfigError
     from fedsim.registry import names, resolve
+    from fedsim.utils.machine import machine, versions
 
     # All are resolved before the first runs: a typing error in the last costs no minutes.
     chosen = [resolve("benchmarks", name, "bench") for name in benchmarks or names("benchmarks")]

@@ -14,9 +14,9 @@ from typer.core import TyperCommand
 from fedsim.errors import ConfigError
 
 if TYPE_CHECKING:
-    from fedsim.comparing import Sweep
-    from fedsim.job import Runner
-    from fedsim.sweep import Cell
+    from fedsim.sweep.cells import Cell
+    from fedsim.sweep.compare import Sweep
+    from fedsim.sweep.jobs import Runner
 
 FAILED, WRONG_INPUT, BUDGET_SPENT = 1, 2, 3
 _SEVERAL = ("--epsilon", "--budget")
@@ -109,8 +109,8 @@ def compare_command(
 def _sweep(
     sources: list[Path], out: Path, variations: list[str], overrides: list[str], runner: Runner
 ) -> int:
-    from fedsim.comparing import sweep
     from fedsim.report.tables import to_rich
+    from fedsim.sweep.compare import sweep
 
     result = sweep(sources, out, vary=variations, overrides=overrides, runner=runner)
     if result.comparison is not None:
@@ -122,8 +122,8 @@ def _sweep(
 def _cells(
     sources: list[Path], variations: list[str], overrides: list[str], budgets: list[str]
 ) -> list[Cell]:
-    from fedsim.measuring import with_budgets
-    from fedsim.sweep import expand, parse_variation
+    from fedsim.sweep.cells import expand, parse_variation
+    from fedsim.sweep.measure import with_budgets
 
     for source in sources:
         if source.is_dir():
@@ -134,11 +134,11 @@ def _cells(
 
 
 def _measure(cells: list[Cell], out: Path, tuned: list[str], seeds: int, runner: Runner) -> int:
-    from fedsim.folder_lock import sole_writer
-    from fedsim.measuring import measure
-    from fedsim.report.measurement_folder import write_measurement
-    from fedsim.report.measurement_tables import to_rich
-    from fedsim.sweep import parse_variation
+    from fedsim.report.measured.folder import write_measurement
+    from fedsim.report.measured.tables import to_rich
+    from fedsim.sweep.cells import parse_variation
+    from fedsim.sweep.measure import measure
+    from fedsim.utils.locks import sole_writer
 
     keys = [parse_variation(text, "--tune") for text in tuned]
     with sole_writer(out):
@@ -153,10 +153,10 @@ def _measure(cells: list[Cell], out: Path, tuned: list[str], seeds: int, runner:
 
 
 def _runner(grid: SweepGrid, workers: int | None, address: str) -> Runner:
-    from fedsim.job import one_after_another
+    from fedsim.sweep.jobs import one_after_another
 
     if grid is SweepGrid.RAY:
-        from fedsim.grids.ray_sweep import OnRay
+        from fedsim.sweep.ray import OnRay
 
         return OnRay(address, workers)
     if workers is not None or address:

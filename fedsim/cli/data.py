@@ -11,10 +11,10 @@ import typer
 
 from fedsim.cli.inspection import draw_histogram, print_inspection
 from fedsim.config import ModelConfig, parse_config
-from fedsim.data.build import build_store, cache_key, terminal_progress
+from fedsim.data.building.build import build_store, cache_key, terminal_progress
 from fedsim.data.inspection import inspect_store
+from fedsim.data.reading import records
 from fedsim.data.recipe import load_recipe, recipe_names
-from fedsim.data.sources import records
 from fedsim.data.store import TokenStore
 from fedsim.errors import ConfigError
 from fedsim.registry import names
@@ -136,7 +136,7 @@ def selections(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Compare what each selection would train on: length and perplexity (Chua et al., Table 7)."""
-    from fedsim.selection_table import print_table, selection_table
+    from fedsim.evaluation.selection_table import print_table, selection_table
 
     found = selection_table(TokenStore.open(store), model, group_size)
     if as_json:

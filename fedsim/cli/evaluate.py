@@ -25,10 +25,10 @@ def evaluate_command(  # noqa: PLR0917 (each is an option)
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Score a run's start and end: tokens and users, head words, samples, personalisation."""
-    from fedsim.cli.status import status_when_slow
-    from fedsim.detailed_evaluation import Personalisation, evaluate_run
+    from fedsim.cli.output import status_when_slow
     from fedsim.errors import ConfigError
-    from fedsim.paths import write_atomically
+    from fedsim.runner.detailed_evaluation import Personalisation, evaluate_run
+    from fedsim.utils.files import write_atomically
 
     if not 0.0 < learning_rate < math.inf:
         raise ConfigError(f"--learning-rate = {learning_rate}: give a finite number > 0")

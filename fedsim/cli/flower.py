@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedsim.cli.outcome import say_what_came_out
+from fedsim.cli.output import say_what_came_out
 from fedsim.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def flower_command(
     from fedsim.config import load_config
     from fedsim.grids.flower_command import FlowerCommandError
     from fedsim.grids.flower_run import FlowerRun, FlowerRunError, run_on_superlink, run_simulated
-    from fedsim.run_folder import RunFolder
+    from fedsim.runner.folder import RunFolder
 
     read = load_config(config)
     folder = RunFolder(out or Path("runs") / config.stem)

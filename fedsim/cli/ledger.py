@@ -14,7 +14,7 @@ from fedsim.errors import ConfigError
 if TYPE_CHECKING:
     from fedsim.accounting.events import Composition
     from fedsim.accounting.privacy_filter import RenyiFilter
-    from fedsim.shared_ledger import SharedLedger
+    from fedsim.runner.shared_ledger import SharedLedger
 
 
 def ledger_command(
@@ -23,7 +23,7 @@ def ledger_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """What runs that share a ledger are promised together, by which rule, and what is spent."""
-    from fedsim.shared_ledger import read_shared
+    from fedsim.runner.shared_ledger import read_shared
 
     found = facts(read_shared(file))
     if as_json:
@@ -59,8 +59,8 @@ def facts(shared: SharedLedger) -> dict[str, Any]:
     }
     found |= _by_registration(shared) if rule is None else _by_filter(shared, rule)
     seeded = any(item.repeatable for item in shared.ledger.items)
-    sure = noise_sentence("seeded" if seeded else "secure") if shared.ledger.items else ""
-    return {**found, "statement": " ".join([*found["statement"], sure]).strip()}
+    drawn = noise_sentence(("seeded" if seeded else "secure") if shared.ledger.items else None)
+    return {**found, "statement": " ".join([*found["statement"], drawn]).strip()}
 
 
 def _by_filter(shared: SharedLedger, rule: RenyiFilter) -> dict[str, Any]:

@@ -26,11 +26,11 @@ from fedsim.cli.data import app as data_app
 from fedsim.cli.evaluate import evaluate_command
 from fedsim.cli.flower import flower_command
 from fedsim.cli.ledger import ledger_command
-from fedsim.cli.outcome import say_what_came_out
+from fedsim.cli.output import say_what_came_out
 from fedsim.cli.plan import plan_command
 from fedsim.cli.study import study_command
-from fedsim.disk_errors import disk_message
 from fedsim.errors import BudgetSpentError, ConfigError, DivergedError, HaltedError
+from fedsim.utils.files import disk_message
 
 app = typer.Typer(
     name="fedsim",
@@ -66,7 +66,7 @@ def run_command(
 ) -> None:
     """Train as CONFIG says; leave a run folder with the model and a report."""
     from fedsim.config import load_config
-    from fedsim.launch import run
+    from fedsim.runner.launch import run
 
     folder = run(
         load_config(config, overrides or []), out or Path("runs") / config.stem, resume=resume

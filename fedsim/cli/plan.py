@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedsim.cli.status import status_when_slow
+from fedsim.cli.output import status_when_slow
 from fedsim.errors import ConfigError
 
 if TYPE_CHECKING:

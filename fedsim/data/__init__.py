@@ -1,12 +1,15 @@
 """Data: texts by user, tokenised once, read by user without a copy.
 
-sources.py, shakespeare.py   where (user, text) records come from
-arrivals.py, workers.py      records to pieces of token ids, in several processes
-segments.py, merge.py        pieces to segments sorted by user, segments to the files of a store
-workshop.py, build.py        the hidden folder where that happens, and all of it in order
-manifest.py, integrity.py    what a store says of itself, and whether its files still agree
-store.py                     reading it
-split.py                     who and what is held out
-hashing.py, selection.py     which of a user's examples take part
-cohorts.py                   what a cohort brings, as one block
+sources/        the files and built-in plays that records come from
+preparation/    steps that clean records before a store is made; `catalogue.py` lists them
+reading.py      the records that a config asks for: a source, through its steps
+building/       records to a token store, in bounded memory, resumable
+store/          the store's files, read by memory map
+keys.py         who a user is and what an example is, as numbers
+split.py        which users and examples are held out
+selection.py    which of a user's examples take part in a round
+cohorts.py      a cohort's examples as one block of tokens
+canaries.py     planted users, for attacks and audits
+
+`config.py` has the keys of `[data]`. Imports `fedsim.utils` and the mechanism's `seeding`.
 """

@@ -21,14 +21,14 @@ from contextlib import suppress
 import numpy as np
 import numpy.typing as npt
 
-from fedsim import paths
-from fedsim.data.build import build_store
-from fedsim.data.canary_config import CanaryConfig
-from fedsim.data.hashing import base, hashes
-from fedsim.data.manifest import USERS
+from fedsim.data.building.build import build_store
+from fedsim.data.config import CanaryConfig
+from fedsim.data.keys import base, hashes
 from fedsim.data.store import Indices, TokenStore
+from fedsim.data.store.manifest import USERS
 from fedsim.errors import ConfigError
 from fedsim.seeding import stream
+from fedsim.utils import files as paths
 
 Ids = npt.NDArray[np.int64]
 

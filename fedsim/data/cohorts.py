@@ -7,12 +7,11 @@ from typing import Literal
 
 import numpy as np
 
-from fedsim.data.arrivals import ranks
-from fedsim.data.hashing import Hashes, base
-from fedsim.data.selection import Losses, Rule, select
+from fedsim.data.building.arrivals import ranks
+from fedsim.data.keys import Hashes, base
+from fedsim.data.selection import Losses, Rule, select, windows
 from fedsim.data.split import Split
 from fedsim.data.store import Indices, TokenStore
-from fedsim.data.windows import windows
 
 CohortRule = Rule | Literal["random-chunk"]
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from fedsim.section import Section
+from fedsim.utils.section import Section
 
 FOLDER = Path(__file__).parent / "recipes"
 

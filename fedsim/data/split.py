@@ -17,7 +17,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from fedsim.data.hashing import Hashes, base, hashes, in_order_of
+from fedsim.data.keys import Hashes, base, hashes, in_order_of
 from fedsim.data.store import Indices, TokenStore
 from fedsim.errors import ConfigError
 

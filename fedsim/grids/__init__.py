@@ -1,1 +1,5 @@
-"""Grids: where messages meet clients. The only place that touches the inside of Flower."""
+"""Grids: where clients run, in this process, on Ray, or on Flower's runtimes.
+
+Start at `executor.py`, which cuts a cohort into shards, sends them and folds the replies. The only
+folder that touches the inside of Flower and Ray.
+"""

@@ -16,9 +16,9 @@ from fedsim.execution import Keys, shards
 from fedsim.grids.arrays import to_record
 from fedsim.grids.nodes import wait_for_nodes
 from fedsim.grids.records import ClientSpec, ShardReply, ShardRequest
+from fedsim.grids.sharding import even_shards
 from fedsim.rounding import rounding_share
 from fedsim.tensors import Tensors, check_same_layout, l2_norm
-from fedsim.workload import even_shards
 
 _MESSAGE_TYPE = "train"
 _SHARDS_A_NODE = 4  # of several nodes: one that is slow for a while is helped out by the others

@@ -49,7 +49,7 @@ class FlowerRun:
     workers: int
 
     def settings(self) -> dict[str, str | bool | int]:
-        """Return the run config that `fedsim/server_app.py` reads."""
+        """Return the run config that `fedsim/runner/server_app.py` reads."""
         return {
             "config": str(self.config.absolute()),
             "out": str(self.out.absolute()),

@@ -10,12 +10,13 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from pydantic import BaseModel, ConfigDict
 
-from fedsim.config import DataConfig, ModelConfig, Precision
+from fedsim.config import ModelConfig, Precision
+from fedsim.data.config import DataConfig
 from fedsim.estimators import WeightedSum
 from fedsim.execution import Keys
 from fedsim.grids.arrays import to_record, views_of
-from fedsim.json_text import is_count
 from fedsim.plan import TaskSpec
+from fedsim.utils.json_text import is_count
 
 _COUNTS = (
     "shard",

@@ -1,1 +1,4 @@
-"""Before training: which strategy, which group size and cohort, and what the noise will be."""
+"""Planning before training: which strategy, group size and cohort, and how much noise.
+
+Start at `weighing.py`, which is `fedsim plan`.
+"""

@@ -9,7 +9,7 @@ from fedsim.errors import ConfigError
 from fedsim.materials import Materials
 from fedsim.plan import RoundPlan
 from fedsim.planner.variants import changed, tried
-from fedsim.summary import expected_gradients
+from fedsim.runner.summary import expected_gradients
 
 _KEYS = ("cohort_size", "batch_size")
 
@@ -20,8 +20,8 @@ def at_budget(config: Config, materials: Materials, budget: float) -> Config:
     The strategy says which size it takes: `cohort_size` (users) or `batch_size` (examples); a
     value of either is replaced, and the one that it does not take is taken out. So one config
     serves strategies of both kinds. Users with fewer than `group_size` examples bring fewer
-    gradients, which is counted: expectations are those of `fedsim.summary.expected_gradients`.
-    Nothing else changes, no noise is calibrated.
+    gradients, which is counted: expectations are those of
+    `fedsim.runner.summary.expected_gradients`. Nothing else changes, no noise is calibrated.
 
     Args:
         config: of any strategy; the size may be missing.

@@ -6,8 +6,8 @@ import textwrap
 from pathlib import Path
 
 from fedsim.errors import ConfigError
-from fedsim.paths import write_atomically
 from fedsim.planner.weighing import Weighed
+from fedsim.utils.files import write_atomically
 
 _MARK = "# Planned by `fedsim plan`"
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedsim.peak_memory import peak_memory_bytes
 from fedsim.planner.candidates import Candidate
 from fedsim.planner.weighing import Weighed
+from fedsim.utils.machine import peak_memory_bytes
 
 # Server-side bytes a trained parameter: itself (float32), the sum and the estimate (float64).
 _BYTES = 4 + 8 + 8

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from fedsim.assembly import build_plan
 from fedsim.config import Config, parse_config
 from fedsim.materials import Materials
 from fedsim.plan import RoundPlan
+from fedsim.runner.assembly import build_plan
 
 
 def changed(config: Config, **sections: Mapping[str, Any]) -> Config:

@@ -23,7 +23,7 @@ from fedsim.planner.norms import Norms, PrivateNorms, coin_users, draws, random_
 from fedsim.planner.user_gradients import UserGradients
 from fedsim.planner.variants import changed, tried
 from fedsim.registry import distribution
-from fedsim.summary import expected_gradients
+from fedsim.runner.summary import expected_gradients
 
 START_COHORT = 32  # Charles et al. 2024, App. I.1
 

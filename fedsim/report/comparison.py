@@ -42,6 +42,7 @@ class Row(Record):
     relation: str | None = None
     sampler: str | None = None
     accountant: str | None = None
+    noise: Literal["seeded", "secure", "none"] | None = None
     hypothetical: bool = False
     diverged: bool = False
     gradients: Count | None = None
@@ -175,6 +176,7 @@ def _run_row(label: str, report: RunReport) -> Row:
         relation=privacy.relation,
         sampler=privacy.sampler,
         accountant=privacy.accountant,
+        noise=privacy.noise,
         hypothetical=privacy.hypothetical,
         diverged=report.diverged is not None,
         gradients=report.cost.gradients,

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedsim.paths import write_atomically
 from fedsim.report.comparison import Comparison, compare, unique_labels
 from fedsim.report.html import render_comparison
 from fedsim.report.pictures import draw_comparison
 from fedsim.report.schema import load_metrics, load_report
 from fedsim.report.tables import to_csv, to_json, to_markdown
+from fedsim.utils.files import write_atomically
 
 
 def write_comparison(run_dirs: Sequence[Path], out_dir: Path) -> Comparison:

@@ -1,9 +1,4 @@
-"""Self-contained pages: one file that opens offline, the privacy statement first.
-
-plotly.js is inlined once. The pages forbid the browser every request of its own (a
-Content-Security-Policy of `default-src 'none'`), so that no library can load a map, a font or a
-counter behind our back.
-"""
+"""Self-contained HTML pages, the privacy statement first."""
 
 from __future__ import annotations
 
@@ -13,12 +8,31 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from plotly.offline import get_plotlyjs
 
-from fedsim.paths import write_atomically
 from fedsim.report import tables, wording
 from fedsim.report.comparison import Comparison
 from fedsim.report.plots import comparison_plots, run_plots
 from fedsim.report.schema import RoundMetrics, RunReport, load_metrics, save_report
-from fedsim.report.thinning import shown
+from fedsim.utils.files import write_atomically
+
+MOST = 1_000  # of those with scores, and as many of the others: more than a screen has columns
+
+
+def shown(metrics: Sequence[RoundMetrics]) -> list[RoundMetrics]:
+    """Return at most `MOST` lines with scores and `MOST` others, first and last among them.
+
+    A short run's are all shown. `metrics.jsonl` keeps every line.
+    """
+    scored = [line for line in metrics if line.held_out is not None]
+    others = [line for line in metrics if line.held_out is None]
+    return sorted([*_evenly(scored), *_evenly(others)], key=lambda line: line.round)
+
+
+def _evenly(lines: list[RoundMetrics]) -> list[RoundMetrics]:
+    if len(lines) <= MOST:
+        return lines
+    last = len(lines) - 1
+    return [lines[number * last // (MOST - 1)] for number in range(MOST)]
+
 
 HTML_FILE = "report.html"
 
@@ -62,7 +76,7 @@ def render_comparison(comparison: Comparison) -> str:
 def render_page(template: str, **values: object) -> str:
     """Return a template of this package with plotly.js and the wording at its hand."""
     environment = Environment(
-        loader=PackageLoader("fedsim.report", "."),
+        loader=PackageLoader("fedsim.report"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

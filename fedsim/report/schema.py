@@ -26,7 +26,7 @@ from pydantic import (
 )
 
 from fedsim.errors import ConfigError
-from fedsim.paths import write_atomically
+from fedsim.utils.files import write_atomically
 
 REPORT_FILE = "report.json"
 METRICS_FILE = "metrics.jsonl"

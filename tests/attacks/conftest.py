@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedsim.config import Config
-from fedsim.launch import run
+from fedsim.runner.launch import run
 from tests.conftest import WORDS, small_config
 
 CANARIES = {"num_users": 12, "num_examples": 8, "shared_tokens": 6}

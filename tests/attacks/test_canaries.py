@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fedsim.config import Config
 from fedsim.data.canaries import insert, with_canaries
-from fedsim.data.canary_config import CanaryConfig
+from fedsim.data.config import CanaryConfig
 from fedsim.data.store import TokenStore
 from fedsim.errors import ConfigError
 from fedsim.materials import Materials, load_materials

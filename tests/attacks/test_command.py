@@ -18,7 +18,7 @@ from fedsim.attacks.schema import AttackReport
 from fedsim.attacks.user_inference import bound_of
 from fedsim.cli.main import app, main
 from fedsim.report.schema import Privacy
-from tests.unit.report_samples import privacy as sample_privacy
+from tests.unit.report.report_samples import privacy as sample_privacy
 
 
 def attack(run_dir: Path, *options: str | Path) -> str:

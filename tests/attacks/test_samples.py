@@ -11,8 +11,8 @@ from fedsim.attacks.samples import Known, choose_sides, default_samples, known_s
 from fedsim.config import load_config
 from fedsim.data.split import Split
 from fedsim.errors import ConfigError
+from fedsim.evaluation.scoring import owners
 from fedsim.materials import load_materials
-from fedsim.scoring import owners
 
 
 def test_nobody_is_attacked_with_what_was_trained_on(attacked: Path) -> None:

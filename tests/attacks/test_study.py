@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments.studies import user_inference_runs as runs
-from experiments.studies.user_inference_findings import findings
+from experiments.studies.kandpal_2023 import user_inference_runs as runs
+from experiments.studies.kandpal_2023.user_inference_findings import findings
 
 
 @pytest.fixture

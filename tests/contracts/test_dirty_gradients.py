@@ -9,19 +9,24 @@ import numpy as np
 import pytest
 import torch
 
-from clients.averaged_gradient import AveragedGradient
-from clients.engines.capture import OpenModel
-from clients.engines.ghost import ghost
-from clients.engines.local_steps import LocalUser
-from clients.engines.local_sum import add_stack
-from clients.engines.local_vmap import LocalVmap
 from clients.engines.loop import loop
-from clients.engines.materialised import materialised
 from clients.engines.partial_sum import PartialSum
-from clients.local_sgd import LocalSGD
-from experiments.torture.dirty_engines import World, trial
-from experiments.torture.dirty_paths import CHECKS, Check
-from experiments.torture.dirty_sums import (
+from clients.engines.per_example.capture import OpenModel
+from clients.engines.per_example.ghost import ghost
+from clients.engines.per_example.materialised import materialised
+from clients.engines.stacked.local_steps import LocalUser, add_stack
+from clients.engines.stacked.local_vmap import LocalVmap
+from clients.tasks.fedavg import LocalSGD
+from clients.tasks.fedsgd import AveragedGradient
+from fedsim.clipping import FlatClip, NoClip
+from fedsim.execution import Engine, Unit
+from fedsim.language_model import LanguageModel
+from fedsim.tensors import all_finite, l2_norm
+from tests.contracts.definition import CLIP_MARGIN
+from tests.contracts.test_engines import ENGINES
+from tests.robustness.dirty.engines import World, trial
+from tests.robustness.dirty.paths import CHECKS, Check
+from tests.robustness.dirty.sums import (
     Judged,
     check_estimates,
     check_same,
@@ -29,13 +34,7 @@ from experiments.torture.dirty_sums import (
     minus,
     trial_of_sums,
 )
-from experiments.torture.tiny_world import LONGEST, USERS, mark, vocabulary
-from fedsim.clipping import FlatClip, NoClip
-from fedsim.execution import Engine, Unit
-from fedsim.language_model import LanguageModel
-from fedsim.tensors import all_finite, l2_norm
-from tests.contracts.definition import CLIP_MARGIN
-from tests.contracts.test_engines import ENGINES
+from tests.robustness.dirty.tiny_world import LONGEST, USERS, mark, vocabulary
 
 CLIP = FlatClip(l2_clip_norm=0.01)
 
@@ -101,7 +100,7 @@ def test_a_stack_whose_sum_leaves_float32_is_added_one_by_one() -> None:
 
 
 def test_random_dirt(world: World) -> None:
-    """The torture, a few trials of it; `python -m experiments.torture` has the time for more."""
+    """The torture, a few trials of it; `python -m tests.robustness` has the time for more."""
     rng, judged = np.random.default_rng(5), Judged()
     for _ in range(2):
         trial(world, rng, judged)

@@ -12,15 +12,21 @@ import torch
 from scipy import stats
 from torch import nn
 
-from clients.averaged_gradient import AveragedGradient
-from clients.dropout import StreamDropout, at_step, example_streams, install_dropout, row_streams
 from clients.engines.choose import choose_engine
-from clients.engines.local_vmap import LocalVmap
 from clients.engines.loop import loop
-from clients.example_gradient import ExampleGradient
-from clients.language_model import TransformersModel
-from clients.local_sgd import LocalSGD
-from clients.tokenizers_builtin import word_tokenizer
+from clients.engines.stacked.local_vmap import LocalVmap
+from clients.models.dropout import (
+    StreamDropout,
+    at_step,
+    example_streams,
+    install_dropout,
+    row_streams,
+)
+from clients.models.tokenizers import word_tokenizer
+from clients.models.transformers_model import TransformersModel
+from clients.tasks.example_gradient import ExampleGradient
+from clients.tasks.fedavg import LocalSGD
+from clients.tasks.fedsgd import AveragedGradient
 from fedsim.clipping import FlatClip
 from fedsim.config import ModelConfig
 from fedsim.errors import ConfigError
@@ -248,7 +254,7 @@ def test_local_training_drops_anew_at_each_step_and_goes_by_loop(
     update = task.update(parameters, unit, 0).values
     again = task.update(parameters, unit, 0).values
     assert all(torch.equal(value, again[name]) for name, value in update.items())
-    monkeypatch.setattr("clients.local_sgd.at_step", lambda streams, _step: streams)
+    monkeypatch.setattr("clients.tasks.fedavg.at_step", lambda streams, _step: streams)
     other = task.update(parameters, unit, 0).values
     assert not all(torch.equal(value, other[name]) for name, value in update.items())
 

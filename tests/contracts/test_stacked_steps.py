@@ -9,14 +9,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clients.engines import stacked_forward
-from clients.engines.capture import NotCovered
-from clients.engines.local_steps import StepBatch
-from clients.engines.stacked_steps import StackedSteps
-from clients.gradients import mean_gradient
-from clients.language_model import TransformersModel
-from clients.lstm_modules import UnitScores
-from clients.tokenizers_builtin import word_tokenizer
+from clients.engines.per_example.capture import NotCovered
+from clients.engines.stacked import forward as stacked_forward
+from clients.engines.stacked.local_steps import StepBatch
+from clients.engines.stacked.steps import StackedSteps
+from clients.models.mcmahan_lstm import UnitScores
+from clients.models.tokenizers import word_tokenizer
+from clients.models.transformers_model import TransformersModel
+from clients.tasks.mean_gradient import mean_gradient
 from fedsim.config import ModelConfig
 from fedsim.execution import Unit
 from fedsim.materials import load_model

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from fedsim.checkpoint import latest_checkpoint, load_checkpoint
-from fedsim.divergence import NOT_PAID_FOR
 from fedsim.report.schema import load_metrics, load_report
 from fedsim.report.wording import NOTHING
-from fedsim.run_folder import RunFolder
+from fedsim.runner.checkpoint import latest_checkpoint, load_checkpoint
+from fedsim.runner.folder import RunFolder
+from fedsim.runner.training import NOT_PAID_FOR
 from fedsim.tensors import all_finite
 from tests.conftest import small_config
 from tests.end_to_end.commands import fedsim

@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 from fedsim.cli.main import app
 from fedsim.config import load_config
 from fedsim.errors import ConfigError
-from fedsim.launch import run
 from fedsim.materials import load_materials
 from fedsim.report.schema import load_report
+from fedsim.runner.launch import run
 from tests.conftest import small_config
 
 

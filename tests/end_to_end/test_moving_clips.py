@@ -12,8 +12,8 @@ import pytest
 import fedsim
 from fedsim.accounting.accountants import epsilon
 from fedsim.accounting.events import RoundCost
-from fedsim.checkpoint import load_checkpoint
 from fedsim.report.schema import load_metrics
+from fedsim.runner.checkpoint import load_checkpoint
 from fedsim.sampling import PoissonSampling
 from tests.conftest import small_config
 from tests.end_to_end.commands import fedsim as command

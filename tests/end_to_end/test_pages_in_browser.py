@@ -14,9 +14,9 @@ from experiments.screenshots import take
 from fedsim.errors import ConfigError
 from fedsim.report.comparison import compare
 from fedsim.report.html import render_comparison, render_run
-from fedsim.report.measurement_page import render_measurement
-from tests.unit.measurement_samples import grid, line
-from tests.unit.report_samples import metrics, non_private, report
+from fedsim.report.measured.page import render_measurement
+from tests.unit.report.measurement_samples import grid, line
+from tests.unit.report.report_samples import metrics, non_private, report
 
 needs_browser = pytest.mark.skipif(
     find_browser() is None, reason="no Chromium or Chrome on the PATH (apt-get install chromium)"

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from fedsim.assembly import build_plan
 from fedsim.cli.main import main
 from fedsim.config import Config, load_config
 from fedsim.materials import Materials
 from fedsim.report.schema import load_report
-from fedsim.summary import expected_gradients
+from fedsim.runner.assembly import build_plan
+from fedsim.runner.summary import expected_gradients
 from tests.conftest import small_config
 
 PROMISE = {"epsilon": 6.0, "noise_multiplier": None}

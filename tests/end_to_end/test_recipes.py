@@ -11,10 +11,10 @@ import tomli_w
 from fedsim.cli.main import main
 from fedsim.data.recipe import recipe_names
 from fedsim.report.schema import load_report
-from tests.unit.recipe_samples import on_sample
+from tests.unit.preparation.recipe_samples import on_sample
 
-# Users of the prepared sample, and texts of them, counted by hand in tests/unit/test_recipes.py;
-# the store drops BookSum's null and its empty summary.
+# Users of the prepared sample, and texts of them, counted by hand in
+# tests/unit/preparation/test_recipes.py; the store drops BookSum's null and its empty summary.
 COUNTS = {
     "arxiv-abstracts": (3, 9),
     "booksum": (4, 10),

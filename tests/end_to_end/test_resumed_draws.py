@@ -7,7 +7,7 @@ from pathlib import Path
 
 import fedsim
 from fedsim.report.schema import load_report
-from fedsim.run_folder import RunFolder
+from fedsim.runner.folder import RunFolder
 from tests.conftest import small_config
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from fedsim import paths
 from fedsim.config import load_config
 from fedsim.materials import load_materials
-from fedsim.run_folder import RunFolder
+from fedsim.runner.folder import RunFolder
+from fedsim.utils import files as paths
 from tests.conftest import small_config
 from tests.end_to_end.commands import fedsim
 

@@ -18,9 +18,8 @@ from fedsim.accounting.privacy_filter import ORDERS, RenyiFilter
 from fedsim.accounting.relations import Relation
 from fedsim.errors import BudgetSpentError, ConfigError
 from fedsim.report.schema import load_report
+from fedsim.runner.shared_ledger import SharedAccount, SharedLedger, read_shared
 from fedsim.sampling import PoissonSampling
-from fedsim.shared_account import SharedAccount
-from fedsim.shared_ledger import SharedLedger, read_shared
 from tests.conftest import small_config
 from tests.end_to_end.commands import fedsim
 

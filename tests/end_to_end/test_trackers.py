@@ -113,7 +113,7 @@ def test_others_are_told_through_the_same_door(
         made[-1].breaks_in = 3 if len(made) == 1 else -1
         return made[-1]
 
-    monkeypatch.setattr("fedsim.tracking.resolve", lambda *_name: make)
+    monkeypatch.setattr("fedsim.runner.tracking.resolve", lambda *_name: make)
     config, run = tracked(speeches, "mine"), tmp_path / "run"
     with pytest.raises(ConnectionError):
         fedsim.run(config, run)
@@ -139,7 +139,7 @@ def test_a_tracker_that_is_not_there_is_named_first(
 ) -> None:
     with pytest.raises(ConfigError, match=r"tensorbord.: did you mean .tensorboard"):
         fedsim.run(tracked(speeches, "tensorbord"), tmp_path / "run")
-    for module in ("torch.utils.tensorboard", "fedsim.tensorboard_tracker"):
+    for module in ("torch.utils.tensorboard", "fedsim.runner.tracking"):
         monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     with pytest.raises(ConfigError, match=r"needs the package tensorboard; pip install -c .*\]'$"):

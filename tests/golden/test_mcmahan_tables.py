@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from experiments.studies.mcmahan_values import (
+from experiments.studies.mcmahan_2018.moments_tables import (
     DELTA_EXPONENT,
     TABLE_1,
     TABLE_1_ROUNDS,

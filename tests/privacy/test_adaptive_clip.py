@@ -13,22 +13,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsim.adaptive_clip import AdaptiveClip
-from fedsim.assembly import build_plan
+from fedsim.clip_policy import AdaptiveClip
 from fedsim.clipping import Clip
 from fedsim.estimators import ClippedDenominator, Estimator, FixedDenominator, WeightedSum
 from fedsim.materials import Materials
 from fedsim.plan import RoundPlan
 from fedsim.rounding import rounding_share
+from fedsim.runner.assembly import build_plan
+from fedsim.runner.summary import privacy_block
 from fedsim.sampling import PoissonSampling
 from fedsim.state import ServerState
-from fedsim.summary import privacy_block
 from fedsim.tensors import l2_norm
 from tests.conftest import small_config
 from tests.contracts.test_clips import CLIPS
 from tests.privacy.test_released_noise import CASES, p_value, released
 from tests.privacy.test_sensitivity import USER, User, total
-from tests.unit.test_plan import make_plan
+from tests.unit.mechanism.test_plan import make_plan
 
 Z, COUNT = 1.2, 0.75  # the noise on the estimate then is 1.2 / 0.6, two thirds more
 SPLIT = 2.0

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from fedsim.assembly import build_plan
 from fedsim.audit.canaries import CanaryExecutor, draw_canaries, flip_coins, with_canaries
 from fedsim.audit.real_run import audit_run
 from fedsim.clipping import Clip, FlatClip
@@ -20,6 +19,7 @@ from fedsim.execution import Keys
 from fedsim.materials import Materials
 from fedsim.plan import RoundPlan
 from fedsim.round import run_round
+from fedsim.runner.assembly import build_plan
 from fedsim.state import ServerState
 from fedsim.tensors import Tensors, l2_norm
 from tests.conftest import small_config

@@ -12,7 +12,6 @@ import torch
 from scipy import stats
 
 from fedsim.accounting.events import RoundCost
-from fedsim.assembly import build_plan
 from fedsim.audit.likelihood import log_likelihood_ratio
 from fedsim.audit.mechanism import DELTA, SETTINGS, Setting, audit_mechanism
 from fedsim.audit.releases import releases
@@ -21,9 +20,10 @@ from fedsim.clipping import Clip, FlatClip, NormalisedClip, PerLayerClip
 from fedsim.estimators import ClippedDenominator
 from fedsim.execution import Accumulator, Update
 from fedsim.materials import Materials
+from fedsim.runner.assembly import build_plan
 from fedsim.sampling import FixedSizeSampling, PoissonSampling
 from tests.conftest import small_config
-from tests.unit.test_plan import make_plan
+from tests.unit.mechanism.test_plan import make_plan
 
 ELS = {"name": "els", "cohort_size": None, "batch_size": 20, "group_size": 4}
 STRATEGIES: dict[str, dict[str, Any]] = {

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from clients.engines.ghost import Ghost
-from clients.engines.gradients import Gradients
-from clients.engines.materialised import Buffers, Materialised
+from clients.engines.per_example.contributions import Product, Rows, Segments, Total, Use
+from clients.engines.per_example.ghost import Ghost
+from clients.engines.per_example.gradients import Gradients
+from clients.engines.per_example.materialised import Buffers, Materialised
 from clients.engines.squares import clip_factors
-from clients.engines.uses import Product, Rows, Segments, Total, Use
-from clients.lstm_modules import NormalisedRows, unit_rows
+from clients.models.mcmahan_lstm import NormalisedRows, unit_rows
 from fedsim.clipping import FlatClip
 from fedsim.rounding import rounding_share
 from fedsim.tensors import add, l2_norm
@@ -182,7 +182,7 @@ def test_a_unit_of_many_positions_is_formed_twice_and_clipped_to_the_bound(cut: 
     """A bound for one product of 5,000 positions would take some 4 % of the clip."""
     torch.manual_seed(0)
     units, positions = 20, 5000
-    left = torch.randn(units, positions, 32)
+    left = torch.randn(units, 32, positions).mT  # laid out as no copy of it would be
     right = torch.randn(units, positions, 48)
     left[7, 0, 0] = torch.inf  # a unit that is dropped
     parameters = {"w.weight": torch.zeros(32, 48)}
@@ -193,7 +193,13 @@ def test_a_unit_of_many_positions_is_formed_twice_and_clipped_to_the_bound(cut: 
     factors, plain = clip_factors(FlatClip(l2_clip_norm=BOUND), parameters, gradients.squares())
     assert (~plain).nonzero().flatten().tolist() == [7]
     assert not gradients.coarse(factors, BOUND)[plain].any()
+    neighbour = torch.zeros_like(factors)
+    neighbour[19] = factors[19]
+    before = gradients.weighted_sum(neighbour)["w.weight"].clone()
     gradients.drop((~plain).nonzero()[:, 0])
+    after = gradients.weighted_sum(neighbour)["w.weight"]
+    assert not before.isfinite().all()  # 0 times what unit 7 has
+    assert torch.equal(after.where(before.isfinite(), 0.0), before.where(before.isfinite(), 0.0))
     factors = factors.where(plain[:, None], 0.0)
     for unit in (0, 6, 8, 19):
         alone = torch.zeros_like(factors)

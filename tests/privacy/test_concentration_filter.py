@@ -17,20 +17,23 @@ from fedsim.accounting.events import RoundCost
 from fedsim.accounting.ledger import Ledger
 from fedsim.accounting.relations import Relation
 from fedsim.clipping import Clip, FlatClip
-from fedsim.concentrated import ConcentratedSampling
-from fedsim.concentration import concentration_score, distances, filter_weights
+from fedsim.concentrated import ConcentratedSampling, halting_test
 from fedsim.errors import ConfigError, HaltedError
 from fedsim.estimators import WeightedSum
 from fedsim.execution import Keys
-from fedsim.filtered_mean import FilteredMean
 from fedsim.plan import RoundPlan, TaskSpec
 from fedsim.round import run_round
 from fedsim.seeding import stream
 from fedsim.server_optimizer import ServerOptimizer
-from fedsim.sparse_vector import halting_test
 from fedsim.state import ServerState
 from fedsim.tensors import Tensors
-from strategies.asi_liu_executor import Filtered
+from strategies.asi_liu import (
+    Filtered,
+    FilteredMean,
+    concentration_score,
+    distances,
+    filter_weights,
+)
 
 N, RADIUS = 600, 1.0
 BOUND = FilteredMean(RADIUS, N).sensitivity(math.inf)

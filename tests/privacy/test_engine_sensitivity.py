@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import nn
 
-from clients.averaged_gradient import AveragedGradient
-from clients.engines.batched import BatchedEngine
-from clients.engines.capture import OpenModel
-from clients.engines.ghost import ghost
-from clients.engines.materialised import materialised
+from clients.engines.per_example.batched import BatchedEngine
+from clients.engines.per_example.capture import OpenModel
+from clients.engines.per_example.ghost import ghost
+from clients.engines.per_example.materialised import materialised
 from clients.engines.squares import sum_of_rows
+from clients.tasks.fedsgd import AveragedGradient
 from fedsim.clipping import Clip, FlatClip, NormalisedClip, PerLayerClip, layers_of
 from fedsim.execution import Engine, Unit
 from fedsim.language_model import LanguageModel
@@ -73,7 +73,7 @@ def test_a_newcomer_who_shifts_every_chunk_moves_the_others_by_what_is_stated(
     """One in front moves the last unit of each chunk to the next; all alike are off alike."""
     model, parameters = network("gpt2 tied", torch.float32)
     if make is ghost:  # chunks of one pass
-        monkeypatch.setattr("clients.engines.chunks.CPU_TOKENS", CHUNK * 2 * 8)
+        monkeypatch.setattr("clients.engines.per_example.chunks.CPU_TOKENS", CHUNK * 2 * 8)
     num_bytes = 2 * CHUNK * sum(value.nbytes for value in parameters.values())
     engine = make(model) if make is ghost else make(model, num_bytes)
     chunks = []
@@ -172,3 +172,21 @@ def test_terms_that_cancel_in_a_network_lose_nobody_elses(size: float) -> None:
     moved = {name: everybody[name] - others[name] - own[name] for name in weights}
     assert l2_norm(own) <= clip.bound
     assert l2_norm(moved) <= rounding_share(len(units)) * clip.bound
+
+
+def test_no_user_decides_that_everybody_is_computed_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Layer rules are verified on made-up tokens: the loop clips with another margin."""
+    torch.manual_seed(0)
+    module = ScoresWords(1e25)
+    model = cast(OpenModel, Opened(module, ("output.weight",)))
+    parameters = {"output.weight": module.output.weight.detach().clone()}
+    newcomer = Unit(0, torch.tensor([[1, 9, 0, 0]]), torch.tensor([4]))
+    others = [
+        Unit(key, torch.randint(10, VOCABULARY, (1, 3)), torch.tensor([3])) for key in range(1, 9)
+    ]
+    task = GivenUnits(model, [newcomer, *others])
+    monkeypatch.setattr(BatchedEngine, "_by_loop", None)
+    total = ghost(model)(task, parameters, task.keys, FlatClip(l2_clip_norm=1.0), 0)
+    assert total.num_units == 9

@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from strategies.flower import DPFedAvg
-from tests.unit.flower_apps import Local, ManyNodes, Weights, client, record, weights_of
+from tests.unit.grids.flower_apps import Local, ManyNodes, Weights, client, record, weights_of
 
 START = {"wide": np.zeros((150, 200), np.float32), "bias": np.zeros(30_000, np.float32)}
 TERMS: dict[str, Any] = {"num_users": 40, "cohort_size": 10, "l2_clip_norm": 0.3, "delta": 1e-5}

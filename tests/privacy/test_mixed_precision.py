@@ -13,13 +13,13 @@ import pytest
 import torch
 
 import fedsim
-from clients.averaged_gradient import AveragedGradient
-from clients.engines.batched import BatchedEngine
-from clients.engines.ghost import Ghost
-from clients.engines.local_vmap import LocalVmap
 from clients.engines.loop import loop
-from clients.local_sgd import LocalSGD
-from clients.mixed_precision import MixedPrecision, in_precision
+from clients.engines.per_example.batched import BatchedEngine
+from clients.engines.per_example.ghost import Ghost
+from clients.engines.stacked.local_vmap import LocalVmap
+from clients.models.mixed_precision import MixedPrecision, in_precision
+from clients.tasks.fedavg import LocalSGD
+from clients.tasks.fedsgd import AveragedGradient
 from fedsim.clipping import Clip, FlatClip, NoClip
 from fedsim.config import ModelConfig
 from fedsim.estimators import WeightedSum

@@ -19,17 +19,17 @@ import pytest
 import torch
 
 from clients.engines.choose import choose_engine
-from clients.local_sgd import LocalSGD
-from fedsim.assembly import build_plan
+from clients.tasks.fedavg import LocalSGD
 from fedsim.clipping import FlatClip
 from fedsim.config import Config
-from fedsim.data.manifest import USERS
+from fedsim.data.store.manifest import USERS
+from fedsim.evaluation.scoring import owners
 from fedsim.execution import Task, Unit
 from fedsim.materials import Materials, load_materials
 from fedsim.plan import RoundPlan
 from fedsim.registry import resolve
+from fedsim.runner.assembly import build_plan
 from fedsim.sampling import FixedSizeSampling, PoissonSampling, Sampling, TruncatedPoissonSampling
-from fedsim.scoring import owners
 from fedsim.tensors import l2_norm
 from tests.conftest import WORDS, small_config
 

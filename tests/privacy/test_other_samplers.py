@@ -19,7 +19,7 @@ from fedsim.sampling import (
     TruncatedPoissonSampling,
 )
 from fedsim.seeding import secret_stream, stream
-from tests.unit.test_plan import make_plan
+from tests.unit.mechanism.test_plan import make_plan
 
 N, Q, CAP, ROUNDS = 60, 0.2, 14, 4000
 TRUNCATED = TruncatedPoissonSampling(Q, CAP, N)

@@ -1,4 +1,4 @@
-"""Bugs that peers shipped and that no other test here is about; see `tests/pitfalls.toml`."""
+"""Bugs that peers shipped and no other test is about; see `tests/mutation/pitfalls.toml`."""
 
 from __future__ import annotations
 
@@ -13,17 +13,16 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from clients.app import app
-from clients.engines.capture import OpenModel
-from clients.engines.ghost import ghost
 from clients.engines.loop import loop
-from clients.engines.materialised import materialised
+from clients.engines.per_example.capture import OpenModel
+from clients.engines.per_example.ghost import ghost
+from clients.engines.per_example.materialised import materialised
 from clients.engines.vmap import VmapEngine
-from clients.gradients import mean_gradient
-from clients.language_model import TransformersModel
+from clients.models.transformers_model import TransformersModel
+from clients.tasks.mean_gradient import mean_gradient
 from fedsim.accounting.accountants import epsilon
 from fedsim.accounting.events import RoundCost
 from fedsim.accounting.ledger import Ledger
-from fedsim.assembly import build_plan
 from fedsim.clipping import FlatClip
 from fedsim.config import ModelConfig
 from fedsim.execution import Engine, Unit
@@ -34,9 +33,10 @@ from fedsim.language_model import LanguageModel
 from fedsim.materials import Materials, load_model
 from fedsim.plan import RoundPlan
 from fedsim.round import run_round
+from fedsim.runner.assembly import build_plan
+from fedsim.runner.summary import privacy_block
 from fedsim.sampling import PoissonSampling, TruncatedPoissonSampling
 from fedsim.state import ServerState
-from fedsim.summary import privacy_block
 from tests.conftest import small_config
 from tests.contracts.definition import CLIP_MARGIN
 from tests.contracts.layer_samples import GivenUnits, network, ragged_units, relative
@@ -67,7 +67,7 @@ def test_a_round_is_one_release_in_whatever_pieces_it_is_computed(
     start = ServerState(0, materials.model.initial_parameters())
     after = []
     for shard_size, microbatch in ((0, 64), (2, 1)):
-        monkeypatch.setattr("clients.gradients._MICROBATCH", microbatch)
+        monkeypatch.setattr("clients.tasks.mean_gradient._MICROBATCH", microbatch)
         state, executor = start, GridExecutor(InProcessGrid(app), spec, shard_size)
         for _ in range(2):
             state, _ = run_round(state, plan, executor)

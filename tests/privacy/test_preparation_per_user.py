@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fedsim.data.preparation.catalogue import STEPS
 from fedsim.data.preparation.prepare import Prepared
 from fedsim.data.preparation.step import Step
-from tests.unit.preparation_samples import step
+from tests.unit.preparation.preparation_samples import step
 
 USERS = ["ann@x.org", "bob@x.org", "http://eve.org/a", "http://news.eve.org/b", "modbot"]
 TEXTS = [

@@ -11,15 +11,15 @@ import pytest
 import torch
 from scipy import stats
 
-from fedsim.assembly import build_plan
 from fedsim.clipping import Clip
 from fedsim.estimators import WeightedSum
 from fedsim.execution import Keys
 from fedsim.materials import Materials
 from fedsim.plan import RoundPlan
 from fedsim.round import run_round
+from fedsim.runner.assembly import build_plan
+from fedsim.runner.summary import privacy_block
 from fedsim.state import ServerState
-from fedsim.summary import privacy_block
 from fedsim.tensors import Tensors
 from tests.conftest import small_config
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from clients.engines.local_steps import LocalUser
-from clients.engines.local_sum import add_stack
 from clients.engines.partial_sum import PartialSum
+from clients.engines.stacked.local_steps import LocalUser, add_stack
 from fedsim.clipping import FlatClip
 from fedsim.execution import Unit
 from fedsim.tensors import l2_norm

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedsim.assembly import build_plan
-from fedsim.checkpoint import load_checkpoint
 from fedsim.config import load_config
 from fedsim.materials import load_materials
-from fedsim.release_seed import sources
-from fedsim.run_folder import RunFolder
+from fedsim.runner.assembly import build_plan
+from fedsim.runner.checkpoint import load_checkpoint
+from fedsim.runner.folder import RunFolder
+from fedsim.runner.release_seed import sources
 from fedsim.seeding import stream
 from fedsim.tensors import Tensors, l2_norm
 from tests.conftest import small_config

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from fedsim.errors import ConfigError
-from fedsim.paths import cache_dir, write_atomically
+from fedsim.utils.files import cache_dir, write_atomically
 
 PACKAGES = (
     "torch==2.13.0",

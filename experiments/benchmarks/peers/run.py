@@ -17,16 +17,16 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from clients.engines.capture import OpenModel
 from clients.engines.choose import choose_engine
-from clients.engines.malloc import keep_large_blocks
-from experiments.benchmarks.cases import LOCAL_LEARNING_RATE, Case, Workload, workload
-from experiments.benchmarks.measured import CLIP
+from clients.engines.per_example.capture import OpenModel
+from clients.engines.per_example.chunks import keep_large_blocks
+from experiments.benchmarks.engines.cases import LOCAL_LEARNING_RATE, Case, Workload, workload
+from experiments.benchmarks.engines.measured import CLIP
 from experiments.benchmarks.peers.install import python
 from experiments.benchmarks.peers.partner import MOST_APART, Partner, distance
-from fedsim.benchmarking import Row
 from fedsim.seeding import stream
 from fedsim.tensors import Tensors
+from fedsim.utils.machine import Row
 
 OURS, PFL = "fedsim auto", "pfl"
 OPACUS_MODES = ("flat", "ghost", "fast gradient clipping")

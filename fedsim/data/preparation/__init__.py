@@ -1,6 +1,6 @@
 """Preparation: counted steps between a source and a store.
 
-step.py, catalogue.py   what a step is, and the steps by name
-prepare.py              the chain of steps, its fingerprint, what the report has to say of it
-spool.py                records on disk, for the steps that read them twice
+`step.py` says what a step is, `catalogue.py` lists the steps by name, `prepare.py` runs a chain of
+them. A new step is a class in the file of what it looks at (texts, users, urls, emails, times,
+duplicates) and a line in the catalogue.
 """

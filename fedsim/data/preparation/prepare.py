@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from fedsim.data.arrivals import EMPTY_TEXT, NULL_TEXT, NULL_USER
+from fedsim.data.building.arrivals import EMPTY_TEXT, NULL_TEXT, NULL_USER
 from fedsim.data.preparation.step import ACROSS_USERS, Step
-from fedsim.data.records import RawRecord, Record
+from fedsim.data.sources.records import RawRecord, Record
 from fedsim.errors import ConfigError
 
 VERSION = 1

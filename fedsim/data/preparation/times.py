@@ -13,9 +13,8 @@ from typing import Literal
 import numpy as np
 from pydantic import field_validator, model_validator
 
-from fedsim.data.preparation.spool import Spool
-from fedsim.data.preparation.step import Step
-from fedsim.data.records import Record
+from fedsim.data.preparation.step import Spool, Step
+from fedsim.data.sources.records import Record
 
 
 def instant(value: object) -> float | None:

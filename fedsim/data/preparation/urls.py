@@ -2,19 +2,50 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections import Counter
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
+from publicsuffixlist import PublicSuffixList
 from pydantic import model_validator
 
-from fedsim.data.preparation.domains import host
 from fedsim.data.preparation.step import Step
-from fedsim.data.records import Record
+from fedsim.data.sources.records import Record
 from fedsim.errors import ConfigError
+
+
+def host(url: str) -> str:
+    """Return the host of a URL, or of a bare "host/path", in lower case; "" if there is none."""
+    text = url.strip()
+    try:
+        found = urlsplit(text if "://" in text else f"//{text}").hostname or ""
+    except ValueError:  # an unfinished IPv6 address
+        return ""
+    return found.rstrip(".")
+
+
+def base_domain(url: str) -> str:
+    """Return the domain under the public suffix: "bbc.co.uk" of "https://news.bbc.co.uk/a".
+
+    An IP address is its own base. Blogs of different people on one service, listed as suffixes,
+    are different domains. A host that is itself a suffix, and no host at all, give "".
+    """
+    name = host(url)
+    try:
+        return str(ipaddress.ip_address(name))
+    except ValueError:
+        return str(_suffixes().privatesuffix(name) or "") if name else ""
+
+
+@lru_cache(maxsize=1)
+def _suffixes() -> PublicSuffixList:
+    return PublicSuffixList()
+
 
 _IN_TEXT = re.compile(r"(?:https?://|www\.)\S+", re.IGNORECASE)
 

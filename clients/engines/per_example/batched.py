@@ -1,0 +1,185 @@
+"""Many units at once: one forward and backward pass a chunk, norms, factors, one weighted sum.
+
+What the two engines `materialised` and `ghost` share. They differ in how a chunk's `Gradients`
+know norms and sums: from per-unit gradients, or without forming them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+
+from clients.engines.loop import loop
+from clients.engines.partial_sum import PartialSum, shares
+from clients.engines.per_example import chunks
+from clients.engines.per_example.capture import NotCovered, OpenModel, Site, find_sites, run
+from clients.engines.per_example.chunks import keep_large_blocks
+from clients.engines.per_example.gradients import Gradients, Method
+from clients.engines.per_example.packing import row_tokens
+from clients.engines.per_example.passes import passes
+from clients.engines.per_example.verification import CannotTell, made_up, verified
+from clients.engines.squares import clip_factors, norm_error
+from clients.models.mixed_precision import in_float32
+from fedsim.clipping import Clip
+from fedsim.estimators import WeightedSum
+from fedsim.execution import Keys, Task, Unit
+from fedsim.tensors import Tensors
+
+log = logging.getLogger(__name__)
+
+
+class BatchedEngine:
+    """Equals `loop` for tasks whose update is the mean gradient; the others are refused.
+
+    Before it computes anything with a model, it verifies its layer rules on a small made-up unit:
+    what that finds must not depend on anybody's text. A model with a layer that no rule describes
+    is computed by `loop` from then on, with one warning.
+    """
+
+    def __init__(self, model: OpenModel, method: Method, num_bytes: int | None = None) -> None:
+        """Take the bytes that a chunk may use; by default from the device."""
+        self._model = model
+        self._method = method
+        self._num_bytes = num_bytes
+        self._sites: Sequence[Site] = ()
+        self._limits: chunks.Limits | None = None
+        self._row_tokens = 0
+        self._refused = False
+        if model.device.type == "cpu":
+            keep_large_blocks()
+
+    def __call__(
+        self, task: Task, parameters: Tensors, keys: Keys, clip: Clip, round: int
+    ) -> WeightedSum:
+        """Return Σ w·clip(mean gradient)."""
+        if not task.averages_gradients:
+            raise ValueError(f"task {type(task).__name__}: its update is no mean gradient")
+        if self._refused:
+            return self._by_loop(task, parameters, keys, clip, round)
+        units = task.units(keys, round)
+        some = [unit for unit in units if len(unit.lengths)]
+        empty = [unit for unit in units if not len(unit.lengths)]
+        total = PartialSum(parameters, clip)
+
+        def add_alone(unit: Unit) -> None:
+            total.alone.add(task.update(parameters, unit, round), unit.weight)
+
+        try:
+            total.count(empty, torch.zeros(len(empty)), num_gradients=0, num_unclipped=len(empty))
+            if some and self._limits is None:
+                self._limits = self._verify(parameters, made_up(self._model, some[0]))
+            self._add_all(total, chunks.in_order(some, self._row_tokens), add_alone)
+            return total.result()
+        except CannotTell:
+            return self._by_loop(task, parameters, keys, clip, round)
+        except NotCovered as reason:
+            log.warning("%s: no layer rule for %s; computing by loop", self._model.name, reason)
+            self._refused = True
+            self._method.clear()
+            return self._by_loop(task, parameters, keys, clip, round)
+
+    @staticmethod
+    def _by_loop(
+        task: Task, parameters: Tensors, keys: Keys, clip: Clip, round: int
+    ) -> WeightedSum:
+        return loop(task, parameters, keys, clip, round, norm_error=norm_error(parameters))
+
+    def _verify(self, parameters: Tensors, unit: Unit) -> chunks.Limits:
+        model = in_float32(self._model)  # a wrong rule is told by less than bfloat16 rounds
+        self._sites = find_sites(model)
+        method = partial(self._method, room=0)
+        try:
+            bytes_per_token = verified(model, self._sites, parameters, unit, method)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:  # shapes, or in-place changes, that rules do not foresee
+            raise NotCovered(f"some layer ({str(error).splitlines()[0]})") from error
+        self._row_tokens = row_tokens(model, parameters)
+        device = self._model.device
+        num_bytes = chunks.memory_budget(device) if self._num_bytes is None else self._num_bytes
+        bytes_per_unit = self._method.bytes_per_unit(parameters)
+        return chunks.limits_within(num_bytes, bytes_per_unit, bytes_per_token, device)
+
+    def _add_all(
+        self, total: PartialSum, ordered: list[Unit], add_alone: Callable[[Unit], None]
+    ) -> None:
+        """Add chunk after chunk; where memory does not suffice, halve the chunks and go on."""
+        start = 0
+        while start < len(ordered):
+            assert self._limits is not None  # noqa: S101 (set before the first chunk)
+            one_pass = self._method.keeps_uses
+            units = chunks.first_chunk(ordered[start:], self._limits, one_pass=one_pass)
+            if one_pass and chunks.num_tokens(units[0]) > self._limits.tokens:
+                add_alone(units[0])  # large enough for passes of its own
+                start += 1
+                continue
+            others = self._add_chunk(total, units)
+            if others is None:
+                self._make_room(len(units))
+                continue
+            for unit in others:
+                add_alone(unit)
+            start += len(units)
+
+    def _add_chunk(self, total: PartialSum, units: list[Unit]) -> list[Unit] | None:
+        """Add a chunk and return what must be added alone; None: out of memory, nothing added."""
+        try:
+            return _add(total, units, *self._gradients(total.parameters, units))
+        except torch.OutOfMemoryError:
+            if self._limits is None or self._limits.smallest:
+                raise
+            return None
+
+    def _make_room(self, num_units: int) -> None:
+        assert self._limits is not None  # noqa: S101 (set before the first chunk)
+        self._limits = self._limits.halved()
+        self._method.clear()
+        if self._model.device.type == "cuda":
+            torch.cuda.empty_cache()
+        log.warning(
+            "%s: %d units at once do not fit the memory; from now on at most %d tokens a chunk",
+            self._model.name,
+            num_units,
+            self._limits.tokens,
+        )
+
+    def _gradients(self, parameters: Tensors, units: list[Unit]) -> tuple[Gradients, torch.Tensor]:
+        assert self._limits is not None  # noqa: S101 (set before the first chunk)
+        dtype = next(iter(parameters.values())).dtype
+        gradients = self._method(parameters, len(units), self._limits.room(len(units)))
+        means = torch.zeros(len(units), dtype=dtype, device=self._model.device)
+        limit, device = self._limits.tokens, self._model.device
+        for part in passes(units, limit, device, dtype, row_tokens=self._row_tokens):
+            gradients.start_pass(part.segments)
+            losses = run(self._model, self._sites, parameters, part.batch, gradients)
+            unit_of_row = part.segments.unit_of_row(losses.device)
+            means.index_add_(0, unit_of_row, losses.to(dtype))
+        return gradients, means
+
+
+def _add(
+    total: PartialSum, units: Sequence[Unit], gradients: Gradients, losses: torch.Tensor
+) -> list[Unit]:
+    """Add w·clip(gradient) for the units of a chunk, and return those that float32 cannot.
+
+    Raises before it adds anything, or not at all.
+    """
+    squares = gradients.squares()
+    factors, plain = clip_factors(total.clip, total.parameters, squares)
+    plain &= ~gradients.coarse(factors, total.clip.bound)
+    others = (~plain).nonzero()[:, 0]
+    if len(others):
+        gradients.drop(others)
+    sums = gradients.weighted_sum(shares(factors, units, plain))
+    together = [unit for unit, is_plain in zip(units, plain.tolist(), strict=True) if is_plain]
+    total.count(
+        together,
+        losses[plain],
+        num_gradients=sum(len(unit.lengths) for unit in together),
+        num_unclipped=total.within(factors, plain),
+    )
+    total.add(sums)
+    return [units[index] for index in others.tolist()]

@@ -1,0 +1,222 @@
+"""One forward and one backward pass over many units, every use of a parameter caught on the way.
+
+The parameters themselves require no gradient: the graph begins at the first tapped tensor, so
+the backward pass skips the summed weight gradients, whose arithmetic the per-unit products take
+over. Gradients of tapped tensors are handed on as they appear, while they are in the cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from clients.engines.cross_entropy import Batch, losses_and_gradient
+from clients.engines.per_example.contributions import Product, Use
+from clients.engines.per_example.layer_rules import Call, Rule, rule_for
+from clients.models.dropout import row_streams
+from fedsim.language_model import LanguageModel
+from fedsim.tensors import Tensors
+
+Sink = Callable[[str, Use], None]
+
+
+class OpenModel(LanguageModel, Protocol):
+    """A language model with access to its network; see `clients.models.transformers_model`."""
+
+    @property
+    def module(self) -> nn.Module:
+        """The network."""
+        ...
+
+    @property
+    def places(self) -> Mapping[str, str]:
+        """Every name in the network that a trainable parameter goes by, to its own name."""
+        ...
+
+    def logits(
+        self, parameters: Tensors, tokens: torch.Tensor, positions: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Return next-token logits; with positions, of several sequences in a row.
+
+        Args:
+            parameters: see `LanguageModel`.
+            tokens: (rows, length) int64.
+            positions: (rows, length) int64, counted from 0 anew in each sequence of a row.
+        """
+        ...
+
+
+class NotCovered(Exception):  # noqa: N818 (a finding, not a fault)
+    """A trainable parameter is used where no rule describes it; the message names the layer."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """A module that uses trainable parameters, with its rule.
+
+    Attributes:
+        place: the module's name in the network.
+        names: from the rule's attribute names to parameter names; frozen ones are left out.
+    """
+
+    place: str
+    module: nn.Module
+    rule: Rule
+    names: Mapping[str, str]
+
+
+def find_sites(model: OpenModel) -> list[Site]:
+    """Return every module that uses a trainable parameter.
+
+    Raises:
+        NotCovered: one of them has no rule.
+    """
+    names = {id(_attribute(model.module, place)): name for place, name in model.places.items()}
+    sites = []
+    for place, module in model.module.named_modules():
+        here = module.named_parameters(recurse=False)
+        own = {key: names[id(value)] for key, value in here if id(value) in names}
+        rule = rule_for(module)
+        if rule is not None:
+            borrowed = rule.borrows(module)
+            own |= {k: names[id(value)] for k, value in borrowed.items() if id(value) in names}
+        elif own:
+            raise NotCovered(f"{place or 'the network'} ({type(module).__name__})")
+        if rule is not None and own:
+            sites.append(Site(place, module, rule, own))
+    return sites
+
+
+def _attribute(module: nn.Module, place: str) -> torch.Tensor:
+    owner, _, name = place.rpartition(".")
+    value: torch.Tensor = getattr(module.get_submodule(owner), name)
+    return value
+
+
+@contextmanager
+def tapped(
+    sites: Sequence[Site], parameters: Tensors, num_rows: int, sink: Sink | None
+) -> Iterator[None]:
+    """Tap the sites' tensors; each gradient goes to `sink` as uses of named parameters.
+
+    With `sink` None every tapped tensor is cut off from what it was computed from: whatever of
+    the parameters the logits still depend on then passes by the rules.
+    """
+    handles = []
+    for site in sites:
+        tap = _Tap(site, parameters, num_rows, sink)
+        handles.append(site.module.register_forward_pre_hook(tap.before))
+        handles.append(site.module.register_forward_hook(tap.after))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class _Tap:
+    """The hooks of one site in one forward pass."""
+
+    def __init__(self, site: Site, parameters: Tensors, num_rows: int, sink: Sink | None) -> None:
+        self._site = site
+        self._parameters = {key: parameters[name] for key, name in site.names.items()}
+        self._num_rows = num_rows
+        self._sink = sink
+        self._taps_input = site.rule.tap == "input"
+
+    def before(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """Tap the input, where the rule asks for its gradient."""
+        return (self._start(args[0]), *args[1:]) if self._taps_input else None
+
+    def after(
+        self, module: nn.Module, args: tuple[Any, ...], output: torch.Tensor
+    ) -> torch.Tensor | None:
+        """Tap the output, and remember the call until the gradient comes."""
+        if not args or not isinstance(output, torch.Tensor):
+            raise NotCovered(f"{self._site.place}: called in a way that no rule describes")
+        if self._sink is None:
+            return output.detach().requires_grad_()
+        given = args[0].detach()
+        tensor = args[0] if self._taps_input else self._start(self._spread(output))
+        # The output itself would hold, through its history, the tensor that holds this hook.
+        kept = output.detach() if self._taps_input else None
+        tensor.register_hook(partial(self._deliver, given, given._version, args[1:], kept))
+        return None if self._taps_input else tensor
+
+    def _spread(self, output: torch.Tensor) -> torch.Tensor:
+        """Give every sequence its own copy of what was computed once for all, as positions are."""
+        if output.shape[0] == 1 and isinstance(self._site.module, nn.Embedding):
+            output = output.expand(self._num_rows, *output.shape[1:])
+        if output.shape[0] != self._num_rows:
+            raise NotCovered(f"{self._site.place}: its output has no row for each sequence")
+        return output
+
+    def _start(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor if tensor.requires_grad else tensor.detach().requires_grad_()
+
+    def _deliver(
+        self,
+        given: torch.Tensor,
+        version: int,
+        others: tuple[Any, ...],
+        output: torch.Tensor | None,
+        gradient: torch.Tensor,
+    ) -> None:
+        if given._version != version:
+            raise NotCovered(f"{self._site.place}: its input was changed in place afterwards")
+        call = Call(
+            self._site.module,
+            self._parameters,
+            given if given.dtype == torch.int64 else _three_sizes(given),
+            others,
+            output,
+            _three_sizes(gradient),
+        )
+        assert self._sink is not None  # noqa: S101 (no hook is registered without one)
+        for key, use in self._site.rule.uses(call).items():
+            if key in self._site.names:
+                narrow = isinstance(use, Product)  # what is a sum already is summed wide
+                self._sink(
+                    self._site.names[key], use if narrow else use.to(self._parameters[key].dtype)
+                )
+
+
+def _three_sizes(values: torch.Tensor) -> torch.Tensor:
+    """Return (sequences, positions, size): heads and the like count as positions."""
+    return values[:, None] if values.ndim == 2 else values.flatten(1, -2)
+
+
+def _logits(model: OpenModel, parameters: Tensors, batch: Batch) -> torch.Tensor:
+    if batch.positions is None:
+        return model.logits(parameters, batch.tokens)
+    return model.logits(parameters, batch.tokens, batch.positions)
+
+
+def run(
+    model: OpenModel,
+    sites: Sequence[Site],
+    parameters: Tensors,
+    batch: Batch,
+    sink: Sink,
+) -> torch.Tensor:
+    """Hand every use of a parameter to `sink`, and return each row's weighted loss: (rows,).
+
+    Raises:
+        NotCovered: a layer was called in a way that its rule does not describe.
+    """
+    frozen = {name: value.detach() for name, value in parameters.items()}
+    with (
+        torch.enable_grad(),
+        tapped(sites, frozen, len(batch.tokens), sink),
+        row_streams(batch.streams),
+    ):
+        logits = _logits(model, frozen, batch)
+    losses, gradient = losses_and_gradient(logits.detach(), batch)
+    torch.autograd.backward(logits, gradient)
+    return losses

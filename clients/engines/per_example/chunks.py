@@ -1,0 +1,132 @@
+"""Which units are computed together, and in how much memory."""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import torch
+
+from clients.engines.per_example.packing import num_rows
+from fedsim.execution import Unit
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+
+
+@lru_cache(maxsize=1)
+def keep_large_blocks() -> None:
+    """Let malloc keep blocks up to 1 GiB, and 2 GiB in all, for reuse; once a process.
+
+    A training step frees and takes the same large tensors over and over. Without this each is
+    mapped anew, and the page faults cost a quarter of the step. Nothing happens without glibc.
+    """
+    if platform.libc_ver()[0] != "glibc":
+        return
+    mallopt = ctypes.CDLL(None).mallopt
+    mallopt(_M_MMAP_THRESHOLD, 1 << 30)
+    mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1)
+
+
+# Sequences of a chunk times their length. More was no faster on a CPU, where 4096 tokens keep
+# both cores busy; a GPU wants more at once.
+CPU_TOKENS = 4096
+GPU_TOKENS = 65536
+
+# Bytes for a chunk: half for per-unit gradients, half for what a forward pass leaves behind.
+CPU_BYTES = 2**31
+GPU_SHARE = 0.8  # of what is free
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much is computed at once.
+
+    Attributes:
+        tokens: of a pass: sequences times the longest one's length.
+        units: of a chunk.
+        num_bytes: for a chunk's gradients and for what it holds from pass to pass, together.
+        bytes_per_unit: of a gradient.
+    """
+
+    tokens: int
+    units: int
+    num_bytes: int
+    bytes_per_unit: int
+
+    @property
+    def smallest(self) -> bool:
+        """Whether there is nothing left to halve."""
+        return self.units == 1 and self.tokens == 1
+
+    def halved(self) -> Limits:
+        """Return limits for half the memory."""
+        return replace(
+            self,
+            tokens=max(1, self.tokens // 2),
+            units=max(1, self.units // 2),
+            num_bytes=self.num_bytes // 2,
+        )
+
+    def room(self, num_units: int) -> int:
+        """Return the bytes that a chunk of so many units may hold from pass to pass."""
+        return max(0, self.num_bytes - num_units * self.bytes_per_unit)
+
+
+def memory_budget(device: torch.device) -> int:
+    """Return the bytes that a chunk may take on `device`."""
+    if device.type != "cuda":
+        return CPU_BYTES
+    free, _ = torch.cuda.mem_get_info(device)
+    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(GPU_SHARE * (free + cached))
+
+
+def limits_within(
+    num_bytes: int, bytes_per_unit: int, bytes_per_token: int, device: torch.device
+) -> Limits:
+    """Return the largest limits that keep to half of `num_bytes` each for units and tokens."""
+    most = GPU_TOKENS if device.type == "cuda" else CPU_TOKENS
+    tokens = max(1, min(most, num_bytes // 2 // max(1, bytes_per_token)))
+    return Limits(
+        tokens=tokens,
+        units=max(1, num_bytes // 2 // max(1, bytes_per_unit)),
+        num_bytes=num_bytes - tokens * bytes_per_token,
+        bytes_per_unit=bytes_per_unit,
+    )
+
+
+def longest(unit: Unit) -> int:
+    """Return the length of the unit's longest example."""
+    return int(unit.lengths.max())
+
+
+def in_order(units: Sequence[Unit], row_tokens: int) -> list[Unit]:
+    """Return units with equal numbers of rows side by side, then by their tokens, then by key."""
+
+    def size(unit: Unit) -> tuple[int, int, int]:
+        return num_rows(unit, row_tokens), int(unit.lengths.sum()), unit.key
+
+    return sorted(units, key=size)
+
+
+def num_tokens(unit: Unit) -> int:
+    """Return the unit's number of tokens with its examples padded to the longest."""
+    return len(unit.lengths) * longest(unit)
+
+
+def first_chunk(ordered: Sequence[Unit], limits: Limits, *, one_pass: bool) -> list[Unit]:
+    """Return as many of the first units as the limits allow, at least one.
+
+    With `one_pass` all their sequences together keep to the limit of tokens; else a chunk takes
+    several passes, and only the number of units is limited.
+    """
+    rows = length = 0
+    for index, unit in enumerate(ordered):
+        rows, length = rows + len(unit.lengths), max(length, longest(unit))
+        too_long = one_pass and rows * length > limits.tokens
+        if index > 0 and (index == limits.units or too_long):
+            return list(ordered[:index])
+    return list(ordered)

@@ -1,0 +1,312 @@
+"""What each use of a parameter in a forward pass contributes to per-unit gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Protocol
+
+import torch
+
+from clients.engines.squares import block_squares
+
+
+def form(out: torch.Tensor, left: torch.Tensor, right: torch.Tensor, *, add: bool) -> None:
+    """Write left @ right into `out`, or add it to what is there.
+
+    With mixed precision one side is bfloat16 and the other may be what was rounded to it. A GPU
+    then multiplies bfloat16 numbers and sums and writes float32; elsewhere, where no such product
+    exists, both sides are widened. Either way `out` keeps its type, and norms are taken of it.
+
+    Args:
+        out: (units, rows, columns), or one unit's (rows, columns), which takes less calling.
+        left: (units, rows, positions), or (rows, positions).
+        right: (units, positions, columns), or (positions, columns).
+        add: whether `out` has something in it that counts.
+    """
+    multiply, add_product = (torch.mm, out.addmm_) if out.dim() == 2 else (torch.bmm, out.baddbmm_)
+    if left.dtype == right.dtype == out.dtype:
+        if add:
+            add_product(left, right)
+        else:
+            multiply(left, right, out=out)
+    elif out.device.type == "cuda":
+        low = min(left.dtype, right.dtype, key=lambda dtype: dtype.itemsize)
+        left, right = left.to(low), right.to(low)
+        if add:
+            out += multiply(left, right, out.dtype)
+        else:
+            multiply(left, right, out.dtype, out=out)
+    else:
+        form(out, left.to(out.dtype), right.to(out.dtype), add=add)
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Neighbouring units with the same number of sequences in a pass.
+
+    Attributes:
+        units: their positions in the chunk.
+        rows: the positions of their sequences in the pass.
+    """
+
+    units: slice
+    rows: slice
+
+    @property
+    def num_units(self) -> int:
+        """How many units."""
+        return int(self.units.stop - self.units.start)
+
+    def rows_of(self, index: int) -> slice:
+        """Return the sequences of the segment's unit number `index`."""
+        return self.part(index, index + 1).rows
+
+    def part(self, start: int, stop: int) -> Segment:
+        """Return the segment's units from number `start` up to `stop`."""
+        count = (self.rows.stop - self.rows.start) // self.num_units
+        units = slice(self.units.start + start, self.units.start + stop)
+        first = self.rows.start
+        return Segment(units, slice(first + start * count, first + stop * count))
+
+
+class Segments:
+    """Which sequences of a pass belong to which unit of the chunk; they are in units' order.
+
+    Attributes:
+        counts: each unit's number of sequences in the pass.
+        whole: whether no other pass has sequences of the units in this one.
+        tokens: how many tokens each unit has in them, padding left out; None where nobody counted.
+    """
+
+    def __init__(
+        self, counts: Sequence[int], *, whole: bool, tokens: Sequence[int] | None = None
+    ) -> None:
+        self.num_units = len(counts)
+        self.counts = list(counts)
+        self.whole = whole
+        self.tokens = tokens
+        self._segments: list[Segment] = []
+        self._unit_of_row: torch.Tensor | None = None
+        unit = row = 0
+        for count, run in groupby(counts):
+            stop = unit + len(list(run))
+            last = row + (stop - unit) * count
+            if count:
+                self._segments.append(Segment(slice(unit, stop), slice(row, last)))
+            unit, row = stop, last
+
+    def __iter__(self) -> Iterator[Segment]:
+        return iter(self._segments)
+
+    @property
+    def only(self) -> Segment | None:
+        """The one segment, where every unit of the pass brings as many sequences."""
+        return self._segments[0] if len(self._segments) == 1 else None
+
+    def unit_of_row(self, device: torch.device) -> torch.Tensor:
+        """Return the unit that each sequence belongs to: (rows,) int64."""
+        if self._unit_of_row is None:  # every layer asks
+            units = torch.arange(self.num_units).repeat_interleave(torch.tensor(self.counts))
+            self._unit_of_row = units.to(device)
+        return self._unit_of_row
+
+
+def by_unit(values: torch.Tensor, segment: Segment) -> torch.Tensor:
+    """Return (units, positions of all their sequences, size): a view where strides allow."""
+    part = values[segment.rows]
+    return part.reshape(segment.num_units, -1, part.shape[-1])
+
+
+Change = Callable[[torch.Tensor], torch.Tensor]
+
+
+class Chain(Protocol):
+    """A linear map, in place, from the gradient of what is used to that of the parameter behind.
+
+    Row by row, of one unit's gradient or of a sum of units'.
+
+    Attributes:
+        stretch: at least how many times longer it makes a row.
+    """
+
+    @property
+    def stretch(self) -> float: ...  # noqa: D102
+
+    def __call__(self, gradient: torch.Tensor) -> None:
+        """Change the gradient of a table, or of some of its rows."""
+        ...
+
+    def add(self, table: torch.Tensor, gradient: torch.Tensor) -> None:
+        """Add what the map makes of a gradient, which may be lost, to the parameter."""
+        ...
+
+    def of_user(self, user: int) -> Chain:
+        """Return the map for one of the parameters of a stack; itself where there is no stack."""
+        ...
+
+    def of_rows(self, rows: slice) -> Chain:
+        """Return the map for some rows of one table."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Product:
+    """Gradient leftᵀ·right: of a linear layer's weight, or of the table that scores words.
+
+    Attributes:
+        left: (sequences, positions, first size of the parameter).
+        right: (sequences, positions, second size of the parameter).
+        chain: for a parameter that is not used as it is stored.
+    """
+
+    left: torch.Tensor
+    right: torch.Tensor
+    chain: Chain | None = None
+
+    def map(self, change: Change) -> Product:
+        """Return the use with `change` made to every tensor, such as taking some sequences."""
+        return replace(self, left=change(self.left), right=change(self.right))
+
+    def to(self, dtype: torch.dtype) -> Product:
+        """Return the use in another floating-point type."""
+        return self.map(lambda value: value.to(dtype))
+
+    def into(self, gradients: torch.Tensor, segments: Segments, *, add: bool) -> None:
+        """Write per-unit gradients, or add them to what is there, into (units, *shape)."""
+        for segment in segments:
+            left, right = by_unit(self.left, segment).mT, by_unit(self.right, segment)
+            form(gradients[segment.units], left, right, add=add)
+
+    def weighted_sum(self, factors: torch.Tensor) -> torch.Tensor:
+        """Return Σ over sequences of factor × gradient; `factors` is (sequences,)."""
+        left, right, by_row = self.left, self.right, factors[:, None, None]
+        if left.shape[-1] < right.shape[-1]:  # the smaller one is copied
+            left = left * by_row
+        else:
+            right = right * by_row
+        return left.flatten(0, 1).T @ right.flatten(0, 1)
+
+
+@dataclass(frozen=True, eq=False)
+class Total:
+    """Gradient Σ over positions: of a bias, or of a norm's weight.
+
+    Attributes:
+        values: (sequences, positions, size).
+    """
+
+    values: torch.Tensor
+
+    def map(self, change: Change) -> Total:
+        """Return the use with `change` made to every tensor, such as taking some sequences."""
+        return replace(self, values=change(self.values))
+
+    def to(self, dtype: torch.dtype) -> Total:
+        """Return the use in another floating-point type."""
+        return self.map(lambda value: value.to(dtype))
+
+    def into(self, gradients: torch.Tensor, segments: Segments, *, add: bool) -> None:
+        """Write per-unit gradients, or add them to what is there, into (units, size)."""
+        if not add:
+            gradients.zero_()
+        sums = self.values.sum(dim=1)
+        if segments.only is not None:
+            of_units = gradients[segments.only.units]
+            of_units += sums.view(len(of_units), -1, sums.shape[-1]).sum(dim=1)
+        else:
+            gradients.index_add_(0, segments.unit_of_row(gradients.device), sums)
+
+    def weighted_sum(self, factors: torch.Tensor) -> torch.Tensor:
+        """Return Σ over sequences of factor × gradient; `factors` is (sequences,)."""
+        return factors.to(self.values.dtype) @ self.values.sum(dim=1)
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Gradient of a table of which single rows are looked up: almost everywhere zero.
+
+    Attributes:
+        ids: (sequences, positions) int64, the rows.
+        values: (sequences, positions, width), what each look-up adds to its row.
+        num_rows: of the table.
+    """
+
+    ids: torch.Tensor
+    values: torch.Tensor
+    num_rows: int
+
+    def map(self, change: Change) -> Rows:
+        """Return the use with `change` made to every tensor, such as taking some sequences."""
+        return replace(self, ids=change(self.ids), values=change(self.values))
+
+    def to(self, dtype: torch.dtype) -> Rows:
+        """Return the use in another floating-point type."""
+        return replace(self, values=self.values.to(dtype))
+
+    def into(self, gradients: torch.Tensor, segments: Segments, *, add: bool) -> None:
+        """Write per-unit gradients, or add them to what is there, into (units, rows, width)."""
+        for segment in segments:
+            if not add:
+                gradients[segment.units] = 0.0
+        places = segments.unit_of_row(self.ids.device)[:, None] * self.num_rows + self.ids
+        gradients.flatten(0, 1).index_add_(0, places.flatten(), self.values.flatten(0, 1))
+
+    def weighted_sum(self, factors: torch.Tensor) -> torch.Tensor:
+        """Return Σ over sequences of factor × gradient; `factors` is (sequences,)."""
+        total = self.values.new_zeros(self.num_rows, self.values.shape[-1])
+        weighted = self.values * factors.to(self.values.dtype)[:, None, None]
+        return total.index_add_(0, self.ids.flatten(), weighted.flatten(0, 1))
+
+
+@dataclass(frozen=True, eq=False)
+class MergedRows:
+    """Per-unit gradients of a table as its non-zero rows.
+
+    Attributes:
+        units: (entries,) whose row.
+        ids: (entries,) which row, each once a unit.
+        values: (entries, width).
+        num_rows: of the table.
+    """
+
+    units: torch.Tensor
+    ids: torch.Tensor
+    values: torch.Tensor
+    num_rows: int
+
+    def squares(self, num_units: int) -> torch.Tensor:
+        """Return squared norms, (units,) float64."""
+        squares = block_squares(self.values)
+        return squares.new_zeros(num_units).index_add_(0, self.units, squares)
+
+    def without(self, units: torch.Tensor) -> MergedRows:
+        """Return the rows of all other units."""
+        kept = ~torch.isin(self.units, units)
+        return replace(self, units=self.units[kept], ids=self.ids[kept], values=self.values[kept])
+
+    def weighted_sum(self, factors: torch.Tensor) -> torch.Tensor:
+        """Return Σ over units of factor × gradient, summed in float64; `factors` is (units,)."""
+        weighted = self.values * factors.to(self.values.dtype)[self.units, None]
+        shape = (self.num_rows, self.values.shape[-1])
+        total = torch.zeros(shape, dtype=torch.float64, device=self.values.device)
+        return total.index_add_(0, self.ids, weighted.double())
+
+
+def merged(uses: Sequence[tuple[Rows, Segments]]) -> MergedRows:
+    """Return each unit's distinct rows with their sums over all passes."""
+    num_rows = uses[0][0].num_rows
+    places = [
+        (segments.unit_of_row(use.ids.device)[:, None] * num_rows + use.ids).flatten()
+        for use, segments in uses
+    ]
+    looked_up = torch.cat([use.values.flatten(0, 1) for use, _ in uses])
+    distinct, inverse = torch.unique(torch.cat(places), return_inverse=True)
+    values = looked_up.new_zeros(len(distinct), looked_up.shape[-1])
+    values.index_add_(0, inverse, looked_up)
+    units = distinct.div(num_rows, rounding_mode="floor")
+    return MergedRows(units, distinct % num_rows, values, num_rows)
+
+
+Use = Product | Total | Rows

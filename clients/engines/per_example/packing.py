@@ -1,0 +1,140 @@
+"""Short sequences of one unit side by side in a row, so that less of a pass is padding.
+
+The sequences of a row do not see each other: positions begin anew with each of them, which
+transformers reads as several sequences in a row. Whether a network does so is tried before it is
+trusted. A row holds sequences of one unit alone, and which ones hangs on that unit alone.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from clients.engines.per_example.capture import OpenModel
+from clients.models.transformers_model import max_positions
+from fedsim.execution import Unit
+from fedsim.tensors import Tensors
+
+# A longer row costs more attention than it saves padding: measured with tiny-gpt.
+ROW_TOKENS = 64
+
+_TOKENS = 8  # of each sequence in the row with which a network is tried
+# Relative to the largest logit: what rounding may change, and what a sequence in front must change
+# where it is seen, or the trial would tell nothing.
+_ROUNDING, _SEEN = 1e-4, 1e-3
+
+
+@dataclass(frozen=True, eq=False)
+class Placement:
+    """Where units' sequences stand; rows are in the order of the units.
+
+    Attributes:
+        row_of: (sequences,) int64, each sequence's row.
+        start_of: (sequences,) int64, the sequence's first place in it.
+        lengths: (rows,) int64, tokens of each row.
+        counts: (units,) int64, rows of each unit.
+    """
+
+    row_of: torch.Tensor
+    start_of: torch.Tensor
+    lengths: torch.Tensor
+    counts: torch.Tensor
+
+
+def placed(units: Sequence[Unit], most: int) -> Placement:
+    """Return where the units' sequences stand, in rows of at most `most` tokens; 0: each alone.
+
+    A longer sequence has a row of its own.
+    """
+    row_of: list[int] = []
+    start_of: list[int] = []
+    lengths: list[int] = []
+    counts: list[int] = []
+    for unit in units:
+        rows, starts, filled = _best_fit(unit.lengths.tolist(), most)
+        row_of += [len(lengths) + row for row in rows]
+        start_of += starts
+        lengths += filled
+        counts.append(len(filled))
+    return Placement(*(torch.tensor(values) for values in (row_of, start_of, lengths, counts)))
+
+
+def num_rows(unit: Unit, most: int) -> int:
+    """Return how many rows a unit takes, of at most `most` tokens."""
+    return len(_best_fit(unit.lengths.tolist(), most)[2])
+
+
+def _best_fit(lengths: list[int], most: int) -> tuple[list[int], list[int], list[int]]:
+    """Return each sequence's row and start, and each row's tokens.
+
+    Longest first, each into the fullest row that has room.
+    """
+    shortest = sorted(lengths)[:2]
+    if len(lengths) < 2 or sum(shortest) > most:
+        return list(range(len(lengths))), [0] * len(lengths), lengths
+    rows, starts = [0] * len(lengths), [0] * len(lengths)
+    filled: list[int] = []
+    with_room: list[list[int]] = [[] for _ in range(most + 1)]
+    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
+        size = lengths[index]
+        room = next((r for r in range(size, most + 1) if with_room[r]), None)
+        if room is None:
+            row, room = len(filled), max(most, size)
+            filled.append(0)
+        else:
+            row = with_room[room].pop()
+        rows[index], starts[index] = row, filled[row]
+        filled[row] += size
+        with_room[room - size].append(row)
+    return rows, starts, filled
+
+
+def row_tokens(model: OpenModel, parameters: Tensors) -> int:
+    """Return the tokens that a row may have: `ROW_TOKENS`, or 0 where each sequence stands alone.
+
+    Found out at the network's starting point with tokens that are nobody's: what it says is the
+    same in every process of a run, and when the run is taken up again.
+
+    Args:
+        model: as it will compute, but in float32.
+        parameters: like which the network is to have them, in type and device.
+    """
+    if "positions" not in inspect.signature(model.logits).parameters:
+        return 0
+    positions = max_positions(model.module)
+    if positions is not None and positions < ROW_TOKENS:  # beyond them a GPU may break down
+        return 0
+    start = {
+        name: value.to(parameters[name].device, parameters[name].dtype)
+        for name, value in model.initial_parameters().items()
+    }
+    try:
+        return ROW_TOKENS if _keeps_apart(model, start) else 0
+    except torch.OutOfMemoryError:
+        raise
+    except Exception:  # what a network raises that cannot take such rows is up to it
+        return 0
+
+
+@torch.no_grad()
+def _keeps_apart(model: OpenModel, parameters: Tensors) -> bool:
+    """Return whether a sequence behind others in a full row has the logits that it has alone.
+
+    Without positions it must see them: else that it does not see them would say nothing.
+    """
+    device, words = model.device, model.vocabulary_size
+    sequences = torch.arange(ROW_TOKENS, device=device).view(-1, _TOKENS)
+    sequences = (sequences * sequences + 1) % words
+    others = torch.cat([(sequences[:-1] + 1) % words, sequences[-1:]])
+    rows = torch.stack([sequences, others]).flatten(1)
+    positions = torch.arange(_TOKENS, device=device).repeat(2, len(sequences))
+    alone = model.logits(parameters, sequences[-1:])
+    apart = model.logits(parameters, rows, positions)[:, -_TOKENS:]
+    seen = model.logits(parameters, rows)[:, -_TOKENS:]
+    largest = float(alone.abs().max())
+    differs = float((apart - alone).abs().max())
+    moved = float((seen[0] - seen[1]).abs().max())
+    return differs <= _ROUNDING * largest and moved >= _SEEN * largest > 0.0

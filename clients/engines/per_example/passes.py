@@ -1,0 +1,142 @@
+"""Units' sequences cut into passes through the network: of like length, padded to the longest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from clients.engines.cross_entropy import Batch
+from clients.engines.per_example.contributions import Segments
+from clients.engines.per_example.packing import Placement, placed
+from fedsim.execution import Unit
+
+# What a pass costs beside its tokens, as a number of tokens: measured with small models and one and
+# two threads, and for each thread, since these shorten the tokens alone; a GPU waits for its host.
+_CPU_PASS, _GPU_PASS = 150, 2048
+
+
+@dataclass(frozen=True, eq=False)
+class Pass:
+    """Rows of sequences that go through the network together.
+
+    Attributes:
+        batch: the rows; a sequence's loss counts 1 over its unit's number of them.
+        segments: whose they are.
+    """
+
+    batch: Batch
+    segments: Segments
+
+
+def passes(
+    units: Sequence[Unit],
+    max_tokens: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    row_tokens: int = 0,
+) -> Iterator[Pass]:
+    """Cut the units' sequences into passes of like length, where padding costs more than passes.
+
+    A pass keeps to `max_tokens`, padding included, and has at least one row; within it rows stand
+    in the order of the units. Short sequences share rows of at most `row_tokens`, but none where
+    masks of dropout belong to rows.
+    """
+    streams = all_streams(units)
+    placement = placed(units, row_tokens if streams is None else 0)
+    unit_of = torch.arange(len(units)).repeat_interleave(placement.counts)
+    sequences = _Sequences(units, placement)
+    on_gpu = device.type == "cuda"
+    pass_cost = _GPU_PASS if on_gpu else _CPU_PASS * torch.get_num_threads()
+    for rows in _runs_of_like_length(placement.lengths, max_tokens, pass_cost):
+        tokens, shares, positions = sequences.in_rows(rows)
+        batch = Batch(
+            tokens.to(device),
+            shares.to(device, dtype),
+            None if positions is None else positions.to(device),
+            None if streams is None else streams[rows].to(device),
+        )
+        of_units = torch.bincount(unit_of[rows], minlength=len(units))
+        own = torch.zeros_like(of_units).index_add_(0, unit_of[rows], placement.lengths[rows])
+        whole = bool(((of_units == 0) | (of_units == placement.counts)).all())
+        yield Pass(batch, Segments(of_units.tolist(), whole=whole, tokens=own.tolist()))
+
+
+class _Sequences:
+    """All units' sequences and where they stand."""
+
+    def __init__(self, units: Sequence[Unit], placement: Placement) -> None:
+        self._placement = placement
+        self._tokens = torch.cat([unit.tokens.flatten() for unit in units])
+        self._lengths = torch.cat([unit.lengths for unit in units])
+        # Each of a unit's sequences counts the same, each of a sequence's predictions too.
+        sizes = torch.tensor([len(unit.lengths) for unit in units])
+        widths = torch.tensor([unit.tokens.shape[1] for unit in units]).repeat_interleave(sizes)
+        self._begins = widths.cumsum(0) - widths
+        per_unit = sizes.repeat_interleave(sizes).double()
+        self._shares = 1.0 / (per_unit * (self._lengths - 1).clamp(min=1))
+
+    def in_rows(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """Return tokens, shares and positions of rows, each (rows, length).
+
+        Shares are what the prediction of the next token counts. Positions are None where every
+        row has one sequence.
+        """
+        placement = self._placement
+        size = (len(rows), int(placement.lengths[rows].max()))
+        place_of = torch.full((len(placement.lengths),), -1)
+        place_of[rows] = torch.arange(len(rows))
+        places = place_of[placement.row_of]
+        here = (places >= 0).nonzero()[:, 0]
+        starts = places[here] * size[1] + placement.start_of[here]
+        lengths = self._lengths[here]
+        ends = lengths.cumsum(0)
+        inside = torch.arange(int(ends[-1])) - (ends - lengths).repeat_interleave(lengths)
+        flat = starts.repeat_interleave(lengths) + inside
+        tokens = torch.zeros(size, dtype=torch.int64).flatten()
+        tokens[flat] = self._tokens[self._begins[here].repeat_interleave(lengths) + inside]
+        predicts = inside + 1 < lengths.repeat_interleave(lengths)
+        shares = torch.zeros(len(tokens), dtype=torch.float64)
+        shares[flat] = self._shares[here].repeat_interleave(lengths) * predicts
+        positions = None
+        if len(here) > len(rows):
+            positions = torch.zeros_like(tokens)
+            positions[flat] = inside
+            positions = positions.view(size)
+        return tokens.view(size), shares.view(size), positions
+
+
+def all_streams(units: Sequence[Unit]) -> torch.Tensor | None:
+    """Return the dropout streams of all units' sequences, or None where a unit has none."""
+    streams = [unit.streams for unit in units if unit.streams is not None]
+    return torch.cat(streams) if streams and len(streams) == len(units) else None
+
+
+def _runs_of_like_length(
+    lengths: torch.Tensor, max_tokens: int, pass_cost: int
+) -> Iterator[torch.Tensor]:
+    """Yield the positions of each pass's rows, in ascending order.
+
+    Of all ways to cut the rows, sorted by length, where the length changes, this takes the one
+    that costs least: padded tokens, and `pass_cost` a pass.
+    """
+    order = torch.argsort(lengths, descending=True, stable=True)
+    tops, counts = np.unique(-lengths.numpy(), return_counts=True)
+    tops, ends = -tops, np.concatenate([[0], counts.cumsum()])
+    costs, begins = np.zeros(len(ends)), np.zeros(len(ends), dtype=np.int64)
+    for last in range(1, len(ends)):
+        padded = (ends[last] - ends[:last]) * tops[:last]
+        ways = costs[:last] + padded + pass_cost * np.ceil(padded / max_tokens)
+        begins[last] = ways.argmin()
+        costs[last] = ways.min()
+    last, runs = len(tops), []
+    while last:
+        begin = int(begins[last])
+        runs.append((order[ends[begin] : ends[last]], max(1, max_tokens // int(tops[begin]))))
+        last = begin
+    for run, most in reversed(runs):
+        # In the order of the units: most then have all their rows of a run in one pass.
+        yield from torch.split(run.sort().values, most)

@@ -1,0 +1,142 @@
+"""Whether layer rules describe a model, found out before they are trusted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+
+import torch
+
+from clients.engines.cross_entropy import Batch
+from clients.engines.per_example.capture import NotCovered, OpenModel, Site, run, tapped
+from clients.engines.per_example.contributions import Use
+from clients.engines.per_example.gradients import Gradients
+from clients.engines.per_example.passes import passes
+from clients.tasks.mean_gradient import mean_gradient
+from fedsim.execution import Unit
+from fedsim.tensors import Tensors, l2_norm
+
+# The unit that is looked at is cut to this many examples and tokens.
+_EXAMPLES, _TOKENS = 3, 8
+
+# Relative to a parameter's gradient, and to the whole gradient for those that are rounding alone
+# (a bias before a softmax). Rules that are wrong are wrong by far more.
+_OWN_TOLERANCE, _WHOLE_TOLERANCE = 1e-3, 1e-5
+# Of gradients outside, squares or the numbers themselves leave float32, and zeros tell nothing.
+_LEAST_NORM, _LARGEST_NORM = 1e-15, 1e15
+
+
+class CannotTell(Exception):  # noqa: N818 (a finding, not a fault)
+    """The gradients are not finite, or zero, huge or tiny: no comparison this time."""
+
+
+def made_up(model: OpenModel, like: Unit) -> Unit:
+    """Return a unit of three short examples of tokens spread over the vocabulary.
+
+    No longer than the examples of `like` are padded to, and with dropout streams if it has some.
+    """
+    width = min(_TOKENS, like.tokens.shape[1])
+    ids = torch.arange(1, _EXAMPLES * width + 1).view(_EXAMPLES, width) * 7919
+    lengths = torch.tensor([width, max(1, width - 1), max(1, width // 2)])
+    streams = None if like.streams is None else torch.arange(_EXAMPLES)
+    return Unit(0, ids % model.vocabulary_size, lengths, streams=streams)
+
+
+def verified(
+    model: OpenModel,
+    sites: Sequence[Site],
+    parameters: Tensors,
+    unit: Unit,
+    method: Callable[[Tensors, int], Gradients],
+) -> int:
+    """Compare with `loop` on a few tokens, and return the bytes that a token's capture takes.
+
+    First: with every tapped tensor cut off, no logit may depend on a parameter any more, or some
+    use of it passes by the rules. Then: norms and gradients of two units of different size, told
+    apart within one chunk, must be those of automatic differentiation.
+
+    Raises:
+        NotCovered: they are not; names the parameter.
+        CannotTell: the gradients are not finite.
+    """
+    units = _small_units(unit)
+    dtype = next(iter(parameters.values())).dtype
+    gradients = method(parameters, len(units))
+    num_bytes = num_tokens = 0
+
+    def counting(name: str, use: Use) -> None:
+        nonlocal num_bytes
+        num_bytes += _bytes(use)
+        gradients(name, use)
+
+    for part in passes(units, _TOKENS * _EXAMPLES, model.device, dtype):
+        refuse_other_uses(model, sites, parameters, part.batch)
+        gradients.start_pass(part.segments)
+        run(model, sites, parameters, part.batch, counting)
+        num_tokens += part.batch.tokens.numel()
+    squares = gradients.squares()
+    if not squares.isfinite().all():  # one unit's NaN would be in both units' sums
+        raise CannotTell
+    for index, small in enumerate(units):
+        factors = torch.zeros_like(squares)
+        factors[index] = 1.0
+        expected = mean_gradient(model, parameters, small).values
+        compare(expected, gradients.weighted_sum(factors), squares[index].sqrt().tolist())
+    # Logits, their softmax and its gradient; and about as much again as the rules looked at.
+    width = next(iter(parameters.values())).element_size()
+    vocabulary = model.vocabulary_size
+    return 3 * vocabulary * width + 2 * num_bytes // num_tokens
+
+
+def _small_units(unit: Unit) -> list[Unit]:
+    """Return two units cut from one: its first example, and its first few."""
+    tokens, lengths = unit.tokens[:_EXAMPLES, :_TOKENS], unit.lengths[:_EXAMPLES].clamp(max=_TOKENS)
+    if len(lengths) == 1:  # the second unit then is the example twice, the second time shorter
+        tokens = tokens.repeat(2, 1)
+        lengths = torch.cat([lengths, (lengths - 1).clamp(min=1)])
+    streams = None if unit.streams is None else unit.streams[:_EXAMPLES].expand(len(tokens))
+    first = None if streams is None else streams[:1]
+    return [
+        Unit(unit.key, tokens[:1], lengths[:1], streams=first),
+        Unit(unit.key, tokens, lengths, streams=streams),
+    ]
+
+
+def refuse_other_uses(
+    model: OpenModel, sites: Sequence[Site], parameters: Tensors, batch: Batch
+) -> None:
+    """Raise `NotCovered` if, every tapped tensor cut off, a logit depends on a parameter still."""
+    leaves = {name: value.detach().requires_grad_() for name, value in parameters.items()}
+    with torch.enable_grad(), tapped(sites, leaves, len(batch.tokens), None):
+        total = model.logits(leaves, batch.tokens).sum()
+    if not total.requires_grad:
+        return
+    remaining = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
+    for name, gradient in zip(leaves, remaining, strict=True):
+        if gradient is not None:
+            raise NotCovered(f"{name} (used outside the layers that have rules)")
+
+
+def compare(expected: Tensors, computed: Tensors, norms: Sequence[float] | None = None) -> None:
+    """Compare gradients, parameter by parameter, and what is taken for their norms.
+
+    Raises:
+        NotCovered: they differ; names the parameter.
+        CannotTell: the expected ones are not finite, or too small or large to be compared.
+    """
+    whole = l2_norm(expected)
+    if not _LEAST_NORM < whole < _LARGEST_NORM:
+        raise CannotTell
+    for place, (name, value) in enumerate(expected.items()):
+        own = l2_norm({name: value})
+        norm = own if norms is None else norms[place]
+        zero = torch.zeros_like(value)
+        distance = l2_norm({name: value - computed.get(name, zero)})
+        allowed = _OWN_TOLERANCE * own + _WHOLE_TOLERANCE * whole
+        if not (distance <= allowed and abs(norm - own) <= allowed):
+            raise NotCovered(f"{name} (its rule gives another gradient than the loop)")
+
+
+def _bytes(use: Use) -> int:
+    values = (getattr(use, field.name) for field in fields(use))
+    return sum(value.nbytes for value in values if isinstance(value, torch.Tensor))

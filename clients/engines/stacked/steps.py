@@ -1,0 +1,131 @@
+"""A local step of many users by the layer rules: gradients are added where the parameters stand.
+
+`torch.func.vmap` forms every user's gradient, then reads it again to make the step. Here one pass
+over all users' sequences gives what the gradients are products of, and the products are written
+onto the stack of parameters as they are formed.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from clients.engines.cross_entropy import Batch, mean_shares
+from clients.engines.per_example.capture import NotCovered, OpenModel, find_sites, run
+from clients.engines.per_example.contributions import Chain, Product, Segments, Use, form
+from clients.engines.per_example.verification import compare, refuse_other_uses
+from clients.engines.stacked.forward import Stack, forward_for, stacked_forwards
+from clients.engines.stacked.local_steps import StepBatch
+from clients.tasks.mean_gradient import mean_gradient
+from fedsim.execution import Unit
+from fedsim.tensors import Tensors
+
+_TOKENS = 8  # of the sequences that are compared
+# A step this long loses nothing of the gradient beside the parameters that it moves.
+_LONG_STEP = 2.0**12
+# Of a table's rows that are moved at once: with what they are moved by, they stay in the cache.
+_CACHE_BYTES = 2**20
+
+
+class StackedSteps:
+    """Steps of gradient descent on users' own parameters.
+
+    Raises:
+        NotCovered: some layer has no rule or cannot run over a stack; names it.
+    """
+
+    def __init__(self, model: OpenModel) -> None:
+        self._model = model
+        self._sites = find_sites(model)
+        for site in self._sites:
+            if forward_for(site.module) is None:
+                raise NotCovered(f"{site.place} ({type(site.module).__name__})")
+
+    def __call__(
+        self,
+        local: Tensors,
+        start: Tensors,
+        batch: StepBatch,
+        learning_rate: float,
+        *,
+        first: bool,
+    ) -> torch.Tensor:
+        """Move users by −learning rate × gradient and return their losses before it: (users,).
+
+        Args:
+            local: (users, *shape) for each parameter, changed in place; in a first step anything
+                may stand there.
+            start: where all users are before a first step.
+            batch: the sequences.
+            learning_rate: of the step.
+            first: whether the users are still all at `start`.
+        """
+        device, dtype = self._model.device, next(iter(start.values())).dtype
+        users, rows, _ = batch.tokens.shape
+        weights = batch.weights.flatten().to(device, dtype)
+        tokens, lengths = batch.tokens.flatten(0, 1).to(device), batch.lengths.flatten().to(device)
+        # The gradient is scaled, so that what comes back is the step.
+        step = Batch(tokens, mean_shares(tokens, lengths, weights), scale=-learning_rate)
+        uses: list[tuple[str, Use]] = []
+
+        def sink(name: str, use: Use) -> None:
+            uses.append((name, use))  # the pass still reads the weights that it would move
+
+        if first:
+            losses = run(self._model, self._sites, start, step, sink)
+            for name, value in local.items():
+                value.copy_(start[name].expand_as(value))
+        else:
+            with stacked_forwards(self._sites, Stack(users, rows)):
+                losses = run(self._model, self._sites, local, step, sink)
+        _apply(local, uses, Segments([rows] * users, whole=True))
+        return losses.view(users, rows).sum(dim=1)
+
+    def verify(self, parameters: Tensors, unit: Unit) -> None:
+        """Compare a second step of two users with automatic differentiation.
+
+        Raises:
+            NotCovered: it goes elsewhere; names the parameter.
+            CannotTell: the gradients are not finite.
+        """
+        tokens, lengths = unit.tokens[:1, :_TOKENS], unit.lengths[:1].clamp(max=_TOKENS)
+        ends = torch.stack([lengths, (lengths - 1).clamp(min=1)])
+        weights = torch.ones(2, 1, dtype=torch.float64)
+        batch = StepBatch(slice(0, 2), tokens.expand(2, 1, -1), ends, weights)
+        stack = {name: torch.stack([value, 1.01 * value]) for name, value in parameters.items()}
+        before = {name: value.clone() for name, value in stack.items()}
+        one = Batch(tokens, mean_shares(tokens, lengths, torch.ones(1)))
+        refuse_other_uses(self._model, self._sites, parameters, one)
+        self(stack, parameters, batch, _LONG_STEP, first=False)
+        for user in range(2):
+            own = {name: value[user] for name, value in before.items()}
+            moved = {n: (own[n] - value[user]) / _LONG_STEP for n, value in stack.items()}
+            compare(mean_gradient(self._model, own, Unit(0, tokens, ends[user])).values, moved)
+
+
+def _apply(local: Tensors, uses: list[tuple[str, Use]], segments: Segments) -> None:
+    """Add the uses, each user's onto its own parameters."""
+    uses = [(name, use.to(local[name].dtype)) for name, use in uses]
+    # Chains first: what they make of a gradient hangs on parameters that have not moved yet.
+    for name, use in uses:
+        if isinstance(use, Product) and use.chain is not None:
+            _apply_chained(local[name], use, use.chain)
+    for name, use in uses:
+        if not isinstance(use, Product) or use.chain is None:
+            use.into(local[name], segments, add=True)
+
+
+def _apply_chained(stack: torch.Tensor, product: Product, chain: Chain) -> None:
+    """Add what a chain makes of users' products, some rows of a table at a time, in the cache."""
+    num_users, num_rows, width = stack.shape
+    at_once = max(1, _CACHE_BYTES // (stack.element_size() * width))
+    buffer = stack.new_empty(min(at_once, num_rows), width)
+    lefts, rights = (
+        side.reshape(num_users, -1, side.shape[-1]) for side in (product.left, product.right)
+    )
+    for user, (table, left, right) in enumerate(zip(stack, lefts, rights, strict=True)):
+        of_user = chain.of_user(user)
+        for first in range(0, num_rows, at_once):
+            rows = slice(first, first + at_once)
+            gradient = buffer[: num_rows - first]
+            form(gradient, left[:, rows].T, right, add=False)
+            of_user.of_rows(rows).add(table[rows], gradient)

@@ -1,0 +1,136 @@
+"""Dropout whose masks belong to an example, whichever engine, batch or order computes it.
+
+A mask is a hash of (example's stream, dropout layer, element), the stream a hash of the seed, the
+round, the user's key, the example's key and, in local training, the step. So a unit's update is a
+function of the unit alone, as the clip and the sharding of cohorts take for granted; a global
+generator would make it one of its batch, and a place in the file one of who stands in front.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedsim.data.keys import Hashes, base, hashes
+from fedsim.language_model import LanguageModel
+
+# SplitMix64 (Steele, Lea and Flood 2014), its constants as signed numbers.
+_GAMMA = 0x9E3779B97F4A7C15 - 2**64
+_FIRST, _SECOND = 0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64
+_POSITIVE = 2**63 - 1
+
+_rows: ContextVar[torch.Tensor | None] = ContextVar("rows", default=None)
+
+
+def example_streams(seed: int, round: int, users: Hashes, examples: Hashes) -> torch.Tensor:
+    """Return a stream for each example, (examples,) int64.
+
+    Args:
+        seed: see `Materials.seed`.
+        round: from 0.
+        users: (examples,) uint64, the key of the user whose example it is.
+        examples: (examples,) uint64, the examples' keys; two of one user with the same text have
+            the same stream.
+    """
+    of_users = hashes(base(seed, "dropout", round), users)
+    return torch.from_numpy(hashes(of_users, examples).view(np.int64))
+
+
+def at_step(streams: torch.Tensor | None, step: int) -> torch.Tensor | None:
+    """Return other streams for another step of local training."""
+    return None if streams is None else _mixed(streams + _wrapped((step + 1) * _GAMMA))
+
+
+def drops(model: LanguageModel) -> bool:
+    """Return whether units of this model need streams."""
+    return float(getattr(model, "dropout", 0.0)) > 0.0
+
+
+@contextmanager
+def row_streams(streams: torch.Tensor | None) -> Iterator[None]:
+    """Let what is computed inside drop by these streams, (sequences,) int64; None: drop nothing."""
+    token = _rows.set(streams)
+    try:
+        yield
+    finally:
+        _rows.reset(token)
+
+
+class StreamDropout(nn.Module):
+    """Dropout by the streams of `row_streams`: zero with probability p, else divided by 1 − p.
+
+    Goes through `torch.func.vmap`. A layer that a network calls twice drops the same both times.
+    """
+
+    def __init__(self, p: float, site: int) -> None:
+        """Take the probability and the layer's number in the network."""
+        super().__init__()
+        self.p = p
+        self._site = site
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Return (sequences, positions, ...), of which some entries are dropped.
+
+        An entry's chance depends on its position and its place there, not on the length of the
+        padding behind.
+
+        Raises:
+            RuntimeError: there is not a stream for each sequence.
+        """
+        streams = _rows.get()
+        if streams is None:
+            return values
+        if len(streams) != len(values):
+            raise RuntimeError(f"dropout: {len(values)} rows, but {len(streams)} streams")
+        keys = _mixed(streams ^ _mixed_int(self._site))
+        count = values[0].numel()
+        counter = torch.arange(1, count + 1, device=values.device) * _GAMMA
+        chances = _mixed(keys[:, None] + counter) & _POSITIVE
+        kept = (chances >= round(self.p * 2.0**63)).view(values.shape)
+        return values * (kept.to(values.dtype) / (1.0 - self.p))
+
+
+def install_dropout(network: nn.Module, p: float) -> int:
+    """Replace the network's `nn.Dropout` layers by `StreamDropout`, and return their number.
+
+    Those of attention weights stay off: fused attention has none to offer, and an entry there has
+    no place that padding leaves alone.
+    """
+    places = [
+        place
+        for place, module in network.named_modules()
+        if type(module) is nn.Dropout and not _of_attention(place.rpartition(".")[2])
+    ]
+    for site, place in enumerate(places):
+        network.set_submodule(place, StreamDropout(p, site))
+    return len(places)
+
+
+def _of_attention(name: str) -> bool:
+    return "attn" in name or "attention" in name
+
+
+def _mixed(values: torch.Tensor) -> torch.Tensor:
+    """Return SplitMix64's output function; int64 products wrap, shifts must be made logical."""
+    values = (values ^ _shifted(values, 30)) * _FIRST
+    values = (values ^ _shifted(values, 27)) * _SECOND
+    return values ^ _shifted(values, 31)
+
+
+def _shifted(values: torch.Tensor, bits: int) -> torch.Tensor:
+    shifted: torch.Tensor = (values >> bits) & (2 ** (64 - bits) - 1)
+    return shifted
+
+
+def _mixed_int(site: int) -> int:
+    return int(_mixed(torch.tensor(_wrapped((site + 1) * _GAMMA))))
+
+
+def _wrapped(value: int) -> int:
+    """Return what is left of an integer in 64 bits, signed."""
+    return (value + 2**63) % 2**64 - 2**63

@@ -1,0 +1,143 @@
+"""Models that others made: a transformers folder, a GGUF file or a hub id."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GgufConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+import clients.models.mcmahan_lstm  # noqa: F401  (registers its model type, so that its folders open)
+from clients.models.model_files import check_folder, quietly
+from clients.models.transformers_model import TransformersModel
+from fedsim import registry
+from fedsim.config import ModelConfig
+from fedsim.errors import ConfigError
+
+
+def load(
+    config: ModelConfig, *, seed: int = 0, sequence_length: int = 64, device: str = "cpu"
+) -> TransformersModel:
+    """Load a causal language model and its tokenizer in float32.
+
+    Code that comes with a model is never run: only architectures that transformers knows open.
+
+    Args:
+        config: `name_or_path` is a folder, a `.gguf` file (which needs the package `gguf`) or a
+            hub id.
+        seed: the run's seed; adapters start from it.
+        sequence_length: the longest example, in tokens.
+        device: where logits are to be computed, in torch's spelling.
+
+    Raises:
+        ConfigError: not found, unreadable, no network, or a key that makes no sense here.
+    """
+    name = config.name_or_path
+    if config.pretraining_steps is not None:
+        raise ConfigError(
+            f"model.pretraining_steps = {config.pretraining_steps}: only a built-in model is "
+            f"pre-trained here, and {name!r} is none; leave the key out"
+        )
+    module, tokenizer = open_pretrained(name)
+    origin = (
+        f"The starting point and the vocabulary are those of {name!r}; "
+        "fedsim does not know what text they were trained on."
+    )
+    return TransformersModel(
+        module,
+        tokenizer,
+        config,
+        origin=origin,
+        seed=seed,
+        sequence_length=sequence_length,
+        device=device,
+    )
+
+
+def open_pretrained(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Open a folder, a GGUF file or a hub id, without a word on standard error.
+
+    Attention is the "eager" kind. `torch.func.vmap` has no rule for the fused kernels; at the
+    lengths trained here they save nothing on a CPU; and how they cut a sequence into blocks hangs
+    on the padding that the longest neighbour brings, so that in bfloat16 one user would move the
+    others' gradients (tests/privacy/test_mixed_precision.py fails with them).
+
+    Raises:
+        ConfigError: it cannot be opened; the message says why.
+    """
+    path = Path(name).expanduser()
+    if _looks_like_a_path(name) and not path.exists():
+        raise ConfigError(f"model.name_or_path = {name!r}: there is no such file or folder")
+    source = str(path) if path.exists() else name
+    options: dict[str, Any] = {"trust_remote_code": False}
+    loading: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": "eager"}
+    if path.suffix == ".gguf" and path.is_file():
+        source, options = str(path.parent), {**options, "gguf_file": path.name}
+        loading["quantization_config"] = GgufConfig(dequantize=True)
+    else:
+        loading["use_safetensors"] = True
+    try:
+        with quietly():
+            if path.is_dir():
+                check_folder(path)
+            opened: Any = AutoModelForCausalLM.from_pretrained(
+                source, output_loading_info=True, **loading, **options
+            )
+            module, loaded = opened
+            _check_all_there(loaded)
+            tokenizer = AutoTokenizer.from_pretrained(source, **options)
+            _forget_quantisation(module)
+    except Exception as error:  # transformers and what it builds on have errors of many kinds
+        raise ConfigError(_explain(name, error)) from error
+    return module, tokenizer
+
+
+def _check_all_there(loaded: dict[str, Any]) -> None:
+    """Raise `ValueError` where a weight was not in the files: transformers makes random ones."""
+    if missing := sorted(map(str, loaded["missing_keys"])):
+        shown = ", ".join(missing[:3]) + ", …" * (len(missing) > 3)
+        raise ValueError(f"its files lack {len(missing)} of the network's weights: {shown}")
+
+
+def _forget_quantisation(module: PreTrainedModel) -> None:
+    """Let a network from a GGUF file be an ordinary one of float32, which can be saved.
+
+    transformers unpacks the weights (there is no gradient of packed ones), yet keeps the mark of
+    the quantised file, and refuses to save what bears it.
+
+    Raises:
+        ValueError: the weights are packed still.
+    """
+    if getattr(module, "hf_quantizer", None) is None:
+        return
+    packed = {str(value.dtype) for value in module.parameters() if value.dtype != torch.float32}
+    if packed:
+        raise ValueError(f"its weights stay quantised ({', '.join(sorted(packed))})")
+    module.hf_quantizer = None  # type: ignore[assignment]
+    del module.config.quantization_config
+
+
+def _looks_like_a_path(name: str) -> bool:
+    """Return whether `name` cannot be a hub id, which is "model" or "owner/model"."""
+    return name.startswith((os.sep, ".", "~")) or name.count("/") > 1 or name.endswith(".gguf")
+
+
+def _explain(name: str, error: Exception) -> str:
+    near = difflib.get_close_matches(name, registry.names("models"), n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    reason = " ".join(str(error).split())
+    if "trust_remote_code" in reason:  # an option that nobody has here
+        reason = "it needs code that comes with it, which is never run"
+    return (
+        f"model.name_or_path = {name!r}: {hint}neither a built-in model nor a transformers "
+        f"folder, GGUF file or hub id that opens here: {reason}"
+    )

@@ -1,0 +1,88 @@
+"""Files of a model: safe weights, all of them, and no detour; transformers kept quiet."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+from transformers.utils import logging
+
+from fedsim.utils.json_text import read_json
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Hide transformers' progress bars, warnings and messages; restore everything afterwards.
+
+    What a user must know about a load that went wrong reaches them as a `ConfigError`.
+    """
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        # Not every bar in there obeys the switch above.
+        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+
+
+_WEIGHTS = "*.safetensors"
+_INDEX = "model.safetensors.index.json"
+_LAYERS = {"n_layer", "n_layers", "num_layers", "num_hidden_layers"}
+_PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+
+
+def check_folder(folder: Path) -> None:
+    """Look at a folder before anything in it is opened.
+
+    Raises:
+        ValueError: its weights are pickled, are adapters only or are named elsewhere, or its config
+            declares more layers than there are weights: building them would not end.
+        OSError, SafetensorError: a file cannot be read.
+    """
+    if (folder / "adapter_config.json").exists():
+        raise ValueError(
+            "it holds adapters, which are no whole model; merge them into theirs first"
+        )
+    weights = sorted(folder.glob(_WEIGHTS))
+    if not weights:
+        pickled = sorted(path.name for kind in _PICKLED for path in folder.glob(kind))
+        said = f"its weights ({', '.join(pickled)}) can run code when they are read" * bool(pickled)
+        raise ValueError(f"{said or 'it has no weights'}; wanted: safetensors")
+    if (folder / _INDEX).exists():
+        _check_names(read_json(folder / _INDEX))
+    held = sum(_num_tensors(path) for path in weights)
+    for key, number in _numbers(read_json(folder / "config.json")):
+        if key in _LAYERS and number > held:
+            raise ValueError(f"config.json: {key} = {number}, and the weights are {held} tensors")
+
+
+def _check_names(index: Any) -> None:  # noqa: ANN401  (whatever the file says)
+    named = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(named, dict):
+        raise ValueError(f"{_INDEX}: expected an object with weight_map")
+    for name in named.values():
+        if not isinstance(name, str) or Path(name).name != name:
+            raise ValueError(f"{_INDEX}: {name!r} is no file of the folder")
+
+
+def _num_tensors(path: Path) -> int:
+    with safe_open(path, framework="pt") as file:
+        return len(file.keys())
+
+
+def _numbers(tree: Any) -> Iterator[tuple[str, float]]:  # noqa: ANN401
+    """Yield key and value of every number in an object and in the objects inside it."""
+    for key, value in tree.items() if isinstance(tree, dict) else ():
+        if isinstance(value, int | float):
+            yield key, value
+        yield from _numbers(value)

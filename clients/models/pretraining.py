@@ -1,0 +1,198 @@
+"""Pre-training of the built-in models on public text, done once and kept.
+
+McMahan et al. 2018, App. B: starting from a model of public text is likely the best approach in
+practice. The text is other than the one fine-tuned on, so no budget is spent.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+import transformers
+from rich.console import Console
+from rich.progress import Progress
+from transformers import (
+    AutoModelForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
+
+from clients.models.model_files import check_folder, quietly
+from clients.models.tokenizers import public_text
+from fedsim.errors import ConfigError
+from fedsim.utils.files import cache_dir, folder_beside, naming, rename_synced, sync_all
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How a built-in model is pre-trained; part of the key that its result is kept under.
+
+    Attributes:
+        steps: AdamW steps; 0 keeps the random start.
+        learning_rate: the peak, reached after `warmup_steps`, then a cosine down to a tenth.
+        warmup_steps: steps of linear rise.
+        batch_size: blocks a step.
+        block_length: tokens a block, cut anywhere out of the speeches laid end to end.
+        seed: of the random start and of the blocks. It is not the run's seed: every run
+            starts from the same model.
+    """
+
+    steps: int
+    learning_rate: float
+    warmup_steps: int = 20
+    batch_size: int = 32
+    block_length: int = 64
+    seed: int = 20180217
+
+    def learning_rate_at(self, step: int) -> float:
+        """Return the learning rate of a step, from 0."""
+        if step < self.warmup_steps:
+            return self.learning_rate * (step + 1) / self.warmup_steps
+        done = (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps)
+        return self.learning_rate * (0.55 + 0.45 * math.cos(math.pi * done))
+
+
+def pretrained(
+    name: str, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerFast, schedule: Schedule
+) -> PreTrainedModel:
+    """Return the pre-trained network, from the cache where it was made before.
+
+    The key covers the config, tokenizer, text, schedule and the versions of torch and
+    transformers. The folder appears whole or not at all; of two processes that make it at the
+    same time, one wins and both use it. Training is in float32 on the CPU; its last bits may
+    differ between machines, so take the cached folder along where they matter.
+
+    Args:
+        name: how the folder under `cache_dir()/models` begins.
+        config: a config that `AutoModelForCausalLM` knows.
+        tokenizer: with an end token, which is put between speeches.
+        schedule: how long, how fast.
+    """
+    key = _key(config, tokenizer, schedule)
+    folder = cache_dir() / "models" / f"{name}-{key}"
+    if not folder.exists():
+        module = random_start(config, schedule.seed)
+        _train(module, _packed(tokenizer), schedule, name)
+        _keep(module, tokenizer, folder)
+    try:
+        check_folder(folder)
+        with quietly():
+            kept: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+                folder,
+                dtype=torch.float32,
+                attn_implementation="eager",
+                use_safetensors=True,
+                trust_remote_code=False,
+            )
+    except Exception as error:  # transformers and what it builds on have errors of many kinds
+        raise ConfigError(
+            f"the pre-trained {name} kept in {folder} is damaged: {error}; delete it, to train it "
+            "again"
+        ) from error
+    return kept
+
+
+def random_start(config: PreTrainedConfig, seed: int) -> PreTrainedModel:
+    """Return a network with random weights; the global generator is left as it was."""
+    with torch.random.fork_rng(devices=[]), quietly():
+        torch.manual_seed(seed)
+        module: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+            config, dtype=torch.float32, attn_implementation="eager"
+        )
+    module.eval()  # type: ignore[no-untyped-call]
+    return module
+
+
+def describe_origin(schedule: Schedule) -> str:
+    """Return the sentence of the report on where vocabulary and starting point come from."""
+    words = sum(len(text.split()) for text in public_text())
+    start = (
+        f"The starting point was pre-trained for {schedule.steps} steps on"
+        if schedule.steps
+        else "The starting point is random, and the vocabulary alone comes from"
+    )
+    vocabulary = ", and the vocabulary was learned from them" if schedule.steps else ""
+    return (
+        f"{start} public text: the eleven history plays ({words:,} words), which are not part of "
+        f"the private data{vocabulary}."
+    )
+
+
+def _train(
+    module: PreTrainedModel, stream: torch.Tensor, schedule: Schedule, name: str
+) -> PreTrainedModel:
+    """Take the schedule's steps on `module`, in place."""
+    optimizer = torch.optim.AdamW(module.parameters(), lr=schedule.learning_rate, weight_decay=0.1)
+    generator = torch.Generator().manual_seed(schedule.seed)
+    within_block = torch.arange(schedule.block_length + 1)
+    last = len(stream) - len(within_block)
+    for step in _shown(schedule.steps, f"pre-training {name} on public text"):
+        for group in optimizer.param_groups:
+            group["lr"] = schedule.learning_rate_at(step)
+        starts = torch.randint(last + 1, (schedule.batch_size, 1), generator=generator)
+        block = stream[starts + within_block]
+        logits = module(block[:, :-1], use_cache=False).logits
+        loss = F.cross_entropy(logits.flatten(0, 1), block[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0)
+        optimizer.step()
+    return module
+
+
+def _packed(tokenizer: PreTrainedTokenizerFast) -> torch.Tensor:
+    """Return the public speeches as one line of ids, each between its begin and end tokens."""
+    texts: Sequence[str] = public_text()
+    begin, end = tokenizer.bos_token_id, tokenizer.eos_token_id
+    encoded = tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]
+    return torch.tensor([token for ids in encoded for token in (begin, *ids, end)])
+
+
+def _shown(steps: int, title: str) -> Iterator[int]:
+    """Count the steps under a progress bar on a terminal, or after one line of log elsewhere."""
+    if steps == 0:
+        return
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        logger.info("%s: %d steps", title, steps)
+        yield from range(steps)
+        return
+    with Progress(console=console, transient=True) as progress:
+        yield from progress.track(range(steps), description=title)
+
+
+def _keep(module: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+    """Write beside the folder, then rename: a folder that exists is complete."""
+    with naming(folder), folder_beside(folder) as temporary:
+        with quietly():
+            module.save_pretrained(temporary)
+            tokenizer.save_pretrained(temporary)
+        sync_all(temporary)
+        try:
+            rename_synced(temporary, folder)
+        except OSError:
+            if not folder.exists():  # else another process was first; its folder is as good
+                raise
+
+
+def _key(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerFast, schedule: Schedule) -> str:
+    facts = {
+        "config": config.to_dict(),
+        "tokenizer": tokenizer.backend_tokenizer.to_str(),
+        "text": public_text(),
+        "schedule": asdict(schedule),
+        "versions": [torch.__version__, transformers.__version__],
+    }
+    content = json.dumps(facts, sort_keys=True, default=str).encode()
+    return hashlib.sha256(content).hexdigest()[:16]

@@ -1,0 +1,59 @@
+"""tiny-gpt: a GPT-2 small enough to fine-tune on a laptop, with a vocabulary of 2,000."""
+
+from __future__ import annotations
+
+from transformers import GPT2Config
+
+from clients.models.pretraining import Schedule, describe_origin, pretrained
+from clients.models.tokenizers import byte_pair_tokenizer
+from clients.models.transformers_model import TransformersModel
+from fedsim.config import ModelConfig
+
+NAME = "tiny-gpt"
+VOCABULARY_SIZE = 2000
+POSITIONS = 128
+DEFAULT_STEPS = 300
+
+
+def load(
+    config: ModelConfig, *, seed: int = 0, sequence_length: int = 64, device: str = "cpu"
+) -> TransformersModel:
+    """Load tiny-gpt: width 128, 4 layers, 4 heads, tied embeddings, 1.07 M parameters.
+
+    Its byte-level BPE and its starting point come from public text alone; the first load makes
+    them (a minute or two on a CPU), later ones read them from the cache.
+
+    Args:
+        config: `pretraining_steps` may be 0 for a random start.
+        seed: the run's seed; adapters start from it.
+        sequence_length: the longest example, at most 128 tokens.
+        device: where logits are to be computed, in torch's spelling.
+
+    Raises:
+        ConfigError: sequences too long, or nothing to train.
+    """
+    tokenizer = byte_pair_tokenizer(VOCABULARY_SIZE)
+    network = GPT2Config(
+        vocab_size=len(tokenizer),
+        n_positions=POSITIONS,
+        n_embd=128,
+        n_layer=4,
+        n_head=4,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    steps = DEFAULT_STEPS if config.pretraining_steps is None else config.pretraining_steps
+    # Blocks as long as there are positions, so that none of them starts fine-tuning at random.
+    schedule = Schedule(steps=steps, learning_rate=2e-3, batch_size=16, block_length=POSITIONS)
+    return TransformersModel(
+        pretrained(NAME, network, tokenizer, schedule),
+        tokenizer,
+        config,
+        origin=describe_origin(schedule),
+        seed=seed,
+        sequence_length=sequence_length,
+        device=device,
+    )

@@ -1,0 +1,111 @@
+"""Which parameters move: all, those whose names match, or low-rank adapters."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import cast
+
+from peft import LoraConfig, PeftModel, get_peft_model
+from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from clients.models.model_files import quietly
+from fedsim.errors import ConfigError
+
+
+def select_trainable(names: Sequence[str], pattern: str, *, lora: bool = False) -> list[str]:
+    """Return the names to train, in the order given.
+
+    Args:
+        names: every parameter's name; a tied parameter is listed once.
+        pattern: "all", or a regular expression searched anywhere in a name.
+        lora: whether adapters were added; "all" then means all of the adapters and nothing else,
+            since the point of an adapter is that the rest stays still.
+
+    Raises:
+        ConfigError: not a regular expression, or it finds no name.
+
+    Examples:
+        >>> names = ["wte.weight", "h.0.ln_1.weight", "h.0.attn.weight"]
+        >>> select_trainable(names, "wte|ln_")
+        ['wte.weight', 'h.0.ln_1.weight']
+    """
+    if pattern == "all":
+        return [name for name in names if not lora or ".lora_" in name]
+    try:
+        expression = re.compile(pattern)
+    except re.error as error:
+        raise ConfigError(
+            f"model.trainable = {pattern!r}: not a regular expression ({error}); "
+            'give "all" or a pattern of parameter names'
+        ) from None
+    found = [name for name in names if expression.search(name)]
+    if not found:
+        raise ConfigError(
+            f"model.trainable = {pattern!r}: finds none of the {len(names)} parameters; "
+            f"their names are {_some(names)}"
+        )
+    return found
+
+
+def _some(names: Sequence[str]) -> str:
+    """Return at most eight names, spread from the first layer to the last."""
+    step = -(-len(names) // 8)
+    shown = list(names[::step])
+    return ", ".join(shown) + (", ..." if len(shown) < len(names) else "")
+
+
+_ADAPTED = (nn.Linear, nn.Embedding, Conv1D)
+
+
+def add_lora(
+    module: PreTrainedModel, rank: int, targets: Sequence[str] = (), dropout: float = 0.0
+) -> PeftModel:
+    """Return `module` with adapters of `rank` > 0 inside; it computes what it computed before.
+
+    An adapted weight is W + 2·B·A: A is drawn from torch's global generator (so call this
+    under `torch.random.fork_rng`), B starts at zero. With
+    `dropout` the adapters' inputs go through dropout layers.
+
+    Args:
+        module: the network; it is changed in place.
+        rank: of the adapters.
+        targets: ends of the names of the modules to adapt; by default peft's for the architecture,
+            or every linear layer but the output layer where peft has none.
+        dropout: the probability of those layers; 0 for none.
+
+    Raises:
+        ConfigError: no module is called so, or it is of a kind that has no adapter.
+    """
+    default = TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING.get(
+        module.config.model_type, "all-linear"
+    )
+    config = LoraConfig(
+        r=rank,
+        lora_alpha=2 * rank,
+        lora_dropout=dropout,
+        target_modules=list(targets) or default,
+        fan_in_fan_out=any(isinstance(part, Conv1D) for part in module.modules()),
+    )
+    try:
+        with quietly():
+            return get_peft_model(module, config)
+    except ValueError as error:
+        linear = {name for name, part in module.named_modules() if isinstance(part, _ADAPTED)}
+        known = sorted({name.rpartition(".")[2] for name in linear})
+        reason = str(error).splitlines()[0]
+        raise ConfigError(
+            f"model.lora_target_modules = {list(targets)}: {reason} Known: {', '.join(known)}"
+        ) from error
+
+
+def merged(module: nn.Module) -> PreTrainedModel:
+    """Return the plain network with the adapters' products added to its weights.
+
+    Works in place on a `PeftModel`; anything else is returned as it is.
+    """
+    plain = module.merge_and_unload() if isinstance(module, PeftModel) else module
+    return cast(PreTrainedModel, plain)

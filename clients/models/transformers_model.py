@@ -1,0 +1,248 @@
+"""A transformers network as a value: parameters in, logits out."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from tokenizers import models
+from torch import nn
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from clients.models.cpu_kernels import fuse_activations, onednn_products
+from clients.models.dropout import install_dropout
+from clients.models.encoders import encoder_of
+from clients.models.model_files import quietly
+from clients.models.trainable import add_lora, merged, select_trainable
+from fedsim.config import ModelConfig
+from fedsim.errors import ConfigError
+from fedsim.seeding import stream
+from fedsim.tensors import Tensors, check_same_layout
+
+
+class TransformersModel:
+    """A causal language model of transformers, or one with adapters, as a `LanguageModel`.
+
+    The module is in evaluation mode for good: its own dropout would draw from a global generator,
+    so that an example's gradient would depend on which examples were computed before it.
+    `config.dropout` puts layers in their place that drop by the streams of `row_streams`. Nothing
+    in the module requires a gradient; only what is handed to `logits` does.
+
+    Attributes:
+        module: the network, for engines that look inside; its own weights never change.
+        tokenizer: the transformers tokenizer.
+        encoder: what `encode` calls; it can be sent to a process that has no network.
+        places: every name in the module that a trainable parameter goes by, to the first.
+        dropout: the probability with which an engine is to let entries be dropped.
+    """
+
+    def __init__(
+        self,
+        module: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        config: ModelConfig,
+        *,
+        origin: str,
+        seed: int = 0,
+        sequence_length: int = 64,
+        device: str = "cpu",
+    ) -> None:
+        """Wrap `module`, which is taken over: adapters go into it, and it moves to `device`.
+
+        Raises:
+            ConfigError: module and tokenizer do not fit each other, the sequences or `config`.
+        """
+        self.name = config.name_or_path
+        self.origin = origin
+        self.tokenizer = tokenizer
+        self.device = torch.device(device)
+        self.vocabulary_size = int(module.config.get_text_config().vocab_size)
+        self.num_parameters = sum(value.numel() for value in module.parameters())
+        _check_fit(module, tokenizer, self.name, sequence_length)
+        self.encoder = encoder_of(tokenizer, *_begin_and_end(tokenizer, self.name))
+        self.unknown_token_id = _unknown_word(tokenizer)
+        self.tokenizer_fingerprint = _fingerprint(tokenizer)
+        self._pad_token_id = _make_padding_ordinary(module)
+        self.dropout = config.dropout
+        fuse_activations(module)
+        self.module = _prepared(module, config, seed).to(self.device)
+        names = [name for name, _ in self.module.named_parameters()]
+        selected = select_trainable(names, config.trainable, lora=config.lora_rank > 0)
+        self._trainable = _subset(self.module, selected)
+        self.places = _places(self.module, set(selected))
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return, per text, its ids between a begin and an end token; never truncated.
+
+        A special token that is spelt out in a text is read as text: nobody's text can end early.
+        """
+        return self.encoder(texts)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of token ids; begin and end tokens are left out."""
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    def initial_parameters(self) -> dict[str, torch.Tensor]:
+        """Return copies of the trainable parameters, float32, on the CPU."""
+        return {
+            name: value.detach().to("cpu", torch.float32, copy=True)
+            for name, value in self._trainable.items()
+        }
+
+    def logits(
+        self, parameters: Tensors, tokens: torch.Tensor, positions: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Return next-token logits, (batch, length, vocabulary_size), at least float32.
+
+        Works under `torch.func.grad` and `vmap`. No attention mask: padding stands on the
+        right of everything that counts, and the model is causal.
+
+        Args:
+            parameters: one tensor per trainable name, on `device`.
+            tokens: (batch, length) int64 on `device`.
+            positions: (batch, length) int64, where rows hold several sequences: counted from 0
+                anew in each. Networks differ in what they make of it; see `keeps_apart` in
+                `clients.engines.per_example.packing`.
+
+        Raises:
+            ValueError: `parameters` are not exactly the trainable ones.
+        """
+        if parameters.keys() != self._trainable.keys():
+            check_same_layout(self._trainable, parameters)
+        # The tied names are known, so torch need not search the module for them at each call.
+        replaced = {place: parameters[name] for place, name in self.places.items()}
+        options = {"use_cache": False} | ({} if positions is None else {"position_ids": positions})
+        with onednn_products(parameters):
+            output = torch.func.functional_call(
+                self.module, replaced, (tokens,), options, tie_weights=False
+            )
+        logits = torch.Tensor(output.logits)
+        return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+    def save(self, parameters: Tensors, folder: Path) -> None:
+        """Write a transformers folder (safetensors) with these parameters and the tokenizer.
+
+        Adapters are merged into the weights, so that what opens is a plain model and what was
+        trained is what is served.
+
+        Raises:
+            ValueError: `parameters` are not exactly the trainable ones.
+        """
+        check_same_layout(self._trainable, parameters)
+        twin = copy.deepcopy(self.module)
+        with torch.no_grad():
+            for name, value in _subset(twin, list(parameters)).items():
+                value.copy_(parameters[name])
+        plain = merged(twin)
+        plain.config.pad_token_id = self._pad_token_id
+        with quietly():
+            plain.save_pretrained(folder)
+            self.tokenizer.save_pretrained(folder)
+
+
+def _prepared(module: PreTrainedModel, config: ModelConfig, seed: int) -> nn.Module:
+    """Return the network with its adapters and dropout, frozen, in evaluation mode."""
+    prepared: nn.Module = module
+    if config.lora_rank > 0:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(int(stream(seed, "model").integers(2**63)))
+            prepared = add_lora(
+                module, config.lora_rank, config.lora_target_modules, config.dropout
+            )
+    if config.dropout > 0.0 and install_dropout(prepared, config.dropout) == 0:
+        raise ConfigError(
+            f"model.dropout = {config.dropout}: the network of {config.name_or_path!r} has no "
+            "dropout layers; give 0.0, or lora_rank > 0, whose adapters have some"
+        )
+    return prepared.requires_grad_(False).eval()
+
+
+def _subset(module: nn.Module, names: Sequence[str]) -> dict[str, nn.Parameter]:
+    """Return the named parameters, in the order of `names`."""
+    everything = dict(module.named_parameters())
+    return {name: everything[name] for name in names}
+
+
+def _places(module: nn.Module, trainable: set[str]) -> dict[str, str]:
+    """Return where to put each trainable parameter: every name it goes by, to its first name."""
+    first = {id(value): name for name, value in module.named_parameters()}
+    everywhere = module.named_parameters(remove_duplicate=False)
+    return {name: first[id(value)] for name, value in everywhere if first[id(value)] in trainable}
+
+
+def _make_padding_ordinary(module: PreTrainedModel) -> int | None:
+    """Let no id be treated apart, and return the padding id that the config named.
+
+    With a padding id, transformers looks at the values of each batch in order to warn (which
+    `vmap` forbids and a GPU waits for), and an embedding gives that row a zero gradient, which
+    engines that take norms without forming gradients would not know.
+    """
+    pad_token_id: int | None = getattr(module.config, "pad_token_id", None)
+    module.config.pad_token_id = None
+    for part in module.modules():
+        if isinstance(part, nn.Embedding):
+            part.padding_idx = None
+    return pad_token_id
+
+
+def max_positions(module: nn.Module) -> int | None:
+    """Return how many positions a network of transformers has, or None where it does not say."""
+    config = getattr(module, "config", None)
+    if not isinstance(config, PretrainedConfig):
+        return None
+    return getattr(config.get_text_config(), "max_position_embeddings", None)
+
+
+def _check_fit(
+    module: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str, sequence_length: int
+) -> None:
+    text_config = module.config.get_text_config()
+    positions = max_positions(module)
+    if positions is not None and sequence_length > positions:
+        raise ConfigError(
+            f"data.sequence_length = {sequence_length}: the model {name!r} has {positions} "
+            f"positions; give at most {positions}"
+        )
+    num_ids = 1 + max(_usable_ids(tokenizer))
+    if num_ids > text_config.vocab_size:
+        raise ConfigError(
+            f"model.name_or_path = {name!r}: its tokenizer has {num_ids} ids but the "
+            f"network only {text_config.vocab_size}; they do not belong together"
+        )
+
+
+def _usable_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
+    """Return the ids that `encode` can give: special tokens occur at the two ends only."""
+    special = {id_ for id_, token in tokenizer.added_tokens_decoder.items() if token.special}
+    ends = {tokenizer.bos_token_id, tokenizer.eos_token_id} - {None}
+    return set(tokenizer.get_vocab().values()) - special | ends
+
+
+def _begin_and_end(tokenizer: PreTrainedTokenizerBase, name: str) -> tuple[int, int]:
+    """Return the ids put before and after a text; where one is missing the other stands in."""
+    begin, end = tokenizer.bos_token_id, tokenizer.eos_token_id
+    if begin is None and end is None:
+        raise ConfigError(
+            f"model.name_or_path = {name!r}: its tokenizer has neither a bos_token nor an "
+            "eos_token; give one in its tokenizer_config.json"
+        )
+    return int(end if begin is None else begin), int(begin if end is None else end)
+
+
+def _unknown_word(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """Return the id of unknown words where the tokenizer is a list of whole words, or None."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None or not isinstance(backend.model, models.WordLevel):
+        return None
+    unknown: int | None = tokenizer.unk_token_id
+    return unknown
+
+
+def _fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return the SHA-256 (hex) of the tokenizer as written to disk, or of its sorted vocabulary."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    text = repr(sorted(tokenizer.get_vocab().items())) if backend is None else backend.to_str()
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,104 @@
+"""DP-FedAvg: a user trains locally; its update is where it started minus where it arrived."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from clients.models.dropout import at_step
+from clients.tasks.mean_gradient import mean_gradient
+from clients.tasks.user_examples import UserUnits
+from fedsim.data.cohorts import CohortRule
+from fedsim.data.keys import base, hashes
+from fedsim.execution import Keys, Unit, Update
+from fedsim.materials import Materials
+from fedsim.tensors import Tensors, add_
+
+
+class LocalSGD:
+    """The task of ULS with `local = { task = "fedavg" }` (UserUpdateFedAvg, McMahan et al. 2018).
+
+    The update is θ_server − θ_local, so that the server's optimizer takes it as a gradient; with
+    SGD at learning rate 1 the server adds the mean difference, as the paper prints it. The clip
+    is applied once, to the whole difference.
+
+    Attributes:
+        learning_rate: of every local step.
+    """
+
+    averages_gradients: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        materials: Materials,
+        *,
+        group_size: int,
+        selection: CohortRule = "random",
+        user_weight_cap: int | None = None,
+        epochs: int = 1,
+        batch_size: int = 8,
+        learning_rate: float = 0.1,
+    ) -> None:
+        self.learning_rate = learning_rate
+        self._model = materials.model
+        self._seed = materials.seed
+        self._units = UserUnits(materials, group_size, selection, user_weight_cap, streams=True)
+        self._epochs = epochs
+        self._batch_size = batch_size
+
+    def unit(self, key: int, round: int) -> Unit:
+        """Return the user's examples of this round."""
+        return self._units(key, round)
+
+    def units(self, keys: Keys, round: int) -> list[Unit]:
+        """Return the examples of each of these users."""
+        return self._units.many(keys, round)
+
+    def batches(self, unit: Unit, round: int) -> Iterator[torch.Tensor]:
+        """Yield the rows of `unit.tokens` that each local step takes, (rows,) int64.
+
+        `epochs` passes in shuffled batches; the last batch of a pass may be short. The order of a
+        pass is that of hashes of the examples' streams: a function of the seed, the round, the
+        user and the examples alone, wherever they stand. Nothing without examples.
+
+        Raises:
+            ValueError: a unit with examples and without streams, which is not of this task.
+        """
+        count = len(unit.lengths)
+        if count == 0:
+            return
+        if unit.streams is None:
+            raise ValueError(f"unit {unit.key}: has no streams; units come from `LocalSGD.units`")
+        shuffling = hashes(base(self._seed, "local", round), unit.streams.numpy().view(np.uint64))
+        for epoch in range(self._epochs):
+            order = torch.from_numpy(
+                np.argsort(hashes(shuffling, np.array([epoch])), kind="stable")
+            )
+            for start in range(0, count, self._batch_size):
+                yield order[start : start + self._batch_size]
+
+    def update(self, parameters: Tensors, unit: Unit, round: int) -> Update:
+        """Take a step of gradient descent for each of `batches`.
+
+        The loss is that of the first pass, the parameters moving under it.
+        """
+        count = len(unit.lengths)
+        local = {name: value.detach().clone() for name, value in parameters.items()}
+        loss, seen = 0.0, 0
+        for number, rows in enumerate(self.batches(unit, round)):
+            streams = at_step(unit.streams, number)
+            batch = Unit(
+                unit.key,
+                unit.tokens[rows],
+                unit.lengths[rows],
+                streams=None if streams is None else streams[rows],
+            )
+            step = mean_gradient(self._model, local, batch)
+            add_(local, step.values, dict.fromkeys(local, -self.learning_rate))
+            loss += step.loss * len(rows) / count if seen < count else 0.0
+            seen += len(rows)
+        moved = {name: value - local[name] for name, value in parameters.items()}
+        return Update(moved, loss=loss, num_gradients=seen)

@@ -1,0 +1,102 @@
+"""Personalisation: some local epochs on half of a user's examples, scored on the other half.
+
+Charles et al. 2024, App. J.2. Users train side by side, each on a copy of the parameters in a
+stack, as in DP-FedAvg; nothing is clipped, summed or noised, and nothing of it is released.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from clients.engines.stacked.local_steps import LocalUser
+from clients.engines.stacked.local_vmap import LocalVmap
+from fedsim.data.store import Indices, TokenStore
+from fedsim.evaluation.scoring import score_examples
+from fedsim.execution import Unit
+from fedsim.language_model import LanguageModel
+from fedsim.runner.detailed_evaluation import Personalisation
+from fedsim.seeding import stream
+from fedsim.tensors import Tensors
+
+
+@dataclass(frozen=True, eq=False)
+class Personalised:
+    """One entry a user, on the half of its examples that it did not train on.
+
+    Attributes:
+        users: the store's indices; those with fewer than two examples are left out.
+        without: nats per predicted token under the given parameters.
+        after: the same under the user's own.
+        tokens: predicted tokens.
+        num_left_out: users with fewer than two examples.
+    """
+
+    users: Indices
+    without: npt.NDArray[np.float64]
+    after: npt.NDArray[np.float64]
+    tokens: Indices
+    num_left_out: int
+
+
+def personalise(
+    model: LanguageModel,
+    parameters: Tensors,
+    store: TokenStore,
+    users: Indices,
+    *,
+    training: Personalisation,
+    seed: int,
+) -> Personalised:
+    """Train and score every user by itself; halves and batches depend on (seed, user) alone."""
+    kept = [int(user) for user in users if len(store.user_examples(int(user))) > 1]
+    on_device = {name: value.to(model.device) for name, value in parameters.items()}
+    pairs = [_halves(store, user, seed) for user in kept]
+    locals_ = [
+        _local_user(store, user, own, training, seed)
+        for user, (own, _) in zip(kept, pairs, strict=True)
+    ]
+    engine = LocalVmap(model)
+    without, after, tokens = (np.zeros(len(kept)) for _ in range(3))
+    places = sorted(range(len(kept)), key=lambda place: locals_[place].order)
+    while places:
+        some = places[: engine.users_at_once(on_device)]
+        places = places[len(some) :]
+        chosen = [locals_[place] for place in some]
+        stack, _ = engine.trained(chosen, on_device, training.learning_rate)
+        for row, place in enumerate(some):
+            reserved = pairs[place][1]
+            own = {name: value[row] for name, value in stack.items()}
+            before = score_examples(model, on_device, store, reserved)
+            then = score_examples(model, own, store, reserved)
+            tokens[place] = before.tokens.sum()
+            without[place], after[place] = before.nats.sum(), then.nats.sum()
+    with np.errstate(invalid="ignore", divide="ignore"):
+        without, after = without / tokens, after / tokens
+    left_out = len(users) - len(kept)
+    return Personalised(np.array(kept, np.int64), without, after, tokens.astype(np.int64), left_out)
+
+
+def _halves(store: TokenStore, user: int, seed: int) -> tuple[Indices, Indices]:
+    """Return the examples to train on and, as many or one more, those to score."""
+    examples = store.user_examples(user)
+    order = stream(seed, "personalisation", 0, int(store.user_keys[user])).permutation(
+        len(examples)
+    )
+    middle = len(examples) // 2
+    return np.sort(examples[order[:middle]]), np.sort(examples[order[middle:]])
+
+
+def _local_user(
+    store: TokenStore, user: int, examples: Indices, training: Personalisation, seed: int
+) -> LocalUser:
+    tokens, lengths = (torch.from_numpy(part) for part in store.padded(examples))
+    batches: list[torch.Tensor] = []
+    for epoch in range(training.epochs):
+        shuffling = stream(seed, "personalisation", 1 + epoch, int(store.user_keys[user]))
+        order = torch.from_numpy(shuffling.permutation(len(examples)))
+        batches += torch.split(order, training.batch_size)
+    return LocalUser(Unit(user, tokens, lengths), batches)

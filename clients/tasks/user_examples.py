@@ -1,0 +1,87 @@
+"""From a user to the examples that it brings to a round, and to its weight."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import torch
+
+from clients.models.dropout import drops, example_streams
+from clients.models.mixed_precision import in_float32
+from fedsim.data.cohorts import CohortRule, cohort_block
+from fedsim.evaluation.starting_losses import losses_for
+from fedsim.execution import Keys, Unit
+from fedsim.materials import Materials
+
+
+class UserUnits:
+    """At most `group_size` of a user's training examples, chosen anew each round.
+
+    The weight is w_k = min(n_k/ŵ, 1) where `user_weight_cap` ŵ is given (McMahan et al. 2018,
+    Algorithm 1; n_k counts the user's training examples), else 1.
+    """
+
+    def __init__(
+        self,
+        materials: Materials,
+        group_size: int,
+        selection: CohortRule,
+        user_weight_cap: int | None,
+        *,
+        streams: bool = False,
+    ) -> None:
+        """Take the settings; `streams` asks for examples' streams although nothing is dropped."""
+        self._store = materials.store
+        self._split = materials.split
+        self._seed = materials.seed
+        self._group_size = group_size
+        self._selection = selection
+        # In float32 whatever the gradients are computed in: every worker must choose alike.
+        exact = replace(materials, model=in_float32(materials.model))
+        self._losses = losses_for(exact, selection)
+        self._weight_cap = user_weight_cap
+        self._streams = streams or drops(materials.model)
+
+    def __call__(self, key: int, round: int) -> Unit:
+        """Return user `key` of the split; see `cohort_block` for what the choice depends on."""
+        return self.many(np.array([key]), round)[0]
+
+    def many(self, keys: Keys, round: int) -> list[Unit]:
+        """Return what `__call__` gives for each key, in a fraction of the time."""
+        block = cohort_block(
+            self._split,
+            self._store,
+            keys,
+            group_size=self._group_size,
+            rule=self._selection,
+            seed=self._seed,
+            round=round,
+            losses=self._losses,
+        )
+        tokens, lengths = torch.from_numpy(block.tokens), torch.from_numpy(block.lengths)
+        streams = (
+            example_streams(self._seed, round, block.users, block.keys) if self._streams else None
+        )
+        longest = np.maximum.reduceat(block.lengths, block.offsets[:-1]).tolist()
+        rows = pairwise(block.offsets.tolist())
+        return [
+            Unit(
+                key,
+                tokens[first:last, :width],
+                lengths[first:last],
+                weight,
+                None if streams is None else streams[first:last],
+            )
+            for key, (first, last), width, weight in zip(
+                keys.tolist(), rows, longest, self._weights(keys), strict=True
+            )
+        ]
+
+    def _weights(self, keys: Keys) -> list[float]:
+        if self._weight_cap is None:
+            return [1.0] * len(keys)
+        sizes = self._split.train_offsets[keys + 1] - self._split.train_offsets[keys]
+        weights: list[float] = np.minimum(sizes / self._weight_cap, 1.0).tolist()
+        return weights

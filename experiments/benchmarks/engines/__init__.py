@@ -1,0 +1,1 @@
+"""Gradient engines beside the non-private floor. Start at `benchmark.py`."""

@@ -1,0 +1,42 @@
+"""Gradient engines beside the floor: what clipping by user, by example and after training costs."""
+
+from __future__ import annotations
+
+import logging
+
+from experiments.benchmarks.engines.cases import Case
+from experiments.benchmarks.engines.engine_memory import memory_rows
+from experiments.benchmarks.engines.gpu import gpu_rows
+from experiments.benchmarks.engines.measured import measured
+from fedsim.utils.machine import Row
+
+log = logging.getLogger(__name__)
+
+_TINY, _LSTM, _LORA = "tiny-gpt", "mcmahan-lstm", "gpt2-small-lora"
+_GROUP_SIZES = (1, 4, 16)
+_LOCAL_STEPS = 4
+
+CASES = (
+    *(Case("uls", model, 64, size) for model in (_TINY, _LSTM) for size in _GROUP_SIZES),
+    # Two cores take a second for some 250 tokens of GPT-2 small: fewer users.
+    Case("uls", _LORA, 8, 1),
+    Case("uls", _LORA, 4, 4),
+    Case("els", _TINY, 64),
+    Case("els", _LSTM, 64),
+    Case("els", _LORA, 8),
+    Case("fedavg", _TINY, 64, _LOCAL_STEPS),
+    Case("fedavg", _LSTM, 64, _LOCAL_STEPS),
+    Case("uls-ragged", _TINY, 64, 16),
+)
+
+
+def run() -> list[Row]:
+    """Return every case's times, then peak memory, then the GPU's times or that there is none."""
+    rows: list[Row] = []
+    for case in CASES:
+        of_case = measured(case)
+        rows += of_case
+        # All cases take minutes: who waits sees what is there already, who gives up keeps it.
+        said = ", ".join(f"{row['engine']} {row['ratio_to_floor']:.2f}" for row in of_case)
+        log.info("%s, times the floor: %s", case.name, said)
+    return [*rows, *memory_rows(), *gpu_rows()]

@@ -1,0 +1,187 @@
+"""What gradient engines are measured on: cohorts in memory, so that reading data is not timed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, cast
+
+import numpy as np
+import torch
+
+from clients.models.mixed_precision import in_precision
+from clients.tasks.fedavg import LocalSGD
+from clients.tasks.fedsgd import AveragedGradient
+from clients.tasks.mean_gradient import mean_gradient
+from experiments.benchmarks.engines.networks import network
+from fedsim.config import ModelConfig, Precision
+from fedsim.data.config import DataConfig
+from fedsim.data.split import Split
+from fedsim.data.store import TokenStore
+from fedsim.execution import Keys, Task, Unit, Update
+from fedsim.language_model import LanguageModel
+from fedsim.materials import Materials, load_materials
+from fedsim.tensors import Tensors
+
+Kind = Literal["uls", "els", "fedavg", "uls-ragged"]
+
+LOCAL_LEARNING_RATE = 0.1
+_SEED = 0
+
+
+@dataclass(frozen=True)
+class Case:
+    """A cohort of `num_units` users (of examples, in els) with `group_size` examples each.
+
+    Attributes:
+        kind: uls: mean gradients; fedavg: a local step for each example; els: one example a unit;
+            uls-ragged: users of the built-in text with at most `group_size` examples.
+        model: see `network`.
+        shown: what the case's name ends with; by default the group size, in uls.
+        precision: of the floor, too.
+    """
+
+    kind: Kind
+    model: str
+    num_units: int
+    group_size: int = 1
+    sequence_length: int = 64
+    device: str = "cpu"
+    shown: str = ""
+    precision: Precision = "float32"
+
+    @property
+    def name(self) -> str:
+        """Such as `uls/tiny-gpt/4` or `els/mcmahan-lstm`."""
+        if self.shown:
+            return self.shown
+        parts = [self.kind, self.model]
+        return "/".join([*parts, str(self.group_size)] if self.kind == "uls" else parts)
+
+
+class InMemoryGradients:
+    """The task of mean gradients over units that are already there."""
+
+    averages_gradients: ClassVar[bool] = True
+
+    def __init__(self, model: LanguageModel, units: Sequence[Unit]) -> None:
+        self._model = model
+        self._units = units
+
+    def unit(self, key: int, round: int) -> Unit:
+        """Return the unit, the same in each round."""
+        return self._units[key]
+
+    def units(self, keys: Keys, round: int) -> list[Unit]:
+        """Return each of these units."""
+        return [self._units[key] for key in keys.tolist()]
+
+    def update(self, parameters: Tensors, unit: Unit, round: int) -> Update:
+        """Return the mean gradient."""
+        return mean_gradient(self._model, parameters, unit)
+
+
+class InMemoryLocalSGD(LocalSGD):
+    """Local training, a step for each example, over units that are already there."""
+
+    def __init__(self, model: LanguageModel, units: Sequence[Unit]) -> None:
+        # The texts are never read: the units come from here.
+        texts = cast(TokenStore, None), cast(Split, None)
+        super().__init__(
+            Materials(model, *texts, seed=_SEED),
+            group_size=max(len(unit.lengths) for unit in units),
+            batch_size=1,
+            learning_rate=LOCAL_LEARNING_RATE,
+        )
+        self._in_memory = [
+            replace(unit, streams=torch.arange(len(unit.lengths)) + (unit.key << 32))
+            for unit in units
+        ]
+
+    def unit(self, key: int, round: int) -> Unit:
+        """Return the unit, the same in each round."""
+        return self._in_memory[key]
+
+    def units(self, keys: Keys, round: int) -> list[Unit]:
+        """Return each of these units."""
+        return [self._in_memory[key] for key in keys.tolist()]
+
+
+@dataclass(frozen=True, eq=False)
+class Workload:
+    """One round's work.
+
+    Attributes:
+        model: the network.
+        parameters: where it stands, on the model's device.
+        units: whose gradients are clipped and summed.
+        task: what a unit computes.
+    """
+
+    model: LanguageModel
+    parameters: dict[str, torch.Tensor]
+    units: list[Unit]
+    task: Task
+
+    @property
+    def keys(self) -> Keys:
+        """All units."""
+        return np.arange(len(self.units), dtype=np.int64)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all units, padding not counted."""
+        return sum(int(unit.lengths.sum()) for unit in self.units)
+
+
+def workload(case: Case) -> Workload:
+    """Return the case's work: random tokens from a fixed seed, or users of the built-in text."""
+    plain = network(case.model, case.sequence_length, case.device)
+    model = in_precision(plain, case.precision)
+    if case.kind == "uls-ragged":
+        return _work(case, model, real_units(case))
+    sizes = [case.group_size] * case.num_units
+    return _work(case, model, random_units(sizes, case.sequence_length, model.vocabulary_size))
+
+
+def rectangular(ragged: Workload, case: Case) -> Workload:
+    """Return whole examples of as many tokens (to one example), of as many users or nearly.
+
+    The last user may bring fewer examples than the others.
+    """
+    examples = max(1, round(ragged.num_tokens / case.sequence_length))
+    group = max(1, round(examples / case.num_units))
+    sizes = [min(group, examples - start) for start in range(0, examples, group)]
+    model = ragged.model
+    return _work(case, model, random_units(sizes, case.sequence_length, model.vocabulary_size))
+
+
+def _work(case: Case, model: LanguageModel, units: list[Unit]) -> Workload:
+    parameters = {name: value.to(case.device) for name, value in model.initial_parameters().items()}
+    kind = InMemoryLocalSGD if case.kind == "fedavg" else InMemoryGradients
+    return Workload(model, parameters, units, kind(model, units))
+
+
+def random_units(sizes: Sequence[int], length: int, vocabulary: int) -> list[Unit]:
+    """Return users with so many examples of `length` tokens each."""
+    generator = torch.Generator().manual_seed(_SEED)
+    return [
+        Unit(
+            key,
+            torch.randint(0, vocabulary, (size, length), generator=generator),
+            torch.full((size,), length),
+        )
+        for key, size in enumerate(sizes)
+    ]
+
+
+def real_units(case: Case) -> list[Unit]:
+    """Return speakers drawn from the built-in text, each with what it brings to a round."""
+    data = DataConfig(sequence_length=case.sequence_length)
+    start = ModelConfig(name_or_path=case.model, pretraining_steps=0)
+    materials = load_materials(_SEED, data, start, case.device)
+    task = AveragedGradient(materials, group_size=case.group_size)
+    rng = np.random.default_rng(_SEED)
+    drawn = rng.choice(materials.split.num_users, case.num_units, replace=False)
+    chosen = [task.unit(int(user), 0) for user in drawn]
+    return [Unit(key, unit.tokens, unit.lengths) for key, unit in enumerate(chosen)]

@@ -1,0 +1,86 @@
+"""Peak memory of private gradients beside a non-private step, each in a process of its own.
+
+`python -m experiments.benchmarks.engines.engine_memory ghost gpt2-small 32` computes once and
+prints the seconds and the process's peak resident bytes, which never go down again.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from typing import Any, cast
+
+import torch
+
+from clients.engines.choose import choose_engine
+from clients.engines.per_example.capture import OpenModel
+from clients.engines.per_example.chunks import keep_large_blocks
+from experiments.benchmarks.engines.cases import Case, Workload, workload
+from experiments.benchmarks.engines.floor import summed_loss
+from fedsim.clipping import FlatClip
+from fedsim.utils.machine import Row, peak_memory_bytes
+
+_PLAIN, _GHOST = "non-private", "ghost"
+_MODEL, _UNITS = "gpt2-small", 32
+
+
+def memory_rows(model: str = _MODEL, units: int = _UNITS) -> list[Row]:
+    """Return a row each for the non-private step and for `ghost`, of so many units of 64 tokens.
+
+    `ratio` is of peaks here: of the row's to the non-private step's.
+    """
+    measured = {engine: _alone(engine, model, units) for engine in (_PLAIN, _GHOST)}
+    reference = measured[_PLAIN]["peak_bytes"]
+    return [
+        Row(
+            benchmark="engines",
+            case=f"memory/{model}",
+            engine=engine,
+            seconds=found["seconds"],
+            repetitions=1,
+            ratio=found["peak_bytes"] / reference,
+            details={"units": units, "peak_bytes": found["peak_bytes"]},
+        )
+        for engine, found in measured.items()
+    ]
+
+
+def _alone(engine: str, model: str, units: int) -> dict[str, Any]:
+    command = [sys.executable, "-m", __name__, engine, model, str(units)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+    if done.returncode:
+        raise RuntimeError(f"{engine} on {model}: {done.stderr[-2000:]}")
+    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return found
+
+
+def step(engine: str, model: str, units: int) -> dict[str, Any]:
+    """Compute once in this process, and return `seconds` and `peak_bytes`."""
+    keep_large_blocks()
+    work = workload(Case("els", model, units))
+    started = time.perf_counter()
+    if engine == _PLAIN:
+        _train(work)
+    else:
+        chosen = choose_engine(engine, work.task, work.model)
+        chosen(work.task, work.parameters, work.keys, FlatClip(l2_clip_norm=0.1), 0)
+    seconds = time.perf_counter() - started
+    return {
+        "seconds": seconds,
+        "peak_bytes": peak_memory_bytes(),
+    }
+
+
+def _train(work: Workload) -> None:
+    """Take one step of SGD as any training script does: the network's own weights, one batch."""
+    work.parameters.clear()  # it needs no second copy
+    network = cast(OpenModel, work.model).module.requires_grad_(True)
+    tokens = torch.cat([unit.tokens for unit in work.units])
+    summed_loss(network(tokens, use_cache=False).logits, tokens).backward()  # type: ignore[no-untyped-call]
+    torch.optim.SGD(network.parameters(), lr=1e-3).step()
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(step(sys.argv[1], sys.argv[2], int(sys.argv[3]))) + "\n")

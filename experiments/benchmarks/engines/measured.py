@@ -1,0 +1,195 @@
+"""One case, all engines and the floor: the same process, threads and memory settings, in turns."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from clients.engines.choose import choose_engine
+from clients.engines.per_example.chunks import keep_large_blocks
+from experiments.benchmarks.engines.cases import Case, Workload, rectangular, workload
+from experiments.benchmarks.engines.floor import BATCH_SIZES, floor, num_examples
+from fedsim.clipping import FlatClip
+from fedsim.execution import Engine
+from fedsim.tensors import Tensors, l2_norm
+from fedsim.utils.machine import Row, interleaved
+
+FLOOR, AUTO, LOOP, RECTANGULAR = "floor", "auto", "loop", "auto, rectangular"
+CLIP = FlatClip(l2_clip_norm=0.1)  # below these gradients' norms: every unit is clipped
+
+_OFTEN = (FLOOR, AUTO, RECTANGULAR)  # the others are shown for orientation
+_BATCHED = ("materialised", "ghost", "vmap")
+# Relative. Engines promise 1e-5 of an update, which a sum may double; `ghost` scales an update down
+# by as much as its bound on a norm is above the norm, see `clients.engines.per_example.ghost`.
+_MOST_APART, _MOST_APART_GHOST = 1e-4, 3e-3
+
+# A floor of fewer seconds is repeated more often: of 5 to 7 repetitions, two engines that are the
+# same by another name came out 1 to 6 % apart.
+_LONG, _VERY_LONG = 0.6, 2.0
+# How often each of the floor's batch sizes is tried: after one try each, the slower was taken in
+# half of the runs, by 3 to 5 %.
+_TRIES = 4
+
+
+def measured(
+    case: Case,
+    engines: Sequence[str] | None = None,
+    batch_sizes: Sequence[int] = BATCH_SIZES,
+    repetitions: tuple[int, int] | None = None,
+) -> list[Row]:
+    """Return the case's rows, the floor's first.
+
+    Args:
+        case: what to compute.
+        engines: by default auto and loop, and of mean gradients of users all.
+        batch_sizes: the floor takes the fastest of.
+        repetitions: of floor and auto, and of the others; by default by the floor's seconds.
+
+    Raises:
+        RuntimeError: an engine's sum is not the loop's.
+    """
+    keep_large_blocks()
+    work = workload(case)
+    contestants = {name: Contestant(name, work) for name in engines or _engines_of(case)}
+    plain = rectangular(work, case) if case.kind == "uls-ragged" else work
+    if plain is not work:
+        contestants[RECTANGULAR] = Contestant(AUTO, plain)
+    batch_size, once = _fastest_batch(plain, batch_sizes)
+    often, seldom = repetitions or _repetitions(once)
+    for name, contestant in contestants.items():
+        contestant.warm_up(whole=seldom > 1 or name in _OFTEN)
+    _forget_peak(case)
+    order = _order([FLOOR, *contestants], often, seldom)
+    tasks: dict[str, Callable[[], None]] = {
+        FLOOR: partial(_computed_floor, plain, batch_size),
+        **contestants,
+    }
+    seconds = interleaved(tasks, order)
+    extra = _differences(contestants)
+    extra[FLOOR] = {"batch_size": batch_size}
+    if RECTANGULAR in seconds:
+        extra[AUTO] |= {"ratio_to_rectangular": seconds[AUTO] / seconds[RECTANGULAR]}
+    return [
+        Row(
+            benchmark="engines",
+            case=case.name,
+            engine=name,
+            seconds=taken,
+            ratio_to_floor=taken / seconds[FLOOR],
+            repetitions=order.count(name),
+            details=_details(case, plain if name in (FLOOR, RECTANGULAR) else work, taken)
+            | extra.get(name, {})
+            | _peak(case),
+        )
+        for name, taken in seconds.items()
+    ]
+
+
+class Contestant:
+    """An engine and its work; called, it computes the round's sum and keeps it."""
+
+    def __init__(self, engine: str, work: Workload) -> None:
+        self.work = work
+        self.total: Tensors = {}
+        self._engine: Engine = choose_engine(engine, work.task, work.model)
+
+    def __call__(self) -> None:
+        """Compute, and wait for a GPU to have finished."""
+        work = self.work
+        self.total = self._engine(work.task, work.parameters, work.keys, CLIP, 0).values
+        _finish(next(iter(self.total.values())))
+
+    def warm_up(self, *, whole: bool) -> None:
+        """Let buffers grow, rules be verified and `auto` choose, on the whole cohort or some."""
+        keys = self.work.keys
+        some = keys if whole else keys[: max(1, len(keys) // 8)]
+        self._engine(self.work.task, self.work.parameters, some, CLIP, 0)
+
+
+def _engines_of(case: Case) -> tuple[str, ...]:
+    return (AUTO, LOOP, *(_BATCHED if case.kind in ("uls", "uls-ragged") else ()))
+
+
+def _computed_floor(work: Workload, batch_size: int) -> None:
+    _finish(floor(work, batch_size)[0])
+
+
+def _finish(value: torch.Tensor) -> None:
+    """Wait for a GPU: to read one number does."""
+    float(value.flatten()[0])
+
+
+def _fastest_batch(work: Workload, sizes: Sequence[int]) -> tuple[int, float]:
+    """Return the floor's best batch size and its seconds, after a pass that is not counted."""
+    count = num_examples(work.units)
+    useful = [size for size in sizes if size <= count] or [min(sizes)]
+    _computed_floor(work, useful[0])
+    taken = dict.fromkeys(useful, math.inf)
+    for turn in range(_TRIES):
+        if turn and min(taken.values()) > _VERY_LONG:
+            break
+        for size in useful:
+            started = time.perf_counter()
+            _computed_floor(work, size)
+            taken[size] = min(taken[size], time.perf_counter() - started)
+    best = min(taken, key=lambda size: taken[size])
+    return best, taken[best]
+
+
+def _differences(contestants: Mapping[str, Contestant]) -> dict[str, dict[str, float]]:
+    """Return the relative L2 distance of each engine's sum from the loop's, where that ran."""
+    found: dict[str, dict[str, float]] = {name: {} for name in contestants}
+    if LOOP not in contestants:
+        return found
+    reference = contestants[LOOP]
+    size = l2_norm(reference.total)
+    for name, contestant in contestants.items():
+        if contestant.work is not reference.work:
+            continue
+        apart = {key: value - reference.total[key] for key, value in contestant.total.items()}
+        relative = l2_norm(apart) / size
+        if not relative <= (_MOST_APART_GHOST if name == "ghost" else _MOST_APART):
+            raise RuntimeError(f"engine {name!r}: its sum is {relative:.1e} away from the loop's")
+        found[name] = {"relative_difference": relative}
+    return found
+
+
+def _repetitions(floor_seconds: float) -> tuple[int, int]:
+    if floor_seconds < _LONG:
+        return 15, 3
+    return (9, 2) if floor_seconds < _VERY_LONG else (5, 1)
+
+
+def _order(names: Sequence[str], often: int, seldom: int) -> list[str]:
+    """Return rounds of all; the later ones without the engines that are repeated less."""
+    return [name for turn in range(often) for name in names if name in _OFTEN or turn < seldom]
+
+
+def _details(case: Case, work: Workload, seconds: float) -> dict[str, Any]:
+    units = len(work.units)
+    return {
+        "group_size": case.group_size,
+        "units": units,
+        "tokens": work.num_tokens,
+        "threads": torch.get_num_threads(),
+        "tokens_per_second": work.num_tokens / seconds,
+        ("examples_per_second" if case.kind == "els" else "users_per_second"): units / seconds,
+        **({"local_steps": case.group_size} if case.kind == "fedavg" else {}),
+    }
+
+
+def _forget_peak(case: Case) -> None:
+    if case.device != "cpu":
+        torch.cuda.reset_peak_memory_stats()
+
+
+def _peak(case: Case) -> dict[str, int]:
+    """Return the GPU's peak over all repetitions of the case; a process's never goes down."""
+    if case.device == "cpu":
+        return {}
+    return {"peak_bytes_of_case": torch.cuda.max_memory_allocated()}

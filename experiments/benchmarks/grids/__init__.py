@@ -1,0 +1,1 @@
+"""What a round costs besides its gradients. Start at `benchmark.py`."""

@@ -1,0 +1,96 @@
+"""Grids: what a round costs besides its gradients, beside Flower's own simulation engine.
+
+Rounds without computation show the framework: parameters go out, a sum as large comes back.
+Flower's FedAvg with a client a message is what its users run; its engine under fedsim's shards
+and fedsim's grids under one-user shards show how much of the difference is whose.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from statistics import median
+
+import numpy as np
+from flwr.serverapp import Grid
+
+from experiments.benchmarks.grids.compute_bound import throughput
+from experiments.benchmarks.grids.null_client import CLIP, NAME, app, null_spec, parameters_of
+from experiments.benchmarks.grids.population import population_round
+from experiments.benchmarks.timing import repeated
+from fedsim.grids.executor import GridExecutor
+from fedsim.grids.in_process import InProcessGrid
+from fedsim.grids.ray_cluster import Share
+from fedsim.grids.ray_grid import RayGrid
+from fedsim.utils.machine import Row
+
+_SIZES = {"1M": 1_000_000, "10M": 10_000_000}
+_COHORT = 200
+_FEWER = 20  # one-user messages of ten million parameters: a round of 200 would take a minute
+_TWO = Share(workers=2, cpus=1.0, gpus=0.0)
+
+
+def run() -> list[Row]:
+    """Return the seconds of a round, case by case; the grids of a case follow one another."""
+    rows: list[Row] = []
+    for name, parameters in _SIZES.items():
+        rows += _case(name, parameters)
+    return [*rows, population_round(_TWO), *throughput()]
+
+
+def _case(name: str, parameters: int) -> list[Row]:
+    single = _COHORT if parameters <= _SIZES["1M"] else _FEWER
+    rows = []
+
+    def measured(engine: str, users: int, seconds: list[float]) -> None:
+        rows.append(
+            Row(
+                benchmark="grids",
+                case=f"round/{name}",
+                engine=engine,
+                seconds=median(seconds),
+                repetitions=len(seconds),
+                details={"users": users, "milliseconds_per_user": 1e3 * median(seconds) / users},
+            )
+        )
+
+    measured("in-process", _COHORT, _rounds(InProcessGrid(app), parameters, _COHORT, 0))
+    measured(
+        "in-process, a user a message", single, _rounds(InProcessGrid(app), parameters, single, 1)
+    )
+    with RayGrid(NAME, _TWO) as grid:
+        measured("ray", _COHORT, _rounds(grid, parameters, _COHORT, 0))
+        measured("ray, a user a message", single, _rounds(grid, parameters, single, 1))
+    measured("flower, fedsim's shards", _COHORT, _flower(parameters, nodes=2, stock=False))
+    measured("flower, a user a message", single, _flower(parameters, nodes=single, stock=True))
+    return with_ratios(rows)
+
+
+def with_ratios(rows: list[Row]) -> list[Row]:
+    """Add how many times less a user costs than in Flower's own way, the last of the rows."""
+    slowest = rows[-1]["details"]["milliseconds_per_user"]
+    for row in rows:
+        row["ratio"] = slowest / row["details"]["milliseconds_per_user"]
+    return rows
+
+
+def _rounds(grid: Grid, parameters: int, users: int, shard_size: int) -> list[float]:
+    executor = GridExecutor(grid, null_spec(), shard_size)
+    values, cohort = parameters_of(parameters), np.arange(users)
+    return repeated(lambda: executor.clipped_sum(values, cohort, CLIP, 0))
+
+
+def _flower(parameters: int, nodes: int, stock: bool) -> list[float]:
+    """Return the seconds of Flower's rounds but the first, in a process without our Ray."""
+    settings = {"parameters": parameters, "nodes": nodes, "rounds": 4, "stock": stock}
+    done = subprocess.run(  # noqa: S603  (this Python, this package)
+        [sys.executable, "-m", "experiments.benchmarks.grids.flower_engine", json.dumps(settings)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(f"Flower's engine with {settings}: {done.stderr[-2000:]}")
+    seconds: list[float] = json.loads(done.stdout.strip().splitlines()[-1])
+    return seconds[1:]

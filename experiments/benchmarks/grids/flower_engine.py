@@ -1,0 +1,99 @@
+"""Flower's own simulation engine on rounds without computation, in a process of its own.
+
+`python -m experiments.benchmarks.grids.flower_engine '{"parameters": 1000000, "nodes": 200,
+"rounds": 4, "stock": true}'` prints the seconds of each round as a JSON list on the last line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import FedAvg
+from flwr.simulation import run_simulation
+
+from experiments.benchmarks.grids.null_client import CLIP, null_spec, parameters_of
+from experiments.benchmarks.grids.null_client import app as client_app
+from fedsim.grids.executor import GridExecutor
+
+
+class TimedFedAvg(FedAvg):
+    """Flower's FedAvg over all nodes, which notes when a round begins and ends."""
+
+    def __init__(self, nodes: int) -> None:
+        super().__init__(fraction_train=1.0, fraction_evaluate=0.0, min_available_nodes=nodes)
+        self.seconds: list[float] = []
+        self._begun = 0.0
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Note the beginning."""
+        self._begun = time.perf_counter()
+        return super().configure_train(server_round, arrays, config, grid)
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Note the end."""
+        result = super().aggregate_train(server_round, replies)
+        self.seconds.append(time.perf_counter() - self._begun)
+        return result
+
+
+def rounds_of(grid: Grid, parameters: int, nodes: int, rounds: int, stock: bool) -> list[float]:
+    """Return the seconds of each round.
+
+    Args:
+        grid: Flower's.
+        parameters: how many travel to the clients, and back.
+        nodes: how many clients there are.
+        rounds: how many rounds.
+        stock: Flower's FedAvg with a message a node; else fedsim's executor with its shards, over
+            a cohort of 200 users.
+    """
+    values = parameters_of(parameters)
+    while len(list(grid.get_node_ids())) < nodes:
+        time.sleep(0.1)
+    if stock:
+        strategy = TimedFedAvg(nodes)
+        strategy.start(grid, ArrayRecord(values), num_rounds=rounds)
+        return strategy.seconds
+    executor, seconds = GridExecutor(grid, null_spec()), []
+    for round in range(rounds):
+        started = time.perf_counter()
+        executor.clipped_sum(values, np.arange(200), CLIP, round)
+        seconds.append(time.perf_counter() - started)
+    return seconds
+
+
+def main(settings: dict[str, Any]) -> None:
+    """Measure and print."""
+    server, seconds = ServerApp(), []
+
+    @server.main()
+    def run(grid: Grid, context: Context) -> None:
+        seconds.extend(rounds_of(grid, **settings))
+
+    run_simulation(  # deprecated in favour of `flwr run`, whose engine is this one
+        server,
+        client_app,
+        num_supernodes=settings["nodes"],
+        backend_config={
+            "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
+            "init_args": {"address": "local", "include_dashboard": False},
+        },
+    )
+    sys.stdout.write(json.dumps(seconds) + "\n")
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
+    main(json.loads(sys.argv[1]))

@@ -1,0 +1,68 @@
+"""A ClientApp that answers a shard without computing: what is left of a round is the framework."""
+
+from __future__ import annotations
+
+import torch
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+from fedsim.clipping import FlatClip
+from fedsim.config import ModelConfig
+from fedsim.data.config import DataConfig
+from fedsim.estimators import WeightedSum
+from fedsim.grids.arrays import ParametersOnDevice
+from fedsim.grids.records import ClientSpec, ShardReply, ShardRequest
+from fedsim.plan import TaskSpec
+from fedsim.tensors import zeros_like
+
+NAME = "benchmark-null"
+"""Its entry point under `fedsim.client_apps`."""
+
+_TENSORS = 50  # about as many as a small GPT has
+
+CLIP = FlatClip(l2_clip_norm=1.0)
+"""What the messages carry."""
+
+app = ClientApp()
+_on_device = ParametersOnDevice()
+
+
+def parameters_of(count: int) -> dict[str, torch.Tensor]:
+    """Return `count` zeros in fifty tensors."""
+    return {f"layer.{i}.weight": torch.zeros(count // _TENSORS) for i in range(_TENSORS)}
+
+
+def null_spec() -> ClientSpec:
+    """Return what a real client would be told; this one does not read it."""
+    return ClientSpec(
+        seed=0,
+        data=DataConfig(),
+        model=ModelConfig(),
+        task=TaskSpec(name="fedsgd"),
+        engine="auto",
+        device="cpu",
+    )
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    """Return a sum as large as a real one, over as many units as were asked for.
+
+    The parameters are read, as a real client reads them. A message of other apps (Flower's own
+    strategies send "arrays") gets its arrays back, which is what a Flower client returns.
+    """
+    if "request" not in message.content:
+        return _stock(message)
+    request = ShardRequest.from_content(message.content)
+    parameters = _on_device(request.parameters, torch.device("cpu"))
+    values = zeros_like(parameters, torch.float64)
+    total = WeightedSum(values, weight=float(len(request.keys)), num_units=len(request.keys))
+    return Message(ShardReply(request.shard, total).to_content(), reply_to=message)
+
+
+def _stock(message: Message) -> Message:
+    arrays = message.content.array_records["arrays"].to_torch_state_dict()
+    content = RecordDict()
+    content["arrays"] = ArrayRecord(arrays)
+    content["metrics"] = MetricRecord({"num-examples": 1})
+    return Message(content, reply_to=message)

@@ -1,0 +1,67 @@
+"""The server's own work in a round, per parameter: fold a sum, estimate, draw noise, step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+import torch
+
+from experiments.benchmarks.grids.null_client import parameters_of
+from experiments.benchmarks.timing import repeated
+from fedsim.estimators import FixedDenominator, WeightedSum
+from fedsim.noise import add_gaussian_
+from fedsim.seeding import secret_stream, stream
+from fedsim.server_optimizer import ServerOptimizer
+from fedsim.tensors import zeros_like
+from fedsim.utils.machine import Row
+
+_TURNS = 7
+
+
+def run(parameters: int = 10_000_000) -> list[Row]:
+    """Return the seconds of each part, and its nanoseconds per parameter."""
+    values = parameters_of(parameters)
+    sums = {name: torch.ones_like(value, dtype=torch.float64) for name, value in values.items()}
+    total, part = WeightedSum(sums), WeightedSum(zeros_like(sums))
+    noised = zeros_like(sums)
+    estimator = FixedDenominator(0.01, 1_000)
+    optimizer = ServerOptimizer("adam", 0.01)
+    _, moments = optimizer.step(values, sums, {})
+    tasks: dict[str, Callable[[], Any]] = {
+        "fold": lambda: total.absorb_(part),
+        "estimate": lambda: estimator(total),
+        "adam": lambda: optimizer.step(values, sums, moments),
+    }
+    rows = [_row(name, repeated(task), parameters) for name, task in tasks.items()]
+    seeded, secure = _in_turn(
+        lambda: add_gaussian_(noised, 1.0, stream(0, "noise", 0)),
+        lambda: add_gaussian_(noised, 1.0, secret_stream()),
+    )
+    ratio = median(seeded) / median(secure)
+    return [
+        *rows,
+        _row("noise, seeded", seeded, parameters, 1.0),
+        _row("noise, secure", secure, parameters, ratio),
+    ]
+
+
+def _in_turn(*tasks: Callable[[], Any]) -> list[list[float]]:
+    """Return the seconds of each task, a repetition of one after a repetition of the other."""
+    turns = [[repeated(task, 1)[0] for task in tasks] for _ in range(_TURNS)]
+    return [list(seconds) for seconds in zip(*turns, strict=True)]
+
+
+def _row(name: str, seconds: list[float], parameters: int, ratio: float | None = None) -> Row:
+    return Row(
+        benchmark="server",
+        case=name,
+        seconds=median(seconds),
+        ratio=ratio,
+        repetitions=len(seconds),
+        details={
+            "parameters": parameters,
+            "nanoseconds_per_parameter": 1e9 * median(seconds) / parameters,
+        },
+    )

@@ -1,0 +1,100 @@
+"""The server's memory: the same peak whatever the cohort, as replies are folded while they come.
+
+`python -m experiments.benchmarks.server.memory 5000` runs one case, in a process of its own because
+a peak never goes down again, and prints the bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from experiments.benchmarks.grids.population import plan_of
+from fedsim.config import ModelConfig
+from fedsim.data.config import DataConfig
+from fedsim.grids.executor import GridExecutor
+from fedsim.grids.ray_cluster import Share
+from fedsim.grids.ray_grid import RayGrid
+from fedsim.grids.records import ClientSpec
+from fedsim.materials import load_materials
+from fedsim.round import run_round
+from fedsim.state import ServerState
+from fedsim.utils.machine import Row, peak_memory_bytes
+
+_COHORTS = (50, 5_000)
+_USERS = 10_000
+_SHARD_SIZE = 10  # so that a hundred times the users are a hundred times the messages
+_ROUNDS = 2
+_WORDS = ("the", "king", "shall", "ride", "to", "war", "with", "all", "my", "lords")
+
+
+def run() -> list[Row]:
+    """Return the server's peak for each cohort; `ratio` is to the smallest cohort's."""
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory() as folder:
+        source = _texts(Path(folder) / "texts.jsonl")
+        for cohort in _COHORTS:
+            started = time.perf_counter()
+            peak = _alone(source, cohort)
+            first = rows[0]["details"]["peak_bytes"] if rows else peak
+            rows.append(
+                Row(
+                    benchmark="memory",
+                    case=f"cohort/{cohort}",
+                    engine="ray",
+                    seconds=time.perf_counter() - started,
+                    ratio=peak / first,
+                    details={"peak_bytes": peak, "rounds": _ROUNDS, "shard_size": _SHARD_SIZE},
+                )
+            )
+    return rows
+
+
+def _texts(path: Path) -> Path:
+    """Write a short text for each of ten thousand users."""
+    rng = np.random.default_rng(0)
+    lines = (
+        json.dumps({"user": f"user-{user}", "text": " ".join(rng.choice(_WORDS, 8))})
+        for user in range(_USERS)
+    )
+    path.write_text("\n".join(lines), encoding="utf-8")
+    return path
+
+
+def _alone(source: Path, cohort_size: int) -> int:
+    command = [sys.executable, "-m", __name__, str(source), str(cohort_size)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+    if done.returncode:
+        raise RuntimeError(f"cohort of {cohort_size}: {done.stderr[-2000:]}")
+    return int(done.stdout.split()[-1])
+
+
+def peak_of(source: str, cohort_size: int) -> int:
+    """Return the peak resident bytes of this process, the server, after a few real rounds."""
+    data = DataConfig(
+        source=source,
+        user_column="user",
+        text_column="text",
+        sequence_length=16,
+        held_out_examples=0.0,
+    )
+    model = ModelConfig(pretraining_steps=0)
+    materials = load_materials(0, data, model, "cpu")
+    plan = plan_of(_USERS, cohort_size)
+    spec = ClientSpec(seed=0, data=data, model=model, task=plan.task, engine="auto", device="cpu")
+    state = ServerState(0, materials.model.initial_parameters())
+    with RayGrid("default", Share(workers=2, cpus=1.0, gpus=0.0)) as grid:
+        executor = GridExecutor(grid, spec, _SHARD_SIZE)
+        for _ in range(_ROUNDS):
+            state, _ = run_round(state, plan, executor)
+        return peak_memory_bytes()
+
+
+if __name__ == "__main__":
+    sys.stdout.write(f"{peak_of(sys.argv[1], int(sys.argv[2]))}\n")

@@ -1,0 +1,1 @@
+"""Building, opening and reading a token store. Start at `benchmark.py`."""

@@ -1,0 +1,162 @@
+"""The token store at full size: building, opening, and drawing a cohort, beside `datasets`.
+
+The store is made up (`store_sample`): 342,477 users and 20.5 million examples with a long tail,
+built by the real builder from (user, text) records whose `encode` costs nothing. A cohort is what
+a round of ULS takes: Poisson-sampled users, up to 16 examples of each without replacement, one
+padded block of int64. `datasets` is asked for the same rows as arrays, from one Arrow file of the
+same tokens in the same order, and need not pad them.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]
+import torch
+
+from experiments.benchmarks.store import sample
+from fedsim.data.cohorts import CohortBlock, cohort_block
+from fedsim.data.keys import base
+from fedsim.data.selection import select
+from fedsim.data.split import split_store
+from fedsim.data.store import Indices, TokenStore
+from fedsim.seeding import stream
+from fedsim.utils import files as paths
+from fedsim.utils.machine import Row, interleaved
+
+_COHORT = 4_096
+_GROUP_SIZE = 16
+_REPETITIONS = 18
+_IN_A_ROW = 3
+_ROWS_AT_ONCE = 1_000  # of a record batch, as `datasets` writes them
+_OPENINGS = 5
+
+
+def run(users: int = sample.USERS, examples: int = sample.EXAMPLES) -> list[Row]:
+    """Build, open, check and read the store; it is deleted at the end (4 GB while it runs)."""
+    paths.cache_dir().mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=paths.cache_dir(), prefix="bench-store-") as name:
+        folder = Path(name)
+        built = _alone("build", folder, users, examples)
+        opened = [_alone("open", folder, users, examples) for _ in range(_OPENINGS)]
+        opened.sort(key=lambda one: float(one["seconds"]))
+        return [
+            _row("build", built),
+            _row("open", opened[_OPENINGS // 2], repetitions=_OPENINGS),
+            _row("verify", _alone("verify", folder, users, examples)),
+            *_cohorts(TokenStore.open(folder / "store"), folder),
+        ]
+
+
+def _row(case: str, found: dict[str, Any], **others: Any) -> Row:  # noqa: ANN401
+    seconds = float(found.pop("seconds"))
+    row = Row(benchmark="store", case=case, engine="fedsim", seconds=seconds, details=found)
+    return {**row, **others}  # type: ignore[typeddict-item]
+
+
+def _alone(step: str, folder: Path, users: int, examples: int) -> dict[str, Any]:
+    module = "experiments.benchmarks.store.steps"
+    command = [sys.executable, "-m", module, step, str(folder), str(users), str(examples)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+    if done.returncode:
+        raise RuntimeError(f"{step}: {done.stderr[-2000:]}")
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def _cohorts(store: TokenStore, folder: Path) -> list[Row]:
+    """Measure cohorts, other users each time, and the same rows through `datasets`.
+
+    A few of ours in a row, then the same through `datasets`: what slows the machine down for a
+    while slows both, and what `datasets` leaves in the caches slows only the first.
+    """
+    split = split_store(store, 0, 0.0, 0.0)
+    expected = min(_COHORT, split.num_users // 2)
+    dataset = _dataset(store, folder / "rows.arrow")
+    seconds: dict[str, list[float]] = {"fedsim": [], "datasets": []}
+    counts: list[int] = []
+    _touch(store)
+    for block in range(_REPETITIONS // _IN_A_ROW):
+        rows = []
+        for round in range(block * _IN_A_ROW, (block + 1) * _IN_A_ROW):
+            coins = stream(0, "sampling", round).random(split.num_users)
+            users = np.flatnonzero(coins < expected / split.num_users)
+            draw = partial(cohort_block, split, store, users, group_size=_GROUP_SIZE, round=round)
+            ours = partial(_tensor, partial(draw, rule="random", seed=0))
+            seconds["fedsim"].append(interleaved({"": ours}, [""])[""])
+            start = base(0, "selection", round)
+            choice = select(split, store, users, group_size=_GROUP_SIZE, rule="random", base=start)
+            rows.append(choice.examples)
+            counts.append(len(choice.examples))
+        for indices in rows:
+            theirs = partial(_rows_of, dataset, indices)
+            seconds["datasets"].append(interleaved({"": theirs}, [""])[""])
+    found = {name: median(taken) for name, taken in seconds.items()}
+    details = {
+        "expected_users": expected,
+        "group_size": _GROUP_SIZE,
+        "rows_in_the_mean": float(np.mean(counts)),
+        "quickest_seconds": min(seconds["fedsim"]),
+        "slowest_seconds": max(seconds["fedsim"]),
+    }
+    return [
+        Row(
+            benchmark="store",
+            case="cohort",
+            engine="fedsim",
+            seconds=found["fedsim"],
+            repetitions=len(counts),
+            ratio=found["datasets"] / found["fedsim"],
+            details=details,
+        ),
+        Row(
+            benchmark="store",
+            case="cohort",
+            engine="datasets, numpy format",
+            seconds=found["datasets"],
+            repetitions=len(counts),
+            ratio=1.0,
+            details={"padded": False},
+        ),
+    ]
+
+
+def _tensor(draw: Callable[[], CohortBlock]) -> torch.Tensor:
+    return torch.from_numpy(draw().tokens)
+
+
+def _rows_of(dataset: Any, indices: Indices) -> Any:  # noqa: ANN401  (an untyped module)
+    return dataset[indices]["tokens"]
+
+
+def _touch(store: TokenStore) -> None:
+    """Read the store once, so that its pages are in memory."""
+    for first in range(0, store.num_examples, 1 << 20):
+        store.padded(np.arange(first, min(first + (1 << 20), store.num_examples), 16))
+
+
+def _dataset(store: TokenStore, path: Path) -> Any:  # noqa: ANN401  (an untyped module)
+    """Return the store's examples as rows of `datasets`, memory-mapped, in numpy format."""
+    from datasets import Dataset  # noqa: PLC0415  (it takes seconds to import)
+
+    schema = pa.schema([("tokens", pa.list_(pa.uint16()))])
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, schema) as writer:
+        for first in range(0, store.num_examples, _ROWS_AT_ONCE):
+            indices = np.arange(first, min(first + _ROWS_AT_ONCE, store.num_examples))
+            lengths = store.lengths(indices)
+            tokens, _ = store.padded(indices)
+            inside = np.arange(tokens.shape[1]) < lengths[:, None]
+            values = pa.array(tokens[inside].astype(np.uint16))
+            offsets = pa.array(np.concatenate(([0], np.cumsum(lengths))).astype(np.int32))
+            rows = pa.ListArray.from_arrays(offsets, values)
+            writer.write_batch(pa.record_batch([rows], schema=schema))
+    return Dataset.from_file(str(path)).with_format("numpy")

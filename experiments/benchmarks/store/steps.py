@@ -1,0 +1,100 @@
+"""The steps of the benchmark `store`, each run in a process of its own: its memory is its own.
+
+`python -m experiments.benchmarks.store.steps STEP FOLDER USERS EXAMPLES` prints a JSON object.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+def build(folder: Path, users: int, examples: int) -> dict[str, Any]:
+    """Build the made-up store through the real builder; seconds, peak bytes, sizes."""
+    from experiments.benchmarks.store import sample  # noqa: PLC0415
+    from fedsim.data.building.build import build_store  # noqa: PLC0415
+    from fedsim.data.building.workers import default_workers  # noqa: PLC0415
+
+    sizes = sample.user_sizes(users, examples)
+    started = time.perf_counter()
+    store = build_store(
+        sample.texts(sizes),
+        encode=sample.encode,
+        vocabulary_size=sample.VOCABULARY_SIZE,
+        tokenizer_fingerprint="0" * 64,
+        sequence_length=sample.SEQUENCE_LENGTH,
+        cutting="split",
+        destination=folder / "store",
+        source="made up",
+        num_workers=default_workers(),
+    )
+    seconds = time.perf_counter() - started
+    # What getrusage says of a process begins at what its parent had when it was started.
+    of_workers = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+    return {
+        "seconds": seconds,
+        "peak_bytes": _kilobytes("status", "VmHWM"),
+        "peak_bytes_of_a_worker_at_most": of_workers,
+        "workers": default_workers(),
+        "users": store.num_users,
+        "examples": store.num_examples,
+        "tokens": store.num_tokens,
+        "largest_user": int(sizes.max()),
+        "bytes": sum(path.stat().st_size for path in store.path.iterdir()),
+    }
+
+
+def open_store(folder: Path, users: int, examples: int) -> dict[str, Any]:
+    """Open the store; seconds, and the process's anonymous memory before and after."""
+    from fedsim.data.store import TokenStore  # noqa: PLC0415
+
+    before = _kilobytes("smaps_rollup", "Anonymous")
+    started = time.perf_counter()
+    store = TokenStore.open(folder / "store")
+    seconds = time.perf_counter() - started
+    after = _kilobytes("smaps_rollup", "Anonymous")
+    return {
+        "seconds": seconds,
+        "users": store.num_users,
+        "anonymous_bytes": after,
+        "anonymous_bytes_before": before,
+    }
+
+
+def verify(folder: Path, users: int, examples: int) -> dict[str, Any]:
+    """Read every byte and compare the checksums; seconds."""
+    from fedsim.data.store import TokenStore  # noqa: PLC0415
+
+    store = TokenStore.open(folder / "store")
+    started = time.perf_counter()
+    store.verify()
+    return {"seconds": time.perf_counter() - started}
+
+
+def _kilobytes(file: str, field: str) -> int:
+    """Return a number of /proc/self in bytes; 0 where there is no such file."""
+    path = Path("/proc/self") / file
+    if not path.exists():
+        return 0
+    for line in path.read_text(encoding="ascii").splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+STEPS: dict[str, Callable[[Path, int, int], dict[str, Any]]] = {
+    "build": build,
+    "open": open_store,
+    "verify": verify,
+}
+
+if __name__ == "__main__":
+    step, where, num_users, num_examples = sys.argv[1:]
+    found = STEPS[step](Path(where), int(num_users), int(num_examples))
+    sys.stdout.write(json.dumps(found) + os.linesep)

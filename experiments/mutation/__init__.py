@@ -1,1 +1,0 @@
-"""Do the tests see what would break the guarantee: protections taken away, and mutants."""

@@ -1,0 +1,325 @@
+"""Charles et al. 2024, §3 and App. I: how far averaging shrinks users' gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from experiments.studies.common.output import (
+    Shown,
+    Study,
+    check_folder,
+    clean,
+    new_figure,
+    number,
+    steps,
+    write_study,
+)
+from fedsim.accounting.calibration import calibrate_noise_multiplier
+from fedsim.config import parse_config
+from fedsim.execution import Task, Unit
+from fedsim.materials import Materials, load_materials
+from fedsim.registry import resolve
+from fedsim.report.style import INK, MUTED, colour
+from fedsim.sampling import PoissonSampling
+from fedsim.seeding import stream
+from fedsim.server_optimizer import ServerOptimizer
+from fedsim.tensors import Tensors, add_, l2_norm, zeros_like
+
+_BATCH, _LEARNING_RATE = 32, 0.003
+
+
+class UserNorms(NamedTuple):
+    """Of one user at one G, over the first min(n, G) examples of a random order.
+
+    Attributes:
+        group_size: G.
+        examples: min(n, G).
+        root_mean_square: of the norms of the example gradients.
+        mean: the norm of their mean.
+    """
+
+    group_size: int
+    examples: int
+    root_mean_square: float
+    mean: float
+
+    @property
+    def ratio(self) -> float:
+        """At least 1; 1 where all gradients are equal, √examples where they are orthogonal.
+
+        Its square is the number of examples times the gradient diversity of Yin et al. 2018.
+        """
+        return self.root_mean_square / self.mean if self.mean > 0.0 else math.inf
+
+
+def user_norms(
+    materials: Materials, parameters: Tensors, user: int, group_sizes: Sequence[int]
+) -> list[UserNorms]:
+    """Return the user's norms at each G, ascending; a user has at least one example."""
+    task = _task(materials, max(group_sizes))
+    unit = task.unit(user, 0)
+    total = zeros_like(parameters, torch.float64)
+    ones = dict.fromkeys(total, 1.0)
+    squares, found = 0.0, []
+    order = stream(materials.seed, "planning", 1, user).permutation(len(unit.lengths)).tolist()
+    for count, row in enumerate(order, start=1):
+        width = int(unit.lengths[row])
+        one = Unit(user, unit.tokens[row : row + 1, :width], unit.lengths[row : row + 1])
+        gradient = task.update(parameters, one, 0).values
+        add_(total, gradient, ones)
+        squares += l2_norm(gradient) ** 2
+        last = count == len(order)
+        for size in group_sizes:
+            if size == count or (last and size > count):
+                norms = math.sqrt(squares / count), l2_norm(total) / count
+                found.append(UserNorms(size, count, *norms))
+    return found
+
+
+def trained(materials: Materials, steps: int) -> Iterator[Tensors]:
+    """Yield the parameters after each of some steps of Adam on random examples, not private."""
+    task, optimizer = _task(materials, 1), ServerOptimizer("adam", _LEARNING_RATE)
+    parameters: Tensors = materials.model.initial_parameters()
+    state: Tensors = {}
+    pool = materials.split.train_examples
+    for step in range(steps):
+        chosen = stream(materials.seed, "planning", 2, step).choice(pool, _BATCH, replace=False)
+        tokens, lengths = materials.store.padded(np.sort(chosen))
+        unit = Unit(0, torch.from_numpy(tokens), torch.from_numpy(lengths))
+        gradient = task.update(parameters, unit, 0).values
+        parameters, state = optimizer.step(parameters, gradient, state)
+        yield parameters
+
+
+def _task(materials: Materials, group_size: int) -> Task:
+    task: Task = resolve("tasks", "fedsgd", "study")(materials, group_size=group_size)
+    return task
+
+
+GROUP_SIZES, QUICK_GROUP_SIZES = (1, 2, 4, 8, 16, 32, 64), (1, 2, 4, 8)
+NUM_USERS, QUICK_NUM_USERS = 128, 16
+STEPS, QUICK_STEPS = 60, 5
+EPSILON, DELTA, ROUNDS, COHORT, ELS_GROUP_SIZE = 8.0, 1e-4, 100, 32, 4
+CONFIG = {
+    "seed": 1,
+    "data": {"source": "shakespeare", "cutting": "join"},
+    "model": {"name_or_path": "tiny-gpt"},
+}
+TERMS = (
+    f"noise multipliers keep (ε = {EPSILON:g}, δ = {DELTA:g})-DP; unit: user; neighbouring "
+    f"relation: add-or-remove-one user; {ROUNDS} rounds of Poisson sampling, of users with "
+    f"M = {COHORT} expected (ULS, pld accountant) or of at most {ELS_GROUP_SIZE} examples a user "
+    "at the same expected gradients (ELS, mixture accountant)"
+)
+
+
+class Point(NamedTuple):
+    """One model and one G.
+
+    `els_norm` and `uls_norm` are medians over all sampled users with at most G examples each,
+    `ratio` is theirs; the quantiles are of users with at least G examples, each their own ratio.
+    `diversity` is D of the plan from numbers: L_ULS² = L_ELS² (1 - D + D/G). ULS adds less noise
+    than ELS where `ratio` exceeds `needed`, by condition (7).
+    """
+
+    model: str
+    group_size: int
+    els_norm: float
+    uls_norm: float
+    ratio: float
+    users: int
+    ratio_10: float
+    ratio_50: float
+    ratio_90: float
+    orthogonal: float
+    diversity: float
+    needed: float
+
+
+def run(out: Path, *, quick: bool) -> None:
+    """Measure at the starting model and after some training, and write the study into `out`.
+
+    Raises:
+        ConfigError: `out` is not a folder for a study.
+    """
+    check_folder(out)
+    sizes = QUICK_GROUP_SIZES if quick else GROUP_SIZES
+    num_users, num_steps = (QUICK_NUM_USERS, QUICK_STEPS) if quick else (NUM_USERS, STEPS)
+    config = parse_config(CONFIG)
+    materials = load_materials(config.seed, config.data, config.model, "cpu")
+    needed = {size: needed_ratio(materials, size) for size in steps(sizes, "noise multipliers")}
+    models: dict[str, Tensors] = {"starting model": materials.model.initial_parameters()}
+    *_, models[f"after {num_steps} steps"] = trained(materials, num_steps)
+    points = [
+        point
+        for name, parameters in models.items()
+        for point in measure(materials, name, parameters, num_users, needed)
+    ]
+    write_study(_study(points, materials, num_users), out, quick=quick)
+
+
+def measure(
+    materials: Materials, name: str, parameters: Tensors, num_users: int, needed: dict[int, float]
+) -> list[Point]:
+    """Return a point for each G, over random users."""
+    order = stream(materials.seed, "planning").permutation(materials.split.num_users)
+    rows = [
+        user_norms(materials, parameters, int(user), list(needed))
+        for user in steps(order[:num_users].tolist(), f"gradients, {name}")
+    ]
+    return points(name, rows, needed)
+
+
+def points(name: str, rows: Sequence[Sequence[UserNorms]], needed: dict[int, float]) -> list[Point]:
+    """Return the medians and quantiles of users' norms, a row a user, an entry a G."""
+    els_norm = float(np.median([row[0].mean for row in rows]))
+    found = []
+    for column, size in enumerate(needed):
+        cells = [row[column] for row in rows]
+        uls_norm = float(np.median([cell.mean for cell in cells]))
+        ratios = [cell.ratio for cell in cells if cell.examples == size]
+        low, middle, high = (
+            np.quantile(ratios, (0.1, 0.5, 0.9)) if ratios else (math.nan, math.nan, math.nan)
+        )
+        spread = 1.0 - 1.0 / size
+        found.append(
+            Point(
+                model=name,
+                group_size=size,
+                els_norm=els_norm,
+                uls_norm=uls_norm,
+                ratio=els_norm / uls_norm,
+                users=len(ratios),
+                ratio_10=float(low),
+                ratio_50=float(middle),
+                ratio_90=float(high),
+                orthogonal=math.sqrt(size),
+                diversity=(1.0 - float(middle) ** -2) / spread if size > 1 else math.nan,
+                needed=needed[size],
+            )
+        )
+    return found
+
+
+def needed_ratio(materials: Materials, group_size: int) -> float:
+    """Return the L_ELS/L_ULS above which ULS adds less noise: B/M · σ_ULS/σ_ELS, condition (7)."""
+    sizes = materials.split.user_sizes
+    each = float(sizes.clip(max=group_size).mean())
+    uls = PoissonSampling(COHORT / len(sizes))
+    els = PoissonSampling(COHORT * each / float(sizes.clip(max=ELS_GROUP_SIZE).sum()))
+    sigmas = [
+        calibrate_noise_multiplier(
+            sampling=law, units_per_user=units, rounds=ROUNDS, epsilon=EPSILON, delta=DELTA
+        )
+        for law, units in ((uls, 1), (els, ELS_GROUP_SIZE))
+    ]
+    return each * sigmas[0] / sigmas[1]
+
+
+def findings(points: Sequence[Point]) -> list[str]:
+    """Return, for each model, where the ratio stands between the extremes and what follows."""
+    sentences = []
+    for name in dict.fromkeys(point.model for point in points):
+        row = [point for point in points if point.model == name]
+        seen = [point for point in row if point.users and point.group_size > 1]
+        last = seen[-1]
+        sentences.append(
+            f"{name[0].upper()}{name[1:]}: at G = {last.group_size} the median user's "
+            f"L_ELS/L_ULS is {last.ratio_50:.3g} (quantiles 10 % and 90 %: {last.ratio_10:.3g}, "
+            f"{last.ratio_90:.3g}; {last.users} users have so many examples), between 1 (alike) "
+            f"and √G = {last.orthogonal:.3g} (orthogonal): D = {last.diversity:.2f}."
+        )
+        quieter = [point.group_size for point in row if point.ratio > point.needed]
+        listed = ", ".join(map(str, quieter)) or "none"
+        best = max(row, key=lambda point: point.ratio / point.needed)
+        sentences.append(
+            f"{name[0].upper()}{name[1:]}, ULS against ELS with M = {COHORT}: ULS adds less "
+            f"noise at G = {listed}, of {', '.join(str(point.group_size) for point in row)}; "
+            f"var(ELS)/var(ULS) is largest at G = {best.group_size}: "
+            f"{number((best.ratio / best.needed) ** 2)}."
+        )
+    return sentences
+
+
+def _study(points: Sequence[Point], materials: Materials, num_users: int) -> Study:
+    return Study(
+        name="gradient-diversity",
+        title="How diverse real users' gradients are, between the two extremes",
+        explanation=(
+            "Charles et al. 2024, §3, compare ULS with ELS at two extremes: all gradients of a "
+            "user alike (L_ULS = L_ELS), or orthogonal (L_ULS = L_ELS/√G). Here the ratio is "
+            "measured on the speakers of Shakespeare's plays, as App. I estimates L_ULS (eq. 8).",
+            "`ratio` is of the medians over all sampled users, with at most G examples each: what "
+            "a plan goes by. The quantiles are over users with at least G examples: root mean "
+            "square of their example gradients' norms over the norm of their mean. `needed` is "
+            "the ratio above which ULS adds less noise than ELS at equal privacy and compute "
+            "(condition 7). D is the number that `fedsim plan --gradient-diversity` takes.",
+        ),
+        settings=(
+            f"Terms: {TERMS}.",
+            f"{num_users} random users of {materials.split.num_users}, seed {materials.seed}; "
+            f"{materials.store.manifest['sequence_length']} tokens an example; tiny-gpt, all "
+            "parameters; trained by Adam on random examples, without privacy.",
+            "Norms are computed on the texts themselves: not private.",
+        ),
+        findings=findings(points),
+        table=Shown(
+            ("model", "G", "L_ULS", "ratio", "needed", "users", "10 %", "50 %", "90 %", "√G", "D"),
+            [_cells(point) for point in points],
+        ),
+        records=[point._asdict() for point in points],
+        figure=draw(points),
+    )
+
+
+def draw(points: Sequence[Point]) -> Figure:
+    """Draw the ratio against G, a panel a model, between the extremes."""
+    names = list(dict.fromkeys(point.model for point in points))
+    title = "How far averaging shrinks a user's gradients"
+    figure = new_figure(9.0, 4.2, title, f"{TERMS[0].upper()}{TERMS[1:]}.")
+    panels = figure.subplots(1, len(names), squeeze=False, sharey=True)[0]
+    for axes, name in zip(panels, names, strict=True):
+        _panel(axes, [point for point in points if point.model == name], name)
+    panels[0].set_ylabel("$L_{ELS}/L_{ULS}(G)$", fontsize=8, color=INK)
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside right center", fontsize=8, frameon=False)
+    return figure
+
+
+def _panel(axes: Axes, row: Sequence[Point], title: str) -> None:
+    clean(axes, title)
+    sizes = [point.group_size for point in row]
+    axes.plot(sizes, [p.orthogonal for p in row], ":", color=MUTED, label="orthogonal: √G")
+    axes.plot(sizes, [1.0] * len(row), "--", color=MUTED, label="alike: 1")
+    lows, highs = [p.ratio_10 for p in row], [p.ratio_90 for p in row]
+    axes.fill_between(sizes, lows, highs, color=colour(0), alpha=0.2, lw=0, label="10 to 90 %")
+    middles = [p.ratio_50 for p in row]
+    axes.plot(sizes, middles, "o-", color=colour(0), ms=3.5, label="users with ≥ G")
+    axes.plot(sizes, [p.ratio for p in row], "s-", color=colour(2), ms=3.5, label="all, at most G")
+    needed = [p.needed for p in row]
+    axes.plot(sizes, needed, "x-", color=colour(1), ms=4, label="ULS quieter above")
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log", base=2)
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.set_xticks(sizes, [str(size) for size in sizes])
+    axes.set_xlabel("G: examples of a user", fontsize=8, color=INK)
+
+
+def _cells(point: Point) -> list[str]:
+    return [
+        point.model,
+        str(point.group_size),
+        *(f"{value:.3g}" for value in (point.uls_norm, point.ratio, point.needed)),
+        str(point.users),
+        *(f"{value:.3g}" for value in (point.ratio_10, point.ratio_50, point.ratio_90)),
+        f"{point.orthogonal:.3g}",
+        "–" if math.isnan(point.diversity) else f"{point.diversity:.2f}",
+    ]

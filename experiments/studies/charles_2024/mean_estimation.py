@@ -1,0 +1,243 @@
+"""Charles et al. 2024, Figure 7: ELS and ULS with several group sizes find the mean of users."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
+
+from experiments.studies.charles_2024.mean_findings import (
+    DEFAULT,
+    ELS,
+    Case,
+    Panel,
+    Results,
+    findings,
+)
+from experiments.studies.charles_2024.mean_simulation import (
+    Grid,
+    Sampler,
+    draw_population,
+    run_sweeps,
+)
+from experiments.studies.common.intervals import mean_interval, ratio_interval
+from experiments.studies.common.output import (
+    Shown,
+    Study,
+    check_folder,
+    clean,
+    new_figure,
+    steps,
+    write_study,
+)
+from fedsim.report.style import INK, MUTED, colour
+
+USERS, EXAMPLES_PER_USER, DIMENSION, DELTA = 256, 16, 32, 1e-6
+SAMPLERS = (ELS, *(Sampler("user", size) for size in (1, 2, 4, 8, 16)))
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much of the study is done."""
+
+    trials: int
+    rounds: int
+    grid: Grid
+    panels: tuple[Panel, ...]
+
+
+FULL = Scale(
+    trials=128,
+    rounds=256,
+    grid=Grid((4.0, 8.0, 16.0, 32.0, 64.0), tuple(2.0 ** (i / 2) for i in range(-12, 5))),
+    panels=(
+        Panel("epsilon", (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)),
+        Panel("budget", (16, 32, 64, 128, 256, 512)),
+        Panel("within_user_stddev", (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)),
+    ),
+)
+QUICK = Scale(
+    trials=24,
+    rounds=64,
+    grid=Grid((4.0, 16.0), tuple(2.0 ** (i / 2) for i in range(-10, 3))),
+    panels=(
+        Panel("epsilon", (1.0, 8.0)),
+        Panel("budget", (64, 512)),
+        Panel("within_user_stddev", (1.0, 8.0)),
+    ),
+)
+
+
+def run(out: Path, *, quick: bool) -> None:
+    """Run all trials and write the study into `out`.
+
+    Raises:
+        ConfigError: `out` is not a folder for a study.
+    """
+    check_folder(out)
+    scale = QUICK if quick else FULL
+    results = compute(scale)
+    terms = (
+        f"every point is (ε, δ = {DELTA:g})-DP with the ε that is shown with it; unit: user; "
+        "neighbouring relation: add-or-remove-one user; "
+        f"{scale.rounds} rounds of Poisson sampling, of examples (ELS, mixture accountant) or of "
+        "users (ULS, pld accountant); clip and learning rate were chosen by looking at the results"
+    )
+    study = Study(
+        name="mean-estimation",
+        title="Finding the mean of users: example-level sampling, and user-level by group size",
+        explanation=(
+            "The task of Charles et al. 2024, Appendix E (Figure 7): μ ~ N(0, I), users' means "
+            "μ_u ~ N(μ, σ₁² I), their examples x ~ N(μ_u, σ₂² I). DP-SGD on half the squared "
+            "distance looks for μ from 0. All samplers compute B gradients a round in expectation; "
+            "the loss is the squared distance of the last iterate to μ. The paper prints no "
+            "values of its axes and grids; these are ours.",
+            "As in the paper the loss of the best setting of the sweep is reported, chosen on "
+            "the same trials. `second_half_loss` in `table.csv` is the loss on the second half "
+            "of the trials of what was best on the first half, free of that choice; so are the "
+            "findings about group sizes.",
+        ),
+        settings=settings(scale, terms),
+        findings=findings(results, scale.panels),
+        table=table(results, scale.panels),
+        records=records(results, scale.panels),
+        figure=draw(results, scale.panels, terms),
+    )
+    write_study(study, out, quick=quick)
+
+
+def compute(scale: Scale) -> Results:
+    """Return the sweep of every sampler that has enough users, at every case of the panels."""
+    cases = list(dict.fromkeys(case for panel in scale.panels for case in panel.cases))
+    cases.sort(key=lambda case: case.within_user_stddev)  # one population at a time in memory
+    possible = [
+        (case, sampler)
+        for case in cases
+        for sampler in SAMPLERS
+        if case.budget <= sampler.group_size * USERS
+    ]
+    results: Results = {}
+    shape, stddev = (scale.trials, USERS, EXAMPLES_PER_USER, DIMENSION), None
+    for case, sampler in steps(possible, "mean estimation"):
+        if stddev != case.within_user_stddev:
+            stddev = case.within_user_stddev
+            population = draw_population(shape, stddev, seed=7)
+        (results[case, sampler],) = run_sweeps(
+            population,
+            sampler,
+            case.budget,
+            scale.grid,
+            epsilons=(case.epsilon,),
+            delta=DELTA,
+            rounds=scale.rounds,
+            seed=7,
+        )
+    return results
+
+
+def settings(scale: Scale, terms: str) -> list[str]:
+    """Return everything that was fixed."""
+    clips = ", ".join(f"{norm:g}" for norm in scale.grid.clip_norms)
+    rates = scale.grid.learning_rates
+    return [
+        f"Terms: {terms}.",
+        f"d = {DIMENSION}, N = {USERS} users with K = {EXAMPLES_PER_USER} examples, σ₁ = 1, "
+        f"G_ELS = K; where not varied, ε = {DEFAULT.epsilon:g}, B = {DEFAULT.budget}, σ₂ = "
+        f"{DEFAULT.within_user_stddev:g}. ULS samples B/G users and draws each a fresh group "
+        "every round; with B/G > N there is none.",
+        f"{scale.trials} trials; a trial's μ, examples and unscaled noise are the same for every "
+        "sampler. Intervals are 95 % over trials, of ratios paired by trial.",
+        f"Swept: clip norm {clips}, of a clip that divides by it, and {len(rates)} learning rates "
+        f"on that scale, a factor of {rates[1] / rates[0]:.2f} apart, from {rates[0]:.3g} to "
+        f"{rates[-1]:.3g}. Clip norms below the least one are left out: it already clips nearly "
+        "every gradient, which below it keep the same normalised steps.",
+        "Noise multipliers are calibrated: five digits, rounded up.",
+    ]
+
+
+def records(results: Results, panels: tuple[Panel, ...]) -> list[dict[str, object]]:
+    """Return the rows of table.csv: a sampler at a point of a panel."""
+    rows: list[dict[str, object]] = []
+    for panel in panels:
+        for case in panel.cases:
+            for sampler in SAMPLERS:
+                if (case, sampler) not in results:
+                    continue
+                sweep = results[case, sampler]
+                clip_norm, rate = sweep.grid.settings[sweep.best()]
+                loss = mean_interval(sweep.errors_of_best)
+                later = mean_interval(sweep.errors_of_second_half)
+                ratio = ratio_interval(sweep.errors_of_best, results[case, ELS].errors_of_best)
+                rows.append(
+                    {"panel": panel.varied, **case._asdict()}
+                    | {"sampler": sampler.level, "group_size": sampler.group_size}
+                    | {"sampling_probability": sampler.law(case.budget, USERS).probability}
+                    | {"noise_multiplier": sweep.noise_multiplier}
+                    | {"l2_clip_norm": clip_norm, "learning_rate": rate}
+                    | {"loss": loss.value, "loss_low": loss.low, "loss_high": loss.high}
+                    | {"second_half_loss": later.value, "second_half_low": later.low}
+                    | {"second_half_high": later.high, "loss_over_els": ratio.value}
+                    | {"loss_over_els_low": ratio.low, "loss_over_els_high": ratio.high}
+                )
+    return rows
+
+
+def table(results: Results, panels: tuple[Panel, ...]) -> Shown:
+    """Return a row for every case: the loss of every sampler, and ULS with G = 1 over ELS."""
+    rows = []
+    for case in dict.fromkeys(case for panel in panels for case in panel.cases):
+        cells = [f"{case.epsilon:g}", str(case.budget), f"{case.within_user_stddev:g}"]
+        for sampler in SAMPLERS:
+            sweep = results.get((case, sampler))
+            if sweep is None:
+                cells.append("–")
+                continue
+            value, low, high = mean_interval(sweep.errors_of_best)
+            cells.append(f"{value:.3f} ± {(high - low) / 2:.3f}")
+        rows.append(cells)
+    return Shown(("ε", "B", "σ₂", *(sampler.label for sampler in SAMPLERS)), rows)
+
+
+def draw(results: Results, panels: tuple[Panel, ...], terms: str) -> Figure:
+    """Draw the loss against ε, B and σ₂."""
+    title = "Squared distance to the mean, best setting of each sampler"
+    figure = new_figure(11.5, 4.6, title, f"{terms[0].upper()}{terms[1:]}. Bars: 95 % intervals.")
+    row = figure.subplots(1, len(panels), squeeze=False)[0]
+    for axes, panel in zip(row, panels, strict=True):
+        _panel(axes, results, panel)
+    row[0].set_ylabel("loss", fontsize=8, color=INK)
+    handles, labels = row[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside right center", fontsize=8, frameon=False)
+    return figure
+
+
+def _panel(axes: Axes, results: Results, panel: Panel) -> None:
+    clean(axes, panel.label)
+    for index, sampler in enumerate(SAMPLERS):
+        seen = [case for case in panel.cases if (case, sampler) in results]
+        losses = [mean_interval(results[case, sampler].errors_of_best) for case in seen]
+        axes.errorbar(
+            [_position(case, panel) for case in seen],
+            [loss.value for loss in losses],
+            yerr=[loss.high - loss.value for loss in losses],
+            fmt="o--" if sampler is ELS else "s-",
+            color=MUTED if sampler is ELS else colour(index - 1),
+            ms=3.5,
+            lw=1.2,
+            label=sampler.label,
+            zorder=5 if sampler is ELS else 3,  # ULS with G = 1 is often just below it
+        )
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.set_xticks(list(panel.values), [f"{value:g}" for value in panel.values])
+    axes.set_xlabel(panel.axis, fontsize=8, color=INK)
+
+
+def _position(case: Case, panel: Panel) -> float:
+    return float(getattr(case, panel.varied))

@@ -1,0 +1,345 @@
+"""Charles et al. 2024, Appendix E: the mean-estimation task, simulated and swept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fedsim.accounting.calibration import calibrate_noise_multiplier
+from fedsim.accounting.planning import equal_compute_probability
+from fedsim.clipping import FlatClip, NormalisedClip
+from fedsim.estimators import FixedDenominator
+from fedsim.plan import RoundPlan, TaskSpec
+from fedsim.sampling import PoissonSampling
+from fedsim.seeding import stream
+from fedsim.server_optimizer import ServerOptimizer
+
+Array = npt.NDArray[np.float32]
+BETWEEN_USERS = 1.0  # σ₁
+_BLOCK = 8  # trials whose clips are computed at once: what is between fits into a cache
+
+
+@dataclass(frozen=True, eq=False)
+class Population:
+    """What the trials draw before any round.
+
+    Attributes:
+        means: (trials, d) float32, μ of each trial: what is to be found.
+        examples: (trials, users, K, d) float32.
+        averages: (trials, users, d) float32, of all K examples of a user.
+    """
+
+    means: Array
+    examples: Array
+    averages: Array
+
+    @property
+    def num_trials(self) -> int:
+        """How many trials there are."""
+        return int(self.examples.shape[0])
+
+    @property
+    def num_users(self) -> int:
+        """N, users of a trial."""
+        return int(self.examples.shape[1])
+
+    @property
+    def examples_per_user(self) -> int:
+        """K."""
+        return int(self.examples.shape[2])
+
+
+def draw_population(
+    shape: tuple[int, int, int, int], within_user_stddev: float, seed: int
+) -> Population:
+    """Draw μ ~ N(0, I), μ_u ~ N(μ, σ₁² I) and x ~ N(μ_u, σ₂² I), with σ₁ = 1.
+
+    Args:
+        shape: (trials, users, K, d).
+        within_user_stddev: σ₂ >= 0. Populations that differ in it alone have the same μ and μ_u.
+        seed: of the draws.
+    """
+    trials, users, _, dimension = shape
+    source = np.random.default_rng(seed)
+    means = source.standard_normal((trials, dimension), dtype=np.float32)
+    centres = source.standard_normal((trials, users, 1, dimension), dtype=np.float32)
+    centres = means[:, None, None, :] + BETWEEN_USERS * centres
+    examples = source.standard_normal(shape, dtype=np.float32)
+    examples *= np.float32(within_user_stddev)
+    examples += centres
+    return Population(means, examples, examples.mean(axis=2))
+
+
+def make_plan(
+    law: PoissonSampling,
+    *,
+    group_size: int | None,
+    pool_size: int,
+    units_per_user: int,
+    noise_multiplier: float,
+    l2_clip_norm: float,
+    learning_rate: float,
+    seed: int,
+) -> RoundPlan:
+    """Return the plan of one setting; all in a sweep differ in clip, step and noise alone.
+
+    Args:
+        law: of the coins.
+        group_size: G of ULS; None in ELS, where a unit is an example.
+        pool_size: units that a coin is flipped on.
+        units_per_user: 1 in ULS, G in ELS.
+        noise_multiplier: σ.
+        l2_clip_norm: of a unit's gradient, which is then divided by it (App. F), so that one
+            range of learning rates suits every clip.
+        learning_rate: of SGD, on that normalised scale.
+        seed: of coins, groups and noise.
+    """
+    return RoundPlan(
+        strategy="els" if group_size is None else "uls",
+        unit="example" if group_size is None else "user",
+        pool=np.arange(pool_size, dtype=np.int64),
+        sampling=law,
+        task=TaskSpec(name="mean-estimation", options={"group_size": group_size}),
+        clip=NormalisedClip(clip=FlatClip(l2_clip_norm=l2_clip_norm)),
+        estimator=FixedDenominator(law.probability, pool_size),
+        noise_multiplier=noise_multiplier,
+        units_per_user=units_per_user,
+        optimizer=ServerOptimizer("sgd", learning_rate),
+        seed=seed,
+        entropy="seeded",
+    )
+
+
+def unit_values(
+    population: Population, units: npt.NDArray[np.int64], plan: RoundPlan, round: int
+) -> Array:
+    """Return (len(units), d): an example, or the average of a fresh group of a user's examples.
+
+    Args:
+        population: of all trials.
+        units: indices into users, or examples, of all trials in one row.
+        plan: its task names G; a group is a uniform subset, drawn anew each round.
+        round: from 0.
+    """
+    size, dimension = plan.task.options["group_size"], population.examples.shape[-1]
+    if size is None:
+        return population.examples.reshape(-1, dimension)[units]
+    owned = population.examples_per_user
+    if size == owned:
+        return population.averages.reshape(-1, dimension)[units]
+    keys = stream(plan.seed, "selection", round).random((len(units), owned), dtype=np.float32)
+    chosen = np.argpartition(keys, size - 1, axis=1)[:, :size] + units[:, None] * owned
+    values = population.examples.reshape(-1, dimension)[chosen.ravel()]
+    return np.asarray(values.reshape(len(units), size, dimension).mean(axis=1))
+
+
+def simulate(population: Population, plans: Sequence[RoundPlan], rounds: int) -> torch.Tensor:
+    """Return (trials, len(plans), d): where each plan arrives from 0 after `rounds` rounds.
+
+    The loss of an example is half the squared distance to it. One trial draws what
+    `plan.cohort` and `plan.noise` give; of more, all flip their coins in one row.
+    """
+    first, trials = plans[0], population.num_trials
+    # What the clip leaves alone it multiplies by its largest factor, 1/C: so also a zero.
+    zero = {"estimate": torch.zeros(1)}
+    largest = torch.tensor([plan.clip.factors(zero)["estimate"] for plan in plans])[:, None]
+    scale = first.estimator.sensitivity(1.0)  # 1/(qW)
+    stddev = torch.tensor([plan.noise_stddev for plan in plans])[:, None]
+    rate = torch.tensor([plan.optimizer.learning_rate for plan in plans])[:, None]
+    dimension = population.examples.shape[-1]
+    estimate = torch.zeros(trials, len(plans), dimension)
+    for round in range(rounds):
+        units = first.sampling.draw(trials * len(first.pool), round, first.coins)
+        values, present = _by_trial(
+            unit_values(population, units, first, round), units // len(first.pool), trials
+        )
+        noise = first.noise(round).standard_normal(trials * dimension).astype(np.float32)
+        blocks = [slice(start, start + _BLOCK) for start in range(0, trials, _BLOCK)]
+        sums = [clipped_sum(estimate[b], values[b], present[b], largest) for b in blocks]
+        release = torch.cat(sums).mul_(scale)
+        release += stddev * torch.from_numpy(noise).view(trials, 1, dimension)
+        estimate -= rate * release
+    return estimate
+
+
+def clipped_sum(
+    estimate: torch.Tensor, values: torch.Tensor, present: torch.Tensor, largest: torch.Tensor
+) -> torch.Tensor:
+    """Return Σ clip(θ - v) over the units of each trial, normalised, (trials, settings, d).
+
+    Args:
+        estimate: (trials, settings, d), θ.
+        values: (trials, units, d), v.
+        present: (trials, units), 1, or 0 where a trial has fewer units.
+        largest: (settings, 1), 1/C: θ - v is multiplied by min(1/C, 1/‖θ - v‖).
+    """
+    squares = torch.baddbmm(
+        estimate.square().sum(2, keepdim=True) + values.square().sum(2)[:, None, :],
+        estimate,
+        values.transpose(1, 2),
+        alpha=-2.0,
+    )
+    factors = squares.clamp_min_(1e-12).rsqrt_().minimum(largest)
+    factors *= present[:, None, :]
+    return estimate * factors.sum(2, keepdim=True) - torch.bmm(factors, values)
+
+
+def _by_trial(
+    values: Array, trial: npt.NDArray[np.int64], trials: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return values as (trials, most units, d) and which are there; `trial` is ascending."""
+    counts = np.bincount(trial, minlength=trials)
+    position = np.arange(len(trial)) - np.repeat(np.cumsum(counts) - counts, counts)
+    width = max(int(counts.max()), 1)
+    padded = np.zeros((trials, width, values.shape[1]), dtype=np.float32)
+    present = np.zeros((trials, width), dtype=np.float32)
+    padded[trial, position], present[trial, position] = values, 1.0
+    return torch.from_numpy(padded), torch.from_numpy(present)
+
+
+Errors = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """ELS, or ULS with a group size.
+
+    Attributes:
+        level: "example" or "user": what a coin is flipped on.
+        group_size: G.
+    """
+
+    level: str
+    group_size: int
+
+    @property
+    def label(self) -> str:
+        """What tables and pictures call it."""
+        return "ELS" if self.level == "example" else f"ULS, G = {self.group_size}"
+
+    @property
+    def units_per_user(self) -> int:
+        """Units of the pool that one user owns."""
+        return self.group_size if self.level == "example" else 1
+
+    def law(self, budget: int, num_users: int) -> PoissonSampling:
+        """Return the coins at which a round takes `budget` gradients in expectation.
+
+        Raises:
+            ConfigError: there are not as many.
+        """
+        return PoissonSampling(
+            equal_compute_probability(
+                gradients_per_round=budget, group_size=self.group_size, num_users=num_users
+            )
+        )
+
+    def noise_multiplier(
+        self, budget: int, num_users: int, *, epsilon: float, delta: float, rounds: int
+    ) -> float:
+        """Return σ at that budget: by the pld accountant, or the mixture for examples."""
+        return calibrate_noise_multiplier(
+            sampling=self.law(budget, num_users),
+            units_per_user=self.units_per_user,
+            rounds=rounds,
+            epsilon=epsilon,
+            delta=delta,
+        )
+
+
+@dataclass(frozen=True)
+class Grid:
+    """What is swept: clip norms, and learning rates on the scale of the normalised clip."""
+
+    clip_norms: Sequence[float]
+    learning_rates: Sequence[float]
+
+    @property
+    def settings(self) -> list[tuple[float, float]]:
+        """All pairs."""
+        return [*product(self.clip_norms, self.learning_rates)]
+
+
+@dataclass(frozen=True, eq=False)
+class Sweep:
+    """What came of a sweep.
+
+    Attributes:
+        noise_multiplier: σ.
+        grid: what was swept.
+        errors: (trials, settings), squared distances of the estimates to μ.
+    """
+
+    noise_multiplier: float
+    grid: Grid
+    errors: Errors
+
+    def best(self, trials: slice = slice(None)) -> int:
+        """Return the setting with the least mean error over some of the trials."""
+        return int(self.errors[trials].mean(axis=0).argmin())
+
+    @property
+    def errors_of_best(self) -> Errors:
+        """(trials,), of the setting that is best over the same trials, as the paper reports."""
+        return self.errors[:, self.best()]
+
+    @property
+    def errors_of_second_half(self) -> Errors:
+        """(trials/2,), of the second half of the trials at the setting best on the first."""
+        half = len(self.errors) // 2
+        return self.errors[half:, self.best(slice(half))]
+
+    @property
+    def at_edge(self) -> bool:
+        """Whether a better learning rate may lie outside the grid."""
+        rates = self.grid.learning_rates
+        return self.grid.settings[self.best()][1] in {min(rates), max(rates)}
+
+
+def run_sweeps(
+    population: Population,
+    sampler: Sampler,
+    budget: int,
+    grid: Grid,
+    *,
+    epsilons: Sequence[float],
+    delta: float,
+    rounds: int,
+    seed: int,
+) -> list[Sweep]:
+    """Return the sweep at each ε, all on the same draws.
+
+    Raises:
+        ConfigError: a budget that the population cannot make.
+    """
+    users, owned = population.num_users, population.examples_per_user
+    if sampler.level == "example" and sampler.group_size != owned:
+        raise ValueError(f"group_size = {sampler.group_size}: ELS pools all {owned} examples here")
+    law = sampler.law(budget, users)
+    sigmas = [
+        sampler.noise_multiplier(budget, users, epsilon=epsilon, delta=delta, rounds=rounds)
+        for epsilon in epsilons
+    ]
+    plans = [
+        make_plan(
+            law,
+            group_size=sampler.group_size if sampler.level == "user" else None,
+            pool_size=users * sampler.units_per_user,
+            units_per_user=sampler.units_per_user,
+            noise_multiplier=sigma,
+            l2_clip_norm=clip_norm,
+            learning_rate=rate,
+            seed=seed,
+        )
+        for sigma in sigmas
+        for clip_norm, rate in grid.settings
+    ]
+    estimates = simulate(population, plans, rounds)
+    misses = estimates - torch.from_numpy(population.means)[:, None, :]
+    errors = misses.square().sum(dim=2).double().numpy().reshape(len(misses), len(epsilons), -1)
+    return [Sweep(sigma, grid, errors[:, i]) for i, sigma in enumerate(sigmas)]

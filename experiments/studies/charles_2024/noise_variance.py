@@ -1,0 +1,251 @@
+"""Charles et al. 2024, Figures 2 and 6: whose noise is smaller at the same ε and compute."""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+from pathlib import Path
+from typing import NamedTuple
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from experiments.studies.common.output import (
+    Shown,
+    Study,
+    check_folder,
+    clean,
+    new_figure,
+    number,
+    steps,
+    write_study,
+)
+from fedsim.accounting.calibration import calibrate_noise_multiplier
+from fedsim.accounting.planning import (
+    els_adds_no_more_noise,
+    els_noise_stddev,
+    equal_compute_probability,
+    uls_noise_stddev,
+    variance_ratio,
+)
+from fedsim.report.style import INK, colour
+from fedsim.sampling import PoissonSampling
+
+NUM_USERS, EXAMPLES_PER_USER, ELS_GROUP_SIZE = 1_024, 32, 32
+ROUNDS, DELTA, ELS_CLIP_NORM = 1_000, 1e-6, 10.0
+EPSILONS, COHORTS, ULS_GROUP_SIZES = (1.0, 4.0, 16.0, 64.0), (16, 64, 256), (1, 2, 4, 8, 16, 32)
+QUICK_EPSILONS, QUICK_COHORTS, QUICK_ULS_GROUP_SIZES = (4.0,), (64,), (1, 8, 32)
+
+TERMS = (
+    f"each point is ({{epsilons}}, δ = {DELTA:g})-DP; unit: user; neighbouring relation: "
+    f"add-or-remove-one user; {ROUNDS:,} rounds of Poisson sampling, of examples (ELS, mixture "
+    "accountant) or of users (ULS, pld accountant)"
+)
+
+
+class Point(NamedTuple):
+    """One (ε, M, G_ULS): the noise of ELS, and of ULS for alike and for diverse gradients.
+
+    Variances are of a coordinate, in the unit of the squared gradient; ratios are ELS over ULS.
+    """
+
+    epsilon: float
+    cohort_size: int
+    uls_group_size: int
+    gradients_per_round: int
+    els_probability: float
+    uls_probability: float
+    els_noise_multiplier: float
+    uls_noise_multiplier: float
+    els_variance: float
+    uls_variance_alike: float
+    uls_variance_diverse: float
+    ratio_alike: float
+    ratio_diverse: float
+    els_no_more_alike: bool
+    els_no_more_diverse: bool
+
+
+def run(out: Path, *, quick: bool) -> None:
+    """Calibrate and compare the noise, and write the study into `out`.
+
+    Raises:
+        ConfigError: `out` is not a folder for a study.
+    """
+    check_folder(out)
+    epsilons = QUICK_EPSILONS if quick else EPSILONS
+    cohorts = QUICK_COHORTS if quick else COHORTS
+    sizes = QUICK_ULS_GROUP_SIZES if quick else ULS_GROUP_SIZES
+    grid = [*product(epsilons, cohorts, sizes)]
+    points = [compute(*setting) for setting in steps(grid, "noise variance")]
+    promised = "ε = " + " or ".join(f"{epsilon:g}" for epsilon in epsilons)
+    terms = TERMS.format(epsilons=promised)
+    study = Study(
+        name="noise-variance",
+        title="At equal privacy and compute, diverse gradients make ULS the quieter one",
+        explanation=(
+            "The setting of Charles et al. 2024, §3 and Appendix C (Figures 2 and 6): the variance "
+            "of the noise on a coordinate of the gradient estimate (eqs 5 and 6), when both "
+            "samplers keep the same ε and compute the same B gradients a round in expectation. "
+            "ULS holds its cohort at M users and takes G = B/M examples of each.",
+            "`alike`: all gradients of a user point the same way, L_ULS = L_ELS. `diverse`: they "
+            "are orthogonal, L_ULS = L_ELS/√G. A ratio is var(ELS)/var(ULS); at most 1 is "
+            "condition (7).",
+        ),
+        settings=(
+            f"Terms: {terms}.",
+            f"N = {NUM_USERS} users with K = {EXAMPLES_PER_USER} examples each, G_ELS = "
+            f"{ELS_GROUP_SIZE}, L_ELS = {ELS_CLIP_NORM:g}; p = B/(G_ELS N), q = M/N.",
+            "Noise multipliers are calibrated: five digits, rounded up.",
+        ),
+        findings=findings(points),
+        table=Shown(
+            ("ε", "M", "G", "B", "σ ELS", "σ ULS", "var ELS", "ratio alike", "ratio diverse"),
+            [_cells(point) for point in points],
+        ),
+        records=[point._asdict() for point in points],
+        figure=draw(points, terms),
+    )
+    write_study(study, out, quick=quick)
+
+
+def compute(epsilon: float, cohort_size: int, uls_group_size: int) -> Point:
+    """Return the noise of both samplers at one ε and one compute budget."""
+    budget = cohort_size * uls_group_size
+    p = equal_compute_probability(
+        gradients_per_round=budget, group_size=ELS_GROUP_SIZE, num_users=NUM_USERS
+    )
+    q = equal_compute_probability(
+        gradients_per_round=budget, group_size=uls_group_size, num_users=NUM_USERS
+    )
+    els_sigma = _noise_multiplier(p, ELS_GROUP_SIZE, epsilon)
+    uls_sigma = _noise_multiplier(q, 1, epsilon)
+    els = els_noise_stddev(
+        noise_multiplier=els_sigma, l2_clip_norm=ELS_CLIP_NORM, batch_size=budget
+    )
+    norms = (ELS_CLIP_NORM, ELS_CLIP_NORM / math.sqrt(uls_group_size))
+    alike, diverse = (
+        uls_noise_stddev(noise_multiplier=uls_sigma, l2_clip_norm=norm, cohort_size=cohort_size)
+        for norm in norms
+    )
+    no_more = [
+        els_adds_no_more_noise(
+            els_noise_multiplier=els_sigma,
+            els_l2_clip_norm=ELS_CLIP_NORM,
+            uls_noise_multiplier=uls_sigma,
+            uls_l2_clip_norm=norm,
+            uls_group_size=uls_group_size,
+        )
+        for norm in norms
+    ]
+    return Point(
+        epsilon=epsilon,
+        cohort_size=cohort_size,
+        uls_group_size=uls_group_size,
+        gradients_per_round=budget,
+        els_probability=p,
+        uls_probability=q,
+        els_noise_multiplier=els_sigma,
+        uls_noise_multiplier=uls_sigma,
+        els_variance=els**2,
+        uls_variance_alike=alike**2,
+        uls_variance_diverse=diverse**2,
+        ratio_alike=variance_ratio(els_stddev=els, uls_stddev=alike),
+        ratio_diverse=variance_ratio(els_stddev=els, uls_stddev=diverse),
+        els_no_more_alike=no_more[0],
+        els_no_more_diverse=no_more[1],
+    )
+
+
+def findings(points: list[Point]) -> list[str]:
+    """Return how often which sampler adds less noise, and where."""
+    others = [point for point in points if not point.els_no_more_alike]
+    exceptions = ", ".join(f"{size}" for size in sorted({p.uls_group_size for p in others}))
+    sentences = [
+        f"Alike gradients: ELS adds no more noise than ULS in {len(points) - len(others)} of "
+        f"{len(points)} settings; the others have G = {exceptions or 'none'}."
+    ]
+    for epsilon in sorted({point.epsilon for point in points}):
+        row = [p for p in points if p.epsilon == epsilon]
+        quieter = sum(not p.els_no_more_diverse for p in row)
+        best = max(row, key=lambda p: p.ratio_diverse)
+        sentences.append(
+            f"Diverse gradients, ε = {epsilon:g}: ULS adds less noise in {quieter} of {len(row)} "
+            f"settings; var(ELS)/var(ULS) is at most {number(best.ratio_diverse)}, at M = "
+            f"{best.cohort_size}, B = {best.gradients_per_round:,}."
+        )
+    return sentences
+
+
+def draw(points: list[Point], terms: str) -> Figure:
+    """Draw variance against B: a panel for each M (rows) and ε (columns)."""
+    epsilons = sorted({point.epsilon for point in points})
+    cohorts = sorted({point.cohort_size for point in points})
+    figure = new_figure(
+        2.0 + 2.3 * len(epsilons),
+        1.5 + 1.8 * len(cohorts),
+        "At equal ε and compute, diverse gradients make ULS the quieter one"
+        if len(epsilons) > 1
+        else "Noise at equal ε and compute",
+        f"{terms[0].upper()}{terms[1:]}.",
+    )
+    panels = figure.subplots(len(cohorts), len(epsilons), squeeze=False, sharey="col", sharex="row")
+    for (i, cohort), (j, epsilon) in product(enumerate(cohorts), enumerate(epsilons)):
+        row = [p for p in points if (p.epsilon, p.cohort_size) == (epsilon, cohort)]
+        _panel(panels[i, j], row, f"ε = {epsilon:g}, M = {cohort}")
+        if j == 0:
+            panels[i, j].set_ylabel("noise variance", fontsize=8, color=INK)
+        if i == len(cohorts) - 1:
+            panels[i, j].set_xlabel("B: gradients a round", fontsize=8, color=INK)
+    handles, labels = panels[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside right center", fontsize=8, frameon=False)
+    return figure
+
+
+def _panel(axes: Axes, row: list[Point], title: str) -> None:
+    clean(axes, title)
+    budgets = [point.gradients_per_round for point in row]
+    axes.plot(budgets, [p.els_variance for p in row], "o-", color=colour(1), ms=3.5, label="ELS")
+    axes.plot(
+        budgets,
+        [p.uls_variance_alike for p in row],
+        "s--",
+        color=colour(0),
+        ms=3.5,
+        label="ULS, alike:\n$L_{ULS} = L_{ELS}$",
+    )
+    axes.plot(
+        budgets,
+        [p.uls_variance_diverse for p in row],
+        "s-",
+        color=colour(2),
+        ms=3.5,
+        label="ULS, diverse:\n$L_{ULS} = L_{ELS}/\\sqrt{G}$",
+    )
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(budgets[::2], [f"{budget:,}" for budget in budgets[::2]])
+    axes.set_yscale("log")
+
+
+def _noise_multiplier(probability: float, units_per_user: int, epsilon: float) -> float:
+    return calibrate_noise_multiplier(
+        sampling=PoissonSampling(probability),
+        units_per_user=units_per_user,
+        rounds=ROUNDS,
+        epsilon=epsilon,
+        delta=DELTA,
+    )
+
+
+def _cells(point: Point) -> list[str]:
+    return [
+        f"{point.epsilon:g}",
+        str(point.cohort_size),
+        str(point.uls_group_size),
+        f"{point.gradients_per_round:,}",
+        f"{point.els_noise_multiplier:g}",
+        f"{point.uls_noise_multiplier:g}",
+        number(point.els_variance),
+        number(point.ratio_alike),
+        number(point.ratio_diverse),
+    ]

@@ -1,0 +1,1 @@
+"""Studies of Chua et al. 2024: user-level privacy for fine-tuning language models."""

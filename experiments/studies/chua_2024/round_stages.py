@@ -1,0 +1,230 @@
+"""The stages of a private round, each timed by itself, and what lies between one and the next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from flwr.serverapp import Grid
+from torch.nn.utils.rnn import pad_sequence
+
+from clients.engines.choose import choose_engine
+from fedsim.accounting.budget import Budget
+from fedsim.accounting.ledger import Ledger
+from fedsim.accounting.pld import composed, single_round
+from fedsim.config import Config
+from fedsim.estimators import WeightedSum
+from fedsim.evaluation.losses import example_losses
+from fedsim.execution import Engine, Executor, Keys, Task, Unit
+from fedsim.grids.sharding import most_tokens_per_unit
+from fedsim.language_model import LanguageModel
+from fedsim.materials import Materials
+from fedsim.noise import add_gaussian_
+from fedsim.plan import RoundPlan
+from fedsim.registry import resolve
+from fedsim.round import run_round
+from fedsim.runner.assembly import build_executor, build_plan
+from fedsim.state import ServerState
+from fedsim.tensors import Tensors, add_, l2_norm, zeros_like
+from fedsim.utils.machine import interleaved
+
+BATCH_SIZES = (32, 64, 128)
+
+Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+class Stages(NamedTuple):
+    """Median wall-clock seconds of one round, each stage with those of its kind before it.
+
+    Attributes:
+        floor: texts read, then forward and backward over them in large batches.
+        engine: the clipped sum of the same texts, by the engine itself.
+        executor: the same sum through Flower's messages.
+        release: the estimate, its norm, and noise on it.
+        step: the server optimizer.
+        charge: the ledger's.
+        budget: the round's share of the budget's check, which is made once a run.
+        whole: a round as it is run, without that check.
+    """
+
+    floor: float
+    engine: float
+    executor: float
+    release: float
+    step: float
+    charge: float
+    budget: float
+    whole: float
+
+
+class Parts(NamedTuple):
+    """Seconds of a round that add up to it; a difference of medians may be negative by chance."""
+
+    forward_backward: float
+    clipping: float
+    communication: float
+    noise: float
+    server_step: float
+    accounting: float
+
+    @property
+    def total(self) -> float:
+        """The private round."""
+        return sum(self)
+
+    @property
+    def non_private(self) -> float:
+        """What training without privacy in one process does: gradients and a step."""
+        return self.forward_backward + self.server_step
+
+
+def parts(stages: Stages) -> Parts:
+    """Return what each stage adds to the one within it."""
+    return Parts(
+        forward_backward=stages.floor,
+        clipping=stages.engine - stages.floor,
+        communication=stages.executor - stages.engine,
+        noise=stages.release,
+        server_step=stages.step,
+        accounting=stages.charge + stages.budget,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """A run before its first round, with all that computes it."""
+
+    config: Config
+    model: LanguageModel
+    plan: RoundPlan
+    task: Task
+    engine: Engine
+    executor: Executor
+    parameters: Tensors
+
+
+def prepare(config: Config, materials: Materials, grid: Grid) -> Prepared:
+    """Return what a run of the config computes with, in this process and through a grid."""
+    plan = build_plan(config, materials)
+    task: Task = resolve("tasks", plan.task.name, "task")(materials, **plan.task.options)
+    size = most_tokens_per_unit(materials, plan.task.options.get("group_size"))
+    return Prepared(
+        config,
+        materials.model,
+        plan,
+        task,
+        choose_engine(config.executor.engine, task, materials.model, size),
+        build_executor(config, materials, plan, grid, "cpu"),
+        materials.model.initial_parameters(),
+    )
+
+
+def measure(run: Prepared, round: int, repetitions: int) -> tuple[Stages, WeightedSum]:
+    """Return the stages of a round, timed in turns after one turn that is not counted.
+
+    Args:
+        run: at its start: all rounds are measured at the starting parameters.
+        round: whose cohort is drawn, and whose noise.
+        repetitions: that the medians are of; the budget's check, which is long, is made once.
+
+    Returns:
+        The times, and the round's sum: how many units and gradients it is of.
+    """
+    cohort = run.plan.cohort(round)
+    total = run.executor.clipped_sum(run.parameters, cohort, run.plan.clip, round)
+    tasks = _tasks(run, round, cohort, total)
+    for task in tasks.values():
+        task()
+    taken = interleaved(tasks, [*tasks] * repetitions)
+    checked = interleaved({"budget": partial(_check_budget, run)}, ["budget"])["budget"]
+    stages = Stages(
+        floor=min(taken.pop(_floor_name(size)) for size in BATCH_SIZES),
+        budget=checked / run.config.strategy.rounds,
+        **taken,
+    )
+    return stages, total
+
+
+def plain_gradient(
+    model: LanguageModel, parameters: Tensors, units: Sequence[Unit], batch_size: int
+) -> dict[str, torch.Tensor]:
+    """Return Σ w·(mean gradient) over units, unclipped: what training without privacy computes.
+
+    Args:
+        model: the network.
+        parameters: where the gradients are taken.
+        units: with any number of examples of any length.
+        batch_size: sequences at a time; alike ones together, so that little is padding.
+    """
+    leaves = {name: value.detach().requires_grad_() for name, value in parameters.items()}
+    total = zeros_like(parameters)
+    ones = dict.fromkeys(total, 1.0)
+    for tokens, lengths, weights in batches(units, batch_size):
+        logits = model.logits(leaves, tokens.to(model.device))
+        losses = example_losses(logits, tokens.to(model.device), lengths.to(model.device))
+        gradients = torch.autograd.grad(losses @ weights.to(model.device), list(leaves.values()))
+        add_(total, dict(zip(leaves, gradients, strict=True)), ones)
+    return total
+
+
+def batches(units: Sequence[Unit], batch_size: int) -> Iterator[Batch]:
+    """Yield all units' examples by length: (batch, longest) tokens, lengths and weights."""
+    examples = [
+        (length, unit.tokens[row, :length], unit.weight / len(unit.lengths))
+        for unit in units
+        for row, length in enumerate(unit.lengths.tolist())
+    ]
+    examples.sort(key=lambda example: example[0])
+    for start in range(0, len(examples), batch_size):
+        lengths, tokens, weights = zip(*examples[start : start + batch_size], strict=True)
+        padded = pad_sequence(list(tokens), batch_first=True)
+        yield padded, torch.tensor(lengths), torch.tensor(weights)
+
+
+def _tasks(
+    run: Prepared, round: int, cohort: Keys, total: WeightedSum
+) -> Mapping[str, Callable[[], Any]]:
+    plan, parameters = run.plan, run.parameters
+    state = ServerState(round, parameters)
+    released = _release(plan, total, round)
+    floors: dict[str, Callable[[], Any]] = {
+        _floor_name(size): lambda size=size: plain_gradient(  # type: ignore[misc]
+            run.model, parameters, run.task.units(cohort, round), size
+        )
+        for size in BATCH_SIZES
+    }
+    return {
+        **floors,
+        "engine": lambda: run.engine(run.task, parameters, cohort, plan.clip, round),
+        "executor": lambda: run.executor.clipped_sum(parameters, cohort, plan.clip, round),
+        "release": lambda: _release(plan, total, round),
+        "step": lambda: plan.optimizer.step(parameters, released, state.optimizer_state),
+        "charge": lambda: state.ledger.charge(round, plan.cost, plan.release_id),
+        "whole": lambda: run_round(replace(state, ledger=Ledger()), plan, run.executor),
+    }
+
+
+def _floor_name(batch_size: int) -> str:
+    return f"floor/{batch_size}"
+
+
+def _release(plan: RoundPlan, total: WeightedSum, round: int) -> dict[str, torch.Tensor]:
+    estimate = plan.estimator(total)
+    l2_norm(estimate)
+    return add_gaussian_(estimate, plan.noise_stddev, plan.noise(round))
+
+
+def _check_budget(run: Prepared) -> None:
+    """Count the rounds that the budget pays for, as a run does before its first.
+
+    Nothing that this process computed before is remembered: a run has a process of its own.
+    """
+    single_round.cache_clear()
+    composed.cache_clear()
+    privacy, plan = run.config.privacy, run.plan
+    if privacy.epsilon is not None and privacy.delta is not None:
+        budget = Budget(privacy.epsilon, privacy.delta, plan.accountant, plan.relation)
+        budget.affordable(Ledger(), plan.cost, run.config.strategy.rounds)

@@ -1,0 +1,1 @@
+"""What studies share: output files, intervals over seeds, grids that train."""

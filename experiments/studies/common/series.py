@@ -1,0 +1,145 @@
+"""Losses of a measured grid as lines with intervals: a panel, a colour and an axis by setting."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from experiments.studies.common.output import clean, new_figure
+from fedsim.report.measured.lines import Line, Measurement
+from fedsim.report.style import INK, MUTED, colour
+
+
+def distinct(lines: Sequence[Line], key: str) -> list[str]:
+    """Return the values that a setting takes, in order of appearance; "source" is one too."""
+    return list(dict.fromkeys(value_of(line, key) for line in lines))
+
+
+def value_of(line: Line, key: str) -> str:
+    """Return a setting as text; "" where a line does not have it."""
+    return line.source if key == "source" else line.settings.get(key, "")
+
+
+def pick(lines: Sequence[Line], **settings: str) -> list[Line]:
+    """Return the lines with these settings."""
+    return [
+        line
+        for line in lines
+        if all(value_of(line, key) == value for key, value in settings.items())
+    ]
+
+
+def means(lines: Sequence[Line]) -> list[float]:
+    """Return the mean losses; infinity where a line has none."""
+    return [float("inf") if line.loss is None else line.loss.mean for line in lines]
+
+
+def draw(
+    measurement: Measurement,
+    *,
+    x: str,
+    series: str,
+    panels: str,
+    title: str,
+    marks: dict[str, float] | None = None,
+) -> Figure:
+    """Draw held-out loss against a setting.
+
+    Args:
+        measurement: what was found.
+        x: the setting of the axis; values that are no numbers stand side by side.
+        series: the setting that a colour stands for.
+        panels: the setting that a panel stands for.
+        title: of the picture.
+        marks: label to position of vertical lines.
+
+    A line without a finite loss is a cross at the upper edge.
+    """
+    wanted = distinct(measurement.lines, panels)
+    figure = new_figure(1.6 + 2.9 * len(wanted), 3.4, title, _note(measurement))
+    axes = figure.subplots(1, len(wanted), squeeze=False, sharey=True)[0]
+    _row(axes, measurement.lines, x, series=series, panels=panels)
+    for panel in axes:
+        for label, position in (marks or {}).items():
+            panel.axvline(position, color=MUTED, linewidth=0.8, linestyle=":", label=label)
+    _legend(figure, axes[0])
+    return figure
+
+
+def draw_rows(
+    measurement: Measurement, *, series: str, rows: Sequence[tuple[str, str]], title: str
+) -> Figure:
+    """Draw several rows of panels, each with the setting of its axis and of its panels."""
+    counts = [len(distinct(measurement.lines, panels)) for _, panels in rows]
+    figure = new_figure(1.6 + 2.4 * max(counts), 1.0 + 2.5 * len(rows), title, _note(measurement))
+    axes = figure.subplots(len(rows), max(counts), squeeze=False, sharey=True)
+    for (x, panels), count, row in zip(rows, counts, axes, strict=True):
+        _row(row[:count], measurement.lines, x, series=series, panels=panels)
+        for unused in row[count:]:
+            unused.set_visible(False)
+    _legend(figure, axes[0][0])
+    return figure
+
+
+def _row(axes: Sequence[Axes], lines: Sequence[Line], x: str, *, series: str, panels: str) -> None:
+    for panel, name in zip(axes, distinct(lines, panels), strict=True):
+        clean(panel, name if panels == "source" else f"{panels} = {name}" if name else "")
+        positions = _positions(panel, distinct(lines, x))
+        for index, value in enumerate(distinct(lines, series)):
+            chosen = pick(lines, **{panels: name, series: value})
+            label = value if series == "source" else f"{series} = {value}"
+            _series(panel, {positions[value_of(line, x)]: line for line in chosen}, label, index)
+        starts = [line.start for line in lines if line.start is not None]
+        if starts:
+            panel.axhline(max(starts), color=MUTED, lw=0.8, ls="--", label="starting point")
+        panel.set_xlabel(x, fontsize=8, color=INK)
+    axes[0].set_ylabel("held-out loss, nats a token", fontsize=8, color=INK)
+
+
+def _note(measurement: Measurement) -> str:
+    terms = [line.terms for line in measurement.lines if line.epsilon is not None]
+    return "; or ".join(dict.fromkeys(terms or ["No guarantee"])) + ". Bars: 95 % over seeds."
+
+
+def _legend(figure: Figure, axes: Axes) -> None:
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside right center", fontsize=8, frameon=False)
+
+
+def _positions(axes: Axes, values: Sequence[str]) -> dict[str, float]:
+    """Return where values stand on the axis: at their number, or side by side if they are words."""
+    try:
+        positions = {value: float(value) for value in values}
+    except ValueError:
+        axes.set_xticks(range(len(values)), values, rotation=20, ha="right")
+        return {value: float(number) for number, value in enumerate(values)}
+    if min(positions.values()) > 0.0:
+        axes.set_xscale("log", base=2)
+    axes.set_xticks(list(positions.values()), values)
+    axes.minorticks_off()
+    return positions
+
+
+def _series(axes: Axes, lines: Mapping[float, Line], label: str, index: int) -> None:
+    good = {at: line.loss for at, line in sorted(lines.items()) if line.loss is not None}
+    losses = list(good.values())
+    axes.errorbar(
+        list(good),
+        [loss.mean for loss in losses],
+        yerr=[
+            [loss.mean - loss.low for loss in losses],
+            [loss.high - loss.mean for loss in losses],
+        ],
+        fmt="o-",
+        color=colour(index),
+        ms=3.5,
+        lw=1.4,
+        capsize=2,
+        label=label,
+    )
+    for at, line in lines.items():
+        if line.loss is None:
+            upper = axes.get_xaxis_transform()
+            axes.plot(at, 0.97, "x", color=colour(index), transform=upper)

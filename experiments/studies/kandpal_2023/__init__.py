@@ -1,0 +1,1 @@
+"""The study of Kandpal et al. 2023: user inference attacks."""

@@ -1,0 +1,205 @@
+"""Kandpal et al. 2023, Table 2 with the rows it lacked: what keeps user inference from working."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from experiments.studies.common.output import (
+    Shown,
+    Study,
+    check_folder,
+    clean,
+    new_figure,
+    steps,
+    write_study,
+)
+from experiments.studies.kandpal_2023.user_inference_findings import findings
+from experiments.studies.kandpal_2023.user_inference_runs import (
+    BATCH_SIZE,
+    CLIP,
+    EXAMPLE_DELTA,
+    FULL,
+    QUICK,
+    SAMPLES,
+    Case,
+    Row,
+    Scale,
+    cases,
+)
+from fedsim.attacks.folder import write_attack
+from fedsim.attacks.user_inference import attack_run
+from fedsim.report.schema import load_report
+from fedsim.report.style import INK, MUTED, colour
+from fedsim.report.wording import terms_text
+from fedsim.runner.folder import RunFolder
+from fedsim.runner.launch import run as train
+
+EXAMPLE_TERMS = (
+    f"The row of example-level DP is calibrated to ε = 8 at δ = {EXAMPLE_DELTA:g}; unit: example; "
+    "neighbouring relation: add-or-remove-one example; sampler: Poisson sampling of examples; "
+    "accountant: pld."
+)
+
+
+def run(out: Path, *, quick: bool) -> None:
+    """Train, attack and write the study into `out`; finished runs in `out/runs` are not repeated.
+
+    Raises:
+        ConfigError: `out` is not a folder for a study, or holds runs of another version.
+    """
+    check_folder(out)
+    scale = QUICK if quick else FULL
+    todo = list(cases(scale, out / "runs"))
+    rows = [attacked(case, out / "runs") for case in steps(todo, "user inference")]
+    title = "User inference against fine-tuning on Shakespeare's speakers, and what mitigates it"
+    study = Study(
+        name="user-inference",
+        title=title,
+        explanation=(
+            "Kandpal et al. 2023, §4: an attacker has a few texts of a user, none of which was "
+            "trained on, and tells from how much likelier the model finds them than its starting "
+            "point whether the user was trained on. The table is their Table 2 with the rows that "
+            "it lacked: data limits, deduplication, clipping, early stopping, and user-level "
+            "guarantees; and their Figure 5, planted users (canaries) whose examples share l "
+            "tokens.",
+            "Users are speakers of Shakespeare's plays with enough speeches, half of them held "
+            "out. Losses are on text of trained users that was not trained on; losses and rates "
+            "are computed on private text and covered by no guarantee.",
+        ),
+        settings=_settings(scale, rows),
+        findings=findings(rows),
+        table=Shown(_HEADS, [_cells(row) for row in rows]),
+        records=[_record(row) for row in rows],
+        figure=draw(rows, title),
+    )
+    write_study(study, out, quick=quick)
+
+
+def attacked(case: Case, folder: Path) -> Row:
+    """Train the case, unless that was done before, attack it, and return what was found."""
+    out = folder / case.name.replace(" ", "-").replace(",", "").replace("=", "")
+    if RunFolder(out).config.exists():
+        RunFolder(out).check_resumable(case.config)
+    if not RunFolder(out).report.exists():
+        train(case.config, out, resume=True)
+    report = attack_run(out, samples=SAMPLES, checkpoints=case.kind == "none")
+    write_attack(report, out / "attack")
+    return Row(case, report, load_report(out).utility.initial.loss)
+
+
+_HEADS = (
+    "run",
+    "ε of a user",
+    "held-out loss",
+    "gap",
+    "AUROC, mean",
+    "95 %",
+    "max",
+    "min",
+    "TPR at 1 %",
+    "TPR at 5 %",
+    "TPR at 10 %",
+    "users in + out",
+)
+
+
+def _cells(row: Row) -> list[str]:
+    mean = row.measured()
+    low, high = mean.auroc_interval
+    rates = {o.false_positive_rate: o.true_positive_rate for o in mean.operating}
+    shown = ["–" if rates[at] is None else f"{rates[at]:.3f}" for at in (0.01, 0.05, 0.1)]
+    return [
+        row.case.name,
+        row.promise,
+        f"{row.report.final.loss_in:.3f}",
+        f"{row.report.final.gap:+.3f}",
+        f"{mean.auroc:.3f}",
+        f"{low:.3f} to {high:.3f}",
+        f"{row.measured('max').auroc:.3f}",
+        f"{row.measured('min').auroc:.3f}",
+        *shown,
+        f"{row.group.users_in} + {row.group.users_out}",
+    ]
+
+
+def _record(row: Row) -> dict[str, object]:
+    mean, privacy = row.measured(), row.report.privacy
+    return {
+        "run": row.case.name,
+        "kind": row.case.kind,
+        "group": row.group.name,
+        "epsilon": privacy.epsilon,
+        "delta": privacy.delta if privacy.epsilon is not None else None,
+        "terms": terms_text(privacy),
+        "auroc_bound": row.report.bound.auroc,
+        "loss_in": row.report.final.loss_in,
+        "loss_out": row.report.final.loss_out,
+        "users_in": row.group.users_in,
+        "users_out": row.group.users_out,
+        "samples": mean.samples,
+        "auroc_low": mean.auroc_interval[0],
+        "auroc_high": mean.auroc_interval[1],
+        **{
+            f"auroc_{m.statistic}_{m.samples}": m.auroc
+            for m in sorted(row.group.measured, key=lambda m: (m.samples, m.statistic))
+        },
+        **{f"tpr_{o.false_positive_rate:g}": o.true_positive_rate for o in mean.operating},
+        "rank_correlation": row.report.rank_correlation,
+    }
+
+
+def _settings(scale: Scale, rows: Sequence[Row]) -> tuple[str, ...]:
+    terms = {terms_text(r.report.privacy) for r in rows if r.report.privacy.epsilon is not None}
+    return (
+        *(f"Terms of an ε of a user: {text}." for text in sorted(terms)),
+        *(
+            f"{EXAMPLE_TERMS} Its ε of a user, in the table, is another number: a user has many "
+            "examples."
+            for row in rows
+            if row.case.kind == "example-level"
+        ),
+        f"tiny-gpt, all parameters; {scale.rounds} rounds; without noise Adam with learning rate "
+        f"{scale.learning_rate:g} and about {BATCH_SIZE} of the examples a round, as many passes "
+        f"in each run; clips at {CLIP:g}. Attacks: {max(SAMPLES)} samples a user, 100 bootstrap "
+        "resamples of the users.",
+        "With noise: SGD and normalised clips, a fifth of the rounds with a sixth of all examples "
+        "(examples protected) or a tenth of the rounds with half of all users or examples, four "
+        "examples a user (users protected). No learning rate or clip was tuned.",
+        f"Every speaker has {scale.texts} different speeches, cut at 32 tokens, 40 % of them held "
+        "out; each begins with the speaker's name, as the plays print it.",
+        "Repeated texts: every third text of a user is in the data twice, and the attacker can "
+        "have either copy. Deduplicated it is the non-private row.",
+    )
+
+
+def draw(rows: Sequence[Row], title: str) -> Figure:
+    """Draw the AUROC of every run with its interval, and what the guarantees allow."""
+    note = "Bars: the middle 95 % of a bootstrap over users. Ticks: what the guarantee allows; "
+    note += "; ".join(
+        sorted({terms_text(r.report.privacy) for r in rows if r.report.privacy.epsilon is not None})
+    )
+    if any(row.case.kind == "example-level" for row in rows):
+        note += f". {EXAMPLE_TERMS}"
+    figure = new_figure(9.0, 1.7 + 0.3 * len(rows), title, note)
+    axes = figure.subplots()
+    clean(axes)
+    kinds = list(dict.fromkeys(row.case.kind for row in rows))
+    for place, row in enumerate(rows):
+        _dot(axes, place, row, colour(kinds.index(row.case.kind)))
+    axes.axvline(0.5, color=MUTED, linestyle="--", linewidth=1.0)
+    axes.set_yticks(range(len(rows)), [row.case.name for row in rows], fontsize=8, color=INK)
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.set_xlabel(f"AUROC with {max(SAMPLES)} samples a user", fontsize=8, color=INK)
+    return figure
+
+
+def _dot(axes: Axes, place: int, row: Row, hue: str) -> None:
+    mean = row.measured()
+    axes.plot(mean.auroc_interval, (place, place), color=hue, linewidth=2.0)
+    axes.plot(mean.auroc, place, "o", color=hue, markersize=5)
+    if row.report.bound.auroc is not None:
+        axes.plot(row.report.bound.auroc, place, "|", color=INK, markersize=9)

@@ -1,0 +1,285 @@
+"""The runs that the study of user inference attacks, and a line for each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedsim.accounting.calibration import calibrate_noise_multiplier
+from fedsim.attacks.schema import AttackReport, Group, Measured
+from fedsim.config import Config, parse_config
+from fedsim.data.sources.shakespeare import private_speeches
+from fedsim.materials import load_materials
+from fedsim.report.wording import epsilon_text
+from fedsim.sampling import PoissonSampling
+from fedsim.utils.files import write_atomically
+
+SAMPLES = (1, 2, 4, 8)  # of a user, that the attack is given
+
+
+@dataclass(frozen=True)
+class Row:
+    """A run that was attacked, and the held-out loss it began with."""
+
+    case: Case
+    report: AttackReport
+    initial_loss: float
+
+    @property
+    def group(self) -> Group:
+        """The canaries where there are any, else the real users."""
+        return self.report.groups[-1]
+
+    def measured(self, statistic: str = "mean", samples: int = max(SAMPLES)) -> Measured:
+        """Return one of the attack's results."""
+        return next(
+            row
+            for row in self.group.measured
+            if (row.statistic, row.samples) == (statistic, samples)
+        )
+
+    @property
+    def promise(self) -> str:
+        """The ε of a user that the run's report states, or that there is none."""
+        epsilon = self.report.privacy.epsilon
+        return "none" if epsilon is None else epsilon_text(epsilon)
+
+
+DELTA = 1e-3  # of users, who are about a hundred
+EXAMPLE_DELTA = 1e-4  # of examples
+NOTHING_CLIPPED = 1e6
+REPEATED = 3  # every third text of a user is there twice
+SHORTEST = 60  # characters of a speech
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much is done.
+
+    Attributes:
+        rounds: of every run.
+        learning_rate: of Adam, where there is no noise.
+        texts: of a user.
+        users: most speakers, None for all who have so many texts.
+        limits: examples a user may contribute.
+        epsilons: of users.
+        lengths: tokens that a canary's examples share.
+        num_canaries: planted users.
+        full: whether all mitigations are run, or one of each kind.
+    """
+
+    rounds: int
+    learning_rate: float
+    texts: int
+    users: int | None
+    limits: tuple[int, ...]
+    epsilons: tuple[float, ...]
+    lengths: tuple[int, ...]
+    num_canaries: int
+    full: bool
+
+
+FULL = Scale(100, 0.002, 20, None, (6, 2), (8.0, 2.0), (1, 4, 16), 60, full=True)
+QUICK = Scale(9, 0.004, 20, 60, (2,), (8.0,), (4,), 20, full=False)
+BATCH_SIZE = 32
+CLIP = 0.4  # below nearly every gradient's norm, of an example or of a batch's mean
+
+
+@dataclass(frozen=True)
+class Case:
+    """A run: its row's name, what kind of mitigation it is, and its config."""
+
+    name: str
+    kind: str
+    config: Config
+
+
+def cases(scale: Scale, folder: Path) -> Iterator[Case]:
+    """Yield the runs, the unprotected one first; `folder` receives the texts."""
+    plain = _Recipe(
+        scale, write_texts(folder / "texts.jsonl", scale.texts, scale.users, repeated=False)
+    )
+    yield Case("non-private", "none", plain.config())
+    early = scale.rounds // 3
+    yield Case(f"stopped after {early} rounds", "early", plain.config(strategy={"rounds": early}))
+    repeated = write_texts(folder / "repeated.jsonl", scale.texts, scale.users, repeated=True)
+    yield Case("repeated texts", "repetition", replace(plain, source=repeated).same_passes())
+    for limit in scale.limits:
+        yield Case(f"at most {limit} examples a user", "limit", plain.limited(limit))
+    if scale.full:
+        clipped = {"max_gradient_norm": CLIP}
+        yield Case("batch clipping", "clipping", plain.config(server=clipped))
+        yield Case("per-example clipping", "clipping", plain.per_example(clip=CLIP))
+        yield Case("example-level DP, ε = 8", "example-level", plain.example_level(8.0))
+    for epsilon in scale.epsilons:
+        yield Case(f"ULS, ε = {epsilon:g}", "user-level", plain.uls(epsilon))
+        if scale.full:
+            yield Case(f"ELS, ε = {epsilon:g}", "user-level", plain.els(epsilon))
+    for length in scale.lengths:
+        planted = replace(plain, canaries=length)
+        yield Case(f"canaries, l = {length}", "canaries", planted.config())
+    planted = replace(plain, canaries=max(scale.lengths))
+    for epsilon in scale.epsilons:
+        name = f"canaries, l = {planted.canaries}, ULS, ε = {epsilon:g}"
+        yield Case(name, "protected canaries", planted.uls(epsilon))
+
+
+@dataclass(frozen=True)
+class _Recipe:
+    """Configs that differ from the unprotected run in what is named, and in nothing else."""
+
+    scale: Scale
+    source: Path
+    canaries: int = 0
+
+    def config(self, **sections: Mapping[str, Any]) -> Config:
+        raw: dict[str, Any] = {
+            "seed": 1,
+            "data": self._data(),
+            "strategy": {
+                "name": "non-private",
+                "rounds": self.scale.rounds,
+                "batch_size": BATCH_SIZE,
+            },
+            "server": {"optimizer": "adam", "learning_rate": self.scale.learning_rate},
+            "training": {
+                "evaluate_every": self.scale.rounds,
+                "checkpoint_every": max(1, self.scale.rounds // 6),
+                "keep_checkpoints": 6,
+            },
+        }
+        for name, section in sections.items():
+            raw[name] = {**raw.get(name, {}), **section}
+        return parse_config(raw)
+
+    def _data(self) -> dict[str, Any]:
+        data: dict[str, Any] = {
+            "source": str(self.source),
+            "cutting": "truncate",
+            "sequence_length": 32,
+            "held_out_examples": 0.4,
+            "held_out_users": 0.5,
+        }
+        if self.canaries:
+            data["canaries"] = {
+                "num_users": self.scale.num_canaries,
+                "num_examples": self.scale.texts,
+                "shared_tokens": self.canaries,
+            }
+        return data
+
+    def same_passes(self, **sections: Mapping[str, Any]) -> Config:
+        """Return a run over another number of examples with as many passes over them."""
+        size = self._rate * int(_user_sizes(self.config()).sum())
+        return self.config(strategy={"batch_size": size}, **sections)
+
+    def per_example(self, clip: float, group_size: int | None = None) -> Config:
+        """Return ELS without noise, with as many passes over what it has."""
+        size = self.scale.texts if group_size is None else group_size
+        return self.config(
+            strategy={
+                "name": "els",
+                "batch_size": self._rate * self._pool(size),
+                "group_size": size,
+                "clip": {"l2_clip_norm": clip},
+            },
+            privacy={"noise_multiplier": 0.0, "delta": DELTA},
+        )
+
+    def limited(self, limit: int) -> Config:
+        return self.per_example(NOTHING_CLIPPED, limit)
+
+    def example_level(self, epsilon: float) -> Config:
+        """Return ELS with the noise that protects one example: large batches, few rounds."""
+        rate, rounds = 1 / 6, max(1, self.scale.rounds // 5)
+        noise = calibrate_noise_multiplier(
+            sampling=PoissonSampling(rate),
+            units_per_user=1,
+            rounds=rounds,
+            epsilon=epsilon,
+            delta=EXAMPLE_DELTA,
+        )
+        size = self.scale.texts
+        return self._noisy(
+            {"name": "els", "batch_size": rate * self._pool(size), "group_size": size},
+            {"noise_multiplier": noise},
+            rounds,
+            0.1,
+        )
+
+    def uls(self, epsilon: float) -> Config:
+        cohort = 0.5 * len(_user_sizes(self.config()))
+        strategy = {"name": "uls", "cohort_size": cohort, "group_size": 4, "batch_size": None}
+        return self._noisy(strategy, {"epsilon": epsilon}, max(1, self.scale.rounds // 10), 0.05)
+
+    def els(self, epsilon: float) -> Config:
+        strategy = {"name": "els", "batch_size": 0.5 * self._pool(4), "group_size": 4}
+        return self._noisy(strategy, {"epsilon": epsilon}, max(1, self.scale.rounds // 10), 0.05)
+
+    def _noisy(
+        self,
+        strategy: Mapping[str, Any],
+        privacy: Mapping[str, Any],
+        rounds: int,
+        learning_rate: float,
+    ) -> Config:
+        """Return a run with noise: SGD, for Adam would divide by the noise, and few rounds."""
+        users = len(_user_sizes(self.config()))
+        clip = {"l2_clip_norm": CLIP, "normalise": True}
+        return self.config(
+            strategy={**strategy, "rounds": rounds, "clip": clip},
+            privacy={**privacy, "delta": DELTA, "declared_num_users": users},
+            server={"optimizer": "sgd", "learning_rate": learning_rate},
+        )
+
+    def _pool(self, group_size: int) -> int:
+        return int(np.minimum(_user_sizes(self.config()), group_size).sum())
+
+    @property
+    def _rate(self) -> float:
+        """The share of the examples that are in a round of the unprotected run."""
+        plain = replace(self, source=self.source.with_name("texts.jsonl"))
+        return BATCH_SIZE / float(_user_sizes(plain.config()).sum())
+
+
+@lru_cache(maxsize=4)
+def _user_sizes(config: Config) -> Any:  # noqa: ANN401  (an int64 array)
+    """Return the number of training examples of each trained user."""
+    return load_materials(config.seed, config.data, config.model, "cpu").split.user_sizes
+
+
+def write_texts(path: Path, texts: int, users: int | None, *, repeated: bool) -> Path:
+    """Write a JSONL of the speakers with enough speeches, `texts` of each.
+
+    Each text begins with the speaker's name, as the plays print it: something that all texts of a
+    user share, like the signature of an e-mail.
+
+    Args:
+        path: of the file, which is left alone if it is the same: a store goes by its time.
+        texts: different speeches of a speaker, the first ones that are not short.
+        users: most speakers, None for all.
+        repeated: whether every third of them stands there twice.
+    """
+    speeches: dict[str, list[str]] = {}
+    for user, speech in private_speeches():
+        known = speeches.setdefault(user, [])
+        if len(speech) >= SHORTEST and speech not in known and len(known) < texts:
+            known.append(speech)
+    lines = []
+    enough = [user for user, known in speeches.items() if len(known) == texts]
+    for user in enough[:users]:
+        name = user.partition("/")[2].title()
+        for place, speech in enumerate(speeches[user]):
+            row = {"speaker": user, "text": f"{name}. {speech}"}
+            copies = 2 if repeated and place % REPEATED == REPEATED - 1 else 1
+            lines += [json.dumps(row, ensure_ascii=False) + "\n"] * copies
+    content = "".join(lines)
+    if not path.exists() or path.read_text(encoding="utf-8") != content:
+        write_atomically(path, content)
+    return path

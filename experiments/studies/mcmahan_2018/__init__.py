@@ -1,0 +1,1 @@
+"""Studies of McMahan et al. 2018: DP-FedAvg."""

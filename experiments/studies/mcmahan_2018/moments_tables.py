@@ -1,0 +1,259 @@
+"""McMahan et al. 2018, Tables 1 and 2, by their accountant and by those that came after."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
+
+from experiments.studies.common.output import (
+    Shown,
+    Study,
+    check_folder,
+    clean,
+    epsilon_number,
+    new_figure,
+    number,
+    steps,
+    write_study,
+)
+from fedsim.accounting.accountants import epsilon
+from fedsim.accounting.events import RoundCost
+from fedsim.accounting.planning import delta_of_population
+from fedsim.report.style import INK, MUTED, colour
+from fedsim.sampling import PoissonSampling
+
+TABLE_1_ROUNDS = (1, 10, 100, 1_000, 10_000, 100_000, 1_000_000)
+DELTA_EXPONENT = 1.1
+"""Of Table 1, whose δ is K^-1.1."""
+
+TABLE_2_ROUNDS = 5_000
+TABLE_2_DELTA = 1e-9
+TABLE_2_NOISE_MULTIPLIER = 1.0
+"""Of Table 2, whose cohorts are chosen to make it so (§3)."""
+
+
+class Table1Row(NamedTuple):
+    """A row of Table 1.
+
+    Attributes:
+        users: K.
+        cohort: C̃, the expected number of users a round.
+        noise_multiplier: z.
+        epsilons: as printed, after each of `TABLE_1_ROUNDS`.
+    """
+
+    users: int
+    cohort: int
+    noise_multiplier: float
+    epsilons: tuple[str, str, str, str, str, str, str]
+
+
+class Table2Row(NamedTuple):
+    """A private row of Table 2.
+
+    Attributes:
+        noise_stddev: σ, of the noise on a coordinate of the average update.
+        clip_norm: S.
+        users: K.
+        cohort: C̃, which is S/σ to the nearest user.
+        epsilon: as printed.
+    """
+
+    noise_stddev: float
+    clip_norm: float
+    users: int
+    cohort: int
+    epsilon: str
+
+
+TABLE_1 = (
+    Table1Row(10**5, 100, 1.0, ("0.97", "0.98", "1.00", "1.07", "1.18", "2.21", "7.50")),
+    Table1Row(10**6, 10, 1.0, ("0.68", "0.69", "0.69", "0.69", "0.69", "0.72", "0.73")),
+    Table1Row(10**6, 1_000, 1.0, ("1.17", "1.17", "1.20", "1.28", "1.39", "2.44", "8.13")),
+    Table1Row(10**6, 10_000, 1.0, ("1.73", "1.92", "2.08", "3.06", "8.49", "32.38", "187.01")),
+    Table1Row(10**6, 1_000, 3.0, ("0.47", "0.47", "0.48", "0.48", "0.49", "0.67", "1.95")),
+    Table1Row(10**9, 1_000, 1.0, ("0.84", "0.84", "0.84", "0.85", "0.88", "0.88", "0.88")),
+)
+
+TABLE_2 = (
+    Table2Row(0.003, 15.0, 763_430, 5_000, "4.634"),
+    Table2Row(0.006, 10.0, 763_430, 1_667, "2.314"),
+    Table2Row(0.012, 15.0, 763_430, 1_250, "2.038"),
+    Table2Row(0.003, 15.0, 10**8, 5_000, "1.152"),
+    Table2Row(0.006, 10.0, 10**8, 1_667, "0.991"),
+    Table2Row(0.012, 15.0, 10**8, 1_250, "0.987"),
+)
+
+
+QUICK_ROUNDS = 1_000
+TERMS = (
+    f"δ = K^-{DELTA_EXPONENT:g} (Table 1) or {TABLE_2_DELTA:g} (Table 2); unit: user; "
+    "neighbouring relation: add-or-remove-one user; sampler: Poisson sampling of users, q = C̃/K; "
+    "accountants: moments, rdp, pld"
+)
+
+
+class Setting(NamedTuple):
+    """One number of the paper: under which circumstances, and what is printed."""
+
+    table: int
+    users: int
+    cohort: int
+    noise_multiplier: float
+    rounds: int
+    delta: float
+    printed: str
+
+
+class Value(NamedTuple):
+    """ε of a setting by each accountant."""
+
+    setting: Setting
+    moments: float
+    rdp: float
+    pld: float
+
+    @property
+    def reproduced(self) -> bool:
+        """Whether the moments accountant gives the printed digits."""
+        places = len(self.setting.printed.partition(".")[2])
+        return f"{self.moments:.{places}f}" == self.setting.printed
+
+
+def run(out: Path, *, quick: bool) -> None:
+    """Compute both tables and write the study into `out`.
+
+    Raises:
+        ConfigError: `out` is not a folder for a study.
+    """
+    check_folder(out)
+    wanted = [s for s in settings() if not quick or s.rounds <= QUICK_ROUNDS or s.table == 2]
+    values = [compute(setting) for setting in steps(wanted, "moments tables")]
+    study = Study(
+        name="moments-tables",
+        title="What McMahan et al. printed in 2018 holds, and the same noise promises more today",
+        explanation=(
+            "McMahan et al. 2018, Tables 1 and 2: ε as printed there, recomputed by the moments "
+            "accountant (integer orders 2 to 33, as theirs), and by two later accountants for the "
+            "same mechanism: rdp (fractional orders and a better conversion) and pld (numerical "
+            "composition, tight up to its grid).",
+            "The mechanism is one user's bounded update with Poisson sampling and equal weights. "
+            "Table 2's cohorts are chosen by the paper so that the noise multiplier is 1.",
+        ),
+        settings=(
+            f"{TERMS}.",
+            f"Table 2: {TABLE_2_ROUNDS:,} rounds, noise multiplier {TABLE_2_NOISE_MULTIPLIER:g}.",
+            "The CSV has full precision; ε of our accountants is rounded up here.",
+        ),
+        findings=findings(values),
+        table=Shown(
+            ("table", "K", "C̃", "z", "rounds", "δ", "printed", "moments", "rdp", "pld"),
+            [_cells(value) for value in values],
+        ),
+        records=[
+            {**v.setting._asdict(), "moments": v.moments, "rdp": v.rdp, "pld": v.pld}
+            for v in values
+        ],
+        figure=draw(values),
+    )
+    write_study(study, out, quick=quick)
+
+
+def settings() -> list[Setting]:
+    """Return the 42 settings of Table 1 and the six private ones of Table 2."""
+    first = [
+        Setting(1, row.users, row.cohort, row.noise_multiplier, rounds, delta, printed)
+        for row in TABLE_1
+        for delta in [delta_of_population(row.users, DELTA_EXPONENT)]
+        for rounds, printed in zip(TABLE_1_ROUNDS, row.epsilons, strict=True)
+    ]
+    z, rounds, delta = TABLE_2_NOISE_MULTIPLIER, TABLE_2_ROUNDS, TABLE_2_DELTA
+    return first + [
+        Setting(2, row.users, row.cohort, z, rounds, delta, row.epsilon) for row in TABLE_2
+    ]
+
+
+def compute(setting: Setting) -> Value:
+    """Return ε of one setting by the three accountants."""
+    cost = RoundCost(PoissonSampling(setting.cohort / setting.users), setting.noise_multiplier)
+    moments, rdp, pld = (
+        epsilon(cost, setting.rounds, setting.delta, name) for name in ("moments", "rdp", "pld")
+    )
+    return Value(setting, moments, rdp, pld)
+
+
+def findings(values: Sequence[Value]) -> list[str]:
+    """Return how many printed numbers came out again, and how much is gained since."""
+    again = sum(value.reproduced for value in values)
+    sentences = [
+        f"The moments accountant gives the printed digits of {again} of {len(values)} numbers."
+    ]
+    gained = [(v.moments / v.pld, v) for v in values if v.pld > 0.0]
+    for word, (factor, value) in (("least", min(gained)), ("most", max(gained))):
+        setting = value.setting
+        sentences.append(
+            f"The moments accountant's ε is at {word} {number(factor)} times the pld's: "
+            f"{epsilon_number(value.moments)} and {epsilon_number(value.pld)} for K = "
+            f"{setting.users:,}, C̃ = {setting.cohort:,}, z = {setting.noise_multiplier:g}, "
+            f"T = {setting.rounds:,} rounds, δ = {setting.delta:.3g}."
+        )
+    return sentences
+
+
+def draw(values: Sequence[Value]) -> Figure:
+    """Draw ε against rounds, a panel for each row of Table 1."""
+    figure = new_figure(
+        10.0,
+        5.4,
+        "Printed in 2018, reproduced, and tightened since: ε over the rounds of Table 1",
+        f"Upper bounds on ε; {TERMS}.",
+    )
+    panels = figure.subplots(2, 3, sharex=True, sharey=True)
+    for axes, row in zip(panels.flat, TABLE_1, strict=True):
+        same = [
+            v
+            for v in values
+            if v.setting.table == 1
+            and (v.setting.users, v.setting.cohort, v.setting.noise_multiplier) == row[:3]
+        ]
+        clean(axes, f"K = {row.users:,}, C̃ = {row.cohort:,}, z = {row.noise_multiplier:g}")
+        _panel(axes, same)
+    for axes in panels[1]:
+        axes.set_xlabel("rounds", fontsize=9, color=INK)
+    for axes in panels[:, 0]:
+        axes.set_ylabel("user-level ε", fontsize=9, color=INK)
+    handles, labels = panels[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside right center", fontsize=8, frameon=False)
+    return figure
+
+
+def _panel(axes: Axes, row: Sequence[Value]) -> None:
+    rounds = [value.setting.rounds for value in row]
+    printed = [float(value.setting.printed) for value in row]
+    axes.plot(rounds, [v.moments for v in row], "-", color=colour(1), label="moments")
+    axes.plot(rounds, [v.rdp for v in row], "--", color=MUTED, linewidth=1.2, label="rdp")
+    axes.plot(rounds, [v.pld for v in row], "s-", color=colour(0), ms=3, label="pld")
+    axes.plot(rounds, printed, "o", mfc="none", mec=INK, ms=6, label="printed")
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.xaxis.set_major_locator(LogLocator(base=10, numticks=4))
+    axes.yaxis.set_major_locator(LogLocator(base=100, numticks=8))
+
+
+def _cells(value: Value) -> list[str]:
+    setting = value.setting
+    return [
+        str(setting.table),
+        f"{setting.users:,}",
+        f"{setting.cohort:,}",
+        f"{setting.noise_multiplier:g}",
+        f"{setting.rounds:,}",
+        f"{setting.delta:.3g}",
+        setting.printed,
+        *(epsilon_number(found) for found in (value.moments, value.rdp, value.pld)),
+    ]

@@ -1,1 +1,0 @@
-"""Torture: kills, faults, dirty gradients, hostile files and long runs, and what was lost."""

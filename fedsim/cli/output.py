@@ -1,0 +1,46 @@
+"""What commands print besides their results: a sign of life, and the closing lines."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import typer
+from rich.console import Console
+
+
+@contextmanager
+def status_when_slow(message: str) -> Iterator[None]:
+    """Show a spinner on standard error after two seconds, if that is a terminal."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield
+        return
+    status = console.status(message)
+    timer = threading.Timer(2.0, status.start)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()  # else a timer that just fired would start what stop() has stopped
+        status.stop()
+
+
+def say_what_came_out(folder: Path) -> None:
+    """Print the promise, the utility and where model and report are."""
+    from fedsim.report.schema import load_report
+    from fedsim.report.wording import NOT_COVERED
+
+    report = load_report(folder)
+    before, after = report.utility.initial, report.utility.final
+    typer.echo(report.privacy.statement)
+    if after.tokens:
+        scores = f"Held-out loss {before.loss:.4f} -> {after.loss:.4f} nats a token"
+        typer.echo(f"{scores} ({NOT_COVERED}).")
+    else:
+        typer.echo("No text was held out, so no utility was measured; see data.held_out_examples.")
+    typer.echo(f"Model: {folder / 'model'}   Report: {folder / 'report.html'}")

@@ -1,0 +1,312 @@
+"""The configuration of a run: every key, its type and its default."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tomli_w
+from pydantic import Field, ValidationError, model_validator
+
+from fedsim.config.errors import explain
+from fedsim.config.overrides import apply_override
+from fedsim.data.config import DataConfig
+from fedsim.errors import ConfigError
+from fedsim.utils.section import Fraction, Positive, Section
+
+
+class ScheduleConfig(Section):
+    """From the clip's norm to `final_l2_clip_norm` over `rounds`, then held; all rounds if None."""
+
+    kind: Literal["linear", "exponential"]
+    final_l2_clip_norm: Positive
+    rounds: Annotated[int, Field(ge=1)] | None = None
+
+
+class AdaptiveConfig(Section):
+    """After a quantile of the updates' norms (Andrew et al. 2021): see `fedsim.clip_policy`.
+
+    `count_noise_stddev` is σ_b, in units. Left out, a twentieth of the expected cohort, as the
+    paper recommends, but twice the noise multiplier where that is more: then the count takes 3 %
+    of the noise on the updates, not most of it.
+    """
+
+    quantile: Annotated[float, Field(ge=0.0, le=1.0)] = 0.5
+    learning_rate: Positive = 0.2
+    count_noise_stddev: Positive | None = None
+
+
+class ClipConfig(Section):
+    """Flat: one bound. Per-layer: S/√m each, or `l2_clip_norms` layer by layer."""
+
+    kind: Literal["flat", "per-layer"] = "flat"
+    l2_clip_norm: Positive | None = None
+    l2_clip_norms: dict[str, Positive] | None = None
+    normalise: bool = False
+    schedule: ScheduleConfig | None = None
+    adaptive: AdaptiveConfig | None = None
+
+    @model_validator(mode="after")
+    def _one_bound(self) -> ClipConfig:
+        if (self.l2_clip_norm is None) == (self.l2_clip_norms is None):
+            raise ValueError("give l2_clip_norm or, per layer, l2_clip_norms: one of the two")
+        if self.kind == "flat" and self.l2_clip_norms is not None:
+            raise ValueError('l2_clip_norms needs kind = "per-layer"')
+        return self
+
+    @model_validator(mode="after")
+    def _one_policy(self) -> ClipConfig:
+        if self.schedule is not None and self.adaptive is not None:
+            raise ValueError("schedule and adaptive each say which clip comes next: give one")
+        return self
+
+
+Probability = Annotated[float, Field(gt=0.0, le=1.0)]
+Precision = Literal["float32", "bfloat16"]
+Selection = Literal[
+    "random", "longest", "shortest", "highest-perplexity", "lowest-perplexity", "random-chunk"
+]
+
+
+_LONGEST = 1 << 16  # bytes; a dotted key takes the parser the square of its depth
+
+
+class ModelConfig(Section):
+    """Which network starts, which of its parameters move, and how much is dropped in training.
+
+    `dropout` is that of all `nn.Dropout` layers of the network and of its adapters, except the
+    ones of attention weights: no attention weight is ever dropped.
+    `lora_target_modules` are ends of module names, such as "q_proj"; empty for peft's choice.
+    """
+
+    name_or_path: str = "tiny-gpt"
+    lora_rank: Annotated[int, Field(ge=0)] = 0
+    lora_target_modules: tuple[str, ...] = ()
+    trainable: str = "all"
+    pretraining_steps: Annotated[int, Field(ge=0)] | None = None
+    dropout: Fraction = 0.0
+
+    @model_validator(mode="after")
+    def _targets_with_adapters(self) -> ModelConfig:
+        if self.lora_target_modules and not self.lora_rank:
+            raise ValueError(
+                "lora_target_modules needs lora_rank: without adapters none has a place"
+            )
+        return self
+
+
+class FedSGD(Section):
+    """One averaged gradient a user (DP-FedSGD)."""
+
+    task: Literal["fedsgd"] = "fedsgd"
+
+
+class FedAvg(Section):
+    """Local SGD; the update is the parameters' difference (DP-FedAvg)."""
+
+    task: Literal["fedavg"]
+    epochs: Annotated[int, Field(ge=1)] = 1
+    batch_size: Annotated[int, Field(ge=1)] = 8
+    learning_rate: Positive = 0.1
+
+
+class EstimatorConfig(Section):
+    """Fixed: divide by the expected weight. Clipped: by max(q * min_weight, the drawn weight)."""
+
+    kind: Literal["fixed", "clipped"] = "fixed"
+    min_weight: Positive | None = None
+
+    @model_validator(mode="after")
+    def _min_weight_with_clipped(self) -> EstimatorConfig:
+        if (self.kind == "clipped") != (self.min_weight is not None):
+            raise ValueError('kind = "clipped" needs min_weight, and only it takes min_weight')
+        return self
+
+
+class SamplingConfig(Section):
+    """Who is drawn: see `fedsim.sampling`. Only truncated Poisson takes `max_cohort_size`."""
+
+    kind: Literal["poisson", "truncated-poisson", "fixed-size", "shuffled"] = "poisson"
+    max_cohort_size: Annotated[int, Field(ge=1)] | None = None
+
+    @model_validator(mode="after")
+    def _cap_with_truncated(self) -> SamplingConfig:
+        if (self.kind == "truncated-poisson") != (self.max_cohort_size is not None):
+            raise ValueError(
+                'kind = "truncated-poisson" needs max_cohort_size, and only it takes one'
+            )
+        return self
+
+
+class StrategyConfig(Section):
+    """What the coins are flipped on, what one unit computes, how units are bounded."""
+
+    name: str = "uls"
+    rounds: Annotated[int, Field(ge=1)] = 100
+    sampling: SamplingConfig = SamplingConfig()
+    cohort_size: Positive | None = None
+    batch_size: Positive | None = None
+    group_size: Annotated[int, Field(ge=1)] = 8
+    selection: Selection = "random"
+    user_weight_cap: Annotated[int, Field(ge=1)] | None = None
+    local: Annotated[FedSGD | FedAvg, Field(discriminator="task")] = FedSGD()
+    clip: ClipConfig = ClipConfig(l2_clip_norm=1.0)
+    estimator: EstimatorConfig = EstimatorConfig()
+    concentration_radius: Positive | None = None
+
+
+class SharedLedgerConfig(Section):
+    """A ledger file that runs on the same people share, and the budget that they keep together."""
+
+    ledger: str
+    epsilon: Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+    delta: Annotated[float, Field(gt=0.0, lt=1.0)]
+
+
+class PrivacyConfig(Section):
+    """The promise. Sizes of the population are public only if they are declared here."""
+
+    epsilon: Positive | None = None
+    noise_multiplier: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] | None = None
+    delta: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
+    accountant: str | None = None
+    relation: Literal["add-or-remove-one", "zero-out-one", "replace-one"] | None = None
+    noise: Literal["secure", "seeded"] = "secure"
+    declared_num_users: Annotated[int, Field(ge=1)] | None = None
+    declared_num_examples: Annotated[int, Field(ge=1)] | None = None
+    shared: SharedLedgerConfig | None = None
+
+    @model_validator(mode="after")
+    def _not_both(self) -> PrivacyConfig:
+        if self.epsilon is not None and self.noise_multiplier is not None:
+            raise ValueError(
+                f"epsilon = {self.epsilon} together with noise_multiplier = "
+                f"{self.noise_multiplier}: each decides the other, give one"
+            )
+        return self
+
+
+class ServerConfig(Section):
+    """The optimizer that takes the released estimate as its gradient, scaled down to a norm."""
+
+    optimizer: Literal["sgd", "adam", "adafactor"] = "adam"
+    learning_rate: Positive = 0.01
+    max_gradient_norm: Positive | None = None
+
+
+class ExecutorConfig(Section):
+    """Who computes, how, and in what portions; `shard_size` 0 cuts by work, several a worker.
+
+    With `precision` "bfloat16" the workers' networks multiply in bfloat16; parameters, norms,
+    sums and noise are as wide as ever, and the server evaluates in float32.
+    """
+
+    grid: Literal["in-process", "ray"] = "in-process"
+    workers: Annotated[int, Field(ge=1)] = 1
+    cpus_per_worker: Positive = 1.0
+    gpus_per_worker: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 0.0
+    address: str = ""
+    engine: Literal["auto", "loop", "materialised", "ghost", "vmap"] = "auto"
+    precision: Precision = "float32"
+    shard_size: Annotated[int, Field(ge=0)] = 0
+
+    @model_validator(mode="after")
+    def _one_process_is_one_worker(self) -> ExecutorConfig:
+        if self.grid == "in-process" and (self.workers > 1 or self.address):
+            raise ValueError(
+                f"workers = {self.workers}, address = {self.address!r}: more than this process "
+                'needs grid = "ray"'
+            )
+        return self
+
+
+class TrainingConfig(Section):
+    """How often to look and to save, and who is shown the metrics (entry points `trackers`)."""
+
+    evaluate_every: Annotated[int, Field(ge=1)] = 10
+    checkpoint_every: Annotated[int, Field(ge=1)] = 10
+    keep_checkpoints: Annotated[int, Field(ge=1)] = 2
+    trackers: tuple[str, ...] = ()
+
+
+class Config(Section):
+    """A whole run."""
+
+    seed: int = 0
+    data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
+    strategy: StrategyConfig = StrategyConfig()
+    privacy: PrivacyConfig = PrivacyConfig()
+    server: ServerConfig = ServerConfig()
+    executor: ExecutorConfig = ExecutorConfig()
+    training: TrainingConfig = TrainingConfig()
+
+    @model_validator(mode="after")
+    def _engine_can_do_the_task(self) -> Config:
+        engine = self.executor.engine
+        if engine not in ("auto", "loop") and self.strategy.local.task == "fedavg":
+            raise ValueError(f'executor.engine = "{engine}": local training needs "loop" or "auto"')
+        return self
+
+    @model_validator(mode="after")
+    def _a_pass_must_be_repeatable(self) -> Config:
+        if self.privacy.noise == "secure" and self.strategy.sampling.kind == "shuffled":
+            raise ValueError(
+                'strategy.sampling.kind = "shuffled" with privacy.noise = "secure": the order of '
+                'a pass must be drawn again every round; take "seeded", or "poisson"'
+            )
+        return self
+
+    def to_toml(self) -> str:
+        """Return the resolved config as TOML; keys without a value are left out."""
+        return tomli_w.dumps(self.model_dump(exclude_none=True))
+
+
+def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
+    """Read a TOML file, lay `key.path=value` overrides over it and validate.
+
+    Raises:
+        ConfigError: unreadable file, bad TOML, a malformed override or any invalid key.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(_LONGEST + 1)
+        if len(content) > _LONGEST:
+            raise ConfigError(f"config: {path} is longer than {_LONGEST} bytes; is it a config?")
+        raw = tomllib.loads(content.decode().replace("\r\n", "\n"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"config: cannot read {path}: {error}") from None
+    except ValueError as error:  # TOMLDecodeError, or a number with thousands of digits
+        raise ConfigError(f"config: {path} is not TOML: {error}") from None
+    except RecursionError:
+        raise ConfigError(f"config: {path} is nested too deeply") from None
+    for override in overrides:
+        apply_override(raw, override)
+    return parse_config(raw)
+
+
+def parse_config(raw: Mapping[str, Any]) -> Config:
+    """Validate a nested mapping; every problem found stands in the one `ConfigError`."""
+    try:
+        (config := Config.model_validate(raw)).to_toml()
+        return config
+    except ValidationError as error:
+        problems = error.errors(include_url=False)
+        lines = [explain(problem, Config) for problem in problems]
+        raise ConfigError("\n".join(dict.fromkeys(lines))) from None
+    except ValueError as error:  # a hexadecimal number of thousands of digits
+        raise ConfigError(f"config: cannot be written: {error}") from None
+
+
+def with_settings(config: Config, overrides: Sequence[str]) -> Config:
+    """Return a config with `key.path=value` overrides laid over it, validated as a whole.
+
+    Raises:
+        ConfigError: a malformed override or an invalid key.
+    """
+    raw = config.model_dump(exclude_none=True)
+    for override in overrides:
+        apply_override(raw, override)
+    return parse_config(raw)

@@ -1,0 +1,255 @@
+"""The first half of a build: what arrived, in segments on disk, each sorted by user when whole.
+
+    0007.tokens   ids in the order of the users, within a user in the order of arrival
+    0007.users    per example its user, uint32, ascending
+    0007.lengths  per example its number of ids, uint32
+    0007.json     written last: records read, new users, what was dropped; without it, no segment
+    read.json     written when the source has been read to its end
+
+What has a .json file is synced and never changes again, which its checksums tell. So a build that
+was killed goes on after its last whole segment, and ends with the same store.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from itertools import count
+from pathlib import Path
+from typing import Any, TypedDict
+
+import numpy as np
+import numpy.typing as npt
+
+from fedsim.data.building.arrivals import Arrived, Ids, Tokenising, runs
+from fedsim.data.store import Indices
+from fedsim.data.store.manifest import disk_dtype
+from fedsim.utils.files import write_atomically
+from fedsim.utils.json_text import is_count, read_json
+
+SEGMENT_TOKENS = 1 << 24  # so much is held in memory, a few times over
+SEGMENT_EXAMPLES = 1 << 19
+_READ = "read.json"
+
+
+class Head(TypedDict):
+    """The content of a segment's .json file; `sha256` is of its other three, by their kind."""
+
+    records: int
+    examples: int
+    tokens: int
+    dropped: dict[str, int]
+    new_users: list[str]
+    sha256: dict[str, str]
+
+
+class _Read(TypedDict):
+    """The content of read.json."""
+
+    segments: int
+    dropped: dict[str, int]
+
+
+class Segments:
+    """A folder of segments, and the one that is being filled.
+
+    Attributes:
+        folder: where they are.
+        users: name to index, in order of the first usable example.
+        dropped: reason to count, of everything read so far.
+        num_records: read so far, those of whole segments only after opening.
+        heads: of the whole segments.
+        is_read: whether the source has been read to its end.
+    """
+
+    def __init__(self, folder: Path, tokenising: Tokenising) -> None:
+        """Open a folder, empty or left behind by a build of the same content."""
+        self.folder = folder
+        self.dtype = disk_dtype(tokenising.dtype)
+        self.users: dict[str, int] = {}
+        self.dropped: Counter[str] = Counter()
+        self.num_records = 0
+        self.heads: list[Head] = []
+        self._joins = tokenising.cutting == "join"
+        for head in _heads(folder):
+            self.heads.append(head)
+            self.num_records += head["records"]
+            self.dropped.update(head["dropped"])
+            for name in head["new_users"]:
+                self.users[name] = len(self.users)
+        read = _read(folder)
+        self.is_read = read["segments"] == len(self.heads)
+        if self.is_read:
+            self.dropped.update(read["dropped"])
+        self._begin()
+
+    def add(self, arrived: Arrived) -> None:
+        """Add a batch; closes the segment where it is full."""
+        known = len(self.users)
+        users = self.users
+        of_texts = np.array([users.setdefault(name, len(users)) for name in arrived.users], "u4")
+        ids, lengths = arrived.ids, arrived.lengths
+        if self._joins and len(of_texts):
+            ids, lengths = _joined(arrived, of_texts, known)
+        self._of_examples.append(np.repeat(of_texts, arrived.pieces))
+        self._lengths.append(lengths.astype("u4"))
+        self._ids.append(ids)
+        self._num_records += arrived.num_records
+        self._dropped.update(arrived.dropped)
+        self._num_examples += len(lengths)
+        self._num_tokens += len(ids)
+        self.num_records += arrived.num_records
+        self.dropped.update(arrived.dropped)
+        if self._num_tokens >= SEGMENT_TOKENS or self._num_examples >= SEGMENT_EXAMPLES:
+            self._close()
+
+    def finish(self, dropped: Mapping[str, int]) -> None:
+        """Close the last segment and note that the source has been read to its end.
+
+        Args:
+            dropped: reason to number of records that the source kept back.
+        """
+        if self._num_records:
+            self._close()
+        self.dropped.update(dropped)
+        note = _Read(segments=len(self.heads), dropped=dict(dropped))
+        write_atomically(self.folder / _READ, json.dumps(note))
+        self.is_read = True
+
+    def part(self, segment: int, kind: str, first: int, last: int) -> npt.NDArray[Any]:
+        """Return items first … last - 1 of a segment's "tokens", "users" or "lengths"."""
+        dtype = self.dtype if kind == "tokens" else np.dtype("<u4")
+        path = self.folder / f"{segment:04}.{kind}"
+        return np.fromfile(path, dtype, last - first, offset=first * dtype.itemsize)
+
+    def _begin(self) -> None:
+        self._of_examples: list[npt.NDArray[np.uint32]] = []
+        self._lengths: list[npt.NDArray[np.uint32]] = []
+        self._ids: list[Ids] = []
+        self._dropped: Counter[str] = Counter()
+        self._num_records = self._num_examples = self._num_tokens = 0
+        self._num_known = len(self.users)
+
+    def _close(self) -> None:
+        """Write the segment, sorted: the sort is stable, a user's examples stay as they came."""
+        empty = np.zeros(0, "u4")
+        users = np.concatenate([empty, *self._of_examples])
+        lengths = np.concatenate([empty, *self._lengths])
+        order = np.argsort(users, kind="stable")
+        ids = np.concatenate([np.zeros(0, self.dtype), *self._ids])
+        name = f"{len(self.heads):04}"
+        _write(self.folder / f"{name}.users", [users[order].astype("<u4")])
+        _write(self.folder / f"{name}.lengths", [lengths[order].astype("<u4")])
+        _write(self.folder / f"{name}.tokens", ordered(ids, lengths.astype(np.int64), order))
+        head = Head(
+            records=self._num_records,
+            examples=self._num_examples,
+            tokens=self._num_tokens,
+            dropped=dict(self._dropped),
+            new_users=list(self.users)[self._num_known :],
+            sha256=_digests(self.folder / name),
+        )
+        head["sha256"]["head"] = _digest_of({**head, "sha256": ""})
+        write_atomically(self.folder / f"{name}.json", json.dumps(head))
+        self.heads.append(head)
+        self._begin()
+
+
+def ordered(ids: Ids, lengths: Indices, order: Indices, at_once: int = 1 << 20) -> Iterator[Ids]:
+    """Yield the ids of the examples in `order`, about `at_once` at a time.
+
+    Args:
+        ids: of examples end to end.
+        lengths: of the examples, int64.
+        order: example numbers in the order wanted.
+        at_once: an index takes 8 bytes, where an id takes 2: not all are made together.
+    """
+    starts = np.cumsum(lengths) - lengths
+    ends = np.cumsum(lengths[order])
+    first = done = 0
+    while first < len(order):
+        last = max(first + 1, int(np.searchsorted(ends, done + at_once, side="right")))
+        chosen = order[first:last]
+        yield ids[runs(starts[chosen], lengths[chosen])]
+        first, done = last, int(ends[last - 1])
+
+
+def _joined(
+    arrived: Arrived, of_texts: npt.NDArray[np.uint32], num_known: int
+) -> tuple[Ids, Indices]:
+    """Drop the first id of texts that follow another of their user, if it is their last id too.
+
+    So an end token that is the begin token too stands between two texts once. Users below
+    `num_known` had a text before this batch.
+    """
+    is_first = np.zeros(len(of_texts), np.bool_)
+    new, places = np.unique(of_texts, return_index=True)
+    is_first[places[new >= num_known]] = True
+    shortened = ~is_first & arrived.begins_as_ends
+    starts = np.cumsum(arrived.lengths) - arrived.lengths
+    return np.delete(arrived.ids, starts[shortened]), arrived.lengths - shortened
+
+
+def _heads(folder: Path) -> Iterator[Head]:
+    """Yield the heads of the whole segments, up to the first that is missing or has lost bytes."""
+    for segment in count():
+        path = folder / f"{segment:04}.json"
+        if not path.exists():
+            return
+        head = _whole(path)
+        if head is None:
+            return
+        yield head
+
+
+def _whole(path: Path) -> Head | None:
+    """Return a segment's head, or None where it or one of its files is not as it was written."""
+    try:
+        head: Head = read_json(path)
+        told = {**head, "sha256": ""}
+        if head["sha256"] != {**_digests(path.with_suffix("")), "head": _digest_of(told)}:
+            return None
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    return head
+
+
+def _read(folder: Path) -> _Read:
+    """Return what is noted of the source, or no segments where it was not read to its end."""
+    path = folder / _READ
+    if not path.exists():
+        return _Read(segments=-1, dropped={})
+    try:
+        read: _Read = read_json(path)
+        sound = is_count(read["segments"]) and all(map(is_count, read["dropped"].values()))
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        sound = False
+    return read if sound else _Read(segments=-1, dropped={})
+
+
+def _digests(segment: Path) -> dict[str, str]:
+    """Return the SHA-256 (hex) of each of a segment's files, by its kind."""
+    return {
+        kind: _digest_of_file(segment.with_suffix(f".{kind}"))
+        for kind in ("tokens", "users", "lengths")
+    }
+
+
+def _digest_of_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _digest_of(head: object) -> str:
+    return hashlib.sha256(json.dumps(head, sort_keys=True).encode()).hexdigest()
+
+
+def _write(path: Path, chunks: Any) -> None:  # noqa: ANN401
+    with path.open("wb") as file:
+        for chunk in chunks:
+            file.write(chunk.tobytes())
+        file.flush()
+        os.fsync(file.fileno())

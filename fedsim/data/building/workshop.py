@@ -1,0 +1,102 @@
+"""The hidden folder in which a store is made: locked, left for the next try, renamed at the end."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from fedsim.errors import ConfigError
+from fedsim.utils.files import naming, write_atomically
+from fedsim.utils.locks import locked
+
+_LOCK, _PLAN = "lock", "plan.json"
+
+_log = logging.getLogger(__name__)
+
+
+class Workshop:
+    """A folder beside the destination.
+
+    Attributes:
+        parts: for what has been finished, of use to the next try.
+        result: what becomes the destination.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.parts = folder / "parts"
+        self.result = folder / "store"
+
+
+@contextmanager
+def workshop(destination: Path, key: str | None) -> Iterator[Workshop]:
+    """Give a folder whose `result` becomes `destination` if all goes well.
+
+    One process at a time has it; the others wait for it. If the block is interrupted, or the
+    process is killed, the next try of the same key finds `parts` as they were; a try of another
+    key finds nothing, and after a `ConfigError` nothing is left. The files are synced before the
+    rename: not even a power cut leaves half a store.
+
+    Args:
+        destination: a folder that does not exist yet.
+        key: of everything that the content depends on; None if nobody can say.
+
+    Raises:
+        FileExistsError: `destination` exists, perhaps since another process made it meanwhile.
+    """
+    if destination.exists():
+        raise FileExistsError(f"{destination} exists")
+    folder = destination.with_name(f".{destination.name}.build")
+
+    def wait(lock: int) -> None:
+        _log.warning("another process is building %s: waiting for it", destination)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+
+    with naming(destination, keep=True), locked(folder / _LOCK, wait):
+        useful = False
+        try:
+            if destination.exists():
+                raise FileExistsError(f"{destination} exists")
+            place = _tidied(folder, key or uuid.uuid4().hex)
+            try:
+                yield place
+            except ConfigError:
+                raise  # what is wrong with the input will not be right next time
+            except BaseException:
+                useful = key is not None and any(place.parts.glob("*.json"))
+                raise
+            for path in place.result.iterdir():
+                with path.open("rb") as file:
+                    os.fsync(file.fileno())
+            _rename(place.result, destination)
+        finally:
+            if not useful:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _rename(folder: Path, destination: Path) -> None:
+    try:
+        folder.rename(destination)
+    except OSError as error:  # "directory not empty" is not yet a FileExistsError
+        if destination.exists():
+            raise FileExistsError(f"{destination} exists") from error
+        raise
+
+
+def _tidied(folder: Path, key: str) -> Workshop:
+    """Empty the folder, but for the parts if they are of the same key."""
+    place = Workshop(folder)
+    plan = folder / _PLAN
+    shutil.rmtree(place.result, ignore_errors=True)
+    if not plan.exists() or plan.read_bytes() != json.dumps({"key": key}).encode():
+        shutil.rmtree(place.parts, ignore_errors=True)
+        write_atomically(plan, json.dumps({"key": key}))
+    place.parts.mkdir(exist_ok=True)
+    place.result.mkdir()
+    return place

@@ -1,0 +1,229 @@
+"""Steps on users: their names, their aliases, and how much they have."""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter
+from collections.abc import Callable, Iterator
+from email.utils import parseaddr
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from fedsim.data.preparation.step import Spool, Step
+from fedsim.data.preparation.urls import base_domain
+from fedsim.data.sources.records import Record
+from fedsim.errors import ConfigError
+from fedsim.utils.json_text import read_json
+
+
+def _address(name: str) -> str:
+    address = parseaddr(name)[1].lower()
+    return address if "@" in address else ""
+
+
+def _first_author(names: str) -> str:
+    """Return the first of "A. Author, B. Author and C. Author", without an affiliation."""
+    first = names.replace(" and ", ",").split(",")[0].split("(")[0]
+    return " ".join(first.split())
+
+
+TRANSFORMS: dict[str, Callable[[str], str]] = {
+    "base-domain": base_domain,
+    "email-address": _address,
+    "first-author": _first_author,
+    "lower-case": str.lower,
+}
+
+
+class UserName(Step):
+    """Make the user's name of what the user column holds. Streams.
+
+    "base-domain" of a URL, by the public suffix list (`fedsim.data.preparation.urls`);
+    "email-address" of "Name <address>"; "first-author" of a list of authors; "lower-case".
+    """
+
+    step: Literal["user-name"] = "user-name"
+    transform: Literal["base-domain", "email-address", "first-author", "lower-case"]
+
+    def apply(self, records: Iterator[Record], dropped: Counter[str]) -> Iterator[Record]:
+        """Yield each record under its new name; drop those that give none."""
+        transform = TRANSFORMS[self.transform]
+        for record in records:
+            name = transform(record.user)
+            if name:
+                yield record._replace(user=name)
+            else:
+                dropped[self.reason(f"no {self.transform}")] += 1
+
+
+class DropUsers(Step):
+    """Drop users with one of these strings in their name, upper and lower case alike. Streams.
+
+    Kandpal et al. 2023, D.1, leave out so whom they take for a machine or a moderator.
+    """
+
+    step: Literal["drop-users"] = "drop-users"
+    containing: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(min_length=1)]
+
+    def apply(self, records: Iterator[Record], dropped: Counter[str]) -> Iterator[Record]:
+        """Yield the records of everybody else."""
+        parts = [part.lower() for part in self.containing]
+        for record in records:
+            name = record.user.lower()
+            if any(part in name for part in parts):
+                dropped[self.reason("name of the user")] += 1
+            else:
+                yield record
+
+
+class MergeUsers(Step):
+    """Rename users by a file of aliases, so that the unit is the person.
+
+    `file` is a JSON object {alias: person} or a CSV with the columns alias and person; who is not
+    in it keeps the name. Streams; in memory: the file.
+    """
+
+    step: Literal["merge-users"] = "merge-users"
+    file: str
+
+    def reads_files(self) -> tuple[str, ...]:
+        """Return the file of aliases."""
+        return (self.file,)
+
+    def apply(self, records: Iterator[Record], dropped: Counter[str]) -> Iterator[Record]:
+        """Yield every record under the person's name; nothing is dropped."""
+        person_of = self._aliases()
+        for record in records:
+            yield record._replace(user=person_of.get(record.user, record.user))
+
+    def _aliases(self) -> dict[str, str]:
+        path = Path(self.file).expanduser()
+        try:
+            aliases = _from_json(path) if path.suffix == ".json" else self._from_csv(path)
+        except (OSError, ValueError, TypeError, csv.Error) as error:
+            raise self._wrong(str(error)) from error
+        # By its number: a message may end up in a log, where nobody's name has a place.
+        for number, (alias, person) in enumerate(aliases.items(), start=1):
+            if not alias or not isinstance(person, str) or not person.strip():
+                raise self._wrong(
+                    f"alias number {number}: no name, or no person's; wanted: two names"
+                )
+            # Which of two names is the person's would otherwise hang on the order of the file.
+            if aliases.get(person, person) != person:
+                raise self._wrong(f"alias number {number}: its person is an alias of another")
+        return aliases
+
+    def _from_csv(self, path: Path) -> dict[str, str]:
+        with path.open(encoding="utf-8", newline="") as file:
+            rows = csv.DictReader(file)
+            if rows.fieldnames is None or not {"alias", "person"} <= set(rows.fieldnames):
+                raise ValueError("wanted: a CSV with the columns alias and person, or a .json")
+            aliases: dict[str, str] = {}
+            for row in rows:
+                if aliases.setdefault(row["alias"], row["person"]) != row["person"]:
+                    raise ValueError(f"line {rows.line_num}: an alias of another person before")
+        return aliases
+
+    def _wrong(self, what: str) -> ConfigError:
+        return ConfigError(f"data.preparation: merge-users: file = {self.file!r}: {what}")
+
+
+def _from_json(path: Path) -> dict[str, str]:
+    content = read_json(path)
+    if not isinstance(content, dict):
+        raise ValueError("wanted: a JSON object of alias to person")
+    return content
+
+
+Positive = Annotated[int, Field(ge=1)]
+
+
+class MinExamples(Step):
+    """Drop the users with fewer than `count` records. In memory: a count a user, the spool."""
+
+    step: Literal["min-examples"] = "min-examples"
+    count: Positive
+
+    def apply(self, records: Iterator[Record], dropped: Counter[str]) -> Iterator[Record]:
+        """Yield the records of the users who have enough of them."""
+        with Spool() as spool:
+            sizes = _counted(records, spool)
+            for record in spool.read():
+                if sizes[record.user] >= self.count:
+                    yield record
+                else:
+                    dropped[self.reason(f"user has fewer than {self.count}")] += 1
+
+
+class MaxExamples(Step):
+    """Keep a user's first `count` records, or drop users with more. In memory: a count a user."""
+
+    step: Literal["max-examples"] = "max-examples"
+    count: Positive
+    then: Literal["keep-first", "drop-user"] = "keep-first"
+
+    def apply(self, records: Iterator[Record], dropped: Counter[str]) -> Iterator[Record]:
+        """Yield the records of the users who have few enough, or the first of each user."""
+        if self.then == "keep-first":
+            yield from self._first(records, dropped)
+            return
+        with Spool() as spool:
+            sizes = _counted(records, spool)
+            for record in spool.read():
+                if sizes[record.user] <= self.count:
+                    yield record
+                else:
+                    dropped[self.reason(f"user has more than {self.count}")] += 1
+
+    def _first(self, records: Iterator[Record], dropped: Counter[str]) -> Iterator[Record]:
+        seen: Counter[str] = Counter()
+        for record in records:
+            seen[record.user] += 1
+            if seen[record.user] <= self.count:
+                yield record
+            else:
+                dropped[self.reason(f"beyond a user's first {self.count}")] += 1
+
+
+class UserWords(Step):
+    """Give every user exactly `count` words: drop who has fewer, cut who has more.
+
+    As McMahan et al. 2018, App. B, prepare Reddit, with 1600. The text in which a user's count is
+    reached is cut there, its words joined by single spaces. In memory: a count a user, the spool.
+    """
+
+    step: Literal["user-words"] = "user-words"
+    count: Positive
+
+    def apply(self, records: Iterator[Record], dropped: Counter[str]) -> Iterator[Record]:
+        """Yield the first `count` words of each user who has them."""
+        with Spool() as spool:
+            totals: Counter[str] = Counter()
+            for record in records:
+                totals[record.user] += len(record.text.split())
+                spool.add(record)
+            left = {user: self.count for user, total in totals.items() if total >= self.count}
+            for record in spool.read():
+                if record.user not in left:
+                    dropped[self.reason(f"user has fewer than {self.count} words")] += 1
+                elif left[record.user] == 0:
+                    dropped[self.reason(f"beyond a user's first {self.count} words")] += 1
+                else:
+                    yield self._cut(record, left)
+
+    @staticmethod
+    def _cut(record: Record, left: dict[str, int]) -> Record:
+        words = record.text.split()
+        room = left[record.user]
+        left[record.user] = max(0, room - len(words))
+        return record if len(words) <= room else record._replace(text=" ".join(words[:room]))
+
+
+def _counted(records: Iterator[Record], spool: Spool) -> Counter[str]:
+    sizes: Counter[str] = Counter()
+    for record in records:
+        sizes[record.user] += 1
+        spool.add(record)
+    return sizes

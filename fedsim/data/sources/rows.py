@@ -1,0 +1,288 @@
+"""What a source holds, row by row: the built-in plays, or anything that `datasets` reads.
+
+A user's name decides who is protected, so it is read with care: one user never appears under two
+names because a column's type changed ("7" and "7.0"), and two never under one ("007" and "7").
+"""
+
+from __future__ import annotations
+
+import glob
+import importlib
+import json
+import logging
+import math
+import tempfile
+from collections.abc import Iterator, Mapping
+from itertools import islice, repeat
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from fedsim.data.sources import shakespeare
+from fedsim.data.sources.local_files import ON_DISK, load_saved, local_files, unusable
+from fedsim.data.sources.records import NO_COLUMNS, RawRecord
+from fedsim.errors import ConfigError
+
+Batch = Mapping[str, list[Any]]
+
+_NO_HUB = (
+    "to do without the hub, save the dataset where there is a network "
+    "(datasets.load_dataset(…).save_to_disk(FOLDER), or its files) and give data.source that path"
+)
+_BATCH = 1000
+_SHOWN = 500  # characters of the columns' names in a message
+
+
+class Place(Protocol):
+    """Where rows are: the config's section `data`, or whatever names as much.
+
+    Attributes:
+        source: a path, a hub id, or "shakespeare".
+        user_column: whose the text is.
+        text_column: the text.
+    """
+
+    @property
+    def source(self) -> str: ...  # noqa: D102
+    @property
+    def user_column(self) -> str: ...  # noqa: D102
+    @property
+    def text_column(self) -> str: ...  # noqa: D102
+
+
+class _Place(NamedTuple):
+    source: str
+    user_column: str
+    text_column: str
+
+
+def texts(source: str, column: str) -> Iterator[str]:
+    """Yield the texts of a source that has no users, without nulls; errors as of `rows`."""
+    place = _Place(source, user_column=column, text_column=column)
+    yield from (text for _, text, _ in rows(place, {}) if text is not None)
+
+
+def rows(place: Place, extra: Mapping[str, str]) -> Iterator[RawRecord]:
+    """Yield user, text and the extra columns, in the source's order.
+
+    Users are strings: integers and whole floats are written as integers, an empty name is null.
+
+    Args:
+        place: where they are.
+        extra: columns, each with the name of the field that asks for it.
+
+    Raises:
+        ConfigError: (while iterating) a source that is missing, unreadable or empty; a column that
+            is missing, is null throughout or holds something other than names (texts).
+    """
+    if place.source == "shakespeare":
+        for column, field in extra.items():
+            raise ConfigError(f"data.{field}: shakespeare has no column {column!r}")
+        yield from ((user, text, NO_COLUMNS) for user, text in shakespeare.private_speeches())
+        return
+    any_row = any_user = False
+    with tempfile.TemporaryDirectory() as scratch:
+        for batch in _batches(place, extra, scratch):
+            any_row = any_row or bool(batch[place.user_column])
+            users = [_user(value, place) for value in batch[place.user_column]]
+            any_user = any_user or any(user is not None for user in users)
+            spoken = [_text(value, place) for value in batch[place.text_column]]
+            yield from zip(users, spoken, _columns(batch, extra, len(users)), strict=True)
+    if not any_row:
+        raise unusable(place.source, "holds no rows")
+    if not any_user:
+        raise ConfigError(f"data.user_column = {place.user_column!r}: all values are null")
+
+
+def _columns(batch: Batch, names: Mapping[str, str], height: int) -> Iterator[Mapping[str, Any]]:
+    if not names:
+        return repeat(NO_COLUMNS, height)
+    values = zip(*(batch[name] for name in names), strict=True)
+    return (dict(zip(names, row, strict=True)) for row in values)
+
+
+def _batches(place: Place, extra: Mapping[str, str], scratch: str) -> Iterator[Batch]:
+    """Yield column name to values, all columns present, a batch of rows at a time."""
+    local = local_files(place.source)
+    wanted = {**extra, place.user_column: "user_column", place.text_column: "text_column"}
+    try:
+        if local is not None and local[0] == "csv":
+            yield from _csv_batches(place, wanted, local[1])
+        elif local is not None and local[0] == "json":
+            yield from _json_batches(wanted, local[1])
+        else:
+            yield from _dataset_batches(place.source, wanted, local, scratch)
+    except ConfigError:
+        raise
+    except Exception as error:  # each loader raises its own kinds, and a reader needs one
+        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        if local is None:
+            reason = f"{reason}; {_NO_HUB}"
+        elif "codec can't decode" in reason:
+            reason = f"{_undecodable(local[1])}; convert it to UTF-8, with iconv for example"
+        raise unusable(place.source, reason) from error
+
+
+def _undecodable(files: list[Path]) -> str:
+    """Return the place of the first bytes that are not UTF-8."""
+    for path in files:
+        with path.open("rb") as lines:
+            for number, line in enumerate(lines, start=1):
+                try:
+                    line.decode("utf-8")
+                except UnicodeDecodeError as error:
+                    byte = f"0x{line[error.start]:02x}"
+                    return f"{path.name}: line {number} holds the byte {byte}, which is not UTF-8"
+    return "not UTF-8"
+
+
+def _csv_batches(place: Place, wanted: Mapping[str, str], files: list[Path]) -> Iterator[Batch]:
+    """Read CSV with pandas, as `datasets` does, but every cell as a string.
+
+    Left to infer, pandas makes 7 of "007", 7.0 of "7" beside an empty cell, and null of "NA".
+    """
+    pandas = importlib.import_module("pandas")
+    columns = list(wanted)
+    any_text, only_numbers = False, True
+    for path in files:
+        if path.stat().st_size == 0:
+            continue
+        _check_columns(wanted, list(pandas.read_csv(path, nrows=0, index_col=False).columns))
+        with pandas.read_csv(
+            path,
+            usecols=columns,
+            index_col=False,
+            dtype=str,
+            keep_default_na=False,
+            na_values=[""],
+            chunksize=_BATCH,
+        ) as reader:
+            for frame in reader:
+                batch = {
+                    name: [cell if isinstance(cell, str) else None for cell in frame[name]]
+                    for name in columns
+                }
+                texts = batch[place.text_column]
+                only_numbers = only_numbers and all(map(_is_number, filter(None, texts)))
+                any_text = any_text or any(texts)
+                yield batch
+    if any_text and only_numbers:
+        raise _wrong_texts(place, "nothing but numbers")
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
+
+
+def _json_batches(wanted: Mapping[str, str], files: list[Path]) -> Iterator[Batch]:
+    """Read JSON Lines, or files that are one list of objects, each value as it is written.
+
+    `datasets` infers one type for a column of many rows: one user's row could turn the names of
+    others into dates, or large integers among them into rounded floats.
+    """
+    checked = False
+    for path in files:
+        records = _json_records(path)
+        while some := list(islice(records, _BATCH)):
+            if not checked:
+                _check_columns(wanted, list(dict.fromkeys(key for one in some for key in one)))
+                checked = True
+            yield {name: [one.get(name) for one in some] for name in wanted}
+
+
+def _json_records(path: Path) -> Iterator[dict[str, Any]]:
+    for place, value in _json_values(path):
+        if not isinstance(value, dict):
+            raise ValueError(f"{path.name}: {place} is no JSON object")
+        yield value
+
+
+def _json_values(path: Path) -> Iterator[tuple[str, Any]]:
+    with path.open(encoding="utf-8-sig") as lines:
+        start = lines.read(1)
+        while start.isspace():
+            start = lines.read(1)
+        lines.seek(0)
+        if start == "[":
+            yield from ((f"entry {n}", value) for n, value in enumerate(json.load(lines), start=1))
+            return
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                try:
+                    yield f"line {number}", json.loads(line)
+                except ValueError as error:
+                    raise ValueError(f"{path.name}: line {number} is no JSON: {error}") from error
+
+
+def _dataset_batches(
+    source: str, wanted: Mapping[str, str], local: tuple[str, list[Path]] | None, scratch: str
+) -> Iterator[Batch]:
+    dataset = _load(source, local, scratch)
+    first = next(iter(dataset), None)
+    if first is None:
+        return
+    _check_columns(wanted, dataset.column_names or list(first))
+    for batch in dataset.iter(batch_size=_BATCH):
+        height = len(next(iter(batch.values())))
+        # A later file may lack a column that the first one has.
+        yield {name: batch.get(name) or [None] * height for name in wanted}
+
+
+def _load(source: str, local: tuple[str, list[Path]] | None, scratch: str) -> Any:  # noqa: ANN401
+    """Return the dataset, streaming or memory-mapped; `scratch` receives lock files."""
+    datasets = _datasets()
+    options = {"split": "train", "streaming": True, "cache_dir": scratch}
+    if local is None:
+        return datasets.load_dataset(source, **options)
+    loader, files = local
+    if loader == ON_DISK:
+        return load_saved(datasets, Path(source).expanduser())
+    paths = [glob.escape(str(path.resolve())) for path in files if path.stat().st_size]
+    return datasets.load_dataset(loader, data_files=paths, **options) if paths else []
+
+
+def _check_columns(wanted: Mapping[str, str], columns: list[str]) -> None:
+    for name, field in sorted(wanted.items(), key=lambda item: item[1], reverse=True):
+        if name not in columns:
+            known = ", ".join(map(str, columns))
+            if len(known) > _SHOWN:
+                known = f"{known[:_SHOWN]}…"
+            raise ConfigError(f"data.{field} = {name!r}: no such column; columns: {known}")
+
+
+def _datasets() -> Any:  # noqa: ANN401  (an untyped module)
+    """Import `datasets`, quietly and only when needed: it takes seconds."""
+    module = importlib.import_module("datasets")
+    module.disable_progress_bars()
+    module.config.HF_UPDATE_DOWNLOAD_COUNTS = False  # else a local file is reported to a server
+    for name in ("datasets", "huggingface_hub"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    return module
+
+
+def _user(value: object, place: Place) -> str | None:
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return None
+    if isinstance(value, (list, dict, bytes)):
+        kind = type(value).__name__
+        raise ConfigError(
+            f"data.user_column = {place.user_column!r}: holds {kind} values; "
+            "wanted: strings or integers"
+        )
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    name = str(value)
+    return name if name.strip() else None
+
+
+def _text(value: object, place: Place) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    raise _wrong_texts(place, f"{type(value).__name__} values")
+
+
+def _wrong_texts(place: Place, what: str) -> ConfigError:
+    return ConfigError(f"data.text_column = {place.text_column!r}: holds {what}; wanted: strings")

@@ -1,0 +1,156 @@
+"""What a store says of itself, and the errors of a folder that is none."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypedDict, cast
+
+import numpy as np
+
+from fedsim.errors import ConfigError
+from fedsim.utils.json_text import is_count, read_json
+
+FORMAT_VERSION = 3
+READABLE = (2, 3)
+"""Format 2 has no files of keys; they are computed when it is opened."""
+MANIFEST = "manifest.json"
+TOKENS = "tokens.bin"
+EXAMPLE_OFFSETS = "example_offsets.npy"
+USER_OFFSETS = "user_offsets.npy"
+USERS = "users.jsonl"
+USER_KEYS = "user_keys.npy"
+EXAMPLE_KEYS = "example_keys.npy"
+KEYS = (USER_KEYS, EXAMPLE_KEYS)
+FILES = (TOKENS, EXAMPLE_OFFSETS, USER_OFFSETS, USERS, *KEYS)
+
+
+def _is_size(value: object) -> bool:
+    return is_count(value) and value != 0
+
+
+def _are_files(value: object) -> bool:
+    """Whether they are the store's own files, each with its facts: no name leads elsewhere."""
+    return (
+        isinstance(value, dict)
+        and value.keys() in (set(FILES), set(FILES) - set(KEYS))
+        and all(isinstance(facts, dict) and facts.keys() == _FACTS for facts in value.values())
+        and all(is_count(facts["bytes"]) for facts in value.values())
+        and all(isinstance(facts["sha256"], str) for facts in value.values())
+    )
+
+
+_FACTS = {"bytes", "sha256"}
+_FITS: Mapping[str, Callable[[Any], bool]] = {
+    "users": _is_size,
+    "examples": _is_size,
+    "tokens": _is_size,
+    "tokenizer_fingerprint": lambda value: isinstance(value, str),
+    "sequence_length": _is_size,
+    "cutting": lambda value: value in ("split", "truncate", "join"),
+    "dropped": lambda value: isinstance(value, dict) and all(map(is_count, value.values())),
+    "dtype": lambda value: value in ("uint16", "uint32"),
+    "source": lambda value: isinstance(value, str),
+    "files": _are_files,
+}
+
+
+class FileFacts(TypedDict):
+    """What a file has to be: its size in bytes and its SHA-256 (hex)."""
+
+    bytes: int
+    sha256: str
+
+
+class Manifest(TypedDict):
+    """The content of manifest.json.
+
+    Keys:
+        version: of the format.
+        users: number of users, each with at least one example.
+        examples: number of examples.
+        tokens: number of token ids, begin and end tokens counted.
+        tokenizer_fingerprint: SHA-256 (hex) of the tokenizer that made the ids.
+        sequence_length: most tokens an example may have.
+        cutting: what happened to longer texts, "split", "truncate" or "join".
+        dropped: reason to count, for everything in the source that is not in the store.
+        dtype: of the stored ids, "uint16" or "uint32".
+        source: where the records came from, in words.
+        files: every other file of the store by its name.
+        sha256: of all of the above, see `fingerprint`.
+    """
+
+    version: int
+    users: int
+    examples: int
+    tokens: int
+    tokenizer_fingerprint: str
+    sequence_length: int
+    cutting: str
+    dropped: dict[str, int]
+    dtype: str
+    source: str
+    files: dict[str, FileFacts]
+    sha256: str
+
+
+def disk_dtype(name: str) -> np.dtype[Any]:
+    """Return the dtype of tokens.bin: little-endian on every machine."""
+    return np.dtype(name).newbyteorder("<")
+
+
+def fingerprint(manifest: Manifest) -> str:
+    """Return the SHA-256 (hex) of the manifest without its own: of JSON with sorted keys."""
+    others = {key: value for key, value in manifest.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(others, sort_keys=True).encode()).hexdigest()
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write manifest.json, with its fingerprint put in."""
+    complete = {**manifest, "sha256": fingerprint(manifest)}
+    (folder / MANIFEST).write_text(json.dumps(complete, indent=2) + "\n", encoding="utf-8")
+
+
+def is_store(path: Path) -> bool:
+    """Return whether the folder looks like a token store, of whatever version, whole or not."""
+    others = (path / name for name in ("tokens.bin", "user_offsets.npy"))
+    return (path / MANIFEST).is_file() and any(other.is_file() for other in others)
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read manifest.json.
+
+    Raises:
+        ConfigError: no store, of another version, or not as it was written.
+    """
+    if not (folder / MANIFEST).is_file():
+        raise ConfigError(
+            f"store {str(folder)!r}: not a token store; make one with fedsim data build"
+        )
+    try:
+        content = read_json(folder / MANIFEST)
+        version, keys = content["version"], set(content)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise damaged(folder, f"{MANIFEST}: {error!r}") from error
+    if type(version) is not int or version not in READABLE:
+        raise ConfigError(
+            f"store {str(folder)!r}: format version {version!r}, this fedsim reads "
+            f"{' and '.join(map(str, READABLE))}; build it again"
+        )
+    if missing := set(Manifest.__annotations__) - keys:
+        raise damaged(folder, f"{MANIFEST} lacks {', '.join(sorted(missing))}")
+    manifest = cast(Manifest, content)
+    if wrong := [key for key, fits in _FITS.items() if not fits(content[key])]:
+        raise damaged(folder, f"{MANIFEST}: {', '.join(wrong)} cannot be so")
+    if (set(manifest["files"]) == set(FILES)) != (version == FORMAT_VERSION):
+        raise damaged(folder, f"{MANIFEST}: files cannot be so in format {version}")
+    if fingerprint(manifest) != manifest["sha256"]:
+        raise damaged(folder, f"{MANIFEST} is not as it was written")
+    return manifest
+
+
+def damaged(folder: Path, what: str) -> ConfigError:
+    """Return the error of a store that is not whole."""
+    return ConfigError(f"store {str(folder)!r}: damaged: {what}; delete it and build it again")

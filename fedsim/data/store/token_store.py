@@ -1,0 +1,194 @@
+"""A user-partitioned token store: a folder in which any user's examples are found in O(1).
+
+    manifest.json        format version, counts, how the tokens were made, what was dropped, and
+                         the size and SHA-256 of the other files
+    tokens.bin           all token ids, uint16 or uint32, little-endian, ordered by user
+    example_offsets.npy  int64, examples + 1: example e is tokens[offsets[e] : offsets[e + 1]]
+    user_offsets.npy     int64, users + 1: user u has the examples offsets[u] … offsets[u + 1] - 1
+    users.jsonl          the users' names, one JSON string a line
+    user_keys.npy        uint64, users: a digest of each name, which addresses the user's draws
+    example_keys.npy     uint64, examples: a hash of the tokens, which addresses the example's draws
+
+Everything large is memory-mapped: opening takes milliseconds, and worker processes on one machine
+share the pages. A store that changed since it was last found whole is read through when it is
+opened (`integrity.py`), so nothing is ever trained on a damaged one. The store holds the private
+text: keep the folder where the source may be kept.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedsim.data.keys import Hashes, example_keys, user_keys
+from fedsim.data.store import integrity
+from fedsim.data.store.manifest import (
+    EXAMPLE_KEYS,
+    EXAMPLE_OFFSETS,
+    MANIFEST,
+    TOKENS,
+    USER_KEYS,
+    USER_OFFSETS,
+    USERS,
+    Manifest,
+    damaged,
+    disk_dtype,
+    read_manifest,
+)
+from fedsim.data.store.structure import open_keys, open_offsets
+
+Indices = npt.NDArray[np.int64]
+
+
+log = logging.getLogger(__name__)
+
+
+class TokenStore:
+    """A store opened for reading; sending it to another process sends its path alone."""
+
+    def __init__(self, path: Path, manifest: Manifest) -> None:
+        self.path = path
+        self.manifest = manifest
+        # Plain arrays over the mapped pages: np.memmap costs microseconds for every slice.
+        self._tokens = np.asarray(np.memmap(path / TOKENS, disk_dtype(manifest["dtype"]), mode="r"))
+        self._example_offsets = open_offsets(path / EXAMPLE_OFFSETS)
+        self._user_offsets = open_offsets(path / USER_OFFSETS)
+        if USER_KEYS in manifest["files"]:
+            self._user_keys = open_keys(path / USER_KEYS)
+            self._example_keys = open_keys(path / EXAMPLE_KEYS)
+        else:
+            log.warning(
+                "store %s: of format 2, without the keys of its users and examples; they are "
+                "computed each time it is opened: build it again",
+                path,
+            )
+            self._user_keys = user_keys(path / USERS, manifest["users"])
+            self._example_keys = np.concatenate(
+                list(example_keys(self._tokens, self._example_offsets))
+            )
+
+    @classmethod
+    def open(cls, path: Path | str) -> TokenStore:
+        """Open a folder that `build_store` made.
+
+        Raises:
+            ConfigError: not a store, a store of another format version, or a damaged one; the
+                message names the file.
+        """
+        folder = Path(path).expanduser().resolve()
+        manifest = read_manifest(folder)
+        integrity.check(folder, manifest)
+        try:
+            store = cls(folder, manifest)
+        except (OSError, ValueError, TypeError) as error:
+            raise damaged(folder, str(error)) from error
+        found = len(store._user_offsets) - 1, len(store._example_offsets) - 1, len(store._tokens)
+        keys = len(store._user_keys), len(store._example_keys)
+        sizes = manifest["users"], manifest["examples"], manifest["tokens"]
+        if found != sizes or keys != sizes[:2]:
+            raise damaged(
+                folder, f"users, examples and tokens are {found}, {MANIFEST} says otherwise"
+            )
+        return store
+
+    def verify(self) -> None:
+        """Read every byte again, whatever is known of the files.
+
+        Raises:
+            ConfigError: a file has lost or changed bytes; the message names it.
+        """
+        integrity.verify(self.path, self.manifest)
+
+    def __reduce__(self) -> tuple[object, tuple[Path]]:
+        return TokenStore.open, (self.path,)
+
+    @property
+    def num_users(self) -> int:
+        """Number of users."""
+        return self.manifest["users"]
+
+    @property
+    def num_examples(self) -> int:
+        """Number of examples of all users."""
+        return self.manifest["examples"]
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of token ids, begin and end tokens counted."""
+        return self.manifest["tokens"]
+
+    @property
+    def user_offsets(self) -> Indices:
+        """First example of each user and, last, the number of examples: int64, users + 1."""
+        return self._user_offsets
+
+    @property
+    def user_keys(self) -> Hashes:
+        """Who each user is: a digest of the name, uint64, (users,)."""
+        return self._user_keys
+
+    @property
+    def example_keys(self) -> Hashes:
+        """What each example is: a hash of its tokens, uint64, (examples,)."""
+        return self._example_keys
+
+    def user_examples(self, user: int) -> Indices:
+        """Return the indices of one user's examples, ascending, never empty.
+
+        Raises:
+            IndexError: there is no such user.
+        """
+        _check(user, self.num_users, "user")
+        return np.arange(self._user_offsets[user], self._user_offsets[user + 1], dtype=np.int64)
+
+    def example(self, index: int) -> npt.NDArray[np.uint16] | npt.NDArray[np.uint32]:
+        """Return a read-only view of one example's token ids, 2 to sequence_length of them.
+
+        Raises:
+            IndexError: there is no such example.
+        """
+        _check(index, self.num_examples, "example")
+        return self._tokens[self._example_offsets[index] : self._example_offsets[index + 1]]
+
+    def lengths(self, indices: Indices) -> Indices:
+        """Return the number of tokens of each of these examples: int64, the shape of `indices`."""
+        lengths: Indices = self._example_offsets[indices + 1] - self._example_offsets[indices]
+        return lengths
+
+    def padded(self, indices: Indices) -> tuple[Indices, Indices]:
+        """Return these examples as one block.
+
+        Returns:
+            tokens: (examples, longest of them) int64, padded with 0 on the right.
+            lengths: (examples,) int64.
+            No indices give shapes (0, 0) and (0,).
+        """
+        if len(indices) == 0:
+            return np.zeros((0, 0), np.int64), np.zeros(0, np.int64)
+        lengths = self.lengths(indices)
+        starts, longest = self._example_offsets[indices], int(lengths.max())
+        # Rows of equal length are copied whole, with what follows a shorter example: far quicker
+        # than an index for each token. What follows is blanked while it is narrow.
+        rows = self._rows(longest)[np.minimum(starts, self.num_tokens - longest)]
+        for row in np.flatnonzero(starts > self.num_tokens - longest):  # nothing follows the last
+            rows[row, : lengths[row]] = self._tokens[starts[row] :][: lengths[row]]
+        rows *= np.arange(longest) < lengths[:, None]
+        return rows.astype(np.int64), lengths
+
+    def _rows(self, length: int) -> npt.NDArray[np.unsignedinteger[Any]]:
+        """Return a view in which row number r is the tokens r … r + length - 1."""
+        (step,) = self._tokens.strides
+        shape = (self.num_tokens - length + 1, length)
+        view: npt.NDArray[np.unsignedinteger[Any]] = np.lib.stride_tricks.as_strided(
+            self._tokens, shape, (step, step), writeable=False
+        )
+        return view
+
+
+def _check(index: int, count: int, what: str) -> None:
+    if not 0 <= index < count:
+        raise IndexError(f"{what} {index}: the store has {count}")

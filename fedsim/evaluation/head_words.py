@@ -1,0 +1,63 @@
+"""How much a model leans on the most frequent words (McMahan et al. 2018, §3, Table 3)."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from fedsim.data.store import Indices, TokenStore
+from fedsim.evaluation.losses import predicted_mask
+from fedsim.evaluation.scoring import batches_by_length
+from fedsim.language_model import LanguageModel
+from fedsim.tensors import Tensors
+
+TOP = 10
+HEADS = (10, 50, 100)
+
+
+def most_frequent(store: TokenStore, examples: Indices, vocabulary_size: int) -> Indices:
+    """Return token ids from the most frequent on, counted over all but the examples' first ids.
+
+    Counted on the text that is given: what comes of private text is private.
+    """
+    counts = np.zeros(vocabulary_size, np.int64)
+    for places in batches_by_length(store.lengths(examples)):
+        tokens, lengths = store.padded(examples[places])
+        columns = np.arange(tokens.shape[1])
+        inside = (columns[None, :] < lengths[:, None]) & (columns > 0)
+        counts += np.bincount(tokens[inside], minlength=vocabulary_size)
+    return np.argsort(-counts, kind="stable")
+
+
+@torch.no_grad()
+def head_word_histogram(
+    model: LanguageModel,
+    parameters: Tensors,
+    store: TokenStore,
+    examples: Indices,
+    frequent: Indices,
+) -> dict[int, list[int]]:
+    """Return, per head size n, how often 0, 1, … 10 of the ten likeliest are among the n first.
+
+    Args:
+        model: the network.
+        parameters: its weights.
+        store: holds the examples.
+        examples: every predicted token of theirs is one count.
+        frequent: ids from the most frequent on, as `most_frequent` returns them.
+
+    Returns:
+        n in 10, 50, 100 to eleven counts.
+    """
+    on_device = {name: value.to(model.device) for name, value in parameters.items()}
+    rank = torch.empty(len(frequent), dtype=torch.int64)
+    rank[torch.from_numpy(frequent.copy())] = torch.arange(len(frequent))
+    counts = {head: torch.zeros(TOP + 1, dtype=torch.int64) for head in HEADS}
+    for places in batches_by_length(store.lengths(examples)):
+        padded, lengths = (torch.from_numpy(part) for part in store.padded(examples[places]))
+        logits = model.logits(on_device, padded.to(model.device))[:, :-1]
+        likeliest = logits.topk(min(TOP, logits.shape[-1]), dim=-1).indices.cpu()
+        ranks = rank[likeliest[predicted_mask(padded, lengths)]]
+        for head, histogram in counts.items():
+            histogram.add_(torch.bincount((ranks < head).sum(dim=1), minlength=TOP + 1))
+    return {head: histogram.tolist() for head, histogram in counts.items()}

@@ -1,0 +1,110 @@
+"""Losses and right predictions example by example: what evaluation, selection and attacks read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fedsim.data.store import Indices, TokenStore
+from fedsim.evaluation.losses import predicted_mask, token_losses
+from fedsim.language_model import LanguageModel
+from fedsim.tensors import Tensors
+
+# Tokens a forward pass holds at once; logits over the vocabulary are what costs memory.
+_TOKENS_A_BATCH = 4096
+_MOST_EXAMPLES = 256
+
+
+@dataclass(frozen=True, eq=False)
+class ExampleScores:
+    """One entry an example, in the order in which the examples were given.
+
+    Attributes:
+        nats: summed negative log-likelihood of the predicted tokens, float64.
+        correct: tokens that got the highest logit, int64. A true token outside the vocabulary
+            counts as wrong, whatever was predicted (McMahan et al. 2018, App. B).
+        tokens: predicted tokens, int64; all but an example's first.
+    """
+
+    nats: npt.NDArray[np.float64]
+    correct: Indices
+    tokens: Indices
+
+    def summed_by(self, groups: Indices) -> ExampleScores:
+        """Return one entry a group; `groups` (examples,) has the group of each, from 0 on."""
+        count = int(groups.max()) + 1 if len(groups) else 0
+        return ExampleScores(
+            np.bincount(groups, self.nats, count).astype(np.float64),
+            np.bincount(groups, self.correct, count).astype(np.int64),
+            np.bincount(groups, self.tokens, count).astype(np.int64),
+        )
+
+    def mean_nats(self) -> npt.NDArray[np.float64]:
+        """Return the loss of each entry, nats a predicted token; NaN where none is predicted."""
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return self.nats / self.tokens
+
+
+@torch.no_grad()
+def score_examples(
+    model: LanguageModel, parameters: Tensors, store: TokenStore, examples: Indices
+) -> ExampleScores:
+    """Score `parameters` on the given examples of the store.
+
+    Batches are formed by length, so that little is padded; the same parameters on the same
+    examples give the same bits.
+    """
+    zeros = np.zeros(len(examples), np.int64)
+    scores = ExampleScores(zeros.astype(np.float64), zeros.copy(), zeros.copy())
+    on_device = {name: value.to(model.device) for name, value in parameters.items()}
+    for places in batches_by_length(store.lengths(examples)):
+        nats, correct, tokens = score_padded(model, on_device, *store.padded(examples[places]))
+        scores.nats[places], scores.correct[places], scores.tokens[places] = nats, correct, tokens
+    return scores
+
+
+def owners(store: TokenStore, examples: Indices) -> Indices:
+    """Return the store's user of each example: (examples,) int64."""
+    return np.searchsorted(store.user_offsets, examples, side="right") - 1
+
+
+def batches_by_length(lengths: Indices) -> Iterator[Indices]:
+    """Yield the places of examples that go through the network together, shortest ones first."""
+    order = np.argsort(lengths, kind="stable")
+    start = 0
+    while start < len(order):
+        longest = int(lengths[order[start : start + _MOST_EXAMPLES]].max())
+        stop = start + max(1, min(_MOST_EXAMPLES, _TOKENS_A_BATCH // longest))
+        yield order[start:stop]
+        start = stop
+
+
+@torch.no_grad()
+def score_padded(
+    model: LanguageModel, parameters: Tensors, padded: Indices, lengths: Indices
+) -> tuple[npt.NDArray[np.float64], Indices, Indices]:
+    """Return nats, right predictions and predicted tokens of sequences, in one forward pass.
+
+    Args:
+        model: the network.
+        parameters: its weights, on its device.
+        padded: (sequences, longest of them) token ids, padded on the right.
+        lengths: (sequences,).
+    """
+    tokens = torch.from_numpy(padded).to(model.device)
+    logits = model.logits(parameters, tokens)
+    mask = predicted_mask(tokens, torch.from_numpy(lengths).to(model.device))
+    targets = tokens[:, 1:]
+    right = (logits[:, :-1].argmax(dim=-1) == targets) & mask
+    if model.unknown_token_id is not None:
+        right &= targets != model.unknown_token_id
+    nats = (token_losses(logits, tokens).double() * mask).sum(dim=1)
+    return (
+        nats.cpu().numpy(),
+        right.sum(dim=1).cpu().numpy(),
+        mask.sum(dim=1).cpu().numpy(),
+    )

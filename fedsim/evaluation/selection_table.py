@@ -1,0 +1,103 @@
+"""What each selection rule would train on: lengths and perplexities (Chua et al. 2024, Table 7)."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from fedsim.config import ModelConfig, Selection
+from fedsim.data.cohorts import cohort_block
+from fedsim.data.inspection import PRIVATE_NOTE
+from fedsim.data.split import split_store
+from fedsim.data.store import TokenStore
+from fedsim.errors import ConfigError
+from fedsim.evaluation.metrics import perplexity
+from fedsim.evaluation.scoring import batches_by_length, score_padded
+from fedsim.evaluation.starting_losses import losses_for
+from fedsim.materials import Materials, load_model
+
+_SEED = 0
+_USERS_AT_ONCE = 1000
+
+
+def selection_table(store: TokenStore, model_name: str, group_size: int) -> dict[str, Any]:
+    """Return what `fedsim data selections --json` prints: a row a rule, over all users.
+
+    Args:
+        store: any.
+        model_name: of the model before training; the store must be made with its tokenizer.
+        group_size: most records of a user; of random chunks, most sequences.
+
+    Raises:
+        ConfigError: the model is of another tokenizer.
+    """
+    longest = int(store.manifest["sequence_length"])
+    model = load_model(ModelConfig(name_or_path=model_name), sequence_length=longest)
+    if model.tokenizer_fingerprint != store.manifest["tokenizer_fingerprint"]:
+        raise ConfigError(f"--model = {model_name!r}: the store was made with another tokenizer")
+    materials = Materials(model, store, split_store(store, _SEED, 0.0, 0.0), _SEED)
+    return {
+        "store": str(store.path),
+        "model": model_name,
+        "group_size": group_size,
+        "rows": [_row(materials, rule, group_size, longest) for rule in get_args(Selection)],
+        "note": PRIVATE_NOTE,
+    }
+
+
+def _row(materials: Materials, rule: Selection, group_size: int, longest: int) -> dict[str, Any]:
+    model, split = materials.model, materials.split
+    start = {n: value.to(model.device) for n, value in model.initial_parameters().items()}
+    sequences = tokens = predicted = short = 0
+    nats = 0.0
+    for users in np.array_split(np.arange(split.num_users), -(-split.num_users // _USERS_AT_ONCE)):
+        block = cohort_block(
+            split,
+            materials.store,
+            users,
+            group_size=group_size,
+            rule=rule,
+            seed=_SEED,
+            round=0,
+            losses=losses_for(materials, rule),
+        )
+        sequences += len(block.lengths)
+        tokens += int(block.lengths.sum())
+        short += int((block.lengths < longest).sum())
+        for places in batches_by_length(block.lengths):
+            lengths = block.lengths[places]
+            padded = block.tokens[places, : lengths.max()]
+            found = score_padded(model, start, padded, lengths)
+            nats, predicted = nats + float(found[0].sum()), predicted + int(found[2].sum())
+    return {
+        "selection": rule,
+        "sequences": sequences,
+        "mean_length": tokens / sequences,
+        "perplexity": perplexity(nats / predicted) if predicted else None,
+        "shorter_than_sequence_length": short / sequences,
+    }
+
+
+def print_table(found: dict[str, Any]) -> None:
+    """Print the rows, and that they are private."""
+    table = Table(
+        title=f"At most {found['group_size']} a user, scored by {found['model']}",
+        title_justify="left",
+    )
+    for head in ("selection", "sequences", "mean length", "perplexity", "below the longest"):
+        table.add_column(head, justify="left" if head == "selection" else "right")
+    for row in found["rows"]:
+        scored = row["perplexity"]
+        table.add_row(
+            row["selection"],
+            f"{row['sequences']:,}",
+            f"{row['mean_length']:.1f}",
+            "–" if scored is None else f"{scored:.2f}",
+            f"{row['shorter_than_sequence_length']:.1%}",
+        )
+    console = Console()
+    console.print(table)
+    console.print(found["note"])

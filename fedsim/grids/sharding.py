@@ -1,0 +1,74 @@
+"""How much work a unit is, so that shards can be cut evenly: tokens, not users."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from fedsim.data.selection import window_tokens
+from fedsim.execution import Keys
+from fedsim.materials import Materials
+from fedsim.plan import RoundPlan
+
+
+def unit_tokens(plan: RoundPlan, materials: Materials) -> npt.NDArray[np.int64]:
+    """Return (num_keys,) int64: about how many tokens a unit brings to a round, by its key.
+
+    An example brings its length; a user at most `group_size` examples of its average length.
+    """
+    store = materials.store
+    if plan.unit == "example":
+        keys = np.zeros(int(plan.pool.max()) + 1, dtype=np.int64)
+        keys[plan.pool] = store.lengths(plan.pool)
+        return keys
+    group_size = plan.task.options.get("group_size")
+    if group_size is not None and plan.task.options.get("selection") == "random-chunk":
+        return chunk_tokens(materials, group_size)
+    return _user_tokens(materials, group_size)
+
+
+def chunk_tokens(materials: Materials, group_size: int) -> npt.NDArray[np.int64]:
+    """Return (num_users,) int64: how many tokens a window over each user's text has."""
+    longest = int(materials.store.manifest["sequence_length"])
+    return window_tokens(_user_tokens(materials, None), group_size, longest)
+
+
+def most_tokens_per_unit(materials: Materials, group_size: int | None) -> int:
+    """Return how many tokens a unit may bring at most, from the config alone.
+
+    What engine computes goes by this and not by the users' texts: engines clip with different
+    margins, so that a user who changed the engine would change everybody's update.
+
+    Args:
+        materials: whose store says how long an example may be.
+        group_size: how many examples a user may bring; None for units of one example.
+    """
+    return int(materials.store.manifest["sequence_length"]) * (group_size or 1)
+
+
+def _user_tokens(materials: Materials, group_size: int | None) -> npt.NDArray[np.int64]:
+    """Return (num_users,) int64; a user has at least one training example."""
+    store, split = materials.store, materials.split
+    sizes = split.user_sizes
+    tokens = np.add.reduceat(store.lengths(split.train_examples), split.train_offsets[:-1])
+    most = group_size or int(sizes.max())
+    return np.asarray(tokens * np.minimum(sizes, most) // sizes, dtype=np.int64)
+
+
+def even_shards(cohort: Keys, tokens: npt.NDArray[np.int64], count: int) -> list[Keys]:
+    """Cut a cohort, its order kept, into at most `count` runs of about equal work.
+
+    A shard is cut where the running sum of work passes the next multiple of the mean; a unit
+    without tokens still counts as one. An empty cohort gives no shard.
+
+    Examples:
+        >>> tokens = np.array([8, 1, 1, 1, 1, 4])
+        >>> [piece.tolist() for piece in even_shards(np.arange(6), tokens, 2)]
+        [[0], [1, 2, 3, 4, 5]]
+    """
+    if len(cohort) == 0:
+        return []
+    work = np.cumsum(np.maximum(tokens[cohort], 1))
+    bounds = work[-1] * np.arange(1, count) / count
+    cuts = np.unique(np.searchsorted(work, bounds, side="left") + 1)
+    return [piece for piece in np.split(cohort, cuts[cuts < len(cohort)]) if len(piece)]

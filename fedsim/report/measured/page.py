@@ -1,0 +1,112 @@
+"""The page of a measured grid: what is promised, the table, plots to hover over, every run."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from fedsim.report.html import render_page
+from fedsim.report.measured.lines import Line, Measurement
+from fedsim.report.measured.plots import UNCOVERED, measurement_plots
+from fedsim.report.measured.tables import HEADS, INTERVAL_NOTE, cells, terms
+from fedsim.report.tables import UTILITY_NOTE
+from fedsim.report.wording import NO_GUARANTEE, NOTHING, decimal_text, delta_text, epsilon_text
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What lines of one config and the same terms promise.
+
+    Attributes:
+        source: the config's name.
+        headline: every ε with δ and unit, or that there is none.
+        guaranteed: whether there is an ε of what has run.
+        facts: a term, its value.
+    """
+
+    source: str
+    headline: str
+    guaranteed: bool
+    facts: tuple[tuple[str, str], ...]
+
+
+def render_measurement(measurement: Measurement) -> str:
+    """Return a page that opens offline, as those of `fedsim.report.html`."""
+    return render_page(
+        "measurement.html.jinja",
+        measurement=measurement,
+        promises=promises(measurement),
+        heads=HEADS,
+        cells=cells,
+        terms=terms(measurement),
+        notes=(INTERVAL_NOTE, UTILITY_NOTE),
+        groups=measurement_plots(measurement),
+        uncovered=UNCOVERED,
+        tried=tried(measurement),
+        runs=[run for line in measurement.lines for run in runs(line)],
+        failures=[reason for line in measurement.lines for reason in line.failures],
+    )
+
+
+def promises(measurement: Measurement) -> list[Promise]:
+    """Return what each config promises; lines of which no run ended promise nothing."""
+    alike: dict[tuple[object, ...], list[Line]] = {}
+    for line in measurement.lines:
+        if line.losses:
+            key = (line.source, line.terms, line.delta, line.hypothetical)
+            alike.setdefault(key, []).append(line)
+    return [_promise(lines) for lines in alike.values()]
+
+
+def tried(measurement: Measurement) -> tuple[list[str], list[tuple[str, list[str]]]]:
+    """Return the settings that tuning tried, and for each line the loss that each one gave."""
+    if measurement.tuning is None:
+        return [], []
+    table = measurement.tuning.tried
+    heads = list(dict.fromkeys(setting for losses in table.values() for setting in losses))
+    rows = []
+    chosen = {line.name: ", ".join(line.chosen.values()) for line in measurement.lines}
+    for name, losses in table.items():
+        row = []
+        for setting in heads:
+            text = _loss_text(losses[setting]) if setting in losses else NOTHING
+            row.append(f"{text} (chosen)" if setting == chosen.get(name) else text)
+        rows.append((name, row))
+    return heads, rows
+
+
+def runs(line: Line) -> list[tuple[str, str]]:
+    """Return every run of a line and its loss, then what failed."""
+    ended = [
+        (f"{line.name},seed={seed}", "diverged" if not math.isfinite(loss) else f"{loss:.4f}")
+        for seed, loss in zip(line.seeds, line.losses, strict=True)
+    ]
+    return [*ended, *((line.name, f"failed: {reason}") for reason in line.failures)]
+
+
+def _promise(lines: list[Line]) -> Promise:
+    first = lines[0]
+    if first.epsilon is None:
+        sampler = ("Sampler", first.sampler or NOTHING)
+        return Promise(first.source, NO_GUARANTEE, guaranteed=False, facts=(sampler,))
+    # Without a guarantee is a line of its own terms: whoever is here has an ε.
+    values = sorted({line.epsilon for line in lines if line.epsilon is not None})
+    texts = ", ".join(dict.fromkeys(epsilon_text(value) for value in values))
+    headline = f"ε = {texts} at δ = {delta_text(first.delta)} for each {first.unit}"
+    if first.hypothetical:
+        headline = f"hypothetical, no guarantee: {headline}"
+    noise = sorted({line.noise_multiplier for line in lines if line.noise_multiplier is not None})
+    facts = (
+        ("ε", texts),
+        ("δ", delta_text(first.delta)),
+        ("Unit", first.unit or NOTHING),
+        ("Neighbouring relation", first.relation or NOTHING),
+        ("Sampler", first.sampler or NOTHING),
+        ("Accountant", first.accountant or NOTHING),
+        ("Noise multiplier", ", ".join(f"{value:.4g}" for value in noise) or NOTHING),
+    )
+    return Promise(first.source, headline, guaranteed=not first.hypothetical, facts=facts)
+
+
+def _loss_text(loss: float) -> str:
+    return decimal_text(loss, 4) if math.isfinite(loss) else "failed or diverged"

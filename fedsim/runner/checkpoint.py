@@ -1,0 +1,208 @@
+"""Checkpoints: server states on disk under a checksum, and which one a run goes on from."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+
+from fedsim.accounting.ledger import Ledger
+from fedsim.errors import ConfigError
+from fedsim.state import ServerState
+from fedsim.tensors import Tensors
+from fedsim.utils.files import write_atomically
+from fedsim.utils.json_text import is_count, parse_json
+
+PLACEHOLDER = "0" * 64
+"""What stands in the header until the digest is known."""
+
+_LENGTH_BYTES = 8  # of the header's length, with which the file begins
+_BUFFER = 1 << 20
+
+
+def sealed(content: bytes) -> bytes:
+    """Return a safetensors file with the SHA-256 (hex) in the place of its one placeholder.
+
+    Raises:
+        ValueError: there is no placeholder in the header, or more than one.
+    """
+    end = _header_end(content[:_LENGTH_BYTES])
+    header = content[:end]
+    if header.count(PLACEHOLDER.encode()) != 1:
+        raise ValueError("the header must hold the placeholder once")
+    digest = hashlib.sha256(content).hexdigest()
+    return header.replace(PLACEHOLDER.encode(), digest.encode()) + content[end:]
+
+
+def is_intact(path: Path, digest: str) -> bool:
+    """Whether a file is the one that was sealed with `digest`; reads it through.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        length = file.read(_LENGTH_BYTES)
+        header = length + file.read(_header_end(length) - _LENGTH_BYTES)
+        if len(digest) != len(PLACEHOLDER) or header.count(digest.encode()) != 1:
+            return False
+        found = hashlib.sha256(header.replace(digest.encode(), PLACEHOLDER.encode()))
+        while block := file.read(_BUFFER):
+            found.update(block)
+    return found.hexdigest() == digest
+
+
+def _header_end(length: bytes) -> int:
+    return _LENGTH_BYTES + int.from_bytes(length, "little")
+
+
+_FORMAT, _READABLE = 3, (1, 2, 3)  # 1 knew constant clips only, 2 had no checksum
+_WITH_SCALE = (2, 3)
+_NAME = re.compile(r"round-\d+\.safetensors")
+_KEY = "fedsim"
+
+
+def save_checkpoint(folder: Path, state: ServerState, keep: int) -> Path:
+    """Write `round-NNNNNN.safetensors` whole or not at all, then drop all but the last `keep`."""
+    tensors = {f"parameters/{name}": value for name, value in state.parameters.items()}
+    tensors |= {f"optimizer/{name}": value for name, value in state.optimizer_state.items()}
+    head = {
+        "format": _FORMAT,
+        "round": state.round,
+        "ledger": state.ledger.to_json(),
+        "clip_scale": state.clip_scale,
+        "sha256": PLACEHOLDER,
+    }
+    # One key: safetensors writes several in random order, and equal states give equal files.
+    metadata = {_KEY: json.dumps(head)}
+    content = save({name: value.contiguous() for name, value in tensors.items()}, metadata)
+    path = folder / f"round-{state.round:06d}.safetensors"
+    write_atomically(path, sealed(content))
+    for old in checkpoints_in(folder)[:-keep]:
+        old.unlink()
+    return path
+
+
+def checkpoints_in(folder: Path) -> list[Path]:
+    """Return the checkpoints in order of their rounds; other files are passed over."""
+    return sorted(
+        (p for p in folder.glob("round-*.safetensors") if _NAME.match(p.name)), key=round_of
+    )
+
+
+def round_of(path: Path) -> int:
+    """Return the number of rounds behind a checkpoint, by its name."""
+    return int(path.stem.removeprefix("round-"))
+
+
+def latest_checkpoint(folder: Path) -> Path | None:
+    """Return the checkpoint of the highest round, or None."""
+    found = checkpoints_in(folder)
+    return found[-1] if found else None
+
+
+def load_checkpoint(path: Path) -> ServerState:
+    """Read a state back, bit for bit.
+
+    Raises:
+        ConfigError: not a checkpoint, damaged, or of another format version; it names the file.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"checkpoint {path}: cannot be read: {error}") from None
+    try:
+        head = parse_json(metadata[_KEY])
+        # Whatever the version: a bit that changed may have made another of it.
+        digest = head["sha256"] if "sha256" in head or head["format"] == _FORMAT else None
+        whole = digest is None or is_intact(path, str(digest))
+    except (KeyError, TypeError, ValueError) as error:  # JSON's error is a ValueError
+        raise ConfigError(f"checkpoint {path}: no head of fedsim's: {error!r}") from None
+    if not whole:
+        raise ConfigError(f"checkpoint {path}: damaged: its content does not fit its checksum")
+    return _state(path, head, tensors)
+
+
+def _state(path: Path, head: Mapping[str, Any], tensors: Tensors) -> ServerState:
+    try:
+        version, done, ledger = head["format"], head["round"], head["ledger"]
+        scale = float(head["clip_scale"]) if version in _WITH_SCALE else 1.0
+        if not 0.0 < scale < math.inf:
+            raise ValueError(f"clip_scale = {scale}")
+        if not is_count(done):
+            raise ValueError(f"round = {done!r}")
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise ConfigError(f"checkpoint {path}: no head of fedsim's: {error!r}") from None
+    if version not in _READABLE:
+        raise ConfigError(f"checkpoint {path}: format {version!r}, this version reads {_READABLE}")
+    parameters = _part(tensors, "parameters/")
+    if not parameters or any(value.dtype != torch.float32 for value in parameters.values()):
+        raise ConfigError(f"checkpoint {path}: its parameters are missing, or not float32")
+    try:
+        charged = Ledger.from_json(ledger)
+    except ConfigError as error:
+        raise ConfigError(f"checkpoint {path}: {error}") from None
+    return ServerState(
+        round=done,
+        parameters=parameters,
+        optimizer_state=_part(tensors, "optimizer/"),
+        ledger=charged,
+        clip_scale=scale,
+    )
+
+
+def _part(tensors: Tensors, prefix: str) -> Tensors:
+    return {
+        name.removeprefix(prefix): value
+        for name, value in tensors.items()
+        if name.startswith(prefix)
+    }
+
+
+log = logging.getLogger("fedsim")
+
+
+def newest_whole_state(folder: Path, charged: Ledger) -> ServerState | None:
+    """Return the state of the newest checkpoint that can be read; None where there are none.
+
+    A damaged one is passed over with a warning that names it, and is replaced when the run gets
+    there again.
+
+    Args:
+        folder: of the checkpoints.
+        charged: the ledger on disk. A checkpoint of n rounds, damaged or not, bears witness to n
+            releases at least.
+
+    Raises:
+        ConfigError: checkpoints are there and none can be read, or the ledger has fewer releases
+            than they bear witness to: to go on would lose charges.
+    """
+    found = checkpoints_in(folder)
+    if found and charged.num_releases < round_of(found[-1]):
+        raise ConfigError(
+            f"--resume: {found[-1]} has {round_of(found[-1])} releases behind it and ledger.json "
+            f"{charged.num_releases}: charges are missing; put the ledger back that belongs to it"
+        )
+    damage: list[ConfigError] = []
+    for path in reversed(found):
+        try:
+            return load_checkpoint(path)
+        except ConfigError as error:
+            damage.append(error)
+            log.warning("%s; looking for an earlier one", error)
+    if damage:
+        raise ConfigError(
+            f"{damage[0]}; no other can be read: to begin at round 0 again, with all that was "
+            f"charged staying charged, remove {folder}"
+        )
+    return None

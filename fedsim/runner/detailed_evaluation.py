@@ -1,0 +1,170 @@
+"""A finished run looked at closely: start and end on held-out text, users, words, samples."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedsim.config import Config, ModelConfig
+from fedsim.data.store import Indices
+from fedsim.errors import ConfigError
+from fedsim.evaluation.generation import SAMPLE_TOKENS, SAMPLES, sample_texts
+from fedsim.evaluation.head_words import head_word_histogram, most_frequent
+from fedsim.evaluation.metrics import summary
+from fedsim.evaluation.scoring import owners, score_examples
+from fedsim.language_model import LanguageModel
+from fedsim.materials import Materials, load_materials, load_model
+from fedsim.registry import resolve
+from fedsim.runner.folder import RunFolder
+from fedsim.tensors import Tensors
+
+_QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+
+
+@dataclass(frozen=True)
+class Personalisation:
+    """Local epochs on half of each held-out user's text, and their settings."""
+
+    epochs: int
+    batch_size: int
+    learning_rate: float
+
+
+@dataclass(frozen=True, eq=False)
+class Weights:
+    """A network with the parameters that are looked at."""
+
+    model: LanguageModel
+    parameters: Tensors
+
+
+def evaluate_run(
+    run_dir: Path, device: str = "cpu", personalisation: Personalisation | None = None
+) -> dict[str, Any]:
+    """Return what `fedsim evaluate` prints, for any run folder that has a model.
+
+    Everything but the samples is computed on private text and covered by no guarantee.
+
+    Args:
+        run_dir: of a finished run.
+        device: in torch's spelling.
+        personalisation: also train on each held-out user's text; None for not.
+
+    Raises:
+        ConfigError: no such run, no model in it, or nobody to personalise for.
+    """
+    folder = RunFolder(run_dir)
+    if not folder.config.exists() or not folder.model.exists():
+        raise ConfigError(
+            f"RUN_DIR = {str(run_dir)!r}: holds no finished run (config.toml and model/)"
+        )
+    config = folder.read_config()
+    data_seed = folder.data_seed(config)
+    materials = load_materials(config.seed, config.data, config.model, device, data_seed)
+    stages = _stages(config, folder, materials, device)
+    split, store = materials.split, materials.store
+    everyone = [store.user_examples(int(user)) for user in split.held_out_users]
+    texts = {
+        "held_out_examples": split.held_out_examples,
+        "held_out_users": np.concatenate([*everyone, np.zeros(0, np.int64)]),
+    }
+    frequent = most_frequent(store, split.train_examples, materials.model.vocabulary_size)
+    result: dict[str, Any] = {
+        "run": str(run_dir),
+        "stages": {
+            name: {
+                **{what: _scores(weights, materials, part) for what, part in texts.items()},
+                "head_words": head_word_histogram(
+                    weights.model, weights.parameters, store, split.held_out_examples, frequent
+                ),
+                "samples": sample_texts(
+                    weights.model,
+                    weights.parameters,
+                    SAMPLES,
+                    min(SAMPLE_TOKENS, config.data.sequence_length),
+                    config.seed,
+                ),
+            }
+            for name, weights in stages.items()
+        },
+        "note": "computed on private text and covered by no guarantee, but for the samples",
+    }
+    if personalisation is not None:
+        result["personalisation"] = _personalised(config, materials, stages, personalisation)
+    return result
+
+
+def _stages(
+    config: Config, folder: RunFolder, materials: Materials, device: str
+) -> dict[str, Weights]:
+    saved = load_model(
+        ModelConfig(name_or_path=str(folder.model)),
+        sequence_length=config.data.sequence_length,
+        device=device,
+    )
+    return {
+        "initial": Weights(materials.model, materials.model.initial_parameters()),
+        "final": Weights(saved, saved.initial_parameters()),
+    }
+
+
+def _scores(weights: Weights, materials: Materials, examples: Indices) -> dict[str, Any]:
+    """Return means weighted both ways, and how the users' losses are spread."""
+    scores = score_examples(weights.model, weights.parameters, materials.store, examples)
+    users = owners(materials.store, examples)
+    by_user = scores.summed_by(np.unique(users, return_inverse=True)[1])
+    losses = by_user.mean_nats()[by_user.tokens > 0]
+    return {**asdict(summary(scores, users)), "user_loss_quantiles": _quantiles(losses)}
+
+
+def _quantiles(values: npt.NDArray[np.float64]) -> dict[str, float]:
+    if not len(values):
+        return {}
+    return {f"{q:g}": float(np.quantile(values, q)) for q in _QUANTILES}
+
+
+def _personalised(
+    config: Config,
+    materials: Materials,
+    stages: dict[str, Weights],
+    personalisation: Personalisation,
+) -> dict[str, Any]:
+    users = materials.split.held_out_users
+    if not len(users):
+        raise ConfigError(
+            f"data.held_out_users = {config.data.held_out_users}: the run held no user out, so "
+            "there is nobody to personalise for; train with a fraction above 0"
+        )
+    personalise = resolve("analyses", "personalisation", "--personalise")
+    found: dict[str, Any] = {"settings": asdict(personalisation)}
+    for name, weights in stages.items():
+        one = personalise(
+            weights.model,
+            weights.parameters,
+            materials.store,
+            users,
+            training=personalisation,
+            seed=materials.seed,
+        )
+        found |= {"users": len(one.users), "users_left_out": one.num_left_out}
+        found[name] = {
+            "without": _both_ways(one.without, one.tokens),
+            "personalised": _both_ways(one.after, one.tokens),
+            "users_helped": int((one.after < one.without).sum()),
+        }
+    return found
+
+
+def _both_ways(losses: npt.NDArray[np.float64], tokens: Indices) -> dict[str, float | None]:
+    """Return the mean over users and the mean over tokens of users' losses."""
+    if not tokens.sum():
+        return {"user_loss": None, "loss": None}
+    seen = tokens > 0
+    return {
+        "user_loss": float(losses[seen].mean()),
+        "loss": float(np.average(losses[seen], weights=tokens[seen])),
+    }

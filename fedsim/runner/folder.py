@@ -1,0 +1,243 @@
+"""The run folder: its files by name, how it is begun, and how it is taken up again."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fedsim.accounting.ledger import Ledger
+from fedsim.config import Config, load_config
+from fedsim.errors import ConfigError
+from fedsim.materials import new_data_seed
+from fedsim.runner.checkpoint import newest_whole_state
+from fedsim.runner.identity import (
+    check_sources,
+    keep_seed,
+    kept_seed,
+    read_identity,
+    write_identity,
+)
+from fedsim.runner.log import LOG
+from fedsim.state import ServerState
+from fedsim.utils.files import drop_temporaries, naming, write_atomically
+from fedsim.utils.json_text import is_count, parse_json, read_json
+from fedsim.utils.locks import LOCK
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Paths of one run, named in CONTRACT.md."""
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        """The resolved config; `fedsim run` takes it again."""
+        return self.path / "config.toml"
+
+    @property
+    def identity(self) -> Path:
+        """The format of the folder and what the run is made from."""
+        return self.path / "run.json"
+
+    @property
+    def metrics(self) -> Path:
+        """A JSON object a round."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def ledger(self) -> Path:
+        """Every release that was charged."""
+        return self.path / "ledger.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Server states by round."""
+        return self.path / "checkpoints"
+
+    @property
+    def model(self) -> Path:
+        """The fine-tuned model, as transformers opens it."""
+        return self.path / "model"
+
+    @property
+    def report(self) -> Path:
+        """The report, as data."""
+        return self.path / "report.json"
+
+    def check_fresh(self) -> None:
+        """Raise `ConfigError` unless the folder is absent or empty."""
+        if self.path.exists() and (
+            not self.path.is_dir() or any(map(_counts, self.path.iterdir()))
+        ):
+            raise ConfigError(
+                f"--out {self.path}: already there; take it up with --resume, or name another"
+            )
+
+    def check_resumable(self, config: Config) -> None:
+        """Raise `ConfigError` unless the folder is of a run with this very config."""
+        if not self.config.exists():
+            raise ConfigError(f"--resume: {self.path} holds no run (no config.toml)")
+        started = self.read_config()
+        before, now = _flat(started.model_dump()), _flat(config.model_dump())
+        changed = sorted(
+            key
+            for key in before.keys() | now.keys()
+            if key not in before or key not in now or before[key] != now[key]
+        )
+        if changed:
+            raise ConfigError(
+                f"--resume: {', '.join(changed)} differ from the run in {self.path}; "
+                "a run keeps its config, start another with another --out"
+            )
+
+    def read_config(self) -> Config:
+        """Return the run's config.
+
+        Raises:
+            ConfigError: it cannot be read, or an earlier fedsim made the folder, which chose
+                otherwise what is held out and trained on.
+        """
+        if not read_identity(self.identity) and self.ledger.exists():
+            raise ConfigError(
+                f"run {self.path}: has releases and no {self.identity.name}; an earlier fedsim "
+                "made it and split the texts otherwise: open it with that one"
+            )
+        return load_config(self.config)
+
+    def data_seed(self, config: Config) -> int:
+        """Return what the run's choices for users are drawn from; see `Materials.seed`.
+
+        The config's seed where noise is seeded. With secure noise a secret of 128 bits from the
+        operating system: the one that was kept when the run began, or a new one before that.
+
+        Raises:
+            ConfigError: the secret is not kept on this machine; the message says where it would be.
+        """
+        identity = read_identity(self.identity)
+        return kept_seed(identity["id"], self.path) if "id" in identity else new_data_seed(config)
+
+    def begin(self, config: Config, sources: Mapping[str, str], data_seed: int) -> None:
+        """Make the folder, write the resolved config and what the run is made from.
+
+        The data seed of a run with secure noise is kept elsewhere: the model is to be given away.
+
+        Raises:
+            ConfigError: it cannot be written, or was begun from other sources.
+        """
+        check_sources(self.identity, sources)
+        apart = config.privacy.noise == "secure"
+        try:
+            # The config first: a folder with anything in it but no config could not be taken up.
+            write_atomically(self.config, config.to_toml())
+            if not self.identity.exists():
+                write_identity(self.identity, sources, keep_seed(data_seed) if apart else None)
+            self.checkpoints.mkdir(exist_ok=True)
+            for folder in (self.path, self.checkpoints):
+                drop_temporaries(folder)
+        except OSError as error:
+            raise ConfigError(f"--out {self.path}: cannot be written: {error}") from None
+
+    def charge(self, ledger: Ledger) -> None:
+        """Put the ledger on disk. Comes before anything that a release has touched.
+
+        A seeded run that was taken up makes releases again that the file has; it never shrinks.
+        """
+        if self.read_ledger().num_releases > ledger.num_releases:
+            return
+        write_atomically(self.ledger, json.dumps(ledger.to_json(), indent=1))
+
+    def append_metrics(self, line: str) -> None:
+        """Add a line, a JSON object, to the metrics."""
+        with naming(self.metrics), self.metrics.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+            file.flush()
+            os.fsync(file.fileno())  # no checkpoint outlives the lines before it
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """Return all complete lines; a line cut short by a kill ends the list.
+
+        Raises:
+            ConfigError: a line is whole and says nothing of a round: no kill leaves that behind.
+        """
+        lines: list[dict[str, Any]] = []
+        if self.metrics.exists():
+            for text in self.metrics.read_text(encoding="utf-8", errors="replace").splitlines():
+                try:
+                    line = parse_json(text)
+                except ValueError:
+                    break
+                if not isinstance(line, dict) or not is_count(line.get("round")):
+                    raise ConfigError(
+                        f"{self.metrics}, line {len(lines) + 1}: expected an object with a round; "
+                        "it was damaged, remove it and all that follows"
+                    )
+                lines.append(line)
+        return lines
+
+    def take_up(self, secure: bool) -> ServerState | None:
+        """Return the last checkpoint's state, metrics cut back to it; None if there is none.
+
+        Rounds after the checkpoint are done again. With seeded noise they give the same release,
+        which is charged once; with secure noise they are new releases, so everything that was
+        ever charged stays charged. A damaged checkpoint is passed over: see `newest_whole_state`.
+        """
+        charged = self.read_ledger()
+        state = newest_whole_state(self.checkpoints, charged)
+        kept = [line for line in self.read_metrics() if state and line["round"] <= state.round]
+        write_atomically(
+            self.metrics,
+            "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in kept),
+        )
+        if state is None or not secure:
+            return state
+        return replace(state, ledger=charged)
+
+    def read_seconds(self) -> float:
+        """Return the time that the run took until it was last saved.
+
+        Raises:
+            ConfigError: what is kept is no time.
+        """
+        path = self.path / "seconds.json"
+        if not path.exists():
+            return 0.0
+        try:
+            seconds = read_json(path)
+        except (OSError, ValueError):
+            seconds = None
+        if type(seconds) not in (int, float) or not 0.0 <= seconds < 1e300:
+            raise ConfigError(f"{path}: holds no number of seconds; delete it, to count from 0")
+        return float(seconds)
+
+    def write_seconds(self, seconds: float) -> None:
+        """Keep the time so far; apart from the metrics, which a resumed run repeats to the bit."""
+        write_atomically(self.path / "seconds.json", json.dumps(seconds))
+
+    def read_ledger(self) -> Ledger:
+        """Return the ledger on disk; empty where there is none yet."""
+        if not self.ledger.exists():
+            return Ledger()
+        try:
+            content = read_json(self.ledger)
+        except ValueError as error:
+            raise ConfigError(f"ledger {self.ledger}: not JSON: {error}") from None
+        return Ledger.from_json(content)
+
+
+def _counts(path: Path) -> bool:
+    """Whether a file is somebody's: not what a kill in the middle of a first write left behind."""
+    half_written = path.name.startswith(".config.toml.") and path.name.endswith(".tmp")
+    return not half_written and path.name not in (LOCK, LOG)
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    rows: dict[str, Any] = {}
+    for key, value in tree.items():
+        nested = isinstance(value, Mapping) and value
+        rows |= _flat(value, f"{prefix}{key}.") if nested else {f"{prefix}{key}": value}
+    return rows

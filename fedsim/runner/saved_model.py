@@ -1,0 +1,81 @@
+"""Save the trained model, and check that the saved one computes the same losses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fedsim.data.store import Indices, TokenStore
+from fedsim.evaluation.scoring import score_examples
+from fedsim.language_model import LanguageModel
+from fedsim.tensors import Tensors
+from fedsim.utils.files import folder_beside, naming, rename_synced, sync_all
+
+
+def save_model(model: LanguageModel, parameters: Tensors, folder: Path) -> None:
+    """Save into a hidden folder beside `folder`, and rename that when it is on the disk.
+
+    A folder that is there already makes way first: for a moment there is none, never a mixture.
+
+    Raises:
+        OSError: the disk is full or cannot be written; it names `folder`.
+    """
+    with naming(folder), folder_beside(folder) as new:
+        model.save(parameters, new)
+        sync_all(new)
+        if not folder.exists():
+            rename_synced(new, folder)
+            return
+        with folder_beside(folder.with_name(f"{folder.name}.old")) as old:
+            folder.rename(old)  # an empty folder may be replaced
+            rename_synced(new, folder)
+
+
+_EXAMPLES = 32
+# Of an example's nats: merging adapters rounds weights, and kernels sum in another order.
+_RELATIVE = 1e-3
+
+
+def check_served(
+    model: LanguageModel,
+    parameters: Tensors,
+    saved: LanguageModel,
+    store: TokenStore,
+    examples: Indices,
+) -> None:
+    """Compare the log-likelihoods of a few examples under three sets of weights.
+
+    Args:
+        model: the one that was trained; its initial parameters are where training began.
+        parameters: what was trained.
+        saved: what was written, read back.
+        store: holds the examples.
+        examples: any; the first few are taken, and with none there is nothing to compare.
+
+    Raises:
+        RuntimeError: the folder holds other weights than were trained, or what was trained has no
+            effect on the network's output.
+    """
+    some = examples[:_EXAMPLES]
+    if not len(some):
+        return
+    trained = score_examples(model, parameters, store, some).nats
+    if not np.isfinite(trained).all():
+        return  # a diverged model: nothing to compare, and its evaluation says so
+    served = score_examples(saved, saved.initial_parameters(), store, some).nats
+    if not np.allclose(trained, served, rtol=_RELATIVE, atol=_RELATIVE, equal_nan=True):
+        apart = float(np.abs(trained - served).max())
+        raise RuntimeError(
+            f"model/: an example's log-likelihood under the saved weights is {apart:.3g} nats "
+            "away from that under the trained ones; the folder does not hold what was trained"
+        )
+    start = model.initial_parameters()
+    if all(torch.equal(start[name], value.cpu()) for name, value in parameters.items()):
+        return
+    if np.array_equal(score_examples(model, start, store, some).nats, trained):
+        raise RuntimeError(
+            "the trained parameters differ from the starting ones and yet every log-likelihood "
+            "is the same: the network does not use what model.trainable and model.lora_rank chose"
+        )

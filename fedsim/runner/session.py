@@ -1,0 +1,282 @@
+"""A run from its config to its report: what the ServerApp does."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from flwr.serverapp import Grid
+
+from fedsim.accounting.accountants import epsilon_curve
+from fedsim.accounting.budget import Budget
+from fedsim.config import Config, ModelConfig
+from fedsim.errors import BudgetSpentError, DivergedError, HaltedError
+from fedsim.evaluation.metrics import Evaluation, evaluate
+from fedsim.materials import (
+    Materials,
+    default_device,
+    load_materials,
+    load_model,
+)
+from fedsim.plan import RoundPlan
+from fedsim.report.html import write_reports
+from fedsim.report.schema import HeldOut, RoundMetrics
+from fedsim.runner.assembly import build_executor, build_plan
+from fedsim.runner.checkpoint import save_checkpoint
+from fedsim.runner.folder import RunFolder
+from fedsim.runner.log import run_log
+from fedsim.runner.progress import RoundProgress
+from fedsim.runner.release_seed import sources
+from fedsim.runner.saved_model import check_served, save_model
+from fedsim.runner.shared_ledger import SharedAccount, shared_account
+from fedsim.runner.summary import as_held_out, summarise
+from fedsim.runner.tracking import TrackerFactory, epsilon_terms, find_trackers, tracking
+from fedsim.runner.training import check_held_out, train, without_scores
+from fedsim.state import RoundRecord, ServerState
+from fedsim.utils.locks import check_no_writer, sole_writer
+
+log = logging.getLogger("fedsim")
+
+
+def execute(config: Config, out: Path, grid: Grid, *, resume: bool = False) -> Path:
+    """Carry out a whole run over a grid and return its folder.
+
+    Everything that can be wrong with the config is found before the folder is made.
+
+    Raises:
+        ConfigError: config or input is wrong, or `out` is taken (or, resuming, of another run), or
+            another process is writing into it.
+        BudgetSpentError: the budget ended before the rounds did; model and report are written.
+        HaltedError: the strategy ended the run; model and report are written.
+        DivergedError: parameters or held-out loss are not finite; a report says so.
+    """
+    folder = RunFolder(out)
+    check_no_writer(out)
+    _check(folder, config, resume)
+    trackers = find_trackers(config.training.trackers)
+    device = default_device(config.executor.gpus_per_worker)
+    data_seed = folder.data_seed(config)
+    materials = load_materials(config.seed, config.data, config.model, device, data_seed)
+    plan = build_plan(config, materials)
+    account = shared_account(config.privacy.shared, plan)
+    with sole_writer(out):
+        _check(folder, config, resume)  # another process may have had it meanwhile
+        session = _Session(config, folder, materials, plan, trackers, account)
+        with run_log(out):
+            try:
+                session.run(grid, device)
+            except BudgetSpentError:
+                session.finish()
+                raise
+            except (HaltedError, DivergedError) as error:
+                session.charge_halt()
+                session.finish(str(error) if isinstance(error, DivergedError) else None)
+                raise
+            session.finish()
+    return folder.path
+
+
+def _check(folder: RunFolder, config: Config, resume: bool) -> None:
+    if resume and folder.config.exists():
+        folder.check_resumable(config)
+    else:  # what was killed before anything was written starts anew
+        folder.check_fresh()
+
+
+@dataclass
+class _Session:
+    """The side effects of a run: ledger, metrics, checkpoints, model and report on disk."""
+
+    config: Config
+    folder: RunFolder
+    materials: Materials
+    plan: RoundPlan
+    trackers: Sequence[TrackerFactory]
+    account: SharedAccount | None
+    tell: Callable[[RoundMetrics], None] = field(init=False)
+    state: ServerState = field(init=False)
+    started: float = field(init=False, default_factory=time.monotonic)
+    epsilons: dict[int, float] = field(init=False, default_factory=dict)
+    final: Evaluation | None = field(init=False, default=None)
+
+    def run(self, grid: Grid, device: str) -> None:
+        """Begin or take up the run and train to its end."""
+        self.folder.begin(self.config, sources(self.config, self.materials), self.materials.seed)
+        taken_up = self.folder.take_up(secure=not self._repeats())
+        self.state = taken_up or self._start()
+        self._prepare_epsilons()
+        config = self.config
+        terms = epsilon_terms(self.plan, config)
+        with tracking(self.trackers, self.folder.path, config, terms) as self.tell:
+            if taken_up is None:
+                self._log_start()
+            self._train(grid, device)
+
+    def _train(self, grid: Grid, device: str) -> None:
+        config = self.config
+        executor = build_executor(config, self.materials, self.plan, grid, device)
+        with RoundProgress(config.strategy.name, config.strategy.rounds, self.state.round) as bar:
+            train(
+                self.state,
+                self.plan,
+                executor,
+                config.strategy.rounds,
+                on_round=lambda state, record: bar.advance(self._on_round(state, record)),
+                budget=self._budget(),
+                before_round=self._charge_shared,
+            )
+
+    def _charge_shared(self, state: ServerState) -> None:
+        """Charge the round in the ledger that other runs share, before anything of it is done."""
+        if self.account is not None:
+            plan, ahead = self.plan, self.config.strategy.rounds - state.round
+            self.account.charge(state.round, plan.cost, plan.release_id, ahead)
+
+    @property
+    def private(self) -> bool:
+        """Whether there is a guarantee to account for."""
+        return self.plan.noise_multiplier > 0.0
+
+    def _budget(self) -> Budget | None:
+        privacy = self.config.privacy
+        if not self.private or privacy.epsilon is None or privacy.delta is None:
+            return None
+        return Budget(privacy.epsilon, privacy.delta, self.plan.accountant, self.plan.relation)
+
+    def charge_halt(self) -> None:
+        """Charge all planned rounds: when a run halts or diverges is seen and depends on the text.
+
+        What is proved is the price of the mechanism with its whole number of rounds. The price of
+        those that came before the halt would be one chosen after looking.
+        """
+        plan, state = self.plan, self.state
+        charged = state.ledger
+        for round in range(state.round, self.config.strategy.rounds):
+            charged = charged.charge(round, plan.cost, plan.release_id)
+        self.state = replace(state, ledger=charged)
+        self.folder.charge(charged)
+        with suppress(BudgetSpentError):  # then nothing is left that could be charged
+            for round in range(state.round, self.config.strategy.rounds):
+                self._charge_shared(replace(state, round=round))
+
+    def finish(self, diverged: str | None = None) -> None:
+        """Write the model, unless the last round already did, or it diverged, and the reports."""
+        if diverged:
+            self.final = without_scores(self.materials, self.folder.model)
+        final = self.final or self._evaluate_saved(self.state)
+        report = summarise(
+            self.config,
+            self.materials,
+            self.plan,
+            self.state,
+            [RoundMetrics.model_validate(line) for line in self.folder.read_metrics()],
+            final=final,
+            title=self.folder.path.resolve().name,
+            seconds=self._elapsed(),
+            diverged=diverged,
+        )
+        write_reports(self.folder.path, report)
+
+    def _start(self) -> ServerState:
+        # A kill before the first checkpoint loses rounds, never charges: see RunFolder.take_up.
+        charged = None if self._repeats() else self.folder.read_ledger()
+        state = ServerState(0, self.materials.model.initial_parameters())
+        return replace(state, ledger=charged) if charged else state
+
+    def _repeats(self) -> bool:
+        """Whether rounds that are done again give the releases that were charged for them.
+
+        Not with secure noise, nor where an earlier version drew from other addresses.
+        """
+        plan = self.plan
+        charged = {item.release for item in self.folder.read_ledger().items}
+        return plan.entropy != "secure" and charged <= {plan.release_id}
+
+    def _log_start(self) -> None:
+        held_out = self._held_out(self.state)
+        self._write(RoundMetrics(round=0, epsilon=0.0 if self.private else None, held_out=held_out))
+
+    def _on_round(self, state: ServerState, record: RoundRecord) -> RoundMetrics:
+        self.state = state
+        self.folder.charge(state.ledger)  # first: nothing of the round is on disk before it
+        due = self._due(state.round)
+        line = RoundMetrics.model_validate(
+            {
+                "round": state.round,
+                **record.to_json(),
+                "epsilon": self.epsilons.get(state.ledger.num_releases) if due else None,
+                "held_out": self._held_out(state) if due else None,
+            }
+        )
+        self._write(line)
+        if state.round % self.config.training.checkpoint_every == 0 or self._last(state.round):
+            self._elapsed(save=True)
+            keep = self.config.training.keep_checkpoints
+            save_checkpoint(self.folder.checkpoints, state, keep)
+        return line
+
+    def _due(self, round: int) -> bool:
+        return round % self.config.training.evaluate_every == 0 or self._last(round)
+
+    def _last(self, round: int) -> bool:
+        return round == self.config.strategy.rounds
+
+    def _held_out(self, state: ServerState) -> HeldOut:
+        """Evaluate; the last state is saved first and scored as read back from `model/`.
+
+        So the reported final utility is that of the files that people will load.
+        """
+        if self._last(state.round):
+            return as_held_out(self._evaluate_saved(state))
+        model, split = self.materials.model, self.materials.split
+        return as_held_out(
+            evaluate(model, state.parameters, self.materials.store, split.held_out_examples)
+        )
+
+    def _evaluate_saved(self, state: ServerState) -> Evaluation:
+        save_model(self.materials.model, state.parameters, self.folder.model)
+        saved = load_model(
+            ModelConfig(name_or_path=str(self.folder.model)),
+            sequence_length=self.config.data.sequence_length,
+            device=str(self.materials.model.device),
+        )
+        store, split = self.materials.store, self.materials.split
+        some = split.held_out_examples if len(split.held_out_examples) else split.train_examples
+        check_served(self.materials.model, state.parameters, saved, store, some)
+        self.final = evaluate(saved, saved.initial_parameters(), store, split.held_out_examples)
+        return self.final
+
+    def _write(self, line: RoundMetrics) -> None:
+        self.folder.append_metrics(line.model_dump_json(exclude_none=True))
+        self.tell(line)
+        check_held_out(line, self.materials)
+
+    def _prepare_epsilons(self) -> None:
+        """Compute ε after each number of releases that an evaluated round can have."""
+        if not self.private or self.config.privacy.delta is None:
+            return
+        lost = self.state.ledger.num_releases - self.state.round  # only with secure noise
+        last = self.config.strategy.rounds
+        rounds = [r for r in range(self.state.round + 1, last + 1) if self._due(r)]
+        counts = [r + lost for r in rounds]
+        if counts:
+            values = epsilon_curve(
+                self.plan.cost,
+                counts,
+                self.config.privacy.delta,
+                self.plan.accountant,
+                self.plan.relation,
+            )
+            self.epsilons = dict(zip(counts, values, strict=True))
+
+    def _elapsed(self, save: bool = False) -> float:
+        before = self.folder.read_seconds()
+        seconds = before + time.monotonic() - self.started
+        if save:
+            self.folder.write_seconds(seconds)
+            self.started = time.monotonic()
+        return seconds

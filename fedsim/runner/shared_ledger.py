@@ -1,0 +1,378 @@
+"""A ledger that several runs on the same people share: together they keep one budget."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from fedsim.accounting.accountants import choose, epsilon_of_composition
+from fedsim.accounting.budget import Budget
+from fedsim.accounting.events import Composition, RoundCost
+from fedsim.accounting.ledger import Ledger, Releases
+from fedsim.accounting.privacy_filter import RenyiFilter, best_order
+from fedsim.accounting.relations import Relation
+from fedsim.config import Config, SharedLedgerConfig
+from fedsim.errors import BudgetSpentError, ConfigError
+from fedsim.materials import default_device, load_materials
+from fedsim.plan import RoundPlan
+from fedsim.runner.assembly import build_plan
+from fedsim.utils.files import write_atomically
+from fedsim.utils.json_text import read_json
+from fedsim.utils.locks import locked, refuse_without, wait
+
+_VERSION = 2
+_KEYS = {"version", "epsilon", "delta", "relation", "order", "registered", "ledger"}
+_KEYS_OF_1 = _KEYS - {"order", "registered"}
+
+
+@dataclass(frozen=True)
+class SharedLedger:
+    """What a ledger file holds.
+
+    Attributes:
+        epsilon: the budget of all releases together.
+        delta: at which it is computed.
+        relation: the neighbouring relation that all runs have.
+        order: of the Rényi filter, fixed before the first release; None where there is no filter
+            and only what is registered may be released.
+        registered: what was fixed before the first release: costs, each with its rounds.
+        ledger: every release of every run; a seeded one that two runs repeat counts once.
+    """
+
+    epsilon: float
+    delta: float
+    relation: Relation
+    order: float | None = None
+    registered: tuple[tuple[RoundCost, int], ...] = ()
+    ledger: Ledger = field(default_factory=Ledger)
+
+    @property
+    def filter(self) -> RenyiFilter | None:
+        """The rule for what was chosen after looking, if that is the rule."""
+        if self.order is None:
+            return None
+        return RenyiFilter(self.epsilon, self.delta, self.relation, self.order)
+
+    @property
+    def terms(self) -> tuple[float, float, Relation]:
+        """What all runs must state alike."""
+        return self.epsilon, self.delta, self.relation
+
+    @property
+    def as_registered(self) -> bool:
+        """Whether every release has a place of its own among what was registered.
+
+        Places are told apart by their costs alone. In whatever order they are taken, and whoever
+        decides after looking which of them stay empty, the releases are a post-processing of all
+        registered mechanisms, made at once.
+        """
+        places = dict(self.registered)
+        return all(count <= places.get(cost, 0) for cost, count in self.ledger.costs)
+
+    @property
+    def keeps_budget(self) -> bool:
+        """Whether the rule of this file allows what the ledger holds."""
+        rule = self.filter
+        return self.as_registered if rule is None else rule.pays_for(self.ledger.costs)
+
+    def registering(self, planned: Composition) -> SharedLedger:
+        """Return the file with more releases registered, and the rule that follows from all.
+
+        Where neither the filter nor the tight composition pays for everything, the last of what
+        is planned is cut down to what the tight composition pays for.
+
+        Args:
+            planned: costs with their rounds, nothing of it released, fixed before any release.
+
+        Raises:
+            ValueError: something was released before: what is planned now may depend on it.
+        """
+        if self.ledger.items:
+            raise ValueError("registering: the ledger holds releases; only a filter pays for more")
+        asked = merged([*self.registered, *planned])
+        order = best_order(*self.terms, asked)
+        filtered = replace(self, registered=asked, order=order)
+        rule = filtered.filter
+        if rule is not None and rule.pays_for(asked):
+            return filtered
+        fits = self.registered
+        for cost, rounds in planned:
+            affordable = self._tight(fits, cost, rounds)
+            if affordable is None:  # no accountant composes these: the filter alone can
+                return replace(filtered, registered=())
+            fits = merged([*fits, (cost, affordable)])
+        return replace(self, registered=fits, order=None)
+
+    def _tight(self, fixed: Composition, cost: RoundCost, rounds: int) -> int | None:
+        ledger = Ledger(tuple(Releases(0, count, each, "registered") for each, count in fixed))
+        try:
+            choose([each for each, _ in (*fixed, (cost, rounds))], None, self.relation)
+        except ConfigError:
+            return None
+        budget = Budget(self.epsilon, self.delta, None, self.relation)
+        return budget.affordable(ledger, cost, rounds)
+
+    def tight(self, costs: Composition) -> float | None:
+        """Return ε of costs fixed in advance; None where no accountant composes them."""
+        try:
+            return epsilon_of_composition(costs, self.delta, None, self.relation)
+        except ConfigError:
+            return None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the content of the file."""
+        return {
+            "version": _VERSION,
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "relation": self.relation.value,
+            "order": self.order,
+            "registered": [
+                {"cost": cost.to_json(), "rounds": rounds} for cost, rounds in self.registered
+            ],
+            "ledger": self.ledger.to_json(),
+        }
+
+
+def merged(costs: Composition) -> tuple[tuple[RoundCost, int], ...]:
+    """Return each cost once, with all its rounds, in order of first appearance; none with 0."""
+    counts: Counter[RoundCost] = Counter()
+    for cost, rounds in costs:
+        counts[cost] += rounds
+    return tuple((cost, rounds) for cost, rounds in counts.items() if rounds)
+
+
+def read_shared(path: Path) -> SharedLedger:
+    """Read a shared ledger.
+
+    In a file of version 1 nothing is registered: its runs count as chosen after looking. Its order
+    is that of plain Gaussian releases, which depends on the budget alone.
+
+    Raises:
+        ConfigError: unreadable, of another version, or not what fedsim writes. Such a file must
+            stop a run: it cannot be taken for an empty one.
+    """
+    try:
+        data = read_json(path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"shared ledger {path}: cannot be read: {error}") from None
+    keys = {1: _KEYS_OF_1, _VERSION: _KEYS}
+    version = data.get("version") if isinstance(data, Mapping) else None
+    if type(version) is not int or version not in keys or set(data) != keys[version]:
+        raise ConfigError(f"shared ledger {path}: not one that this fedsim reads (version 1 or 2)")
+    epsilon, delta = data["epsilon"], data["delta"]
+    if not (_is_number(epsilon) and epsilon > 0.0 and _is_number(delta) and 0.0 < delta < 1.0):
+        raise ConfigError(f"shared ledger {path}: epsilon = {epsilon!r}, delta = {delta!r}")
+    try:
+        relation = Relation(data["relation"])
+    except ValueError:
+        raise ConfigError(f"shared ledger {path}: relation = {data['relation']!r}") from None
+    ledger = Ledger.from_json(data["ledger"])
+    if version == 1:
+        return SharedLedger(
+            epsilon, delta, relation, best_order(epsilon, delta, relation), (), ledger
+        )
+    order = data["order"]
+    if not (order is None or (_is_number(order) and order > 1.0)):
+        raise ConfigError(f"shared ledger {path}: order = {order!r}")
+    registered = _registered(data["registered"], path)
+    return SharedLedger(epsilon, delta, relation, order, registered, ledger)
+
+
+def _registered(data: object, path: Path) -> tuple[tuple[RoundCost, int], ...]:
+    wrong = ConfigError(f"shared ledger {path}: registered = {data!r}")
+    if not isinstance(data, list):
+        raise wrong
+    for item in data:
+        if not isinstance(item, Mapping) or set(item) != {"cost", "rounds"}:
+            raise wrong
+        if type(item["rounds"]) is not int or item["rounds"] < 1:
+            raise wrong
+    try:
+        return merged([(RoundCost.from_json(item["cost"]), item["rounds"]) for item in data])
+    except ConfigError as error:
+        raise ConfigError(f"shared ledger {path}: registered: {error}") from None
+
+
+def _is_number(value: object) -> bool:
+    # Compared, since `math.isfinite` falls over an integer of hundreds of digits.
+    return isinstance(value, int | float) and type(value) is not bool and abs(value) < math.inf
+
+
+def register_together(configs: Sequence[Config]) -> None:
+    """Register what these runs will release, ledger by ledger.
+
+    Nothing is done for a run without a ledger, or alone in one: it registers itself. A config
+    whose plan cannot be built, or that its ledger refuses, is left out: its run says why. So is a
+    secure run that counts its users when it begins.
+
+    Args:
+        configs: of runs of which none looks at another's outcome.
+    """
+    together: dict[Path, list[Config]] = {}
+    for config in configs:
+        if config.privacy.shared is not None:
+            file = Path(config.privacy.shared.ledger).expanduser().resolve()
+            together.setdefault(file, []).append(config)
+    for sharing in together.values():
+        if len(sharing) > 1:
+            _register(sharing)
+
+
+def _register(configs: Sequence[Config]) -> None:
+    account: SharedAccount | None = None
+    planned: list[tuple[RoundCost, int]] = []
+    for config in configs:
+        if not _known_beforehand(config):
+            continue
+        device = default_device(config.executor.gpus_per_worker)
+        try:
+            materials = load_materials(config.seed, config.data, config.model, device)
+            plan = build_plan(config, materials)
+            own = shared_account(config.privacy.shared, plan)
+        except Exception:  # noqa: S112  (the run itself will say what is wrong; the others go on)
+            continue
+        if own is not None and (account is None or own.terms == account.terms):
+            account = account or own
+            planned.append((plan.cost, config.strategy.rounds))
+    if account is not None:
+        account.register(planned)
+
+
+def _known_beforehand(config: Config) -> bool:
+    """Whether a run's cost is known before its secret split is drawn.
+
+    Where users or examples are held out at random and their number is not declared, a secure run
+    counts who is left when it begins: it registers itself then.
+    """
+    privacy, data = config.privacy, config.data
+    declared = privacy.declared_num_users is not None
+    if config.strategy.batch_size is not None:
+        declared = privacy.declared_num_examples is not None
+    held_out = data.held_out_users > 0.0 or data.held_out_examples > 0.0
+    return privacy.noise == "seeded" or declared or not held_out
+
+
+@dataclass(frozen=True)
+class SharedAccount:
+    """One run's access to a ledger file.
+
+    Attributes:
+        path: of the file, made by the first release, or when runs are registered together.
+        terms: the budget as this run's config states it; all runs must state the same.
+    """
+
+    path: Path
+    terms: SharedLedger
+
+    def check(self) -> None:
+        """Raise `ConfigError` if the file cannot be read or has another budget; write nothing."""
+        if self.path.exists():
+            self._read()
+
+    def register(self, planned: Composition) -> None:
+        """Register what several runs will release, before the first of them begins.
+
+        Nothing happens if something was released before, or if just this stands registered, as
+        when a comparison is taken up that was killed before its first release.
+
+        Raises:
+            ConfigError: the file cannot be read or has another budget, or cannot be locked.
+        """
+        with self._locked():
+            shared = self._read()
+            if not shared.ledger.items and shared.registered != merged(planned):
+                self._write(shared.registering(planned))
+
+    def charge(self, round: int, cost: RoundCost, release: str, ahead: int) -> None:
+        """Charge one release, on disk when this returns, or refuse it and charge nothing.
+
+        Processes that share the file wait for each other. The first release of all registers what
+        its run plans, unless it stands registered with other runs.
+
+        Args:
+            round: the round.
+            cost: of the release.
+            release: its id; a seeded one that stands in the ledger already costs nothing.
+            ahead: how many releases like it the run still plans, this one counted.
+
+        Raises:
+            BudgetSpentError: it would exceed the budget.
+            ConfigError: the file cannot be read, has another budget, or cannot be locked.
+        """
+        with self._locked():
+            shared = self._read()
+            charged = shared.ledger.charge(round, cost, release)
+            if charged is shared.ledger:
+                return
+            if not shared.ledger.items and cost not in dict(shared.registered):
+                shared = shared.registering([(cost, ahead)])
+            written = replace(shared, ledger=charged)
+            if not written.keeps_budget:
+                raise BudgetSpentError(
+                    f"round {round}: this release would exceed its budget, with what the ledger "
+                    f"{self.path} holds already{self._why(shared)}; fedsim account ledger "
+                    f"{self.path} says what is spent, and by what"
+                )
+            self._write(written)
+
+    @staticmethod
+    def _why(shared: SharedLedger) -> str:
+        if shared.order is not None or not shared.registered:
+            return ""
+        return (
+            ", which pays for what was registered before its first release and for nothing else: "
+            "only so does the budget suffice for that"
+        )
+
+    def _locked(self) -> AbstractContextManager[int]:
+        lock = self.path.with_name(f".{self.path.name}.lock")
+        return locked(lock, wait, without=refuse_without)
+
+    def _write(self, shared: SharedLedger) -> None:
+        write_atomically(self.path, json.dumps(shared.to_json(), indent=1) + "\n")
+
+    def _read(self) -> SharedLedger:
+        if not self.path.exists():
+            return self.terms
+        found = read_shared(self.path)
+        if found.terms != self.terms.terms:
+            raise ConfigError(
+                f"privacy.shared: {self.path} keeps ε = {found.epsilon:g} at δ = {found.delta:g} "
+                f"under {found.relation.value}, this config says {self.terms.epsilon:g}, "
+                f"{self.terms.delta:g}, {self.terms.relation.value}; runs that share a ledger "
+                "share its budget"
+            )
+        return found
+
+
+def shared_account(config: SharedLedgerConfig | None, plan: RoundPlan) -> SharedAccount | None:
+    """Return a run's access to the ledger that its config names, or None; write nothing.
+
+    Raises:
+        ConfigError: the file cannot be read or has another budget; or a strategy that tests
+            for concentration, whose price is that of a whole run and not of a release.
+    """
+    if config is None:
+        return None
+    if plan.sampling.kind == "concentrated":
+        raise ConfigError(
+            f"privacy.shared: strategy {plan.strategy!r} has a price for a whole run, not for a "
+            "release; it cannot share a ledger"
+        )
+    if not plan.sampling.guaranteed:
+        raise ConfigError(
+            f"privacy.shared: {plan.sampling.kind!r} sampling gives no guarantee, only a "
+            "hypothetical ε; it cannot be added to those of other runs"
+        )
+    _, relation = choose([plan.cost], plan.accountant, plan.relation)
+    terms = SharedLedger(config.epsilon, config.delta, relation)
+    account = SharedAccount(Path(config.ledger).expanduser(), terms)
+    account.check()
+    return account

@@ -1,0 +1,329 @@
+"""The facts of a finished run, gathered for its report."""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import Any
+
+import torch
+from pydantic import JsonValue
+
+from fedsim.accounting.accountants import choose
+from fedsim.accounting.planning import delta_sentence
+from fedsim.accounting.relations import Relation
+from fedsim.accounting.statement import privacy_sentence
+from fedsim.clip_policy import AdaptiveClip
+from fedsim.clipping import NormalisedClip
+from fedsim.config import Config, FedAvg
+from fedsim.data.canaries import sentence as about_canaries
+from fedsim.data.preparation.prepare import assumptions
+from fedsim.evaluation.generation import SAMPLE_TOKENS, SAMPLES, sample_texts
+from fedsim.evaluation.metrics import Evaluation
+from fedsim.grids.sharding import chunk_tokens
+from fedsim.materials import Materials
+from fedsim.plan import RoundPlan
+from fedsim.report.schema import (
+    Cost,
+    DataSummary,
+    HeldOut,
+    ModelSummary,
+    Privacy,
+    RoundMetrics,
+    RunReport,
+    Samples,
+    Scores,
+    Utility,
+)
+from fedsim.runner.training import NOT_PAID_FOR
+from fedsim.state import ServerState
+from fedsim.utils.machine import peak_memory_bytes
+
+
+def clip_facts(plan: RoundPlan, state: ServerState) -> dict[str, JsonValue]:
+    """Return the first round's clip, and, where it moves, how, and where it is in `state`."""
+    clip = plan.clip
+    inner = clip.clip if isinstance(clip, NormalisedClip) else clip
+    facts: dict[str, JsonValue] = {
+        **inner.model_dump(mode="json"),
+        "normalise": isinstance(clip, NormalisedClip),
+        "bound": None if clip.kind == "none" else clip.bound,
+    }
+    if plan.clip_policy.constant:
+        return facts
+    return {
+        **facts,
+        **plan.clip_policy.describe(),
+        "update_noise_multiplier": plan.update_noise_multiplier,
+        "next_clip_norm": plan.at(state).clip.norm,
+    }
+
+
+def clip_sentences(plan: RoundPlan) -> tuple[str, ...]:
+    """Return what a reader must know of a clip that is not every round's; () of one that is."""
+    if plan.clip_policy.constant:
+        return ()
+    first = "The bound and the noise standard deviation named here are the first round's."
+    if not isinstance(plan.clip_policy, AdaptiveClip):
+        return (f"The clip followed a schedule that looks at no data. {first}",)
+    return (
+        "The clip followed a noisy count of the units within it, released every round and paid "
+        f"for: noise multiplier {plan.update_noise_multiplier:.6g} on the estimate and the count's "
+        f"noise cost together what {plan.noise_multiplier:.6g} costs alone. clip_norm and "
+        f"released_share in the metrics follow from these releases. {first}",
+    )
+
+
+_PACKAGES = ("fedsim-dp", "torch", "transformers", "flwr", "dp-accounting", "numpy", "datasets")
+
+
+def summarise(
+    config: Config,
+    materials: Materials,
+    plan: RoundPlan,
+    state: ServerState,
+    lines: Sequence[RoundMetrics],
+    *,
+    final: Evaluation,
+    title: str,
+    seconds: float,
+    diverged: str | None = None,
+) -> RunReport:
+    """Return the report of a run that ended in `state`.
+
+    Args:
+        config: what was asked for.
+        materials: what was trained on.
+        plan: what was done each round.
+        state: where it ended; its ledger is what the guarantee is computed from.
+        lines: the metrics, from the line of round 0 on.
+        final: utility of the saved model, read back.
+        title: the run folder's name.
+        seconds: wall-clock time of training, evaluation and saving.
+        diverged: why the run has no outcome, where it has none.
+    """
+    start = lines[0].held_out
+    if start is None:
+        raise ValueError("metrics: the line of round 0 has no held_out")
+    return RunReport(
+        name=config.strategy.name,
+        title=title,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        privacy=privacy_block(
+            config,
+            plan,
+            state,
+            materials.model.origin,
+            materials.split.num_users,
+            of_data=(
+                *assumptions(config.data.preparation, materials.store.manifest["dropped"]),
+                *about_canaries(len(materials.split.canaries)),
+                *((NOT_PAID_FOR,) if diverged else ()),
+            ),
+        ),
+        utility=Utility(
+            initial=Scores(**start.model_dump(), tokens=final.tokens, users=final.users),
+            final=as_scores(final),
+        ),
+        data=_data(config, materials, plan),
+        model=_model(config, materials, state),
+        cost=Cost(
+            gradients=sum(line.gradients or 0 for line in lines),
+            expected_gradients=expected_gradients(config, materials, plan) * state.round,
+            seconds=seconds,
+            peak_memory_bytes=peak_memory_bytes(),
+            rounds=state.round,
+        ),
+        samples=None if diverged else _samples(config, materials, state),
+        diverged=diverged,
+        machine=_machine(config),
+        versions={"python": platform.python_version()}
+        | {name: version(name) for name in _PACKAGES},
+    )
+
+
+def as_scores(evaluation: Evaluation) -> Scores:
+    """Return an evaluation as the report holds it."""
+    return Scores(
+        loss=evaluation.loss,
+        perplexity=evaluation.perplexity,
+        accuracy_top1=evaluation.accuracy_top1,
+        user_loss=evaluation.user_loss,
+        user_accuracy_top1=evaluation.user_accuracy_top1,
+        tokens=evaluation.tokens,
+        users=evaluation.users,
+    )
+
+
+def as_held_out(evaluation: Evaluation) -> HeldOut:
+    """Return an evaluation as a line of the metrics holds it."""
+    return HeldOut.model_validate(as_scores(evaluation).model_dump(exclude={"tokens", "users"}))
+
+
+def privacy_block(
+    config: Config,
+    plan: RoundPlan,
+    state: ServerState,
+    origin: str,
+    num_users: int,
+    *,
+    of_data: tuple[str, ...] = (),
+) -> Privacy:
+    """Return what is promised: ε is computed from the ledger, everything else from the plan.
+
+    Args:
+        config: for δ.
+        plan: what each round did.
+        state: its ledger holds every release.
+        origin: the public data that vocabulary and starting point come from.
+        num_users: counted, what δ is compared with where no number was declared.
+        of_data: sentences that the guarantee owes to how the data were made.
+    """
+    private = plan.noise_multiplier > 0.0
+    name = plan.accountant if private else None
+    accountant, relation = choose([plan.cost], name, plan.relation)
+    delta = config.privacy.delta if private else None
+    epsilon = math.inf if delta is None else state.ledger.epsilon(delta, accountant.name, relation)
+    terms: dict[str, Any] = {
+        "unit": "user",
+        "relation": relation.phrase,
+        "delta": delta,
+        "noise_multiplier": plan.noise_multiplier,
+        "sampling_probability": plan.sampling.probability,
+        "sampler": plan.sampling.of(f"{plan.unit}s"),
+        "rounds": state.ledger.num_releases if private else state.round,
+        "units_per_user": plan.units_per_user,
+        "accountant": accountant.name,
+    }
+    guaranteed = plan.sampling.guaranteed
+    return Privacy(
+        **{**terms, "accountant": accountant.name if private else None},
+        epsilon=epsilon if math.isfinite(epsilon) else None,
+        clip=clip_facts(plan, state),
+        estimator=dict(plan.estimator.describe()),
+        noise_stddev=plan.noise_stddev,
+        noise=plan.entropy if private else "none",
+        assumptions=((*_assumptions(config, plan, origin, num_users), *of_data) if private else ()),
+        hypothetical=private and not guaranteed,
+        statement=privacy_sentence(
+            epsilon=epsilon, guaranteed=guaranteed, noise=plan.entropy, **terms
+        ),
+    )
+
+
+def expected_gradients(config: Config, materials: Materials, plan: RoundPlan) -> float:
+    """Return the per-example gradients that a round takes on average over the coins."""
+    if plan.unit == "example":
+        return plan.sampling.probability * len(plan.pool)
+    strategy = config.strategy
+    sizes = materials.split.user_sizes.clip(max=strategy.group_size)
+    if strategy.selection == "random-chunk":
+        longest = materials.store.manifest["sequence_length"]
+        sizes = -(-chunk_tokens(materials, strategy.group_size) // longest)
+    local = config.strategy.local
+    epochs = local.epochs if isinstance(local, FedAvg) else 1
+    return plan.sampling.probability * float(sizes.sum()) * epochs
+
+
+def _assumptions(config: Config, plan: RoundPlan, origin: str, num_users: int) -> tuple[str, ...]:
+    noise = (
+        "Coins and noise were drawn under keys that the operating system gave and nobody kept; who "
+        "is held out and which examples take part, from a seed that is kept outside of the run "
+        "folder."
+        if plan.entropy == "secure"
+        else "Coins and noise were drawn from the run's seed, which the run folder holds: the "
+        "guarantee is for those who know neither."
+    )
+    return (
+        "One identifier in the user column is one person, and no record belongs to two.",
+        *plan.assumptions,
+        *clip_sentences(plan),
+        noise,
+        *_delta(config, plan.relation, num_users),
+        *_shared(config),
+        "Hyper-parameters (rounds, rates, sizes, clip, learning rate) count as public: choosing "
+        "them by looking at results on the private data is a query that is not accounted.",
+        f"Vocabulary and starting point: {origin}",
+        "Only the model is covered. Training losses, cohort sizes and scores on held-out text "
+        "in this report are computed on private text and are not.",
+        "Noise is added in float64 and the sum rounded to a grid of at most 2^-16 of the noise's "
+        "standard deviation; what else sets floating point apart from real numbers is not "
+        "accounted.",
+    )
+
+
+def _shared(config: Config) -> tuple[str, ...]:
+    shared = config.privacy.shared
+    if shared is None:
+        return ("The ε is of this run by itself; further runs on the same people add to it.",)
+    return (
+        "The ε is of this run by itself, composed tightly: its rounds were fixed in advance. All "
+        f"runs that share its ledger, taken together, keep ε = {shared.epsilon:g} at δ = "
+        f"{shared.delta:g} for the same unit and relation: by a privacy filter, whichever runs "
+        "were chosen after looking at others, or by tight composition if nothing but what was "
+        f"registered before the first release is ever released. `fedsim account ledger "
+        f"{shared.ledger}` says which, and names samplers and accountant.",
+    )
+
+
+def _delta(config: Config, relation: Relation, counted: int) -> tuple[str, ...]:
+    if config.privacy.delta is None or counted < 2:
+        return ()
+    delta, declared = config.privacy.delta, config.privacy.declared_num_users
+    if declared is not None:
+        return (delta_sentence(delta, declared, public=True),)
+    public = relation is not Relation.ADD_OR_REMOVE
+    return (delta_sentence(delta, counted, public, "a number that the relation does not hide"),)
+
+
+def _data(config: Config, materials: Materials, plan: RoundPlan) -> DataSummary:
+    store, split = materials.store, materials.split
+    held_out = split.held_out_examples
+    return DataSummary(
+        users=split.num_users,
+        examples=int(split.user_sizes.sum()),
+        tokens=int(store.lengths(split.train_examples).sum()),
+        dropped={**store.manifest["dropped"], **plan.dropped},
+        source=config.data.source,
+        held_out_examples=len(held_out),
+        held_out_tokens=int(store.lengths(held_out).sum()),
+        canaries=len(split.canaries),
+        notices=about_canaries(len(split.canaries)),
+    )
+
+
+def _model(config: Config, materials: Materials, state: ServerState) -> ModelSummary:
+    trainable = sum(value.numel() for value in state.parameters.values())
+    return ModelSummary(
+        name=config.model.name_or_path,
+        parameters=materials.model.num_parameters,
+        trainable_parameters=trainable,
+        trainable_pattern=config.model.trainable,
+        lora_rank=config.model.lora_rank,
+        origin=materials.model.origin,
+    )
+
+
+def _samples(config: Config, materials: Materials, state: ServerState) -> Samples:
+    model, seed = materials.model, config.seed
+    longest = min(SAMPLE_TOKENS, config.data.sequence_length)
+    start = model.initial_parameters()
+    return Samples(
+        initial=tuple(sample_texts(model, start, SAMPLES, longest, seed)),
+        final=tuple(sample_texts(model, state.parameters, SAMPLES, longest, seed)),
+    )
+
+
+def _machine(config: Config) -> dict[str, JsonValue]:
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return {
+        "system": platform.platform(),
+        "cpus": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "gpu": gpu,
+        "precision": config.executor.precision,
+    }

@@ -1,0 +1,118 @@
+"""Rounds within the budget, and a stop where training diverges."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from fedsim.accounting.budget import Budget
+from fedsim.errors import BudgetSpentError, DivergedError
+from fedsim.evaluation.metrics import Evaluation
+from fedsim.evaluation.scoring import owners
+from fedsim.execution import Executor
+from fedsim.materials import Materials
+from fedsim.plan import RoundPlan
+from fedsim.report.schema import RoundMetrics
+from fedsim.round import run_round
+from fedsim.state import RoundRecord, ServerState
+from fedsim.tensors import all_finite
+
+NOT_PAID_FOR = (
+    "That a run diverged shows in its parameters, which are released, or in its held-out loss: "
+    "then private text decided, without noise, that there is no model, and no ε pays for that."
+)
+_WHAT_WOULD_DO = "try a smaller server.learning_rate, or another starting model"
+
+
+def check_parameters(state: ServerState) -> None:
+    """Raise `DivergedError` if a parameter is NaN or infinite after a round."""
+    if not all_finite(state.parameters):
+        broken = [name for name, value in state.parameters.items() if not value.isfinite().all()]
+        raise DivergedError(
+            f"round {state.round}: {len(broken)} of {len(state.parameters)} parameters are not "
+            f"finite, {broken[0]} among them; {_WHAT_WOULD_DO}"
+        )
+
+
+def check_held_out(line: RoundMetrics, materials: Materials) -> None:
+    """Raise `DivergedError` if there is held-out text and its loss is NaN or infinite.
+
+    That is another look at private text, as every score on it: the report says `NOT_PAID_FOR`.
+    """
+    if line.held_out is None or not len(materials.split.held_out_examples):
+        return
+    if not math.isfinite(line.held_out.loss):
+        raise DivergedError(
+            f"round {line.round}: the held-out loss is {line.held_out.loss} (computed on private "
+            f"text: no ε pays for ending here); {_WHAT_WOULD_DO}"
+        )
+
+
+def without_scores(materials: Materials, model: Path) -> Evaluation:
+    """Return the final utility of a diverged run, which is none, and drop what `model/` holds.
+
+    A half-way model there would be taken for the run's outcome; `checkpoints/` has the last
+    finite ones.
+    """
+    shutil.rmtree(model, ignore_errors=True)
+    examples = materials.split.held_out_examples
+    predicted = (materials.store.lengths(examples) - 1).clip(min=0)
+    return Evaluation(
+        loss=math.nan,
+        perplexity=math.nan,
+        accuracy_top1=math.nan,
+        tokens=int(predicted.sum()),
+        user_loss=math.nan,
+        user_accuracy_top1=math.nan,
+        users=len(set(owners(materials.store, examples)[predicted > 0].tolist())),
+    )
+
+
+OnRound = Callable[[ServerState, RoundRecord], None]
+
+
+def train(
+    state: ServerState,
+    plan: RoundPlan,
+    executor: Executor,
+    rounds: int,
+    *,
+    on_round: OnRound = lambda _state, _record: None,
+    budget: Budget | None = None,
+    before_round: Callable[[ServerState], None] = lambda _state: None,
+) -> ServerState:
+    """Run rounds until `rounds` are done and return the last state.
+
+    Args:
+        state: where to go on from; at round 0 for a new run.
+        plan: what each round does.
+        executor: who computes.
+        rounds: the total, those already done included.
+        on_round: sees every state and its record; what it raises ends the training.
+        budget: what all releases of the ledger together may cost; None for no limit.
+        before_round: sees the state before each round; what it raises ends the training.
+
+    Raises:
+        BudgetSpentError: another release would exceed the budget. It comes before the round.
+        DivergedError: a parameter is not finite after a round, which `on_round` does not see.
+    """
+    # Asked once: the rounds to come all cost the same, so they can be counted.
+    paid = _releases_paid_for(budget, state, plan, rounds) if budget is not None else None
+    while state.round < rounds:
+        if paid is not None and state.ledger.num_releases >= paid:
+            raise BudgetSpentError(
+                f"round {state.round}: the budget pays for {paid} releases like this one and "
+                f"{state.ledger.num_releases} are charged; no further round is run"
+            )
+        before_round(state)
+        state, record = run_round(state, plan, executor)
+        check_parameters(state)
+        on_round(state, record)
+    return state
+
+
+def _releases_paid_for(budget: Budget, state: ServerState, plan: RoundPlan, rounds: int) -> int:
+    left = budget.affordable(state.ledger, plan.cost, rounds - state.round)
+    return state.ledger.num_releases + left

@@ -1,0 +1,144 @@
+"""A grid measured: settings tuned line by line, every line repeated over seeds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from fedsim.config import with_settings
+from fedsim.errors import ConfigError
+from fedsim.materials import load_materials
+from fedsim.planner.budget import at_budget
+from fedsim.report.measured.lines import Line, Measurement, filled
+from fedsim.report.schema import load_report
+from fedsim.report.wording import TOGETHER
+from fedsim.sweep.cells import Cell, Variation
+from fedsim.sweep.jobs import Job, Outcome, Runner, carry_out, check_folders, one_after_another
+from fedsim.sweep.tuning import SEED_OFFSET, Chosen, refuse_clashes, trials, tune
+
+# The sizes that a budget sets, and what they were computed for.
+_SET_BY_BUDGET = ("strategy.cohort_size", "strategy.batch_size", "strategy.group_size")
+SIZES = (
+    "Cohort and batch sizes for a budget were computed from the users' numbers of examples, which "
+    "count as public here."
+)
+
+
+def with_budgets(cells: Sequence[Cell], budgets: Sequence[str]) -> list[Cell]:
+    """Return every cell at every budget of expected gradients a round, the last varying fastest.
+
+    Raises:
+        ConfigError: a budget that is no positive number, or that the data cannot give.
+    """
+    budgeted = []
+    for cell in cells:
+        data, model = cell.config.data, cell.config.model
+        materials = load_materials(cell.config.seed, data, model, "cpu")
+        for text in budgets:
+            name = f"{cell.name},budget={text}"
+            try:
+                config = at_budget(cell.config, materials, _positive(text))
+            except ConfigError as error:
+                raise ConfigError(f"{name}: {error}") from None
+            settings, keys = (*cell.settings, ("budget", text)), (*cell.keys, *_SET_BY_BUDGET)
+            budgeted.append(Cell(name, config, cell.source, settings, keys))
+    return budgeted
+
+
+def measure(
+    cells: Sequence[Cell],
+    out: Path,
+    *,
+    keys: Sequence[Variation] = (),
+    seeds: int = 1,
+    runner: Runner = one_after_another,
+) -> Measurement:
+    """Tune and repeat every cell, and return what was found.
+
+    Args:
+        cells: of one or several grids; their names differ.
+        out: a folder for all runs, `<cell>,seed=<s>`; those of tuning are in `tuning/`.
+        keys: what is tuned, cell by cell; nothing by default.
+        seeds: repetitions; the seeds are the config's own and those that follow it.
+        runner: carries the runs out.
+
+    Runs that are finished are not run again, and one that was cut off is taken up. A run that
+    fails or diverges is a line's failure, not an exception.
+
+    Raises:
+        ConfigError: names or folders that clash, a key that a config does not take: nothing has
+            been run then. Or, after the tuning, a folder of a run with other chosen settings: a
+            trial that had failed before has now another outcome.
+    """
+    _check(cells, keys, seeds)
+    if keys:
+        check_folders([job for cell in cells for job in trials(cell, keys, out).values()])
+        chosen, tuning = tune(cells, keys, out, runner)
+    else:
+        chosen, tuning = [Chosen(cell, {}) for cell in cells], None
+    repeats = [[] if choice.failure else _repeats(choice.cell, seeds, out) for choice in chosen]
+    # Seed by seed: runs of one seed share the texts and the model that are in memory.
+    jobs = sorted((job for of in repeats for job in of), key=lambda job: job.config.seed)
+    check_folders(jobs)
+    outcomes = carry_out(jobs, out, runner)
+    return Measurement(
+        lines=tuple(
+            _line(choice, of, outcomes) for choice, of in zip(chosen, repeats, strict=True)
+        ),
+        seeds=tuple(sorted({job.config.seed for job in jobs})),
+        tuning=tuning,
+        notes=_notes(cells, len(jobs)),
+    )
+
+
+def _notes(cells: Sequence[Cell], num_runs: int) -> tuple[str, ...]:
+    budgeted = any("budget" in dict(cell.settings) for cell in cells)
+    return (*((SIZES,) if budgeted else ()), *((TOGETHER,) if num_runs > 1 else ()))
+
+
+def _check(cells: Sequence[Cell], keys: Sequence[Variation], seeds: int) -> None:
+    if not 1 <= seeds <= SEED_OFFSET:
+        raise ConfigError(f"--seeds {seeds}: must be at least 1, and at most {SEED_OFFSET}")
+    names = [cell.name for cell in cells]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ConfigError(f"compare: two lines would be called {twice[0]!r}; rename a config")
+    if any("seed" in dict(cell.settings) for cell in cells):
+        raise ConfigError("--vary seed: give --seeds N, which repeats every line over N seeds")
+    refuse_clashes(cells, keys)
+
+
+def _repeats(cell: Cell, seeds: int, out: Path) -> list[Job]:
+    jobs = []
+    for seed in range(cell.config.seed, cell.config.seed + seeds):
+        name = f"{cell.name},seed={seed}"
+        jobs.append(Job(name, with_settings(cell.config, [f"seed={seed}"]), (out / name).resolve()))
+    return jobs
+
+
+def _line(choice: Chosen, jobs: Sequence[Job], outcomes: Mapping[str, Outcome]) -> Line:
+    cell = choice.cell
+    ended = [(job, outcomes[job.name]) for job in jobs]
+    failures = [f"{job.name}: {end.reason}" for job, end in ended if not end.has_report]
+    stopped = [f"{job.name}: {end.reason}" for job, end in ended if end.ending == "budget spent"]
+    bare = Line(
+        name=cell.name,
+        source=cell.source,
+        strategy=cell.config.strategy.name,
+        settings=dict(cell.settings),
+        chosen=choice.settings,
+        seeds=tuple(job.config.seed for job, end in ended if end.has_report),
+        stopped=tuple(stopped),
+        failures=tuple([f"{cell.name}: {choice.failure}"] if choice.failure else failures),
+    )
+    return filled(bare, [load_report(job.out) for job, end in ended if end.has_report])
+
+
+def _positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0.0 < value < math.inf:
+        raise ConfigError(f"--budget {text}: must be a positive number of gradients a round")
+    return value

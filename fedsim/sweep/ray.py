@@ -1,0 +1,143 @@
+"""Runs of a sweep as Ray tasks, side by side; a run whose process died is taken up again."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedsim.errors import ConfigError
+from fedsim.grids.ray_cluster import Share, connect, import_ray, require
+from fedsim.sweep.jobs import Job, Outcome, Outcomes, attempt
+
+_RETRIES = 3  # of a run whose process died; it goes on from its last checkpoint
+_PATIENCE = 12.0  # seconds to wait for room in a cluster that is full
+_SLOW_START = 120.0  # seconds for a process to start where there is room
+_POLL = 1.0  # seconds after which Ctrl-C is looked for
+
+
+@dataclass(frozen=True)
+class OnRay:
+    """A `fedsim.sweep.jobs.Runner`: a task a job, with the share that its config gives one worker.
+
+    Folders are named to the tasks as they are here, so the machines of a cluster need a file
+    system in common.
+
+    Attributes:
+        address: of an existing cluster; "" starts one here, which ends with the last job.
+        workers: the most jobs at once; None for as many as there is room for.
+    """
+
+    address: str = ""
+    workers: int | None = None
+
+    def __call__(self, jobs: Sequence[Job]) -> Outcomes:
+        """Yield outcomes as they come; closing the iterator ends the tasks that still run.
+
+        Raises:
+            ConfigError: no Ray, no cluster, a job that wants Ray workers of its own, or more
+                asked for than the cluster has or frees in time. No job was begun then.
+        """
+        _refuse_nested(jobs)
+        ray = import_ray()
+        connect(self.address)
+        try:
+            _make_sure_of_room(ray, jobs, self.workers)
+            yield from _outcomes(ray, jobs, self.workers or len(jobs))
+        finally:
+            ray.shutdown()
+
+
+def _outcomes(ray: Any, jobs: Sequence[Job], at_once: int) -> Outcomes:  # noqa: ANN401
+    task = ray.remote(_attempt_in)
+    waiting, running = deque(jobs), dict[Any, Job]()
+    try:
+        while waiting or running:
+            while waiting and len(running) < at_once:
+                job = waiting.popleft()
+                options = task.options(
+                    num_cpus=job.config.executor.cpus_per_worker,
+                    num_gpus=job.config.executor.gpus_per_worker,
+                    max_retries=_RETRIES,
+                    name=job.name,
+                )
+                running[options.remote(job, str(Path.cwd()))] = job
+            ready, _ = ray.wait(list(running), num_returns=1, timeout=_POLL)
+            for reference in ready:
+                yield _outcome(ray, reference, running.pop(reference))
+    finally:
+        for reference in running:
+            ray.cancel(reference, force=True)
+
+
+def _outcome(ray: Any, reference: Any, job: Job) -> Outcome:  # noqa: ANN401
+    try:
+        outcome: Outcome = ray.get(reference)
+    except ray.exceptions.RayTaskError as error:  # not of the run: of coming to it
+        reason = f"{type(error.cause).__name__}: {error.cause}"
+        return Outcome(job.name, "failed", reason=reason, traceback=str(error))
+    except ray.exceptions.RayError as error:
+        first = str(error).strip().partition("\n")[0] or type(error).__name__
+        reason = f"given up after {_RETRIES} new starts: {first}"
+        return Outcome(job.name, "failed", reason=reason, traceback=str(error))
+    return outcome
+
+
+def _attempt_in(job: Job, folder: str) -> Outcome:
+    """Run in a worker process; relative paths of the config mean what they mean at home."""
+    os.chdir(folder)
+    return attempt(job)
+
+
+def _refuse_nested(jobs: Sequence[Job]) -> None:
+    for job in jobs:
+        if job.config.executor.grid != "in-process":
+            raise ConfigError(
+                f"{job.name}: executor.grid = {job.config.executor.grid!r}: a run of --grid ray "
+                "computes in its own process; add --set executor.grid=in-process --set "
+                "executor.workers=1, or leave --grid out"
+            )
+
+
+def _make_sure_of_room(ray: Any, jobs: Sequence[Job], at_once: int | None) -> None:  # noqa: ANN401
+    """Raise `ConfigError` unless each kind of job has room, as often as it was asked for."""
+    executors = [job.config.executor for job in jobs]
+    kinds = Counter((executor.cpus_per_worker, executor.gpus_per_worker) for executor in executors)
+    for (cpus, gpus), count in kinds.items():
+        try:
+            require(Share(min(at_once or 1, count), cpus, gpus))
+        except ConfigError as error:
+            raise ConfigError(f"--grid ray, --workers {at_once or 1}: {error}") from None
+        _find_a_machine(ray, cpus, gpus)
+    for cpus, gpus in kinds:
+        _wait_for_room(ray, cpus, gpus)
+
+
+def _find_a_machine(ray: Any, cpus: float, gpus: float) -> None:  # noqa: ANN401
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    if not any(n.get("CPU", 0.0) >= cpus and n.get("GPU", 0.0) >= gpus for n in nodes):
+        there = "; ".join(f"{n.get('CPU', 0):g} CPUs, {n.get('GPU', 0):g} GPUs" for n in nodes)
+        raise ConfigError(
+            f"--grid ray: a run needs {cpus:g} CPUs and {gpus:g} GPUs of one machine "
+            f"(executor.cpus_per_worker, executor.gpus_per_worker), the machines have {there}; "
+            "ask for a smaller share"
+        )
+
+
+def _wait_for_room(ray: Any, cpus: float, gpus: float) -> None:  # noqa: ANN401
+    """Place a task that does nothing: Ray itself would wait for ever where others hold all."""
+    free = ray.available_resources()
+    fits = cpus <= free.get("CPU", 0.0) + 1e-9 and gpus <= free.get("GPU", 0.0) + 1e-9
+    patience = _SLOW_START if fits else _PATIENCE
+    ping = ray.remote(lambda: None).options(num_cpus=cpus, num_gpus=gpus).remote()
+    ready, _ = ray.wait([ping], timeout=patience)
+    if not ready:
+        raise ConfigError(
+            f"--grid ray: a run needs {cpus:g} CPUs and {gpus:g} GPUs, and found no room within "
+            f"{patience:g} s; free in the cluster were {free.get('CPU', 0):g} CPUs and "
+            f"{free.get('GPU', 0):g} GPUs"
+        )
+    ray.get(ready)

@@ -1,0 +1,155 @@
+"""Settings chosen for each line of a comparison by trying them, and what that cost."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+
+from fedsim.config import with_settings
+from fedsim.errors import ConfigError
+from fedsim.report.measured.lines import Tuning
+from fedsim.report.schema import RunReport, load_report
+from fedsim.sweep.cells import Cell, Variation, labels_of, run_name
+from fedsim.sweep.jobs import Job, Outcome, Runner, carry_out
+
+log = logging.getLogger("fedsim")
+
+FOLDER = "tuning"
+# Far from the seeds that are reported: another split, other coins, other noise.
+SEED_OFFSET = 1_000
+_NOT_TUNED = ("privacy", "data")
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What tuning gave: a cell with its best settings, or why there is none.
+
+    Attributes:
+        cell: with the settings laid over; as it was where nothing worked.
+        settings: label to value.
+        failure: a sentence where every trial failed or diverged.
+    """
+
+    cell: Cell
+    settings: dict[str, str]
+    failure: str = ""
+
+
+def trials(cell: Cell, keys: Sequence[Variation], out: Path) -> dict[tuple[str, ...], Job]:
+    """Return a job for each combination of values, at the tuning seed.
+
+    Raises:
+        ConfigError: a setting that the config does not take.
+    """
+    labels = labels_of(keys)
+    jobs = {}
+    for values in product(*(key.values for key in keys)):
+        labelled = list(zip(labels, values, strict=True))
+        name = f"{FOLDER}/{run_name(Path(cell.name + '.toml'), labelled)}"
+        config = with_settings(
+            cell.config,
+            [f"seed={cell.config.seed + SEED_OFFSET}", *_overrides(keys, values)],
+        )
+        jobs[values] = Job(name, config, (out / name).resolve())
+    return jobs
+
+
+def tune(
+    cells: Sequence[Cell], keys: Sequence[Variation], out: Path, runner: Runner
+) -> tuple[list[Chosen], Tuning]:
+    """Try every combination on every cell and keep the one with the least held-out loss.
+
+    The runs that try have a seed, a split and noise of their own; their losses are never reported
+    as results. They are read from private text: that choice is a query which no ε accounts for,
+    and the statement says so.
+    """
+    jobs = {cell.name: trials(cell, keys, out) for cell in cells}
+    outcomes = carry_out([job for of in jobs.values() for job in of.values()], out, runner)
+    reports = {
+        job.name: load_report(job.out)
+        for of in jobs.values()
+        for job in of.values()
+        if outcomes[job.name].has_report
+    }
+    labels = labels_of(keys)
+    chosen, tried = [], {}
+    for cell in cells:
+        losses = {
+            values: _loss(reports.get(job.name), outcomes[job.name])
+            for values, job in jobs[cell.name].items()
+        }
+        tried[cell.name] = {", ".join(values): loss for values, loss in losses.items()}
+        chosen.append(_choose(cell, keys, losses, jobs[cell.name], outcomes))
+        log.info("%s: tuning chose %s", cell.name, chosen[-1].settings)
+    return chosen, Tuning(
+        keys=tuple(labels),
+        runs=len(outcomes),
+        failures=len(outcomes) - len(reports),
+        gradients=sum(report.cost.gradients for report in reports.values()),
+        seconds=math.fsum(report.cost.seconds for report in reports.values()),
+        tried=tried,
+        statement=_statement(labels, len(outcomes), len(cells)),
+    )
+
+
+def _choose(
+    cell: Cell,
+    keys: Sequence[Variation],
+    losses: Mapping[tuple[str, ...], float],
+    jobs: Mapping[tuple[str, ...], Job],
+    outcomes: Mapping[str, Outcome],
+) -> Chosen:
+    finite = {values: loss for values, loss in losses.items() if math.isfinite(loss)}
+    if not finite:
+        reasons = {outcomes[job.name].reason or "diverged" for job in jobs.values()}
+        return Chosen(cell, {}, f"no trial gave a finite loss: {'; '.join(sorted(reasons))}")
+    best = min(finite, key=lambda values: finite[values])
+    config = with_settings(cell.config, _overrides(keys, best))
+    tuned = replace(cell, config=config)
+    return Chosen(tuned, dict(zip(labels_of(keys), best, strict=True)))
+
+
+def _overrides(keys: Sequence[Variation], values: Sequence[str]) -> list[str]:
+    return [f"{key.key}={value}" for key, value in zip(keys, values, strict=True)]
+
+
+def _loss(report: RunReport | None, outcome: Outcome) -> float:
+    """NaN also for a trial that was stopped before its last round: not what was asked for."""
+    whole = report is not None and outcome.ending == "finished"
+    return report.utility.final.loss if report is not None and whole else math.nan
+
+
+def _statement(labels: Sequence[str], runs: int, lines: int) -> str:
+    return (
+        f"{', '.join(labels)} chosen for each of {lines} lines by held-out loss, {runs} runs with "
+        "a seed, a split and noise of their own. Their text is private text: the choice is a "
+        "query that no ε here accounts for, unless that text is public."
+    )
+
+
+def refuse_clashes(cells: Sequence[Cell], keys: Sequence[Variation]) -> None:
+    """Raise `ConfigError` for a key that has its value already, or that losses cannot choose."""
+    for key in keys:
+        if key.key == "seed":
+            raise ConfigError("--tune seed: a seed is no setting; --seeds N repeats every run")
+        if key.key.partition(".")[0] in _NOT_TUNED:
+            raise ConfigError(
+                f"--tune {key.key}: a smaller loss there says nothing; promise and data are given, "
+                "--vary compares them"
+            )
+    taken = {key for cell in cells for key in cell.keys}
+    for key in keys:
+        if any(_overlap(key.key, other) for other in taken):
+            raise ConfigError(
+                f"--tune {key.key}: has its value from --vary or --budget; a key has its values "
+                "from one of them"
+            )
+
+
+def _overlap(one: str, other: str) -> bool:
+    """Whether setting one key would undo the other: they are equal, or a table and its part."""
+    return one == other or one.startswith(f"{other}.") or other.startswith(f"{one}.")

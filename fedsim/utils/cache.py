@@ -1,0 +1,54 @@
+"""Numbers that took time, kept on disk under their parameters and the versions that made them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from importlib.metadata import version
+from typing import Any
+
+from fedsim.utils.files import cache_dir, write_atomically
+from fedsim.utils.json_text import read_json
+
+_METHOD = 4  # raised when fedsim's own arithmetic changes
+_PACKAGES = ("dp-accounting", "numpy", "scipy")
+
+
+def remembered(
+    kind: str,
+    inputs: Mapping[str, Any],
+    compute: Callable[[], float],
+    sound: Callable[[float], bool],
+) -> float:
+    """Return `compute()`, or what it returned before for the same inputs and library versions.
+
+    Args:
+        kind: names the folder under `fedsim.utils.files.cache_dir()`.
+        inputs: everything the result depends on, as JSON values.
+        compute: what to do when nothing is known; its errors are not remembered.
+        sound: whether a number that was read back can be one: damage must not become noise 0.
+
+    A file that is missing, damaged or of other inputs is computed anew, and a cache that cannot
+    be written is no reason to fail.
+    """
+    key = {
+        **inputs,
+        "method": _METHOD,
+        "versions": {name: version(name) for name in _PACKAGES},
+    }
+    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
+    path = cache_dir() / kind / f"{digest}.json"
+    try:
+        content = read_json(path)
+        if content["inputs"] == key and isinstance(content["value"], float):
+            value: float = content["value"]
+            if sound(value):
+                return value
+    except (OSError, ValueError, LookupError, TypeError):
+        pass
+    value = compute()
+    with suppress(OSError):
+        write_atomically(path, json.dumps({"inputs": key, "value": value}, indent=1))
+    return value

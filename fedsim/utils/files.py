@@ -1,0 +1,148 @@
+"""Paths, whole-file writes, and which errors come from the disk."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+_OF_THE_DISK = {
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EFBIG,
+    errno.EROFS,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EIO,
+}
+_READING_TOO = {errno.EACCES, errno.EPERM, errno.EIO}
+_RUST = re.compile(r"\(os error (\d+)\)")  # safetensors and tokenizers raise classes of their own
+
+
+@contextmanager
+def naming(path: Path, *, keep: bool = False) -> Iterator[None]:
+    """Let what the disk refuses in the block name the file: a write that fails does not.
+
+    Args:
+        path: of the file.
+        keep: whether an error that names a file already keeps that name.
+
+    Raises:
+        OSError: with `path` as its file name, for every error of the disk in the block.
+    """
+    try:
+        yield
+    except Exception as error:
+        if (number := _number(error)) is None or (keep and getattr(error, "filename", None)):
+            raise
+        raise OSError(number, os.strerror(number), str(path)) from error
+
+
+def disk_message(error: BaseException) -> str | None:
+    """Return a line on what the disk refused, or None for any other error."""
+    number = _number(error)
+    if number is None:
+        return None
+    name = error.filename if isinstance(error, OSError) and error.filename else "a file"
+    refused = "read or written" if number in _READING_TOO else "written"
+    return (
+        f"{name}: cannot be {refused}: {os.strerror(number)}; what was written before is whole: "
+        "make room, or get the right to write, and start again (a run: with --resume)"
+    )
+
+
+def _number(error: BaseException) -> int | None:
+    number = error.errno if isinstance(error, OSError) else None
+    if number is None and (found := _RUST.search(str(error))):
+        number = int(found[1])
+    return number if number in _OF_THE_DISK else None
+
+
+def cache_dir() -> Path:
+    """Return `$FEDSIM_CACHE`, or `$XDG_CACHE_HOME/fedsim`, or `~/.cache/fedsim`."""
+    if explicit := os.environ.get("FEDSIM_CACHE"):
+        return Path(explicit)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "fedsim"
+
+
+def write_atomically(path: Path, content: bytes | str) -> None:
+    """Replace `path` by `content` so that a reader sees the old file or the new one, never half.
+
+    Writes beside the target, syncs, renames, and syncs the folder: after it returns, a power
+    cut cannot bring the old content back. What fails, for want of room say, leaves nothing behind.
+
+    Raises:
+        OSError: it could not be written; it names `path`.
+    """
+    data = content.encode() if isinstance(content, str) else content
+    temporary = _beside(path)
+    with naming(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with temporary.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        except BaseException:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise
+        _sync(path.parent)
+
+
+@contextmanager
+def folder_beside(path: Path) -> Iterator[Path]:
+    """Give an empty hidden folder beside `path` to be filled, then renamed by the block.
+
+    What is left of it when the block ends is removed.
+
+    Raises:
+        OSError: it could not be made.
+    """
+    temporary = _beside(path)
+    shutil.rmtree(temporary, ignore_errors=True)
+    with naming(temporary):
+        temporary.mkdir(parents=True)
+    try:
+        yield temporary
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def sync_all(folder: Path) -> None:
+    """Wait until the folder and everything in it, at any depth, is on the disk."""
+    for path in (*folder.rglob("*"), folder):
+        _sync(path)
+
+
+def rename_synced(path: Path, target: Path) -> None:
+    """Rename, and wait until the new name is on the disk."""
+    path.rename(target)
+    _sync(target.parent)
+
+
+def drop_temporaries(folder: Path) -> None:
+    """Remove what killed writers left in a folder that nobody else is writing into."""
+    for path in folder.glob(".*.tmp"):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+
+
+def _sync(path: Path) -> None:
+    opened = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)

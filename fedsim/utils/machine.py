@@ -1,0 +1,118 @@
+"""The machine that numbers were measured on, its peak memory, and what a benchmark is."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import resource
+import time
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+from typing import Any, Protocol, TypedDict
+
+_STATUS = Path("/proc/self/status")
+
+
+def peak_memory_bytes() -> int:
+    """Return the peak resident memory of this process, in bytes.
+
+    Linux keeps it for each address space. `getrusage` is no substitute: what a process starts by
+    `exec` begins with the peak of the one that started it.
+    """
+    if _STATUS.exists():
+        found = re.search(r"^VmHWM:\s+(\d+) kB$", _STATUS.read_text(), re.MULTILINE)
+        if found:
+            return int(found[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+_CPUINFO = Path("/proc/cpuinfo")
+_PACKAGES = ("fedsim-dp", "dp-accounting", "numpy", "scipy", "torch")
+
+
+class _Required(TypedDict):
+    benchmark: str
+    case: str
+    seconds: float | None
+
+
+class Row(_Required, total=False):
+    """One measurement; benchmarks add their own settings under `details`.
+
+    Attributes:
+        benchmark: its registered name.
+        case: what was computed.
+        seconds: the median of the repetitions, wall-clock; None where it was not measured, with
+            the reason under `details["not_measured"]`.
+        engine: by which of several ways, where there are several.
+        repetitions: how many the median is of.
+        ratio: of the reference's seconds to these, how many times faster than it; or None.
+            A benchmark whose reference is fedsim itself says so.
+        ratio_to_floor: of these seconds to those that the machine cannot do without.
+        details: settings and results, as JSON values.
+    """
+
+    engine: str
+    repetitions: int
+    ratio: float | None
+    ratio_to_floor: float
+    details: dict[str, Any]
+
+
+class Benchmark(Protocol):
+    """What an entry point of `fedsim.benchmarks` loads to."""
+
+    def __call__(self) -> Sequence[Mapping[str, Any]]:
+        """Measure, and return rows with at least `benchmark`, `case` and `seconds`."""
+        ...
+
+
+def interleaved(tasks: Mapping[str, Callable[[], Any]], order: Sequence[str]) -> dict[str, float]:
+    """Return the median wall-clock seconds of each task in `order`.
+
+    All run in this process, in that order: what slows the machine down for a while slows
+    neighbours alike.
+
+    Args:
+        tasks: what to measure, by name.
+        order: names, each as often as it is to be repeated.
+    """
+    seconds: dict[str, list[float]] = {}
+    for name in order:
+        started = time.perf_counter()
+        tasks[name]()
+        seconds.setdefault(name, []).append(time.perf_counter() - started)
+    return {name: median(taken) for name, taken in seconds.items()}
+
+
+def machine() -> dict[str, Any]:
+    """Return what the times were measured on, and the day."""
+    import torch  # noqa: PLC0415 (processes without torch ask for their peak)
+
+    return {
+        "date": time.strftime("%Y-%m-%d"),
+        "system": platform.platform(),
+        "processor": _processor(),
+        # Ratios differ with it: products grow faster by it, and memory does not.
+        "vectors": torch.backends.cpu.get_cpu_capability(),
+        "cpus": os.cpu_count(),
+        "threads": os.environ.get("OMP_NUM_THREADS"),
+    }
+
+
+def _processor() -> str:
+    """Return the processor's name, or its architecture where the system does not tell."""
+    if _CPUINFO.exists():
+        for line in _CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines():
+            key, _, name = line.partition(":")
+            if key.strip() == "model name" and name.strip():
+                return name.strip()
+    return platform.processor() or platform.machine()
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages that the times depend on."""
+    return {"python": platform.python_version()} | {name: version(name) for name in _PACKAGES}

@@ -1,0 +1,16 @@
+"""A frozen part of the config in which an unknown key is an error."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
+Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+
+
+class Section(BaseModel):
+    """What every part of the config is made of, the steps of a preparation too."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")

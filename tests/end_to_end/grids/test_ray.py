@@ -1,0 +1,217 @@
+"""Runs on Ray workers: the same result, workers killed for real, errors that say what to do."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Message
+from safetensors.torch import load_file
+
+import fedsim
+from clients.app import app
+from fedsim.clipping import FlatClip
+from fedsim.config import Config
+from fedsim.data.config import DataConfig
+from fedsim.errors import ConfigError
+from fedsim.estimators import WeightedSum
+from fedsim.grids.executor import GridExecutor
+from fedsim.grids.in_process import InProcessGrid
+from fedsim.grids.ray_cluster import Share
+from fedsim.grids.ray_grid import RayGrid
+from fedsim.grids.records import ClientSpec
+from fedsim.materials import Materials
+from fedsim.plan import TaskSpec
+from fedsim.tensors import l2_norm
+from tests.conftest import small_config
+
+# Ray leaves its own log files open and its own processes to the end of this one.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+TWO = Share(workers=2, cpus=0.5, gpus=0.0)
+CLIP = FlatClip(l2_clip_norm=0.1)
+COHORT = np.arange(20)
+
+
+@pytest.fixture(scope="module")
+def grid() -> Iterator[RayGrid]:
+    with RayGrid("default", TWO) as started:
+        yield started
+
+
+def client_spec(config: Config, **data: Any) -> ClientSpec:  # noqa: ANN401
+    return ClientSpec(
+        seed=config.seed,
+        data=DataConfig.model_validate({**config.data.model_dump(), **data}),
+        model=config.model,
+        task=TaskSpec(name="fedsgd", options={"group_size": 2}),
+        engine="auto",
+        device="cpu",
+    )
+
+
+def undisturbed(config: Config, materials: Materials, shard_size: int) -> WeightedSum:
+    executor = GridExecutor(InProcessGrid(app), client_spec(config), shard_size)
+    return executor.clipped_sum(materials.model.initial_parameters(), COHORT, CLIP, 3)
+
+
+def assert_same_sum(left: WeightedSum, right: WeightedSum, bits: bool) -> None:
+    difference = {name: left.values[name] - right.values[name] for name in right.values}
+    assert l2_norm(difference) <= (0.0 if bits else 1e-6 * l2_norm(right.values))
+    assert (left.num_units, left.weight) == (right.num_units, right.weight)
+    assert left.num_unclipped == right.num_unclipped
+
+
+@pytest.mark.parametrize(("shard_size", "bits"), [(1, True), (3, True), (0, False)])
+def test_two_workers_give_the_sum_of_one_process(
+    grid: RayGrid, materials: Materials, speeches: Path, shard_size: int, bits: bool
+) -> None:
+    config = small_config(speeches)
+    executor = GridExecutor(grid, client_spec(config), shard_size)
+    total = executor.clipped_sum(materials.model.initial_parameters(), COHORT, CLIP, 3)
+    assert_same_sum(total, undisturbed(config, materials, shard_size), bits)
+
+
+def worker_pids(grid: RayGrid) -> list[int]:
+    """Return the process ids, once all workers are back."""
+    for _ in range(200):
+        with suppress(grid._ray.exceptions.RayError):
+            return list(grid._ray.get([worker.ready.remote() for worker in grid._workers]))
+        time.sleep(0.2)
+    raise AssertionError("a worker that was killed did not come back")
+
+
+def test_killed_workers_change_nothing(grid: RayGrid, materials: Materials, speeches: Path) -> None:
+    """SIGKILL in the middle of a round of one-user shards, twice."""
+    config, parameters = small_config(speeches), materials.model.initial_parameters()
+    expected = undisturbed(config, materials, 1)
+    executor = GridExecutor(grid, client_spec(config), 1)
+    before, done = set(worker_pids(grid)), threading.Event()
+    killed: list[int] = []
+
+    def killer() -> None:
+        while len(killed) < 2 and not done.is_set():
+            time.sleep(0.3)
+            pid = worker_pids(grid)[len(killed) % 2]
+            os.kill(pid, signal.SIGKILL)
+            killed.append(pid)
+
+    thread = threading.Thread(target=killer)
+    thread.start()
+    try:
+        rounds = 0
+        while thread.is_alive() or rounds == 0:
+            assert_same_sum(executor.clipped_sum(parameters, COHORT, CLIP, 3), expected, bits=True)
+            rounds += 1
+    finally:
+        done.set()
+        thread.join()
+    assert len(killed) == 2
+    assert before - set(worker_pids(grid))
+
+
+def test_what_a_worker_raises_fails_the_round_with_its_traceback(
+    grid: RayGrid, materials: Materials, speeches: Path
+) -> None:
+    spec = client_spec(small_config(speeches), source="no-such-file.jsonl")
+    executor = GridExecutor(grid, spec, 5)
+    with pytest.raises(RuntimeError, match=r"(?s)a worker failed: .*clients/app\.py.*no-such-file"):
+        executor.clipped_sum(materials.model.initial_parameters(), COHORT, CLIP, 0)
+
+
+def test_few_replies_wait_whatever_the_cohort(
+    grid: RayGrid, materials: Materials, speeches: Path
+) -> None:
+    """Messages are taken from their generator only as the replies are taken out."""
+    taken = 0
+
+    def counted(messages: Iterator[Message]) -> Iterator[Message]:
+        nonlocal taken
+        for message in messages:
+            taken += 1
+            yield message
+
+    class Slow(InProcessGrid):
+        def send_and_receive(self, messages: Any, *, timeout: float | None = None) -> Any:  # noqa: ANN401
+            for number, reply in enumerate(grid.send_and_receive(counted(iter(messages)))):
+                assert taken <= number + 1 + 8 + 1
+                yield reply
+
+    executor = GridExecutor(Slow(app), client_spec(small_config(speeches)), 1)
+    total = executor.clipped_sum(materials.model.initial_parameters(), COHORT, CLIP, 3)
+    assert total.num_units == taken == len(COHORT)
+
+
+def test_a_second_grid_in_the_process_is_refused(grid: RayGrid) -> None:
+    with pytest.raises(ConfigError, match="connected to a Ray cluster already"):
+        RayGrid("default", TWO)
+
+
+def run_alone(code: str, **env: str) -> str:
+    """Return what a fresh process prints; Ray is started and ended in it."""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        # Sums of float32 depend on the number of threads: Ray gives a worker one.
+        env={**os.environ, "OMP_NUM_THREADS": "1", **env},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+TOO_MUCH = """
+import ray
+from fedsim.errors import ConfigError
+from fedsim.grids.ray_cluster import Share
+from fedsim.grids.ray_grid import RayGrid
+for share in (Share(workers=9999, cpus=1.0, gpus=0.0), Share(workers=1, cpus=1.0, gpus=64.0)):
+    try:
+        RayGrid("default", share)
+    except ConfigError as error:
+        print(error, ray.is_initialized())
+"""
+
+
+def test_too_few_resources_are_named_before_ray_is_started() -> None:
+    cpus, gpus = run_alone(TOO_MUCH).splitlines()
+    assert "needs 9999 CPUs, this machine has" in cpus
+    assert "needs 64 GPUs, this machine has" in gpus
+    assert cpus.endswith(" False")
+    assert gpus.endswith(" False")
+
+
+def test_a_whole_run_on_ray(speeches: Path, tmp_path: Path) -> None:
+    """In this process and on two workers: the same model to the bit.
+
+    The environment names a cluster that is not there: attaching to it would fail.
+    """
+    one, two = tmp_path / "one", tmp_path / "two"
+    fedsim.run(small_config(speeches, executor={"shard_size": 2}), one)
+    ray: dict[str, Any] = {"grid": "ray", "workers": 2, "cpus_per_worker": 0.5, "shard_size": 2}
+    path = tmp_path / "two.toml"
+    path.write_text(small_config(speeches, executor=ray).to_toml(), encoding="utf-8")
+    code = f"""
+from pathlib import Path
+import fedsim
+fedsim.run(fedsim.load_config(Path({str(path)!r})), {str(two)!r})
+"""
+    run_alone(code, RAY_ADDRESS="127.0.0.1:1")
+    models = [load_file(run / "model" / "model.safetensors") for run in (one, two)]
+    assert fedsim.load_report(two).privacy.rounds == 4
+    assert all(np.array_equal(models[0][key], models[1][key]) for key in models[0])

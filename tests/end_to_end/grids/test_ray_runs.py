@@ -1,0 +1,205 @@
+"""Whole runs on Ray by the command line: workers killed, a node removed, a task that raises."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+import fedsim
+from fedsim.config import Config
+from tests.conftest import small_config
+from tests.end_to_end.grids.ray_runs import (
+    Command,
+    assert_same_run,
+    computing,
+    plugin,
+    run_to_end,
+    started,
+    until,
+    write_config,
+)
+
+KILLS = 4  # each costs a start of torch; ten were tried by hand
+RAY = {"grid": "ray", "workers": 2, "cpus_per_worker": 0.5}
+
+
+@pytest.fixture(scope="module")
+def config(speeches: Path) -> Config:
+    """One-user shards, one after the other: a run long enough to be disturbed."""
+    return small_config(
+        speeches,
+        strategy={"rounds": 40, "cohort_size": 16, "group_size": 8},
+        executor={"shard_size": 1, "engine": "loop"},
+        training={"evaluate_every": 40, "checkpoint_every": 10},
+    )
+
+
+@pytest.fixture(scope="module")
+def undisturbed(config: Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """In this process, which has one thread, as Ray gives a worker."""
+    return fedsim.run(config, tmp_path_factory.mktemp("undisturbed") / "run")
+
+
+def test_workers_killed_in_one_run(config: Config, undisturbed: Path, tmp_path: Path) -> None:
+    """SIGKILL in the middle of rounds: the same model to the bit, each release charged once."""
+    path = write_config(tmp_path / "config.toml", config, **RAY)
+    killed: set[psutil.Process] = set()
+    with started(tmp_path / "log", "run", path, "--out", tmp_path / "run") as command:
+        while len(killed) < KILLS:
+            await_another_round(command, tmp_path / "run")
+            victims = until(lambda: command.workers() or not command.running, "a busy worker")
+            assert command.running, f"over after {len(killed)} kills: {command.log.read_text()}"
+            victims[0].send_signal(signal.SIGKILL)  # now and then it was the only one there
+            killed.add(victims[0])
+        assert command.wait() == 0, command.log.read_text()
+    assert_same_run(tmp_path / "run", undisturbed)
+
+
+def await_another_round(command: Command, run: Path) -> None:
+    before = rounds_of(run)
+    until(lambda: rounds_of(run) > before or not command.running, "another round")
+
+
+def rounds_of(run: Path) -> int:
+    """Return how many rounds a run has behind it."""
+    metrics = run / "metrics.jsonl"
+    return metrics.read_text().count("\n") if metrics.exists() else 0
+
+
+CLUSTER = """
+import sys
+from fedsim.grids.ray_cluster import import_ray
+import_ray()
+from ray.cluster_utils import Cluster
+soon = {
+    "health_check_initial_delay_ms": 0,
+    "health_check_period_ms": 1000,
+    "health_check_timeout_ms": 1000,
+    "health_check_failure_threshold": 3,
+}
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "_system_config": soon})
+node = cluster.add_node(num_cpus=1)
+print(cluster.address, flush=True)
+sys.stdin.readline()
+cluster.remove_node(node, allow_graceful=False)
+print("removed", flush=True)
+sys.stdin.readline()
+cluster.shutdown()
+"""
+
+
+@pytest.fixture
+def two_nodes(tmp_path: Path) -> Iterator[TwoNodes]:
+    with (tmp_path / "cluster.log").open("w") as errors:
+        process = psutil.Popen(
+            [sys.executable, "-c", CLUSTER],
+            stdin=-1,
+            stdout=-1,
+            stderr=errors,
+            text=True,
+            start_new_session=True,
+        )
+    try:
+        yield TwoNodes(process)
+    finally:
+        for child in [*process.children(recursive=True), process]:
+            child.kill()
+        process.communicate()
+
+
+class TwoNodes:
+    """Two raylets on this machine, one core each."""
+
+    def __init__(self, process: psutil.Popen) -> None:
+        self._process = process
+        self.address = str(process.stdout.readline()).strip()
+
+    def workers(self) -> list[psutil.Process]:
+        """Return the workers of both nodes that are computing a shard."""
+        found = computing(self._process.pid)
+        return found if len(found) == 2 else []
+
+    def remove_one(self) -> None:
+        """Kill one raylet and all it started."""
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        assert self._process.stdout.readline().strip() == "removed"
+
+
+def test_a_removed_node_changes_nothing(
+    config: Config, undisturbed: Path, tmp_path: Path, two_nodes: TwoNodes
+) -> None:
+    """The worker of the node that went comes back on the one that stayed, or the other does all."""
+    path = write_config(tmp_path / "config.toml", config, **RAY, address=two_nodes.address)
+    with started(tmp_path / "log", "run", path, "--out", tmp_path / "run") as command:
+        until(lambda: two_nodes.workers() or not command.running, "a worker on each node")
+        assert command.running, command.log.read_text()
+        two_nodes.remove_one()
+        assert command.wait() == 0, command.log.read_text()
+    assert_same_run(tmp_path / "run", undisturbed)
+
+
+FAULTY = """
+import dataclasses, os, pathlib
+from clients.tasks.fedsgd import AveragedGradient
+from fedsim.plan import TaskSpec
+from strategies import uls
+
+class Task(AveragedGradient):
+    def update(self, parameters, unit, round):
+        if round == 3 and pathlib.Path(os.environ["FAULT"]).exists():
+            raise ArithmeticError("the disk of user %d is full of sand" % unit.key)
+        return super().update(parameters, unit, round)
+
+def build(config, materials):
+    plan = uls.build(config, materials)
+    return dataclasses.replace(plan, task=TaskSpec(name="faulty", options=plan.task.options))
+"""
+
+
+def test_a_task_that_raises_and_resume(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The round fails with the worker's traceback; what is on disk is good; --resume goes on."""
+    site = plugin(
+        tmp_path / "site",
+        FAULTY,
+        {"fedsim.strategies faulty": "faulty:build", "fedsim.tasks faulty": "faulty:Task"},
+    )
+    changes = {
+        "strategy": config.strategy.model_copy(update={"name": "faulty", "rounds": 6}),
+        "training": config.training.model_copy(update={"evaluate_every": 2, "checkpoint_every": 2}),
+    }
+    config = config.model_copy(update=changes)
+    path = write_config(tmp_path / "config.toml", config, **RAY)
+    fault, run = tmp_path / "fault", tmp_path / "run"
+    env = {"PYTHONPATH": str(site), "FAULT": str(fault)}
+    fault.touch()
+    assert run_to_end(tmp_path / "log", "run", path, "--out", run, **env) == 1
+    said = (tmp_path / "log").read_text()
+    assert "round 3: a worker failed: shard" in said
+    assert "faulty.py" in said
+    assert "is full of sand" in said
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == [
+        "round-000002.safetensors"
+    ]
+    assert charged(run) == 3  # rounds 0, 1, 2: nothing of round 3 was released
+    assert not (run / "report.json").exists()
+
+    fault.unlink()
+    assert run_to_end(tmp_path / "log2", "run", path, "--out", run, "--resume", **env) == 0
+    monkeypatch.setenv("FAULT", str(fault))
+    monkeypatch.syspath_prepend(site)
+    assert_same_run(run, fedsim.run(config, tmp_path / "whole"))
+
+
+def charged(run: Path) -> int:
+    """Return how many releases the ledger on disk has."""
+    releases = json.loads((run / "ledger.json").read_text())["releases"]
+    return sum(int(entry["num_rounds"]) for entry in releases)

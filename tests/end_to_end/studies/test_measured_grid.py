@@ -1,0 +1,149 @@
+"""`fedsim compare` with budgets, tuning and seeds, as a user types it."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fedsim.cli.main import app
+from fedsim.errors import ConfigError
+from fedsim.report.measured.lines import Measurement
+from fedsim.report.schema import load_report
+from tests.conftest import small_config
+
+
+def invoke(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["compare", *arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.output
+
+
+@pytest.fixture(scope="module")
+def configs(speeches: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("measured")
+    quick = {"training": {"evaluate_every": 2, "checkpoint_every": 2}}
+    uls = small_config(speeches, strategy={"rounds": 2}, **quick)
+    els = small_config(
+        speeches,
+        strategy={"name": "els", "rounds": 2, "cohort_size": None, "batch_size": 6},
+        **quick,
+    )
+    for name, config in (("uls", uls), ("els", els)):
+        (path / f"{name}.toml").write_text(config.to_toml(), encoding="utf-8")
+    return path
+
+
+ARGUMENTS = ("--budget", "6", "12", "--seeds", "2", "--tune", "server.learning_rate=0.001,1e30")
+
+
+@pytest.fixture(scope="module")
+def measured(configs: Path) -> Path:
+    """2 configs x 2 budgets, the learning rate tuned, 2 seeds."""
+    out = configs / "out"
+    sources = (str(configs / "uls.toml"), str(configs / "els.toml"))
+    status, said = invoke(*sources, *ARGUMENTS, "--out", str(out))
+    assert status == 0, said
+    return out
+
+
+def read(out: Path) -> Measurement:
+    return Measurement.model_validate_json((out / "comparison.json").read_text(encoding="utf-8"))
+
+
+def test_every_line_has_its_seeds_and_the_better_setting(measured: Path) -> None:
+    lines = read(measured).lines
+    assert [line.name for line in lines] == [
+        f"{name},budget={budget}" for name in ("uls", "els") for budget in (6, 12)
+    ]
+    assert all(line.chosen == {"learning_rate": "0.001"} for line in lines)
+    assert all(len(line.losses) == 2 and line.loss is not None for line in lines)
+    for line in lines:
+        reports = [load_report(measured / f"{line.name},seed={seed}") for seed in (0, 1)]
+        assert tuple(report.utility.final.loss for report in reports) == line.losses
+
+
+def test_budgets_are_equal_in_expectation(measured: Path) -> None:
+    """On the split of the first seed; the second one's is another by a few examples."""
+    for line in read(measured).lines:
+        report = load_report(measured / f"{line.name},seed=0")
+        assert report.cost.expected_gradients is not None
+        asked = float(line.settings["budget"])
+        assert report.cost.expected_gradients / 2 == pytest.approx(asked, rel=1e-6)
+
+
+def test_the_cost_of_tuning_is_stated(measured: Path) -> None:
+    tuning = read(measured).tuning
+    assert tuning is not None
+    assert tuning.runs == 8
+    ran = [load_report(path.parent) for path in (measured / "tuning").glob("*/report.json")]
+    assert tuning.gradients == sum(report.cost.gradients for report in ran)
+    assert "no ε here accounts for" in (measured / "comparison.md").read_text(encoding="utf-8")
+    with (measured / "comparison.csv").open(encoding="utf-8") as file:
+        assert [row["chosen.learning_rate"] for row in csv.DictReader(file)] == ["0.001"] * 4
+
+
+def test_the_folder_has_a_picture_and_a_page_of_every_line(measured: Path) -> None:
+    names = {path.name for path in measured.glob("comparison.*")}
+    assert names == {f"comparison.{kind}" for kind in ("csv", "html", "json", "md", "png")}
+    page = (measured / "comparison.html").read_text(encoding="utf-8")
+    for line in read(measured).lines:
+        assert line.loss is not None
+        for seed, loss in zip((0, 1), line.losses, strict=True):
+            row = f'<td>{line.name},seed={seed}</td><td class="right">{loss:.4f}</td>'
+            assert row in page
+
+
+def test_what_was_cut_off_is_taken_up_and_nothing_else(configs: Path, measured: Path) -> None:
+    before = (measured / "comparison.json").read_bytes()
+    kept = measured / "uls,budget=6,seed=0" / "report.json"
+    written = kept.stat().st_mtime_ns
+    lost = measured / "els,budget=12,seed=1"
+    loss = load_report(lost).utility.final.loss
+    shutil.rmtree(lost)
+    sources = (str(configs / "uls.toml"), str(configs / "els.toml"))
+    assert invoke(*sources, *ARGUMENTS, "--out", str(measured))[0] == 0
+    assert kept.stat().st_mtime_ns == written
+    assert load_report(lost).utility.final.loss == loss
+    now = json.loads((measured / "comparison.json").read_bytes())
+    for line in (*now["lines"], *(then := json.loads(before))["lines"]):
+        line["seconds"] = 0.0
+    assert now == then
+
+
+def test_a_line_that_only_diverges_is_shown(configs: Path) -> None:
+    out = configs / "diverged"
+    arguments = ("--set", "server.learning_rate=1e30", "--seeds", "1", "--out", str(out))
+    invoke(str(configs / "uls.toml"), *arguments)
+    (line,) = read(out).lines
+    assert line.num_diverged == 1 or line.failures or line.loss is not None
+    assert (out / "comparison.md").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--budget", "0"), "--budget 0: must be a positive number"),
+        (("--budget", "100000"), "give at most that"),
+        (("--tune", "seed=1,2"), "--tune seed: a seed is no setting"),
+        (("--vary", "seed=1,2", "--seeds", "2"), "--vary seed: give --seeds N"),
+        (("--tune", "strategy.rounds=1,x"), "strategy.rounds"),
+        (("--tune", "privacy.noise_multiplier=1,2"), "--tune privacy.noise_multiplier: a smaller"),
+        (("--budget", "6", "--tune", "strategy.group_size=1,2"), "has its value from --vary or"),
+        (("--vary", "strategy.clip.normalise=true", "--tune", "strategy.clip={}"), "has its value"),
+        (
+            ("--vary", "strategy.rounds=1,2", "--tune", "strategy.rounds=1,2"),
+            "--tune strategy.rounds: has its value from",
+        ),
+    ],
+)
+def test_nonsense_is_one_sentence(configs: Path, arguments: tuple[str, ...], message: str) -> None:
+    out = configs / "wrong"
+    with pytest.raises(ConfigError, match=message.replace("(", r"\(")):
+        invoke(str(configs / "uls.toml"), *arguments, "--out", str(out))
+    assert not out.exists()

@@ -1,0 +1,195 @@
+"""Grids of runs as a user starts them: one after another and on Ray, with failures and kills."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fedsim.errors import ConfigError
+from fedsim.report.schema import load_report
+from fedsim.sweep.jobs import Job
+from fedsim.sweep.ray import OnRay
+from fedsim.utils.locks import LOCK
+from tests.conftest import small_config
+from tests.end_to_end.commands import fedsim
+from tests.end_to_end.grids.test_ray import run_alone
+
+STEM = "uls"
+ROUNDS = 20
+GROUP_SIZES = ("--vary", "strategy.group_size=2,3")
+CELLS = [f"{STEM},source={s}.jsonl,group_size={k}" for s in ("here", "later") for k in (2, 3)]
+ON_RAY = ("--grid", "ray", "--workers", "2", "--set", "executor.cpus_per_worker=0.5")
+
+
+def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    """Start `fedsim compare` in `folder`, its output to files there."""
+    with (folder / "stdout").open("w") as out, (folder / "stderr").open("w") as err:
+        return subprocess.Popen(
+            [sys.executable, "-m", "fedsim.cli.main", "compare", f"{STEM}.toml", *arguments],
+            cwd=folder,
+            stdout=out,
+            stderr=err,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"},
+        )
+
+
+def compare(folder: Path, *arguments: str) -> tuple[int, str]:
+    """Return the exit status and what was said on standard error."""
+    done = fedsim("compare", f"{STEM}.toml", *arguments, folder=folder)
+    return done.returncode, done.stderr
+
+
+@pytest.fixture(scope="module")
+def folder(speeches: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A config beside its text, which it names as seen from there."""
+    path = tmp_path_factory.mktemp("sweeps")
+    shutil.copy(speeches, path / "here.jsonl")
+    config = small_config(
+        Path("here.jsonl"),
+        strategy={"rounds": ROUNDS},
+        training={"evaluate_every": ROUNDS, "keep_checkpoints": ROUNDS},
+    )
+    (path / f"{STEM}.toml").write_text(config.to_toml(), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def one_by_one(folder: Path, speeches: Path) -> Path:
+    """The 2 × 2 grid in one process: half of it fails, is reported, and is done the next time."""
+    arguments = ("--vary", "data.source=here.jsonl,later.jsonl", *GROUP_SIZES, "--out", "seq")
+    status, said = compare(folder, *arguments)
+    assert status == 1, said
+    assert [f"Failed: {name}: data.source = 'later.jsonl'" in said for name in CELLS] == [
+        *(False, False),
+        *(True, True),
+    ]
+    out = folder / "seq"
+    assert [(out / name / "report.json").exists() for name in CELLS] == [True, True, False, False]
+    assert all("ConfigError" in (out / f"{n}.error.txt").read_text() for n in CELLS[2:])
+    table = (out / "comparison.csv").read_text(encoding="utf-8")
+    assert [name in table for name in CELLS] == [True, True, False, False]
+    before = [(out / name / "report.json").read_bytes() for name in CELLS[:2]]
+
+    shutil.copy(speeches, folder / "later.jsonl")
+    status, said = compare(folder, *arguments)
+    assert status == 0, said
+    assert [f"{name}: finished before, not run again" in said for name in CELLS] == [
+        *(True, True),
+        *(False, False),
+    ]
+    assert before == [(out / name / "report.json").read_bytes() for name in CELLS[:2]]
+    assert not list(out.glob("*.error.txt"))
+    table = (out / "comparison.csv").read_text(encoding="utf-8")
+    assert all(name in table for name in CELLS)
+    return out
+
+
+def writer_of(folder: Path) -> int:
+    """Return the process that writes a run's folder, as its lock says; 0: none, or not yet said."""
+    with contextlib.suppress(FileNotFoundError):
+        pid, *_ = (folder / LOCK).read_text(encoding="utf-8").split() or ["0"]
+        return int(pid)
+    return 0
+
+
+def kill_worker(folder: Path, process: subprocess.Popen[str]) -> int:
+    """SIGKILL the process of a run after its first checkpoint; return when that was written."""
+    checkpoint = folder / "checkpoints" / "round-000002.safetensors"
+    deadline = time.monotonic() + 200
+    pid = 0
+    while not (pid and checkpoint.exists()):  # found before: a short run may soon be over
+        assert process.poll() is None, "ended before its first checkpoint"
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+        pid = pid or writer_of(folder)
+    assert pid != process.pid
+    written = checkpoint.stat().st_mtime_ns
+    os.kill(pid, signal.SIGKILL)
+    return written
+
+
+def test_ray_gives_the_same_bits_whatever_is_killed_or_fails(
+    folder: Path, one_by_one: Path
+) -> None:
+    """Two at a time; one is killed in the middle; two have no source and never will."""
+    out = folder / "ray"
+    sources = ("--vary", "data.source=here.jsonl,later.jsonl,never.jsonl")
+    with start(folder, *sources, *GROUP_SIZES, *ON_RAY, "--out", "ray") as process:
+        written = kill_worker(out / CELLS[0], process)
+        assert not (out / CELLS[0] / "report.json").exists()
+        status = process.wait(timeout=300)
+    said = (folder / "stderr").read_text(encoding="utf-8")
+    assert status == 1, said
+    lines = said.splitlines()
+    failures = [line for line in lines if line.startswith("Failed: ")]
+    assert len(failures) == 2
+    assert all("never.jsonl" in line for line in failures)
+    assert all(any(f"{name}: finished after" in line for line in lines) for name in CELLS)
+    again = out / CELLS[0] / "checkpoints" / "round-000002.safetensors"
+    assert again.stat().st_mtime_ns == written  # gone on from, not begun anew
+    for name in CELLS:
+        left, right = load_report(one_by_one / name), load_report(out / name)
+        assert left.utility == right.utility
+        assert left.privacy == right.privacy
+        for file in ("metrics.jsonl", "ledger.json", "model/model.safetensors"):
+            assert (one_by_one / name / file).read_bytes() == (out / name / file).read_bytes()
+
+
+ALONE = """
+import os, sys
+from pathlib import Path
+from fedsim.errors import ConfigError
+from fedsim.sweep import ray as ray_sweep
+from fedsim.sweep.jobs import Job, Outcome
+from tests.conftest import small_config
+
+def die(job, folder):
+    if job.name == "dies":
+        with job.out.open("a") as file:
+            file.write("x")
+        os._exit(9)
+    return Outcome(job.name, "finished")
+
+def job(name, **executor):
+    return Job(name, small_config(Path("none.jsonl"), executor=executor), Path(sys.argv[1]))
+
+try:
+    next(ray_sweep.OnRay()([job("one", cpus_per_worker=9999)]))
+except ConfigError as error:
+    print(error)
+ray_sweep._attempt_in, ray_sweep._RETRIES = die, 1
+for outcome in ray_sweep.OnRay()([job(name, cpus_per_worker=0.5) for name in ("dies", "lives")]):
+    print(outcome.name, outcome.ending, outcome.reason)
+"""
+
+
+def test_too_much_asked_for_and_a_process_that_dies_every_time(tmp_path: Path) -> None:
+    """The one is refused before a run begins; the other is one failure, after a new start."""
+    tries = tmp_path / "tries"
+    said = run_alone(ALONE.replace("sys.argv[1]", repr(str(tries)))).splitlines()
+    assert "needs 9999 CPUs, the cluster has" in said[0]
+    assert "lives finished " in said
+    assert any(line.startswith("dies failed given up after 1 new starts") for line in said), said
+    assert tries.read_text(encoding="utf-8") == "xx"
+
+
+def test_a_run_with_workers_of_its_own_is_refused(tmp_path: Path) -> None:
+    config = small_config(Path("none.jsonl"), executor={"grid": "ray", "workers": 2})
+    with pytest.raises(ConfigError, match=r"computes in its own process; add --set executor.grid="):
+        next(OnRay()([Job("one", config, tmp_path / "one")]))
+
+
+def test_workers_without_ray_are_refused(folder: Path) -> None:
+    status, said = compare(folder, "--workers", "2", "--out", "none")
+    assert status == 2
+    assert "need --grid ray" in said
+    assert not (folder / "none").exists()

@@ -1,0 +1,1 @@
+"""NaN, infinities, huge and tiny numbers through every path that adds to a sum."""

@@ -1,0 +1,157 @@
+"""Hostile caches: numbers, losses, likelihoods, notes and stores that were kept."""
+
+from __future__ import annotations
+
+import io
+import shutil
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+
+from fedsim.attacks.likelihoods import Likelihoods
+from fedsim.data.store import TokenStore, integrity
+from fedsim.evaluation.starting_losses import losses_for
+from fedsim.materials import load_materials
+from fedsim.utils.cache import remembered
+from tests.robustness.fuzzing.mutations import Dice, changed_bytes, changed_tree, odd_value, pick
+from tests.robustness.fuzzing.samples import (
+    STORE,
+    finished_run,
+    read_json,
+    run_config,
+    token_store,
+    write_json,
+)
+from tests.robustness.fuzzing.store import Payload
+from tests.robustness.fuzzing.target import Target, believe
+
+_KEPT = "kept"
+_TRUE = 1.5
+_INPUTS = {"q": 0.5, "rounds": 10}
+
+
+def _cache(place: Path) -> Any:  # noqa: ANN401
+    """Return a patch that keeps what is cached in the input's folder."""
+    return patch.dict("os.environ", {"FEDSIM_CACHE": str(place / "cache")})
+
+
+def _only_file(place: Path, pattern: str) -> Path:
+    (path,) = place.rglob(pattern)
+    return path
+
+
+def _write_number(valid: Path, place: Path, dice: Dice) -> None:
+    with _cache(place):
+        remembered("numbers", _INPUTS, lambda: _TRUE, lambda value: value > 0.0)
+    path = _only_file(place, "*.json")
+    if dice.random() < 0.6:
+        content = read_json(path)
+        if dice.random() < 0.5:
+            content["value"] = odd_value(dice)
+        else:
+            content["inputs"] = changed_tree(dice, content["inputs"])
+        write_json(path, content)
+    else:
+        odd = [changed_bytes(dice, path.read_bytes()), b"[" * 100_000, b'{"value": 1}', b"9" * 5000]
+        path.write_bytes(pick(dice, odd))
+
+
+def _read_number(place: Path) -> None:
+    with _cache(place):
+        value = remembered("numbers", _INPUTS, lambda: _TRUE, lambda value: 0.0 < value < 1e300)
+    believe(type(value) is float and 0.0 < value < 1e300, f"the number {value!r}")
+
+
+def _write_array(valid: Path, place: Path, dice: Dice) -> None:
+    """What may lie where the starting model's losses are kept."""
+    count = int(pick(dice, [0, 1, 33, 1000]))
+    losses = np.full(count, pick(dice, [1.0, np.nan, -1.0, np.inf]))
+    kind = pick(dice, ["f4", "f8", "i8", "S3"])
+    buffer = io.BytesIO()
+    if dice.random() < 0.15:
+        np.save(buffer, np.array([Payload()], dtype=object), allow_pickle=True)
+    else:
+        with np.errstate(invalid="ignore"):
+            np.save(buffer, losses.astype(kind))
+    content = buffer.getvalue()
+    if dice.random() < 0.5:
+        content = changed_bytes(dice, content)
+    (place / _KEPT).write_bytes(content)
+
+
+def _read_losses(place: Path) -> None:
+    valid = place.parent / "valid"
+    config = run_config(valid)
+    materials = load_materials(config.seed, config.data, config.model, "cpu")
+    with _cache(place):
+        true = losses_for(materials, "highest-perplexity")
+        shutil.copy(place / _KEPT, _only_file(place, "*.npy"))
+        again = losses_for(materials, "highest-perplexity")
+    believe(true is not None and again is not None, "no losses")
+    if true is None or again is None:
+        return
+    believe(again.shape == true.shape and again.dtype == np.float32, "losses of others")
+    believe(not np.isnan(again).any() and bool((again >= 0.0).all()), "losses that are none")
+
+
+def _write_scores(valid: Path, place: Path, dice: Dice) -> None:
+    count = int(pick(dice, [0, 1, 5, 5, 5, 1000]))
+    kinds = [torch.float64, torch.float64, torch.int64, torch.float32, torch.bool, torch.bfloat16]
+    tensors = {
+        name: torch.full((count,), float(pick(dice, [0.0, 1.0, -5.0, 1e9]))).to(pick(dice, kinds))
+        for name in ("nats", "correct", "tokens", "x")
+        if dice.random() < 0.9
+    }
+    if tensors and dice.random() < 0.3:
+        tensors["nats"] = pick(dice, [torch.zeros(count, 2), torch.tensor(1.0)])
+    save_file(tensors, place / _KEPT)
+    if dice.random() < 0.4:
+        (place / _KEPT).write_bytes(changed_bytes(dice, (place / _KEPT).read_bytes()))
+
+
+def _read_scores(place: Path) -> None:
+    valid = place.parent / "valid"
+    config = run_config(valid)
+    materials = load_materials(config.seed, config.data, config.model, "cpu")
+    likelihoods = Likelihoods(materials.store, np.arange(5), place / "likelihoods")
+    start = materials.model.initial_parameters()
+    true = likelihoods.scores(materials.model, start)
+    shutil.copy(place / _KEPT, _only_file(place, "*.safetensors"))
+    again = likelihoods.scores(materials.model, start)
+    believe(again.nats.shape == true.nats.shape, "scores of others")
+    believe(again.nats.dtype == np.float64, "scores of another type")
+    believe(bool((again.tokens == true.tokens).all()), "tokens of others")
+    believe(bool((again.nats >= 0.0).all()), "likelihoods above 1")
+    believe(bool(((again.correct >= 0) & (again.correct <= again.tokens)).all()), "right and more")
+
+
+def _write_note(valid: Path, place: Path, dice: Dice) -> None:
+    write_json(place / _KEPT, odd_value(dice))
+    if dice.random() < 0.4:
+        (place / _KEPT).write_bytes(pick(dice, [b"", b"\xff", b"[" * 100_000, b"9" * 5000]))
+
+
+def _read_note(place: Path) -> None:
+    """A store with a flipped byte, and a note that may say that it is whole."""
+    shutil.copytree(place.parent / "valid" / STORE, place / STORE)
+    with _cache(place), patch.object(integrity, "SMALL", 1):
+        TokenStore.open(place / STORE)
+        shutil.copy(place / _KEPT, _only_file(place / "cache" / "whole", "*.json"))
+        tokens = place / STORE / "tokens.bin"
+        content = bytearray(tokens.read_bytes())
+        content[0] ^= 1
+        tokens.write_bytes(content)
+        TokenStore.open(place / STORE)
+    believe(False, "a store with a flipped byte was opened")
+
+
+TARGETS = (
+    Target("cached number", _write_number, _read_number),
+    Target("cached losses", _write_array, _read_losses, prepare=finished_run),
+    Target("cached likelihoods", _write_scores, _read_scores, prepare=finished_run),
+    Target("note of a whole store", _write_note, _read_note, prepare=token_store),
+)

@@ -1,0 +1,82 @@
+"""Whether a run that was tortured ended as one that was left alone: bit for bit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from fedsim.report.html import render_run
+from fedsim.report.schema import load_metrics, load_report
+from fedsim.runner.log import LOG
+
+_OF_ITS_TIME = ("seconds.json", "report.json", "report.html")
+
+
+def differences(reference: Path, run: Path) -> list[str]:
+    """Return a line for each file that is missing, too many or other than in the reference.
+
+    Of the report, the time of day, the seconds and the peak memory may differ; its page must be
+    that of its data.
+    """
+    expected, found = _files(reference), _files(run)
+    lines = [f"{name}: missing" for name in sorted(expected - found)]
+    lines += [f"{name}: left behind" for name in sorted(found - expected)]
+    lines += [
+        f"{name}: differs"
+        for name in sorted(expected & found - set(_OF_ITS_TIME))
+        if (reference / name).read_bytes() != (run / name).read_bytes()
+    ]
+    if "report.json" in found and _timeless(reference) != _timeless(run):
+        lines.append("report.json: differs")
+    return lines + page_differences(run)
+
+
+def page_differences(run: Path) -> list[str]:
+    """Return a line unless `report.html` is the page of the report and metrics beside it."""
+    try:
+        page = (run / "report.html").read_text(encoding="utf-8")
+        same = page == render_run(load_report(run), load_metrics(run))
+    except (OSError, ValueError) as error:
+        return [f"report: {error}"]
+    return [] if same else ["report.html: not the page of report.json and metrics.jsonl"]
+
+
+def model_differences(reference: Path, run: Path, seeded: bool) -> list[str]:
+    """Return a line for what is wrong with `model/`, if that is there at all.
+
+    With other noise than the reference's the weights are others, and only as many.
+    """
+    if not (run / "model").exists():
+        return []
+    expected, found = _files(reference / "model"), _files(run / "model")
+    if expected != found:
+        return [f"model/: holds {sorted(found)}"]
+    return [
+        f"model/{name}: half, or other than it should be"
+        for name in sorted(found)
+        if not _alike(reference / "model" / name, run / "model" / name, seeded)
+    ]
+
+
+def _alike(expected: Path, found: Path, seeded: bool) -> bool:
+    if seeded or found.suffix == ".json":
+        return expected.read_bytes() == found.read_bytes()
+    return expected.stat().st_size == found.stat().st_size
+
+
+def _files(folder: Path) -> set[str]:
+    """Return the files but for the log, which is no part of what a run repeats."""
+    found = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    return {name for name in found if not name.startswith(LOG)}
+
+
+def _timeless(run: Path) -> dict[str, Any]:
+    try:
+        report: dict[str, Any] = json.loads((run / "report.json").read_text(encoding="utf-8"))
+    except ValueError:
+        return {}
+    del report["created"]
+    for key in ("seconds", "peak_memory_bytes"):
+        del report["cost"][key]
+    return report

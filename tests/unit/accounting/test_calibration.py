@@ -1,0 +1,187 @@
+"""Calibration lands on the safe side, near the target; its cache is only ever a shortcut."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsim.accounting import calibration
+from fedsim.accounting.accountants import epsilon
+from fedsim.accounting.calibration import calibrate_noise_multiplier
+from fedsim.accounting.events import RoundCost
+from fedsim.accounting.relations import Relation
+from fedsim.errors import ConfigError
+from fedsim.sampling import FixedSizeSampling, PoissonSampling, TruncatedPoissonSampling
+from fedsim.utils.files import cache_dir
+
+EASY: dict[str, Any] = {
+    "sampling": PoissonSampling(0.1),
+    "units_per_user": 1,
+    "rounds": 100,
+    "epsilon": 0.1,  # little privacy loss is a small grid: milliseconds
+    "delta": 1e-5,
+}
+
+
+@pytest.fixture(autouse=True)
+def _empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDSIM_CACHE", str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"epsilon": 1.0},
+        {"accountant": "rdp"},
+        {"accountant": "rdp", "sampling": PoissonSampling(1e-3), "epsilon": 12.0, "rounds": 10},
+        {"sampling": PoissonSampling(1.0), "epsilon": 3.0},
+        {"epsilon": 0.05},
+        {"rounds": 1, "sampling": PoissonSampling(0.5), "epsilon": 0.5},
+        {"units_per_user": 4, "sampling": PoissonSampling(0.02), "epsilon": 0.3},
+        {
+            "units_per_user": 32,
+            "sampling": PoissonSampling(64 / (1024 * 32)),
+            "rounds": 1000,
+            "epsilon": 1.0,
+        },
+        {"units_per_user": 183, "sampling": PoissonSampling(3e-4), "epsilon": 4.0, "rounds": 1000},
+        {"accountant": "moments", "epsilon": 2.0},
+        {"accountant": "group-privacy", "units_per_user": 3, "epsilon": 2.0},
+        {"relation": Relation.REPLACE, "epsilon": 1.0},
+        {"sampling": FixedSizeSampling(20, 200), "epsilon": 1.0},
+        {"sampling": TruncatedPoissonSampling(0.1, 25, 200), "epsilon": 1.0},
+        {"epsilon": 7.0, "rounds": 10**6, "sampling": PoissonSampling(1e-3), "delta": 1e-8},
+    ],
+    ids=[
+        *("uls", "rdp", "large", "everyone", "strict", "single", "els", "charles", "median user"),
+        *("moments", "group privacy", "replace", "fixed size", "truncated", "million rounds"),
+    ],
+)
+def test_on_the_safe_side_and_near(change: dict[str, Any]) -> None:
+    arguments = {**EASY, **change}
+    noise = calibrate_noise_multiplier(**arguments)
+    cost = RoundCost(arguments["sampling"], noise, arguments["units_per_user"])
+    by = arguments.get("accountant"), arguments.get("relation")
+    spent = epsilon(cost, arguments["rounds"], arguments["delta"], *by)
+    assert arguments["epsilon"] * (1 - 2e-3) <= spent <= arguments["epsilon"]
+    assert float(f"{noise:.4e}") == noise  # five significant digits
+
+
+def test_few_evaluations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The target of the demonstration: eight examples a user for 60 rounds within ε = 8."""
+    evaluated = []
+
+    def cheap(cost: RoundCost, *_: object) -> float:
+        evaluated.append(cost.noise_multiplier)
+        return 8.0 * math.exp(-1.42 * math.log(cost.noise_multiplier / 2.193))
+
+    monkeypatch.setattr(calibration, "epsilon_of", cheap)
+    noise = calibrate_noise_multiplier(
+        sampling=PoissonSampling(0.05), units_per_user=8, rounds=60, epsilon=8.0, delta=1e-5
+    )
+    assert noise == pytest.approx(2.193, rel=1e-3)
+    assert len(evaluated) <= 6
+
+
+def test_where_little_noise_diverges_the_search_goes_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As black-box group privacy does: infinite below an edge, finite and falling above it."""
+
+    def diverging(cost: RoundCost, *_: object) -> float:
+        noise = cost.noise_multiplier
+        return math.inf if noise < 3.0 else 0.4 / noise
+
+    monkeypatch.setattr(calibration, "epsilon_of", diverging)
+    assert calibrate_noise_multiplier(**EASY) == pytest.approx(4.0, rel=1e-3)
+
+
+@pytest.mark.parametrize("edge", [0.0731234, 1.23456, 55.5])
+def test_a_stubborn_curve_still_ends_on_the_safe_side(
+    edge: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cliff has no ε near the target: the bracket closes to neighbouring five-digit numbers."""
+    calls = 0
+
+    def cliff(cost: RoundCost, *_: object) -> float:
+        nonlocal calls
+        calls += 1
+        return 2.0 if cost.noise_multiplier < edge else 0.05
+
+    monkeypatch.setattr(calibration, "epsilon_of", cliff)
+    assert edge <= calibrate_noise_multiplier(**EASY) <= edge * (1 + 2e-4)
+    assert calls < 80
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"epsilon": 0.0}, "epsilon = 0.0"),
+        ({"epsilon": math.inf}, "epsilon = inf"),
+        ({"delta": 1.0}, "delta = 1.0"),
+        ({"rounds": 0}, "rounds = 0"),
+        ({"units_per_user": 0}, "units_per_user = 0"),
+        ({"units_per_user": 2, "accountant": "rdp"}, "accountant = 'rdp'"),
+        (
+            {"sampling": PoissonSampling(1e-7), "delta": 1e-5},
+            "delta = 1e-05: at least the probability 1e-05",
+        ),
+        ({"delta": 1e-25}, r"epsilon = 0.1, delta = 1e-25.*cannot certify"),
+    ],
+)
+def test_what_cannot_be_is_named(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        calibrate_noise_multiplier(**{**EASY, **change})
+
+
+def test_the_cache_saves_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = calibrate_noise_multiplier(**EASY)
+
+    def fail(*_: object) -> float:
+        raise AssertionError("searched again")
+
+    monkeypatch.setattr(calibration, "_search", fail)
+    assert calibrate_noise_multiplier(**EASY) == first
+    with pytest.raises(AssertionError, match="searched again"):
+        calibrate_noise_multiplier(**{**EASY, "rounds": 101})
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        '{"value": 0.1}',
+        '{"value": 0.1, "inputs": {}}',
+        "\x00\xff",
+        "NEGATIVE",
+    ],
+)
+def test_a_damaged_cache_is_made_again(damage: str) -> None:
+    first = calibrate_noise_multiplier(**EASY)
+    (path,) = (cache_dir() / "calibration").iterdir()
+    sound = path.read_text()
+    if damage == "NEGATIVE":
+        damage = json.dumps({**json.loads(sound), "value": -1.0})
+    path.write_bytes(damage.encode("latin-1"))
+    assert calibrate_noise_multiplier(**EASY) == first
+    assert path.read_text() == sound
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("not a folder")
+    monkeypatch.setenv("FEDSIM_CACHE", str(blocked))
+    assert calibrate_noise_multiplier(**EASY) > 0.0
+
+
+def test_no_less_noise_than_the_least_considered() -> None:
+    """A promise that hardly binds ends at the floor, on the safe side."""
+    noise = calibrate_noise_multiplier(**{**EASY, "epsilon": 1e6, "accountant": "rdp"})
+    assert noise == 0.05

@@ -1,0 +1,190 @@
+"""`fedsim bench`: names, the JSON's shape, the table, and how interleaved repetitions are taken."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from experiments.benchmarks import accounting
+from fedsim import registry
+from fedsim.accounting import pld
+from fedsim.accounting.accountants import epsilon
+from fedsim.accounting.events import RoundCost
+from fedsim.cli.main import app
+from fedsim.errors import ConfigError
+from fedsim.sampling import PoissonSampling
+from fedsim.utils import machine as benchmarking
+from fedsim.utils.files import cache_dir
+from fedsim.utils.machine import Row, interleaved, machine, versions
+
+
+def sleeping() -> list[Row]:
+    return [
+        Row(benchmark="sleeping", case="long", seconds=1.5, ratio=None, details={"sheep": 3}),
+        Row(benchmark="sleeping", case="short", seconds=0.01234567, engine="nap", ratio=2.0),
+    ]
+
+
+class Entry:
+    """What importlib's entry points offer, of a function."""
+
+    def __init__(self, name: str, function: Callable[[], Sequence[Row]]) -> None:
+        self.name = name
+        self._function = function
+
+    def load(self) -> Callable[[], Sequence[Row]]:
+        return self._function
+
+
+@pytest.fixture
+def _fakes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Register two benchmarks; return the names of those that ran, in order."""
+    ran: list[str] = []
+
+    def waking() -> list[Row]:
+        ran.append("waking")
+        return [Row(benchmark="waking", case="early", seconds=2.0)]
+
+    def asleep() -> list[Row]:
+        ran.append("sleeping")
+        return sleeping()
+
+    def entry_points(group: str) -> list[Entry]:
+        assert group == "fedsim.benchmarks"
+        return [Entry("waking", waking), Entry("sleeping", asleep)]
+
+    monkeypatch.setattr(registry, "entry_points", entry_points)
+    return ran
+
+
+def bench(*arguments: str) -> str:
+    result = CliRunner().invoke(app, ["bench", *arguments], catch_exceptions=False)
+    assert result.exit_code == 0
+    return result.stdout
+
+
+def test_json_is_one_object_of_machine_versions_and_rows(_fakes: list[str]) -> None:
+    answer: dict[str, Any] = json.loads(bench("sleeping", "--json"))
+    assert set(answer) == {"machine", "versions", "rows"}
+    assert answer["machine"] == machine()
+    assert answer["versions"] == versions()
+    assert answer["versions"]["dp-accounting"]
+    assert answer["machine"]["cpus"] >= 1
+    assert answer["rows"] == [dict(row) for row in sleeping()]
+    assert _fakes == ["sleeping"]
+
+
+@pytest.mark.parametrize(
+    ("told", "name"),
+    [
+        ("processor\t: 0\nmodel name\t: Abacus 3: fast\n", "Abacus 3: fast"),
+        ("flags : none\n", None),
+    ],
+)
+def test_the_processor_is_named_where_the_system_tells(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, told: str, name: str | None
+) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text(told)
+    monkeypatch.setattr(benchmarking, "_CPUINFO", cpuinfo)
+    assert machine()["processor"] == (name or platform.processor() or platform.machine())
+
+
+def test_no_name_is_all_of_them(_fakes: list[str]) -> None:
+    rows = json.loads(bench("--json"))["rows"]
+    assert [row["benchmark"] for row in rows] == ["sleeping", "sleeping", "waking"]
+    assert _fakes == ["sleeping", "waking"]
+
+
+def test_the_order_asked_for_is_kept(_fakes: list[str]) -> None:
+    bench("waking", "sleeping", "--json")
+    assert _fakes == ["waking", "sleeping"]
+
+
+def test_people_get_a_table(_fakes: list[str]) -> None:
+    shown = bench()
+    for text in ("benchmark", "seconds", "sleeping", "early", "1.5", "0.0123", "nap", "–", "cpus"):
+        assert text in shown
+    assert "sheep" not in shown  # details are for --json
+
+
+def test_an_unknown_name_lists_the_known_before_anything_runs(_fakes: list[str]) -> None:
+    with pytest.raises(ConfigError, match=r"bench = 'wakin'.*'waking'.*known: sleeping, waking"):
+        bench("sleeping", "wakin")
+    assert _fakes == []
+
+
+def test_the_accounting_benchmark_is_registered() -> None:
+    assert registry.resolve("benchmarks", "accounting", "bench") is accounting.run
+
+
+def test_interleaved_runs_in_order_and_takes_medians(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, ran = [0.0], []
+
+    def task(name: str, durations: list[float]) -> Callable[[], None]:
+        def run() -> None:
+            ran.append(name)
+            clock[0] += durations.pop(0)
+
+        return run
+
+    monkeypatch.setattr("fedsim.utils.machine.time.perf_counter", lambda: clock[0])
+    tasks = {"a": task("a", [5.0, 1.0, 2.0]), "b": task("b", [7.0]), "never": task("never", [])}
+    assert interleaved(tasks, ["a", "b", "a", "a"]) == {"a": 2.0, "b": 7.0}
+    assert ran == ["a", "b", "a", "a"]
+
+
+def test_nothing_is_measured_from_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every repetition begins with an empty memory and an empty disk, and cleans up."""
+    cost, misses, folders = RoundCost(PoissonSampling(0.01), 4.0), [], []
+    monkeypatch.setenv("FEDSIM_CACHE", "kept")
+
+    def ours() -> float:
+        folders.append(cache_dir())
+        value = epsilon(cost, 10, 1e-5)
+        misses.append(pld.composed.cache_info().misses)
+        return value
+
+    rows = accounting._rows("case", ours, lambda: 1.0, 2, {"rounds": 10})
+    assert len(set(folders)) == len(folders) == rows[0]["repetitions"] == 8
+    assert len(set(misses)) == 1
+    assert misses[0] > 0
+    assert not any(folder.exists() for folder in folders)
+    assert str(cache_dir()) == "kept"
+    assert [(row["engine"], row["repetitions"]) for row in rows] == [
+        ("fedsim", 8),
+        ("dp_accounting", 2),
+    ]
+    assert rows[0]["details"] == {"rounds": 10, "result": epsilon(cost, 10, 1e-5)}
+    assert rows[1]["ratio"] == 1.0
+
+
+def test_without_a_reference_there_is_no_ratio() -> None:
+    (row,) = accounting._rows("case", lambda: 2.0, lambda: 1.0, 0, {})
+    assert row["engine"] == "fedsim"
+    assert row["ratio"] is None
+
+
+def test_one_that_cannot_run_here_costs_the_others_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Unless it was asked for by name."""
+
+    def absent() -> list[Row]:
+        raise ConfigError("peers: not installed")
+
+    monkeypatch.setattr(
+        registry, "entry_points", lambda group: [Entry("peers", absent), Entry("nap", sleeping)]
+    )
+    done = CliRunner().invoke(app, ["bench", "--json"])
+    assert done.exit_code == 0
+    assert [row["case"] for row in json.loads(done.stdout)["rows"]] == ["long", "short"]
+    assert "Left out: peers: not installed" in done.stderr
+    asked = CliRunner().invoke(app, ["bench", "peers"])
+    assert isinstance(asked.exception, ConfigError)

@@ -1,0 +1,259 @@
+"""`fedsim bench engines` and `peers`: whole small cases, wrong sums are refused, and the page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from clients.engines.choose import choose_engine
+from clients.engines.loop import loop
+from experiments.benchmarks.engines import benchmark as engines
+from experiments.benchmarks.engines import gpu, measured
+from experiments.benchmarks.engines.cases import Case, Kind, rectangular, workload
+from experiments.benchmarks.engines.floor import floor
+from experiments.benchmarks.page import write
+from experiments.benchmarks.peers import install, run
+from experiments.benchmarks.peers.partner import distance
+from fedsim import registry
+from fedsim.clipping import Clip, NoClip
+from fedsim.errors import ConfigError
+from fedsim.estimators import WeightedSum
+from fedsim.execution import Engine, Keys, Task
+from fedsim.language_model import LanguageModel
+from fedsim.tensors import Tensors, l2_norm
+from fedsim.utils.machine import Row
+
+
+def small(kind: Kind, group_size: int = 2) -> Case:
+    return Case(kind, "tiny-gpt", num_units=2, group_size=group_size, sequence_length=8)
+
+
+def measure(case: Case, *names: str) -> list[Row]:
+    return measured.measured(case, names, batch_sizes=(2, 4), repetitions=(2, 1))
+
+
+def seconds_of(row: Row) -> float:
+    assert row["seconds"] is not None
+    return row["seconds"]
+
+
+@pytest.mark.parametrize("kind", ["uls", "els", "fedavg"])
+def test_a_small_case_from_end_to_end(kind: Kind) -> None:
+    rows = measure(small(kind), "auto", "loop")
+    assert [row["engine"] for row in rows] == ["floor", "auto", "loop"]
+    assert [row["repetitions"] for row in rows] == [2, 2, 1]
+    of_floor = seconds_of(rows[0])
+    for row in rows:
+        assert row["benchmark"] == "engines"
+        assert row["case"] == ("uls/tiny-gpt/2" if kind == "uls" else f"{kind}/tiny-gpt")
+        assert row["ratio_to_floor"] == seconds_of(row) / of_floor > 0.0
+        assert row["details"]["tokens_per_second"] == pytest.approx(2 * 2 * 8 / seconds_of(row))
+        json.dumps(row)
+    assert rows[0]["ratio_to_floor"] == 1.0
+    assert rows[0]["details"]["batch_size"] in (2, 4)
+    assert rows[1]["details"]["relative_difference"] < 1e-4
+    assert rows[2]["details"]["relative_difference"] == 0.0
+
+
+def test_real_users_stand_beside_rectangular_ones_of_as_many_tokens() -> None:
+    case = Case("uls-ragged", "tiny-gpt", num_units=3, group_size=4, sequence_length=16)
+    ragged = workload(case)
+    assert len({int(length) for unit in ragged.units for length in unit.lengths}) > 1
+    even = rectangular(ragged, case)
+    assert abs(even.num_tokens - ragged.num_tokens) <= 8
+    rows = {row["engine"]: row for row in measure(case, "auto")}
+    assert rows.keys() == {"floor", "auto", "auto, rectangular"}
+    expected = seconds_of(rows["auto"]) / seconds_of(rows["auto, rectangular"])
+    assert rows["auto"]["details"]["ratio_to_rectangular"] == expected
+    assert rows["floor"]["details"]["tokens"] == even.num_tokens
+
+
+def test_the_floor_is_the_sum_that_clipping_bounds() -> None:
+    """Whatever the batches: the unclipped sum over units, where each brings one example."""
+    work = workload(small("els", 1))
+    total = loop(work.task, work.parameters, work.keys, NoClip(), 0).values
+    for batch_size in (1, 2):
+        found = dict(zip(work.parameters, floor(work, batch_size), strict=True))
+        assert distance(found, total) < 1e-5
+
+
+def test_the_floor_takes_the_batch_size_that_was_fastest_at_its_best(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One slow try does not decide; where a try takes long there is one of each size."""
+    clock, seconds = [0.0], {2: [9.0, 0.5, 0.5, 0.5], 4: [0.6, 0.6, 0.6, 0.6]}
+    tried: dict[int, list[float]] = {2: [], 4: []}
+
+    def computed(_work: object, size: int) -> None:
+        taken = 0.0 if clock[0] == 0.0 else seconds[size][len(tried[size])]
+        if taken:
+            tried[size].append(taken)
+        clock[0] += taken or 1.0  # the first one only warms up
+
+    monkeypatch.setattr(measured, "_computed_floor", computed)
+    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
+    work = workload(small("els", 1))
+    assert measured._fastest_batch(replace(work, units=work.units * 2), (2, 4)) == (2, 0.5)
+    assert tried == seconds
+    clock[0], seconds[2][0], seconds[4][0] = 0.0, 9.0, 8.0
+    tried.update({2: [], 4: []})
+    assert measured._fastest_batch(replace(work, units=work.units * 2), (2, 4)) == (4, 8.0)
+    assert (len(tried[2]), len(tried[4])) == (1, 1)
+
+
+def test_an_engine_that_computes_something_else_is_no_result(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def choose(name: str, task: Task, model: LanguageModel) -> Engine:
+        right = choose_engine(name, task, model)
+
+        def wrong(
+            task: Task, parameters: Tensors, keys: Keys, clip: Clip, round: int
+        ) -> WeightedSum:
+            return right(task, parameters, keys[:1] if name == "auto" else keys, clip, round)
+
+        return wrong
+
+    monkeypatch.setattr(measured, "choose_engine", choose)
+    with pytest.raises(RuntimeError, match=r"engine 'auto': its sum is .* away from the loop's"):
+        measure(small("uls"), "auto", "loop")
+
+
+def test_without_a_gpu_the_rows_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    rows = gpu.gpu_rows()
+    assert [row["case"] for row in rows] == [
+        "gpu/gpt2-small-lora",
+        "gpu/gpt2-small-lora/bfloat16",
+        "gpu/gpt2-medium-lora",
+        "gpu/gpt2-medium-lora/bfloat16",
+        "gpu/350m-full",
+        "gpu/350m-full/bfloat16",
+    ]
+    assert all(row["seconds"] is None for row in rows)
+    assert all(row["details"] == {"not_measured": "no CUDA device"} for row in rows)
+
+
+def test_operations_a_second_are_counted_from_tokens() -> None:
+    rows = gpu.case_rows(small("uls"), batch_sizes=(4,), repetitions=(1, 1))
+    parameters = workload(small("uls")).model.num_parameters
+    for row in rows:
+        expected = 6 * parameters * row["details"]["tokens_per_second"] / 1e12
+        assert row["details"]["teraflops_per_second"] == pytest.approx(expected)
+
+
+def test_the_floor_computes_in_the_precision_of_the_engines() -> None:
+    work = workload(replace(small("els", 1), precision="bfloat16"))
+    exact = workload(small("els", 1))
+    found = dict(zip(work.parameters, floor(work, 2), strict=True))
+    expected = dict(zip(work.parameters, floor(exact, 2), strict=True))
+    apart = {name: found[name] - value for name, value in expected.items()}
+    assert 1e-4 < l2_norm(apart) / l2_norm(expected) < 0.02
+
+
+def test_both_are_registered() -> None:
+    assert registry.resolve("benchmarks", "engines", "bench") is engines.run
+    assert registry.resolve("benchmarks", "peers", "bench") is run.run
+
+
+def test_the_cases_are_those_that_were_promised() -> None:
+    names = [case.name for case in engines.CASES]
+    assert len(set(names)) == len(names)
+    for model in ("tiny-gpt", "mcmahan-lstm"):
+        assert {f"uls/{model}/{size}" for size in (1, 4, 16)} <= set(names)
+        assert {f"els/{model}", f"fedavg/{model}"} <= set(names)
+    assert {"uls/gpt2-small-lora/1", "uls/gpt2-small-lora/4", "els/gpt2-small-lora"} <= set(names)
+
+
+def test_peers_without_their_environment_say_how_to_build_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDSIM_CACHE", str(tmp_path))
+    with pytest.raises(ConfigError, match=r"python -m experiments.benchmarks.peers.install"):
+        run.run()
+    (tmp_path / "peers").mkdir()
+    (tmp_path / "peers" / "packages.json").write_text('["pfl==0.5.0"]', encoding="utf-8")
+    with pytest.raises(ConfigError, match="other versions"):
+        install.python()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"a": torch.tensor([3.0, 4.001]), "b": torch.zeros(1)}, "away from ours"),
+        ({"a": torch.tensor([float("nan"), 4.0]), "b": torch.zeros(1)}, "away from ours"),
+        ({"a": -torch.tensor([3.0, 4.0]), "b": torch.zeros(1)}, "away from ours"),
+        ({"a": torch.tensor([3.0, 4.0])}, "other tensors"),
+        ({"a": torch.tensor([3.0, 4.0]), "b": torch.zeros(2)}, "other tensors"),
+    ],
+)
+def test_a_peers_wrong_sum_is_refused(wrong: Mapping[str, torch.Tensor], message: str) -> None:
+    ours = {"a": torch.tensor([3.0, 4.0], dtype=torch.float64), "b": torch.zeros(1)}
+    near = {"a": torch.tensor([3.0, 4.0001]), "b": torch.zeros(1)}
+    assert distance(near, ours) == pytest.approx(2e-5, rel=1e-2)
+    with pytest.raises(RuntimeError, match=message):
+        distance(wrong, ours)
+
+
+def _answer(*rows: Row) -> str:
+    return json.dumps({"machine": {"cpus": 2}, "versions": {"torch": "2.13"}, "rows": rows})
+
+
+def test_the_page_and_the_picture(tmp_path: Path) -> None:
+    def engine(name: str, seconds: float) -> Row:
+        return Row(
+            benchmark="engines",
+            case="uls/tiny-gpt/4",
+            engine=name,
+            seconds=seconds,
+            ratio_to_floor=seconds / 2.0,
+            details={"tokens_per_second": 4096 / seconds},
+        )
+
+    rows = [
+        engine("floor", 2.0),
+        engine("auto", 2.5),
+        Row(
+            benchmark="engines",
+            case="memory/gpt2-small",
+            engine="ghost",
+            seconds=3.0,
+            ratio=1.25,
+            details={"peak_bytes": 5 * 2**30},
+        ),
+        Row(
+            benchmark="engines",
+            case="gpu/350m-full",
+            engine="auto",
+            seconds=None,
+            details={"not_measured": "no CUDA device"},
+        ),
+    ]
+    peer = Row(benchmark="peers", case="uls/tiny-gpt/4", engine="pfl", seconds=5.0, ratio=2.0)
+    other = Row(benchmark="server", case="fold", seconds=0.5)
+    (tmp_path / "a.json").write_text(_answer(*rows), encoding="utf-8")
+    (tmp_path / "b.json").write_text(_answer(peer, other), encoding="utf-8")
+    write([tmp_path / "a.json", tmp_path / "b.json"], tmp_path)
+    text = (tmp_path / "benchmarks.md").read_text(encoding="utf-8")
+    for line in (
+        "| uls/tiny-gpt/4 | 2 | 1.25 | 1,638 |",
+        "| uls/tiny-gpt/4 | pfl | 5 | 2.00 |",
+        "| memory/gpt2-small | ghost | 5.00 | 1.25 |",
+        "| gpu/350m-full | auto | not measured: no CUDA device | – | – | – |",
+        "| server: fold | – | 0.5 | – |",
+        "- engines: cpus 2, torch 2.13",
+    ):
+        assert line in text.splitlines()
+    assert (tmp_path / "benchmarks.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_file_that_is_no_answer_is_named(tmp_path: Path) -> None:
+    (tmp_path / "c.json").write_text('{"rows": []}', encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"c\.json: not what `fedsim bench NAME --json` prints"):
+        write([tmp_path / "c.json"], tmp_path)
+    assert not (tmp_path / "benchmarks.md").exists()

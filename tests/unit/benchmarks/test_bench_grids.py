@@ -1,0 +1,66 @@
+"""The pieces of `fedsim bench grids`: a client that computes nothing is still a client."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, Message, RecordDict
+
+from experiments.benchmarks.grids.benchmark import with_ratios
+from experiments.benchmarks.grids.null_client import app, null_spec, parameters_of
+from experiments.benchmarks.grids.population import plan_of
+from experiments.benchmarks.server import benchmark as server
+from fedsim.grids.executor import GridExecutor
+from fedsim.grids.in_process import InProcessGrid
+from fedsim.round import run_round
+from fedsim.state import ServerState
+from fedsim.utils.machine import Row
+
+
+def test_a_round_without_computation_is_a_whole_round() -> None:
+    """Coins, shards, checks, noise and ledger are real; only the sum is zero."""
+    executor = GridExecutor(InProcessGrid(app), null_spec(), shard_size=7)
+    plan = plan_of(num_users=500, cohort_size=50)
+    state, record = run_round(ServerState(0, parameters_of(1_000)), plan, executor)
+    assert record.num_units == len(plan.cohort(0)) > 0
+    assert record.estimate_norm == 0.0
+    assert state.ledger.num_releases == 1
+    moved = torch.cat([value.flatten() for value in state.parameters.values()])
+    assert moved.numel() == 1_000
+    assert bool((moved != 0.0).all())  # the noise, and Adam's step along it
+
+
+def test_a_stock_message_comes_back_as_a_flower_client_would_send_it() -> None:
+    arrays = ArrayRecord(parameters_of(100))
+    message = Message(RecordDict({"arrays": arrays}), 2, "train")
+    reply = next(iter(InProcessGrid(app).send_and_receive([message])))
+    assert not reply.has_error()
+    returned = reply.content.array_records["arrays"].to_torch_state_dict()
+    assert returned.keys() == parameters_of(100).keys()
+    assert reply.content.metric_records["metrics"]["num-examples"] == 1
+
+
+def test_ratios_are_per_user_and_to_flowers_own_way() -> None:
+    rows = [
+        Row(benchmark="grids", case="x", engine=name, seconds=1.0, details=details)
+        for name, details in (
+            ("ours", {"milliseconds_per_user": 0.5}),
+            ("theirs", {"milliseconds_per_user": 20.0}),
+        )
+    ]
+    assert [row["ratio"] for row in with_ratios(rows)] == [40.0, 1.0]
+
+
+def test_the_servers_parts() -> None:
+    rows = server.run(parameters=1_000)
+    assert [row["case"] for row in rows] == [
+        "fold",
+        "estimate",
+        "adam",
+        "noise, seeded",
+        "noise, secure",
+    ]
+    assert all((row["seconds"] or 0.0) > 0.0 for row in rows)
+    first = rows[0]
+    assert first["seconds"] is not None
+    assert np.isclose(first["details"]["nanoseconds_per_parameter"], first["seconds"] * 1e6)

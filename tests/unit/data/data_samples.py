@@ -1,0 +1,53 @@
+"""A tokenizer that needs no model, and stores made with it."""
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedsim.data.building.build import build_store
+from fedsim.data.store import TokenStore
+
+BEGIN, END = 256, 257
+
+
+def encode(texts: Sequence[str]) -> list[list[int]]:
+    return [[BEGIN, *text.encode(), END] for text in texts]
+
+
+def decode(ids: Sequence[int]) -> str:
+    assert ids[0] == BEGIN and ids[-1] == END
+    return bytes(ids[1:-1]).decode()
+
+
+def build(
+    records: Iterable[tuple[str | None, str | None]], destination: Path, **changes: object
+) -> TokenStore:
+    options: dict[str, Any] = {
+        "encode": encode,
+        "vocabulary_size": 258,
+        "tokenizer_fingerprint": "bytes",
+        "sequence_length": 8,
+        "cutting": "split",
+        "source": "a test",
+        "destination": destination,
+    }
+    return build_store(records, **(options | changes))
+
+
+class ByteModel:
+    """What a store asks of a `LanguageModel`; there is no network behind it."""
+
+    name = "bytes"
+    tokenizer_fingerprint = "bytes"
+    vocabulary_size = 258
+
+    def __init__(self) -> None:
+        self.num_encoded = 0
+
+    @property
+    def encoder(self) -> Callable[[Sequence[str]], list[list[int]]]:
+        return self.encode
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        self.num_encoded += len(texts)
+        return encode(texts)

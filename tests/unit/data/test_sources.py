@@ -1,0 +1,252 @@
+"""Reading sources: the same records from every kind of file, and errors that name the field."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import datasets
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
+import pytest
+
+from fedsim.data.config import DataConfig
+from fedsim.data.reading import records, source_fingerprint
+from fedsim.errors import ConfigError
+from tests.unit.data.data_samples import build
+
+ROWS: list[dict[str, str | None]] = [
+    {"speaker": "ann", "text": "one", "other": "x"},
+    {"speaker": "NA", "text": 'None, "quoted"\nsecond line ☂', "other": "y"},
+    {"speaker": None, "text": "nobody's", "other": None},
+    {"speaker": "ann", "text": None, "other": "z"},
+    {"speaker": "bob", "text": "two", "other": "x"},
+]
+EXPECTED = [(row["speaker"], row["text"]) for row in ROWS]
+
+
+def _csv(path: Path) -> None:
+    quoted = [
+        ",".join(
+            "" if cell is None else '"' + cell.replace('"', '""') + '"' for cell in row.values()
+        )
+        for row in ROWS
+    ]
+    path.write_text("speaker,text,other\n" + "\n".join(quoted) + "\n")
+
+
+def _arrow(path: Path) -> None:
+    table = pa.Table.from_pylist(ROWS)
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+
+
+WRITERS: dict[str, Callable[[Path], object]] = {
+    "rows.jsonl": lambda path: path.write_text("".join(json.dumps(row) + "\n" for row in ROWS)),
+    "rows.json": lambda path: path.write_text(json.dumps(ROWS)),
+    "rows.csv": _csv,
+    "rows.parquet": lambda path: pq.write_table(pa.Table.from_pylist(ROWS), path),
+    "rows.arrow": _arrow,
+}
+
+
+def _config(path: Path, **changes: str) -> DataConfig:
+    return DataConfig(source=str(path)).model_copy(update=changes)
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_every_kind_of_file_gives_the_same_records_and_store(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "odd [name]*" / name
+    path.parent.mkdir()
+    WRITERS[name](path)
+    assert list(records(_config(path))) == EXPECTED
+    store = build(records(_config(path)), tmp_path / "store")
+    reference = build(EXPECTED, tmp_path / "reference")
+    for file in reference.path.iterdir():
+        assert (store.path / file.name).read_bytes() == file.read_bytes()
+
+
+def test_a_folder_of_files_is_read_in_the_order_of_their_names(tmp_path: Path) -> None:
+    for name, user in (("b.jsonl", "bob"), ("a.jsonl", "ann")):
+        (tmp_path / name).write_text(json.dumps({"speaker": user, "text": "x"}) + "\n")
+    (tmp_path / "README.md").write_text("not data")
+    assert list(records(_config(tmp_path))) == [("ann", "x"), ("bob", "x")]
+
+
+@pytest.mark.parametrize("as_dict", [False, True])
+def test_a_folder_of_save_to_disk(tmp_path: Path, as_dict: bool) -> None:
+    table = datasets.Dataset.from_list(ROWS)
+    (datasets.DatasetDict(train=table) if as_dict else table).save_to_disk(tmp_path / "saved")
+    assert list(records(_config(tmp_path / "saved"))) == EXPECTED
+
+
+def test_a_saved_folder_without_a_train_split(tmp_path: Path) -> None:
+    datasets.DatasetDict(test=datasets.Dataset.from_list(ROWS)).save_to_disk(tmp_path / "saved")
+    with pytest.raises(ConfigError, match="no split 'train'; splits: test"):
+        list(records(_config(tmp_path / "saved")))
+
+
+@pytest.mark.parametrize(
+    ("cells", "expected"),
+    [
+        ([7, 8], ["7", "8"]),
+        ([7.0, None], ["7", None]),
+        ([7.5, float("nan")], ["7.5", None]),
+        (["007", "7"], ["007", "7"]),
+        (["", "  "], [None, None]),
+    ],
+)
+def test_a_user_has_one_name(
+    tmp_path: Path, cells: list[object], expected: list[str | None]
+) -> None:
+    table = pa.table({"speaker": cells, "text": ["x", "x"]})
+    pq.write_table(table, tmp_path / "rows.parquet")
+    read = records(_config(tmp_path / "rows.parquet"))
+    if any(expected):
+        assert [user for user, _ in read] == expected
+    else:
+        with pytest.raises(ConfigError, match="all values are null"):
+            list(read)
+
+
+def test_a_number_in_a_csv_keeps_its_zeros(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("speaker,text\n007,a\n7,b\n,c\n")
+    assert [user for user, _ in records(_config(tmp_path / "rows.csv"))] == ["007", "7", None]
+
+
+def test_integers_and_strings_in_one_json_column_are_the_same_user(tmp_path: Path) -> None:
+    rows = [{"speaker": 5, "text": "a"}, {"speaker": "5", "text": "b"}]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert [user for user, _ in records(_config(tmp_path / "rows.jsonl"))] == ["5", "5"]
+
+
+def test_a_missing_column_is_named_beside_those_there_are(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    WRITERS["rows.jsonl"](path)
+    for field in ("user_column", "text_column"):
+        expected = f"data.{field} = 'author': no such column; columns: speaker, text, other"
+        with pytest.raises(ConfigError, match=f"^{expected}$"):
+            list(records(_config(path, **{field: "author"})))
+
+
+def test_a_user_column_of_nulls(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("author,text\n,a\n,b\n")
+    with pytest.raises(ConfigError, match=r"^data\.user_column = 'author': all values are null$"):
+        list(records(_config(tmp_path / "rows.csv", user_column="author")))
+
+
+@pytest.mark.parametrize(
+    ("field", "wanted"), [("user_column", "strings or integers"), ("text_column", "strings")]
+)
+def test_a_column_of_something_else(tmp_path: Path, field: str, wanted: str) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"speaker": "ann", "text": "a", "tags": ["b"]}\n')
+    expected = rf"data\.{field} = 'tags': holds list values; wanted: {wanted}$"
+    with pytest.raises(ConfigError, match=expected):
+        list(records(_config(tmp_path / "rows.jsonl", **{field: "tags"})))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("rows.jsonl", b"{]\nnot json", "JSON"),
+        ("rows.jsonl", b"", "holds no rows"),
+        ("rows.csv", b"speaker,text\n", "holds no rows"),
+        ("rows.csv", b'speaker,text\nann,"open', "EOF inside string"),
+        ("rows.parquet", b"not parquet", "Parquet"),
+        ("rows.arrow", b"not arrow", "."),
+        ("rows.xlsx", b"PK", "unknown kind of file; known: .jsonl, .json, .csv"),
+    ],
+)
+def test_a_file_that_cannot_be_read(
+    tmp_path: Path, name: str, content: bytes, message: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ConfigError, match=rf"^data\.source = '.*{name}': .*{message}"):
+        list(records(_config(tmp_path / name)))
+
+
+def test_a_file_or_folder_that_is_not_there(tmp_path: Path) -> None:
+    for source in ("missing.jsonl", str(tmp_path / "missing"), "../a/b"):
+        for use in (lambda config: list(records(config)), source_fingerprint):
+            with pytest.raises(ConfigError, match="no such file or folder"):
+                use(DataConfig(source=source))
+
+
+def test_a_folder_without_data_or_with_two_kinds(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"holds no data files; wanted: one kind of \.jsonl"):
+        list(records(_config(tmp_path)))
+    (tmp_path / "a.csv").touch()
+    (tmp_path / "a.parquet").touch()
+    with pytest.raises(ConfigError, match="holds csv and parquet files"):
+        list(records(_config(tmp_path)))
+
+
+def test_a_hub_id_goes_to_the_hub_and_its_failure_is_a_config_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[tuple[str, object]] = []
+
+    def unreachable(name: str, **options: object) -> None:
+        asked.append((name, options["streaming"]))
+        raise ConnectionError("Couldn't reach 'owner/name' on the Hub\nand more")
+
+    monkeypatch.setattr(datasets, "load_dataset", unreachable)
+    expected = (
+        r"^data\.source = 'owner/name': Couldn't reach 'owner/name' on the Hub; "
+        r"to do without the hub, save the dataset .* and give data\.source that path$"
+    )
+    with pytest.raises(ConfigError, match=expected):
+        list(records(DataConfig(source="owner/name")))
+    assert asked == [("owner/name", True)]
+
+
+def test_streaming_leaves_nothing_in_the_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = tmp_path / "cache"
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", cache)
+    WRITERS["rows.parquet"](tmp_path / "rows.parquet")
+    list(records(_config(tmp_path / "rows.parquet")))
+    assert not cache.exists()
+
+
+def test_the_fingerprint_follows_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("1")
+    first = source_fingerprint(_config(path))
+    assert source_fingerprint(_config(path, user_column="other")) == first
+    path.write_text("12")
+    assert source_fingerprint(_config(path)) != first
+    assert (
+        len(
+            {
+                first,
+                source_fingerprint(DataConfig(source="hub/id")),
+                source_fingerprint(DataConfig()),
+            }
+        )
+        == 3
+    )
+
+
+@pytest.mark.parametrize(
+    ("names", "newcomer"),
+    [
+        ([9007199254740993, 9007199254740992], 1.5),
+        (["2020-01-01", "2020-01-02"], "bob"),
+        ([123, 4], "0123"),
+        ([7, 8], None),
+    ],
+)
+def test_nobody_renames_others_by_a_name_of_another_type(
+    tmp_path: Path, names: list[object], newcomer: object
+) -> None:
+    """A column's type is no property of a user; it was one of everybody in a block of rows."""
+    rows = [{"author": name, "body": "2020-01-01 10:00:00"} for name in names]
+    new = {"author": newcomer, "body": "words"}
+    read = []
+    for given in (rows, [new, *rows], [*rows, new]):
+        path = tmp_path / "messages.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in given), encoding="utf-8")
+        config = DataConfig(source=str(path), user_column="author", text_column="body")
+        read.append([record for record in records(config) if record[1] != "words"])
+    assert read[0] == read[1] == read[2] == [(str(name), "2020-01-01 10:00:00") for name in names]

@@ -1,0 +1,148 @@
+"""Losses of the starting model: those of evaluation, scored once, told apart by model and text."""
+
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from fedsim.cli.main import app
+from fedsim.config import ModelConfig, parse_config
+from fedsim.data.split import split_store
+from fedsim.errors import ConfigError
+from fedsim.evaluation import starting_losses
+from fedsim.evaluation.scoring import score_examples
+from fedsim.evaluation.starting_losses import losses_for
+from fedsim.language_model import LanguageModel
+from fedsim.materials import Materials, load_materials, load_model
+from fedsim.runner.assembly import build_plan
+from fedsim.tensors import Tensors
+from tests.conftest import small_config
+
+
+@pytest.fixture
+def fresh(materials: Materials, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Materials:
+    monkeypatch.setenv("FEDSIM_CACHE", str(tmp_path))
+    return materials
+
+
+def refuse(*_: object) -> None:
+    raise AssertionError("scored again")
+
+
+def test_they_are_each_training_examples_loss_and_are_kept(
+    fresh: Materials, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    losses = losses_for(fresh, "highest-perplexity")
+    assert losses is not None
+    start, examples = fresh.model.initial_parameters(), fresh.split.train_examples
+    expected = score_examples(fresh.model, start, fresh.store, examples).mean_nats()
+    np.testing.assert_allclose(losses, expected, rtol=1e-6)
+    monkeypatch.setattr(starting_losses, "score_examples", refuse)
+    again = losses_for(fresh, "lowest-perplexity")
+    assert again is not None
+    assert np.array_equal(again, losses)
+
+
+def test_another_split_takes_its_own_out_of_what_is_kept(
+    fresh: Materials, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    losses_for(fresh, "highest-perplexity")
+    monkeypatch.setattr(starting_losses, "score_examples", refuse)
+    other = replace(fresh, split=split_store(fresh.store, 5, 0.3, 0.0))
+    examples = other.split.train_examples
+    assert not np.array_equal(examples, fresh.split.train_examples)
+    losses = losses_for(other, "highest-perplexity")
+    assert losses is not None
+    monkeypatch.undo()
+    start = fresh.model.initial_parameters()
+    expected = score_examples(fresh.model, start, fresh.store, examples).mean_nats()
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
+
+
+def test_another_model_or_text_is_scored_anew(
+    fresh: Materials, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Down to the last bit of one weight, which moves no likeliest word."""
+    losses_for(fresh, "highest-perplexity")
+    monkeypatch.setattr(starting_losses, "score_examples", refuse)
+    start = fresh.model.initial_parameters()
+    first = next(iter(start))
+    nudged = {**start, first: torch.nextafter(start[first], torch.tensor(10.0))}
+    trained = load_model(ModelConfig(pretraining_steps=2))
+    text = copy.copy(fresh.store)
+    vars(text)["manifest"] = {**fresh.store.manifest, "sha256": "0" * 64}
+    for other in (
+        replace(fresh, model=trained),
+        replace(fresh, model=_Started(fresh.model, nudged)),  # type: ignore[arg-type]
+        replace(fresh, store=text),
+    ):
+        with pytest.raises(AssertionError, match="scored again"):
+            losses_for(other, "highest-perplexity")
+
+
+class _Started:
+    """A model that starts from given parameters."""
+
+    def __init__(self, model: LanguageModel, parameters: Tensors) -> None:
+        self._model, self._parameters = model, parameters
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._model, name)
+
+    def initial_parameters(self) -> Tensors:
+        return self._parameters
+
+
+def test_other_rules_score_nothing(fresh: Materials, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(starting_losses, "score_examples", refuse)
+    for rule in ("random", "longest", "shortest", "random-chunk"):
+        assert losses_for(fresh, rule) is None
+
+
+def test_example_level_sampling_pools_by_perplexity_and_refuses_chunks(speeches: Path) -> None:
+    strategy = {"name": "els", "cohort_size": None, "batch_size": 4, "group_size": 1}
+    config = small_config(speeches, strategy={**strategy, "selection": "highest-perplexity"})
+    materials = load_materials(config.seed, config.data, config.model, "cpu")
+    plan = build_plan(config, materials)
+    losses = losses_for(materials, "highest-perplexity")
+    assert losses is not None
+    of_example = dict(zip(materials.split.train_examples.tolist(), losses.tolist(), strict=True))
+    for user in range(materials.split.num_users):
+        mine = materials.split.user_examples(user).tolist()
+        (chosen,) = set(mine) & set(plan.pool.tolist())
+        assert of_example[chosen] == max(of_example[one] for one in mine)
+    raw = config.model_dump(exclude_none=True)
+    raw["strategy"]["selection"] = "random-chunk"
+    with pytest.raises(ConfigError, match="els pools whole examples"):
+        build_plan(parse_config(raw), materials)
+
+
+def test_the_table_has_a_row_a_rule_with_what_it_chooses(
+    materials: Materials, tmp_path: Path
+) -> None:
+    materials.model.save(materials.model.initial_parameters(), tmp_path / "model")
+    arguments = ["data", "selections", str(materials.store.path), "--group-size", "1", "--json"]
+    arguments += ["--model", str(tmp_path / "model")]
+    done = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    rows = {row["selection"]: row for row in json.loads(done.stdout)["rows"]}
+    assert set(rows) == {
+        "random",
+        "longest",
+        "shortest",
+        "highest-perplexity",
+        "lowest-perplexity",
+        "random-chunk",
+    }
+    lengths = {rule: row["mean_length"] for rule, row in rows.items()}
+    assert lengths["shortest"] < lengths["random"] < lengths["longest"]
+    scored = {rule: row["perplexity"] for rule, row in rows.items()}
+    assert scored["lowest-perplexity"] < scored["random"] < scored["highest-perplexity"]
+    for row in rows.values():
+        assert row["sequences"] == materials.store.num_users

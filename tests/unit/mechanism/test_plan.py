@@ -1,0 +1,290 @@
+"""A plan holds together or is not made; noise, cost and release follow from its fields."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+import dp_accounting
+import numpy as np
+import pytest
+from dp_accounting.dp_event import MixtureOfGaussiansDpEvent
+from scipy import stats
+
+from fedsim.accounting.accountants import epsilon_of_composition
+from fedsim.accounting.events import RoundCost
+from fedsim.accounting.relations import Relation
+from fedsim.clipping import FlatClip, NoClip, NormalisedClip, PerLayerClip
+from fedsim.concentrated import ConcentratedSampling
+from fedsim.errors import ConfigError
+from fedsim.estimators import ClippedDenominator, FixedDenominator
+from fedsim.materials import Materials
+from fedsim.plan import RoundPlan, TaskSpec
+from fedsim.runner.assembly import build_plan
+from fedsim.sampling import FixedSizeSampling, PoissonSampling, TruncatedPoissonSampling
+from fedsim.server_optimizer import ServerOptimizer
+from strategies.asi_liu import FilteredMean
+from tests.conftest import small_config
+
+ELS: dict[str, Any] = {"name": "els", "cohort_size": None, "batch_size": 9}
+NON_PRIVATE: dict[str, Any] = {"name": "non-private"}
+
+
+def make_plan(**changes: Any) -> RoundPlan:  # noqa: ANN401
+    """A plan over 20 users, five a round, that any field can be changed of."""
+    fields: dict[str, Any] = {
+        "strategy": "uls",
+        "unit": "user",
+        "pool": np.arange(100, 120),
+        "sampling": PoissonSampling(0.25),
+        "task": TaskSpec(name="fedsgd"),
+        "clip": FlatClip(l2_clip_norm=2.0),
+        "estimator": FixedDenominator(0.25, 20),
+        "noise_multiplier": 1.5,
+        "units_per_user": 1,
+        "optimizer": ServerOptimizer("sgd", 1.0),
+        "entropy": "seeded",
+    }
+    return RoundPlan(**{**fields, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"pool": np.array([], dtype=np.int64)}, "pool: is empty"),
+        ({"sampling": PoissonSampling(0.2)}, "0.25: differs from sampling.probability = 0.2"),
+        ({"estimator": ClippedDenominator(0.3, 8.0)}, "sampling_probability = 0.3: differs"),
+        ({"units_per_user": 0}, "units_per_user = 0"),
+        (
+            {"sampling": PoissonSampling(1.0), "estimator": FilteredMean(1.0, 20)},
+            "filtered-mean.*not for .poisson",
+        ),
+        (
+            {
+                "sampling": ConcentratedSampling(20, 1.0),
+                "estimator": FixedDenominator(1.0, 20),
+                "relation": Relation.REPLACE,
+            },
+            "'fixed': a test of concentration is priced with the filtered mean",
+        ),
+        (
+            {"units_per_user": 2, "estimator": ClippedDenominator(0.25, 8.0)},
+            "estimator.kind = 'clipped'.*nobody has proved",
+        ),
+        (
+            {"relation": Relation.REPLACE, "estimator": ClippedDenominator(0.25, 8.0)},
+            "replace-one.*nobody has proved",
+        ),
+        (
+            {
+                "sampling": TruncatedPoissonSampling(0.25, 6, 20),
+                "estimator": ClippedDenominator(0.25, 8.0),
+            },
+            "displace another.*nobody has proved",
+        ),
+        (
+            {"sampling": TruncatedPoissonSampling(0.25, 6, 20), "units_per_user": 2},
+            "'truncated-poisson': nobody has proved its cost for 2 units",
+        ),
+        (
+            {"sampling": FixedSizeSampling(5, 20), "units_per_user": 2},
+            "'fixed-size': nobody has proved its cost for 2 units",
+        ),
+        ({"clip": NoClip()}, "noise_multiplier = 1.5 with a clip bound of inf"),
+        ({"noise_multiplier": -1.0}, "noise_multiplier = -1.0"),
+        ({"noise_multiplier": math.nan}, "noise_multiplier = nan"),
+        ({"noise_multiplier": math.inf}, "noise_multiplier = inf"),
+    ],
+)
+def test_a_plan_that_cannot_be_kept_is_refused(changes: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        make_plan(**changes)
+
+
+def test_a_refusal_holds_for_changed_copies_too() -> None:
+    with pytest.raises(ValueError, match="differs from"):
+        dataclasses.replace(make_plan(), sampling=PoissonSampling(0.5))
+
+
+@pytest.mark.parametrize(
+    ("changes", "stddev"),
+    [
+        ({}, 1.5 * 2.0 / 5.0),
+        ({"noise_multiplier": 0.0}, 0.0),
+        ({"noise_multiplier": 0.0, "clip": NoClip()}, 0.0),
+        ({"estimator": ClippedDenominator(0.25, 8.0)}, 1.5 * 2 * 2.0 / 2.0),
+        ({"clip": PerLayerClip(l2_clip_norms={"a": 3.0, "b": 4.0})}, 1.5 * 5.0 / 5.0),
+        ({"clip": NormalisedClip(clip=FlatClip(l2_clip_norm=2.0))}, 1.5 * 1.0 / 5.0),
+        ({"units_per_user": 4}, 1.5 * 2.0 / 5.0),  # noise is per unit; the cost knows the units
+    ],
+)
+def test_noise_and_cost_derive_from_the_other_fields(
+    changes: dict[str, Any], stddev: float
+) -> None:
+    plan = make_plan(**changes)
+    rounded = 2.0 if plan.estimator.kind == "clipped" else 20.0
+    assert plan.noise_stddev == pytest.approx(stddev * (1.0 + rounded / 2**18), rel=1e-12)
+    assert plan.cost == RoundCost(
+        PoissonSampling(0.25), plan.noise_multiplier, changes.get("units_per_user", 1)
+    )
+
+
+def test_the_release_is_named_after_what_can_be_repeated() -> None:
+    assert make_plan(seed=3).release_id == make_plan(seed=3).release_id
+    assert make_plan(seed=3).release_id != make_plan(seed=4).release_id
+    assert make_plan(seed=3, entropy="secure").release_id == "secure"
+
+
+def test_coins_and_noise_are_different_streams() -> None:
+    plan = make_plan()
+    assert not np.array_equal(plan.coins(0).random(50), plan.noise(0).random(50))
+    assert np.array_equal(plan.coins(2).random(50), plan.coins(2).random(50))
+    assert not np.array_equal(plan.coins(0).random(50), plan.coins(1).random(50))
+
+
+def test_uls(speeches: Path, materials: Materials) -> None:
+    plan = build_plan(small_config(speeches), materials)
+    assert (plan.strategy, plan.unit, plan.units_per_user) == ("uls", "user", 1)
+    assert plan.pool.tolist() == list(range(24))
+    assert plan.sampling.probability == 6 / 24
+    assert plan.estimator == FixedDenominator(6 / 24, 24)
+    assert plan.clip == FlatClip(l2_clip_norm=0.5)
+    assert plan.task.name == "fedsgd"
+    assert plan.task.options["group_size"] == 3
+    assert plan.cost.event == dp_accounting.PoissonSampledDpEvent(
+        0.25, dp_accounting.GaussianDpEvent(1.0)
+    )
+    (sentence,) = plan.assumptions
+    assert "24, was counted in the private data" in sentence
+    assert "privacy.declared_num_users" in sentence
+
+
+def test_uls_with_a_declared_number_of_users(speeches: Path, materials: Materials) -> None:
+    config = small_config(speeches, privacy={"declared_num_users": 30})
+    plan = build_plan(config, materials)
+    assert len(plan.pool) == 24
+    assert plan.sampling.probability == 6 / 30
+    assert plan.estimator == FixedDenominator(6 / 30, 30)
+    assert plan.assumptions == (
+        "The number of users, 30, was declared public (privacy.declared_num_users).",
+    )
+
+
+def test_uls_with_weighted_users_divides_by_their_number(
+    speeches: Path, materials: Materials
+) -> None:
+    config = small_config(speeches, strategy={"user_weight_cap": 4})
+    plan = build_plan(config, materials)
+    assert plan.estimator == FixedDenominator(6 / 24, 24)
+    assert plan.task.options["user_weight_cap"] == 4
+
+
+def test_uls_with_a_clipped_denominator(speeches: Path, materials: Materials) -> None:
+    config = small_config(speeches, strategy={"estimator": {"kind": "clipped", "min_weight": 9}})
+    assert build_plan(config, materials).estimator == ClippedDenominator(6 / 24, 9)
+
+
+def test_els(speeches: Path, materials: Materials) -> None:
+    plan = build_plan(small_config(speeches, strategy=ELS), materials)
+    split = materials.split
+    capped = int(split.user_sizes.clip(max=3).sum())
+    p = 9 / capped
+    assert capped < len(split.train_examples)  # the cap matters in this text
+    assert (plan.strategy, plan.unit, plan.units_per_user) == ("els", "example", 3)
+    assert plan.sampling.probability == p
+    assert plan.estimator == FixedDenominator(p, capped)
+    assert plan.task.name == "example-gradient"
+    of_user = [np.isin(plan.pool, split.user_examples(user)).sum() for user in range(24)]
+    assert of_user == split.user_sizes.clip(max=3).tolist()
+    assert len(set(plan.pool.tolist())) == len(plan.pool) == capped
+    (sentence,) = plan.assumptions
+    assert f"pooled examples, {capped}, was counted" in sentence
+    assert list(plan.dropped.values()) == [len(split.train_examples) - capped]
+
+
+def test_els_costs_a_mixture(speeches: Path, materials: Materials) -> None:
+    plan = build_plan(small_config(speeches, strategy=ELS), materials)
+    event = plan.cost.event
+    assert isinstance(event, MixtureOfGaussiansDpEvent)
+    assert event.standard_deviation == 1.0
+    assert list(event.sensitivities) == [0, 1, 2, 3]
+    law = np.asarray(stats.binom.pmf(range(4), 3, plan.sampling.probability))
+    assert list(event.sampling_probs) == pytest.approx(law.tolist(), rel=1e-12)
+
+
+def test_els_with_a_declared_number_of_examples(speeches: Path, materials: Materials) -> None:
+    config = small_config(speeches, strategy=ELS, privacy={"declared_num_examples": 90})
+    plan = build_plan(config, materials)
+    assert plan.sampling.probability == 0.1
+    assert plan.estimator == FixedDenominator(0.1, 90)
+    assert plan.assumptions == (
+        "The number of pooled examples, 90, was declared public (privacy.declared_num_examples).",
+    )
+
+
+def test_an_epsilon_calibrates_the_noise(speeches: Path, materials: Materials) -> None:
+    config = small_config(
+        speeches, privacy={"noise_multiplier": None, "epsilon": 3.0, "accountant": "rdp"}
+    )
+    plan = build_plan(config, materials)
+    spent = epsilon_of_composition([(plan.cost, config.strategy.rounds)], 1e-3, "rdp")
+    assert 2.99 < spent <= 3.0
+
+
+@pytest.mark.parametrize(
+    ("strategy", "unit", "size", "units_per_user"),
+    [({}, "user", 24, 1), ({"cohort_size": None, "batch_size": 9}, "example", None, None)],
+    ids=["users", "examples"],
+)
+def test_non_private(
+    strategy: dict[str, Any],
+    unit: str,
+    size: int | None,
+    units_per_user: int | None,
+    speeches: Path,
+    materials: Materials,
+) -> None:
+    plan = build_plan(small_config(speeches, strategy={**NON_PRIVATE, **strategy}), materials)
+    sizes = materials.split.user_sizes
+    size = size or int(sizes.sum())
+    assert plan.unit == unit
+    assert plan.units_per_user == (units_per_user or sizes.max())
+    assert len(plan.pool) == size
+    assert plan.clip == NoClip()
+    assert (plan.noise_multiplier, plan.noise_stddev) == (0.0, 0.0)
+    assert isinstance(plan.estimator, FixedDenominator)
+    assert plan.estimator.denominator == pytest.approx(6 if unit == "user" else 9)
+    assert plan.cost.event == dp_accounting.NonPrivateDpEvent()
+
+
+@pytest.mark.parametrize("sizes", [(None, None), (5, 9)], ids=["neither", "both"])
+def test_non_private_takes_exactly_one_size(
+    sizes: tuple[int | None, int | None], speeches: Path, materials: Materials
+) -> None:
+    strategy = {**NON_PRIVATE, "cohort_size": sizes[0], "batch_size": sizes[1]}
+    with pytest.raises(ConfigError, match="exactly one of the two"):
+        build_plan(small_config(speeches, strategy=strategy), materials)
+
+
+@pytest.mark.parametrize(
+    ("sections", "complaint"),
+    [
+        ({"strategy": {"cohort_size": 25}}, "strategy.cohort_size = 25: larger than"),
+        ({"privacy": {"declared_num_users": 5}}, "cohort_size = 6: larger than the population of"),
+        ({"strategy": {**ELS, "batch_size": 500}}, "strategy.batch_size = 500: larger than"),
+        ({"privacy": {"delta": None}}, "privacy.delta: missing"),
+        ({"privacy": {"noise_multiplier": None}}, "privacy: give epsilon"),
+        (
+            {"strategy": {"clip": {"kind": "per-layer", "l2_clip_norms": {"nowhere": 1.0}}}},
+            "strategy.clip.l2_clip_norms: .*'nowhere'",
+        ),
+        ({"strategy": {**ELS, "user_weight_cap": 2}}, "strategy.user_weight_cap = 2: not used"),
+    ],
+)
+def test_a_config_without_a_plan_is_refused(
+    sections: dict[str, Any], complaint: str, speeches: Path, materials: Materials
+) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        build_plan(small_config(speeches, **sections), materials)

@@ -1,0 +1,97 @@
+"""Where a plan's coins and noise come from, and noise that is too small to be a number."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field, fields
+
+import numpy as np
+import pytest
+
+from fedsim.clip_policy import ConstantClip, NextClip
+from fedsim.clipping import FlatClip
+from fedsim.estimators import WeightedSum
+from fedsim.plan import RoundPlan
+from fedsim.seeding import RandomSource, stream
+from fedsim.state import ServerState
+from tests.unit.mechanism.test_plan import make_plan
+
+
+@pytest.mark.parametrize("round", [0, 7])
+def test_draws_have_the_address_of_their_purpose(round: int) -> None:
+    """A run that is taken up by a later version must draw what it drew."""
+    plan = make_plan(seed=11)
+    coins, noise = plan.coins(round).random(9), plan.noise(round).standard_normal(9)
+    assert np.array_equal(coins, stream(11, "sampling", round).random(9))
+    assert np.array_equal(noise, stream(11, "noise", round).standard_normal(9))
+
+
+@dataclass(frozen=True)
+class Listening(ConstantClip):
+    """Keeps the noise that it was given for its count."""
+
+    heard: list[RandomSource] = field(default_factory=list)
+
+    def after(self, round: int, scale: float, total: WeightedSum, noise: RandomSource) -> NextClip:
+        self.heard.append(noise)
+        return NextClip(scale)
+
+
+def test_the_noise_of_a_count_is_another_than_the_estimates() -> None:
+    listening = Listening()
+    plan = make_plan(seed=11, clip_policy=listening)
+    plan.next_clip(ServerState(7, {}), WeightedSum.zero({}))
+    (noise,) = listening.heard
+    assert np.array_equal(noise.standard_normal(9), stream(11, "clip", 7).standard_normal(9))
+
+
+def test_a_secure_plan_has_a_new_key_for_every_draw(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = iter(range(100))
+    monkeypatch.setattr("secrets.randbits", lambda bits: next(keys) if bits == 128 else None)
+    plan = make_plan(entropy="secure")
+    drawn = [plan.coins(0), plan.coins(0), plan.noise(0), plan.noise(0), plan.noise(1)]
+    assert next(keys) == len(drawn)
+    assert len({source.random(1)[0] for source in drawn}) == len(drawn)
+    assert plan.release_id == "secure"
+
+
+def test_the_id_of_a_seeded_release_does_not_tell_the_seed() -> None:
+    """A ledger holds it, and is shared: from the seed everybody can compute the noise."""
+    seed = 15_472_036_982_700_610_505
+    name = make_plan(seed=seed).release_id
+    assert name == make_plan(seed=seed).release_id
+    assert name != make_plan(seed=seed + 1).release_id
+    assert name.startswith("seeded:")
+    assert len(name) == len("seeded:") + 32
+    for told in (str(seed), f"{seed:x}", hashlib.sha256(str(seed).encode()).hexdigest()[:32]):
+        assert told not in name
+
+
+def test_noise_that_rounds_to_none_is_refused() -> None:
+    with pytest.raises(ValueError, match="noise needs a positive multiplier and a finite bound"):
+        make_plan(noise_multiplier=1e-200, clip=FlatClip(l2_clip_norm=1e-200))
+
+
+def test_a_plan_without_noise_says_so() -> None:
+    plan = make_plan(noise_multiplier=0.0)
+    assert plan.noise_stddev == 0.0
+    assert plan.cost.noise_multiplier == 0.0
+
+
+def test_the_defaults_are_those_that_promise_most_and_do_nothing_else() -> None:
+    defaults = {field.name: field.default for field in fields(RoundPlan)}
+    assert (defaults["entropy"], defaults["seed"], defaults["assumptions"]) == ("secure", 0, ())
+    plan = make_plan()
+    assert plan.dropped == {}
+    assert plan.moving_clip_norm is None
+    executor = object()
+    assert plan.around(executor, 3) is executor  # type: ignore[arg-type]
+
+
+def test_a_task_keeps_its_name_and_options() -> None:
+    task = make_plan().task
+    assert (task.name, task.options) == ("fedsgd", {})
+    with pytest.raises(ValueError, match="frozen"):
+        task.name = "another"
+    with pytest.raises(ValueError, match="extra"):
+        type(task)(name="fedsgd", option=1)  # type: ignore[call-arg]

@@ -1,0 +1,116 @@
+"""Model folders that would run code, lead elsewhere, or are not whole: refused, with a message."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from clients.models.loading import open_pretrained
+from fedsim.errors import ConfigError
+from fedsim.materials import Materials
+
+CODE = 'from pathlib import Path\nPath("executed").mkdir()\nclass Config: pass\nModel = Config\n'
+
+
+class Payload:
+    def __reduce__(self) -> tuple[object, tuple[Path]]:
+        return Path.mkdir, (Path("unpickled"),)
+
+
+@pytest.fixture(scope="module")
+def saved(materials: Materials, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    materials.model.save(materials.model.initial_parameters(), folder)
+    return folder
+
+
+def edit(folder: Path, name: str, **changes: object) -> None:
+    content = json.loads((folder / name).read_text(encoding="utf-8"))
+    (folder / name).write_text(json.dumps(content | changes), encoding="utf-8")
+
+
+def pickled(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Payload()))
+
+
+def pickled_by_torch(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    torch.save(weights, folder / "pytorch_model.bin")
+
+
+def code(folder: Path) -> None:
+    (folder / "evil.py").write_text(CODE, encoding="utf-8")
+    names = {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}
+    edit(folder, "config.json", auto_map=names, model_type="evil", trust_remote_code=True)
+
+
+def elsewhere(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder.parent / "weights.safetensors")
+    save_file({"x": torch.zeros(1)}, folder / "model-1.safetensors")
+    index = {"metadata": {}, "weight_map": {"x": "../weights.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+
+
+def adapters(folder: Path) -> None:
+    told = {"base_model_name_or_path": "../base", "peft_type": "LORA"}
+    (folder / "adapter_config.json").write_text(json.dumps(told), encoding="utf-8")
+
+
+def not_whole(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    weights.pop(next(name for name in weights if "ln_2" in name))
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def endless(folder: Path) -> None:
+    edit(folder, "config.json", n_layer=10**9)
+
+
+def of_another_type(folder: Path) -> None:
+    edit(folder, "config.json", n_positions=128.0)
+
+
+def odd_tokenizer(folder: Path) -> None:
+    edit(folder, "tokenizer_config.json", **{"__class__": 7})
+
+
+CASES: dict[Callable[[Path], None], str] = {
+    pickled: r"pytorch_model\.bin.* can run code when they are read; wanted: safetensors",
+    pickled_by_torch: "can run code when they are read",
+    code: "it needs code that comes with it, which is never run",
+    elsewhere: r"'\.\./weights\.safetensors' is no file of the folder",
+    adapters: "merge them",
+    not_whole: "lack 1 of the network's weights: .*ln_2",
+    endless: "n_layer = 1000000000, and the weights are",
+    of_another_type: "n_positions",
+    odd_tokenizer: "__class__",
+}
+
+
+@pytest.mark.parametrize("harm", CASES, ids=lambda harm: harm.__name__)
+def test_a_hostile_folder(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: Callable[[Path], None]
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(saved, folder)
+    harm(folder)
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(ConfigError, match=CASES[harm]):
+        open_pretrained(str(folder))
+    assert sorted(tmp_path.iterdir()) == before
+    assert not list(tmp_path.rglob("executed")) + list(tmp_path.rglob("unpickled"))
+
+
+def test_the_folder_itself_opens(saved: Path) -> None:
+    module, _ = open_pretrained(str(saved))
+    assert sum(value.numel() for value in module.parameters()) > 0

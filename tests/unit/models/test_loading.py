@@ -1,0 +1,217 @@
+"""Folders, files and names that others give: what opens, and what the error says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from clients.models.loading import load
+from clients.models.transformers_model import TransformersModel
+from fedsim import registry
+from fedsim.config import ModelConfig
+from fedsim.errors import ConfigError
+from fedsim.materials import load_model
+
+WORDS = ["<unk>", "<s>", "</s>", "<pad>", "a", "b", "c", "ab"]
+
+
+def tokenizer(special: dict[str, str]) -> PreTrainedTokenizerFast:
+    backend = Tokenizer(models.WordLevel(dict(zip(WORDS, range(8), strict=True)), "<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokens = {"unk_token": "<unk>", **special}
+    return PreTrainedTokenizerFast(tokenizer_object=backend, **tokens)  # type: ignore[no-untyped-call]
+
+
+def write_llama(folder: Path, special: dict[str, str], vocabulary: int = 8) -> Path:
+    """Write a llama of a few hundred weights whose config names a padding id."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=8,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=32,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=3,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer(special).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> Path:
+    special = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
+    return write_llama(tmp_path / "llama", special)
+
+
+def load_folder(folder: Path, sequence_length: int = 16, **keys: object) -> TransformersModel:
+    config = ModelConfig.model_validate({"name_or_path": str(folder), **keys})
+    return load(config, sequence_length=sequence_length)
+
+
+def test_a_folder_opens_under_its_path(llama: Path) -> None:
+    model = load_model(ModelConfig(name_or_path=str(llama)), sequence_length=16)
+    assert model.encode(["a c"]) == [[1, 4, 6, 2]]
+    assert model.unknown_token_id == 0
+    assert model.vocabulary_size == 8
+    assert str(llama) in model.origin
+    tokens = torch.tensor([[1, 4, 6, 2]])
+    expected = LlamaForCausalLM.from_pretrained(llama)(tokens).logits
+    torch.testing.assert_close(model.logits(model.initial_parameters(), tokens), expected)
+
+
+def test_the_padding_id_is_an_id_like_any_other(llama: Path, tmp_path: Path) -> None:
+    model = load_folder(llama)
+    tokens = torch.tensor([[1, 3, 4]])
+    embedding = "model.embed_tokens.weight"
+    gradients = torch.func.grad(lambda given: model.logits(given, tokens).square().sum())(
+        model.initial_parameters()
+    )
+    assert bool(gradients[embedding][3].abs().sum() > 0)
+    model.save(model.initial_parameters(), tmp_path / "saved")
+    assert LlamaForCausalLM.from_pretrained(tmp_path / "saved").config.pad_token_id == 3
+
+
+def test_adapters_of_an_architecture_that_peft_knows(llama: Path) -> None:
+    names = load_folder(llama, lora_rank=2).initial_parameters()
+    assert {name.split(".")[-4] for name in names} == {"q_proj", "v_proj"}
+
+
+@pytest.mark.parametrize(
+    ("special", "expected"),
+    [({"bos_token": "<s>"}, [1, 4, 1]), ({"eos_token": "</s>"}, [2, 4, 2])],
+)
+def test_one_special_token_stands_at_both_ends(
+    tmp_path: Path, special: dict[str, str], expected: list[int]
+) -> None:
+    assert load_folder(write_llama(tmp_path, special)).encode(["a"]) == [expected]
+
+
+def test_no_special_token_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="neither a bos_token nor an eos_token"):
+        load_folder(write_llama(tmp_path, {}))
+
+
+def test_a_tokenizer_with_more_ids_than_the_network_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="has 8 ids but the network only 5"):
+        load_folder(write_llama(tmp_path, {"bos_token": "<s>"}, vocabulary=5))
+
+
+def test_sequences_longer_than_the_positions_are_refused(llama: Path) -> None:
+    with pytest.raises(ConfigError, match=r"data\.sequence_length = 33: .*at most 32"):
+        load_folder(llama, sequence_length=33)
+
+
+def test_pretraining_steps_belong_to_built_in_models(llama: Path) -> None:
+    with pytest.raises(ConfigError, match=r"model\.pretraining_steps = 5: .*leave the key out"):
+        load_folder(llama, pretraining_steps=5)
+
+
+@pytest.mark.parametrize("name", ["/no/such/folder", "./absent", "models/a/b", "absent.gguf"])
+def test_a_path_that_is_not_there_is_refused_without_asking_the_hub(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"model\.name_or_path = .*no such file or folder"):
+        load(ModelConfig(name_or_path=name))
+
+
+def test_adapters_go_where_they_are_sent(llama: Path) -> None:
+    model = load_folder(llama, lora_rank=2, lora_target_modules=("o_proj", "up_proj"))
+    places = {name.split(".lora_")[0].rpartition(".")[2] for name in model.initial_parameters()}
+    assert places == {"o_proj", "up_proj"}
+
+
+@pytest.mark.parametrize(
+    "target", ["c_attn", "input_layernorm"], ids=["absent", "no weight matrix"]
+)
+def test_adapters_without_a_place_are_refused(llama: Path, target: str) -> None:
+    with pytest.raises(ConfigError, match=r"model\.lora_target_modules = .*Known: .*o_proj"):
+        load_folder(llama, lora_rank=2, lora_target_modules=(target,))
+
+
+def test_targets_without_adapters_are_refused() -> None:
+    with pytest.raises(ValueError, match="lora_target_modules needs lora_rank"):
+        ModelConfig(lora_target_modules=("q_proj",))
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"model\.name_or_path = "):
+        load_folder(tmp_path)
+
+
+def test_broken_weights_are_refused(llama: Path) -> None:
+    (llama / "model.safetensors").write_bytes(b"not tensors")
+    with pytest.raises(ConfigError, match=r"model\.name_or_path = "):
+        load_folder(llama)
+
+
+def test_a_gguf_file_opens(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    gguf = pytest.importorskip("gguf")
+    path = tmp_path / "small.gguf"
+    write_gguf(gguf.GGUFWriter(str(path), "llama"))
+    capfd.readouterr()
+    model = load_folder(path)
+    assert model.vocabulary_size == 8
+    embedding = model.initial_parameters()["model.embed_tokens.weight"]
+    torch.testing.assert_close(embedding, torch.full((8, 8), 0.5))
+    begin, *_, end = model.encode(["ab"])[0]
+    assert (begin, end) == (1, 2)
+    moved = {name: value + 0.25 for name, value in model.initial_parameters().items()}
+    model.save(moved, tmp_path / "served")
+    assert "quantization_config" not in (tmp_path / "served" / "config.json").read_text()
+    served = load_folder(tmp_path / "served").initial_parameters()
+    assert all(torch.equal(served[name], value) for name, value in moved.items())
+    assert capfd.readouterr() == ("", "")
+
+
+def write_gguf(writer: Any) -> None:  # noqa: ANN401  (the package is optional)
+    """Write a llama of one layer, its matrices full of 0.5 and its norms of 1."""
+    writer.add_vocab_size(8)
+    writer.add_context_length(32)
+    writer.add_embedding_length(8)
+    writer.add_block_count(1)
+    writer.add_feed_forward_length(16)
+    writer.add_head_count(2)
+    writer.add_head_count_kv(1)
+    writer.add_rope_dimension_count(4)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(WORDS)
+    writer.add_token_merges(["a b"])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
+    writer.add_pad_token_id(3)
+    shapes = {"attn_q": (8, 8), "attn_k": (4, 8), "attn_v": (4, 8), "attn_output": (8, 8)}
+    shapes |= {"ffn_gate": (16, 8), "ffn_up": (16, 8), "ffn_down": (8, 16)}
+    for name, shape in shapes.items():
+        writer.add_tensor(f"blk.0.{name}.weight", np.full(shape, 0.5, np.float32))
+    for name in ("token_embd", "output"):
+        writer.add_tensor(f"{name}.weight", np.full((8, 8), 0.5, np.float32))
+    for name in ("output_norm", "blk.0.attn_norm", "blk.0.ffn_norm"):
+        writer.add_tensor(f"{name}.weight", np.ones(8, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def test_a_misspelt_built_in_name_is_suggested(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(*arguments: object, **keys: object) -> None:
+        raise OSError("the hub cannot be reached")
+
+    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", unreachable)
+    with pytest.raises(ConfigError, match=r"did you mean 'tiny-gpt'\? .*cannot be reached"):
+        load_model(ModelConfig(name_or_path="tiny-gtp"))
+
+
+def test_the_built_in_names_are_registered() -> None:
+    assert {"tiny-gpt", "mcmahan-lstm", "transformers"} <= set(registry.names("models"))

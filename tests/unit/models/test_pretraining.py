@@ -1,0 +1,160 @@
+"""Pre-training: on public text alone, the same each time, made once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import GPT2Config, PreTrainedModel
+
+from clients.models import pretraining
+from clients.models.pretraining import Schedule, describe_origin, pretrained, random_start
+from clients.models.tiny_gpt import load as load_tiny_gpt
+from clients.models.tokenizers import END_OF_TEXT, byte_pair_tokenizer, public_text
+from fedsim.config import ModelConfig
+from fedsim.errors import ConfigError
+
+SCHEDULE = Schedule(steps=3, learning_rate=1e-2, warmup_steps=1, batch_size=4, block_length=16)
+
+
+def small_config(width: int = 16) -> GPT2Config:
+    return GPT2Config(
+        vocab_size=300,
+        n_embd=width,
+        n_layer=1,
+        n_head=2,
+        n_positions=16,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+
+
+@pytest.fixture(autouse=True)
+def _few_speeches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pre-train on the first hundred speeches; all of them take seconds to encode."""
+    monkeypatch.setattr(pretraining, "public_text", lambda: public_text()[:100])
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("FEDSIM_CACHE", str(tmp_path))
+    return tmp_path / "models"
+
+
+def make(schedule: Schedule = SCHEDULE, width: int = 16) -> PreTrainedModel:
+    return pretrained("small", small_config(width), byte_pair_tokenizer(300), schedule)
+
+
+def weights(module: PreTrainedModel) -> torch.Tensor:
+    return torch.cat([value.detach().flatten() for value in module.parameters()])
+
+
+def public_loss(module: PreTrainedModel) -> float:
+    tokenizer = byte_pair_tokenizer(300)
+    ids = torch.tensor(tokenizer(" ".join(public_text()[:20]))["input_ids"])
+    tokens = ids[: len(ids) // 16 * 16].reshape(-1, 16)
+    with torch.no_grad():
+        logits = module(tokens).logits[:, :-1]
+    return float(torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()))
+
+
+def test_it_learns_public_text(cache: Path) -> None:
+    start = random_start(small_config(), SCHEDULE.seed)
+    trained = make(replace(SCHEDULE, steps=30))
+    assert public_loss(trained) < public_loss(start) - 0.5
+
+
+def test_it_is_made_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = weights(make())
+    monkeypatch.delattr(pretraining, "_train")  # a second training would fail
+    assert torch.equal(weights(make()), first)
+    (folder,) = cache.iterdir()
+    assert folder.name.startswith("small-")
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= {
+        path.name for path in folder.iterdir()
+    }
+
+
+def test_it_repeats_whatever_the_global_generator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+    for seed in (1, 2):
+        monkeypatch.setenv("FEDSIM_CACHE", str(tmp_path / str(seed)))
+        torch.manual_seed(seed)
+        before = torch.random.get_rng_state()
+        made.append(weights(make()))
+        assert torch.equal(torch.random.get_rng_state(), before)
+    assert torch.equal(*made)
+
+
+def test_another_config_or_schedule_is_another_folder(cache: Path) -> None:
+    make()
+    make(width=32)
+    make(replace(SCHEDULE, steps=2))
+    make(replace(SCHEDULE, learning_rate=2e-2))
+    assert len(list(cache.iterdir())) == 4
+
+
+def test_a_failure_leaves_no_folder(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object) -> None:
+        raise OSError("no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PreTrainedModel, "save_pretrained", fail)
+        with pytest.raises(OSError, match="no space"):
+            make()
+    assert not list(cache.glob("small-*"))
+    assert weights(make()).numel() > 0
+
+
+def test_a_second_process_that_comes_late_uses_the_first_folder(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = weights(make())
+    (folder,) = cache.iterdir()
+    module = random_start(small_config(), seed=5)
+    pretraining._keep(module, byte_pair_tokenizer(300), folder)
+    assert [path.name for path in cache.iterdir()] == [folder.name]
+    assert torch.equal(weights(make()), first)
+
+
+def test_no_steps_is_the_random_start(cache: Path) -> None:
+    start = random_start(small_config(), SCHEDULE.seed)
+    assert torch.equal(weights(make(replace(SCHEDULE, steps=0))), weights(start))
+
+
+def test_the_learning_rate_rises_then_falls_to_a_tenth() -> None:
+    schedule = Schedule(steps=100, learning_rate=1.0, warmup_steps=10)
+    rates = [schedule.learning_rate_at(step) for step in range(101)]
+    assert rates[0] == pytest.approx(0.1)
+    assert rates[9] == rates[10] == pytest.approx(1.0)
+    assert rates[100] == pytest.approx(0.1)
+    assert rates[:10] == sorted(rates[:10])
+    assert rates[10:] == sorted(rates[10:], reverse=True)
+
+
+def test_the_origin_names_text_words_and_steps() -> None:
+    words = sum(len(text.split()) for text in public_text()[:100])
+    sentence = describe_origin(SCHEDULE)
+    assert "eleven history plays" in sentence
+    assert f"{words:,} words" in sentence
+    assert "3 steps" in sentence
+    assert "random" in describe_origin(replace(SCHEDULE, steps=0))
+
+
+def test_tiny_gpt_takes_no_longer_sequences_than_it_has_positions() -> None:
+    config = ModelConfig(name_or_path="tiny-gpt", pretraining_steps=0)
+    load_tiny_gpt(config, sequence_length=128)
+    with pytest.raises(ConfigError, match=r"data\.sequence_length = 129: .* 128 positions"):
+        load_tiny_gpt(config, sequence_length=129)
+
+
+def test_byte_pairs_spell_any_text_and_repeat() -> None:
+    tokenizer = byte_pair_tokenizer(2000)
+    text = "naïve 🐎\tking"
+    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+    assert tokenizer.convert_tokens_to_ids(END_OF_TEXT) == 0
+    assert len(tokenizer("the king and the lord")["input_ids"]) == 5

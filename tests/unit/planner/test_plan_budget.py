@@ -1,0 +1,137 @@
+"""A budget of gradients becomes a cohort or a batch, counted on users of unequal size."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedsim.config import Config
+from fedsim.errors import ConfigError
+from fedsim.materials import Materials
+from fedsim.planner.budget import at_budget, largest_budget
+from fedsim.runner.assembly import build_plan
+from fedsim.runner.summary import expected_gradients
+from tests.conftest import small_config
+
+BUDGET = 20.0
+ELS = {"name": "els", "cohort_size": None, "batch_size": 5.0}
+
+
+def gradients(config: Config, materials: Materials) -> float:
+    return expected_gradients(config, materials, build_plan(config, materials))
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        {},
+        {"group_size": 1},
+        {"group_size": 100},
+        {"group_size": 2, "local": {"task": "fedavg", "epochs": 2}},
+        {"selection": "random-chunk"},
+        {"sampling": {"kind": "truncated-poisson", "max_cohort_size": 12}},
+        ELS,
+        {**ELS, "group_size": 1},
+        {"name": "non-private"},
+        {"name": "non-private", "cohort_size": None, "batch_size": 5.0},
+    ],
+    ids=str,
+)
+def test_the_expected_gradients_are_the_budget(
+    strategy: dict[str, Any], speeches: Path, materials: Materials
+) -> None:
+    config = at_budget(small_config(speeches, strategy=strategy), materials, BUDGET)
+    assert gradients(config, materials) == pytest.approx(BUDGET, rel=1e-12)
+
+
+def test_the_coins_bring_the_budget(speeches: Path, materials: Materials) -> None:
+    """By drawing cohorts, not by the formula that made the config: within five standard errors."""
+    config = at_budget(small_config(speeches), materials, BUDGET)
+    plan = build_plan(config, materials)
+    sizes = materials.split.user_sizes.clip(max=config.strategy.group_size)
+    drawn = np.array([sizes[plan.cohort(round)].sum() for round in range(2_000)])
+    assert drawn.std() > 0
+    assert abs(drawn.mean() - BUDGET) < 5 * drawn.std() / np.sqrt(len(drawn))
+    naive = config.strategy.group_size * len(plan.pool) * plan.sampling.probability
+    assert naive > BUDGET + 1  # users with fewer examples do bring fewer here
+
+
+def test_declared_numbers_are_what_a_size_is_a_share_of(
+    speeches: Path, materials: Materials
+) -> None:
+    declared = {"declared_num_users": 48, "declared_num_examples": 400}
+    for strategy in ({}, ELS):
+        config = small_config(speeches, strategy=strategy, privacy=declared)
+        assert gradients(at_budget(config, materials, BUDGET), materials) == pytest.approx(BUDGET)
+
+
+def test_the_strategy_says_which_size_it_takes(speeches: Path, materials: Materials) -> None:
+    """A config whose strategy was varied keeps the other one's size."""
+    strategy = {"name": "els", "cohort_size": 6.0, "batch_size": None}
+    config = at_budget(small_config(speeches, strategy=strategy), materials, BUDGET)
+    assert config.strategy.cohort_size is None
+    assert gradients(config, materials) == pytest.approx(BUDGET)
+
+
+def test_nothing_but_the_size_changes(speeches: Path, materials: Materials) -> None:
+    before = small_config(speeches)
+    after = at_budget(before, materials, BUDGET)
+    assert after != before
+    again = after.model_copy(
+        update={"strategy": after.strategy.model_copy(update={"cohort_size": 6.0})}
+    )
+    assert again == before
+
+
+def test_whole_cohorts_come_as_near_as_they_can(speeches: Path, materials: Materials) -> None:
+    config = small_config(speeches, strategy={"sampling": {"kind": "fixed-size"}})
+    met = at_budget(config, materials, BUDGET)
+    size = met.strategy.cohort_size
+    assert size is not None
+    assert size == int(size)
+    mean = materials.split.user_sizes.clip(max=3).mean()
+    assert abs(gradients(met, materials) - BUDGET) <= mean / 2 + 1e-9
+
+
+def test_everybody_is_the_most(speeches: Path, materials: Materials) -> None:
+    config = small_config(speeches)
+    most = largest_budget(config, materials)
+    assert most == materials.split.user_sizes.clip(max=3).sum()
+    plan = build_plan(at_budget(config, materials, most), materials)
+    assert plan.sampling.probability == 1.0
+    with pytest.raises(ConfigError, match=rf"--budget = .*together give {most:g} gradients"):
+        at_budget(config, materials, most * 1.01)
+
+
+@pytest.mark.parametrize("budget", [0.0, -3.0, float("inf"), float("nan")])
+def test_no_such_budget(budget: float, speeches: Path, materials: Materials) -> None:
+    with pytest.raises(ConfigError, match="--budget"):
+        at_budget(small_config(speeches), materials, budget)
+
+
+def test_what_the_strategy_refuses_is_said(speeches: Path, materials: Materials) -> None:
+    config = small_config(speeches, strategy={**ELS, "selection": "random-chunk"})
+    with pytest.raises(ConfigError, match="random-chunk"):
+        at_budget(config, materials, BUDGET)
+
+
+def test_no_accountant_is_asked_and_nothing_is_logged(
+    speeches: Path,
+    materials: Materials,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def never(*_: object, **__: object) -> float:
+        raise AssertionError("calibrated")
+
+    monkeypatch.setattr("strategies.common.calibrate_noise_multiplier", never)
+    config = small_config(speeches, privacy={"epsilon": 1.0, "noise_multiplier": None})
+    with caplog.at_level(logging.INFO):
+        at_budget(config, materials, BUDGET)
+    assert not caplog.records
+    logging.getLogger("strategies").warning("heard again")
+    assert caplog.records

@@ -1,0 +1,221 @@
+"""Comparisons: the value, its tables, its picture and the folder."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import json
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+from rich.console import Console
+
+from fedsim.errors import ConfigError
+from fedsim.report.comparison import Comparison, compare, unique_labels
+from fedsim.report.comparison_folder import write_comparison
+from fedsim.report.pictures import draw_comparison
+from fedsim.report.schema import Utility
+from fedsim.report.style import shorten, spread
+from fedsim.report.tables import COLUMNS, cells, to_csv, to_json, to_markdown, to_rich
+from tests.unit.report.report_samples import (
+    metrics,
+    non_private,
+    privacy,
+    report,
+    scores,
+    write_run,
+)
+
+ELS: dict[str, object] = {
+    "sampler": "Poisson over examples",
+    "accountant": "mixture",
+    "units_per_user": 8,
+}
+HOSTILE = "a|b\n$\\frac{x <script>[red] `"
+
+
+def three(**changes: object) -> Comparison:
+    return compare(
+        [
+            ("uls", report(), metrics()),
+            ("els", report(name="els", promise=privacy(**(ELS | changes))), metrics()),
+            ("plain", report(name="non-private", promise=non_private()), metrics(private=False)),
+        ]
+    )
+
+
+def lines_of(comparison: Comparison, width: int = 200) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    console.print(to_rich(comparison))
+    file = console.file
+    assert isinstance(file, io.StringIO)
+    return file.getvalue()
+
+
+def test_rows_hold_the_reports_numbers() -> None:
+    start, uls, els, plain = three().rows
+    assert (start.kind, start.loss, start.epsilon) == ("start", 3.3, None)
+    assert start.label == "starting point"
+    assert (uls.label, uls.loss, uls.epsilon, uls.delta) == ("uls", 2.4, 7.9964, 1e-5)
+    assert (uls.gradients, uls.seconds, uls.noise_multiplier) == (98_765, 212.5, 0.84)
+    assert (els.strategy, els.accountant) == ("els", "mixture")
+    assert plain.epsilon is None
+    assert cells(uls)[2:] == [
+        *("2.400", "11.02", "31.0 %", "8.00", "1e-5", "0.840", "user", "98,765", "3 min 32 s")
+    ]
+    assert cells(plain)[5:9] == ["none", "–", "–", "–"]
+
+
+def test_each_distinct_start_has_one_row_that_names_its_runs() -> None:
+    def labels(*losses: float) -> list[str]:
+        runs = [(f"r{i}", report(initial=scores(x)), metrics()) for i, x in enumerate(losses)]
+        return [row.label for row in compare(runs).rows if row.kind == "start"]
+
+    assert labels(3.3, 3.3 * (1 + 1e-9), 3.3) == ["starting point"]
+    assert labels(3.3, 3.1, 3.3) == ["starting point of r0, r2", "starting point of r1"]
+
+
+def test_every_run_has_the_terms_of_its_epsilon() -> None:
+    for text in (to_markdown(three()), lines_of(three())):
+        for terms in (
+            "uls: ε at δ = 1e-5; unit: user; neighbouring relation: add or remove one user; "
+            "sampler: Poisson over users; accountant: pld",
+            "sampler: Poisson over examples; accountant: mixture",
+            "plain: no privacy guarantee",
+            "computed on private text, not covered by the guarantee",
+        ):
+            assert terms in " ".join(text.split())
+
+
+@pytest.mark.parametrize(
+    ("change", "note"),
+    [
+        ({}, None),
+        ({"delta": 1e-6}, "different δ"),
+        ({"unit": "example"}, "different units"),
+        ({"relation": "replace one user"}, "different neighbouring relations"),
+    ],
+)
+def test_what_spoils_a_comparison_is_noted(change: dict[str, object], note: str | None) -> None:
+    notes = three(**change).notes
+    assert (notes == ()) if note is None else (len(notes) == 1 and note in notes[0])
+
+
+def test_different_held_out_text_and_budgets_are_noted() -> None:
+    other = report()
+    cost = other.cost.model_copy(update={"expected_gradients": 7.0})
+    data = other.data.model_copy(update={"source": "elsewhere"})
+    notes = compare(
+        [("a", report(), ()), ("b", other.model_copy(update={"cost": cost, "data": data}), ())]
+    ).notes
+    assert any("held-out text" in note for note in notes)
+    assert any("gradient budgets" in note for note in notes)
+
+
+def test_csv_keeps_full_precision_and_any_label() -> None:
+    comparison = compare([(HOSTILE, report(), metrics())])
+    start, run = csv.DictReader(io.StringIO(to_csv(comparison)))
+    assert run["label"] == HOSTILE
+    assert float(run["perplexity"]) == math.exp(2.4)
+    assert (run["epsilon"], run["delta"], run["relation"]) == (
+        "7.9964",
+        "1e-05",
+        "add or remove one user",
+    )
+    assert start["epsilon"] == ""
+
+
+def test_json_reads_back_as_the_same_comparison() -> None:
+    comparison = three()
+    assert Comparison.model_validate_json(to_json(comparison)) == comparison
+
+
+def test_a_markdown_cell_cannot_be_left() -> None:
+    text = to_markdown(compare([(HOSTILE, report(), metrics())]))
+    table = text.split("\n\n")[0].split("\n")
+    assert len(table) == 4
+    for line in table:
+        assert line.replace("\\|", "").count("|") == len(COLUMNS) + 1
+    assert "<script" not in text
+
+
+def test_the_terminal_table_shows_labels_as_they_are_and_loses_no_digit() -> None:
+    comparison = compare([("[red]x", report(), metrics())])
+    wide = lines_of(comparison)
+    assert "[red]x (uls)" in wide
+    narrow = lines_of(comparison, width=80)
+    assert "…" not in narrow
+    for number in ("2.400", "8.00", "1e-5", "98,765"):
+        assert number in narrow
+
+
+def test_no_runs_and_equal_labels_are_config_errors() -> None:
+    with pytest.raises(ConfigError, match="at least one run"):
+        compare([])
+    with pytest.raises(ConfigError, match="label"):
+        compare([("a", report(), ()), ("a", report(), ())])
+
+
+@given(st.lists(st.sampled_from(["a", "b", "a (2)", "a (3)", "a (2) (2)"]), max_size=8))
+def test_unique_labels_are_unique_and_the_first_of_each_name_keeps_it(names: list[str]) -> None:
+    labels = unique_labels(names)
+    assert len(set(labels)) == len(names)
+    for name in set(names):
+        assert labels[names.index(name)] == name
+
+
+@given(st.lists(st.floats(-10, 10), max_size=8), st.floats(0.01, 5))
+def test_spread_keeps_order_centre_and_distance(positions: list[float], gap: float) -> None:
+    placed = spread(positions, gap)
+    pairs = sorted(zip(positions, placed, strict=True))
+    heights = sorted(placed)
+    assert all(b - a >= gap - 1e-9 for a, b in itertools.pairwise(heights))
+    assert [p for _, p in pairs] == heights or len(set(positions)) < len(positions)
+    assert sum(placed) == pytest.approx(sum(positions), abs=1e-8)
+
+
+def test_shorten_cuts_with_an_ellipsis() -> None:
+    assert shorten("a\nb", 5) == "a b"
+    assert shorten("abcdefgh", 5) == "abcd…"
+
+
+def test_the_picture_is_1600_by_700_and_grows_with_its_runs() -> None:
+    few = Image.open(io.BytesIO(draw_comparison(three())))
+    many = compare([(f"run {i}", report(), metrics()) for i in range(9)])
+    assert few.size == (1600, 700)
+    assert len(few.convert("RGB").getcolors(1_600 * 700) or []) > 100
+    width, height = Image.open(io.BytesIO(draw_comparison(many))).size
+    assert (width, height > 700) == (1600, True)
+
+
+def test_the_picture_survives_divergence_empty_curves_and_hostile_labels() -> None:
+    lost = scores(3.0).model_copy(update={"loss": math.nan, "perplexity": math.inf})
+    utility = Utility(initial=lost, final=lost)
+    comparison = compare([(HOSTILE, report(utility=utility), ()), ("b", report(), ())])
+    assert Image.open(io.BytesIO(draw_comparison(comparison))).size == (1600, 700)
+    alone = compare([("only", report(utility=utility), ())])
+    assert Image.open(io.BytesIO(draw_comparison(alone))).size == (1600, 700)
+
+
+def test_the_folder_holds_five_forms_and_equal_titles_are_numbered(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / name, report("same"), metrics()) for name in ("a", "b")]
+    comparison = write_comparison(runs, tmp_path / "out")
+    assert [run.label for run in comparison.runs] == ["same", "same (2)"]
+    out = tmp_path / "out"
+    assert sorted(path.name for path in out.iterdir()) == [
+        f"comparison.{kind}" for kind in ("csv", "html", "json", "md", "png")
+    ]
+    assert json.loads((out / "comparison.json").read_text())["rows"][1]["label"] == "same"
+    assert Image.open(io.BytesIO((out / "comparison.png").read_bytes())).size == (1600, 700)
+
+
+def test_a_broken_run_leaves_no_folder(tmp_path: Path) -> None:
+    good = write_run(tmp_path / "good", report(), metrics())
+    with pytest.raises(ConfigError, match="no such folder"):
+        write_comparison([good, tmp_path / "bad"], tmp_path / "out")
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,95 @@
+"""Lines over seeds: intervals with the right coverage, and nothing left out."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from fedsim.report.measured.lines import Interval, Line, Measurement, Tuning, interval
+from fedsim.report.measured.tables import captions, to_csv, to_json, to_markdown
+
+
+def test_the_interval_is_students() -> None:
+    """Against a table: t at 97.5 % with 2 degrees of freedom is 4.302653."""
+    found = interval([1.0, 2.0, 3.0])
+    assert found is not None
+    assert found.mean == 2.0
+    assert found.high - 2.0 == pytest.approx(4.302653 / math.sqrt(3), rel=1e-6)
+    assert 2.0 - found.low == pytest.approx(found.high - 2.0)
+
+
+def test_none_and_one() -> None:
+    assert interval([]) is None
+    assert interval([5.0]) == Interval(mean=5.0, low=5.0, high=5.0)
+
+
+def test_the_interval_covers_at_its_rate() -> None:
+    """And one of 90 % would not pass: 4,000 draws tell 95 % from 90 % by fifteen deviations."""
+    draws = np.random.default_rng(0).normal(size=(4_000, 3))
+    intervals = [interval(row) for row in draws.tolist()]
+    covered = np.mean([one.low <= 0.0 <= one.high for one in intervals if one is not None])
+    assert abs(covered - 0.95) < 4 * math.sqrt(0.95 * 0.05 / 4_000)
+
+
+def _measurement() -> Measurement:
+    bad = Line(
+        name="b",
+        source="uls",
+        strategy="uls",
+        settings={"budget": "64"},
+        chosen={},
+        failures=("b,seed=0: RuntimeError: no",),
+    )
+    good = Line(
+        name="a",
+        source="uls",
+        strategy="uls",
+        settings={"budget": "64"},
+        chosen={},
+        epsilon=2.0,
+        delta=1e-4,
+        unit="user",
+        relation="add-or-remove-one user",
+        sampler="Poisson sampling of users",
+        accountant="pld",
+        terms="ε at δ = 1e-4; unit: user",
+        seeds=(0, 1, 2),
+        losses=(4.0, math.nan, 4.2),
+        loss=interval([4.0, 4.2]),
+        accuracy=interval([0.2, 0.3]),
+        num_diverged=1,
+    )
+    tuning = Tuning(keys=("rate",), runs=4, gradients=10, seconds=1.0, tried={}, statement="Said.")
+    return Measurement(lines=(good, bad), seeds=(0, 1, 2), tuning=tuning, notes=("Note.",))
+
+
+def test_what_diverged_and_what_failed_is_shown() -> None:
+    page = to_markdown(_measurement())
+    assert "3, 1 diverged" in page
+    assert "0, 1 failed" in page
+    assert "Failed: b,seed=0: RuntimeError: no" in page
+    assert "ε at δ = 1e-4; unit: user" in page
+    assert "Tuning took 4 runs, 10 gradients, 1 s. Said." in captions(_measurement())
+
+
+def test_runs_that_stopped_early_and_trials_that_failed_are_said() -> None:
+    measurement = _measurement()
+    first, *others = measurement.lines
+    stopped = first.model_copy(update={"stopped": ("a,seed=1: the budget ended after 3 of 9",)})
+    assert measurement.tuning is not None
+    tuning = measurement.tuning.model_copy(update={"failures": 2})
+    said = captions(measurement.model_copy(update={"lines": (stopped, *others), "tuning": tuning}))
+    assert "Stopped early: a,seed=1: the budget ended after 3 of 9" in said
+    assert "2 of them failed: that is at least what they took." in " ".join(said)
+
+
+def test_json_reads_back_and_csv_has_every_line() -> None:
+    measurement = _measurement()
+    text = to_json(measurement)
+    assert to_json(Measurement.model_validate_json(text)) == text
+    rows = to_csv(measurement).splitlines()
+    assert len(rows) == 3
+    assert "set.budget" in rows[0]
+    assert "nan" in rows[1]

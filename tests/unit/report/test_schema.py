@@ -1,0 +1,145 @@
+"""`fedsim.report.schema`: what is accepted, what is refused, and how it says so."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from fedsim.errors import ConfigError
+from fedsim.report.schema import (
+    RoundMetrics,
+    RunReport,
+    Utility,
+    load_metrics,
+    load_report,
+    save_report,
+)
+from tests.unit.report.report_samples import (
+    metrics,
+    non_private,
+    privacy,
+    report,
+    scores,
+    write_run,
+)
+
+
+def test_a_report_and_its_metrics_survive_the_round_trip(tmp_path: Path) -> None:
+    run, lines = report(), metrics()
+    write_run(tmp_path, run, lines)
+    assert load_report(tmp_path) == run
+    assert load_metrics(tmp_path) == tuple(lines)
+
+
+def test_a_diverged_run_is_valid_json_and_reads_back(tmp_path: Path) -> None:
+    bad = scores(3.0).model_copy(update={"loss": math.nan, "perplexity": math.inf})
+    save_report(tmp_path, report(utility=Utility(initial=scores(3.3), final=bad)))
+
+    def refuse(word: str) -> float:
+        raise AssertionError(f"{word} is not JSON")
+
+    json.loads((tmp_path / "report.json").read_text(), parse_constant=refuse)
+    final = load_report(tmp_path).utility.final
+    assert math.isnan(final.loss)
+    assert final.perplexity == math.inf
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"delta": None},
+        {"accountant": None},
+        {"noise": "none"},
+        {"noise_multiplier": 0.0},
+        {"noise_multiplier": None},
+        {"epsilon": math.inf},
+        {"epsilon": -1.0},
+        {"sampler": ""},
+    ],
+)
+def test_an_epsilon_needs_what_gives_it_meaning(change: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        privacy(**change)
+
+
+def test_without_a_guarantee_nothing_is_required() -> None:
+    assert non_private().epsilon is None
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (("privacy", "epsilon"), "8", "privacy.epsilon"),
+        (("cost", "gradients"), -1, "cost.gradients"),
+        (("cost", "gradients"), 1.5, "cost.gradients"),
+        (("format",), 2, "format"),
+        (("created",), "yesterday", "created"),
+        (("privacy", "epsilonn"), 1.0, "privacy.epsilonn"),
+        (("data", "dropped"), {"empty": "three"}, "data.dropped.empty"),
+    ],
+)
+def test_a_wrong_field_is_named_with_its_file(
+    tmp_path: Path, path: tuple[str, ...], value: object, message: str
+) -> None:
+    raw = json.loads(report().model_dump_json())
+    node = raw
+    for key in path[:-1]:
+        node = node[key]
+    node[path[-1]] = value
+    (tmp_path / "report.json").write_text(json.dumps(raw))
+    with pytest.raises(ConfigError, match=message) as caught:
+        load_report(tmp_path)
+    assert str(tmp_path / "report.json") in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "section", sorted(set(RunReport.model_fields) - {"format", "samples", "diverged"})
+)
+def test_a_missing_section_is_named(tmp_path: Path, section: str) -> None:
+    raw = json.loads(report().model_dump_json())
+    del raw[section]
+    (tmp_path / "report.json").write_text(json.dumps(raw))
+    with pytest.raises(ConfigError, match=f"{section}: Field required"):
+        load_report(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null"])
+def test_what_is_not_a_report_is_a_config_error(tmp_path: Path, text: str) -> None:
+    (tmp_path / "report.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"report\.json"):
+        load_report(tmp_path)
+
+
+def test_a_missing_folder_and_a_missing_file_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no such folder"):
+        load_report(tmp_path / "nowhere")
+    with pytest.raises(ConfigError, match=r"no metrics\.jsonl"):
+        load_metrics(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (['{"round": 0}', '{"round": 0}'], "line 2: round = 0 after round 0"),
+        (['{"round": 0}', "", '{"rou'], "line 3"),
+        (['{"round": 1, "units": 3}'], "line 1: .*lacks.*gradients"),
+        (['{"round": 0, "losss": 3}'], "line 1: losss"),
+    ],
+)
+def test_a_malformed_line_is_named(tmp_path: Path, lines: list[str], message: str) -> None:
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
+    with pytest.raises(ConfigError, match=message):
+        load_metrics(tmp_path)
+
+
+def test_blank_lines_are_skipped_and_nan_of_json_dumps_is_read(tmp_path: Path) -> None:
+    line = {"round": 1, "units": 0, "gradients": 0, "non_finite": 0, "estimate_norm": math.nan}
+    (tmp_path / "metrics.jsonl").write_text("\n" + json.dumps(line) + "\n\n")
+    (only,) = load_metrics(tmp_path)
+    assert isinstance(only, RoundMetrics)
+    assert only.estimate_norm is not None
+    assert math.isnan(only.estimate_norm)

@@ -1,0 +1,68 @@
+"""A run folder's log: whose messages, appended, rotated, and gone when the run is over."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from fedsim.runner import log as module
+from fedsim.runner.folder import RunFolder
+from fedsim.runner.log import LOG, PACKAGES, run_log
+
+
+def test_our_messages_and_nobody_elses(tmp_path: Path) -> None:
+    for _ in range(2):  # the second is of a run that is taken up
+        with run_log(tmp_path):
+            for name in (
+                "fedsim.runner.session",
+                "clients.engines.choose",
+                "transformers",
+                "flwr",
+                "ray",
+            ):
+                logging.getLogger(name).warning("said by %s", name)
+    logging.getLogger("fedsim").warning("said later")
+    text = (tmp_path / LOG).read_text(encoding="utf-8")
+    assert text.count("said by ") == 4
+    assert text.count(" WARNING clients.engines.choose: said by clients.engines.choose\n") == 2
+    assert text.count(" begins\n") == text.count(" ended\n") == 2
+    assert not any(logging.getLogger(name).handlers for name in PACKAGES)
+
+
+def test_it_rotates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_BYTES", 2_000)
+    with run_log(tmp_path):
+        for number in range(200):
+            logging.getLogger("fedsim").warning("line %d", number)
+    files = sorted(tmp_path.iterdir())
+    assert [path.name for path in files] == [LOG, f"{LOG}.1", f"{LOG}.2", f"{LOG}.3"]
+    assert all(path.stat().st_size <= 2_000 for path in files)
+    assert "line 199" in files[0].read_text(encoding="utf-8")
+
+
+def test_an_error_is_named_by_its_type_alone(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError), run_log(tmp_path):
+        raise RuntimeError("what a user wrote")
+    text = (tmp_path / LOG).read_text(encoding="utf-8")
+    assert "ERROR fedsim: ended by RuntimeError\n" in text
+    assert "wrote" not in text
+
+
+def test_a_full_disk_is_no_error_of_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    full = Path("/dev/full")
+    if not full.exists():
+        pytest.skip("no /dev/full here")
+    (tmp_path / LOG).symlink_to(full)
+    with run_log(tmp_path):
+        logging.getLogger("fedsim").warning("lost")
+    assert "Logging error" not in capsys.readouterr().err
+
+
+def test_a_log_alone_does_not_take_the_folder(tmp_path: Path) -> None:
+    with run_log(tmp_path):
+        pass
+    RunFolder(tmp_path).check_fresh()

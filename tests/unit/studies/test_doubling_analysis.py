@@ -1,0 +1,111 @@
+"""Sub-optimality of strategies on tables of losses that can be worked out by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from experiments.studies.charles_2024.doubling_analysis import (
+    DOUBLING,
+    MAX_COHORT,
+    MAX_GROUP,
+    ORACLE,
+    PRINTED,
+    RANDOM,
+    Excess,
+    average,
+    suboptimality,
+)
+
+GROUPS, COHORTS = (1, 2, 4), (32, 64, 128)
+GRID = [(g, m) for g in GROUPS for m in COHORTS]
+
+
+def excess(rows: list[Excess], strategy: str) -> dict[tuple[float, int], float]:
+    return {(r.epsilon, r.budget): r.suboptimality for r in rows if r.strategy == strategy}
+
+
+def diverse(size: int) -> float:
+    return 1 / math.sqrt(size)
+
+
+def alike(_size: int) -> float:
+    return 1.0
+
+
+def test_by_hand() -> None:
+    values = [[9.0, 6.0, 5.0], [7.0, 2.0, 4.0], [3.0, 8.0, 1.0]]  # rows: G, columns: M
+    losses = {
+        (1.0, g, m): values[i][j] for i, g in enumerate(GROUPS) for j, m in enumerate(COHORTS)
+    }
+    rows = suboptimality(losses, [alike], lambda _epsilon, _cohort: 1.0)
+    # The oracle goes M, G, M, G; the best are 9, 6, 2, 4 and 1.
+    assert excess(rows, ORACLE) == {(1.0, 32 << i): 0.0 for i in range(5)}
+    # Alike gradients, constant σ: doubling M halves the noise. 9, 6, 5, 4, 1.
+    assert [*excess(rows, DOUBLING).values()] == [0.0, 0.0, 3.0, 0.0, 0.0]
+    assert excess(rows, DOUBLING) == excess(rows, MAX_COHORT)
+    assert [*excess(rows, MAX_GROUP).values()] == [0.0, 1.0, 1.0, 4.0, 0.0]
+    expected = [0.0, 0.5, (5 + 2 + 3) / 3 - 2, 2.0, 0.0]
+    assert [*excess(rows, RANDOM).values()] == pytest.approx(expected)
+    assert average(rows)[MAX_GROUP] == pytest.approx(6 / 5)
+
+
+def test_doubling_finds_the_best_where_the_loss_is_the_noise() -> None:
+    """If σ(M) L(G) / M is the loss the algorithm cannot err; printed, it never adds users."""
+
+    def sigma(epsilon: float, cohort: int) -> float:
+        return 1.0 + cohort**2 / (epsilon * 4096)
+
+    losses = {
+        (epsilon, g, m): sigma(epsilon, m) * diverse(g) / m
+        for epsilon in (0.5, 4.0)
+        for g, m in GRID
+    }
+    rows = suboptimality(losses, [diverse], sigma)
+    assert max(excess(rows, DOUBLING).values()) == pytest.approx(0.0, abs=1e-12)
+    assert excess(rows, PRINTED) == excess(rows, MAX_GROUP)
+    assert average(rows)[PRINTED] > average(rows)[DOUBLING] + 5e-4
+    assert average(rows)[DOUBLING] < average(rows)[RANDOM]
+
+
+def test_the_oracle_is_local() -> None:
+    losses = {(1.0, g, m): 10.0 - math.log2(g * m) for g, m in GRID}
+    losses[1.0, 1, 64] -= 0.5  # lures it away from a valley of larger groups
+    losses[1.0, 4, 32] = 0.0
+    rows = suboptimality(losses, [alike], lambda _epsilon, _cohort: 1.0)
+    assert excess(rows, ORACLE)[1.0, 128] == pytest.approx(3.0)
+
+
+def test_several_estimates_are_averaged() -> None:
+    losses = {(1.0, g, m): float(g) for g, m in GRID}
+    sigma = {32: 1.0, 64: 1.8, 128: 3.6, 256: 7.2}
+    rows = suboptimality(losses, [alike, diverse, diverse], lambda _e, m: sigma[m])
+    # `diverse` doubles G at once: G = 2 where 1 is best, in two of three estimates.
+    assert excess(rows, DOUBLING)[1.0, 64] == pytest.approx(2 / 3)
+    assert excess(rows, MAX_COHORT)[1.0, 64] == 0.0
+
+
+def test_a_table_up_to_a_budget() -> None:
+    """Without the splits of the largest budgets: no strategy looks beyond the last budget."""
+    values = {(1, 32): 9.0, (1, 64): 6.0, (1, 128): 5.0, (2, 32): 7.0, (2, 64): 2.0, (4, 32): 3.0}
+    losses = {(1.0, *point): value for point, value in values.items()}
+    rows = suboptimality(losses, [alike], lambda _epsilon, _cohort: 1.0)
+    assert {row.budget: row.best_loss for row in rows} == {32: 9.0, 64: 6.0, 128: 2.0}
+    assert [*excess(rows, ORACLE).values()] == [0.0, 0.0, 0.0]
+    assert [*excess(rows, DOUBLING).values()] == [0.0, 0.0, 3.0]
+    assert [*excess(rows, MAX_GROUP).values()] == [0.0, 1.0, 1.0]
+    assert [*excess(rows, RANDOM).values()] == pytest.approx([0.0, 0.5, (5 + 2 + 3) / 3 - 2])
+
+
+@pytest.mark.parametrize("hole", [(1, 32), (1, 64), (2, 32)])
+def test_a_budget_without_one_of_its_splits_is_refused(hole: tuple[int, int]) -> None:
+    losses = {(1.0, g, m): 1.0 for g, m in GRID if g * m <= 128 and (g, m) != hole}
+    with pytest.raises(ValueError, match="no rectangle of powers of two"):
+        suboptimality(losses, [alike], lambda _epsilon, _cohort: 1.0)
+
+
+def test_a_table_with_a_hole_is_refused() -> None:
+    losses = {(1.0, g, m): 1.0 for g, m in GRID if (g, m) != (2, 64)}
+    with pytest.raises(ValueError, match=r"no rectangle of powers of two, see \[\(2, 64\)\]"):
+        suboptimality(losses, [alike], lambda _epsilon, _cohort: 1.0)

@@ -1,0 +1,67 @@
+"""The projection: arithmetic that can be checked by hand, and a page that says what it gives."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments.projection import SETTINGS, Assumptions, Constants, Setting, project, table
+
+ROOT = Path(__file__).parents[3]
+BY_HAND = Constants(transfer=1e-8, message=0.01, server=2e-8, coins=0.05)
+ROUND_NUMBERS = Assumptions(peak_flops=1e15, utilisation=0.5, price=2.0)
+SMALL = Setting(
+    parameters=1e9,
+    trainable=1e6,
+    cohort_size=100,
+    group_size=10,
+    sequence_length=100,
+    rounds=1000,
+    gpus=4,
+)
+
+
+def test_by_hand() -> None:
+    """6 × 1e9 × 100,000 tokens over 4 × 5e14 a second; 4 sums of a million; a million noised."""
+    made = project(SMALL, BY_HAND, ROUND_NUMBERS)
+    assert made.gradients == pytest.approx(0.3)
+    assert made.transfer == pytest.approx(4 * (0.01 + 0.01))
+    assert made.server == pytest.approx(0.05 + 0.02)
+    assert made.hours == pytest.approx(1000 * 0.45 / 3600)
+    assert made.cost == pytest.approx(made.hours * 8.0)
+
+
+def test_constants_are_slopes_of_what_was_measured() -> None:
+    """A round of P parameters that takes 0.08 + 8e-8 P seconds in eight shards, and so on."""
+    rows: list[dict[str, Any]] = [
+        {"case": "round/1M", "engine": "ray", "seconds": 0.08 + 0.08},
+        {"case": "round/10M", "engine": "ray", "seconds": 0.08 + 0.8},
+        {"case": "population/342477", "engine": "ray", "seconds": 0.16 + 0.03 + 0.004},
+        *(
+            {"case": part, "seconds": 0.1, "details": {"nanoseconds_per_parameter": 10.0}}
+            for part in ("estimate", "noise, secure", "adam")
+        ),
+    ]
+    constants = Constants.measured(rows)
+    assert constants.transfer == pytest.approx(1e-8)
+    assert constants.message == pytest.approx(0.01)
+    assert constants.server == pytest.approx(3e-8)
+    assert constants.coins == pytest.approx(0.004)
+
+
+def test_more_of_anything_takes_longer() -> None:
+    hours = project(SMALL, BY_HAND, ROUND_NUMBERS).hours
+    for field in ("parameters", "trainable", "cohort_size", "group_size", "rounds"):
+        more = dataclasses.replace(SMALL, **{field: 2 * getattr(SMALL, field)})
+        assert project(more, BY_HAND, ROUND_NUMBERS).hours > hours
+
+
+def test_the_page_has_the_table_of_the_committed_measurement() -> None:
+    measured = json.loads((ROOT / "docs" / "benchmarks" / "grids.json").read_text(encoding="utf-8"))
+    page = (ROOT / "docs" / "projection.md").read_text(encoding="utf-8")
+    assert table(Constants.measured(measured["rows"])) in page
+    assert all(name in page for name in SETTINGS)

@@ -1,0 +1,95 @@
+"""A folder has one writer; nothing is left of the lock, nor of a folder that nothing came into."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from experiments import demo
+from fedsim.cli.main import app
+from fedsim.errors import ConfigError
+from fedsim.runner.folder import RunFolder
+from fedsim.sweep.compare import compare
+from fedsim.sweep.jobs import Job, attempt
+from fedsim.utils.locks import LOCK, check_no_writer, sole_writer
+from tests.conftest import small_config
+
+TAKEN = rf"is being written by another process, pid {os.getpid()} on \S+; wait for its end, or"
+
+
+def test_the_second_is_refused_until_the_first_ends(tmp_path: Path) -> None:
+    with sole_writer(tmp_path):
+        with pytest.raises(ConfigError, match=TAKEN), sole_writer(tmp_path):
+            raise AssertionError("both have it")
+        with pytest.raises(ConfigError, match=TAKEN):
+            check_no_writer(tmp_path)
+    check_no_writer(tmp_path)
+    with sole_writer(tmp_path):
+        RunFolder(tmp_path).check_fresh()  # its own lock is nobody's text
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_nothing_came_into_is_gone(tmp_path: Path) -> None:
+    out = tmp_path / "runs" / "mine"
+    with pytest.raises(ArithmeticError), sole_writer(out):
+        raise ArithmeticError
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(OSError, match="full"), sole_writer(out):
+        (out / "config.toml").touch()
+        raise OSError("the disk is full")  # of the run, not of the lock
+    assert [path.name for path in out.iterdir()] == ["config.toml"]
+
+
+def test_what_a_killed_writer_leaves_is_no_lock(tmp_path: Path) -> None:
+    killed = (
+        "import os, sys; from pathlib import Path; from fedsim.utils.locks import sole_writer\n"
+        "with sole_writer(Path(sys.argv[1])): os.kill(os.getpid(), 9)"
+    )
+    done = subprocess.run([sys.executable, "-c", killed, str(tmp_path)], check=False)
+    assert done.returncode == -9
+    assert [path.name for path in tmp_path.iterdir()] == [LOCK]
+    RunFolder(tmp_path).check_fresh()
+    check_no_writer(tmp_path)
+    with sole_writer(tmp_path):
+        pass
+
+
+def test_comparisons_and_the_demo_refuse_a_folder_in_use(tmp_path: Path, speeches: Path) -> None:
+    config = tmp_path / "a.toml"
+    config.write_text(small_config(speeches).to_toml(), encoding="utf-8")
+    out = tmp_path / "out"
+    with sole_writer(out):
+        with pytest.raises(ConfigError, match=TAKEN):
+            compare([config], out)
+        with pytest.raises(ConfigError, match=TAKEN):
+            demo.run(out)
+        repeated = ["compare", str(config), "--seeds", "2", "--out", str(out)]
+        with pytest.raises(ConfigError, match=TAKEN):
+            CliRunner().invoke(app, repeated, catch_exceptions=False)
+        assert [path.name for path in out.iterdir()] == [LOCK]
+
+
+def test_a_run_of_a_sweep_is_refused_and_the_others_go_on(tmp_path: Path, speeches: Path) -> None:
+    with sole_writer(tmp_path / "run"):
+        outcome = attempt(Job("a", small_config(speeches), tmp_path / "run"))
+        assert outcome.ending == "wrong input"
+        assert f"pid {os.getpid()} on" in outcome.reason
+
+
+def test_a_file_system_without_locks_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def none(_file: int, _operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", none)
+    with sole_writer(tmp_path):
+        pass
+    assert f"{tmp_path}: a file system without locks" in caplog.text

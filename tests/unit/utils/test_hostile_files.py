@@ -1,0 +1,258 @@
+"""What a fuzzer found: files that made a reader fall over, or that it believed."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from fedsim.accounting.events import RoundCost
+from fedsim.attacks.likelihoods import Likelihoods
+from fedsim.config import load_config
+from fedsim.data.store import TokenStore
+from fedsim.data.store.integrity import facts
+from fedsim.data.store.manifest import FILES, MANIFEST, fingerprint
+from fedsim.errors import ConfigError
+from fedsim.evaluation.starting_losses import losses_for
+from fedsim.materials import Materials
+from fedsim.runner import checkpoint as sealing
+from fedsim.runner.checkpoint import load_checkpoint, save_checkpoint
+from fedsim.runner.folder import RunFolder
+from fedsim.state import ServerState
+from fedsim.sweep.cells import parse_variation
+from fedsim.utils.cache import remembered
+from fedsim.utils.files import cache_dir
+from fedsim.utils.json_text import parse_json
+from tests.unit.data.data_samples import build
+
+DEEP = "[" * 100_000
+
+
+@pytest.mark.parametrize(
+    "text", [f"a = {DEEP}", f"seed = {'9' * 5000}", f"[{'a.' * 100_000}a]", "a = 1\n" * 20_000]
+)
+def test_a_config_that_no_parser_takes(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"run\.toml is (not TOML|nested too deeply|longer than)"):
+        load_config(path)
+
+
+@pytest.mark.parametrize("value", [DEEP, "9" * 5000, "x" * 100_000])
+def test_an_override_that_no_parser_takes(tmp_path: Path, value: str) -> None:
+    (tmp_path / "run.toml").touch()
+    with pytest.raises(ConfigError, match=r"strategy\.rounds") as caught:
+        load_config(tmp_path / "run.toml", [f"strategy.rounds={value}"])
+    assert len(str(caught.value)) < 1000
+    with pytest.raises(ConfigError, match="not UTF-8"):
+        load_config(tmp_path / "run.toml", ["model.trainable=\udcff"])
+    assert parse_variation(f"seed={'9' * 5000}").values
+
+
+@pytest.mark.parametrize(
+    "text", ["{", DEEP, "9" * 5000, b"\xff", "\ud800".encode("utf-8", "replace")]
+)
+def test_json_that_is_none_is_one_error(text: str | bytes) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        value = parse_json(text)
+        raise ValueError(value)
+
+
+@pytest.mark.parametrize("key", ["seed", "strategy.rounds"])
+def test_a_number_that_nobody_can_write(tmp_path: Path, key: str) -> None:
+    (tmp_path / "run.toml").touch()
+    with pytest.raises(ConfigError, match="cannot be written"):
+        load_config(tmp_path / "run.toml", [f"{key}=0x{'f' * 5000}"])
+
+
+@pytest.mark.parametrize("kind", [{}, [], None, 7, "x"])
+def test_a_cost_of_a_kind_that_is_none(kind: object) -> None:
+    cost = {"sampling": {"kind": kind}, "noise_multiplier": 1.0, "units_per_user": 1}
+    with pytest.raises(ConfigError, match="expected a kind out of"):
+        RoundCost.from_json(cost)
+
+
+@pytest.mark.parametrize("content", [b"\xff", DEEP.encode(), b"9" * 5000, b"null"])
+def test_a_ledger_and_seconds_that_are_none(tmp_path: Path, content: bytes) -> None:
+    folder = RunFolder(tmp_path)
+    folder.ledger.write_bytes(content)
+    (tmp_path / "seconds.json").write_bytes(content)
+    with pytest.raises(ConfigError, match="ledger"):
+        folder.read_ledger()
+    with pytest.raises(ConfigError, match=r"seconds\.json"):
+        folder.read_seconds()
+
+
+@pytest.mark.parametrize("seconds", ["-1", "NaN", "Infinity", "true", '"3"', "1e400"])
+def test_seconds_that_no_clock_shows(tmp_path: Path, seconds: str) -> None:
+    (tmp_path / "seconds.json").write_text(seconds, encoding="utf-8")
+    with pytest.raises(ConfigError, match="delete it"):
+        RunFolder(tmp_path).read_seconds()
+
+
+@pytest.mark.parametrize("line", ["7", "[]", "{}", '{"round": "1"}', '{"round": -1}', "null"])
+def test_a_line_of_metrics_that_says_nothing_of_a_round(tmp_path: Path, line: str) -> None:
+    folder = RunFolder(tmp_path)
+    folder.metrics.write_text(f'{{"round": 0}}\n{line}\n', encoding="utf-8")
+    with pytest.raises(ConfigError, match="line 2: expected an object with a round"):
+        folder.read_metrics()
+
+
+@pytest.mark.parametrize("round", [True, -1, 2.5, "3", float("inf"), float("nan"), 10**30])
+def test_a_checkpoint_of_a_round_that_is_none(tmp_path: Path, round: Any) -> None:  # noqa: ANN401
+    path = save_checkpoint(tmp_path, ServerState(3, {"a": torch.zeros(2)}), keep=1)
+    content = path.read_bytes()
+    (size,) = struct.unpack("<Q", content[:8])
+    head = json.loads(content[8 : 8 + size])
+    ours = json.loads(head["__metadata__"]["fedsim"])
+    changed = {**ours, "round": round, "sha256": sealing.PLACEHOLDER}
+    head["__metadata__"]["fedsim"] = json.dumps(changed)
+    text = json.dumps(head).encode()
+    path.write_bytes(sealing.sealed(struct.pack("<Q", len(text)) + text + content[8 + size :]))
+    with pytest.raises(ConfigError, match="no head of fedsim's"):
+        load_checkpoint(path)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int64, torch.bool, None])
+def test_a_checkpoint_of_other_parameters(tmp_path: Path, dtype: torch.dtype | None) -> None:
+    parameters = {} if dtype is None else {"a": torch.zeros(2, dtype=dtype)}
+    with pytest.raises(ConfigError, match="parameters are missing, or not float32"):
+        load_checkpoint(save_checkpoint(tmp_path, ServerState(3, parameters), keep=1))
+
+
+def sealed(store: TokenStore, **changes: object) -> Path:
+    """Make all checksums of a store fit what was done to it."""
+    manifest = json.loads((store.path / MANIFEST).read_text(encoding="utf-8"))
+    manifest["files"] = {name: facts(store.path / name) for name in FILES}
+    manifest |= changes
+    manifest["sha256"] = fingerprint(manifest)
+    (store.path / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
+    return store.path
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> TokenStore:
+    return build([("ann", "a"), ("bob", "bbb"), ("ann", "aa")], tmp_path / "store")
+
+
+OFFSETS: dict[str, Callable[[Any], Any]] = {
+    "back": lambda offsets: offsets[::-1],
+    "twice": lambda offsets: np.array([0, *offsets[1:-1] * 0, offsets[-1]]),
+    "far": lambda offsets: np.array([0, *offsets[1:-1] + 2**62, offsets[-1]]),
+    "negative": lambda offsets: np.array([0, *offsets[1:-1] - 2**40, offsets[-1]]),
+    "floats": lambda offsets: offsets.astype("f8"),
+    "square": lambda offsets: offsets[:, None],
+    "one": lambda offsets: offsets[-1],
+    "objects": lambda offsets: offsets.astype(object),
+}
+
+
+@pytest.mark.parametrize("name", ["example_offsets.npy", "user_offsets.npy"])
+@pytest.mark.parametrize("how", OFFSETS)
+def test_offsets_that_lead_nowhere(store: TokenStore, name: str, how: str) -> None:
+    changed = OFFSETS[how](np.load(store.path / name))
+    np.save(store.path / name, changed, allow_pickle=True)
+    with pytest.raises(ConfigError, match=f"damaged: {name}"):
+        TokenStore.open(sealed(store))
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\x93NUMPY", b"\x93NUMPY\x01\x00v\x00{'descr': '<i8', " + b"(" * 118]
+)
+def test_offsets_that_are_no_array(store: TokenStore, content: bytes) -> None:
+    (store.path / "user_offsets.npy").write_bytes(content)
+    with pytest.raises(ConfigError, match=r"damaged: user_offsets\.npy"):
+        TokenStore.open(sealed(store))
+
+
+@pytest.mark.parametrize("names", ["", '"ann"\n', '"ann"\n7\n', '"ann"\n{\n', "[" * 9000 + "\n\n"])
+def test_users_without_names(store: TokenStore, names: str) -> None:
+    (store.path / "users.jsonl").write_text(names, encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"damaged: users\.jsonl does not hold 2 names"):
+        TokenStore.open(sealed(store))
+
+
+FACTS = {"bytes": 3, "sha256": ""}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"users": True},
+        {"users": -2},
+        {"tokens": 10**30},
+        {"tokens": "12"},
+        {"sequence_length": 0},
+        {"dtype": "object"},
+        {"dropped": {"x": "y"}},
+        {"files": {"../../secret.json": FACTS}},
+        {"files": [1]},
+        {"files": dict.fromkeys(FILES, 7)},
+        {"files": {name: {"bytes": "3", "sha256": ""} for name in FILES}},
+    ],
+)
+def test_a_manifest_that_cannot_be_so(store: TokenStore, changes: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match=f"{next(iter(changes))} cannot be so"):
+        TokenStore.open(sealed(store, **changes))
+
+
+@pytest.mark.parametrize("content", [DEEP, "9" * 5000, '{"value": 1}', '{"inputs": 1, "value": 2}'])
+def test_a_damaged_number_is_computed_again(content: str) -> None:
+    key = {"case": content[:9]}
+    remembered("hostile", key, lambda: 1.5, lambda value: True)
+    for path in (cache_dir() / "hostile").iterdir():
+        path.write_text(content, encoding="utf-8")
+    assert remembered("hostile", key, lambda: 2.5, lambda value: True) == 2.5
+
+
+@pytest.mark.parametrize("kind", ["f8", "i8", "short", "nan", "negative", "pickle", "bytes"])
+def test_damaged_starting_losses_are_computed_again(
+    materials: Materials, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str
+) -> None:
+    monkeypatch.setenv("FEDSIM_CACHE", str(tmp_path))
+    true = losses_for(materials, "highest-perplexity")
+    assert true is not None
+    true = np.array(true)
+    (path,) = tmp_path.rglob("*.npy")
+    kept = np.load(path)
+    odd = {"short": kept[:-1], "nan": kept * np.nan, "negative": -kept - 1}
+    if kind == "bytes":
+        path.write_bytes(b"\x93NUMPY\x01\x00v\x00{")
+    elif kind == "pickle":
+        np.save(path, np.array([len], dtype=object), allow_pickle=True)
+    else:
+        np.save(path, odd[kind] if kind in odd else kept.astype(kind))
+    again = losses_for(materials, "highest-perplexity")
+    assert again is not None
+    assert np.array_equal(again, true)
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "square", "scalar", "negative", "more"])
+def test_damaged_likelihoods_are_computed_again(
+    materials: Materials, tmp_path: Path, kind: str
+) -> None:
+    likelihoods = Likelihoods(materials.store, np.arange(5), tmp_path)
+    start = materials.model.initial_parameters()
+    true = likelihoods.scores(materials.model, start)
+    (path,) = tmp_path.iterdir()
+    kept = {name: torch.from_numpy(value) for name, value in vars(true).items()}
+    odd = {
+        "square": kept["nats"][:, None].clone(),
+        "scalar": torch.tensor(1.0),
+        "negative": -1.0 - kept["nats"],
+    }
+    if kind == "more":
+        kept["correct"] = kept["tokens"] + 1
+    else:
+        kept["nats"] = odd[kind] if kind in odd else kept["nats"].to(getattr(torch, kind))
+    save_file(kept, path)
+    again = likelihoods.scores(materials.model, start)
+    assert np.array_equal(again.nats, true.nats)
+    assert np.array_equal(again.correct, true.correct)

@@ -11,8 +11,7 @@ from pydantic import TypeAdapter
 
 from fedsim.clipping import Clip
 from fedsim.execution import Engine, Task
-from fedsim.grids.arrays import ParametersOnDevice
-from fedsim.grids.records import ClientSpec, ShardReply, ShardRequest
+from fedsim.grids.records import ClientSpec, ParametersOnDevice, ShardReply, ShardRequest
 from fedsim.grids.sharding import most_tokens_per_unit
 from fedsim.materials import Materials, check_device, load_materials
 from fedsim.registry import resolve

@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from fedsim.accounting.events import RoundCost
     from fedsim.accounting.ledger import Ledger
     from fedsim.accounting.relations import Relation
-    from fedsim.clipping import FlatClip, PerLayerClip, layer_of
+    from fedsim.clipping import FlatClip, NormalisedClip, PerLayerClip, layer_of
     from fedsim.config import Config, ModelConfig, load_config, parse_config
     from fedsim.errors import BudgetSpentError, ConfigError
-    from fedsim.estimators import FixedDenominator
+    from fedsim.estimators import ClippedDenominator, FixedDenominator
+    from fedsim.execution import Task, Unit, Update
     from fedsim.language_model import LanguageModel
     from fedsim.materials import Materials, load_materials
     from fedsim.plan import RoundPlan, TaskSpec
     from fedsim.report.schema import RoundMetrics, RunReport, load_metrics, load_report
     from fedsim.round import run_round
-    from fedsim.runner.assembly import build_plan
     from fedsim.runner.launch import run
     from fedsim.runner.tracking import Tracker
     from fedsim.runner.training import train
@@ -44,52 +44,13 @@ if TYPE_CHECKING:
     )
     from fedsim.server_optimizer import ServerOptimizer
     from fedsim.state import ServerState
+    from fedsim.strategy import build_plan, private_plan
     from fedsim.sweep.compare import compare
-
-_HOMES = {
-    "Budget": "fedsim.accounting.budget",
-    "BudgetSpentError": "fedsim.errors",
-    "Config": "fedsim.config",
-    "ConfigError": "fedsim.errors",
-    "FixedDenominator": "fedsim.estimators",
-    "FixedSizeSampling": "fedsim.sampling",
-    "FlatClip": "fedsim.clipping",
-    "LanguageModel": "fedsim.language_model",
-    "Ledger": "fedsim.accounting.ledger",
-    "Materials": "fedsim.materials",
-    "ModelConfig": "fedsim.config",
-    "PerLayerClip": "fedsim.clipping",
-    "PoissonSampling": "fedsim.sampling",
-    "Relation": "fedsim.accounting.relations",
-    "RoundCost": "fedsim.accounting.events",
-    "RoundMetrics": "fedsim.report.schema",
-    "RoundPlan": "fedsim.plan",
-    "RunReport": "fedsim.report.schema",
-    "ServerOptimizer": "fedsim.server_optimizer",
-    "ServerState": "fedsim.state",
-    "ShuffledSampling": "fedsim.sampling",
-    "TaskSpec": "fedsim.plan",
-    "Tracker": "fedsim.runner.tracking",
-    "TruncatedPoissonSampling": "fedsim.sampling",
-    "build_plan": "fedsim.runner.assembly",
-    "calibrate_noise_multiplier": "fedsim.accounting.calibration",
-    "compare": "fedsim.sweep.compare",
-    "delta": "fedsim.accounting.accountants",
-    "epsilon": "fedsim.accounting.accountants",
-    "layer_of": "fedsim.clipping",
-    "load_config": "fedsim.config",
-    "load_materials": "fedsim.materials",
-    "load_metrics": "fedsim.report.schema",
-    "load_report": "fedsim.report.schema",
-    "parse_config": "fedsim.config",
-    "run": "fedsim.runner.launch",
-    "run_round": "fedsim.round",
-    "train": "fedsim.runner.training",
-}
 
 __all__ = [
     "Budget",
     "BudgetSpentError",
+    "ClippedDenominator",
     "Config",
     "ConfigError",
     "FixedDenominator",
@@ -99,6 +60,7 @@ __all__ = [
     "Ledger",
     "Materials",
     "ModelConfig",
+    "NormalisedClip",
     "PerLayerClip",
     "PoissonSampling",
     "Relation",
@@ -109,9 +71,12 @@ __all__ = [
     "ServerOptimizer",
     "ServerState",
     "ShuffledSampling",
+    "Task",
     "TaskSpec",
     "Tracker",
     "TruncatedPoissonSampling",
+    "Unit",
+    "Update",
     "build_plan",
     "calibrate_noise_multiplier",
     "compare",
@@ -123,14 +88,44 @@ __all__ = [
     "load_metrics",
     "load_report",
     "parse_config",
+    "private_plan",
     "run",
     "run_round",
     "train",
 ]
 
+_HOMES = {
+    "fedsim.accounting.accountants": "delta epsilon",
+    "fedsim.accounting.budget": "Budget",
+    "fedsim.accounting.calibration": "calibrate_noise_multiplier",
+    "fedsim.accounting.events": "RoundCost",
+    "fedsim.accounting.ledger": "Ledger",
+    "fedsim.accounting.relations": "Relation",
+    "fedsim.clipping": "FlatClip NormalisedClip PerLayerClip layer_of",
+    "fedsim.config": "Config ModelConfig load_config parse_config",
+    "fedsim.errors": "BudgetSpentError ConfigError",
+    "fedsim.estimators": "ClippedDenominator FixedDenominator",
+    "fedsim.execution": "Task Unit Update",
+    "fedsim.language_model": "LanguageModel",
+    "fedsim.materials": "Materials load_materials",
+    "fedsim.plan": "RoundPlan TaskSpec",
+    "fedsim.report.schema": "RoundMetrics RunReport load_metrics load_report",
+    "fedsim.round": "run_round",
+    "fedsim.runner.launch": "run",
+    "fedsim.runner.tracking": "Tracker",
+    "fedsim.runner.training": "train",
+    "fedsim.sampling": "FixedSizeSampling PoissonSampling ShuffledSampling "
+    "TruncatedPoissonSampling",
+    "fedsim.server_optimizer": "ServerOptimizer",
+    "fedsim.state": "ServerState",
+    "fedsim.strategy": "build_plan private_plan",
+    "fedsim.sweep.compare": "compare",
+}
+_MODULES = {name: module for module, names in _HOMES.items() for name in names.split()}
+
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401
     """Import a public name when it is first used."""
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
+    if name in _MODULES:
+        return getattr(import_module(_MODULES[name]), name)
     raise AttributeError(f"module 'fedsim' has no attribute {name!r}")

@@ -38,7 +38,7 @@ class ClipPolicy(Protocol):
         ...
 
     def unproved(self, relation: Relation) -> str | None:
-        """Return why nobody has proved what a round costs under `relation`, or None."""
+        """Return why a round has no proved cost under `relation`, or None."""
         ...
 
     def update_noise_multiplier(self, noise_multiplier: float) -> float:

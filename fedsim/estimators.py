@@ -1,18 +1,19 @@
-"""From the sum of a cohort to the estimate of its mean, and how far one unit can move it.
+"""Estimators: from a cohort's weighted sum to its mean, and the sensitivity of that mean.
 
-Whoever divides, states the sensitivity: an estimator is the only place where a denominator
-is chosen, and `.sensitivity(bound)` the only source of the noise scale (McMahan et al. 2018,
-§2 and Lemma 1).
+An estimator is the only place where a denominator is chosen, and its `.sensitivity(bound)` the
+only source of the noise scale (McMahan et al. 2018, §2 and Lemma 1).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 
-from fedsim.rounding import most_weight
+from fedsim.accounting.relations import Relation
+from fedsim.noise import most_weight
+from fedsim.sampling import Sampling
 from fedsim.tensors import Tensors, add, add_, scale, zeros_like
 
 
@@ -58,7 +59,7 @@ class WeightedSum:
     def absorb_(self, other: WeightedSum) -> WeightedSum:
         """Return self + other, written into the tensors of self, which is used up by it.
 
-        For whoever folds many sums of a large model: no fresh memory for each.
+        For folding many sums of a large model without fresh memory for each.
         """
         values = dict(self.values)
         add_(values, other.values, dict.fromkeys(values, 1.0))
@@ -79,6 +80,9 @@ class WeightedSum:
 class Estimator(Protocol):
     """A denominator and the sensitivity that goes with it."""
 
+    test: ClassVar[str | None]
+    """The test of each round that its sensitivity rests on, as of `Sampling.test`."""
+
     @property
     def kind(self) -> str: ...  # noqa: D102
     @property
@@ -97,8 +101,12 @@ class Estimator(Protocol):
         """The weight whose rounding can reach the estimate, from public numbers alone.
 
         While a sum's weight is at most that, `sensitivity(bound * (1 + rounding_share(weight)))`
-        holds for a sum that is rounded, see `fedsim.rounding`.
+        holds for a sum that is rounded, see `fedsim.noise`.
         """
+        ...
+
+    def unproved(self, sampling: Sampling, relation: Relation, units_per_user: int) -> str | None:
+        """Return what its proof of the sensitivity does not cover, or None."""
         ...
 
     def describe(self) -> dict[str, float | str]:
@@ -132,6 +140,7 @@ class FixedDenominator:
     sampling_probability: float
     total_weight: float
     kind: str = field(default="fixed", init=False)
+    test: ClassVar[str | None] = None
 
     def __post_init__(self) -> None:
         _check(self.sampling_probability, self.total_weight, "total_weight")
@@ -153,6 +162,10 @@ class FixedDenominator:
     def rounded_weight(self) -> float:
         """What the weight drawn exceeds with probability 1e-20 at most."""
         return most_weight(self.denominator, self.total_weight)
+
+    def unproved(self, sampling: Sampling, relation: Relation, units_per_user: int) -> str | None:
+        """Return None: a constant denominator moves with no unit."""
+        return None
 
     def describe(self) -> dict[str, float | str]:
         """Return the kind and the denominator."""
@@ -183,6 +196,7 @@ class ClippedDenominator:
     sampling_probability: float
     min_weight: float
     kind: str = field(default="clipped", init=False)
+    test: ClassVar[str | None] = None
 
     def __post_init__(self) -> None:
         _check(self.sampling_probability, self.min_weight, "min_weight")
@@ -208,6 +222,16 @@ class ClippedDenominator:
         most, two of them by share(1)·S: half of 2S/(qW_min)·share(qW_min).
         """
         return self.least_denominator
+
+    def unproved(self, sampling: Sampling, relation: Relation, units_per_user: int) -> str | None:
+        """Return what Lemma 1 of McMahan et al. 2018, which adds one unit once, does not cover."""
+        if units_per_user > 1:
+            return "a user with several units in the pool"
+        if relation is Relation.REPLACE:
+            return "the replace-one relation"
+        if sampling.displaces:
+            return "a cohort in which one user can displace another"
+        return None
 
     def describe(self) -> dict[str, float | str]:
         """Return the kind and the least denominator."""

@@ -1,8 +1,8 @@
 """The frozen plan of a round: one value from which sampler, clip, denominator, noise and cost come.
 
-Nobody passes a noise level or a sampling rate a second time. The noise standard deviation
+No noise level or sampling rate is passed a second time. The noise standard deviation
 exists only as `noise_multiplier * estimator.sensitivity(clip.bound)`, the bound a little larger for
-the rounding of a sum (`fedsim.rounding`), and the cost that the ledger is charged is made of the
+the rounding of a sum (`fedsim.noise`), and the cost that the ledger is charged is made of the
 same fields. A plan that cannot be kept is refused here.
 """
 
@@ -24,7 +24,7 @@ from fedsim.clip_policy import ClipPolicy, ConstantClip, NextClip
 from fedsim.clipping import Clip
 from fedsim.estimators import Estimator, WeightedSum
 from fedsim.execution import Executor
-from fedsim.rounding import rounding_share
+from fedsim.noise import rounding_share
 from fedsim.sampling import Sampling
 from fedsim.seeding import RandomSource, secret_stream, stream
 from fedsim.server_optimizer import ServerOptimizer
@@ -48,12 +48,12 @@ class RoundPlan:
 
     Attributes:
         strategy: the name of the strategy that built it.
-        unit: what a coin is flipped on; the guarantee is for a *user* in either case.
+        unit: what is sampled; the guarantee is for a *user* in either case.
         pool: (num_units,) int64, what the units are called in the data: user or example indices.
-        sampling: the law of the coins, and the draw.
+        sampling: which units take part in a round.
         task: what one drawn unit computes.
         clip: bounds what one unit adds.
-        clip_policy: what becomes of the clip from round to round.
+        clip_policy: how the clip changes from round to round.
         estimator: turns the sum into an estimate, and knows its sensitivity.
         noise_multiplier: noise standard deviation over sensitivity; 0 adds none.
         units_per_user: the most units of the pool that belong to one user (1, or the group size).
@@ -61,8 +61,8 @@ class RoundPlan:
         optimizer: the server's step.
         seed: of the random streams; a run's is set for it by `build_plan`.
         entropy: "secure" draws coins and noise from secret keys of the operating system; "seeded"
-            from the seed, for experiments that must be repeated: the guarantee then holds for
-            nobody who knows the seed.
+            from the seed, for experiments that must be repeated: the guarantee then does not hold
+            against a reader who knows the seed.
         assumptions: sentences that the guarantee rests on, for the report.
         dropped: training examples that the strategy leaves out, a count for each reason.
         accountant: what adds up the rounds, by name; None for the mechanism's own.
@@ -70,7 +70,7 @@ class RoundPlan:
             default nothing.
 
     Raises:
-        ValueError: a combination that nobody has proved, or fields that disagree.
+        ValueError: a combination without a proof, or fields that disagree.
 
     Examples:
         >>> from fedsim import FixedDenominator, FlatClip, PoissonSampling, ServerOptimizer
@@ -128,22 +128,16 @@ class RoundPlan:
             )
         if self.units_per_user < 1:
             raise ValueError(f"units_per_user = {self.units_per_user}: must be at least 1")
-        reason = unproved_clipped_denominator(self.sampling, self.relation, self.units_per_user)
-        if self.estimator.kind == "clipped" and reason:
+        if self.sampling.test != self.estimator.test:
             raise ValueError(
-                f'estimator.kind = {self.estimator.kind!r}: {reason} needs "fixed"; nobody has '
-                "proved a bound for the clipped denominator there"
+                f"estimator.kind = {self.estimator.kind!r}: its sensitivity is not proved for "
+                f"{self.sampling.kind!r} sampling; a test of each round and the estimator that "
+                "rests on it come together"
             )
-        concentrated = self.sampling.kind == "concentrated"
-        if self.estimator.kind not in ("fixed", "clipped") and not concentrated:
+        if reason := self.estimator.unproved(self.sampling, self.relation, self.units_per_user):
             raise ValueError(
-                f"estimator.kind = {self.estimator.kind!r}: its sensitivity is proved for users "
-                f"tested for concentration, not for {self.sampling.kind!r} sampling"
-            )
-        if concentrated and self.estimator.kind != "filtered-mean":
-            raise ValueError(
-                f"estimator.kind = {self.estimator.kind!r}: a test of concentration is priced with "
-                "the filtered mean and with no other"
+                f"estimator.kind = {self.estimator.kind!r}: has no proved sensitivity for "
+                f'{reason}; take "fixed"'
             )
         if reason := self.clip_policy.unproved(self.relation):
             raise ValueError(f"clip_policy: {reason}")
@@ -201,8 +195,8 @@ class RoundPlan:
     def release_id(self) -> str:
         """What names a round's noise draw in the ledger: a seeded one can be repeated.
 
-        A ledger is shared and kept apart from the seed, so it holds a hash of the seed (128 bits),
-        from which nobody can compute the noise.
+        A ledger is shared and kept apart from the seed, so it holds a one-way hash of the seed
+        (128 bits): the noise cannot be computed from it.
         """
         if self.entropy == "secure":
             return "secure"
@@ -211,7 +205,7 @@ class RoundPlan:
         )
 
     def cohort(self, round: int) -> npt.NDArray[np.int64]:
-        """Draw who takes part in a round, as the units are called in the data."""
+        """Draw the units of a round, by their indices in the data."""
         drawn = self.sampling.draw(len(self.pool), round, self.coins)
         return self.pool[drawn]
 
@@ -225,16 +219,3 @@ class RoundPlan:
 
     def _source(self, purpose: Literal["sampling", "noise", "clip"], round: int) -> RandomSource:
         return secret_stream() if self.entropy == "secure" else stream(self.seed, purpose, round)
-
-
-def unproved_clipped_denominator(
-    sampling: Sampling, relation: Relation, units_per_user: int
-) -> str | None:
-    """Return what Lemma 1 of McMahan et al. 2018, which adds one unit once, does not cover."""
-    if units_per_user > 1:
-        return "a user with several units in the pool"
-    if relation is Relation.REPLACE:
-        return "the replace-one relation"
-    if sampling.kind == "truncated-poisson":
-        return "a cohort in which one user can displace another"
-    return None

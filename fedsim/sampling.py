@@ -1,4 +1,4 @@
-"""Who takes part in a round. The draw and the law that is accounted live in one value.
+"""Samplers: which units take part in a round, drawn and accounted by the same value.
 
 Four samplers, each drawn exactly as it is accounted, save one that says that it is not:
 
@@ -30,11 +30,19 @@ Indices = npt.NDArray[np.int64]
 
 
 class Sampling(Protocol):
-    """The law by which the units of a round are drawn, and the event that law costs."""
+    """How the units of a round are drawn, and the privacy event that this costs."""
 
     kind: ClassVar[str]
     guaranteed: ClassVar[bool]
     """Whether `event` describes `draw`. If not, an ε computed from it is hypothetical."""
+    hides_size: ClassVar[bool]
+    """Whether the number of units may stay private: add-or-remove-one; else replace-one."""
+    displaces: ClassVar[bool]
+    """Whether, as it is accounted, a unit that comes can push another one out of the cohort."""
+    accountant: ClassVar[str | None]
+    """The accountant that is meant for it; None: a PLD."""
+    test: ClassVar[str | None]
+    """The test of each round that bounds what one unit moves; None: the clip bounds it."""
 
     @property
     def probability(self) -> float:
@@ -65,7 +73,7 @@ class Sampling(Protocol):
             units_per_user: 1 in ULS, the group size in ELS.
 
         Raises:
-            ValueError: nobody has proved what that costs.
+            ValueError: no proved cost is known.
         """
 
 
@@ -83,12 +91,16 @@ class PoissonSampling:
     probability: float
     kind: ClassVar[str] = "poisson"
     guaranteed: ClassVar[bool] = True
+    hides_size: ClassVar[bool] = True
+    displaces: ClassVar[bool] = False
+    accountant: ClassVar[str | None] = None
+    test: ClassVar[str | None] = None
 
     def __post_init__(self) -> None:
         _check_probability(self.probability)
 
     def of(self, noun: str) -> str:
-        """Return the law in words."""
+        """Return the sampling in words."""
         return f"Poisson sampling of {noun}"
 
     def draw(self, num_units: int, round: int, coins: Coins) -> Indices:
@@ -118,13 +130,17 @@ class TruncatedPoissonSampling:
     population: int
     kind: ClassVar[str] = "truncated-poisson"
     guaranteed: ClassVar[bool] = True
+    hides_size: ClassVar[bool] = True
+    displaces: ClassVar[bool] = True
+    accountant: ClassVar[str | None] = None
+    test: ClassVar[str | None] = None
 
     def __post_init__(self) -> None:
         _check_probability(self.probability)
         _check_count("max_units", self.max_units, self.population)
 
     def of(self, noun: str) -> str:
-        """Return the law in words."""
+        """Return the sampling in words."""
         return f"Poisson sampling of {noun}, truncated at {self.max_units} a round"
 
     @property
@@ -171,12 +187,16 @@ class FixedSizeSampling:
     population: int
     kind: ClassVar[str] = "fixed-size"
     guaranteed: ClassVar[bool] = True
+    hides_size: ClassVar[bool] = False
+    displaces: ClassVar[bool] = True
+    accountant: ClassVar[str | None] = "rdp"
+    test: ClassVar[str | None] = None
 
     def __post_init__(self) -> None:
         _check_count("size", self.size, self.population)
 
     def of(self, noun: str) -> str:
-        """Return the law in words."""
+        """Return the sampling in words."""
         return f"fixed-size sampling of {self.size} {noun} without replacement"
 
     @property
@@ -217,12 +237,16 @@ class ShuffledSampling:
     population: int
     kind: ClassVar[str] = "shuffled"
     guaranteed: ClassVar[bool] = False
+    hides_size: ClassVar[bool] = True
+    displaces: ClassVar[bool] = False
+    accountant: ClassVar[str | None] = None
+    test: ClassVar[str | None] = None
 
     def __post_init__(self) -> None:
         _check_count("size", self.size, self.population)
 
     def of(self, noun: str) -> str:
-        """Return the law in words, and the one that is accounted instead."""
+        """Return the sampling in words, and the one that is accounted instead."""
         return f"shuffled passes over {noun} (accounted as Poisson sampling)"
 
     @property
@@ -293,7 +317,7 @@ def _check_population(population: int, num_units: int) -> None:
 def _one_unit(kind: str, units_per_user: int) -> None:
     if units_per_user > 1:
         raise ValueError(
-            f"sampling kind {kind!r}: nobody has proved its cost for {units_per_user} units per "
+            f"sampling kind {kind!r}: no proved cost for {units_per_user} units per "
             'user; take "poisson"'
         )
 

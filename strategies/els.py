@@ -9,17 +9,7 @@ from fedsim.estimators import FixedDenominator
 from fedsim.evaluation.starting_losses import losses_for
 from fedsim.materials import Materials
 from fedsim.plan import RoundPlan, TaskSpec
-from strategies.common import (
-    assumptions,
-    build_clip,
-    clip_policy,
-    neighbours,
-    noise_multiplier,
-    only,
-    public_size,
-    sampling,
-    server_optimizer,
-)
+from fedsim.strategy import build_sampling, only, private_plan, public_size
 
 
 def build(config: Config, materials: Materials) -> RoundPlan:
@@ -42,7 +32,7 @@ def build(config: Config, materials: Materials) -> RoundPlan:
     if strategy.estimator.kind != "fixed":
         raise ConfigError(
             f"strategy.estimator.kind = {strategy.estimator.kind!r}: {strategy.name} takes only "
-            '"fixed"; nobody has proved a bound for the clipped denominator there'
+            '"fixed"; the clipped denominator has no proved bound there'
         )
     if strategy.local.task != "fedsgd":
         raise ConfigError(
@@ -62,32 +52,23 @@ def build(config: Config, materials: Materials) -> RoundPlan:
         seed=materials.seed,
         losses=losses_for(materials, strategy.selection),
     )
+    declared, counted = config.privacy.declared_num_examples, len(examples)
     size, sentence = public_size(
-        config,
-        config.privacy.declared_num_examples,
-        len(examples),
-        "privacy.declared_num_examples",
-        "pooled examples",
+        config, declared, counted, "privacy.declared_num_examples", "pooled examples"
     )
-    sizes = (size, len(examples))
-    law = sampling(config, strategy.batch_size, sizes, "strategy.batch_size", "pooled examples")
-    clip = build_clip(strategy.clip, materials.model)
-    noise = noise_multiplier(config, law, units_per_user=strategy.group_size)
-    return RoundPlan(
-        strategy=strategy.name,
+    sampling = build_sampling(
+        config, strategy.batch_size, (size, counted), "strategy.batch_size", "pooled examples"
+    )
+    return private_plan(
+        config,
+        materials,
         unit="example",
         pool=examples,
-        sampling=law,
+        population=size,
+        sampling=sampling,
         task=TaskSpec(name="example-gradient"),
-        clip=clip,
-        clip_policy=clip_policy(config, clip, noise, law.probability * size),
-        estimator=FixedDenominator(law.probability, size),
-        noise_multiplier=noise,
+        estimator=FixedDenominator(sampling.probability, size),
         units_per_user=strategy.group_size,
-        relation=neighbours(config),
-        optimizer=server_optimizer(config),
-        entropy=config.privacy.noise,
-        assumptions=assumptions(law, sentence),
+        assumptions=(sentence,),
         dropped={"examples beyond a user's group_size": num_dropped},
-        accountant=config.privacy.accountant,
     )

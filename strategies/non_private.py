@@ -1,4 +1,4 @@
-"""The same loop without clip and noise: what training gives when nobody is protected."""
+"""The same loop without clip and noise: the utility of training without a guarantee."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from fedsim.estimators import FixedDenominator
 from fedsim.materials import Materials
 from fedsim.plan import RoundPlan, TaskSpec
 from fedsim.sampling import PoissonSampling
-from strategies.common import probability, server_optimizer, user_task
+from fedsim.strategy import probability, server_optimizer, user_task
 
 
 def build(config: Config, materials: Materials) -> RoundPlan:
     """Return the plan: `cohort_size` draws users, as uls does, `batch_size` any examples.
 
-    `[privacy]`, `clip` and `estimator` are not looked at: whatever they ask for, the report of
-    this strategy says that there is no guarantee.
+    `[privacy]`, `clip` and `estimator` are not read: the report of this strategy says that there is
+    no guarantee.
 
     Raises:
         ConfigError: not exactly one of cohort_size and batch_size, or too large a one.

@@ -8,20 +8,9 @@ from fedsim.config import Config
 from fedsim.errors import ConfigError
 from fedsim.estimators import ClippedDenominator, Estimator, FixedDenominator
 from fedsim.materials import Materials
-from fedsim.plan import RoundPlan, unproved_clipped_denominator
+from fedsim.plan import RoundPlan
 from fedsim.sampling import Sampling
-from strategies.common import (
-    assumptions,
-    build_clip,
-    clip_policy,
-    neighbours,
-    noise_multiplier,
-    only,
-    public_size,
-    sampling,
-    server_optimizer,
-    user_task,
-)
+from fedsim.strategy import build_sampling, neighbours, only, private_plan, public_size, user_task
 
 
 def build(config: Config, materials: Materials) -> RoundPlan:
@@ -39,43 +28,34 @@ def build(config: Config, materials: Materials) -> RoundPlan:
         batch_size=strategy.batch_size,
         concentration_radius=strategy.concentration_radius,
     )
+    declared, counted = config.privacy.declared_num_users, materials.split.num_users
     num_users, sentence = public_size(
+        config, declared, counted, "privacy.declared_num_users", "users"
+    )
+    sampling = build_sampling(
+        config, strategy.cohort_size, (num_users, counted), "strategy.cohort_size", "users"
+    )
+    return private_plan(
         config,
-        config.privacy.declared_num_users,
-        materials.split.num_users,
-        "privacy.declared_num_users",
-        "users",
-    )
-    sizes = (num_users, materials.split.num_users)
-    law = sampling(config, strategy.cohort_size, sizes, "strategy.cohort_size", "users")
-    clip = build_clip(strategy.clip, materials.model)
-    noise = noise_multiplier(config, law, units_per_user=1)
-    return RoundPlan(
-        strategy=strategy.name,
+        materials,
         unit="user",
-        pool=np.arange(materials.split.num_users, dtype=np.int64),
-        sampling=law,
+        pool=np.arange(counted, dtype=np.int64),
+        population=num_users,
+        sampling=sampling,
         task=user_task(strategy),
-        clip=clip,
-        clip_policy=clip_policy(config, clip, noise, law.probability * num_users),
-        estimator=_estimator(config, law, num_users),
-        noise_multiplier=noise,
-        units_per_user=1,
-        relation=neighbours(config),
-        optimizer=server_optimizer(config),
-        entropy=config.privacy.noise,
-        assumptions=assumptions(law, sentence),
-        accountant=config.privacy.accountant,
+        estimator=_estimator(config, sampling, num_users),
+        assumptions=(sentence,),
     )
 
 
-def _estimator(config: Config, law: Sampling, num_users: int) -> Estimator:
+def _estimator(config: Config, sampling: Sampling, num_users: int) -> Estimator:
     min_weight = config.strategy.estimator.min_weight
     if min_weight is None:
-        return FixedDenominator(law.probability, num_users)
-    if reason := unproved_clipped_denominator(law, neighbours(config), units_per_user=1):
+        return FixedDenominator(sampling.probability, num_users)
+    estimator = ClippedDenominator(sampling.probability, min_weight)
+    if reason := estimator.unproved(sampling, neighbours(config), units_per_user=1):
         raise ConfigError(
             f'strategy.estimator.kind = "clipped": {reason} has no proved bound; '
             'take kind = "fixed"'
         )
-    return ClippedDenominator(law.probability, min_weight)
+    return estimator

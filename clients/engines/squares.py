@@ -43,7 +43,7 @@ def sum_of_rows(factors: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
 
     There a term is rounded in its product and in 15 + 7 sums at most, so the result is within
     γ_24 Σ|factor|·‖row‖ of the exact sum: 24u·W·S for units of weight W in all that are clipped to
-    S. See `fedsim.rounding`.
+    S. See `fedsim.noise`.
 
     Args:
         factors: (rows,), in the type of the rows.

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from fedsim.accounting.events import Composition, RoundCost
 from fedsim.accounting.pld import PldAccountant
 from fedsim.accounting.relations import Relation
-from fedsim.concentrated import ConcentratedSampling, halting_test
+from fedsim.concentration.sampling import ConcentratedSampling, halting_test
 from fedsim.sampling import PoissonSampling
 
 

@@ -107,18 +107,17 @@ def choose(
         >>> accountant.name, relation.value
         ('rdp', 'replace-one')
     """
-    tested = any(cost.sampling.kind == "concentrated" for cost in costs)
-    fixed = any(cost.sampling.kind == "fixed-size" for cost in costs)
     several = any(cost.units_per_user > 1 for cost in costs)
-    own = "above-threshold" if tested else "rdp" if fixed else "mixture" if several else "pld"
-    name = accountant or own
+    own = [cost.sampling.accountant for cost in costs if cost.sampling.accountant]
+    name = accountant or (own[0] if own else "mixture" if several else "pld")
     if name not in ACCOUNTANTS:
         raise ConfigError(
             f"accountant = {name!r}: unknown; known: {', '.join(sorted(ACCOUNTANTS))}"
         )
     if name == "pld" and several:
         name = "mixture"
-    meant = relation or (Relation.REPLACE if fixed or tested else Relation.ADD_OR_REMOVE)
+    hidden = all(cost.sampling.hides_size for cost in costs)
+    meant = relation or (Relation.ADD_OR_REMOVE if hidden else Relation.REPLACE)
     for cost in costs:
         if reason := ACCOUNTANTS[name].refusal(cost, meant):
             raise ConfigError(f"accountant = {name!r}, relation = {meant.value!r}: {reason}")

@@ -17,7 +17,7 @@ from typing import Any
 
 import dp_accounting
 
-from fedsim.concentrated import ConcentratedSampling
+from fedsim.concentration.sampling import ConcentratedSampling
 from fedsim.errors import ConfigError
 from fedsim.sampling import (
     FixedSizeSampling,
@@ -50,7 +50,7 @@ class RoundCost:
         units_per_user: how many units one user owns at most: 1 in ULS, the group size in ELS.
 
     Raises:
-        ValueError: a field is outside its range, or nobody has proved what this costs.
+        ValueError: a field is outside its range, or this has no proved cost.
 
     Examples:
         >>> from fedsim.sampling import PoissonSampling

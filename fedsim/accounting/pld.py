@@ -51,7 +51,7 @@ class PldAccountant:
         """Return why this accountant cannot prove anything about a round, or None."""
         if cost.sampling.kind == "fixed-size":
             return "no PLD of sampling without replacement is known; use 'rdp'"
-        if cost.sampling.kind == "concentrated":
+        if cost.sampling.test is not None:
             return "does not pay for a test of concentration; use 'above-threshold'"
         if cost.units_per_user > 1 and relation is Relation.REPLACE:
             return (

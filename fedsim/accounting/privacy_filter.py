@@ -89,7 +89,7 @@ class RenyiFilter:
         """Return the sum of the divergences; inf where infinite losses exceed their share of δ.
 
         Raises:
-            ConfigError: nobody has proved what one of them costs under the relation.
+            ConfigError: one of them has no proved cost under the relation.
         """
         prices = [(price(cost, self.relation, self.order), rounds) for cost, rounds in costs]
         infinite = math.fsum(rounds * each.infinite for each, rounds in prices)
@@ -133,7 +133,7 @@ def price(cost: RoundCost, relation: Relation, order: float) -> Price:
     """Return what one release costs at an order > 1; infinite without noise.
 
     Raises:
-        ConfigError: nobody has proved what it costs under the relation.
+        ConfigError: no proved cost under the relation.
     """
     if cost.noise_multiplier == 0.0:
         return Price(math.inf, 0.0)

@@ -29,7 +29,7 @@ class RdpAccountant:
         if cost.units_per_user > 1:
             return f"cannot account {cost.units_per_user} units per user; use 'mixture'"
         kind = cost.sampling.kind
-        if kind == "concentrated":
+        if cost.sampling.test is not None:
             return "does not pay for a test of concentration; use 'above-threshold'"
         if kind == "truncated-poisson":
             return "has no RDP of truncated Poisson sampling; use 'pld'"

@@ -12,13 +12,14 @@ from fedsim.audit.canaries import CanaryExecutor, draw_canaries, flip_coins, wit
 from fedsim.audit.one_run import OneRunBound, bound_from_canaries
 from fedsim.config import Config
 from fedsim.errors import ConfigError
+from fedsim.grids.executor import build_executor
 from fedsim.materials import default_device, load_materials, new_data_seed
 from fedsim.plan import RoundPlan
-from fedsim.runner.assembly import build_executor, build_plan
 from fedsim.runner.launch import open_grid
 from fedsim.runner.progress import CountProgress
 from fedsim.runner.training import train
 from fedsim.state import RoundRecord, ServerState
+from fedsim.strategy import build_plan
 
 ASSUMPTIONS = (
     "Each canary user was put in or left out by its own fair coin; nothing else of the run "

@@ -11,7 +11,6 @@ import tomli_w
 from pydantic import Field, ValidationError, model_validator
 
 from fedsim.config.errors import explain
-from fedsim.config.overrides import apply_override
 from fedsim.data.config import DataConfig
 from fedsim.errors import ConfigError
 from fedsim.utils.section import Fraction, Positive, Section
@@ -283,7 +282,7 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
     except RecursionError:
         raise ConfigError(f"config: {path} is nested too deeply") from None
     for override in overrides:
-        apply_override(raw, override)
+        _apply_override(raw, override)
     return parse_config(raw)
 
 
@@ -308,5 +307,40 @@ def with_settings(config: Config, overrides: Sequence[str]) -> Config:
     """
     raw = config.model_dump(exclude_none=True)
     for override in overrides:
-        apply_override(raw, override)
+        _apply_override(raw, override)
     return parse_config(raw)
+
+
+def _apply_override(raw: dict[str, Any], override: str) -> None:
+    """Lay `key.path=value` over a nested mapping; the value is TOML or a bare word.
+
+    Raises:
+        ConfigError: no key, no "=", a path through something that is no section, or not UTF-8.
+
+    Examples:
+        >>> raw = {"server": {"learning_rate": 0.1}}
+        >>> _apply_override(raw, "server.learning_rate=0.4")
+        >>> _apply_override(raw, "strategy.name=els")
+        >>> raw
+        {'server': {'learning_rate': 0.4}, 'strategy': {'name': 'els'}}
+    """
+    try:
+        override.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"--set {override!r}: not UTF-8") from None
+    key, separator, text = override.partition("=")
+    path = [part.strip() for part in key.split(".")]
+    if not separator or not all(path):
+        raise ConfigError(
+            f"--set {override!r}: expected key.path=value, such as server.learning_rate=0.1"
+        )
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except (ValueError, RecursionError):
+        value = text.strip()  # a bare word is a string, so that shells need no nested quotes
+    node = raw
+    for part in path[:-1]:
+        node = node.setdefault(part, {})
+        if not isinstance(node, dict):
+            raise ConfigError(f"--set {override!r}: {part!r} is a value, not a section")
+    node[path[-1]] = value

@@ -1,8 +1,9 @@
-"""The executor of every run: shards of the cohort as Flower messages over any Grid."""
+"""The executor of every run: shards of a cohort, sent as Flower messages over any grid."""
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -11,17 +12,50 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from fedsim.clipping import Clip
+from fedsim.config import Config
 from fedsim.estimators import WeightedSum
-from fedsim.execution import Keys, shards
-from fedsim.grids.arrays import to_record
-from fedsim.grids.nodes import wait_for_nodes
-from fedsim.grids.records import ClientSpec, ShardReply, ShardRequest
-from fedsim.grids.sharding import even_shards
-from fedsim.rounding import rounding_share
+from fedsim.execution import Executor, Keys, shards
+from fedsim.grids.records import ClientSpec, ShardReply, ShardRequest, to_record
+from fedsim.grids.sharding import even_shards, unit_tokens
+from fedsim.materials import Materials, worker_device
+from fedsim.noise import rounding_share
+from fedsim.plan import RoundPlan
 from fedsim.tensors import Tensors, check_same_layout, l2_norm
 
 _MESSAGE_TYPE = "train"
 _SHARDS_A_NODE = 4  # of several nodes: one that is slow for a while is helped out by the others
+_PATIENCE = 120.0  # seconds in which a SuperNode, started with the run, has long connected
+_INTERVAL = 0.2
+
+
+def build_executor(
+    config: Config, materials: Materials, plan: RoundPlan, grid: Grid, device: str
+) -> Executor:
+    """Return the executor of a plan's rounds over a grid.
+
+    Args:
+        config: of the run; its `executor` section says how the work is cut and where it is done.
+        materials: of the config.
+        plan: of the rounds; what its strategy puts around the executor is included.
+        grid: any `flwr.serverapp.Grid`.
+        device: of the server, in torch's spelling.
+    """
+    executor = GridExecutor(
+        grid,
+        ClientSpec(
+            seed=config.seed,
+            data_seed=materials.seed,
+            data=config.data,
+            model=config.model,
+            task=plan.task,
+            engine=config.executor.engine,
+            device=worker_device(config.executor, device),
+            precision=config.executor.precision,
+        ),
+        config.executor.shard_size,
+        unit_tokens(plan, materials),
+    )
+    return plan.around(executor, plan.seed)
 
 
 class GridExecutor:
@@ -148,3 +182,25 @@ def _checked(
             f"clip's bound {clip.bound}"
         )
     return reply.total
+
+
+def wait_for_nodes(grid: Grid, count: int = 1, patience: float = _PATIENCE) -> list[int]:
+    """Return the ids of all nodes that are connected, sorted, once there are `count` or more.
+
+    Grids in the server's own process have theirs from the start; simulated nodes are registered
+    while the ServerApp runs already, and SuperNodes come from other machines.
+
+    Raises:
+        RuntimeError: there were fewer for `patience` seconds.
+    """
+    end = time.monotonic() + patience
+    while True:
+        nodes = sorted(grid.get_node_ids())
+        if len(nodes) >= count:
+            return nodes
+        if time.monotonic() >= end:
+            raise RuntimeError(
+                f"{len(nodes)} of {count} nodes connected within {patience:g} s; start the "
+                "SuperNodes that are missing, or ask for fewer workers"
+            )
+        time.sleep(_INTERVAL)

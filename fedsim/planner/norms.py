@@ -20,7 +20,7 @@ from fedsim.execution import Keys
 from fedsim.materials import Materials
 from fedsim.planner.private_median import CANDIDATES, private_median
 from fedsim.planner.user_gradients import UserGradients
-from fedsim.runner.release_seed import release_seed
+from fedsim.release_seed import release_seed
 from fedsim.seeding import RandomSource, secret_stream, stream
 
 NUM_USERS = 128  # App. I.1

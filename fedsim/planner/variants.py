@@ -10,7 +10,7 @@ from typing import Any
 from fedsim.config import Config, parse_config
 from fedsim.materials import Materials
 from fedsim.plan import RoundPlan
-from fedsim.runner.assembly import build_plan
+from fedsim.strategy import build_plan
 
 
 def changed(config: Config, **sections: Mapping[str, Any]) -> Config:

@@ -1,4 +1,4 @@
-"""Start a run from Python or the command line: the ServerApp on the grid that the config names."""
+"""Start a run from Python or the command line, on the grid that its config names."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from flwr.app import Context, RecordDict
 from flwr.serverapp import Grid
 
 from fedsim.config import Config, ExecutorConfig
+from fedsim.grids.executor import wait_for_nodes
 from fedsim.grids.in_process import InProcessGrid
 from fedsim.grids.ray_cluster import Share
 from fedsim.grids.ray_grid import RayGrid
 from fedsim.registry import resolve
-from fedsim.runner.server_app import app as server_app
+from fedsim.runner.session import execute
 
 _CLIENT_APP = "default"
 
@@ -31,16 +31,9 @@ def run(config: Config, out: Path | str, *, resume: bool = False) -> Path:
         ConfigError: config or input is wrong; nothing was written.
         BudgetSpentError: the privacy budget ended first; model and report are written.
     """
-    context = Context(
-        run_id=1,
-        node_id=1,
-        node_config={},
-        state=RecordDict(),
-        run_config={"config-toml": config.to_toml(), "out": str(out), "resume": resume},
-    )
     with open_grid(config.executor) as grid:
-        server_app(grid=grid, context=context)
-    return Path(out)
+        wait_for_nodes(grid, config.executor.workers)
+        return execute(config, Path(out), grid, resume=resume)
 
 
 @contextmanager

@@ -1,9 +1,8 @@
-"""The Flower ServerApp: one app for every grid, told what to do by `context.run_config`.
+"""The Flower ServerApp of `flwr run`, with `context.run_config` for what to do.
 
 | key           | meaning                                                            |
 |---------------|--------------------------------------------------------------------|
 | `config`      | path of the TOML config                                            |
-| `config-toml` | the config itself as TOML text, instead of a path                  |
 | `out`         | the run folder; by default `runs/` and the name of the config file |
 | `resume`      | whether to take up the run in that folder                          |
 | `workers`     | nodes to wait for before the first round; 0: `executor.workers`    |
@@ -12,15 +11,14 @@
 from __future__ import annotations
 
 import logging
-import tomllib
 from pathlib import Path
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from fedsim.config import load_config, parse_config
+from fedsim.config import load_config
 from fedsim.errors import ConfigError
-from fedsim.grids.nodes import wait_for_nodes
+from fedsim.grids.executor import wait_for_nodes
 from fedsim.runner.session import execute
 
 app = ServerApp()
@@ -30,20 +28,18 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Carry out the run that the run config names."""
     options = context.run_config
-    if text := options.get("config-toml"):
-        config, stem = parse_config(tomllib.loads(str(text))), "run"
-    elif path := options.get("config"):
-        _show_progress()
-        config, stem = load_config(Path(str(path))), Path(str(path)).stem
-    else:
+    if not options.get("config"):
         raise ConfigError("run config: give config, the path of a TOML file")
-    out = Path(str(options.get("out") or Path("runs") / stem))
+    path = Path(str(options["config"]))
+    _show_progress()
+    config = load_config(path)
+    out = Path(str(options.get("out") or Path("runs") / path.stem))
     wait_for_nodes(grid, int(options.get("workers") or config.executor.workers))
     execute(config, out, grid, resume=bool(options.get("resume", False)))
 
 
 def _show_progress() -> None:
-    """Let fedsim's log lines through: in a process of Flower's nobody else has seen to that."""
+    """Let fedsim's log lines through: a process of Flower's has not set that up."""
     log = logging.getLogger("fedsim")
     if not log.hasHandlers():
         log.setLevel(logging.INFO)

@@ -16,6 +16,7 @@ from fedsim.accounting.budget import Budget
 from fedsim.config import Config, ModelConfig
 from fedsim.errors import BudgetSpentError, DivergedError, HaltedError
 from fedsim.evaluation.metrics import Evaluation, evaluate
+from fedsim.grids.executor import build_executor
 from fedsim.materials import (
     Materials,
     default_device,
@@ -23,20 +24,20 @@ from fedsim.materials import (
     load_model,
 )
 from fedsim.plan import RoundPlan
+from fedsim.release_seed import sources
 from fedsim.report.html import write_reports
 from fedsim.report.schema import HeldOut, RoundMetrics
-from fedsim.runner.assembly import build_executor, build_plan
 from fedsim.runner.checkpoint import save_checkpoint
 from fedsim.runner.folder import RunFolder
 from fedsim.runner.log import run_log
 from fedsim.runner.progress import RoundProgress
-from fedsim.runner.release_seed import sources
 from fedsim.runner.saved_model import check_served, save_model
 from fedsim.runner.shared_ledger import SharedAccount, shared_account
 from fedsim.runner.summary import as_held_out, summarise
 from fedsim.runner.tracking import TrackerFactory, epsilon_terms, find_trackers, tracking
 from fedsim.runner.training import check_held_out, train, without_scores
 from fedsim.state import RoundRecord, ServerState
+from fedsim.strategy import build_plan
 from fedsim.utils.locks import check_no_writer, sole_writer
 
 log = logging.getLogger("fedsim")

@@ -21,7 +21,7 @@ from fedsim.config import Config, SharedLedgerConfig
 from fedsim.errors import BudgetSpentError, ConfigError
 from fedsim.materials import default_device, load_materials
 from fedsim.plan import RoundPlan
-from fedsim.runner.assembly import build_plan
+from fedsim.strategy import build_plan
 from fedsim.utils.files import write_atomically
 from fedsim.utils.json_text import read_json
 from fedsim.utils.locks import locked, refuse_without, wait
@@ -361,7 +361,7 @@ def shared_account(config: SharedLedgerConfig | None, plan: RoundPlan) -> Shared
     """
     if config is None:
         return None
-    if plan.sampling.kind == "concentrated":
+    if plan.sampling.test is not None:
         raise ConfigError(
             f"privacy.shared: strategy {plan.strategy!r} has a price for a whole run, not for a "
             "release; it cannot share a ledger"

@@ -16,7 +16,7 @@ from fedsim.accounting.calibration import calibrate_noise_multiplier
 from fedsim.clipping import Clip, FlatClip, PerLayerClip, layers_of
 from fedsim.errors import ConfigError
 from fedsim.estimators import FixedDenominator
-from fedsim.grids.arrays import from_record
+from fedsim.grids.records import from_record
 from fedsim.plan import RoundPlan, TaskSpec
 from fedsim.sampling import PoissonSampling
 from fedsim.server_optimizer import ServerOptimizer

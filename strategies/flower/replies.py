@@ -10,7 +10,7 @@ from flwr.app import Message
 from fedsim.clipping import Clip
 from fedsim.estimators import WeightedSum
 from fedsim.execution import Accumulator, Keys, Update
-from fedsim.grids.arrays import from_record
+from fedsim.grids.records import from_record
 from fedsim.tensors import Tensors, check_same_layout
 
 

@@ -15,7 +15,7 @@ import pytest
 from fedsim.accounting.accountants import ACCOUNTANTS, choose, delta, epsilon
 from fedsim.accounting.events import RoundCost
 from fedsim.accounting.relations import Relation
-from fedsim.concentrated import ConcentratedSampling
+from fedsim.concentration.sampling import ConcentratedSampling
 from fedsim.errors import ConfigError
 from fedsim.sampling import (
     FixedSizeSampling,
@@ -92,7 +92,7 @@ def test_exactly_what_is_listed_is_supported(
         assert meant is relation
         return
     if units > 1 and kind in ("truncated-poisson", "fixed-size", "concentrated"):
-        with pytest.raises(ValueError, match="nobody has proved"):
+        with pytest.raises(ValueError, match="no proved cost"):
             cost_of(kind, units)
         return
     cost = cost_of(kind, units)

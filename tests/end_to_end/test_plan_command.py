@@ -13,8 +13,8 @@ from fedsim.cli.main import main
 from fedsim.config import Config, load_config
 from fedsim.materials import Materials
 from fedsim.report.schema import load_report
-from fedsim.runner.assembly import build_plan
 from fedsim.runner.summary import expected_gradients
+from fedsim.strategy import build_plan
 from tests.conftest import small_config
 
 PROMISE = {"epsilon": 6.0, "noise_multiplier": None}

@@ -102,7 +102,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
                 "sampling": {"kind": "truncated-poisson", "max_cohort_size": 7},
             }
         },
-        "strategy.sampling: .*nobody has proved its cost",
+        "strategy.sampling: .*no proved cost",
     ),
     "els has no replace-one": (
         {

@@ -116,7 +116,7 @@ def test_a_config_that_is_not_toml(
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"estimator": {"kind": "clipped", "min_weight": 4.0}}, "nobody has proved"),
+        ({"estimator": {"kind": "clipped", "min_weight": 4.0}}, "has no proved bound"),
         ({"local": {"task": "fedavg"}}, "one example has no local training"),
         ({"batch_size": None}, "strategy.batch_size: missing"),
         ({"cohort_size": 5.0}, "strategy.cohort_size = 5.0: not used by strategy 'els'"),

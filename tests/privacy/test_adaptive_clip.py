@@ -17,12 +17,12 @@ from fedsim.clip_policy import AdaptiveClip
 from fedsim.clipping import Clip
 from fedsim.estimators import ClippedDenominator, Estimator, FixedDenominator, WeightedSum
 from fedsim.materials import Materials
+from fedsim.noise import rounding_share
 from fedsim.plan import RoundPlan
-from fedsim.rounding import rounding_share
-from fedsim.runner.assembly import build_plan
 from fedsim.runner.summary import privacy_block
 from fedsim.sampling import PoissonSampling
 from fedsim.state import ServerState
+from fedsim.strategy import build_plan
 from fedsim.tensors import l2_norm
 from tests.conftest import small_config
 from tests.contracts.test_clips import CLIPS

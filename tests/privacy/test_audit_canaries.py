@@ -19,8 +19,8 @@ from fedsim.execution import Keys
 from fedsim.materials import Materials
 from fedsim.plan import RoundPlan
 from fedsim.round import run_round
-from fedsim.runner.assembly import build_plan
 from fedsim.state import ServerState
+from fedsim.strategy import build_plan
 from fedsim.tensors import Tensors, l2_norm
 from tests.conftest import small_config
 

@@ -20,8 +20,8 @@ from fedsim.clipping import Clip, FlatClip, NormalisedClip, PerLayerClip
 from fedsim.estimators import ClippedDenominator
 from fedsim.execution import Accumulator, Update
 from fedsim.materials import Materials
-from fedsim.runner.assembly import build_plan
 from fedsim.sampling import FixedSizeSampling, PoissonSampling
+from fedsim.strategy import build_plan
 from tests.conftest import small_config
 from tests.unit.mechanism.test_plan import make_plan
 

@@ -12,7 +12,7 @@ from clients.engines.per_example.materialised import Buffers, Materialised
 from clients.engines.squares import clip_factors
 from clients.models.mcmahan_lstm import NormalisedRows, unit_rows
 from fedsim.clipping import FlatClip
-from fedsim.rounding import rounding_share
+from fedsim.noise import rounding_share
 from fedsim.tensors import add, l2_norm
 
 BOUND = 1.1  # inside a binade: sums near it are not rounded more finely

@@ -17,7 +17,14 @@ from fedsim.accounting.events import RoundCost
 from fedsim.accounting.ledger import Ledger
 from fedsim.accounting.relations import Relation
 from fedsim.clipping import Clip, FlatClip
-from fedsim.concentrated import ConcentratedSampling, halting_test
+from fedsim.concentration.filter import (
+    Filtered,
+    FilteredMean,
+    concentration_score,
+    distances,
+    filter_weights,
+)
+from fedsim.concentration.sampling import ConcentratedSampling, halting_test
 from fedsim.errors import ConfigError, HaltedError
 from fedsim.estimators import WeightedSum
 from fedsim.execution import Keys
@@ -27,13 +34,6 @@ from fedsim.seeding import stream
 from fedsim.server_optimizer import ServerOptimizer
 from fedsim.state import ServerState
 from fedsim.tensors import Tensors
-from strategies.asi_liu import (
-    Filtered,
-    FilteredMean,
-    concentration_score,
-    distances,
-    filter_weights,
-)
 
 N, RADIUS = 600, 1.0
 BOUND = FilteredMean(RADIUS, N).sensitivity(math.inf)

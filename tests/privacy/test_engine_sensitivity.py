@@ -20,14 +20,14 @@ from fedsim.clipping import Clip, FlatClip, NormalisedClip, PerLayerClip, layers
 from fedsim.execution import Engine, Unit
 from fedsim.language_model import LanguageModel
 from fedsim.materials import Materials
-from fedsim.rounding import rounding_share
+from fedsim.noise import rounding_share
 from fedsim.tensors import Tensors, l2_norm
 from tests.contracts.layer_samples import VOCABULARY, GivenUnits, Opened, network
 from tests.contracts.test_engines import ENGINES
 
 BOUND = 0.01  # far below any user's norm: everybody is clipped
 NUM_UNITS, CHUNK = 400, 64
-UNPROVED = 16.0 * 2.0**-24  # of a bound a unit: what `fedsim.rounding` sets aside for it
+UNPROVED = 16.0 * 2.0**-24  # of a bound a unit: what `fedsim.noise` sets aside for it
 
 CLIPS: dict[str, Callable[[Tensors], Clip]] = {
     "flat": lambda _: FlatClip(l2_clip_norm=BOUND),

@@ -28,8 +28,8 @@ from fedsim.execution import Task, Unit
 from fedsim.materials import Materials, load_materials
 from fedsim.plan import RoundPlan
 from fedsim.registry import resolve
-from fedsim.runner.assembly import build_plan
 from fedsim.sampling import FixedSizeSampling, PoissonSampling, Sampling, TruncatedPoissonSampling
+from fedsim.strategy import build_plan
 from fedsim.tensors import l2_norm
 from tests.conftest import WORDS, small_config
 

@@ -33,10 +33,10 @@ from fedsim.language_model import LanguageModel
 from fedsim.materials import Materials, load_model
 from fedsim.plan import RoundPlan
 from fedsim.round import run_round
-from fedsim.runner.assembly import build_plan
 from fedsim.runner.summary import privacy_block
 from fedsim.sampling import PoissonSampling, TruncatedPoissonSampling
 from fedsim.state import ServerState
+from fedsim.strategy import build_plan
 from tests.conftest import small_config
 from tests.contracts.definition import CLIP_MARGIN
 from tests.contracts.layer_samples import GivenUnits, network, ragged_units, relative

@@ -17,9 +17,9 @@ from fedsim.execution import Keys
 from fedsim.materials import Materials
 from fedsim.plan import RoundPlan
 from fedsim.round import run_round
-from fedsim.runner.assembly import build_plan
 from fedsim.runner.summary import privacy_block
 from fedsim.state import ServerState
+from fedsim.strategy import build_plan
 from fedsim.tensors import Tensors
 from tests.conftest import small_config
 

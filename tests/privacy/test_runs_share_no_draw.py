@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from fedsim.config import Config, with_settings
 from fedsim.materials import Materials, load_materials
-from fedsim.runner.assembly import build_plan
+from fedsim.strategy import build_plan
 from tests.conftest import small_config
 
 STRATEGIES: dict[str, dict[str, Any]] = {
@@ -135,7 +135,7 @@ def test_another_version_of_what_computes_is_another_draw(
     config = small_config(speeches)
     before = noise(config, materials)
     monkeypatch.setattr(
-        "fedsim.runner.release_seed.version",
+        "fedsim.release_seed.version",
         lambda name: "99.0" if name == package else metadata.version(name),
     )
     assert not set(noise(config, materials)) & set(before)
@@ -146,7 +146,7 @@ def test_another_version_of_a_plug_in_is_another_draw(
 ) -> None:
     config = small_config(speeches)
     before = noise(config, materials)
-    monkeypatch.setattr("fedsim.runner.release_seed.distribution", lambda group, name: "other 2.0")
+    monkeypatch.setattr("fedsim.release_seed.distribution", lambda group, name: "other 2.0")
     assert not set(noise(config, materials)) & set(before)
 
 
@@ -177,7 +177,7 @@ def test_another_noise_level_of_the_same_config_is_another_draw(
     config = small_config(speeches, privacy=promise)
     before = build_plan(config, materials)
     louder = replace(before, noise_multiplier=1.01 * before.noise_multiplier)
-    monkeypatch.setattr("fedsim.runner.assembly.resolve", lambda *_: lambda *_: louder)
+    monkeypatch.setattr("fedsim.strategy.resolve", lambda *_: lambda *_: louder)
     after = build_plan(config, materials)
     assert after.seed != before.seed
     assert not set(after.noise(0).standard_normal(9)) & set(before.noise(0).standard_normal(9))

@@ -12,11 +12,11 @@ import torch
 
 from fedsim.config import load_config
 from fedsim.materials import load_materials
-from fedsim.runner.assembly import build_plan
+from fedsim.release_seed import sources
 from fedsim.runner.checkpoint import load_checkpoint
 from fedsim.runner.folder import RunFolder
-from fedsim.runner.release_seed import sources
 from fedsim.seeding import stream
+from fedsim.strategy import build_plan
 from fedsim.tensors import Tensors, l2_norm
 from tests.conftest import small_config
 from tests.end_to_end.commands import fedsim as command

@@ -72,7 +72,7 @@ class Ghost:
 
     All of this is of the unit alone, and so is the choice between the ways: how much padding the
     others bring moves nothing. What is not bounded here is how positions of other units in the same
-    product are rounded; see `fedsim.rounding`.
+    product are rounded; see `fedsim.noise`.
     """
 
     def __init__(self, scratch: Buffers, layout: Tensors, num_units: int) -> None:

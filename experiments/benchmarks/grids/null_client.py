@@ -10,8 +10,7 @@ from fedsim.clipping import FlatClip
 from fedsim.config import ModelConfig
 from fedsim.data.config import DataConfig
 from fedsim.estimators import WeightedSum
-from fedsim.grids.arrays import ParametersOnDevice
-from fedsim.grids.records import ClientSpec, ShardReply, ShardRequest
+from fedsim.grids.records import ClientSpec, ParametersOnDevice, ShardReply, ShardRequest
 from fedsim.plan import TaskSpec
 from fedsim.tensors import zeros_like
 

@@ -12,8 +12,8 @@ from fedsim.config import Config
 from fedsim.materials import load_materials
 from fedsim.planner.budget import at_budget
 from fedsim.report.measured.lines import Measurement
-from fedsim.runner.assembly import build_plan
 from fedsim.sampling import PoissonSampling
+from fedsim.strategy import build_plan
 from fedsim.sweep.cells import Cell, parse_variation
 
 EPSILON, DELTA = 4.0, 1e-4

@@ -24,11 +24,11 @@ from experiments.studies.common.output import (
 )
 from fedsim.accounting.above_threshold import failure_probability
 from fedsim.accounting.calibration import calibrate_noise_multiplier
-from fedsim.concentrated import ConcentratedSampling
+from fedsim.concentration.filter import FilteredMean
+from fedsim.concentration.sampling import ConcentratedSampling
 from fedsim.report.style import INK, colour
 from fedsim.sampling import PoissonSampling
 from fedsim.utils.files import write_atomically
-from strategies.asi_liu import FilteredMean
 
 NUM_USERS = 18_195  # senders of Enron: 240,173 records, 13.2 a sender (Table 1)
 DELTA, PRINTED = 1e-5, 0.1

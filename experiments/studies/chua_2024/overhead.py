@@ -33,10 +33,10 @@ from fedsim.config import Config, with_settings
 from fedsim.materials import Materials, load_materials
 from fedsim.planner.budget import at_budget
 from fedsim.report.style import INK, colour
-from fedsim.runner.assembly import build_plan
 from fedsim.runner.launch import open_grid
 from fedsim.runner.summary import expected_gradients
 from fedsim.runner.tracking import epsilon_terms
+from fedsim.strategy import build_plan
 from fedsim.utils.machine import machine, versions
 
 COHORT, QUICK_COHORT = 64, 8

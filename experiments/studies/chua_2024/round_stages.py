@@ -19,6 +19,7 @@ from fedsim.config import Config
 from fedsim.estimators import WeightedSum
 from fedsim.evaluation.losses import example_losses
 from fedsim.execution import Engine, Executor, Keys, Task, Unit
+from fedsim.grids.executor import build_executor
 from fedsim.grids.sharding import most_tokens_per_unit
 from fedsim.language_model import LanguageModel
 from fedsim.materials import Materials
@@ -26,8 +27,8 @@ from fedsim.noise import add_gaussian_
 from fedsim.plan import RoundPlan
 from fedsim.registry import resolve
 from fedsim.round import run_round
-from fedsim.runner.assembly import build_executor, build_plan
 from fedsim.state import ServerState
+from fedsim.strategy import build_plan
 from fedsim.tensors import Tensors, add_, l2_norm, zeros_like
 from fedsim.utils.machine import interleaved
 

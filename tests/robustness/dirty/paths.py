@@ -16,7 +16,8 @@ from clients.tasks.fedsgd import AveragedGradient
 from fedsim.accounting.relations import Relation
 from fedsim.clip_policy import AdaptiveClip
 from fedsim.clipping import Clip, FlatClip
-from fedsim.concentrated import AboveThreshold
+from fedsim.concentration.filter import Filtered
+from fedsim.concentration.sampling import AboveThreshold
 from fedsim.config import ModelConfig
 from fedsim.data.cohorts import CohortRule
 from fedsim.data.config import DataConfig
@@ -32,7 +33,6 @@ from fedsim.planner.private_median import CANDIDATES, private_median
 from fedsim.planner.user_gradients import UserGradients
 from fedsim.seeding import stream
 from fedsim.tensors import Tensors, all_finite, l2_norm
-from strategies.asi_liu import Filtered
 from tests.robustness.dirty.engines import World, poison
 from tests.robustness.dirty.sums import Judged, clip_length, random_clip
 

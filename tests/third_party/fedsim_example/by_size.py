@@ -21,12 +21,10 @@ from fedsim import (
     Materials,
     PerLayerClip,
     PoissonSampling,
-    Relation,
     RoundPlan,
-    ServerOptimizer,
     TaskSpec,
-    calibrate_noise_multiplier,
     layer_of,
+    private_plan,
 )
 
 _USED = {"name", "rounds", "cohort_size", "group_size", "selection", "clip"}
@@ -38,33 +36,28 @@ def build(config: Config, materials: Materials) -> RoundPlan:
     Raises:
         ConfigError: a key is missing, or one was given that this strategy does not use.
     """
-    strategy, privacy, server = config.strategy, config.privacy, config.server
+    strategy = config.strategy
     _refuse_unused(config)
-    num_users, expected = privacy.declared_num_users, strategy.cohort_size
+    num_users, expected = config.privacy.declared_num_users, strategy.cohort_size
     if num_users is None:
         raise ConfigError("privacy.declared_num_users: missing; give a public number of users")
     if expected is None or expected > num_users:
         raise ConfigError(f"strategy.cohort_size = {expected}: give a number up to {num_users}")
-    relation = Relation(privacy.relation or "add-or-remove-one")
     coins = PoissonSampling(expected / num_users)
-    return RoundPlan(
-        strategy=strategy.name,
+    return private_plan(
+        config,
+        materials,
         unit="user",
         pool=np.arange(materials.split.num_users, dtype=np.int64),
+        population=num_users,
         sampling=coins,
         task=TaskSpec(
             name="fedsgd",
             options={"group_size": strategy.group_size, "selection": strategy.selection},
         ),
-        clip=by_size(_clip_norm(config), materials.model.initial_parameters()),
         estimator=FixedDenominator(coins.probability, num_users),
-        noise_multiplier=_noise_multiplier(config, coins, relation),
-        units_per_user=1,
-        relation=relation,
-        optimizer=ServerOptimizer(server.optimizer, server.learning_rate, server.max_gradient_norm),
-        entropy=privacy.noise,
+        clip=by_size(_clip_norm(config), materials.model.initial_parameters()),
         assumptions=(f"The number of users, {num_users}, was declared public.",),
-        accountant=privacy.accountant,
     )
 
 
@@ -86,25 +79,6 @@ def _clip_norm(config: Config) -> float:
     if clip != type(clip)(l2_clip_norm=clip.l2_clip_norm):
         raise ConfigError('strategy.clip: "uls-by-size" takes l2_clip_norm and nothing else')
     return clip.l2_clip_norm
-
-
-def _noise_multiplier(config: Config, coins: PoissonSampling, relation: Relation) -> float:
-    privacy = config.privacy
-    if privacy.delta is None:
-        raise ConfigError("privacy.delta: missing; a guarantee needs it, such as 1e-5")
-    if privacy.noise_multiplier is not None:
-        return privacy.noise_multiplier
-    if privacy.epsilon is None:
-        raise ConfigError("privacy: give epsilon or noise_multiplier")
-    return calibrate_noise_multiplier(
-        sampling=coins,
-        units_per_user=1,
-        rounds=config.strategy.rounds,
-        epsilon=privacy.epsilon,
-        delta=privacy.delta,
-        accountant=privacy.accountant,
-        relation=relation,
-    )
 
 
 def _refuse_unused(config: Config) -> None:

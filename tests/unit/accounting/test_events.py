@@ -75,7 +75,7 @@ def test_a_cap_is_the_truncated_event_of_the_declared_population() -> None:
 )
 @pytest.mark.parametrize("units", [2, 8])
 def test_what_nobody_has_proved_has_no_cost(sampling: Sampling, units: int) -> None:
-    with pytest.raises(ValueError, match=r"nobody has proved.*poisson"):
+    with pytest.raises(ValueError, match=r"no proved cost.*poisson"):
         RoundCost(sampling, 1.0, units)
 
 

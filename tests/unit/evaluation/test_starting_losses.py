@@ -21,7 +21,7 @@ from fedsim.evaluation.scoring import score_examples
 from fedsim.evaluation.starting_losses import losses_for
 from fedsim.language_model import LanguageModel
 from fedsim.materials import Materials, load_materials, load_model
-from fedsim.runner.assembly import build_plan
+from fedsim.strategy import build_plan
 from fedsim.tensors import Tensors
 from tests.conftest import small_config
 

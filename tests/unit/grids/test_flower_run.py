@@ -16,6 +16,7 @@ from clients.app import app as client_app
 from fedsim.cli.main import main
 from fedsim.config import ExecutorConfig
 from fedsim.errors import BudgetSpentError, ConfigError
+from fedsim.grids.executor import wait_for_nodes
 from fedsim.grids.flower_command import (
     FlowerCommandError,
     RunStatus,
@@ -31,7 +32,6 @@ from fedsim.grids.flower_run import (
     run_on_superlink,
 )
 from fedsim.grids.in_process import InProcessGrid
-from fedsim.grids.nodes import wait_for_nodes
 from fedsim.registry import resolve
 from tests.conftest import small_config
 

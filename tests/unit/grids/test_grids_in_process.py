@@ -9,8 +9,8 @@ from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
-from fedsim.grids.arrays import LiveArray, from_record, to_record
 from fedsim.grids.in_process import InProcessGrid
+from fedsim.grids.records import LiveArray, from_record, to_record
 
 
 @pytest.fixture

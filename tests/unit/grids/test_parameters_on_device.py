@@ -13,11 +13,11 @@ from flwr.clientapp import ClientApp
 
 from clients.app import app
 from fedsim.errors import ConfigError
-from fedsim.grids import arrays, ray_worker
-from fedsim.grids.arrays import ParametersOnDevice, to_record
+from fedsim.grids import ray_worker, records
 from fedsim.grids.executor import GridExecutor
 from fedsim.grids.in_process import InProcessGrid
 from fedsim.grids.ray_worker import Envelope, Worker
+from fedsim.grids.records import ParametersOnDevice, to_record
 from fedsim.materials import Materials, check_device
 from tests.conftest import small_config
 from tests.contracts.test_executors import CLIP, TASKS, client_spec
@@ -29,13 +29,13 @@ CPU = torch.device("cpu")
 def loads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[ArrayRecord]]:
     """Every record whose arrays were copied."""
     seen: list[ArrayRecord] = []
-    real = arrays.from_record
+    real = records.from_record
 
     def spy(record: ArrayRecord) -> dict[str, torch.Tensor]:
         seen.append(record)
         return real(record)
 
-    monkeypatch.setattr(arrays, "from_record", spy)
+    monkeypatch.setattr(records, "from_record", spy)
     yield seen
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fedsim.grids.sharding import even_shards, most_tokens_per_unit, unit_tokens
 from fedsim.materials import Materials, load_materials
-from fedsim.runner.assembly import build_plan
+from fedsim.strategy import build_plan
 from tests.conftest import small_config
 
 

@@ -20,14 +20,14 @@ from fedsim.errors import ConfigError
 from fedsim.estimators import FixedDenominator, WeightedSum
 from fedsim.execution import Keys
 from fedsim.materials import Materials
+from fedsim.noise import most_weight, rounding_share
 from fedsim.plan import RoundPlan
-from fedsim.rounding import most_weight, rounding_share
-from fedsim.runner.assembly import build_plan
 from fedsim.runner.checkpoint import load_checkpoint, save_checkpoint
 from fedsim.runner.training import train
 from fedsim.sampling import PoissonSampling
 from fedsim.seeding import stream
 from fedsim.state import RoundRecord, ServerState
+from fedsim.strategy import build_plan
 from fedsim.tensors import Tensors, zeros_like
 from tests.conftest import small_config
 from tests.contracts.test_clips import CLIPS

@@ -9,9 +9,9 @@ import pytest
 import torch
 from scipy import integrate, stats
 
-from fedsim.concentrated import SCORE_SENSITIVITY, AboveThreshold, halting_test, laplace
+from fedsim.concentration.filter import concentration_score, distances, filter_weights
+from fedsim.concentration.sampling import SCORE_SENSITIVITY, AboveThreshold, halting_test, laplace
 from fedsim.seeding import secret_stream, stream
-from strategies.asi_liu import concentration_score, distances, filter_weights
 
 DRAWS = 20_000
 

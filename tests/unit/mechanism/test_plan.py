@@ -17,15 +17,15 @@ from fedsim.accounting.accountants import epsilon_of_composition
 from fedsim.accounting.events import RoundCost
 from fedsim.accounting.relations import Relation
 from fedsim.clipping import FlatClip, NoClip, NormalisedClip, PerLayerClip
-from fedsim.concentrated import ConcentratedSampling
+from fedsim.concentration.filter import FilteredMean
+from fedsim.concentration.sampling import ConcentratedSampling
 from fedsim.errors import ConfigError
 from fedsim.estimators import ClippedDenominator, FixedDenominator
 from fedsim.materials import Materials
 from fedsim.plan import RoundPlan, TaskSpec
-from fedsim.runner.assembly import build_plan
 from fedsim.sampling import FixedSizeSampling, PoissonSampling, TruncatedPoissonSampling
 from fedsim.server_optimizer import ServerOptimizer
-from strategies.asi_liu import FilteredMean
+from fedsim.strategy import build_plan
 from tests.conftest import small_config
 
 ELS: dict[str, Any] = {"name": "els", "cohort_size": None, "batch_size": 9}
@@ -59,7 +59,7 @@ def make_plan(**changes: Any) -> RoundPlan:  # noqa: ANN401
         ({"units_per_user": 0}, "units_per_user = 0"),
         (
             {"sampling": PoissonSampling(1.0), "estimator": FilteredMean(1.0, 20)},
-            "filtered-mean.*not for .poisson",
+            "filtered-mean.*not proved for .poisson",
         ),
         (
             {
@@ -67,30 +67,30 @@ def make_plan(**changes: Any) -> RoundPlan:  # noqa: ANN401
                 "estimator": FixedDenominator(1.0, 20),
                 "relation": Relation.REPLACE,
             },
-            "'fixed': a test of concentration is priced with the filtered mean",
+            "'fixed'.*not proved for .concentrated",
         ),
         (
             {"units_per_user": 2, "estimator": ClippedDenominator(0.25, 8.0)},
-            "estimator.kind = 'clipped'.*nobody has proved",
+            "estimator.kind = 'clipped'.*no proved sensitivity",
         ),
         (
             {"relation": Relation.REPLACE, "estimator": ClippedDenominator(0.25, 8.0)},
-            "replace-one.*nobody has proved",
+            "no proved sensitivity.*replace-one",
         ),
         (
             {
                 "sampling": TruncatedPoissonSampling(0.25, 6, 20),
                 "estimator": ClippedDenominator(0.25, 8.0),
             },
-            "displace another.*nobody has proved",
+            "no proved sensitivity.*displace another",
         ),
         (
             {"sampling": TruncatedPoissonSampling(0.25, 6, 20), "units_per_user": 2},
-            "'truncated-poisson': nobody has proved its cost for 2 units",
+            "'truncated-poisson': no proved cost for 2 units",
         ),
         (
             {"sampling": FixedSizeSampling(5, 20), "units_per_user": 2},
-            "'fixed-size': nobody has proved its cost for 2 units",
+            "'fixed-size': no proved cost for 2 units",
         ),
         ({"clip": NoClip()}, "noise_multiplier = 1.5 with a clip bound of inf"),
         ({"noise_multiplier": -1.0}, "noise_multiplier = -1.0"),

@@ -13,8 +13,8 @@ from fedsim.config import Config
 from fedsim.errors import ConfigError
 from fedsim.materials import Materials
 from fedsim.planner.budget import at_budget, largest_budget
-from fedsim.runner.assembly import build_plan
 from fedsim.runner.summary import expected_gradients
+from fedsim.strategy import build_plan
 from tests.conftest import small_config
 
 BUDGET = 20.0
@@ -128,7 +128,7 @@ def test_no_accountant_is_asked_and_nothing_is_logged(
     def never(*_: object, **__: object) -> float:
         raise AssertionError("calibrated")
 
-    monkeypatch.setattr("strategies.common.calibrate_noise_multiplier", never)
+    monkeypatch.setattr("fedsim.strategy.calibrate_noise_multiplier", never)
     config = small_config(speeches, privacy={"epsilon": 1.0, "noise_multiplier": None})
     with caplog.at_level(logging.INFO):
         at_budget(config, materials, BUDGET)

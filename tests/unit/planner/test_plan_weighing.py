@@ -11,12 +11,12 @@ import pytest
 
 from fedsim.errors import ConfigError
 from fedsim.materials import Materials
+from fedsim.noise import rounding_share
 from fedsim.planner.candidates import as_els, as_uls, candidate, enough, median_user_size
 from fedsim.planner.noise import Noise, recommend
 from fedsim.planner.numbers import Numbers, suppose
 from fedsim.planner.weighing import Weighed, weigh
-from fedsim.rounding import rounding_share
-from fedsim.runner.assembly import build_plan
+from fedsim.strategy import build_plan
 from tests.conftest import small_config
 
 PROMISE = {"epsilon": 6.0, "noise_multiplier": None}

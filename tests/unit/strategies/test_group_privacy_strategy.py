@@ -13,7 +13,7 @@ from fedsim.config import Config
 from fedsim.errors import ConfigError
 from fedsim.materials import Materials
 from fedsim.report.schema import load_report
-from fedsim.runner.assembly import build_plan
+from fedsim.strategy import build_plan
 from tests.conftest import small_config
 
 POOLED: dict[str, Any] = {"name": "group-privacy", "cohort_size": None, "batch_size": 9}

@@ -1,8 +1,19 @@
-"""What builders of plans share: public sizes, clips and noise from the config."""
+"""From a config to a plan: what all strategies share.
+
+A strategy says what is its own: the pool, the sampler, the task, the estimator, and what its
+guarantee rests on. `private_plan` fills in the rest from the config, in one way for all of them:
+clip, clip policy, noise multiplier, relation, optimizer and the source of noise.
+"""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
 
 from fedsim.accounting.accountants import choose
 from fedsim.accounting.calibration import calibrate_noise_multiplier
@@ -13,8 +24,13 @@ from fedsim.clipping import Clip, FlatClip, NormalisedClip, PerLayerClip, layers
 from fedsim.config import Config, StrategyConfig
 from fedsim.config.schema import ClipConfig
 from fedsim.errors import ConfigError
+from fedsim.estimators import Estimator
+from fedsim.execution import Executor
 from fedsim.language_model import LanguageModel
-from fedsim.plan import TaskSpec
+from fedsim.materials import Materials
+from fedsim.plan import RoundPlan, TaskSpec
+from fedsim.registry import distribution, resolve
+from fedsim.release_seed import release_seed
 from fedsim.sampling import (
     FixedSizeSampling,
     PoissonSampling,
@@ -25,6 +41,95 @@ from fedsim.sampling import (
 from fedsim.server_optimizer import ServerOptimizer
 
 log = logging.getLogger(__name__)
+
+
+def build_plan(config: Config, materials: Materials) -> RoundPlan:
+    """Return the plan that the strategy of the config builds, with the seed of its releases.
+
+    Raises:
+        ConfigError: an unknown strategy, or what the strategy refuses.
+    """
+    build: Callable[[Config, Materials], RoundPlan] = resolve(
+        "strategies", config.strategy.name, "strategy.name"
+    )
+    plan = build(config, materials)
+    made = [
+        plan.task.model_dump(mode="json"),
+        distribution("tasks", plan.task.name),
+        # Calibrated numbers too: the same config with more noise is another release.
+        *map(repr, (plan.sampling, plan.clip, plan.clip_policy, plan.estimator, plan.optimizer)),
+        *(plan.noise_multiplier, plan.noise_stddev, plan.units_per_user, plan.relation.value),
+    ]
+    return replace(plan, seed=release_seed(config, materials, made))
+
+
+_SHUFFLED = (
+    "Cohorts were taken in shuffled passes. The ε is that of Poisson sampling at the same rate, "
+    "another mechanism, as the papers print it: it is hypothetical, not a guarantee for this run."
+)
+
+
+def private_plan(
+    config: Config,
+    materials: Materials,
+    *,
+    unit: Literal["user", "example"],
+    pool: npt.NDArray[np.int64],
+    population: int,
+    sampling: Sampling,
+    task: TaskSpec,
+    estimator: Estimator,
+    units_per_user: int = 1,
+    assumptions: tuple[str, ...] = (),
+    dropped: Mapping[str, int] | None = None,
+    clip: Clip | None = None,
+    around: Callable[[Executor, int], Executor] = lambda executor, _seed: executor,
+) -> RoundPlan:
+    """Return the plan of a strategy: its own fields as given, all others from the config.
+
+    The noise multiplier is the config's, or the least that keeps its ε with this sampler.
+
+    Args:
+        config: validated; `[privacy]`, `[server]` and `strategy.clip` are read here.
+        materials: what is trained on.
+        unit: what is sampled.
+        pool: (num_units,) the units' indices in the data.
+        population: the public number of units that rates and denominators use.
+        sampling: which units take part in a round.
+        task: what one unit computes.
+        estimator: turns a cohort's sum into an estimate; of the sampler's probability.
+        units_per_user: the most units of the pool that belong to one user.
+        assumptions: sentences that the guarantee rests on, for the report.
+        dropped: training examples that are left out, a count for each reason.
+        clip: by default that of `strategy.clip`.
+        around: as in `RoundPlan`.
+
+    Raises:
+        ConfigError: no clip or δ, an unreachable ε, an accountant or a relation without a proof
+            for this sampler.
+    """
+    strategy = config.strategy
+    clip = clip or build_clip(strategy.clip, materials.model)
+    noise = noise_multiplier(config, sampling, units_per_user)
+    return RoundPlan(
+        strategy=strategy.name,
+        unit=unit,
+        pool=pool,
+        sampling=sampling,
+        task=task,
+        clip=clip,
+        clip_policy=clip_policy(config, clip, noise, sampling.probability * population),
+        estimator=estimator,
+        noise_multiplier=noise,
+        units_per_user=units_per_user,
+        relation=neighbours(config),
+        optimizer=server_optimizer(config),
+        entropy=config.privacy.noise,
+        assumptions=assumptions if sampling.guaranteed else (*assumptions, _SHUFFLED),
+        dropped=dropped or {},
+        accountant=config.privacy.accountant,
+        around=around,
+    )
 
 
 def public_size(
@@ -65,35 +170,35 @@ def neighbours(config: Config) -> Relation:
     return Relation.REPLACE if fixed else Relation.ADD_OR_REMOVE
 
 
-def sampling(
+def build_sampling(
     config: Config, expected: float | None, sizes: tuple[int, int], field: str, noun: str
 ) -> Sampling:
-    """Return who is drawn each round.
+    """Return the sampler that `strategy.sampling` asks for.
 
     Args:
-        config: its `strategy.sampling` says by which law.
+        config: its `strategy.sampling` names the kind.
         expected: how many a round, on average or exactly.
         sizes: the population's size, public and true.
         field: the key of `expected`, for messages.
         noun: what is drawn, for messages.
 
     Raises:
-        ConfigError: `expected` is missing, too large or not whole where it must be; or a law
-            that insists on the true population size and was told another.
+        ConfigError: `expected` is missing, too large or not whole where it must be; or a
+            sampler that insists on the true population size and was given another.
     """
     public, true = sizes
-    wanted = config.strategy.sampling
+    asked = config.strategy.sampling
     rate = probability(expected, public, field, noun)
-    if wanted.kind == "poisson":
+    if asked.kind == "poisson":
         return PoissonSampling(rate)
-    if wanted.max_cohort_size is not None:
-        _check_true(true <= public, wanted.kind, public, f"there are {true} {noun}, more than that")
-        return TruncatedPoissonSampling(rate, min(wanted.max_cohort_size, public), public)
-    _check_true(true == public, wanted.kind, public, f"there are {true} {noun}")
+    if asked.max_cohort_size is not None:
+        _check_true(true <= public, asked.kind, public, f"there are {true} {noun}, more than that")
+        return TruncatedPoissonSampling(rate, min(asked.max_cohort_size, public), public)
+    _check_true(true == public, asked.kind, public, f"there are {true} {noun}")
     if expected is None or expected != int(expected):
-        raise ConfigError(f"{field} = {expected}: {wanted.kind} sampling needs a whole number")
-    law = FixedSizeSampling if wanted.kind == "fixed-size" else ShuffledSampling
-    return law(int(expected), public)
+        raise ConfigError(f"{field} = {expected}: {asked.kind} sampling needs a whole number")
+    sampler = FixedSizeSampling if asked.kind == "fixed-size" else ShuffledSampling
+    return sampler(int(expected), public)
 
 
 def _check_true(holds: bool, kind: str, public: int, what: str) -> None:
@@ -139,10 +244,10 @@ def build_clip(config: ClipConfig, model: LanguageModel) -> Clip:
 def clip_policy(
     config: Config, clip: Clip, noise_multiplier: float, expected_units: float
 ) -> ClipPolicy:
-    """Return what becomes of the clip from round to round.
+    """Return the clip policy: constant, a schedule, or adaptive to a quantile of norms.
 
     Args:
-        config: its `strategy.clip` says which policy.
+        config: its `strategy.clip` names the policy.
         clip: the first round's.
         noise_multiplier: of a round, the count of an adaptive clip included.
         expected_units: of a round, from public sizes alone.
@@ -150,14 +255,14 @@ def clip_policy(
     Raises:
         ConfigError: a count that would cost more than the round may, or whose cost is unproved.
     """
-    wanted = config.strategy.clip
-    if wanted.schedule is not None:
-        schedule = wanted.schedule
+    asked = config.strategy.clip
+    if asked.schedule is not None:
+        schedule = asked.schedule
         scale = schedule.final_l2_clip_norm / clip.norm
         return ClipSchedule(schedule.kind, scale, schedule.rounds or config.strategy.rounds)
-    if wanted.adaptive is None:
+    if asked.adaptive is None:
         return ConstantClip()
-    adaptive = wanted.adaptive
+    adaptive = asked.adaptive
     policy = AdaptiveClip(
         quantile=adaptive.quantile,
         learning_rate=adaptive.learning_rate,
@@ -174,13 +279,13 @@ def clip_policy(
     return policy
 
 
-def noise_multiplier(config: Config, law: Sampling, units_per_user: int) -> float:
+def noise_multiplier(config: Config, sampling: Sampling, units_per_user: int) -> float:
     """Return the configured noise multiplier, or the least that keeps the configured ε."""
     privacy = config.privacy
     if privacy.delta is None:
         raise ConfigError("privacy.delta: missing; a guarantee needs it, such as delta = 1e-5")
     try:
-        unit_noise = RoundCost(law, 1.0, units_per_user)
+        unit_noise = RoundCost(sampling, 1.0, units_per_user)
     except ValueError as error:
         raise ConfigError(f"strategy.sampling: {error}") from None
     # Also where no noise is to be calibrated: a wrong name must not be found after the first round.
@@ -190,25 +295,13 @@ def noise_multiplier(config: Config, law: Sampling, units_per_user: int) -> floa
     if privacy.epsilon is None:
         raise ConfigError("privacy: give epsilon (with delta) or noise_multiplier")
     return calibrate_noise_multiplier(
-        sampling=law,
+        sampling=sampling,
         units_per_user=units_per_user,
         rounds=config.strategy.rounds,
         epsilon=privacy.epsilon,
         delta=privacy.delta,
         accountant=privacy.accountant,
         relation=neighbours(config),
-    )
-
-
-def assumptions(law: Sampling, size_sentence: str) -> tuple[str, ...]:
-    """Return what the guarantee rests on as far as the sampler and the population go."""
-    if law.guaranteed:
-        return (size_sentence,)
-    return (
-        size_sentence,
-        "Cohorts were taken in shuffled passes. The ε is that of Poisson sampling at the same "
-        "rate, another mechanism, as the papers print it: it is hypothetical, not a guarantee "
-        "for this run.",
     )
 
 

@@ -1,4 +1,4 @@
-"""The concentration filter of Asi & Liu (2024): who is drawn, and the test that may halt a run."""
+"""Full participation with a sparse-vector test that may halt a run (Asi & Liu 2024)."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from dp_accounting import dp_event
 
 from fedsim.sampling import Coins, Indices
 from fedsim.seeding import RandomSource
+
+CONCENTRATION = "concentration"
+"""The `test` of this sampler and of its estimator: each is proved with the other only."""
 
 SCORE_SENSITIVITY = 2.0
 """What replacing one user moves a score by, at most: its pairs, 2(N - 1) of them, over N."""
@@ -72,6 +75,10 @@ class ConcentratedSampling:
     test_epsilon: float
     kind: ClassVar[str] = "concentrated"
     guaranteed: ClassVar[bool] = True
+    hides_size: ClassVar[bool] = False
+    displaces: ClassVar[bool] = False
+    accountant: ClassVar[str | None] = "above-threshold"
+    test: ClassVar[str | None] = CONCENTRATION
 
     def __post_init__(self) -> None:
         if type(self.population) is not int or self.population < 1:
@@ -85,11 +92,11 @@ class ConcentratedSampling:
         return 1.0
 
     def of(self, noun: str) -> str:
-        """Return the law in words."""
+        """Return the sampling in words."""
         return f"all {self.population} {noun}, tested for concentration"
 
     def draw(self, num_units: int, round: int, coins: Coins) -> Indices:
-        """Return everybody."""
+        """Return every unit."""
         if num_units != self.population:
             raise ValueError(f"population = {self.population}: there are {num_units} units")
         return np.arange(num_units, dtype=np.int64)
@@ -102,7 +109,7 @@ class ConcentratedSampling:
         """
         if units_per_user > 1:
             raise ValueError(
-                f"sampling kind {self.kind!r}: nobody has proved its cost for {units_per_user} "
+                f"sampling kind {self.kind!r}: no proved cost for {units_per_user} "
                 "units per user; a user has one gradient"
             )
         return dp_event.UnsupportedDpEvent()

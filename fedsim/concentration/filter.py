@@ -1,0 +1,182 @@
+"""The filtered mean of Asi & Liu (2024; Chua et al. 2024, Algorithm 3), and its executor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fedsim.accounting.relations import Relation
+from fedsim.clipping import Clip
+from fedsim.concentration.sampling import CONCENTRATION, AboveThreshold
+from fedsim.errors import HaltedError
+from fedsim.estimators import WeightedSum
+from fedsim.execution import Executor, Keys
+from fedsim.sampling import Sampling
+from fedsim.seeding import stream
+from fedsim.tensors import Tensors, scale
+
+_COLUMNS = 65_536  # of the gradients that are float64 at once
+
+Matrix = npt.NDArray[np.float64]
+
+
+def distances(gradients: torch.Tensor) -> Matrix:
+    """Return (users, users) float64: L2 distances between the rows of (users, parameters).
+
+    By ‖a‖² + ‖b‖² - 2ab, a block of columns at a time: below about 1e-8 of the norms a distance is
+    rounding. The diagonal is 0.
+    """
+    gram = torch.zeros(len(gradients), len(gradients), dtype=torch.float64)
+    for start in range(0, gradients.shape[1], _COLUMNS):
+        block = gradients[:, start : start + _COLUMNS].double()
+        gram += block @ block.T
+    squares = gram.diagonal()
+    squared = (squares[:, None] + squares[None, :] - 2.0 * gram).clamp_(min=0.0)
+    squared.fill_diagonal_(0.0)
+    return squared.sqrt_().numpy()
+
+
+def concentration_score(between: Matrix, radius: float) -> float:
+    """Return s, eq. 1: how many pairs are within τ, over N; N at most, counting (i, i) too."""
+    return float(np.count_nonzero(between <= radius)) / len(between)
+
+
+def filter_weights(between: Matrix, radius: float) -> npt.NDArray[np.float64]:
+    """Return p, line 12: 0 for a user with under N/2 users within 2τ, 1 from 2N/3 on, else linear.
+
+    The paper keeps a user with this probability. Here it is the user's weight in the mean: its
+    expectation is near the same, and what one user moves is then bounded for certain. With coins
+    the number of others who change sides has a tail, which the noise would have to cover.
+    """
+    count = len(between)
+    near = np.count_nonzero(between <= 2.0 * radius, axis=1)
+    weights: npt.NDArray[np.float64] = ((near - count / 2.0) / (count / 6.0)).clip(0.0, 1.0)
+    return weights
+
+
+@dataclass(frozen=True)
+class FilteredMean:
+    """The mean weighted by the filter, Σ w g / Σ w. Sensitivity 24 τ/N to replacing one user.
+
+    That holds while the score of one of the neighbours is at least 2N/3 + 1, see
+    `fedsim.accounting.above_threshold`. Proof. Some user's τ-ball holds 2N/3 + 1 users; all of
+    them but the replaced one have weight 1 before and after. Of the others each weight moves by
+    at most 6/N, together less than 2; the replaced user's two weights are at most 1 each. Any two
+    users of positive weight have a common neighbour, so they are 4τ apart at most. Taking weight
+    e away from a mean of weight W >= 2N/3, all within 4τ, moves it by at most 4τ e/W; e <= 4.
+
+    Attributes:
+        radius: τ.
+        num_users: N.
+    """
+
+    radius: float
+    num_users: int
+    sampling_probability: float = field(default=1.0, init=False)
+    kind: str = field(default="filtered-mean", init=False)
+    test: ClassVar[str | None] = CONCENTRATION
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.radius < float("inf"):
+            raise ValueError(f"radius = {self.radius}: must be positive and finite")
+
+    def __call__(self, total: WeightedSum) -> dict[str, torch.Tensor]:
+        """Return the weighted mean; zero where nobody has weight."""
+        return scale(total.values, 1.0 / total.weight if total.weight else 0.0)
+
+    def sensitivity(self, bound: float) -> float:
+        """Return 24 τ/N, whatever the clip's bound is: concentration bounds what a user moves."""
+        return 24.0 * self.radius / self.num_users
+
+    @property
+    def rounded_weight(self) -> float:
+        """Zero: every user's gradient is computed in a pass of its own, and added in float64."""
+        return 0.0
+
+    def unproved(self, sampling: Sampling, relation: Relation, units_per_user: int) -> str | None:
+        """Return None: what the proof rests on, its sampler insists on."""
+        return None
+
+    def describe(self) -> dict[str, float | str]:
+        """Return the kind, τ and N."""
+        return {"kind": self.kind, "radius": self.radius, "num_users": self.num_users}
+
+
+class Filtered:
+    """Asks for one user at a time and returns Σ w g over the cohort, w the filter's weights.
+
+    Holds cohort × parameters float32: the rounding to float32 is part of a user's own gradient.
+    One message a user, one after another, so that several workers take no less time than one.
+
+    Args:
+        inner: carries shards of one user to the clients and clips.
+        test: AboveThreshold, one for the run.
+        radius: τ.
+        seed: of the run; the threshold's noise is a function of it, so a resumed run has the same.
+    """
+
+    def __init__(self, inner: Executor, test: AboveThreshold, radius: float, seed: int) -> None:
+        self._inner = inner
+        self._test = test
+        self._radius = radius
+        self._seed = seed
+
+    @cached_property
+    def _noisy_threshold(self) -> float:
+        return self._test.noisy_threshold(stream(self._seed, "concentration"))
+
+    def clipped_sum(self, parameters: Tensors, cohort: Keys, clip: Clip, round: int) -> WeightedSum:
+        """Return the filtered sum; its weight is Σ w, its counts are of the whole cohort.
+
+        Raises:
+            HaltedError: the noisy score is below the noisy threshold. Nothing is released.
+        """
+        gradients = torch.empty(len(cohort), sum(value.numel() for value in parameters.values()))
+        alone = []
+        for row in range(len(cohort)):
+            one = self._inner.clipped_sum(parameters, cohort[row : row + 1], clip, round)
+            _write(one.values, gradients[row])
+            alone.append(replace(one, values={}))
+        between = distances(gradients)
+        self._halt_unless_concentrated(concentration_score(between, self._radius), round)
+        weights = torch.from_numpy(filter_weights(between, self._radius))
+        return WeightedSum(
+            values=_read(weights, gradients, parameters),
+            weight=float(weights.sum()),
+            num_units=sum(one.num_units for one in alone),
+            num_non_finite=sum(one.num_non_finite for one in alone),
+            num_gradients=sum(one.num_gradients for one in alone),
+            loss=sum(one.loss for one in alone),
+        )
+
+    def _halt_unless_concentrated(self, score: float, round: int) -> None:
+        # The message must not tell the score: only that the test failed is paid for.
+        source = stream(self._seed, "concentration", round, unit=1)
+        if not self._test.passes(score, self._noisy_threshold, source):
+            raise HaltedError(
+                f"round {round}: the users' gradients are not concentrated within "
+                f"strategy.concentration_radius = {self._radius:g}; no further round is run, what "
+                "was released before stays valid"
+            )
+
+
+def _write(values: Tensors, row: torch.Tensor) -> None:
+    start = 0
+    for value in values.values():
+        row[start : start + value.numel()] = value.flatten().cpu()
+        start += value.numel()
+
+
+def _read(weights: torch.Tensor, gradients: torch.Tensor, layout: Tensors) -> Tensors:
+    """Return Σ w g in the layout of the parameters, float64, a parameter at a time."""
+    total, start = {}, 0
+    for name, value in layout.items():
+        columns = gradients[:, start : start + value.numel()].double()
+        total[name] = (weights @ columns).view(value.shape).to(value.device)
+        start += value.numel()
+    return total

@@ -147,3 +147,9 @@ def test_help_and_accounting_do_not_wait_for_torch() -> None:
     code = "import sys, fedsim.cli.main; print({'torch', 'flwr', 'datasets'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
+
+
+@pytest.mark.parametrize("extra", ["tensorboard", "ray", "gguf"])
+def test_a_run_starts_without_the_optional_packages(extra: str) -> None:
+    code = f"import sys; sys.modules[{extra!r}] = None; import fedsim.runner.launch, clients.app"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

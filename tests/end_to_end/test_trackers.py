@@ -139,7 +139,7 @@ def test_a_tracker_that_is_not_there_is_named_first(
 ) -> None:
     with pytest.raises(ConfigError, match=r"tensorbord.: did you mean .tensorboard"):
         fedsim.run(tracked(speeches, "tensorbord"), tmp_path / "run")
-    for module in ("torch.utils.tensorboard", "fedsim.runner.tracking"):
+    for module in ("torch.utils.tensorboard", "fedsim.runner.tensorboard"):
         monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     with pytest.raises(ConfigError, match=r"needs the package tensorboard; pip install -c .*\]'$"):

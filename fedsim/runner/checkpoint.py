@@ -7,9 +7,7 @@ import json
 import logging
 import math
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -64,8 +62,7 @@ def _header_end(length: bytes) -> int:
     return _LENGTH_BYTES + int.from_bytes(length, "little")
 
 
-_FORMAT, _READABLE = 3, (1, 2, 3)  # 1 knew constant clips only, 2 had no checksum
-_WITH_SCALE = (2, 3)
+_FORMAT = 3
 _NAME = re.compile(r"round-\d+\.safetensors")
 _KEY = "fedsim"
 
@@ -123,28 +120,17 @@ def load_checkpoint(path: Path) -> ServerState:
         raise ConfigError(f"checkpoint {path}: cannot be read: {error}") from None
     try:
         head = parse_json(metadata[_KEY])
-        # Whatever the version: a bit that changed may have made another of it.
-        digest = head["sha256"] if "sha256" in head or head["format"] == _FORMAT else None
-        whole = digest is None or is_intact(path, str(digest))
-    except (KeyError, TypeError, ValueError) as error:  # JSON's error is a ValueError
-        raise ConfigError(f"checkpoint {path}: no head of fedsim's: {error!r}") from None
-    if not whole:
-        raise ConfigError(f"checkpoint {path}: damaged: its content does not fit its checksum")
-    return _state(path, head, tensors)
-
-
-def _state(path: Path, head: Mapping[str, Any], tensors: Tensors) -> ServerState:
-    try:
+        intact = is_intact(path, str(head["sha256"]))
         version, done, ledger = head["format"], head["round"], head["ledger"]
-        scale = float(head["clip_scale"]) if version in _WITH_SCALE else 1.0
-        if not 0.0 < scale < math.inf:
-            raise ValueError(f"clip_scale = {scale}")
-        if not is_count(done):
-            raise ValueError(f"round = {done!r}")
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise ConfigError(f"checkpoint {path}: no head of fedsim's: {error!r}") from None
-    if version not in _READABLE:
-        raise ConfigError(f"checkpoint {path}: format {version!r}, this version reads {_READABLE}")
+        scale = float(head["clip_scale"])
+        if not 0.0 < scale < math.inf or not is_count(done):
+            raise ValueError(f"round = {done!r}, clip_scale = {scale}")
+    except (KeyError, TypeError, ValueError, OverflowError) as error:  # JSON's is a ValueError
+        raise ConfigError(f"checkpoint {path}: not a fedsim checkpoint: {error!r}") from None
+    if not intact:
+        raise ConfigError(f"checkpoint {path}: damaged: its content does not fit its checksum")
+    if version != _FORMAT:
+        raise ConfigError(f"checkpoint {path}: format {version!r}; this fedsim reads {_FORMAT}")
     parameters = _part(tensors, "parameters/")
     if not parameters or any(value.dtype != torch.float32 for value in parameters.values()):
         raise ConfigError(f"checkpoint {path}: its parameters are missing, or not float32")

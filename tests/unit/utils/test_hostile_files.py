@@ -116,7 +116,7 @@ def test_a_checkpoint_of_a_round_that_is_none(tmp_path: Path, round: Any) -> Non
     head["__metadata__"]["fedsim"] = json.dumps(changed)
     text = json.dumps(head).encode()
     path.write_bytes(sealing.sealed(struct.pack("<Q", len(text)) + text + content[8 + size :]))
-    with pytest.raises(ConfigError, match="no head of fedsim's"):
+    with pytest.raises(ConfigError, match="not a fedsim checkpoint"):
         load_checkpoint(path)
 
 

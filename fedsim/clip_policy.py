@@ -30,7 +30,7 @@ class NextClip:
 
 
 class ClipPolicy(Protocol):
-    """How the clip's scale changes. Says what it takes of the noise, if it releases anything."""
+    """How the clip's scale changes, and how much of the noise a release of its own takes."""
 
     @property
     def constant(self) -> bool:
@@ -46,7 +46,7 @@ class ClipPolicy(Protocol):
         ...
 
     def after(self, round: int, scale: float, total: WeightedSum, noise: RandomSource) -> NextClip:
-        """Return what comes after a round.
+        """Return the next round's scale and what was released for it.
 
         Args:
             round: the round that was carried out, from 0.
@@ -62,10 +62,10 @@ class ClipPolicy(Protocol):
 
 
 class _WithoutRelease:
-    """What policies share that look at no data: all noise is the estimate's."""
+    """Base of policies that look at no data: all noise is the estimate's."""
 
     def unproved(self, relation: Relation) -> str | None:
-        """Return None: a round costs what it costs with any clip of its own."""
+        """Return None: a clip that looks at no data changes no cost."""
         return None
 
     def update_noise_multiplier(self, noise_multiplier: float) -> float:

@@ -2,7 +2,7 @@
 
 A clip scales an update's tensors so that its L2 norm is at most `.bound`. `factors` are Python
 floats and are applied in float64: the factor of a huge float32 update would be a denormal
-float32, too coarse to keep the bound. Calling a clip applies them; whoever sums (execution)
+float32, too coarse to keep the bound. Calling a clip applies them; the accumulator (execution)
 multiplies by the factors as it adds, which saves a copy of every update. Engines that know many
 units' norms and hold no update ask for `batch_factors`, the arithmetic of which `factors` is the
 case of one unit.

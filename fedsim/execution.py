@@ -1,4 +1,4 @@
-"""The client's half of a round: units in, one weighted sum out; and who carries shards to it."""
+"""Interfaces of the client's half of a round: Unit, Update, Task, Engine, Executor, Accumulator."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Keys = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Unit:
-    """The examples that one coin brought, and the unit's weight.
+    """The examples of one sampled unit, and the unit's weight.
 
     Attributes:
         key: the unit's index in the data (a user or an example).
@@ -73,7 +73,7 @@ class Task(Protocol):
 
         They are a function of the seed, the round, who the user is and the user's own text: what
         draws need is addressed by the keys of `fedsim.data.keys`, never by `key`, which is a place
-        in the data and moves with who stands in front.
+        in the data and changes when a user is added in front.
         """
         ...
 

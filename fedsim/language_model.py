@@ -1,6 +1,6 @@
-"""The one interface between the mathematics and a network: parameters in, logits out.
+"""LanguageModel: the interface between the mathematics and a network: parameters in, logits out.
 
-`fedsim` never imports a model. Whoever offers one (the package `clients` does) registers a
+`fedsim` never imports a model. A package that has one (such as `clients`) registers a
 loader under the entry-point group `fedsim.models`.
 """
 

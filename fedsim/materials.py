@@ -1,4 +1,4 @@
-"""The model, the texts and their split: what a server and its workers both load, once a process."""
+"""Materials: the model, the texts and their split, loaded once a process by server and workers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from fedsim.utils.json_text import read_json
 
 @dataclass(frozen=True, eq=False)
 class Materials:
-    """What units are made of.
+    """The model, texts and split that a run trains on.
 
     Attributes:
         model: the starting point.
@@ -53,11 +53,11 @@ class Materials:
         if not isinstance(module, torch.nn.Module):
             return parameters_digest(start)
         in_json = getattr(getattr(module, "config", None), "to_json_string", str)
-        told = str(in_json())
+        settings = str(in_json())
         moving = {f"start {name}": value for name, value in start.items()}
         buffers = {f"buffer {name}": value for name, value in module.named_buffers()}
         weights = parameters_digest({**module.state_dict(), **moving, **buffers})
-        return hashlib.sha256("\0".join([weights, told, str(module)]).encode()).hexdigest()
+        return hashlib.sha256("\0".join([weights, settings, str(module)]).encode()).hexdigest()
 
 
 @lru_cache(maxsize=2)
@@ -126,10 +126,10 @@ def load_model(
 def _saved_by(folder: Path) -> str | None:
     """Return the name of the loader that a saved folder asks for, or None."""
     try:
-        told = read_json(folder / "config.json")
+        config = read_json(folder / "config.json")
     except (OSError, ValueError):
         return None
-    name = told.get("fedsim_model") if isinstance(told, dict) else None
+    name = config.get("fedsim_model") if isinstance(config, dict) else None
     return name if isinstance(name, str) else None
 
 

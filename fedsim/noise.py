@@ -11,10 +11,10 @@ The share is of two sums, with and without the unit. Three parts, u = 2⁻²⁴:
   sum is within 24u·W·S of the exact one. So does `ghost` with units of many positions. From there
   on, across chunks, shards and nodes, and from the first unit on in the engines `loop` and `vmap`
   and under Flower, sums are float64: their rounding is at most n·2⁻⁵³·W·S for n units.
-- *Measured, not proved*: the other 16u·W are for what nobody bounds. `ghost` adds the other
+- *Measured, not proved*: the other 16u·W are for what has no proved bound. `ghost` adds the other
   units by one matrix product over the positions of all; any order of summation is allowed to be off
   by as many u as there are positions, times lengths that may exceed S. And the last bits of
-  everybody's own gradient depend on the shape of the pass that computed it.
+  every unit's own gradient depend on the shape of the pass that computed it.
   `tests/privacy/test_engine_sensitivity.py` measures both, several hundred units that a newcomer
   shifts from one chunk and pass to another, the units all alike (so that all are off the same way)
   or all different.

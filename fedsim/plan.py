@@ -154,7 +154,7 @@ class RoundPlan:
         return replace(self, clip=self.clip.scaled(state.clip_scale))
 
     def next_clip(self, state: ServerState, total: WeightedSum) -> NextClip:
-        """Return what the clip policy makes of the round that `state` was about to do."""
+        """Return the next round's clip after the round that `state` was about to do."""
         noise = self._source("clip", state.round)
         return self.clip_policy.after(state.round, state.clip_scale, total, noise)
 
@@ -193,7 +193,7 @@ class RoundPlan:
 
     @property
     def release_id(self) -> str:
-        """What names a round's noise draw in the ledger: a seeded one can be repeated.
+        """The id of a round's noise draw in the ledger: a seeded one can be repeated.
 
         A ledger is shared and kept apart from the seed, so it holds a one-way hash of the seed
         (128 bits): the noise cannot be computed from it.

@@ -1,4 +1,4 @@
-"""Names to implementations, through entry points: the one door from `fedsim` to its plug-ins."""
+"""Plug-ins: resolve a name to an implementation through entry points."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def names(group: str) -> list[str]:
 
 def distribution(group: str, name: str) -> str:
     """Return the name and version of the package that registered `name`; "" for no such name."""
-    found = [entry for entry in entry_points(group=f"fedsim.{group}") if entry.name == name]
-    dist = found[0].dist if found else None
+    entries = [entry for entry in entry_points(group=f"fedsim.{group}") if entry.name == name]
+    dist = entries[0].dist if entries else None
     return "" if dist is None else f"{dist.name} {dist.version}"
 
 
@@ -33,9 +33,9 @@ def resolve(group: str, name: str, field: str) -> Any:  # noqa: ANN401  (each gr
     Raises:
         ConfigError: nothing is registered under that name.
     """
-    found = [entry for entry in entry_points(group=f"fedsim.{group}") if entry.name == name]
-    if found:
-        return found[0].load()
+    entries = [entry for entry in entry_points(group=f"fedsim.{group}") if entry.name == name]
+    if entries:
+        return entries[0].load()
     known = names(group)
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""

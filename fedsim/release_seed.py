@@ -1,4 +1,4 @@
-"""What coins and noise of a run are drawn from: everything that its releases are a function of."""
+"""The seed of a run's coins and noise: a digest of everything that its releases depend on."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def release_seed(config: Config, materials: Materials, *more: object) -> int:
         materials: of the config.
         more: other questions to the same text, as JSON values; each has draws of its own.
     """
-    told = [
+    facts = [
         materials.seed,
         *_settings(config),
         sources(config, materials),
@@ -41,15 +41,15 @@ def release_seed(config: Config, materials: Materials, *more: object) -> int:
         _plug_ins(config),
         *more,
     ]
-    digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).digest()
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).digest()
     return int.from_bytes(digest[:16], "little")
 
 
 def sources(config: Config, materials: Materials) -> dict[str, str]:
     """Return a SHA-256 (hex) of the stored text and one of the files of the model.
 
-    Both with `Materials.seed` in front: they stand in the run folder, and where that seed is secret
-    nobody can try whether they know the text. A built-in model and a hub id have no files.
+    Both with `Materials.seed` in front: they are in the run folder, and where that seed is secret
+    a guess of the text cannot be checked against them. A built-in model and a hub id have no files.
     """
     return {
         "data.source": _digest([materials.seed, materials.store.manifest["files"]]),

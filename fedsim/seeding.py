@@ -1,7 +1,7 @@
 """Random streams that are addressed, not consumed: `stream(seed, purpose, round, unit)`.
 
 A stream is a function of its address alone. So a run resumed at round 15 draws the same bits
-without replaying rounds 0 to 14, sharding a cohort changes nobody's draws, and two purposes
+without replaying rounds 0 to 14, sharding a cohort changes no draw, and two purposes
 never share a stream. Nothing in fedsim touches a global generator.
 
 The key of a stream is the first 128 bits of a SHA-256 over its address, for numpy's Philox. A

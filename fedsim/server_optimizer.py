@@ -27,7 +27,7 @@ class ServerOptimizer:
     The released estimate is the gradient. For local SGD it is the mean of θ_server − θ_local,
     so that SGD with learning rate 1 is McMahan et al.'s averaging. Where it is longer than
     `max_gradient_norm` it is scaled down to that: of a mean over a batch, batch clipping (Pascanu
-    et al. 2013), which bounds nobody's share of it and promises nothing.
+    et al. 2013), which bounds no single user's share and gives no guarantee.
     """
 
     name: OptimizerName

@@ -157,7 +157,7 @@ def not_hidden(counted: int, noun: str) -> str:
     """Return the sentence on a number that the relation does not hide, and what that leaves out."""
     return (
         f"The number of {noun}, {counted}, is public under the relation. It is of users who have "
-        "usable text: replacing one by somebody whose text is empty, or dropped when the data are "
+        "usable text: replacing one by a user whose text is empty, or dropped when the data are "
         "prepared, changes it and is not covered."
     )
 

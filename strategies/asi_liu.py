@@ -71,7 +71,7 @@ def build(config: Config, materials: Materials) -> RoundPlan:
 
 def _refuse_uncovered(config: Config) -> None:
     strategy, privacy = config.strategy, config.privacy
-    if strategy.sampling.kind != "poisson":  # the key's default; nobody is sampled
+    if strategy.sampling.kind != "poisson":  # the key's default; no user is sampled
         raise ConfigError(
             f"strategy.sampling.kind = {strategy.sampling.kind!r}: strategy 'asi-liu' takes all "
             "users every round; remove it"

@@ -73,8 +73,10 @@ def uls(
     """User-level sampling: each round every user is drawn by a coin of their own."""
     if users is not None and users < 1:
         raise ConfigError(f"--users = {users}: give an integer >= 1")
-    law = _user_sampling(sampler, sampling_probability, users, cohort_size, max_cohort_size)
-    question = Question(rounds, law, "users", 1, noise_multiplier, accountant, _relation(relation))
+    sampling = _user_sampling(sampler, sampling_probability, users, cohort_size, max_cohort_size)
+    question = Question(
+        rounds, sampling, "users", 1, noise_multiplier, accountant, _relation(relation)
+    )
     _answer(question, epsilon, delta, users, as_json)
 
 
@@ -97,10 +99,10 @@ def els(
     """Example-level sampling of capped examples, accounted at user level."""
     if group_size < 1:
         raise ConfigError(f"--group-size = {group_size}: give an integer >= 1")
-    law = PoissonSampling(_probability(sampling_probability))
+    sampling = PoissonSampling(_probability(sampling_probability))
     name = accountant or "mixture"
     question = Question(
-        rounds, law, "examples", group_size, noise_multiplier, name, _relation(relation)
+        rounds, sampling, "examples", group_size, noise_multiplier, name, _relation(relation)
     )
     _answer(question, epsilon, delta, users, as_json)
 
@@ -135,7 +137,7 @@ def _user_sampling(
     cohort_size: float | None,
     max_cohort_size: int | None,
 ) -> Sampling:
-    """Return the law, its rate given itself or as cohort over users."""
+    """Return the sampler, its rate given itself or as cohort over users."""
     if (sampler == "truncated-poisson") != (max_cohort_size is not None):
         raise ConfigError(
             f"--max-cohort-size = {max_cohort_size}: --sampler truncated-poisson needs it, "

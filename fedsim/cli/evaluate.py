@@ -34,20 +34,20 @@ def evaluate_command(  # noqa: PLR0917 (each is an option)
         raise ConfigError(f"--learning-rate = {learning_rate}: give a finite number > 0")
     local = Personalisation(personalise, batch_size, learning_rate) if personalise else None
     with status_when_slow("scoring …"):
-        found = evaluate_run(run_dir, personalisation=local)
-    text = json.dumps(_plain(found), indent=2, ensure_ascii=False)
+        answer = evaluate_run(run_dir, personalisation=local)
+    text = json.dumps(_plain(answer), indent=2, ensure_ascii=False)
     write_atomically(out or run_dir / "evaluation.json", text + "\n")
     if as_json:
-        typer.echo(json.dumps(_plain(found), ensure_ascii=False))
+        typer.echo(json.dumps(_plain(answer), ensure_ascii=False))
         return
-    _show(found, Console())
+    _show(answer, Console())
 
 
-def _show(found: dict[str, Any], console: Console) -> None:
+def _show(answer: dict[str, Any], console: Console) -> None:
     table = Table(title="Held-out text, nats a predicted token", title_justify="left")
     for head in ("", "users", "tokens", "loss", "perplexity", "top-1", "loss, users alike"):
         table.add_column(head, justify="left" if not head else "right")
-    for stage, scores in found["stages"].items():
+    for stage, scores in answer["stages"].items():
         for what in ("held_out_examples", "held_out_users"):
             one = scores[what]
             if one["tokens"]:
@@ -61,22 +61,22 @@ def _show(found: dict[str, Any], console: Console) -> None:
                     f"{one['user_loss']:.4f}",
                 )
     console.print(table)
-    for stage, scores in found["stages"].items():
+    for stage, scores in answer["stages"].items():
         console.print(f"{stage} writes:", *(repr(text) for text in scores["samples"]), sep="\n  ")
-    if "personalisation" in found:
-        _show_personalisation(found["personalisation"], console)
-    console.print(f"Losses and counts are {found['note']}.")
+    if "personalisation" in answer:
+        _show_personalisation(answer["personalisation"], console)
+    console.print(f"Losses and counts are {answer['note']}.")
 
 
-def _show_personalisation(found: dict[str, Any], console: Console) -> None:
+def _show_personalisation(answer: dict[str, Any], console: Console) -> None:
     table = Table(
-        title=f"Personalised for {found['users']} held-out users ({found['settings']})",
+        title=f"Personalised for {answer['users']} held-out users ({answer['settings']})",
         title_justify="left",
     )
     for head in ("", "loss without", "personalised", "users helped"):
         table.add_column(head, justify="left" if not head else "right")
     for stage in ("initial", "final"):
-        one = found[stage]
+        one = answer[stage]
         losses = (one[part]["user_loss"] for part in ("without", "personalised"))
         cells = ["–" if loss is None else f"{loss:.4f}" for loss in losses]
         table.add_row(stage, *cells, f"{one['users_helped']}")

@@ -1,4 +1,4 @@
-"""`fedsim`: the commands, and what becomes of their errors."""
+"""`fedsim`: the commands, and the exit statuses of their errors."""
 
 from __future__ import annotations
 

@@ -108,12 +108,12 @@ def _from_config(
             loaded.seed, loaded.data, loaded.model, device, new_data_seed(loaded)
         )
         weighed = weigh(loaded, materials, budget=budget, private_norms=private_norms)
-    found = of_data(weighed)
+    answer = of_data(weighed)
     write_config(target, weighed, config.name, sentences(weighed))
     if as_json:
-        typer.echo(json.dumps({**found, "config": str(target)}, allow_nan=False))
+        typer.echo(json.dumps({**answer, "config": str(target)}, allow_nan=False))
         return
-    print_plan(found)
+    print_plan(answer)
     former = ", in the place of a former plan" if replaced else ""
     typer.echo(f"Config: {target}{former}. Run it: fedsim run {target}")
 
@@ -125,11 +125,11 @@ def _from_numbers(numbers: Numbers, diversity: float | None, as_json: bool) -> N
 
     cases = sorted({ALIKE, DIVERSE} | ({diversity} if diversity is not None else set()))
     with status_when_slow("planning: noise"):
-        found = of_numbers(numbers, [suppose(numbers, case) for case in cases])
+        answer = of_numbers(numbers, [suppose(numbers, case) for case in cases])
     if as_json:
-        typer.echo(json.dumps(found, allow_nan=False))
+        typer.echo(json.dumps(answer, allow_nan=False))
     else:
-        print_supposed(found)
+        print_supposed(answer)
 
 
 def _numbers(given: dict[str, float | None], budget: float | None) -> Numbers:

@@ -86,7 +86,7 @@ class FilteredMean:
             raise ValueError(f"radius = {self.radius}: must be positive and finite")
 
     def __call__(self, total: WeightedSum) -> dict[str, torch.Tensor]:
-        """Return the weighted mean; zero where nobody has weight."""
+        """Return the weighted mean; zero where no user has weight."""
         return scale(total.values, 1.0 / total.weight if total.weight else 0.0)
 
     def sensitivity(self, bound: float) -> float:
@@ -137,21 +137,21 @@ class Filtered:
             HaltedError: the noisy score is below the noisy threshold. Nothing is released.
         """
         gradients = torch.empty(len(cohort), sum(value.numel() for value in parameters.values()))
-        alone = []
+        sums = []
         for row in range(len(cohort)):
-            one = self._inner.clipped_sum(parameters, cohort[row : row + 1], clip, round)
-            _write(one.values, gradients[row])
-            alone.append(replace(one, values={}))
+            of_user = self._inner.clipped_sum(parameters, cohort[row : row + 1], clip, round)
+            _write(of_user.values, gradients[row])
+            sums.append(replace(of_user, values={}))
         between = distances(gradients)
         self._halt_unless_concentrated(concentration_score(between, self._radius), round)
         weights = torch.from_numpy(filter_weights(between, self._radius))
         return WeightedSum(
             values=_read(weights, gradients, parameters),
             weight=float(weights.sum()),
-            num_units=sum(one.num_units for one in alone),
-            num_non_finite=sum(one.num_non_finite for one in alone),
-            num_gradients=sum(one.num_gradients for one in alone),
-            loss=sum(one.loss for one in alone),
+            num_units=sum(one.num_units for one in sums),
+            num_non_finite=sum(one.num_non_finite for one in sums),
+            num_gradients=sum(one.num_gradients for one in sums),
+            loss=sum(one.loss for one in sums),
         )
 
     def _halt_unless_concentrated(self, score: float, round: int) -> None:

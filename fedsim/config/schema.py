@@ -199,7 +199,7 @@ class ExecutorConfig(Section):
     """Who computes, how, and in what portions; `shard_size` 0 cuts by work, several a worker.
 
     With `precision` "bfloat16" the workers' networks multiply in bfloat16; parameters, norms,
-    sums and noise are as wide as ever, and the server evaluates in float32.
+    sums and noise keep their width, and the server evaluates in float32.
     """
 
     grid: Literal["in-process", "ray"] = "in-process"

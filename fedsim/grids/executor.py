@@ -86,7 +86,7 @@ class GridExecutor:
         self._tokens = tokens
 
     def clipped_sum(self, parameters: Tensors, cohort: Keys, clip: Clip, round: int) -> WeightedSum:
-        """Return the sum over the cohort; the sum over nobody is zero and sends no message.
+        """Return the sum over the cohort; of an empty cohort it is zero and sends no message.
 
         Raises:
             RuntimeError: a shard failed; the message holds the worker's own error. Or no node is

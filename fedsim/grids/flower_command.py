@@ -110,10 +110,10 @@ def environment(home: Path) -> dict[str, str]:
 
 def program(name: str, env: Mapping[str, str]) -> str:
     """Return the path of a program that comes with Flower: this environment's, if it has one."""
-    found = shutil.which(name, path=env["PATH"])
-    if found is None:
+    path = shutil.which(name, path=env["PATH"])
+    if path is None:
         raise FlowerCommandError(f"{name}: not found; is flwr installed in this environment?")
-    return found
+    return path
 
 
 class FlowerCommand:
@@ -141,7 +141,7 @@ class FlowerCommand:
         )
 
     def status(self, run_id: str) -> RunStatus:
-        """Return what has become of a run; `FlowerCommandError` where nobody can say."""
+        """Return the status of a run; `FlowerCommandError` where the SuperLink gives none."""
         return parse_status(self._answer("ls", _CONNECTION, f"--run-id={run_id}"))
 
     def stop(self, run_id: str) -> None:

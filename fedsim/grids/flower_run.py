@@ -158,7 +158,7 @@ def _end_of(flower: FlowerCommand, run_id: str) -> RunStatus:
 
 
 def _stop(flower: FlowerCommand, run_id: str) -> None:
-    """Stop a run and wait until it is over, so that nobody writes into its folder any more."""
+    """Stop a run and wait until it is over, so that nothing writes into its folder any more."""
     with suppress(FlowerCommandError):
         flower.stop(run_id)
         end = time.monotonic() + _STOPPING

@@ -69,7 +69,7 @@ def connect(address: str) -> None:
 
 
 def _reach(address: str) -> None:
-    """Raise `ConfigError` if nobody listens at host:port: Ray itself would try for minutes."""
+    """Raise `ConfigError` if nothing listens at host:port: Ray itself would try for minutes."""
     host, colon, port = address.rpartition(":")
     if not (colon and port.isdigit()) or "://" in address:
         return

@@ -113,7 +113,7 @@ class RayGrid(OneRunGrid):
         free = self._ray.available_resources()
         self._workers = [actor.remote(app_name) for _ in range(share.workers)]
         pings = [worker.ready.remote() for worker in self._workers]
-        # What fits now is only a matter of starting processes; else somebody must make room.
+        # What fits now only waits for processes to start; else other work must make room first.
         fits = share.workers * share.cpus <= free.get("CPU", 0.0) + 1e-9
         fits &= share.workers * share.gpus <= free.get("GPU", 0.0) + 1e-9
         patience = _SLOW_START if fits else _START

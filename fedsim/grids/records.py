@@ -198,7 +198,7 @@ def from_record(record: ArrayRecord) -> dict[str, torch.Tensor]:
 class ParametersOnDevice:
     """The parameters of a round, moved to a device once for all of a worker's shards.
 
-    Grids hand the same record to all shards of a round; another record is loaded anew.
+    Grids hand the same record to all shards of a round; another record is loaded again.
     """
 
     def __init__(self) -> None:
@@ -211,7 +211,7 @@ class ParametersOnDevice:
         """Return the record's tensors on `device`, to be read and not written into.
 
         Raises:
-            RuntimeError: somebody wrote into them after an earlier call.
+            RuntimeError: they were written into after an earlier call.
         """
         if record is not self._record or device != self._device:
             self._tensors = {k: v.to(device) for k, v in from_record(record).items()}
@@ -223,7 +223,7 @@ class ParametersOnDevice:
 
 
 def views_of(record: ArrayRecord) -> dict[str, torch.Tensor]:
-    """Return the tensors of a record, not copied: for whoever only reads them, once."""
+    """Return the tensors of a record, not copied: for reading them once."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         return {name: torch.from_numpy(array.numpy()) for name, array in record.items()}

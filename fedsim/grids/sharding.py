@@ -1,4 +1,4 @@
-"""How much work a unit is, so that shards can be cut evenly: tokens, not users."""
+"""Cut a cohort into shards of about equal work, measured in tokens."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def chunk_tokens(materials: Materials, group_size: int) -> npt.NDArray[np.int64]
 def most_tokens_per_unit(materials: Materials, group_size: int | None) -> int:
     """Return how many tokens a unit may bring at most, from the config alone.
 
-    What engine computes goes by this and not by the users' texts: engines clip with different
-    margins, so that a user who changed the engine would change everybody's update.
+    The engine is chosen by this and not by the users' texts: engines clip with different margins,
+    so that a user who changed the engine would change every other user's update.
 
     Args:
         materials: whose store says how long an example may be.

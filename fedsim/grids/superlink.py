@@ -23,7 +23,7 @@ def simulation_superlink(home: Path) -> Iterator[str]:
     """Start a SuperLink that simulates its nodes; yield its host:port; end it, and it alone.
 
     `flwr run` itself would start one on a fixed port, detached, that keeps its first caller's
-    environment for everybody who comes later.
+    environment for all later callers.
 
     Raises:
         RuntimeError: it did not start; the message has the end of its log.

@@ -21,7 +21,7 @@ from fedsim.utils.files import write_atomically
 from fedsim.utils.json_text import is_count, parse_json
 
 PLACEHOLDER = "0" * 64
-"""What stands in the header until the digest is known."""
+"""The place of the digest in the header until it is known."""
 
 _LENGTH_BYTES = 8  # of the header's length, with which the file begins
 _BUFFER = 1 << 20
@@ -52,10 +52,10 @@ def is_intact(path: Path, digest: str) -> bool:
         header = length + file.read(_header_end(length) - _LENGTH_BYTES)
         if len(digest) != len(PLACEHOLDER) or header.count(digest.encode()) != 1:
             return False
-        found = hashlib.sha256(header.replace(digest.encode(), PLACEHOLDER.encode()))
+        digest_now = hashlib.sha256(header.replace(digest.encode(), PLACEHOLDER.encode()))
         while block := file.read(_BUFFER):
-            found.update(block)
-    return found.hexdigest() == digest
+            digest_now.update(block)
+    return digest_now.hexdigest() == digest
 
 
 def _header_end(length: bytes) -> int:
@@ -102,8 +102,8 @@ def round_of(path: Path) -> int:
 
 def latest_checkpoint(folder: Path) -> Path | None:
     """Return the checkpoint of the highest round, or None."""
-    found = checkpoints_in(folder)
-    return found[-1] if found else None
+    paths = checkpoints_in(folder)
+    return paths[-1] if paths else None
 
 
 def load_checkpoint(path: Path) -> ServerState:
@@ -166,21 +166,21 @@ def newest_whole_state(folder: Path, charged: Ledger) -> ServerState | None:
 
     Args:
         folder: of the checkpoints.
-        charged: the ledger on disk. A checkpoint of n rounds, damaged or not, bears witness to n
-            releases at least.
+        charged: the ledger on disk. A checkpoint of n rounds, damaged or not, shows that there
+            were n releases at least.
 
     Raises:
         ConfigError: checkpoints are there and none can be read, or the ledger has fewer releases
-            than they bear witness to: to go on would lose charges.
+            than they show: to go on would lose charges.
     """
-    found = checkpoints_in(folder)
-    if found and charged.num_releases < round_of(found[-1]):
+    paths = checkpoints_in(folder)
+    if paths and charged.num_releases < round_of(paths[-1]):
         raise ConfigError(
-            f"--resume: {found[-1]} has {round_of(found[-1])} releases behind it and ledger.json "
+            f"--resume: {paths[-1]} has {round_of(paths[-1])} releases behind it and ledger.json "
             f"{charged.num_releases}: charges are missing; put the ledger back that belongs to it"
         )
     damage: list[ConfigError] = []
-    for path in reversed(found):
+    for path in reversed(paths):
         try:
             return load_checkpoint(path)
         except ConfigError as error:

@@ -55,7 +55,7 @@ def evaluate_run(
         personalisation: also train on each held-out user's text; None for not.
 
     Raises:
-        ConfigError: no such run, no model in it, or nobody to personalise for.
+        ConfigError: no such run, no model in it, or no held-out user to personalise for.
     """
     folder = RunFolder(run_dir)
     if not folder.config.exists() or not folder.model.exists():
@@ -137,12 +137,12 @@ def _personalised(
     if not len(users):
         raise ConfigError(
             f"data.held_out_users = {config.data.held_out_users}: the run held no user out, so "
-            "there is nobody to personalise for; train with a fraction above 0"
+            "no user is left to personalise for; train with a fraction above 0"
         )
     personalise = resolve("analyses", "personalisation", "--personalise")
-    found: dict[str, Any] = {"settings": asdict(personalisation)}
+    answer: dict[str, Any] = {"settings": asdict(personalisation)}
     for name, weights in stages.items():
-        one = personalise(
+        result = personalise(
             weights.model,
             weights.parameters,
             materials.store,
@@ -150,13 +150,13 @@ def _personalised(
             training=personalisation,
             seed=materials.seed,
         )
-        found |= {"users": len(one.users), "users_left_out": one.num_left_out}
-        found[name] = {
-            "without": _both_ways(one.without, one.tokens),
-            "personalised": _both_ways(one.after, one.tokens),
-            "users_helped": int((one.after < one.without).sum()),
+        answer |= {"users": len(result.users), "users_left_out": result.num_left_out}
+        answer[name] = {
+            "without": _both_ways(result.without, result.tokens),
+            "personalised": _both_ways(result.after, result.tokens),
+            "users_helped": int((result.after < result.without).sum()),
         }
-    return found
+    return answer
 
 
 def _both_ways(losses: npt.NDArray[np.float64], tokens: Indices) -> dict[str, float | None]:

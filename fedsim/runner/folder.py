@@ -30,7 +30,7 @@ from fedsim.utils.locks import LOCK
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Paths of one run, named in CONTRACT.md."""
+    """The files of one run, by name; docs/outputs.md says what each holds."""
 
     path: Path
 
@@ -72,7 +72,7 @@ class RunFolder:
     def check_fresh(self) -> None:
         """Raise `ConfigError` unless the folder is absent or empty."""
         if self.path.exists() and (
-            not self.path.is_dir() or any(map(_counts, self.path.iterdir()))
+            not self.path.is_dir() or any(map(_is_content, self.path.iterdir()))
         ):
             raise ConfigError(
                 f"--out {self.path}: already there; take it up with --resume, or name another"
@@ -130,12 +130,12 @@ class RunFolder:
             ConfigError: it cannot be written, or was begun from other sources.
         """
         check_sources(self.identity, sources)
-        apart = config.privacy.noise == "secure"
+        secret = config.privacy.noise == "secure"
         try:
             # The config first: a folder with anything in it but no config could not be taken up.
             write_atomically(self.config, config.to_toml())
             if not self.identity.exists():
-                write_identity(self.identity, sources, keep_seed(data_seed) if apart else None)
+                write_identity(self.identity, sources, keep_seed(data_seed) if secret else None)
             self.checkpoints.mkdir(exist_ok=True)
             for folder in (self.path, self.checkpoints):
                 drop_temporaries(folder)
@@ -188,10 +188,10 @@ class RunFolder:
         """
         charged = self.read_ledger()
         state = newest_whole_state(self.checkpoints, charged)
-        kept = [line for line in self.read_metrics() if state and line["round"] <= state.round]
+        done = [line for line in self.read_metrics() if state and line["round"] <= state.round]
         write_atomically(
             self.metrics,
-            "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in kept),
+            "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in done),
         )
         if state is None or not secure:
             return state
@@ -229,8 +229,8 @@ class RunFolder:
         return Ledger.from_json(content)
 
 
-def _counts(path: Path) -> bool:
-    """Whether a file is somebody's: not what a kill in the middle of a first write left behind."""
+def _is_content(path: Path) -> bool:
+    """Whether a file counts as content: not one that a kill during a first write left behind."""
     half_written = path.name.startswith(".config.toml.") and path.name.endswith(".tmp")
     return not half_written and path.name not in (LOCK, LOG)
 

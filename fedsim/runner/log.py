@@ -1,4 +1,4 @@
-"""A run folder's own log: what fedsim said while the run was carried out, in files that rotate."""
+"""run.log: the messages of fedsim's packages during a run, in rotating files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def run_log(folder: Path) -> Iterator[None]:
     """Write the messages of fedsim's packages into `run.log` too while the block runs.
 
     Appended to by a run that is taken up; at 2 MB it becomes `run.log.1`, and the oldest of three
-    goes. What others log (transformers, Ray, Flower) is not in it, nor is anybody's text: fedsim's
+    goes. What others log (transformers, Ray, Flower) is not in it, nor any text of a user: fedsim's
     messages hold none. It is no part of what a run repeats to the bit.
     """
     handler = _Quiet(folder / LOG, maxBytes=_BYTES, backupCount=_BACKUPS, encoding="utf-8")

@@ -66,9 +66,9 @@ def check_served(
         return  # a diverged model: nothing to compare, and its evaluation says so
     served = score_examples(saved, saved.initial_parameters(), store, some).nats
     if not np.allclose(trained, served, rtol=_RELATIVE, atol=_RELATIVE, equal_nan=True):
-        apart = float(np.abs(trained - served).max())
+        distance = float(np.abs(trained - served).max())
         raise RuntimeError(
-            f"model/: an example's log-likelihood under the saved weights is {apart:.3g} nats "
+            f"model/: an example's log-likelihood under the saved weights is {distance:.3g} nats "
             "away from that under the trained ones; the folder does not hold what was trained"
         )
     start = model.initial_parameters()

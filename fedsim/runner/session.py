@@ -1,4 +1,4 @@
-"""A run from its config to its report: what the ServerApp does."""
+"""Carry out a run from its config to its report."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def execute(config: Config, out: Path, grid: Grid, *, resume: bool = False) -> P
 def _check(folder: RunFolder, config: Config, resume: bool) -> None:
     if resume and folder.config.exists():
         folder.check_resumable(config)
-    else:  # what was killed before anything was written starts anew
+    else:  # a run that was killed before it wrote anything starts again
         folder.check_fresh()
 
 

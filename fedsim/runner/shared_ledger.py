@@ -68,8 +68,8 @@ class SharedLedger:
     def as_registered(self) -> bool:
         """Whether every release has a place of its own among what was registered.
 
-        Places are told apart by their costs alone. In whatever order they are taken, and whoever
-        decides after looking which of them stay empty, the releases are a post-processing of all
+        Places differ by their costs alone. In whatever order they are taken, and even if
+        which of them stay empty is decided after looking, the releases are a post-processing of all
         registered mechanisms, made at once.
         """
         places = dict(self.registered)
@@ -341,15 +341,15 @@ class SharedAccount:
     def _read(self) -> SharedLedger:
         if not self.path.exists():
             return self.terms
-        found = read_shared(self.path)
-        if found.terms != self.terms.terms:
+        shared = read_shared(self.path)
+        if shared.terms != self.terms.terms:
             raise ConfigError(
-                f"privacy.shared: {self.path} keeps ε = {found.epsilon:g} at δ = {found.delta:g} "
-                f"under {found.relation.value}, this config says {self.terms.epsilon:g}, "
+                f"privacy.shared: {self.path} keeps ε = {shared.epsilon:g} at δ = {shared.delta:g} "
+                f"under {shared.relation.value}, this config says {self.terms.epsilon:g}, "
                 f"{self.terms.delta:g}, {self.terms.relation.value}; runs that share a ledger "
                 "share its budget"
             )
-        return found
+        return shared
 
 
 def shared_account(config: SharedLedgerConfig | None, plan: RoundPlan) -> SharedAccount | None:

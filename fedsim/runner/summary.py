@@ -1,4 +1,4 @@
-"""The facts of a finished run, gathered for its report."""
+"""Build the report of a finished run from its config, materials, plan and last state."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ def expected_gradients(config: Config, materials: Materials, plan: RoundPlan) ->
 
 def _assumptions(config: Config, plan: RoundPlan, origin: str, num_users: int) -> tuple[str, ...]:
     noise = (
-        "Coins and noise were drawn under keys that the operating system gave and nobody kept; who "
+        "Coins and noise were drawn under keys of the operating system that were not kept; who "
         "is held out and which examples take part, from a seed that is kept outside of the run "
         "folder."
         if plan.entropy == "secure"

@@ -1,4 +1,4 @@
-"""Numbers that took time, kept on disk under their parameters and the versions that made them."""
+"""A disk cache of slow numbers, by their parameters and the library versions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def remembered(
         compute: what to do when nothing is known; its errors are not remembered.
         sound: whether a number that was read back can be one: damage must not become noise 0.
 
-    A file that is missing, damaged or of other inputs is computed anew, and a cache that cannot
+    A file that is missing, damaged or of other inputs is computed again, and a cache that cannot
     be written is no reason to fail.
     """
     key = {

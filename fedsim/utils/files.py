@@ -128,7 +128,7 @@ def rename_synced(path: Path, target: Path) -> None:
 
 
 def drop_temporaries(folder: Path) -> None:
-    """Remove what killed writers left in a folder that nobody else is writing into."""
+    """Remove what killed writers left in a folder that no other process is writing into."""
     for path in folder.glob(".*.tmp"):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)

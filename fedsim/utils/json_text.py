@@ -1,4 +1,4 @@
-"""JSON of which nobody knows who wrote it: whatever is wrong with it is one `ValueError`."""
+"""Parse untrusted JSON: every failure is a `ValueError`."""
 
 from __future__ import annotations
 

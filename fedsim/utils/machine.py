@@ -1,4 +1,4 @@
-"""The machine that numbers were measured on, its peak memory, and what a benchmark is."""
+"""Describe this machine: its name, versions and peak memory; and the row of a benchmark."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def peak_memory_bytes() -> int:
     `exec` begins with the peak of the one that started it.
     """
     if _STATUS.exists():
-        found = re.search(r"^VmHWM:\s+(\d+) kB$", _STATUS.read_text(), re.MULTILINE)
-        if found:
-            return int(found[1]) * 1024
+        match = re.search(r"^VmHWM:\s+(\d+) kB$", _STATUS.read_text(), re.MULTILINE)
+        if match:
+            return int(match[1]) * 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 

@@ -39,7 +39,7 @@ class NodePlan(RoundPlan):
     def release_id(self) -> str:
         """Return "secure" or "drawn once": no draw of a strategy object is ever made again.
 
-        Not a hash of the seed, which somebody chose: it could be found by trying.
+        Not a hash of the seed, which a person chose: it could be found by trying.
         """
         return "secure" if self.entropy == "secure" else "drawn once"
 
@@ -58,7 +58,7 @@ def sampling(num_users: int, cohort_size: float) -> PoissonSampling:
 
 def node_plan(
     *,
-    law: PoissonSampling,
+    coins: PoissonSampling,
     num_users: int,
     l2_clip_norm: float | Mapping[str, float],
     noise_multiplier: float,
@@ -78,10 +78,10 @@ def node_plan(
             strategy="flower",
             unit="user",
             pool=np.arange(1),
-            sampling=law,
+            sampling=coins,
             task=TaskSpec(name="flower-client-app"),
             clip=clip,
-            estimator=FixedDenominator(law.probability, float(num_users)),
+            estimator=FixedDenominator(coins.probability, float(num_users)),
             noise_multiplier=noise_multiplier,
             units_per_user=1,
             optimizer=ServerOptimizer("sgd", server_learning_rate),
@@ -112,7 +112,7 @@ def _clip(norm: float | Mapping[str, float]) -> FlatClip | PerLayerClip:
 
 
 def noise_multiplier_of(
-    law: PoissonSampling,
+    coins: PoissonSampling,
     given: float | None,
     epsilon: float | None,
     delta: float,
@@ -127,7 +127,7 @@ def noise_multiplier_of(
         fits = num_rounds is not None and _whole(num_rounds)
         require(fits, "num_rounds", num_rounds, "an integer >= 1, the rounds epsilon pays for")
         return calibrate_noise_multiplier(
-            sampling=law, rounds=num_rounds or 0, epsilon=epsilon, delta=delta
+            sampling=coins, rounds=num_rounds or 0, epsilon=epsilon, delta=delta
         )
     require(num_rounds is None, "num_rounds", num_rounds, "it with epsilon only; leave it out")
     fits = given is not None and 0.0 <= given < math.inf

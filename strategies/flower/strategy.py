@@ -59,7 +59,7 @@ class DPFedAvg(strategy.Strategy):
         epsilon: to keep over `num_rounds` rounds; the noise is calibrated to it.
         num_rounds: rounds that `epsilon` pays for, over all calls of `start`; only with it.
         noise: "secure" draws coins and noise from the operating system; "seeded" repeats them,
-            for simulations: whoever knows the seed can subtract the noise.
+            for simulations: anyone who knows the seed can subtract the noise.
         seed: of "seeded", never used twice on different data.
         server_learning_rate: 1 is plain averaging.
         fraction_evaluate: of the connected nodes, asked to evaluate after each round.
@@ -86,12 +86,14 @@ class DPFedAvg(strategy.Strategy):
         require(0.0 < delta < 1.0, "delta", delta, "a number in (0, 1), such as 1e-5")
         fits = 0.0 <= fraction_evaluate <= 1.0
         require(fits, "fraction_evaluate", fraction_evaluate, "a number in [0, 1]")
-        law = sampling(num_users, cohort_size)
+        coins = sampling(num_users, cohort_size)
         self._plan: RoundPlan = node_plan(
-            law=law,
+            coins=coins,
             num_users=num_users,
             l2_clip_norm=l2_clip_norm,
-            noise_multiplier=noise_multiplier_of(law, noise_multiplier, epsilon, delta, num_rounds),
+            noise_multiplier=noise_multiplier_of(
+                coins, noise_multiplier, epsilon, delta, num_rounds
+            ),
             server_learning_rate=server_learning_rate,
             noise=noise,
             seed=seed,

@@ -112,7 +112,7 @@ def test_without_held_out_users_there_is_nobody_to_personalise_for(
     (other / "config.toml").write_text(
         text.replace("held_out_users = 0.3", "held_out_users = 0.0"), encoding="utf-8"
     )
-    with pytest.raises(ConfigError, match="nobody to personalise for"):
+    with pytest.raises(ConfigError, match="no user is left to personalise for"):
         CliRunner().invoke(
             app, ["evaluate", str(other), "--personalise", "1"], catch_exceptions=False
         )

@@ -86,6 +86,7 @@ class Ghost:
         self._masses: dict[str, torch.Tensor] = {}
         self._formed: dict[str, list[_Group]] = {}
         self._dropped: set[int] = set()
+        self._squares: torch.Tensor | None = None
 
     def start_pass(self, segments: Segments) -> None:
         """Say to which units the sequences of the uses that follow belong."""
@@ -101,7 +102,9 @@ class Ghost:
 
     def squares(self) -> torch.Tensor:
         """Return squares of bounds on what units add, (units, parameters) float64."""
-        return torch.stack([self._square(name) for name in self._layout], dim=1)
+        if self._squares is None:  # groups are formed once, and added once
+            self._squares = torch.stack([self._square(name) for name in self._layout], dim=1)
+        return self._squares
 
     def _square(self, name: str) -> torch.Tensor:
         uses, like = self._uses[name], self._layout[name]

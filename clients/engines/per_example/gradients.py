@@ -24,7 +24,8 @@ class Gradients(Protocol):
     def squares(self) -> torch.Tensor:
         """Return squared norms, (units, parameters) float64, once all uses are in.
 
-        Of what the sum adds for a unit, at least, up to `norm_error` of a norm.
+        Of what the sum adds for a unit, at least, up to `norm_error` of a norm. A second call
+        returns the same numbers, also after `drop`.
         """
         ...
 

@@ -47,6 +47,7 @@ class Materialised:
         self._rows: dict[str, list[tuple[Rows, Segments]]] = {}
         self._merged: dict[str, MergedRows] = {}
         self._chains: dict[str, Chain] = {}
+        self._all_squares: torch.Tensor | None = None
 
     def start_pass(self, segments: Segments) -> None:
         """Say to which units the sequences of the uses that follow belong."""
@@ -102,6 +103,8 @@ class Materialised:
         Raises:
             NotCovered: a pass did not use a parameter, so its buffers hold anything.
         """
+        if self._all_squares is not None:  # chains change the gradients: once
+            return self._all_squares
         for name, passes in self._passes_of.items():
             if len(passes) != self._num_passes:
                 raise NotCovered(f"{name} (not every sequence uses it)")
@@ -112,7 +115,8 @@ class Materialised:
         for name, lookups in self._rows.items():
             self._look_up(name, lookups)
         columns = [self._square(name) for name in self._layout]
-        return torch.stack(columns, dim=1)
+        self._all_squares = torch.stack(columns, dim=1)
+        return self._all_squares
 
     def _look_up(self, name: str, lookups: list[tuple[Rows, Segments]]) -> None:
         if name not in self._dense:

@@ -14,6 +14,7 @@ from clients.engines.per_example.gradients import Gradients
 from clients.engines.per_example.passes import passes
 from clients.tasks.mean_gradient import mean_gradient
 from fedsim.execution import Unit
+from fedsim.language_model import LanguageModel
 from fedsim.tensors import Tensors, l2_norm
 
 # The unit that is looked at is cut to this many examples and tokens.
@@ -30,7 +31,7 @@ class CannotTell(Exception):  # noqa: N818 (a finding, not a fault)
     """The gradients are not finite, or zero, huge or tiny: no comparison this time."""
 
 
-def made_up(model: OpenModel, like: Unit) -> Unit:
+def made_up(model: LanguageModel, like: Unit) -> Unit:
     """Return a unit of three short examples of tokens spread over the vocabulary.
 
     No longer than the examples of `like` are padded to, and with dropout streams if it has some.

@@ -22,7 +22,7 @@ from clients.engines.partial_sum import PartialSum
 from clients.engines.per_example import chunks
 from clients.engines.per_example.capture import NotCovered, OpenModel
 from clients.engines.per_example.chunks import keep_large_blocks
-from clients.engines.per_example.verification import CannotTell
+from clients.engines.per_example.verification import CannotTell, made_up
 from clients.engines.stacked.forward import even_parts
 from clients.engines.stacked.local_steps import LocalUser, StepBatch, add_stack, step_batches
 from clients.engines.stacked.steps import StackedSteps
@@ -31,7 +31,7 @@ from clients.models.mixed_precision import in_float32
 from clients.tasks.fedavg import LocalSGD
 from fedsim.clipping import Clip
 from fedsim.estimators import WeightedSum
-from fedsim.execution import Keys, Task
+from fedsim.execution import Keys, Task, Unit
 from fedsim.language_model import LanguageModel
 from fedsim.tensors import Tensors
 
@@ -81,7 +81,7 @@ class LocalVmap:
         together = [user for user in users if 0 < user.widest <= _LARGE_STEP]
         alone = [user for user in users if not 0 < user.widest <= _LARGE_STEP]
         if together:
-            self._prepare(parameters, together[0])
+            self._prepare(parameters, together[0].unit)
         together.sort(key=lambda user: user.order)
         while together:
             some = together[: even_parts(len(together), self._within(parameters).units)]
@@ -98,18 +98,21 @@ class LocalVmap:
             total.alone.add(update, user.unit.weight)
         return total.result()
 
-    def _prepare(self, parameters: Tensors, user: LocalUser) -> None:
-        """Find out, once, whether the layer rules can make the steps; else `vmap` does."""
+    def _prepare(self, parameters: Tensors, like: Unit) -> None:
+        """Verify, once, that the layer rules can take the steps; else `vmap` takes them.
+
+        On a made-up unit: one user's text must not decide how everybody's steps are computed.
+        """
         if self._verified:
             return
         if in_float32(self._model) is not self._model:
             return  # bfloat16 rounds by more than tells a wrong step from a right one
         try:
             steps = StackedSteps(cast(OpenModel, self._model))
-            steps.verify(parameters, user.unit)
+            steps.verify(parameters, made_up(self._model, like))
         except torch.OutOfMemoryError:
             raise
-        except CannotTell:  # not finite this time: by vmap, and another user may tell
+        except CannotTell:  # not finite at these parameters: by vmap, verified in a later round
             return
         except (NotCovered, RuntimeError) as reason:
             self._verified = True

@@ -19,7 +19,7 @@ def loop(
 ) -> WeightedSum:
     """Return Σ w·clip(update), a backward pass (or local training) per unit, in key order.
 
-    With `norm_error` the clip has the margin of an engine that this is in the place of.
+    With `norm_error` the clip keeps the margin of the engine that this one replaces.
     """
     accumulator = Accumulator(parameters, clip, norm_error=norm_error)
     for key in keys:

@@ -8,7 +8,7 @@ generator would make it one of its batch, and a place in the file one of who sta
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 
@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from fedsim.data.keys import Hashes, base, hashes
+from fedsim.execution import Unit
 from fedsim.language_model import LanguageModel
 
 # SplitMix64 (Steele, Lea and Flood 2014), its constants as signed numbers.
@@ -44,6 +45,12 @@ def example_streams(seed: int, round: int, users: Hashes, examples: Hashes) -> t
 def at_step(streams: torch.Tensor | None, step: int) -> torch.Tensor | None:
     """Return other streams for another step of local training."""
     return None if streams is None else _mixed(streams + _wrapped((step + 1) * _GAMMA))
+
+
+def unit_streams(units: Sequence[Unit]) -> torch.Tensor | None:
+    """Return the streams of all units' examples in a row, or None where a unit has none."""
+    streams = [unit.streams for unit in units if unit.streams is not None]
+    return torch.cat(streams) if streams and len(streams) == len(units) else None
 
 
 def drops(model: LanguageModel) -> bool:

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from clients.engines.clipped_sums import PartialSum
 from clients.engines.loop import loop
-from clients.engines.partial_sum import PartialSum
 from clients.engines.per_example.capture import OpenModel
 from clients.engines.per_example.ghost import ghost
 from clients.engines.per_example.materialised import materialised

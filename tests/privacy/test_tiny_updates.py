@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from clients.engines.partial_sum import PartialSum
+from clients.engines.clipped_sums import PartialSum
 from clients.engines.stacked.local_steps import LocalUser, add_stack
 from fedsim.clipping import FlatClip
 from fedsim.execution import Unit

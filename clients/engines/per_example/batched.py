@@ -1,7 +1,7 @@
-"""Many units at once: one forward and backward pass a chunk, norms, factors, one weighted sum.
+"""Engine over chunks of units: a forward and backward pass, norms, clip factors, one sum.
 
-What the two engines `materialised` and `ghost` share. They differ in how a chunk's `Gradients`
-know norms and sums: from per-unit gradients, or without forming them.
+It is what `materialised` and `ghost` share. They differ in their `Gradients`: norms and sums from
+per-unit gradients, or without forming them.
 """
 
 from __future__ import annotations
@@ -12,16 +12,15 @@ from functools import partial
 
 import torch
 
+from clients.engines.clipped_sums import PartialSum, clip_factors, norm_error, shares
 from clients.engines.loop import loop
-from clients.engines.partial_sum import PartialSum, shares
 from clients.engines.per_example import chunks
-from clients.engines.per_example.capture import NotCovered, OpenModel, Site, find_sites, run
+from clients.engines.per_example.capture import HookedLayer, NotCovered, OpenModel, find_layers, run
 from clients.engines.per_example.chunks import keep_large_blocks
-from clients.engines.per_example.gradients import Gradients, Method
+from clients.engines.per_example.gradient_terms import Gradients, Method
 from clients.engines.per_example.packing import row_tokens
 from clients.engines.per_example.passes import passes
-from clients.engines.per_example.verification import CannotTell, made_up, verified
-from clients.engines.squares import clip_factors, norm_error
+from clients.engines.per_example.verification import CannotTell, made_up_unit, verified
 from clients.models.mixed_precision import in_float32
 from fedsim.clipping import Clip
 from fedsim.estimators import WeightedSum
@@ -32,11 +31,11 @@ log = logging.getLogger(__name__)
 
 
 class BatchedEngine:
-    """Equals `loop` for tasks whose update is the mean gradient; the others are refused.
+    """Engine by layer rules: equals `loop` for mean gradients; other tasks are refused.
 
-    Before it computes anything with a model, it verifies its layer rules on a small made-up unit:
-    what that finds must not depend on anybody's text. A model with a layer that no rule describes
-    is computed by `loop` from then on, with one warning.
+    Before the first chunk it verifies the model's layer rules on a small made-up unit: the outcome
+    must not depend on private text. A model with a layer that no rule describes is computed by
+    `loop` from then on, with one warning.
     """
 
     def __init__(self, model: OpenModel, method: Method, num_bytes: int | None = None) -> None:
@@ -44,7 +43,7 @@ class BatchedEngine:
         self._model = model
         self._method = method
         self._num_bytes = num_bytes
-        self._sites: Sequence[Site] = ()
+        self._layers: Sequence[HookedLayer] = ()
         self._limits: chunks.Limits | None = None
         self._row_tokens = 0
         self._refused = False
@@ -70,7 +69,7 @@ class BatchedEngine:
         try:
             total.count(empty, torch.zeros(len(empty)), num_gradients=0, num_unclipped=len(empty))
             if some and self._limits is None:
-                self._limits = self._verify(parameters, made_up(self._model, some[0]))
+                self._limits = self._verify(parameters, made_up_unit(self._model, some[0]))
             self._add_all(total, chunks.in_order(some, self._row_tokens), add_alone)
             return total.result()
         except CannotTell:
@@ -88,11 +87,11 @@ class BatchedEngine:
         return loop(task, parameters, keys, clip, round, norm_error=norm_error(parameters))
 
     def _verify(self, parameters: Tensors, unit: Unit) -> chunks.Limits:
-        model = in_float32(self._model)  # a wrong rule is told by less than bfloat16 rounds
-        self._sites = find_sites(model)
+        model = in_float32(self._model)  # bfloat16 rounds by more than a wrong rule may differ
+        self._layers = find_layers(model)
         method = partial(self._method, room=0)
         try:
-            bytes_per_token = verified(model, self._sites, parameters, unit, method)
+            bytes_per_token = verified(model, self._layers, parameters, unit, method)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:  # shapes, or in-place changes, that rules do not foresee
@@ -106,11 +105,11 @@ class BatchedEngine:
     def _add_all(
         self, total: PartialSum, ordered: list[Unit], add_alone: Callable[[Unit], None]
     ) -> None:
-        """Add chunk after chunk; where memory does not suffice, halve the chunks and go on."""
+        """Add chunk after chunk; out of memory, halve the chunks and go on."""
         start = 0
         while start < len(ordered):
             assert self._limits is not None  # noqa: S101 (set before the first chunk)
-            one_pass = self._method.keeps_uses
+            one_pass = self._method.keeps_terms
             units = chunks.first_chunk(ordered[start:], self._limits, one_pass=one_pass)
             if one_pass and chunks.num_tokens(units[0]) > self._limits.tokens:
                 add_alone(units[0])  # large enough for passes of its own
@@ -154,7 +153,7 @@ class BatchedEngine:
         limit, device = self._limits.tokens, self._model.device
         for part in passes(units, limit, device, dtype, row_tokens=self._row_tokens):
             gradients.start_pass(part.segments)
-            losses = run(self._model, self._sites, parameters, part.batch, gradients)
+            losses = run(self._model, self._layers, parameters, part.batch, gradients)
             unit_of_row = part.segments.unit_of_row(losses.device)
             means.index_add_(0, unit_of_row, losses.to(dtype))
         return gradients, means
@@ -163,7 +162,7 @@ class BatchedEngine:
 def _add(
     total: PartialSum, units: Sequence[Unit], gradients: Gradients, losses: torch.Tensor
 ) -> list[Unit]:
-    """Add w·clip(gradient) for the units of a chunk, and return those that float32 cannot.
+    """Add w·clip(gradient) for the units of a chunk; return those that must be added alone.
 
     Raises before it adds anything, or not at all.
     """

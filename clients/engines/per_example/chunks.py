@@ -1,4 +1,4 @@
-"""Which units are computed together, and in how much memory."""
+"""Chunks: how many units and tokens are computed at once, from the memory there is."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Local SGD of many users at once, by the layer rules or `torch.func.vmap`, over a stack.
+"""Engine `LocalVmap`: local SGD of many users at once, by layer rules or `torch.func.vmap`.
 
 All users take their first step from the same parameters, so its products with weights are those
 of one large batch; from the second on every user has weights of its own, and a product is one
-batched product over the stack. The stack is sorted by number of steps: who is done stands behind
-those who are not, and a later step touches only a prefix of the stack.
+batched product over the stack. The stack is sorted by number of steps, most first: a later step
+touches only a prefix of the stack.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import cast
 import torch
 from torch.func import grad_and_value, vmap
 
+from clients.engines.clipped_sums import PartialSum
 from clients.engines.cross_entropy import weighted_loss
 from clients.engines.loop import loop
-from clients.engines.partial_sum import PartialSum
 from clients.engines.per_example import chunks
 from clients.engines.per_example.capture import NotCovered, OpenModel
 from clients.engines.per_example.chunks import keep_large_blocks
-from clients.engines.per_example.verification import CannotTell, made_up
+from clients.engines.per_example.verification import CannotTell, made_up_unit
 from clients.engines.stacked.forward import even_parts
 from clients.engines.stacked.local_steps import LocalUser, StepBatch, add_stack, step_batches
 from clients.engines.stacked.steps import StackedSteps
@@ -39,10 +39,10 @@ log = logging.getLogger(__name__)
 
 # A user in the stack takes its parameters, their gradients and about as much again in between.
 _COPIES = 4
-# A token takes about so many rows of logits, for activations too.
+# Rows of logits that a token takes, activations included.
 _LOGITS = 6
-# Of a stack on a CPU with these copies: with a quarter of the users at once, or twice as many, both
-# built-in models took longer on one machine, with half of them on another.
+# Bytes of a stack on a CPU, copies included. With a quarter of the users at once, or twice as many,
+# both built-in models took longer on one machine, with half of them on another.
 _CPU_STACK_BYTES = 12 * 2**26
 
 # A step of so many tokens is efficient by itself: a user with such steps is computed alone.
@@ -50,10 +50,10 @@ _LARGE_STEP = 2048
 
 
 class LocalVmap:
-    """Equals `loop` for `LocalSGD`; other tasks are refused.
+    """Engine over stacks of users: equals `loop` for `LocalSGD`; other tasks are refused.
 
-    What torch cannot vectorise raises the `RuntimeError` that torch raises; `LocalVmapOrLoop`
-    goes on with the loop.
+    Where torch cannot vectorise a model its `RuntimeError` is passed on; `LocalVmapOrLoop` then
+    computes by `loop`.
     """
 
     def __init__(self, model: LanguageModel, num_bytes: int | None = None) -> None:
@@ -109,7 +109,7 @@ class LocalVmap:
             return  # bfloat16 rounds by more than tells a wrong step from a right one
         try:
             steps = StackedSteps(cast(OpenModel, self._model))
-            steps.verify(parameters, made_up(self._model, like))
+            steps.verify(parameters, made_up_unit(self._model, like))
         except torch.OutOfMemoryError:
             raise
         except CannotTell:  # not finite at these parameters: by vmap, verified in a later round
@@ -156,7 +156,7 @@ class LocalVmap:
     def _add(
         self, total: PartialSum, users: list[LocalUser], parameters: Tensors, learning_rate: float
     ) -> list[LocalUser]:
-        """Train `users`, add their updates and return those that float32 is too coarse for."""
+        """Train `users`, add their updates, and return those that float32 is too coarse for."""
         stack, losses = self.trained(users, parameters, learning_rate)
         for name, value in parameters.items():
             torch.sub(value, stack[name], out=stack[name])
@@ -195,7 +195,7 @@ class LocalVmap:
         return stack, losses
 
     def _take(self, parameters: Tensors, num_users: int) -> dict[str, torch.Tensor]:
-        """Return (num_users, *shape) for each parameter, with anything in it; kept for reuse."""
+        """Return (num_users, *shape) for each parameter, uninitialised; the memory is reused."""
         for name, value in parameters.items():
             kept = self._stack.get(name)
             if kept is None or len(kept) < num_users or kept.dtype != value.dtype:
@@ -241,7 +241,7 @@ class LocalVmap:
 
 
 class LocalVmapOrLoop:
-    """Vectorised until torch says that it cannot; then the loop, with a warning, for good."""
+    """`LocalVmap` until torch raises; from then on `loop`, with one warning."""
 
     def __init__(self, model: LanguageModel) -> None:
         self._engine: LocalVmap | None = LocalVmap(model)

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from clients.engines.clipped_sums import norm_error
 from clients.engines.cross_entropy import weighted_loss
 from clients.engines.loop import loop
 from clients.engines.per_example.capture import NotCovered
-from clients.engines.squares import norm_error
 from clients.engines.stacked import local_vmap
 from clients.engines.stacked.local_steps import StepBatch
 from clients.engines.stacked.local_vmap import LocalVmap, LocalVmapOrLoop

@@ -10,10 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clients.engines.per_example.contributions import Product, Rows, Segments
-from clients.engines.per_example.deferred_products import HeldProducts
 from clients.engines.per_example.ghost import Ghost
-from clients.engines.per_example.materialised import Buffers, Materialised
+from clients.engines.per_example.gradient_terms import Product, Rows, Segments
+from clients.engines.per_example.materialised import Buffers, DeferredProducts, Materialised
 from clients.models.mcmahan_lstm import NormalisedRows, unit_rows
 
 SIDES = ("left", "right")
@@ -36,7 +35,7 @@ def test_each_unit_gets_all_its_positions_and_no_others(
     wide, narrow = 4, 3
     expected = torch.zeros(num_units, wide, narrow, dtype=torch.float64)
     formed = torch.full((num_units, wide, narrow), torch.nan, dtype=torch.float64)
-    held = HeldProducts(num_units)
+    held = DeferredProducts(num_units)
     seen = torch.zeros(num_units, dtype=torch.bool)
     for of_all, length, uses, now in given_passes:
         counts = of_all[:num_units]
@@ -49,15 +48,15 @@ def test_each_unit_gets_all_its_positions_and_no_others(
                 expected[place] += torch.einsum("rla,rlb->ab", left, right)
         seen |= torch.tensor(counts) > 0
         if now:
-            held.form(lambda _name: formed)
+            held.write(lambda _name: formed)
             assert held.num_bytes == 0
-    held.form(lambda _name: formed)
+    held.write(lambda _name: formed)
     torch.testing.assert_close(formed[seen], expected[seen])
     assert bool(formed[~seen].isnan().all())  # nobody else's place was written to
 
 
 def test_bytes_are_counted() -> None:
-    held = HeldProducts(2)
+    held = DeferredProducts(2)
     left, right = torch.zeros(3, 5, 4), torch.zeros(3, 5, 2)
     held.add("weight", Product(left, right), Segments([1, 2], whole=False))
     assert held.num_bytes == left.nbytes + right.nbytes
@@ -68,13 +67,13 @@ def test_no_more_is_held_from_pass_to_pass_than_there_is_room(
     room: int, num_formed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     formed: list[int] = []
-    honest = HeldProducts.form
+    honest = DeferredProducts.write
 
-    def noted(self: HeldProducts, buffer: Callable[[str], torch.Tensor]) -> None:
+    def noted(self: DeferredProducts, buffer: Callable[[str], torch.Tensor]) -> None:
         formed.append(self.num_bytes)
         honest(self, buffer)
 
-    monkeypatch.setattr(HeldProducts, "form", noted)
+    monkeypatch.setattr(DeferredProducts, "write", noted)
     gradients = Materialised(Buffers(), {"weight": torch.zeros(4, 3)}, 2, room)
     uses = []
     for _ in range(4):

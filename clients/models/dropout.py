@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedsim.data.keys import Hashes, base, hashes
+from fedsim.data.store.keys import Hashes, base, hashes
 from fedsim.execution import Unit
 from fedsim.language_model import LanguageModel
 

@@ -11,8 +11,8 @@ import torch
 from clients.models.dropout import at_step
 from clients.tasks.mean_gradient import mean_gradient
 from clients.tasks.user_examples import UserTask
-from fedsim.data.cohorts import CohortRule
-from fedsim.data.keys import base, hashes
+from fedsim.data.selection import CohortRule
+from fedsim.data.store.keys import base, hashes
 from fedsim.execution import Unit, Update
 from fedsim.materials import Materials
 from fedsim.tensors import Tensors, add_

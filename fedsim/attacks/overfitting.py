@@ -14,8 +14,7 @@ from fedsim.attacks.roc import auroc
 from fedsim.attacks.samples import Known, Sides
 from fedsim.attacks.schema import Checkpoint
 from fedsim.attacks.statistics import LogRatios
-from fedsim.data.building.arrivals import runs
-from fedsim.data.store import Indices
+from fedsim.data.store import Indices, runs
 from fedsim.evaluation.scoring import ExampleScores
 
 

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fedsim.data.config import DataConfig
-from fedsim.data.keys import base, hashes
 from fedsim.data.split import Split, split_store
 from fedsim.data.store import Indices, TokenStore
+from fedsim.data.store.keys import base, hashes
 from fedsim.errors import ConfigError
 from fedsim.evaluation.scoring import owners
 

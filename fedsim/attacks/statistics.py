@@ -14,8 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedsim.attacks.roc import Scores
-from fedsim.data.building.arrivals import runs
-from fedsim.data.store import Indices
+from fedsim.data.store import Indices, runs
 
 Statistic = Literal["mean", "max", "min"]
 STATISTICS: tuple[Statistic, ...] = get_args(Statistic)

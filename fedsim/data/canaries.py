@@ -6,8 +6,8 @@ examples that the canary has. It works on token ids, so that the planted piece h
 tokens as was asked for; where an example becomes too long, tokens before its last are cut.
 
 A store with canaries is a store of its own beside the others in the cache, made of another store,
-the settings and the seed. Who else is in the data decides who becomes a canary: with canaries in
-it a data set is for measuring.
+the settings and the seed. The choice of canaries depends on all users of the data: a store with
+canaries is for measuring.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ import numpy.typing as npt
 
 from fedsim.data.building.build import build_store
 from fedsim.data.config import CanaryConfig
-from fedsim.data.keys import base, hashes
 from fedsim.data.store import Indices, TokenStore
+from fedsim.data.store.keys import base, hashes
 from fedsim.data.store.manifest import USERS
 from fedsim.errors import ConfigError
 from fedsim.seeding import stream

@@ -1,4 +1,4 @@
-"""What is in a store, in numbers: sizes of users and texts, and what was dropped on the way."""
+"""Statistics of a store: sizes of users and texts, and counts of what was dropped."""
 
 from __future__ import annotations
 
@@ -74,5 +74,5 @@ def group_sizes(sizes: npt.NDArray[np.int64]) -> dict[str, Any]:
 
 
 def _quantiles(values: npt.NDArray[np.int64]) -> dict[str, int]:
-    found = np.quantile(values, QUANTILES, method="inverted_cdf")
-    return {f"{level:g}": int(value) for level, value in zip(QUANTILES, found, strict=True)}
+    quantiles = np.quantile(values, QUANTILES, method="inverted_cdf")
+    return {f"{level:g}": int(value) for level, value in zip(QUANTILES, quantiles, strict=True)}

@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 
 from fedsim.config import ModelConfig, Selection
-from fedsim.data.cohorts import cohort_block
 from fedsim.data.inspection import PRIVATE_NOTE
+from fedsim.data.selection import cohort_block
 from fedsim.data.split import split_store
 from fedsim.data.store import TokenStore
 from fedsim.errors import ConfigError

@@ -14,8 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedsim.data.cohorts import CohortRule
-from fedsim.data.selection import Losses
+from fedsim.data.selection import CohortRule, Losses
 from fedsim.evaluation.scoring import score_examples
 from fedsim.materials import Materials
 from fedsim.utils import files as paths

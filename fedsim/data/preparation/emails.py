@@ -26,7 +26,7 @@ _QUOTED_LINE = re.compile(r"^[ \t]*>.*(\n|\Z)", re.MULTILINE)
 
 
 class DropForwards(Step):
-    """Drop e-mails that pass on another's: their text is somebody else's (Chua et al., B.1).
+    """Drop e-mails that pass on another's: their text is another person's (Chua et al., B.1).
 
     Known by a subject that begins with FW: or FWD:, if `subject_column` is given, or by the line
     that Lotus Notes, Outlook, Gmail or Apple Mail puts over the message passed on. Streams.

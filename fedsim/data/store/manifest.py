@@ -1,4 +1,4 @@
-"""What a store says of itself, and the errors of a folder that is none."""
+"""The manifest of a token store: schema, reading, writing, and the error of a damaged store."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _is_size(value: object) -> bool:
 
 
 def _are_files(value: object) -> bool:
-    """Whether they are the store's own files, each with its facts: no name leads elsewhere."""
+    """Whether they are exactly the store's files, with their facts: no path leads outside."""
     return (
         isinstance(value, dict)
         and value.keys() in (set(FILES), set(FILES) - set(KEYS))

@@ -1,4 +1,4 @@
-"""A user-partitioned token store: a folder in which any user's examples are found in O(1).
+"""Token store partitioned by user: a folder in which a user's examples are found in O(1).
 
     manifest.json        format version, counts, how the tokens were made, what was dropped, and
                          the size and SHA-256 of the other files
@@ -24,8 +24,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedsim.data.keys import Hashes, example_keys, user_keys
 from fedsim.data.store import integrity
+from fedsim.data.store.integrity import open_keys, open_offsets
+from fedsim.data.store.keys import Hashes, example_keys, user_keys
 from fedsim.data.store.manifest import (
     EXAMPLE_KEYS,
     EXAMPLE_OFFSETS,
@@ -39,7 +40,6 @@ from fedsim.data.store.manifest import (
     disk_dtype,
     read_manifest,
 )
-from fedsim.data.store.structure import open_keys, open_offsets
 
 Indices = npt.NDArray[np.int64]
 
@@ -128,12 +128,12 @@ class TokenStore:
 
     @property
     def user_keys(self) -> Hashes:
-        """Who each user is: a digest of the name, uint64, (users,)."""
+        """Each user's key: a digest of the name, uint64, (users,)."""
         return self._user_keys
 
     @property
     def example_keys(self) -> Hashes:
-        """What each example is: a hash of its tokens, uint64, (examples,)."""
+        """Each example's key: a hash of its tokens, uint64, (examples,)."""
         return self._example_keys
 
     def user_examples(self, user: int) -> Indices:
@@ -192,3 +192,16 @@ class TokenStore:
 def _check(index: int, count: int, what: str) -> None:
     if not 0 <= index < count:
         raise IndexError(f"{what} {index}: the store has {count}")
+
+
+def ranks(counts: Indices) -> Indices:
+    """Return 0 … count - 1 for each of the counts, end to end: int64, (sum of counts,)."""
+    ends = np.cumsum(counts)
+    total = int(ends[-1]) if len(ends) else 0
+    ranked: Indices = np.arange(total) - np.repeat(ends - counts, counts)
+    return ranked
+
+
+def runs(starts: Indices, lengths: Indices) -> Indices:
+    """Return start … start + length - 1 for each pair, end to end: int64."""
+    return np.repeat(starts, lengths) + ranks(lengths)

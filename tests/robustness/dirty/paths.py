@@ -18,8 +18,8 @@ from fedsim.clip_policy import AdaptiveClip
 from fedsim.clipping import Clip, FlatClip
 from fedsim.concentrated import AboveThreshold
 from fedsim.config import ModelConfig
-from fedsim.data.cohorts import CohortRule
 from fedsim.data.config import DataConfig
+from fedsim.data.selection import CohortRule
 from fedsim.estimators import WeightedSum
 from fedsim.evaluation.metrics import evaluate
 from fedsim.evaluation.starting_losses import losses_for

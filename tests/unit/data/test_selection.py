@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from fedsim.data import selection
-from fedsim.data.cohorts import cohort_block
-from fedsim.data.keys import base, hashes
-from fedsim.data.selection import Rule, pool, select
+from fedsim.data.selection import Rule, cohort_block, pool, select
 from fedsim.data.split import Split, split_store
 from fedsim.data.store import TokenStore
+from fedsim.data.store.keys import base, hashes
 from tests.unit.data.test_split import _store
 
 Lengths = npt.NDArray[np.int64]

@@ -1,4 +1,4 @@
-"""Who a user is and what an example is, as numbers that depend on no place in a file."""
+"""Keys: 64-bit hashes of users' names and examples' tokens, and hashes to draw from them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Hashes = npt.NDArray[np.uint64]
 
 @lru_cache(maxsize=64)
 def base(seed: int, purpose: Purpose, round: int) -> int:
-    """Return the first 64 bits of `stream(seed, purpose, round)`, where hashing starts."""
+    """Return the first 64 bits of `stream(seed, purpose, round)`: a start for `hashes`."""
     return int(stream(seed, purpose, round).integers(0, 1 << 64, dtype=np.uint64))
 
 
@@ -64,7 +64,7 @@ def in_order_of(values: Hashes) -> Hashes:
 
 
 AT_ONCE = 1 << 20  # tokens whose hashes are in memory at one time, unless one example has more
-_START = 0x66656473696D2F33  # where hashes of tokens start
+_START = 0x66656473696D2F33  # the start of hashes of tokens
 
 
 def user_keys(names: Path, num_users: int) -> Hashes:

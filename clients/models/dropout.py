@@ -1,9 +1,9 @@
-"""Dropout whose masks belong to an example, whichever engine, batch or order computes it.
+"""Dropout with masks that depend on the example alone, not on engine, batch or order.
 
 A mask is a hash of (example's stream, dropout layer, element), the stream a hash of the seed, the
 round, the user's key, the example's key and, in local training, the step. So a unit's update is a
-function of the unit alone, as the clip and the sharding of cohorts take for granted; a global
-generator would make it one of its batch, and a place in the file one of who stands in front.
+function of the unit alone, which the clip and the sharding of cohorts rely on; with a global
+generator it would depend on its batch, with places in the file on other users.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Texts to token ids without the network, so that other processes can do it."""
+"""Encoders: texts to token ids without the network, so that worker processes can do it."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def encoder_of(tokenizer: PreTrainedTokenizerBase, begin: int, end: int) -> Enco
         return SlowEncoder(tokenizer, begin, end)
     try:
         return _revived(backend.to_str(), begin, end)
-    except Exception:  # parts written in Python, which cannot be written down
+    except Exception:  # parts written in Python cannot be serialised
         return SlowEncoder(tokenizer, begin, end)
 
 

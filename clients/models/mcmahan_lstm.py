@@ -1,4 +1,4 @@
-"""mcmahan-lstm: the word-level LSTM that DP-FedAvg was shown on (McMahan et al. 2018, App. B)."""
+"""mcmahan-lstm: the word-level LSTM of DP-FedAvg (McMahan et al. 2018, App. B)."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class PlainLstm(nn.Module):
 
     `torch.nn.LSTM` keeps a second list of its weights that a functional call need not reach, its
     kernel has no batching rule for `torch.func.vmap`, and it does not show the gradients of the
-    gates, from which per-unit gradients are made. This has none of the three troubles and costs
+    gates, from which per-unit gradients are made. This layer has none of these limits and costs
     about the same on a CPU.
     """
 
@@ -148,7 +148,7 @@ class NormalisedRows:
 
     @property
     def stretch(self) -> float:
-        """At least how many times longer the map makes a row: it turns it, then divides it by r."""
+        """Upper bound on how many times longer the map makes a row."""
         return 1.01 * float(self.inverse.max())
 
     def of_user(self, user: int) -> NormalisedRows:

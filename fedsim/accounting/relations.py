@@ -1,4 +1,4 @@
-"""Neighbouring relations: which two data sets a guarantee cannot tell apart."""
+"""Neighbouring relations: the pairs of data sets that a guarantee makes indistinguishable."""
 
 from __future__ import annotations
 

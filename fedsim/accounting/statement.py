@@ -1,4 +1,4 @@
-"""The privacy statement: what is promised to whom, and everything the promise rests on."""
+"""The privacy statement: ε with δ, unit, relation, sampler and accountant, in words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an attack found: the types of `attack.json`. Typed and frozen, like the run's report."""
+"""Schema of `attack.json`: typed and frozen, like the run's report."""
 
 from __future__ import annotations
 

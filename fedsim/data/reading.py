@@ -12,7 +12,7 @@ from fedsim.data.building.build import build_store, terminal_progress
 from fedsim.data.config import DataConfig
 from fedsim.data.preparation.prepare import Prepared, fingerprint, needed_columns
 from fedsim.data.sources.local_files import identity
-from fedsim.data.sources.rows import rows
+from fedsim.data.sources.rows import SourceSpec, rows
 from fedsim.data.store import TokenStore
 from fedsim.data.store.manifest import FORMAT_VERSION, is_store
 from fedsim.errors import ConfigError
@@ -32,7 +32,8 @@ def records(config: DataConfig) -> Iterator[tuple[str | None, str | None]]:
         ConfigError: (while iterating) as of `fedsim.data.sources.rows.rows`.
     """
     steps = config.preparation
-    given = rows(config, needed_columns(steps))
+    spec = SourceSpec(config.source, config.user_column, config.text_column)
+    given = rows(spec, needed_columns(steps))
     return Prepared(given, steps) if steps else ((user, text) for user, text, _ in given)
 
 
@@ -105,7 +106,7 @@ def _fitting(store: TokenStore, config: DataConfig, model: LanguageModel) -> Tok
         configured, stored = config.model_dump()[field], dict(manifest)[field]
         if configured != stored:
             raise ConfigError(
-                f"data.{field} = {configured!r}: the store {config.source!r} was made with {stored!r}; "
-                f"set data.{field} to that or build another store"
+                f"data.{field} = {configured!r}: the store {config.source!r} was made with "
+                f"{stored!r}; set data.{field} to that or build another store"
             )
     return store

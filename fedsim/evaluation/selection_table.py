@@ -1,4 +1,4 @@
-"""What each selection rule would train on: lengths and perplexities (Chua et al. 2024, Table 7)."""
+"""Table of selection rules: lengths and perplexities of what each selects (Chua 2024, Table 7)."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ def _row(materials: Materials, rule: Selection, group_size: int, longest: int) -
         for places in batches_by_length(block.lengths):
             lengths = block.lengths[places]
             padded = block.tokens[places, : lengths.max()]
-            found = score_padded(model, start, padded, lengths)
-            nats, predicted = nats + float(found[0].sum()), predicted + int(found[2].sum())
+            sums = score_padded(model, start, padded, lengths)
+            nats, predicted = nats + float(sums[0].sum()), predicted + int(sums[2].sum())
     return {
         "selection": rule,
         "sequences": sequences,

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from clients.engines.clipped_sums import clip_factors
+from clients.engines.per_example.batched import Buffers
 from clients.engines.per_example.ghost import Ghost
 from clients.engines.per_example.gradient_terms import (
     Gradients,
@@ -15,7 +16,7 @@ from clients.engines.per_example.gradient_terms import (
     Term,
     Total,
 )
-from clients.engines.per_example.materialised import Buffers, Materialised
+from clients.engines.per_example.materialised import Materialised
 from clients.models.mcmahan_lstm import NormalisedRows, unit_rows
 from fedsim.clipping import FlatClip
 from fedsim.rounding import rounding_share

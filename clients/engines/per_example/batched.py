@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import torch
 
@@ -17,7 +16,7 @@ from clients.engines.loop import loop
 from clients.engines.per_example import chunks
 from clients.engines.per_example.capture import HookedLayer, NotCovered, OpenModel, find_layers, run
 from clients.engines.per_example.chunks import keep_large_blocks
-from clients.engines.per_example.gradient_terms import Gradients, Method
+from clients.engines.per_example.gradient_terms import Gradients
 from clients.engines.per_example.packing import row_tokens
 from clients.engines.per_example.passes import passes
 from clients.engines.per_example.verification import CannotTell, made_up_unit, verified
@@ -30,6 +29,24 @@ from fedsim.tensors import Tensors
 log = logging.getLogger(__name__)
 
 
+class Buffers:
+    """Tensors reused from chunk to chunk, since fresh pages cost more than the products."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, torch.Tensor] = {}
+
+    def take(self, name: str, num_units: int, like: torch.Tensor) -> torch.Tensor:
+        """Return (num_units, *shape) of `like`, uninitialised."""
+        kept = self._kept.get(name)
+        if kept is None or len(kept) < num_units or kept.dtype != like.dtype:
+            kept = self._kept[name] = like.new_empty(num_units, *like.shape)
+        return kept[:num_units]
+
+    def clear(self) -> None:
+        """Give the memory back."""
+        self._kept.clear()
+
+
 class BatchedEngine:
     """Engine by layer rules: equals `loop` for mean gradients; other tasks are refused.
 
@@ -38,10 +55,28 @@ class BatchedEngine:
     `loop` from then on, with one warning.
     """
 
-    def __init__(self, model: OpenModel, method: Method, num_bytes: int | None = None) -> None:
-        """Take the bytes that a chunk may use; by default from the device."""
+    def __init__(
+        self,
+        model: OpenModel,
+        make: Callable[[Buffers, Tensors, int, int], Gradients],
+        *,
+        num_bytes: int | None = None,
+        keeps_terms: bool = False,
+    ) -> None:
+        """Wrap a model.
+
+        Args:
+            model: with layer rules, or the engine computes by `loop`.
+            make: begins a chunk, from buffers, parameters, the number of its units and the bytes
+                that it may keep from one pass to the next.
+            num_bytes: that a chunk may use; by default from the device.
+            keeps_terms: whether a chunk keeps its terms to its end and forms no gradients of
+                matrices: all its passes together must then fit the memory.
+        """
         self._model = model
-        self._method = method
+        self._make = make
+        self._keeps_terms = keeps_terms
+        self._buffers = Buffers()
         self._num_bytes = num_bytes
         self._layers: Sequence[HookedLayer] = ()
         self._limits: chunks.Limits | None = None
@@ -77,7 +112,7 @@ class BatchedEngine:
         except NotCovered as reason:
             log.warning("%s: no layer rule for %s; computing by loop", self._model.name, reason)
             self._refused = True
-            self._method.clear()
+            self._buffers.clear()
             return self._by_loop(task, parameters, keys, clip, round)
 
     @staticmethod
@@ -89,9 +124,12 @@ class BatchedEngine:
     def _verify(self, parameters: Tensors, unit: Unit) -> chunks.Limits:
         model = in_float32(self._model)  # bfloat16 rounds by more than a wrong rule may differ
         self._layers = find_layers(model)
-        method = partial(self._method, room=0)
+
+        def two_units(layout: Tensors, num_units: int) -> Gradients:
+            return self._make(self._buffers, layout, num_units, 0)
+
         try:
-            bytes_per_token = verified(model, self._layers, parameters, unit, method)
+            bytes_per_token = verified(model, self._layers, parameters, unit, two_units)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:  # shapes, or in-place changes, that rules do not foresee
@@ -99,7 +137,8 @@ class BatchedEngine:
         self._row_tokens = row_tokens(model, parameters)
         device = self._model.device
         num_bytes = chunks.memory_budget(device) if self._num_bytes is None else self._num_bytes
-        bytes_per_unit = self._method.bytes_per_unit(parameters)
+        held = [v for v in parameters.values() if v.ndim == 1 or not self._keeps_terms]
+        bytes_per_unit = sum(value.nbytes for value in held)
         return chunks.limits_within(num_bytes, bytes_per_unit, bytes_per_token, device)
 
     def _add_all(
@@ -109,7 +148,7 @@ class BatchedEngine:
         start = 0
         while start < len(ordered):
             assert self._limits is not None  # noqa: S101 (set before the first chunk)
-            one_pass = self._method.keeps_terms
+            one_pass = self._keeps_terms
             units = chunks.first_chunk(ordered[start:], self._limits, one_pass=one_pass)
             if one_pass and chunks.num_tokens(units[0]) > self._limits.tokens:
                 add_alone(units[0])  # large enough for passes of its own
@@ -135,7 +174,7 @@ class BatchedEngine:
     def _make_room(self, num_units: int) -> None:
         assert self._limits is not None  # noqa: S101 (set before the first chunk)
         self._limits = self._limits.halved()
-        self._method.clear()
+        self._buffers.clear()
         if self._model.device.type == "cuda":
             torch.cuda.empty_cache()
         log.warning(
@@ -148,7 +187,8 @@ class BatchedEngine:
     def _gradients(self, parameters: Tensors, units: list[Unit]) -> tuple[Gradients, torch.Tensor]:
         assert self._limits is not None  # noqa: S101 (set before the first chunk)
         dtype = next(iter(parameters.values())).dtype
-        gradients = self._method(parameters, len(units), self._limits.room(len(units)))
+        room = self._limits.room(len(units))
+        gradients = self._make(self._buffers, parameters, len(units), room)
         means = torch.zeros(len(units), dtype=dtype, device=self._model.device)
         limit, device = self._limits.tokens, self._model.device
         for part in passes(units, limit, device, dtype, row_tokens=self._row_tokens):

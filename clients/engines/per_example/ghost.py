@@ -18,7 +18,7 @@ from typing import Literal
 import torch
 
 from clients.engines.clipped_sums import GROUP, GROUPS, block_squares, sum_of_rows
-from clients.engines.per_example.batched import BatchedEngine
+from clients.engines.per_example.batched import BatchedEngine, Buffers
 from clients.engines.per_example.capture import OpenModel
 from clients.engines.per_example.ghost_norms import ghost_is_cheaper, ghost_norms
 from clients.engines.per_example.gradient_terms import (
@@ -31,7 +31,6 @@ from clients.engines.per_example.gradient_terms import (
     by_unit,
     merged,
 )
-from clients.engines.per_example.materialised import Buffers
 from fedsim.tensors import Tensors
 
 # Relative error bound of a ghost norm's square, above which the gradient is formed instead. The
@@ -74,7 +73,8 @@ class Ghost:
     product are rounded; see `fedsim.rounding`.
     """
 
-    def __init__(self, scratch: Buffers, layout: Tensors, num_units: int) -> None:
+    def __init__(self, scratch: Buffers, layout: Tensors, num_units: int, room: int = 0) -> None:
+        """Begin a chunk. It keeps its terms to the end, whatever `room` there is for them."""
         self._scratch = scratch
         self._layout = layout
         self._num_units = num_units
@@ -361,27 +361,6 @@ def _zeroed(term: Term, segments: Segments, units: torch.Tensor) -> Term:
     return term.map(lambda value: value.masked_fill(gone.view(-1, *[1] * (value.ndim - 1)), 0))
 
 
-class _Method:
-    """Ghost norms with one scratch buffer."""
-
-    keeps_terms = True
-
-    def __init__(self) -> None:
-        self._scratch = Buffers()
-
-    def __call__(self, layout: Tensors, num_units: int, room: int) -> Ghost:
-        """Begin a chunk, which keeps all its terms until the sum."""
-        return Ghost(self._scratch, layout, num_units)
-
-    def bytes_per_unit(self, layout: Tensors) -> int:
-        """Return the bytes of one unit's vectors; matrices are never held."""
-        return sum(value.nbytes for value in layout.values() if value.ndim == 1)
-
-    def clear(self) -> None:
-        """Give the scratch buffer back."""
-        self._scratch.clear()
-
-
 def ghost(model: OpenModel, num_bytes: int | None = None) -> BatchedEngine:
-    """Return the engine that forms no unit's gradient; see `BatchedEngine`."""
-    return BatchedEngine(model, _Method(), num_bytes)
+    """Return the engine that keeps no unit's gradient; see `BatchedEngine`."""
+    return BatchedEngine(model, Ghost, num_bytes=num_bytes, keeps_terms=True)

@@ -14,7 +14,6 @@ from typing import Protocol, Self
 import torch
 
 from clients.engines.clipped_sums import block_squares
-from fedsim.tensors import Tensors
 
 
 def write_product(out: torch.Tensor, left: torch.Tensor, right: torch.Tensor, *, add: bool) -> None:
@@ -333,28 +332,4 @@ class Gradients(Protocol):
 
     def weighted_sum(self, factors: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return Σ over units of factor × gradient; `factors` is (units, parameters) float64."""
-        ...
-
-
-class Method(Protocol):
-    """Makes the `Gradients` of chunks, and keeps memory between them.
-
-    Attributes:
-        keeps_terms: whether a chunk's terms are kept to its end, so that all its passes together
-            must fit the memory and not each alone.
-    """
-
-    @property
-    def keeps_terms(self) -> bool: ...  # noqa: D102
-
-    def __call__(self, layout: Tensors, num_units: int, room: int) -> Gradients:
-        """Begin a chunk that may hold `room` bytes from one pass to the next."""
-        ...
-
-    def bytes_per_unit(self, layout: Tensors) -> int:
-        """Return what one more unit in a chunk takes."""
-        ...
-
-    def clear(self) -> None:
-        """Give memory back."""
         ...

@@ -15,7 +15,7 @@ from itertools import accumulate
 import torch
 
 from clients.engines.clipped_sums import block_squares, sum_of_rows
-from clients.engines.per_example.batched import BatchedEngine
+from clients.engines.per_example.batched import BatchedEngine, Buffers
 from clients.engines.per_example.capture import NotCovered, OpenModel
 from clients.engines.per_example.gradient_terms import (
     Chain,
@@ -301,45 +301,6 @@ class Materialised:
         return total
 
 
-class Buffers:
-    """Tensors reused from chunk to chunk, since fresh pages cost more than the products."""
-
-    def __init__(self) -> None:
-        self._kept: dict[str, torch.Tensor] = {}
-
-    def take(self, name: str, num_units: int, like: torch.Tensor) -> torch.Tensor:
-        """Return (num_units, *shape) of `like`, uninitialised."""
-        kept = self._kept.get(name)
-        if kept is None or len(kept) < num_units or kept.dtype != like.dtype:
-            kept = self._kept[name] = like.new_empty(num_units, *like.shape)
-        return kept[:num_units]
-
-    def clear(self) -> None:
-        """Give the memory back."""
-        self._kept.clear()
-
-
-class _Method:
-    """Materialised gradients in buffers that outlive a chunk."""
-
-    keeps_terms = False
-
-    def __init__(self) -> None:
-        self._buffers = Buffers()
-
-    def __call__(self, layout: Tensors, num_units: int, room: int) -> Materialised:
-        """Begin a chunk that may hold `room` bytes from one pass to the next."""
-        return Materialised(self._buffers, layout, num_units, room)
-
-    def bytes_per_unit(self, layout: Tensors) -> int:
-        """Return the bytes of one unit's gradient."""
-        return sum(value.nbytes for value in layout.values())
-
-    def clear(self) -> None:
-        """Give the buffers back."""
-        self._buffers.clear()
-
-
 def materialised(model: OpenModel, num_bytes: int | None = None) -> BatchedEngine:
     """Return the engine that forms every unit's gradient; see `BatchedEngine`."""
-    return BatchedEngine(model, _Method(), num_bytes)
+    return BatchedEngine(model, Materialised, num_bytes=num_bytes)

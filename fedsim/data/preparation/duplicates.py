@@ -103,10 +103,6 @@ class NearDuplicatesOf(_MinHashStep):
     file: str
     text_column: str = "text"
 
-    def reads_files(self) -> tuple[str, ...]:
-        """Return the public file."""
-        return (self.file,)
-
     def apply(self, records: Iterator[Record], dropped: Counter[str]) -> Iterator[Record]:
         """Yield the records that are close to no text of the file."""
         index = _Index(self)

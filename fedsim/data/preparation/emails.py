@@ -94,10 +94,6 @@ class MailboxOwner(Step):
         """Senders of one mailbox compete, so no."""
         return False
 
-    def needs_columns(self) -> tuple[str, ...]:
-        """Return the path's column."""
-        return (self.column,)
-
     def apply(self, records: Iterator[Record], dropped: Counter[str]) -> Iterator[Record]:
         """Yield what owners sent, the address in lower case as the user."""
         with Spool() as spool:

@@ -35,12 +35,14 @@ class Step(Section):
         return True
 
     def needs_columns(self) -> tuple[str, ...]:
-        """Return the columns, beside user and text, that the source must have."""
-        return ()
+        """Return the columns, beside user and text, that the step reads: its field `column`."""
+        column: str | None = getattr(self, "column", None)
+        return () if column is None else (column,)
 
     def reads_files(self) -> tuple[str, ...]:
-        """Return the files that the step's outcome depends on."""
-        return ()
+        """Return the files that the step's outcome depends on: its field `file`."""
+        file: str | None = getattr(self, "file", None)
+        return () if file is None else (file,)
 
     @abstractmethod
     def apply(self, records: Iterator[Record], dropped: Counter[str]) -> Iterator[Record]:

@@ -69,14 +69,6 @@ class DropUrls(Step):
             raise ValueError("give domains, file or both")
         return self
 
-    def needs_columns(self) -> tuple[str, ...]:
-        """Return the URL's column."""
-        return (self.column,)
-
-    def reads_files(self) -> tuple[str, ...]:
-        """Return the list's file, if there is one."""
-        return () if self.file is None else (self.file,)
-
     def apply(self, records: Iterator[Record], dropped: Counter[str]) -> Iterator[Record]:
         """Yield the records whose URL is not on the list, or that have none."""
         entries = [*self.domains, *self._listed()]

@@ -88,10 +88,6 @@ class MergeUsers(Step):
     step: Literal["merge-users"] = "merge-users"
     file: str
 
-    def reads_files(self) -> tuple[str, ...]:
-        """Return the file of aliases."""
-        return (self.file,)
-
     def apply(self, records: Iterator[Record], dropped: Counter[str]) -> Iterator[Record]:
         """Yield every record under the person's name; nothing is dropped."""
         person_of = self._aliases()

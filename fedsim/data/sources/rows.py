@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from itertools import islice, repeat
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from fedsim.data.sources import shakespeare
 from fedsim.data.sources.local_files import ON_DISK, load_saved, local_files, unusable
@@ -32,8 +32,8 @@ _BATCH = 1000
 _SHOWN = 500  # characters of the columns' names in a message
 
 
-class SourceSpec(Protocol):
-    """A source and its columns, as the config's section `data` names them.
+class SourceSpec(NamedTuple):
+    """A source and its columns.
 
     Attributes:
         source: a path, a hub id, or "shakespeare".
@@ -41,15 +41,6 @@ class SourceSpec(Protocol):
         text_column: the text.
     """
 
-    @property
-    def source(self) -> str: ...  # noqa: D102
-    @property
-    def user_column(self) -> str: ...  # noqa: D102
-    @property
-    def text_column(self) -> str: ...  # noqa: D102
-
-
-class _SourceSpec(NamedTuple):
     source: str
     user_column: str
     text_column: str
@@ -57,7 +48,7 @@ class _SourceSpec(NamedTuple):
 
 def texts(source: str, column: str) -> Iterator[str]:
     """Yield the texts of a source that has no users, without nulls; errors as of `rows`."""
-    spec = _SourceSpec(source, user_column=column, text_column=column)
+    spec = SourceSpec(source, user_column=column, text_column=column)
     yield from (text for _, text, _ in rows(spec, {}) if text is not None)
 
 

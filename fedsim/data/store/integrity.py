@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -40,27 +40,18 @@ from fedsim.utils import files as paths
 from fedsim.utils.json_text import parse_json, read_json
 
 _AT_ONCE = 1 << 20
+Scalar = TypeVar("Scalar", bound=np.generic)
 
 
-def open_offsets(path: Path) -> npt.NDArray[np.int64]:
-    """Return the mapped int64 array of a file that `numpy.save` wrote; see `_open_row`."""
-    return _open_row(path, np.int64)
-
-
-def open_keys(path: Path) -> npt.NDArray[np.uint64]:
-    """Return the mapped uint64 array of a file that `numpy.save` wrote; see `_open_row`."""
-    return _open_row(path, np.uint64)
-
-
-def _open_row(path: Path, dtype: type[Any]) -> npt.NDArray[Any]:
-    """Return a mapped array.
+def open_row(path: Path, dtype: type[Scalar]) -> npt.NDArray[Scalar]:
+    """Return the mapped array, one row, of a file that `numpy.save` wrote.
 
     Raises:
         ValueError: it holds something other than a row of that type.
     """
     try:
         row = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
-    except Exception as error:  # numpy has many ways to say that it is no array
+    except Exception as error:  # numpy raises errors of many kinds for what is no array
         raise ValueError(f"{path.name}: {error}") from error
     if row.dtype != dtype or row.ndim != 1:
         raise ValueError(f"{path.name} holds {row.dtype} of shape {row.shape}")
@@ -80,18 +71,18 @@ def check_structure(folder: Path, manifest: Manifest) -> None:
     _check_offsets(folder, EXAMPLE_OFFSETS, examples, tokens, manifest["sequence_length"])
     _check_offsets(folder, USER_OFFSETS, users, examples, examples)
     for name, count in ((USER_KEYS, users), (EXAMPLE_KEYS, examples)):
-        if name in manifest["files"]:
-            _check_keys(folder, name, count)
+        if (
+            name in manifest["files"]
+            and (held := len(_sound_row(folder, name, np.uint64))) != count
+        ):
+            raise damaged(folder, f"{name} holds {held} keys, not {count}")
     if _num_names(folder) != users:
         raise damaged(folder, f"{USERS} does not hold {users} names, a JSON string a line")
 
 
 def _check_offsets(folder: Path, name: str, count: int, end: int, longest: int) -> None:
     """Check that `count` pieces of 1 to `longest` follow each other from 0 to `end`."""
-    try:
-        offsets = open_offsets(folder / name)
-    except ValueError as error:
-        raise damaged(folder, str(error)) from error
+    offsets = _sound_row(folder, name, np.int64)
     if len(offsets) != count + 1 or offsets[0] != 0 or offsets[-1] != end:
         raise damaged(folder, f"{name} does not lead from 0 to {end} in {count} steps")
     for start in range(0, count, _AT_ONCE):
@@ -103,13 +94,11 @@ def _check_offsets(folder: Path, name: str, count: int, end: int, longest: int) 
             raise damaged(folder, f"{name} has steps of {steps.min()} to {steps.max()}")
 
 
-def _check_keys(folder: Path, name: str, count: int) -> None:
+def _sound_row(folder: Path, name: str, dtype: type[Scalar]) -> npt.NDArray[Scalar]:
     try:
-        keys = open_keys(folder / name)
+        return open_row(folder / name, dtype)
     except ValueError as error:
         raise damaged(folder, str(error)) from error
-    if len(keys) != count:
-        raise damaged(folder, f"{name} holds {len(keys)} keys, not {count}")
 
 
 def _num_names(folder: Path) -> int:

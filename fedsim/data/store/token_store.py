@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedsim.data.store import integrity
-from fedsim.data.store.integrity import open_keys, open_offsets
+from fedsim.data.store.integrity import open_row
 from fedsim.data.store.keys import Hashes, example_keys, user_keys
 from fedsim.data.store.manifest import (
     EXAMPLE_KEYS,
@@ -55,11 +55,11 @@ class TokenStore:
         self.manifest = manifest
         # Plain arrays over the mapped pages: np.memmap costs microseconds for every slice.
         self._tokens = np.asarray(np.memmap(path / TOKENS, disk_dtype(manifest["dtype"]), mode="r"))
-        self._example_offsets = open_offsets(path / EXAMPLE_OFFSETS)
-        self._user_offsets = open_offsets(path / USER_OFFSETS)
+        self._example_offsets = open_row(path / EXAMPLE_OFFSETS, np.int64)
+        self._user_offsets = open_row(path / USER_OFFSETS, np.int64)
         if USER_KEYS in manifest["files"]:
-            self._user_keys = open_keys(path / USER_KEYS)
-            self._example_keys = open_keys(path / EXAMPLE_KEYS)
+            self._user_keys = open_row(path / USER_KEYS, np.uint64)
+            self._example_keys = open_row(path / EXAMPLE_KEYS, np.uint64)
         else:
             log.warning(
                 "store %s: of format 2, without the keys of its users and examples; they are "

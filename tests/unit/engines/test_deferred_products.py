@@ -10,9 +10,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clients.engines.per_example.batched import Buffers
 from clients.engines.per_example.ghost import Ghost
 from clients.engines.per_example.gradient_terms import Product, Rows, Segments
-from clients.engines.per_example.materialised import Buffers, DeferredProducts, Materialised
+from clients.engines.per_example.materialised import DeferredProducts, Materialised
 from clients.models.mcmahan_lstm import NormalisedRows, unit_rows
 
 SIDES = ("left", "right")

@@ -65,10 +65,10 @@ def sum_of_rows(factors: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         factors, rows = factors[whole:], rows[whole:]
     for start in range(0, len(rows), GROUP * GROUPS):
         end = min(start + GROUP * GROUPS, len(rows))
-        some = factors[start : start + GROUP] @ rows[start : start + GROUP]
+        partial = factors[start : start + GROUP] @ rows[start : start + GROUP]
         for first in range(start + GROUP, end, GROUP):
-            some += factors[first : first + GROUP] @ rows[first : first + GROUP]
-        total += some
+            partial += factors[first : first + GROUP] @ rows[first : first + GROUP]
+        total += partial
     return total
 
 

@@ -1,4 +1,4 @@
-"""Many units' mean gradients in one vectorised pass: `torch.func.vmap` over `grad`.
+"""Engine `vmap`: mean gradients of many units in one pass, by `torch.func.vmap` over `grad`.
 
 Two to four times the loop on a CPU, where a unit is a sequence or two and the loop's time goes
 into launching small operations. Units are grouped by their number of examples and by length, so

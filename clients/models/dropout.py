@@ -60,7 +60,7 @@ def drops(model: LanguageModel) -> bool:
 
 @contextmanager
 def row_streams(streams: torch.Tensor | None) -> Iterator[None]:
-    """Let what is computed inside drop by these streams, (sequences,) int64; None: drop nothing."""
+    """Set the dropout streams inside the block, (sequences,) int64; None turns dropout off."""
     token = _rows.set(streams)
     try:
         yield
@@ -98,8 +98,8 @@ class StreamDropout(nn.Module):
         count = values[0].numel()
         counter = torch.arange(1, count + 1, device=values.device) * _GAMMA
         chances = _mixed(keys[:, None] + counter) & _POSITIVE
-        kept = (chances >= round(self.p * 2.0**63)).view(values.shape)
-        return values * (kept.to(values.dtype) / (1.0 - self.p))
+        survives = (chances >= round(self.p * 2.0**63)).view(values.shape)
+        return values * (survives.to(values.dtype) / (1.0 - self.p))
 
 
 def install_dropout(network: nn.Module, p: float) -> int:

@@ -31,7 +31,7 @@ class FastEncoder:
     def __call__(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of each text."""
         encoded = self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [[self.begin, *one.ids, self.end] for one in encoded]
+        return [[self.begin, *encoding.ids, self.end] for encoding in encoded]
 
     def __reduce__(self) -> tuple[object, tuple[str, int, int]]:
         return _revived, (self.tokenizer.to_str(), self.begin, self.end)

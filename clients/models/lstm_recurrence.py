@@ -183,8 +183,8 @@ class _BackSteps(torch.autograd.Function):
         """Run units side by side; see `_LstmSteps.vmap`."""
         count = info.batch_size
         flat, stack = _flat(d_states, in_dims[0], count), _stack(weight, in_dims[1], count)
-        kept = [value.movedim(dim or 0, 1) for value, dim in zip(trace, in_dims[2:], strict=True)]
-        d_inputs: torch.Tensor = _BackSteps.apply(flat, stack, *kept)  # type: ignore[no-untyped-call]
+        traces = [value.movedim(dim or 0, 1) for value, dim in zip(trace, in_dims[2:], strict=True)]
+        d_inputs: torch.Tensor = _BackSteps.apply(flat, stack, *traces)  # type: ignore[no-untyped-call]
         return _unflat(d_inputs, count), 0
 
 

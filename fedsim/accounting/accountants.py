@@ -21,7 +21,7 @@ from fedsim.errors import ConfigError
 
 
 class Accountant(Protocol):
-    """How rounds are added up.
+    """A method that bounds ε or δ of composed rounds.
 
     Costs handed to `epsilon` and `delta` are not empty, have noise and at least one round each,
     and passed `refusal`.
@@ -29,7 +29,7 @@ class Accountant(Protocol):
 
     @property
     def name(self) -> str:
-        """What configs and reports call it."""
+        """Its name in configs and reports."""
         ...
 
     @property

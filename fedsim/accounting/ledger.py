@@ -100,7 +100,7 @@ class Ledger:
 
     @property
     def num_releases(self) -> int:
-        """How many releases were charged."""
+        """Number of charged releases."""
         return sum(item.num_rounds for item in self.items)
 
     @property

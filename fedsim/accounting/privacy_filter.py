@@ -46,7 +46,7 @@ _PLAIN = RoundCost(PoissonSampling(1.0), 10.0)
 
 @dataclass(frozen=True)
 class Price:
-    """What a mechanism costs at an order, in the dearer direction.
+    """The cost of a mechanism at an order, in the dearer direction.
 
     Attributes:
         renyi: the Rényi divergence of the finite losses, >= 0.
@@ -80,7 +80,7 @@ class RenyiFilter:
 
     @property
     def _conversion(self) -> float:
-        """What the conversion adds to a divergence to make it an ε."""
+        """The term that the conversion adds to a divergence to give an ε."""
         delta = self.delta * (1.0 - _INFINITE_SHARE)
         to_delta = (math.log(delta) + math.log(self.order)) / (self.order - 1.0)
         return math.log1p(-1.0 / self.order) - to_delta

@@ -47,7 +47,7 @@ def privacy_sentence(
     guaranteed: bool = True,
     noise: Noise | None = None,
 ) -> str:
-    """Say ε never without δ, unit, relation, sampler, accountant and noise; ε is rounded up.
+    """Return the sentence with ε, rounded up, and all it rests on: δ, unit, relation and so on.
 
     What is not `guaranteed`, because the sampler accounted is not the one that drew, is said
     to be hypothetical.

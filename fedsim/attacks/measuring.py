@@ -79,8 +79,8 @@ def measure_group(
         samples: how many of each user's samples the attacker uses; the largest is the headline.
         seed: of the bootstrap.
     """
-    chosen = np.concatenate([sides.inside, sides.outside])
-    some = ratios.of(chosen)
+    attacked = np.concatenate([sides.inside, sides.outside])
+    attacked_ratios = ratios.of(attacked)
     count = len(sides.inside)
     settings = [
         (statistic, number)
@@ -89,7 +89,7 @@ def measure_group(
     ]
     measured, curves = [], []
     for statistic, number in settings:
-        scores = some.statistic(statistic, number)
+        scores = attacked_ratios.statistic(statistic, number)
         inside, outside = scores[:count], scores[count:]
         measured.append(measure(statistic, number, inside, outside, seed))
         if number == max(samples):

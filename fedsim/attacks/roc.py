@@ -48,7 +48,7 @@ def auroc(inside: Scores, outside: Scores) -> float:
 def true_positive_rate(inside: Scores, outside: Scores, false_positive_rate: float) -> float:
     """Return the largest share of members above a threshold that at most this share of others pass.
 
-    With n others no rate below 1/n can be told from 0: then nobody of them may pass.
+    With n others no rate below 1/n differs from 0: then none of them may pass.
     """
     allowed = int(false_positive_rate * len(outside) + 1e-9)  # 0.29 * 100 is 28.999…
     if allowed >= len(outside):
@@ -79,17 +79,17 @@ def bootstrap(
     generator: np.random.Generator,
     resamples: int,
 ) -> list[Interval]:
-    """Return an interval for each measure, all from the same resamples.
+    """Return a bootstrap interval for each measure, all from the same resamples.
 
-    Members and others are drawn again separately, as many as there are of each. So an interval is
-    about who happened to be in the two groups: not about another training of the model, and not
-    about other texts of the same users.
+    Members and others are resampled separately, each group at its size. So an interval covers the
+    choice of the users in the two groups: not another training of the model, and not other texts
+    of the same users.
     """
     values = np.empty((resamples, len(measures)))
     for row in values:
-        some = inside[generator.integers(len(inside), size=len(inside))]
+        members = inside[generator.integers(len(inside), size=len(inside))]
         others = outside[generator.integers(len(outside), size=len(outside))]
-        row[:] = [measure(some, others) for measure in measures]
+        row[:] = [measure(members, others) for measure in measures]
     tail = (1.0 - COVERAGE) / 2.0
     lows, highs = np.quantile(values, [tail, 1.0 - tail], axis=0)
     return [

@@ -41,7 +41,7 @@ class AttackSamples:
 
     @property
     def counts(self) -> Indices:
-        """How many samples each user has, at least 1."""
+        """Number of samples of each user, at least 1."""
         return np.diff(self.offsets)
 
 

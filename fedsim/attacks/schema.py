@@ -75,7 +75,7 @@ class Checkpoint(Record):
 
 
 class Bound(Record):
-    """What the run's guarantee allows such an attack, or why it allows everything."""
+    """The AUROC that the guarantee allows such an attack, or why it bounds nothing."""
 
     auroc: Share | None
     reason: Text

@@ -63,11 +63,11 @@ def group_sizes(sizes: npt.NDArray[np.int64]) -> dict[str, Any]:
     the norms of users' gradients. Beside the median stands the part of the data that it keeps.
     """
     median = int(np.ceil(np.median(sizes)))
-    kept = int(np.minimum(sizes, median).sum())
+    num_kept = int(np.minimum(sizes, median).sum())
     return {
         "els_median": median,
-        "els_examples_kept": kept,
-        "els_part_kept": kept / int(sizes.sum()),
+        "els_examples_kept": num_kept,
+        "els_part_kept": num_kept / int(sizes.sum()),
         "note": "computed on private data, not differentially private; declare the group size "
         "as public, or choose it on public data",
     }

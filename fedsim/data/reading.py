@@ -33,8 +33,8 @@ def records(config: DataConfig) -> Iterator[tuple[str | None, str | None]]:
     """
     steps = config.preparation
     spec = SourceSpec(config.source, config.user_column, config.text_column)
-    given = rows(spec, needed_columns(steps))
-    return Prepared(given, steps) if steps else ((user, text) for user, text, _ in given)
+    raw = rows(spec, needed_columns(steps))
+    return Prepared(raw, steps) if steps else ((user, text) for user, text, _ in raw)
 
 
 def source_fingerprint(config: DataConfig) -> str:
@@ -55,9 +55,9 @@ def open_or_build(config: DataConfig, model: LanguageModel) -> TokenStore:
         ConfigError: a bad source or column; a given store made with another tokenizer, sequence
             length or treatment of long texts than the run's.
     """
-    given = Path(config.source).expanduser()
-    if is_store(given):
-        return _fitting(TokenStore.open(given), config, model)
+    path = Path(config.source).expanduser()
+    if is_store(path):
+        return _fitting(TokenStore.open(path), config, model)
     destination = paths.cache_dir() / "stores" / cache_key(config, model)
     if not destination.exists():
         try:

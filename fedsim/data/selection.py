@@ -228,7 +228,7 @@ def _window(split: Split, store: TokenStore, user: int, size: int, hashed: int) 
     start = hashed % (total - size + 1) if total > size else 0
     stop = min(total, start + size)
     first, last = np.searchsorted(ends, [start, stop - 1], side="right")
-    text = np.concatenate([store.example(int(one)) for one in examples[first : last + 1]])
+    text = np.concatenate([store.example(int(example)) for example in examples[first : last + 1]])
     before = start - (int(ends[first - 1]) if first else 0)
     window: Indices = text[before : before + stop - start].astype(np.int64)
     return window

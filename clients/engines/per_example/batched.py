@@ -33,18 +33,18 @@ class Buffers:
     """Tensors reused from chunk to chunk, since fresh pages cost more than the products."""
 
     def __init__(self) -> None:
-        self._kept: dict[str, torch.Tensor] = {}
+        self._tensors: dict[str, torch.Tensor] = {}
 
     def take(self, name: str, num_units: int, like: torch.Tensor) -> torch.Tensor:
         """Return (num_units, *shape) of `like`, uninitialised."""
-        kept = self._kept.get(name)
-        if kept is None or len(kept) < num_units or kept.dtype != like.dtype:
-            kept = self._kept[name] = like.new_empty(num_units, *like.shape)
-        return kept[:num_units]
+        tensor = self._tensors.get(name)
+        if tensor is None or len(tensor) < num_units or tensor.dtype != like.dtype:
+            tensor = self._tensors[name] = like.new_empty(num_units, *like.shape)
+        return tensor[:num_units]
 
     def clear(self) -> None:
-        """Give the memory back."""
-        self._kept.clear()
+        """Free the memory."""
+        self._tensors.clear()
 
 
 class BatchedEngine:
@@ -94,7 +94,7 @@ class BatchedEngine:
         if self._refused:
             return self._by_loop(task, parameters, keys, clip, round)
         units = task.units(keys, round)
-        some = [unit for unit in units if len(unit.lengths)]
+        non_empty = [unit for unit in units if len(unit.lengths)]
         empty = [unit for unit in units if not len(unit.lengths)]
         total = PartialSum(parameters, clip)
 
@@ -103,9 +103,9 @@ class BatchedEngine:
 
         try:
             total.count(empty, torch.zeros(len(empty)), num_gradients=0, num_unclipped=len(empty))
-            if some and self._limits is None:
-                self._limits = self._verify(parameters, made_up_unit(self._model, some[0]))
-            self._add_all(total, chunks.in_order(some, self._row_tokens), add_alone)
+            if non_empty and self._limits is None:
+                self._limits = self._verify(parameters, made_up_unit(self._model, non_empty[0]))
+            self._add_all(total, chunks.in_order(non_empty, self._row_tokens), add_alone)
             return total.result()
         except CannotTell:
             return self._by_loop(task, parameters, keys, clip, round)

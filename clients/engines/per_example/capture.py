@@ -146,15 +146,15 @@ class _LayerHooks:
             raise NotCovered(f"{self._layer.place}: called in a way that no rule describes")
         if self._sink is None:
             return output.detach().requires_grad_()
-        given = args[0].detach()
+        inputs = args[0].detach()
         tensor = args[0] if self._hooks_input else self._start(self._spread(output))
         # The output itself would hold, through its history, the tensor that holds this hook.
-        kept = output.detach() if self._hooks_input else None
-        tensor.register_hook(partial(self._deliver, given, given._version, args[1:], kept))
+        result = output.detach() if self._hooks_input else None
+        tensor.register_hook(partial(self._deliver, inputs, inputs._version, args[1:], result))
         return None if self._hooks_input else tensor
 
     def _spread(self, output: torch.Tensor) -> torch.Tensor:
-        """Give every sequence its own copy of what was computed once for all, as positions are."""
+        """Expand an output that all sequences share, as of positions, to one row a sequence."""
         if output.shape[0] == 1 and isinstance(self._layer.module, nn.Embedding):
             output = output.expand(self._num_rows, *output.shape[1:])
         if output.shape[0] != self._num_rows:
@@ -166,18 +166,18 @@ class _LayerHooks:
 
     def _deliver(
         self,
-        given: torch.Tensor,
+        inputs: torch.Tensor,
         version: int,
         others: tuple[Any, ...],
         output: torch.Tensor | None,
         gradient: torch.Tensor,
     ) -> None:
-        if given._version != version:
+        if inputs._version != version:
             raise NotCovered(f"{self._layer.place}: its input was changed in place afterwards")
         call = Call(
             self._layer.module,
             self._parameters,
-            given if given.dtype == torch.int64 else _three_sizes(given),
+            inputs if inputs.dtype == torch.int64 else _three_sizes(inputs),
             others,
             output,
             _three_sizes(gradient),

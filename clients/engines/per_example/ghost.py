@@ -74,7 +74,7 @@ class Ghost:
     """
 
     def __init__(self, scratch: Buffers, layout: Tensors, num_units: int, room: int = 0) -> None:
-        """Begin a chunk. It keeps its terms to the end, whatever `room` there is for them."""
+        """Begin a chunk. It keeps all its terms to the end, so `room` is not used."""
         self._scratch = scratch
         self._layout = layout
         self._num_units = num_units
@@ -166,8 +166,8 @@ class Ghost:
         """Return bounds and masses, (units, 2), of units with all their sequences in one pass."""
         both = torch.zeros(segment.num_units, 2, dtype=torch.float64, device=self._device(name))
         for way, run in groupby(range(len(ways)), ways.__getitem__):
-            some = list(run)
-            places = slice(some[0], some[-1] + 1)
+            indices = list(run)
+            places = slice(indices[0], indices[-1] + 1)
             part = segment.part(places.start, places.stop)
             if way == "formed twice":
                 both[places, 0] = self._norms(name, terms, part, again=True)
@@ -175,7 +175,7 @@ class Ghost:
                 both[places] = self._formed_once(name, terms, part)
             else:
                 both[places], inexact = self._by_ghost_norms(name, terms, part)
-                for index in compress(some, inexact):
+                for index in compress(indices, inexact):
                     both[index] = self._formed_once(name, terms, segment.part(index, index + 1))[0]
         return both
 
@@ -285,11 +285,11 @@ class Ghost:
         groups, others = self._formed.get(name, []), of_units.clone()
         parts = []
         for start in range(0, len(groups), GROUPS):
-            some = torch.zeros_like(self._layout[name])
+            partial = torch.zeros_like(self._layout[name])
             for group in groups[start : start + GROUPS]:
-                some.view(-1).add_(of_units[group.units] @ self._form(name, group).flatten(1))
+                partial.view(-1).add_(of_units[group.units] @ self._form(name, group).flatten(1))
                 others[group.units] = 0.0
-            parts.append(some)
+            parts.append(partial)
         if sum(group.segments.num_units for group in groups) < self._num_units:
             parts.append(_sum_of_terms(self._terms[name], others))
         return parts[0] if len(parts) == 1 else reduce(_add_in_float64, parts)

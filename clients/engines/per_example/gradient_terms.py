@@ -60,7 +60,7 @@ class Segment:
 
     @property
     def num_units(self) -> int:
-        """How many units."""
+        """Number of units."""
         return int(self.units.stop - self.units.start)
 
     def part(self, start: int, stop: int) -> Segment:
@@ -154,7 +154,7 @@ class Chain(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class _Tensors:
-    """What all terms can do with their tensors."""
+    """Base of terms: changes to all their tensors."""
 
     def map(self, change: Change) -> Self:
         """Return the term with `change` made to every tensor, such as taking some sequences."""
@@ -274,8 +274,10 @@ class MergedRows:
 
     def without(self, units: torch.Tensor) -> MergedRows:
         """Return the rows of all other units."""
-        kept = ~torch.isin(self.units, units)
-        return replace(self, units=self.units[kept], ids=self.ids[kept], values=self.values[kept])
+        others = ~torch.isin(self.units, units)
+        return replace(
+            self, units=self.units[others], ids=self.ids[others], values=self.values[others]
+        )
 
     def weighted_sum(self, factors: torch.Tensor) -> torch.Tensor:
         """Return Σ over units of factor × gradient, summed in float64; `factors` is (units,)."""

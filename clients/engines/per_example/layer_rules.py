@@ -44,7 +44,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Rule:
-    """How a layer's parameters get their gradients.
+    """The rule of a layer: how the gradients of its parameters are computed.
 
     Attributes:
         terms: from a call to {attribute name: term}.

@@ -133,9 +133,9 @@ def _keeps_apart(model: OpenModel, parameters: Tensors) -> bool:
     rows = torch.stack([sequences, others]).flatten(1)
     positions = torch.arange(_TOKENS, device=device).repeat(2, len(sequences))
     alone = model.logits(parameters, sequences[-1:])
-    apart = model.logits(parameters, rows, positions)[:, -_TOKENS:]
-    seen = model.logits(parameters, rows)[:, -_TOKENS:]
+    packed = model.logits(parameters, rows, positions)[:, -_TOKENS:]
+    attended = model.logits(parameters, rows)[:, -_TOKENS:]
     largest = float(alone.abs().max())
-    differs = float((apart - alone).abs().max())
-    moved = float((seen[0] - seen[1]).abs().max())
+    differs = float((packed - alone).abs().max())
+    moved = float((attended[0] - attended[1]).abs().max())
     return differs <= _ROUNDING * largest and moved >= _SEEN * largest > 0.0

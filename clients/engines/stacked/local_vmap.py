@@ -20,12 +20,13 @@ from clients.engines.clipped_sums import PartialSum
 from clients.engines.cross_entropy import weighted_loss
 from clients.engines.loop import loop
 from clients.engines.per_example import chunks
+from clients.engines.per_example.batched import Buffers
 from clients.engines.per_example.capture import NotCovered, OpenModel
 from clients.engines.per_example.chunks import keep_large_blocks
 from clients.engines.per_example.verification import CannotTell, made_up_unit
 from clients.engines.stacked.forward import even_parts
-from clients.engines.stacked.local_steps import LocalUser, StepBatch, add_stack, step_batches
-from clients.engines.stacked.steps import StackedSteps
+from clients.engines.stacked.rule_steps import StackedSteps
+from clients.engines.stacked.step_batches import LocalUser, StepBatch, add_stack, step_batches
 from clients.models.dropout import drops
 from clients.models.mixed_precision import in_float32
 from clients.tasks.fedavg import LocalSGD
@@ -61,7 +62,7 @@ class LocalVmap:
         self._model = model
         self._num_bytes = num_bytes
         self._limits: chunks.Limits | None = None
-        self._stack: dict[str, torch.Tensor] = {}
+        self._buffers = Buffers()
         self._by_rules: StackedSteps | None = None
         self._verified = False
         if model.device.type == "cpu":
@@ -84,15 +85,15 @@ class LocalVmap:
             self._prepare(parameters, together[0].unit)
         together.sort(key=lambda user: user.order)
         while together:
-            some = together[: even_parts(len(together), self._within(parameters).units)]
+            users = together[: even_parts(len(together), self._within(parameters).units)]
             try:
-                alone += self._add(total, some, parameters, task.learning_rate)
+                alone += self._add(total, users, parameters, task.learning_rate)
             except torch.OutOfMemoryError:
-                if len(some) == 1:
+                if len(users) == 1:
                     raise
-                self._make_room(len(some))
+                self._make_room(len(users))
                 continue
-            together = together[len(some) :]
+            together = together[len(users) :]
         for user in alone:
             update = task.update(parameters, user.unit, round)
             total.alone.add(update, user.unit.weight)
@@ -101,7 +102,7 @@ class LocalVmap:
     def _prepare(self, parameters: Tensors, like: Unit) -> None:
         """Verify, once, that the layer rules can take the steps; else `vmap` takes them.
 
-        On a made-up unit: one user's text must not decide how everybody's steps are computed.
+        On a made-up unit: one user's text must not decide how the others' steps are computed.
         """
         if self._verified:
             return
@@ -142,7 +143,7 @@ class LocalVmap:
     def _make_room(self, num_users: int) -> None:
         assert self._limits is not None  # noqa: S101 (set before the first stack)
         self._limits = replace(self._limits.halved(), units=num_users // 2)
-        self._stack.clear()
+        self._buffers.clear()
         if self._model.device.type == "cuda":
             torch.cuda.empty_cache()
         log.warning(
@@ -180,7 +181,7 @@ class LocalVmap:
         Returns:
             (users, *shape) for each parameter, overwritten by the next call, and (users,).
         """
-        stack = self._take(parameters, len(users))
+        stack = {k: self._buffers.take(k, len(users), v) for k, v in parameters.items()}
         losses = torch.zeros(len(users), dtype=torch.float64, device=self._model.device)
         seen = torch.zeros(len(users))
         counts = torch.tensor([len(user.unit.lengths) for user in users])
@@ -193,14 +194,6 @@ class LocalVmap:
                 losses[part] += value.double() * share.to(losses.device)
                 seen[part] += rows
         return stack, losses
-
-    def _take(self, parameters: Tensors, num_users: int) -> dict[str, torch.Tensor]:
-        """Return (num_users, *shape) for each parameter, uninitialised; the memory is reused."""
-        for name, value in parameters.items():
-            kept = self._stack.get(name)
-            if kept is None or len(kept) < num_users or kept.dtype != value.dtype:
-                self._stack[name] = value.new_empty(num_users, *value.shape)
-        return {name: self._stack[name][:num_users] for name in parameters}
 
     def _step(
         self,

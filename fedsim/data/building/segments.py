@@ -209,8 +209,8 @@ def _whole(path: Path) -> Head | None:
     """Return a segment's head, or None where it or one of its files is not as it was written."""
     try:
         head: Head = read_json(path)
-        told = {**head, "sha256": ""}
-        if head["sha256"] != {**_digests(path.with_suffix("")), "head": _digest_of(told)}:
+        unsigned = {**head, "sha256": ""}
+        if head["sha256"] != {**_digests(path.with_suffix("")), "head": _digest_of(unsigned)}:
             return None
     except (OSError, ValueError, TypeError, KeyError):
         return None

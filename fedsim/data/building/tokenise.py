@@ -53,7 +53,7 @@ class TokenisedBatch:
 
 @dataclass(frozen=True)
 class BatchTokeniser:
-    """From records to pieces. It is sent to worker processes, so it holds settings alone.
+    """Encode and cut records into pieces. Sent to worker processes, so it holds settings alone.
 
     Attributes:
         encode: texts to their ids.

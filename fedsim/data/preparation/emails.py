@@ -118,8 +118,8 @@ class MailboxOwner(Step):
 
     def _owner(self, record: Record) -> tuple[str, str]:
         """Return the mailbox and its owner's last name, both in lower case, or empty strings."""
-        found = _OWNER.search(str(record.columns[self.column] or ""))
-        return (found[1].lower(), found[2].lower()) if found else ("", "")
+        match = _OWNER.search(str(record.columns[self.column] or ""))
+        return (match[1].lower(), match[2].lower()) if match else ("", "")
 
 
 class ExpandReceivers(Step):

@@ -23,10 +23,10 @@ def host(url: str) -> str:
     """Return the host of a URL, or of a bare "host/path", in lower case; "" if there is none."""
     text = url.strip()
     try:
-        found = urlsplit(text if "://" in text else f"//{text}").hostname or ""
+        hostname = urlsplit(text if "://" in text else f"//{text}").hostname or ""
     except ValueError:  # an unfinished IPv6 address
         return ""
-    return found.rstrip(".")
+    return hostname.rstrip(".")
 
 
 def base_domain(url: str) -> str:

@@ -184,7 +184,7 @@ class MaxExamples(Step):
 
 
 class UserWords(Step):
-    """Give every user exactly `count` words: drop who has fewer, cut who has more.
+    """Cut every user to exactly `count` words, and drop users with fewer.
 
     As McMahan et al. 2018, App. B, prepare Reddit, with 1600. The text in which a user's count is
     reached is cut there, its words joined by single spaces. In memory: a count a user, the spool.

@@ -176,12 +176,13 @@ def _json_batches(needed: Mapping[str, str], files: list[Path]) -> Iterator[Batc
     """
     checked = False
     for path in files:
-        records = _json_records(path)
-        while some := list(islice(records, _BATCH)):
+        objects = _json_records(path)
+        while records := list(islice(objects, _BATCH)):
             if not checked:
-                _check_columns(needed, list(dict.fromkeys(key for one in some for key in one)))
+                columns = dict.fromkeys(key for record in records for key in record)
+                _check_columns(needed, list(columns))
                 checked = True
-            yield {name: [one.get(name) for one in some] for name in needed}
+            yield {name: [record.get(name) for record in records] for name in needed}
 
 
 def _json_records(path: Path) -> Iterator[dict[str, Any]]:

@@ -50,8 +50,8 @@ def in_order_of(values: Hashes) -> Hashes:
     """Return distinct numbers within each row, in the order of the hashes in the row.
 
     The lowest 20 bits are the place, more of them only in a row of over a million. So two examples
-    with the same text, which have the same hash, are told apart; which of the two comes first
-    changes nothing. Of other examples the 44 bits above are the same with a probability of 2⁻⁴⁴ a
+    with the same text, which have the same hash, are distinct; which of the two comes first changes
+    nothing. Of other examples the 44 bits above are the same with a probability of 2⁻⁴⁴ a
     pair.
 
     Args:

@@ -86,17 +86,17 @@ class TokenStore:
             store = cls(folder, manifest)
         except (OSError, ValueError, TypeError) as error:
             raise damaged(folder, str(error)) from error
-        found = len(store._user_offsets) - 1, len(store._example_offsets) - 1, len(store._tokens)
+        counts = len(store._user_offsets) - 1, len(store._example_offsets) - 1, len(store._tokens)
         keys = len(store._user_keys), len(store._example_keys)
         sizes = manifest["users"], manifest["examples"], manifest["tokens"]
-        if found != sizes or keys != sizes[:2]:
+        if counts != sizes or keys != sizes[:2]:
             raise damaged(
-                folder, f"users, examples and tokens are {found}, {MANIFEST} says otherwise"
+                folder, f"users, examples and tokens are {counts}, {MANIFEST} says otherwise"
             )
         return store
 
     def verify(self) -> None:
-        """Read every byte again, whatever is known of the files.
+        """Read and check every byte again, also of files that are noted as whole.
 
         Raises:
             ConfigError: a file has lost or changed bytes; the message names it.

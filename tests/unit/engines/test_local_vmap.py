@@ -13,9 +13,9 @@ from clients.engines.cross_entropy import weighted_loss
 from clients.engines.loop import loop
 from clients.engines.per_example.capture import NotCovered
 from clients.engines.stacked import local_vmap
-from clients.engines.stacked.local_steps import StepBatch
 from clients.engines.stacked.local_vmap import LocalVmap, LocalVmapOrLoop
-from clients.engines.stacked.steps import StackedSteps
+from clients.engines.stacked.rule_steps import StackedSteps
+from clients.engines.stacked.step_batches import StepBatch
 from clients.models.transformers_model import TransformersModel
 from clients.tasks.fedavg import LocalSGD
 from clients.tasks.fedsgd import AveragedGradient

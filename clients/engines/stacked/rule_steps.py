@@ -14,7 +14,7 @@ from clients.engines.per_example.capture import NotCovered, OpenModel, find_laye
 from clients.engines.per_example.gradient_terms import Chain, Product, Segments, Term, write_product
 from clients.engines.per_example.verification import compare, refuse_other_uses
 from clients.engines.stacked.forward import Stack, forward_for, stacked_forwards
-from clients.engines.stacked.local_steps import StepBatch
+from clients.engines.stacked.step_batches import StepBatch
 from clients.tasks.mean_gradient import mean_gradient
 from fedsim.execution import Unit
 from fedsim.tensors import Tensors
@@ -92,8 +92,8 @@ class StackedSteps:
         batch = StepBatch(slice(0, 2), tokens.expand(2, 1, -1), ends, weights)
         stack = {name: torch.stack([value, 1.01 * value]) for name, value in parameters.items()}
         before = {name: value.clone() for name, value in stack.items()}
-        one = Batch(tokens, mean_shares(tokens, lengths, torch.ones(1)))
-        refuse_other_uses(self._model, self._layers, parameters, one)
+        single = Batch(tokens, mean_shares(tokens, lengths, torch.ones(1)))
+        refuse_other_uses(self._model, self._layers, parameters, single)
         self(stack, parameters, batch, _LONG_STEP, first=False)
         for user in range(2):
             own = {name: value[user] for name, value in before.items()}

@@ -120,13 +120,13 @@ def add_stack(
         name: sum_of_rows(parts[:, column].to(value.dtype), value.flatten(1))
         for column, (name, value) in enumerate(updates.items())
     }
-    kept = [user for user, is_plain in zip(users, plain.tolist(), strict=True) if is_plain]
+    added = [user for user, is_plain in zip(users, plain.tolist(), strict=True) if is_plain]
     # Whatever may run out of memory comes before the sum: then the stack is computed again.
-    num_unclipped, kept_losses = total.within(factors, plain), losses[plain]
+    num_unclipped, added_losses = total.within(factors, plain), losses[plain]
     total.count(
-        [user.unit for user in kept],
-        kept_losses,
-        num_gradients=sum(len(rows) for user in kept for rows in user.batches),
+        [user.unit for user in added],
+        added_losses,
+        num_gradients=sum(len(rows) for user in added for rows in user.batches),
         num_unclipped=num_unclipped,
     )
     total.add(sums)

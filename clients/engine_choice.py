@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import cast
 
-from clients.engines.loop import loop
+from clients.engines.loop import VectorisedOrLoop, loop
 from clients.engines.per_example import chunks
 from clients.engines.per_example.capture import NotCovered, OpenModel, find_layers
 from clients.engines.per_example.ghost import ghost
@@ -91,7 +91,8 @@ class Auto:
             self._model.device,
             "" if uncovered is None else f"; no layer rule for {uncovered}",
         )
-        return _VmapOrLoop(self._model) if name == "vmap" else _engine(name, self._model)
+        engine = _engine(name, self._model)
+        return VectorisedOrLoop(self._model, engine) if name == "vmap" else engine
 
 
 def choice(tokens_per_unit: float, bytes_per_unit: int, budget: int) -> str:
@@ -123,25 +124,3 @@ def _uncovered(model: LanguageModel) -> str | None:
     except NotCovered as layer:
         return str(layer)
     return None
-
-
-class _VmapOrLoop:
-    """`VmapEngine` until torch raises; from then on `loop`, with one warning."""
-
-    def __init__(self, model: LanguageModel) -> None:
-        self._engine: Engine = VmapEngine(model)
-        self._model = model
-
-    def __call__(
-        self, task: Task, parameters: Tensors, keys: Keys, clip: Clip, round: int
-    ) -> WeightedSum:
-        """Return what either engine returns."""
-        try:
-            return self._engine(task, parameters, keys, clip, round)
-        except (RuntimeError, NotImplementedError) as error:
-            if self._engine is loop:
-                raise
-            reason = str(error).splitlines()[0]
-            log.warning("%s: vmap cannot, computing by loop: %s", self._model.name, reason)
-            self._engine = loop
-            return loop(task, parameters, keys, clip, round)

@@ -208,10 +208,6 @@ class McMahanLstmForCausalLM(PreTrainedModel):  # type: ignore[no-untyped-call]
         outputs = self.output_embedding(self.lstm(words))
         return CausalLMOutput(logits=self.scores(outputs, unit_rows(self.embedding.weight)))
 
-    def unit_embeddings(self) -> torch.Tensor:
-        """Return the word embeddings as they are used, (vocabulary, 96), each of L2 norm 1."""
-        return unit_rows(self.embedding.weight).rows
-
     def get_input_embeddings(self) -> nn.Module:
         """Return the embedding, which is the output layer too."""
         return self.embedding

@@ -211,6 +211,7 @@ class _Mixture:
         end = highest
         while self.loss(np.array([end]))[0] < last:
             end += 0.01 * (highest - lowest)
+        # g is smooth and monotone: a coarse table brackets every root between two neighbours.
         table = np.linspace(lowest, end, _TABLE)
         return table, self.loss(table)
 
@@ -229,6 +230,7 @@ def _split_masses(
     low, high = indices[:-1] * width, indices[1:] * width
     up, down = -math.expm1(-width), math.expm1(width)
 
+    # Negative masses are rounding: an interval's ratio of a and b lies between its two ends.
     remove = np.zeros(len(indices))
     remove[1:] += np.maximum(a - np.exp(log_b + low), 0.0) / up
     remove[:-1] += np.maximum(np.exp(log_b + high) - a, 0.0) / down

@@ -72,6 +72,7 @@ def select(
     places = ranks(counts)  # users with at most group_size examples bring all
     seeds = hashes(base, store.user_keys[split.users[users]])
     last = len(split.train_examples) - 1
+    # Users with a choice, in tables of a row a user: one vectorised draw for users of like size.
     for rows, width in _alike(sizes, group_size):
         inside = np.arange(width) < sizes[rows, None]
         positions = np.minimum(starts[rows, None] + np.arange(width), last)
@@ -84,7 +85,7 @@ def select(
         else:
             largest = rule == "highest-perplexity"
             keys = _in_order(_sortable(losses, positions), keys, largest=largest)
-        keys[~inside] = _LAST
+        keys[~inside] = _LAST  # the padding of the table is never drawn
         chosen = np.nonzero(_smallest(keys, inside, group_size))[1]
         into = (ends - counts)[rows, None] + np.arange(group_size)
         places[into] = chosen.reshape(len(rows), group_size)
@@ -126,6 +127,7 @@ def _sortable(losses: Losses | None, positions: Indices) -> Indices:
 
 def _smallest(keys: Hashes, inside: npt.NDArray[np.bool_], count: int) -> npt.NDArray[np.bool_]:
     """Return a mask of each row's `count` smallest; keys inside a row are distinct."""
+    # The count-th smallest, without sorting the row.
     limit = np.partition(keys, count - 1, axis=1)[:, count - 1, None]
     chosen: npt.NDArray[np.bool_] = keys <= limit
     chosen &= inside

@@ -165,6 +165,7 @@ class Ghost:
     ) -> torch.Tensor:
         """Return bounds and masses, (units, 2), of units with all their sequences in one pass."""
         both = torch.zeros(segment.num_units, 2, dtype=torch.float64, device=self._device(name))
+        # Runs of neighbours with the same way are computed together.
         for way, run in groupby(range(len(ways)), ways.__getitem__):
             indices = list(run)
             places = slice(indices[0], indices[-1] + 1)
@@ -175,6 +176,7 @@ class Ghost:
                 both[places] = self._formed_once(name, terms, part)
             else:
                 both[places], inexact = self._by_ghost_norms(name, terms, part)
+                # Where terms cancel, rounding may be as large as the norm: these are formed.
                 for index in compress(indices, inexact):
                     both[index] = self._formed_once(name, terms, segment.part(index, index + 1))[0]
         return both
@@ -241,6 +243,7 @@ class Ghost:
             gradients.zero_()
         for place, product in enumerate(products):
             product.into(gradients, segments, add=place > 0)
+        # The chain rule applies to the products alone, before other terms are added.
         for gradient in gradients:
             _chain(products, gradient)
         for term in group.terms:

@@ -189,6 +189,7 @@ class Product(_Tensors):
     def weighted_sum(self, factors: torch.Tensor) -> torch.Tensor:
         """Return Σ over sequences of factor × gradient; `factors` is (sequences,)."""
         left, right, by_row = self.left, self.right, factors[:, None, None]
+        # Scaling one side scales the product: one product over all units, no gradient of a unit.
         if left.shape[-1] < right.shape[-1]:  # the smaller one is copied
             left = left * by_row
         else:
@@ -241,6 +242,7 @@ class Rows(_Tensors):
         for segment in segments:
             if not add:
                 gradients[segment.units] = 0.0
+        # The units' tables end to end: a row's index in them is its own after its unit's tables.
         places = segments.unit_of_row(self.ids.device)[:, None] * self.num_rows + self.ids
         gradients.flatten(0, 1).index_add_(0, places.flatten(), self.values.flatten(0, 1))
 
@@ -295,6 +297,7 @@ def merged(terms: Sequence[tuple[Rows, Segments]]) -> MergedRows:
         for term, segments in terms
     ]
     looked_up = torch.cat([term.values.flatten(0, 1) for term, _ in terms])
+    # Each (unit, row) once, with the sum of all its look-ups: norms need the sums.
     distinct, inverse = torch.unique(torch.cat(places), return_inverse=True)
     values = looked_up.new_zeros(len(distinct), looked_up.shape[-1])
     values.index_add_(0, inverse, looked_up)

@@ -60,6 +60,8 @@ class DeferredProducts:
         Args:
             buffer: gives (units, *shape) for a parameter.
         """
+        # Parameter by parameter and unit by unit: a gradient is written over all passes in a row,
+        # while it is in the cache.
         steps = list(_steps(self._passes, self._formed))
         for name in dict.fromkeys(name for deferred in self._passes for name in deferred.parts):
             gradients = buffer(name)
@@ -213,6 +215,8 @@ class Materialised:
         if term.chain is not None:
             self._chains[name] = term.chain
             self._changed.add(name)
+        # A unit with all its sequences in this pass has its product at once, and its norm while the
+        # product is in the cache, unless more is to come; others wait for their other passes.
         if self._segments.whole:
             term.into(self._buffer(name), self._segments, add=again)
             if again:

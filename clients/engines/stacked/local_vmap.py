@@ -18,7 +18,7 @@ from torch.func import grad_and_value, vmap
 
 from clients.engines.clipped_sums import PartialSum
 from clients.engines.cross_entropy import weighted_loss
-from clients.engines.loop import loop
+from clients.engines.loop import VectorisedOrLoop, loop
 from clients.engines.per_example import chunks
 from clients.engines.per_example.batched import Buffers
 from clients.engines.per_example.capture import NotCovered, OpenModel
@@ -188,6 +188,7 @@ class LocalVmap:
         for step in range(len(users[0].batches)):
             for batch in step_batches(users, step, self._within(parameters).tokens):
                 value = self._step(stack, parameters, batch, learning_rate, first=step == 0)
+                # Losses count in the first epoch alone: until as many rows were seen as there are.
                 rows = (batch.weights > 0).sum(dim=1)
                 part = batch.users
                 share = torch.where(seen[part] < counts[part], rows / counts[part].double(), 0.0)
@@ -233,24 +234,15 @@ class LocalVmap:
         return weighted_loss(self._model.logits(parameters, tokens), tokens, lengths, weights)
 
 
-class LocalVmapOrLoop:
-    """`LocalVmap` until torch raises; from then on `loop`, with one warning."""
+class LocalVmapOrLoop(VectorisedOrLoop):
+    """`LocalVmap` for `LocalSGD`, until torch raises; other tasks, and from then on, `loop`."""
 
     def __init__(self, model: LanguageModel) -> None:
-        self._engine: LocalVmap | None = LocalVmap(model)
-        self._model = model
+        super().__init__(model, LocalVmap(model), halves=True)
 
     def __call__(
         self, task: Task, parameters: Tensors, keys: Keys, clip: Clip, round: int
     ) -> WeightedSum:
         """Return what either engine returns."""
-        if self._engine is not None and isinstance(task, LocalSGD):
-            try:
-                return self._engine(task, parameters, keys, clip, round)
-            except torch.OutOfMemoryError:
-                raise
-            except (RuntimeError, NotImplementedError) as error:
-                reason = str(error).splitlines()[0]
-                log.warning("%s: vmap cannot, computing by loop: %s", self._model.name, reason)
-                self._engine = None
-        return loop(task, parameters, keys, clip, round)
+        engine = super().__call__ if isinstance(task, LocalSGD) else loop
+        return engine(task, parameters, keys, clip, round)

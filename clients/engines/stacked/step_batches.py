@@ -72,6 +72,7 @@ def step_batches(users: Sequence[LocalUser], step: int, max_tokens: int) -> Iter
     active = [user for user in users if step < len(user.batches)]
     start = 0
     while start < len(active):
+        # Greedy: neighbours are alike in size, so the next user joins while padding stays low.
         stop, rows, length, real = start, 0, 0, 0
         while stop < len(active):
             wider, longer = active[stop].shape(step)
@@ -95,6 +96,7 @@ def _stacked(
     for place, user in enumerate(users):
         rows = user.batches[step]
         weights[place, : len(rows)] = 1.0 / len(rows)
+        # Filled up with the user's own first row at weight 0: real tokens, so nothing overflows.
         rows = torch.cat([rows, rows[:1].expand(num_rows - len(rows))])
         taken = user.unit.tokens[rows, :length]
         tokens[place, :, : taken.shape[1]] = taken

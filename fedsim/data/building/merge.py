@@ -30,6 +30,7 @@ def write_merged(segments: Segments, folder: Path, joined: int | None) -> tuple[
         joined: where texts are joined, most tokens of an example: the tokens stay as they are, and
             only the offsets of examples change. Else None.
     """
+    # Each segment is sorted by user, so a chunk of users is one slice of each segment.
     examples, tokens = _sizes_of_users(segments)
     bounds = _bounds(tokens)
     starts = _starts_in_segments(segments, bounds)

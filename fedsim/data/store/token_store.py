@@ -48,7 +48,18 @@ log = logging.getLogger(__name__)
 
 
 class TokenStore:
-    """A store opened for reading; sending it to another process sends its path alone."""
+    """A store opened for reading; sending it to another process sends its path alone.
+
+    Attributes:
+        path: of the folder.
+        manifest: counts, and how the tokens were made.
+        user_offsets: (users + 1,) int64, the first example of each user; last, their number.
+        user_keys: (users,) uint64, a digest of each user's name.
+        example_keys: (examples,) uint64, a hash of each example's tokens.
+    """
+
+    user_keys: Hashes
+    example_keys: Hashes
 
     def __init__(self, path: Path, manifest: Manifest) -> None:
         self.path = path
@@ -56,18 +67,18 @@ class TokenStore:
         # Plain arrays over the mapped pages: np.memmap costs microseconds for every slice.
         self._tokens = np.asarray(np.memmap(path / TOKENS, disk_dtype(manifest["dtype"]), mode="r"))
         self._example_offsets = open_row(path / EXAMPLE_OFFSETS, np.int64)
-        self._user_offsets = open_row(path / USER_OFFSETS, np.int64)
+        self.user_offsets = open_row(path / USER_OFFSETS, np.int64)
         if USER_KEYS in manifest["files"]:
-            self._user_keys = open_row(path / USER_KEYS, np.uint64)
-            self._example_keys = open_row(path / EXAMPLE_KEYS, np.uint64)
+            self.user_keys = open_row(path / USER_KEYS, np.uint64)
+            self.example_keys = open_row(path / EXAMPLE_KEYS, np.uint64)
         else:
             log.warning(
                 "store %s: of format 2, without the keys of its users and examples; they are "
                 "computed each time it is opened: build it again",
                 path,
             )
-            self._user_keys = user_keys(path / USERS, manifest["users"])
-            self._example_keys = np.concatenate(
+            self.user_keys = user_keys(path / USERS, manifest["users"])
+            self.example_keys = np.concatenate(
                 list(example_keys(self._tokens, self._example_offsets))
             )
 
@@ -86,8 +97,8 @@ class TokenStore:
             store = cls(folder, manifest)
         except (OSError, ValueError, TypeError) as error:
             raise damaged(folder, str(error)) from error
-        counts = len(store._user_offsets) - 1, len(store._example_offsets) - 1, len(store._tokens)
-        keys = len(store._user_keys), len(store._example_keys)
+        counts = len(store.user_offsets) - 1, len(store._example_offsets) - 1, len(store._tokens)
+        keys = len(store.user_keys), len(store.example_keys)
         sizes = manifest["users"], manifest["examples"], manifest["tokens"]
         if counts != sizes or keys != sizes[:2]:
             raise damaged(
@@ -121,21 +132,6 @@ class TokenStore:
         """Number of token ids, begin and end tokens counted."""
         return self.manifest["tokens"]
 
-    @property
-    def user_offsets(self) -> Indices:
-        """First example of each user and, last, the number of examples: int64, users + 1."""
-        return self._user_offsets
-
-    @property
-    def user_keys(self) -> Hashes:
-        """Each user's key: a digest of the name, uint64, (users,)."""
-        return self._user_keys
-
-    @property
-    def example_keys(self) -> Hashes:
-        """Each example's key: a hash of its tokens, uint64, (examples,)."""
-        return self._example_keys
-
     def user_examples(self, user: int) -> Indices:
         """Return the indices of one user's examples, ascending, never empty.
 
@@ -143,7 +139,7 @@ class TokenStore:
             IndexError: there is no such user.
         """
         _check(user, self.num_users, "user")
-        return np.arange(self._user_offsets[user], self._user_offsets[user + 1], dtype=np.int64)
+        return np.arange(self.user_offsets[user], self.user_offsets[user + 1], dtype=np.int64)
 
     def example(self, index: int) -> npt.NDArray[np.uint16] | npt.NDArray[np.uint32]:
         """Return a read-only view of one example's token ids, 2 to sequence_length of them.

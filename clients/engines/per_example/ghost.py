@@ -63,7 +63,7 @@ class Ghost:
     γ_P·m of G: a term is rounded P times at most, in its product and in P - 1 sums, and zeros add
     no rounding. A factor on one side rounds once more, and a chain, along rows of width w, w + 6
     times. With k = P + 1, and w + 6 for a chain, a unit thus adds sqrt(squares + error) + γ_k·m at
-    most by pairs (`pair_squares`), and ‖formed‖ + 2γ_k·m where its gradient is formed; `norm_error`
+    most by `ghost_norms`, and ‖formed‖ + 2γ_k·m where its gradient is formed; `norm_error`
     is for the norm of what is formed, and for factors. Of 1024 positions that would be 0.4 % more
     than the norm, of 65,536 twice the norm. So a gradient of many positions is formed once more to
     be added, the same products of the same numbers, and ‖formed‖ is what it adds.

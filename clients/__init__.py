@@ -1,9 +1,12 @@
-"""Clients: what a unit computes, with which model, and by which engine.
+"""Clients: the tasks that a unit computes, the models, and the gradient engines.
 
 tasks/      from a unit's examples to its update: mean gradient, local training, one example
 models/     networks as values: parameters in, logits out
-engines/    many units' updates, clipped and summed
-app.py      the Flower ClientApp: a shard of units in, one weighted sum out
+engines/    the clipped, weighted sum of many units' updates
+
+app.py              the Flower ClientApp: a shard of units in, one weighted sum out
+engine_choice.py    the engine of a config: by name, or by model, units and memory
+personalisation.py  local epochs on a user's own examples, for evaluation
 
 Imports `fedsim`, never `strategies`.
 """

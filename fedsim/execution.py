@@ -72,8 +72,8 @@ class Task(Protocol):
         """Return the unit's examples for this round.
 
         They are a function of the seed, the round, who the user is and the user's own text: what
-        draws need is addressed by the keys of `fedsim.data.keys`, never by `key`, which is a place
-        in the data and changes when a user is added in front.
+        draws need is addressed by the keys of `fedsim/data/store/keys.py`, never by `key`, which is
+        a place in the data and changes when a user is added in front.
         """
         ...
 

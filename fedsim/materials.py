@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 
 from fedsim.config import Config, ExecutorConfig, ModelConfig
-from fedsim.data.building.build import open_or_build
 from fedsim.data.canaries import with_canaries
 from fedsim.data.config import DataConfig
+from fedsim.data.reading import open_or_build
 from fedsim.data.split import Split, split_store
 from fedsim.data.store import TokenStore
 from fedsim.data.store.manifest import is_store

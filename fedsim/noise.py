@@ -7,7 +7,7 @@ S·(1 + `rounding_share(W)`), W the weight of all units in the sum: 2⁻¹⁸·W
 The share is of two sums, with and without the unit. Three parts, u = 2⁻²⁴:
 
 - *Proved*: 48u·W. The engines `materialised` and `local_vmap` add clipped rows in float32, where a
-  term is rounded 24 times at most, each 128 rows (`clients.engines.squares.sum_of_rows`); either
+  term is rounded 24 times at most, each 128 rows (`sum_of_rows` in `clipped_sums`); either
   sum is within 24u·W·S of the exact one. So does `ghost` with units of many positions. From there
   on, across chunks, shards and nodes, and from the first unit on in the engines `loop` and `vmap`
   and under Flower, sums are float64: their rounding is at most n·2⁻⁵³·W·S for n units.

@@ -110,6 +110,22 @@ def test_no_files_import_each_other_in_a_circle() -> None:
     TopologicalSorter(graph).prepare()  # a CycleError names the circle
 
 
+@pytest.mark.parametrize("package", ["clients", "fedsim.data"])
+def test_no_folders_of_a_package_import_each_other_in_a_circle(package: str) -> None:
+    """A folder and the files of its parent count as two: one of them stands below the other."""
+    folders: dict[str, set[str]] = {}
+    for name, path in MODULES.items():
+        if f"{name}.".startswith(f"{package}.") and path.name != "__init__.py":
+            inner = {
+                MODULES[other].parent
+                for other in imported_at_once(path)
+                if f"{other}.".startswith(f"{package}.")
+            }
+            folders.setdefault(str(path.parent), set()).update(map(str, inner - {path.parent}))
+    assert len(folders) > 3
+    TopologicalSorter(folders).prepare()  # a CycleError names the circle
+
+
 FOLDERS = sorted({path.parent for path in MODULES.values()} - {ROOT / "tests"})
 
 

@@ -13,16 +13,16 @@ from fedsim.evaluation.losses import predicted_mask
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Rows of one or more sequences, and what each prediction counts for.
+    """Rows of one or more sequences, with the weight of each prediction.
 
     Attributes:
         tokens: (rows, length) int64, padded on the right.
-        shares: (rows, length), what the loss of predicting the token after this one counts; 0
+        shares: (rows, length), the weight of the loss of predicting the token after this one; 0
             where there is none to predict.
         positions: (rows, length) int64 of tokens in their sequences, where rows have several; or
             None.
         streams: (rows,) int64 for dropout, or None.
-        scale: what the gradient, and not the losses, is multiplied by.
+        scale: factor of the gradient, not of the losses.
     """
 
     tokens: torch.Tensor
@@ -58,7 +58,7 @@ def losses_and_gradient(logits: torch.Tensor, batch: Batch) -> tuple[torch.Tenso
     gradient = torch.softmax(logits, dim=-1)
     chances = gradient.gather(-1, following)[..., 0]
     nats = -chances.log()
-    if bool((chances == 0).any()):  # too unlikely for the softmax to tell how much
+    if bool((chances == 0).any()):  # the softmax underflowed: the loss comes from the logits
         exact = logits.logsumexp(-1) - logits.gather(-1, following)[..., 0]
         nats = torch.where(chances == 0, exact, nats)
     losses = torch.where(shares != 0.0, nats * shares, 0.0).sum(dim=1)
@@ -68,7 +68,7 @@ def losses_and_gradient(logits: torch.Tensor, batch: Batch) -> tuple[torch.Tenso
 
 
 class _SumOfLosses(torch.autograd.Function):
-    """Forward makes the gradient too, for it has the softmax at hand; backward scales it."""
+    """Weighted loss whose forward pass also makes the gradient, from the same softmax."""
 
     generate_vmap_rule = True
 

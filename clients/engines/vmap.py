@@ -1,4 +1,4 @@
-"""Many units' mean gradients in one vectorised pass: `torch.func.vmap` over `grad`.
+"""Engine `vmap`: mean gradients of many units in one pass, by `torch.func.vmap` over `grad`.
 
 Two to four times the loop on a CPU, where a unit is a sequence or two and the loop's time goes
 into launching small operations. Units are grouped by their number of examples and by length, so
@@ -13,8 +13,7 @@ from itertools import groupby
 import torch
 from torch.func import grad_and_value, vmap
 
-from clients.engines.per_example.passes import all_streams
-from clients.models.dropout import row_streams
+from clients.models.dropout import row_streams, unit_streams
 from fedsim.clipping import Clip
 from fedsim.estimators import WeightedSum
 from fedsim.evaluation.losses import example_losses
@@ -26,14 +25,14 @@ from fedsim.tensors import Tensors, l2_norm, zeros_like
 # were slower on a CPU, from fresh pages.
 _MAX_UNITS = 16
 _MAX_ENTRIES = 2**26
-# Beyond, and where something is not finite, a unit is computed alone. Padding up to the longest of
-# a batch may be what overflowed, at positions that the unit never reaches (0 times NaN is NaN):
-# whether it counts must not hang on who else is there.
+# Beyond, and where something is not finite, a unit is computed alone. The overflow may come from
+# the padding up to the batch's longest unit (0 times NaN is NaN): whether a unit counts must not
+# depend on the other units.
 _LARGEST_NORM = 1e15
 
 
 class VmapEngine:
-    """Equals `loop` for tasks whose update is the mean gradient; the others are refused."""
+    """Engine by `torch.func`: equals `loop` for mean gradients; other tasks are refused."""
 
     def __init__(self, model: LanguageModel) -> None:
         self._model = model
@@ -62,7 +61,7 @@ class VmapEngine:
                 yield Update(zeros_like(parameters), loss=0.0, num_gradients=0)
             return
         tokens, lengths = _stacked(units)
-        streams = all_streams(units)
+        streams = unit_streams(units)
         inputs = [tokens, lengths]
         if streams is not None:
             inputs.append(streams.view(len(units), count))

@@ -1,4 +1,4 @@
 """Models: networks as values, parameters in and logits out.
 
-Start at `transformers_model.py`; `loading.py` opens models that others made.
+Start at `transformers_model.py`; `loading.py` opens transformers folders, GGUF files and hub ids.
 """

@@ -1,4 +1,4 @@
-"""Faster kernels in the place of transformers' and torch's own."""
+"""Faster CPU kernels: a fused GELU, and matrix products by oneDNN."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def fuse_activations(module: PreTrainedModel) -> None:
 
 
 _CPUINFO = Path("/proc/cpuinfo")
-# oneDNN prepares for half a millisecond when it meets a size for the first time, and cohorts bring
-# ever new ones: for products of fewer rows or multiplications that is not made good.
+# oneDNN takes half a millisecond to prepare for a new size, and cohorts bring new sizes each round:
+# products of fewer rows or multiplications do not gain that back.
 _LEAST_WORK = 5 * 10**7
 _LEAST_ROWS = 512
 
 
 def onednn_products(parameters: Tensors) -> AbstractContextManager[object]:
-    """Return what computes products by oneDNN inside its block, or changes nothing.
+    """Return a context in which products are computed by oneDNN where that is faster.
 
     Args:
         parameters: of the network; if one of them wants a gradient, or is not on a CPU, nothing
@@ -52,7 +52,7 @@ def onednn_products(parameters: Tensors) -> AbstractContextManager[object]:
 
 @cache
 def is_faster() -> bool:
-    """Whether this is a processor on which MKL is behind: a fact of the machine, never timed."""
+    """Whether this is a processor on which oneDNN beats MKL; known by its model, never timed."""
     both = torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     if not both or torch.backends.cpu.get_cpu_capability() != "AVX512" or not _CPUINFO.exists():
         return False
@@ -60,7 +60,7 @@ def is_faster() -> bool:
 
 
 class _ByConvolution(TorchFunctionMode):
-    """Takes over the three spellings of a product that networks have."""
+    """Mode that replaces `F.linear`, `addmm` and `matmul`."""
 
     def __torch_function__(
         self,
@@ -69,7 +69,7 @@ class _ByConvolution(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401 (whatever torch returns)
-        """Compute by oneDNN what is worth it, and all else as ever."""
+        """Compute large products by oneDNN, and all else by torch."""
         if not kwargs:
             if func is F.linear:
                 return _linear(*args)

@@ -1,14 +1,14 @@
-"""Dropout whose masks belong to an example, whichever engine, batch or order computes it.
+"""Dropout with masks that depend on the example alone, not on engine, batch or order.
 
 A mask is a hash of (example's stream, dropout layer, element), the stream a hash of the seed, the
 round, the user's key, the example's key and, in local training, the step. So a unit's update is a
-function of the unit alone, as the clip and the sharding of cohorts take for granted; a global
-generator would make it one of its batch, and a place in the file one of who stands in front.
+function of the unit alone, which the clip and the sharding of cohorts rely on; with a global
+generator it would depend on its batch, with places in the file on other users.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 
@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedsim.data.keys import Hashes, base, hashes
+from fedsim.data.store.keys import Hashes, base, hashes
+from fedsim.execution import Unit
 from fedsim.language_model import LanguageModel
 
 # SplitMix64 (Steele, Lea and Flood 2014), its constants as signed numbers.
@@ -46,6 +47,12 @@ def at_step(streams: torch.Tensor | None, step: int) -> torch.Tensor | None:
     return None if streams is None else _mixed(streams + _wrapped((step + 1) * _GAMMA))
 
 
+def unit_streams(units: Sequence[Unit]) -> torch.Tensor | None:
+    """Return the streams of all units' examples in a row, or None where a unit has none."""
+    streams = [unit.streams for unit in units if unit.streams is not None]
+    return torch.cat(streams) if streams and len(streams) == len(units) else None
+
+
 def drops(model: LanguageModel) -> bool:
     """Return whether units of this model need streams."""
     return float(getattr(model, "dropout", 0.0)) > 0.0
@@ -53,7 +60,7 @@ def drops(model: LanguageModel) -> bool:
 
 @contextmanager
 def row_streams(streams: torch.Tensor | None) -> Iterator[None]:
-    """Let what is computed inside drop by these streams, (sequences,) int64; None: drop nothing."""
+    """Set the dropout streams inside the block, (sequences,) int64; None turns dropout off."""
     token = _rows.set(streams)
     try:
         yield
@@ -91,8 +98,8 @@ class StreamDropout(nn.Module):
         count = values[0].numel()
         counter = torch.arange(1, count + 1, device=values.device) * _GAMMA
         chances = _mixed(keys[:, None] + counter) & _POSITIVE
-        kept = (chances >= round(self.p * 2.0**63)).view(values.shape)
-        return values * (kept.to(values.dtype) / (1.0 - self.p))
+        survives = (chances >= round(self.p * 2.0**63)).view(values.shape)
+        return values * (survives.to(values.dtype) / (1.0 - self.p))
 
 
 def install_dropout(network: nn.Module, p: float) -> int:

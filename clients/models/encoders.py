@@ -1,4 +1,4 @@
-"""Texts to token ids without the network, so that other processes can do it."""
+"""Encoders: texts to token ids without the network, so that worker processes can do it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class FastEncoder:
     def __call__(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of each text."""
         encoded = self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [[self.begin, *one.ids, self.end] for one in encoded]
+        return [[self.begin, *encoding.ids, self.end] for encoding in encoded]
 
     def __reduce__(self) -> tuple[object, tuple[str, int, int]]:
         return _revived, (self.tokenizer.to_str(), self.begin, self.end)
@@ -62,7 +62,7 @@ def encoder_of(tokenizer: PreTrainedTokenizerBase, begin: int, end: int) -> Enco
         return SlowEncoder(tokenizer, begin, end)
     try:
         return _revived(backend.to_str(), begin, end)
-    except Exception:  # parts written in Python, which cannot be written down
+    except Exception:  # parts written in Python cannot be serialised
         return SlowEncoder(tokenizer, begin, end)
 
 

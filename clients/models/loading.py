@@ -1,4 +1,4 @@
-"""Models that others made: a transformers folder, a GGUF file or a hub id."""
+"""Load a pre-trained model: a transformers folder, a GGUF file or a hub id."""
 
 from __future__ import annotations
 
@@ -64,12 +64,12 @@ def load(
 
 
 def open_pretrained(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Open a folder, a GGUF file or a hub id, without a word on standard error.
+    """Open a folder, a GGUF file or a hub id, with nothing on standard error.
 
     Attention is the "eager" kind. `torch.func.vmap` has no rule for the fused kernels; at the
-    lengths trained here they save nothing on a CPU; and how they cut a sequence into blocks hangs
-    on the padding that the longest neighbour brings, so that in bfloat16 one user would move the
-    others' gradients (tests/privacy/test_mixed_precision.py fails with them).
+    lengths trained here they save nothing on a CPU; and how they cut a sequence into blocks depends
+    on the padding up to the batch's longest, so that in bfloat16 one user would move the others'
+    gradients (tests/privacy/test_mixed_precision.py fails with them).
 
     Raises:
         ConfigError: it cannot be opened; the message says why.
@@ -109,7 +109,7 @@ def _check_all_there(loaded: dict[str, Any]) -> None:
 
 
 def _forget_quantisation(module: PreTrainedModel) -> None:
-    """Let a network from a GGUF file be an ordinary one of float32, which can be saved.
+    """Make a network from a GGUF file an ordinary one of float32, which can be saved.
 
     transformers unpacks the weights (there is no gradient of packed ones), yet keeps the mark of
     the quantised file, and refuses to save what bears it.
@@ -135,7 +135,7 @@ def _explain(name: str, error: Exception) -> str:
     near = difflib.get_close_matches(name, registry.names("models"), n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     reason = " ".join(str(error).split())
-    if "trust_remote_code" in reason:  # an option that nobody has here
+    if "trust_remote_code" in reason:  # an option that fedsim does not offer
         reason = "it needs code that comes with it, which is never run"
     return (
         f"model.name_or_path = {name!r}: {hint}neither a built-in model nor a transformers "

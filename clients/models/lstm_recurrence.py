@@ -1,4 +1,4 @@
-"""What an LSTM does over time, its backward pass spelt out, for one weight or a stack of them."""
+"""LSTM recurrence with an explicit backward pass, for one weight or a stack of weights."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import nn
 
 
 class _Trace(NamedTuple):
-    """What the backward pass needs of the forward pass; time comes first, gates lie in one row.
+    """Tensors of the forward pass for the backward pass; time comes first, gates lie in one row.
 
     A candidate is tanh(x) = 2·sigmoid(2x) − 1, so that one kernel opens all four gates; a sigmoid
     takes a fraction of a tanh's time. Cells are kept doubled, as their own tanh wants them.
@@ -43,6 +43,8 @@ def _forward(from_inputs: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Ten
     last_cell = last_half = None
     for step in zip(*(view.unbind() for view in views), strict=True):
         opened, write, forget, read, candidate, cell, squeezed, half = step
+        # gates(t) = from_inputs(t) + W·h(t-1), then c = f·c + w·g and h = r·tanh(c), with
+        # g = 2s - 1 and tanh(c) = 2s' - 1 of sigmoids s and s', and with 2c and h/2 stored.
         if last_half is not None:
             _add_product(opened, last_half, recurrent, out=opened)
         opened.sigmoid_()
@@ -80,13 +82,14 @@ def _backward(d_states: torch.Tensor, weight: torch.Tensor, trace: _Trace) -> to
     views = (d_gates, both, d_read, d_candidate, to_cell, forget)
     steps = list(zip(*(view.unbind() for view in views), befores, strict=True))
     d_cell, d_state = torch.zeros_like(cells[0]), from_above[-1].clone()
-    for opened, pair, of_read, of_candidate, slope, kept, before in reversed(steps):
+    for opened, pair, of_read, of_candidate, slope, retained, before in reversed(steps):
+        # dc += dh·∂h/∂c; the gates' slopes times dc or dh; then dh(t-1) = above + Wᵀ·dgates.
         d_cell.addcmul_(d_state, slope)
         pair.mul_(d_cell.unsqueeze(-2))
         of_read.mul_(d_state)
         of_candidate.mul_(d_cell)
         _add_product(before, opened, weight, out=d_state)
-        d_cell.mul_(kept)
+        d_cell.mul_(retained)
     return _by_sequence(d_gates, d_states)
 
 
@@ -109,7 +112,7 @@ class _LstmSteps(torch.autograd.Function):
         The weight may be a stack, (units, 4·hidden, hidden): the batch then is as many runs of
         equal length, a unit's sequences side by side.
         """
-        # Thousands of small operations, with which no mode of Python's has business.
+        # Thousands of small operations: no Python mode is asked about each of them.
         with torch._C.DisableTorchFunction():
             states, trace = _forward(from_inputs, weight)
         return states, *trace
@@ -145,7 +148,7 @@ class _LstmSteps(torch.autograd.Function):
         from_inputs: torch.Tensor,
         weight: torch.Tensor,
     ) -> tuple[tuple[torch.Tensor, ...], tuple[int, ...]]:
-        """Run units side by side, each with products of its own: rounding is nobody else's."""
+        """Run units side by side, each with products of its own, so that they round alone."""
         count = info.batch_size
         flat = _flat(from_inputs, in_dims[0], count)
         outputs = _LstmSteps.apply(flat, _stack(weight, in_dims[1], count))  # type: ignore[no-untyped-call]
@@ -180,8 +183,8 @@ class _BackSteps(torch.autograd.Function):
         """Run units side by side; see `_LstmSteps.vmap`."""
         count = info.batch_size
         flat, stack = _flat(d_states, in_dims[0], count), _stack(weight, in_dims[1], count)
-        kept = [value.movedim(dim or 0, 1) for value, dim in zip(trace, in_dims[2:], strict=True)]
-        d_inputs: torch.Tensor = _BackSteps.apply(flat, stack, *kept)  # type: ignore[no-untyped-call]
+        traces = [value.movedim(dim or 0, 1) for value, dim in zip(trace, in_dims[2:], strict=True)]
+        d_inputs: torch.Tensor = _BackSteps.apply(flat, stack, *traces)  # type: ignore[no-untyped-call]
         return _unflat(d_inputs, count), 0
 
 
@@ -224,15 +227,15 @@ def _by_time(values: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 def _by_sequence(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Return (batch, length, size) for what has time first, laid out as if it never had.
+    """Return (batch, length, size), contiguous, from a tensor with time first.
 
-    What bfloat16 products make of it hangs on the layout, which must not hang on the batch.
+    bfloat16 products round by the layout, which must not depend on the batch.
     """
     return values.movedim(0, -2).contiguous().view(*like.shape[:-1], values.shape[-1])
 
 
 class Recurrence(nn.Module):
-    """What an LSTM does over time, given what the inputs add to the gates.
+    """The recurrent part of an LSTM, given the inputs' share of the gates.
 
     Attributes:
         weight: (4·hidden, hidden), from the state before to the gates.
@@ -249,9 +252,9 @@ class Recurrence(nn.Module):
 
 
 def recur(from_inputs: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Return what `Recurrence` does with this weight, or with a stack of them; see `_LstmSteps`.
+    """Return the states of `Recurrence` for this weight, or a stack of them; see `_LstmSteps`.
 
-    Never in bfloat16: what a step rounds, all later ones would carry along.
+    Never in bfloat16: rounding would add up over the steps.
     """
     with torch.autocast(from_inputs.device.type, enabled=False):
         inputs = from_inputs.to(weight.dtype)

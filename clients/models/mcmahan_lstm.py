@@ -1,4 +1,4 @@
-"""mcmahan-lstm: the word-level LSTM that DP-FedAvg was shown on (McMahan et al. 2018, App. B)."""
+"""mcmahan-lstm: the word-level LSTM of DP-FedAvg (McMahan et al. 2018, App. B)."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class PlainLstm(nn.Module):
 
     `torch.nn.LSTM` keeps a second list of its weights that a functional call need not reach, its
     kernel has no batching rule for `torch.func.vmap`, and it does not show the gradients of the
-    gates, from which per-unit gradients are made. This has none of the three troubles and costs
+    gates, from which per-unit gradients are made. This layer has none of these limits and costs
     about the same on a CPU.
     """
 
@@ -148,7 +148,7 @@ class NormalisedRows:
 
     @property
     def stretch(self) -> float:
-        """At least how many times longer the map makes a row: it turns it, then divides it by r."""
+        """Upper bound on how many times longer the map makes a row."""
         return 1.01 * float(self.inverse.max())
 
     def of_user(self, user: int) -> NormalisedRows:
@@ -207,10 +207,6 @@ class McMahanLstmForCausalLM(PreTrainedModel):  # type: ignore[no-untyped-call]
         words = F.normalize(self.embedding(input_ids), dim=-1, eps=_SHORTEST)
         outputs = self.output_embedding(self.lstm(words))
         return CausalLMOutput(logits=self.scores(outputs, unit_rows(self.embedding.weight)))
-
-    def unit_embeddings(self) -> torch.Tensor:
-        """Return the word embeddings as they are used, (vocabulary, 96), each of L2 norm 1."""
-        return unit_rows(self.embedding.weight).rows
 
     def get_input_embeddings(self) -> nn.Module:
         """Return the embedding, which is the output layer too."""

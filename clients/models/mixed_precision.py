@@ -1,4 +1,4 @@
-"""A language model whose arithmetic is bfloat16 where that is safe; parameters stay float32."""
+"""Mixed precision: logits under bfloat16 autocast, parameters and gradients in float32."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class MixedPrecision:
     """`model` with its logits computed under `torch.autocast`; all else is the model's own.
 
     The backward pass then computes in the types of the forward pass. Gradients of parameters, and
-    what is made of them (norms, clipped sums), have the parameters' type: a clip must decide by
-    the norm of exactly the numbers that are added up.
+    their norms and clipped sums, have the parameters' type: a clip must take the norm of exactly
+    the numbers that are added up.
 
     Attributes:
         exact: the model without it.

@@ -1,4 +1,4 @@
-"""Files of a model: safe weights, all of them, and no detour; transformers kept quiet."""
+"""Check a model's files before they are opened: safetensors, complete; silence transformers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
 def check_folder(folder: Path) -> None:
-    """Look at a folder before anything in it is opened.
+    """Check a model folder before anything in it is opened.
 
     Raises:
         ValueError: its weights are pickled, are adapters only or are named elsewhere, or its config
@@ -56,14 +56,18 @@ def check_folder(folder: Path) -> None:
     weights = sorted(folder.glob(_WEIGHTS))
     if not weights:
         pickled = sorted(path.name for kind in _PICKLED for path in folder.glob(kind))
-        said = f"its weights ({', '.join(pickled)}) can run code when they are read" * bool(pickled)
-        raise ValueError(f"{said or 'it has no weights'}; wanted: safetensors")
+        reason = "it has no weights"
+        if pickled:
+            reason = f"its weights ({', '.join(pickled)}) can run code when they are read"
+        raise ValueError(f"{reason}; wanted: safetensors")
     if (folder / _INDEX).exists():
         _check_names(read_json(folder / _INDEX))
-    held = sum(_num_tensors(path) for path in weights)
+    num_tensors = sum(_num_tensors(path) for path in weights)
     for key, number in _numbers(read_json(folder / "config.json")):
-        if key in _LAYERS and number > held:
-            raise ValueError(f"config.json: {key} = {number}, and the weights are {held} tensors")
+        if key in _LAYERS and number > num_tensors:
+            raise ValueError(
+                f"config.json: {key} = {number}, and the weights are {num_tensors} tensors"
+            )
 
 
 def _check_names(index: Any) -> None:  # noqa: ANN401  (whatever the file says)

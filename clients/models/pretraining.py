@@ -1,4 +1,4 @@
-"""Pre-training of the built-in models on public text, done once and kept.
+"""Pre-train the built-in models on public text, once; later runs read the cache.
 
 McMahan et al. 2018, App. B: starting from a model of public text is likely the best approach in
 practice. The text is other than the one fine-tuned on, so no budget is spent.
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Schedule:
-    """How a built-in model is pre-trained; part of the key that its result is kept under.
+    """Pre-training schedule of a built-in model; part of the cache key.
 
     Attributes:
         steps: AdamW steps; 0 keeps the random start.
@@ -77,7 +77,7 @@ def pretrained(
         name: how the folder under `cache_dir()/models` begins.
         config: a config that `AutoModelForCausalLM` knows.
         tokenizer: with an end token, which is put between speeches.
-        schedule: how long, how fast.
+        schedule: steps, learning rate and batches.
     """
     key = _key(config, tokenizer, schedule)
     folder = cache_dir() / "models" / f"{name}-{key}"
@@ -88,7 +88,7 @@ def pretrained(
     try:
         check_folder(folder)
         with quietly():
-            kept: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            module = AutoModelForCausalLM.from_pretrained(
                 folder,
                 dtype=torch.float32,
                 attn_implementation="eager",
@@ -100,7 +100,7 @@ def pretrained(
             f"the pre-trained {name} kept in {folder} is damaged: {error}; delete it, to train it "
             "again"
         ) from error
-    return kept
+    return module
 
 
 def random_start(config: PreTrainedConfig, seed: int) -> PreTrainedModel:

@@ -1,7 +1,7 @@
 """The two built-in tokenizers, learned from public text alone.
 
-A vocabulary that is learned from the private text is a query on it that nobody accounts for, so
-none is ever learned from the data of a run.
+A vocabulary learned from private text would be a query on it that is not accounted for, so none is
+ever learned from the data of a run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which parameters move: all, those whose names match, or low-rank adapters."""
+"""Select the trainable parameters: all, those whose names match, or low-rank adapters."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def select_trainable(names: Sequence[str], pattern: str, *, lora: bool = False) 
             f"model.trainable = {pattern!r}: not a regular expression ({error}); "
             'give "all" or a pattern of parameter names'
         ) from None
-    found = [name for name in names if expression.search(name)]
-    if not found:
+    matching = [name for name in names if expression.search(name)]
+    if not matching:
         raise ConfigError(
             f"model.trainable = {pattern!r}: finds none of the {len(names)} parameters; "
             f"their names are {_some(names)}"
         )
-    return found
+    return matching
 
 
 def _some(names: Sequence[str]) -> str:

@@ -26,7 +26,7 @@ from fedsim.tensors import Tensors, check_same_layout
 class TransformersModel:
     """A causal language model of transformers, or one with adapters, as a `LanguageModel`.
 
-    The module is in evaluation mode for good: its own dropout would draw from a global generator,
+    The module stays in evaluation mode: its own dropout would draw from a global generator,
     so that an example's gradient would depend on which examples were computed before it.
     `config.dropout` puts layers in their place that drop by the streams of `row_streams`. Nothing
     in the module requires a gradient; only what is handed to `logits` does.
@@ -77,7 +77,7 @@ class TransformersModel:
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Return, per text, its ids between a begin and an end token; never truncated.
 
-        A special token that is spelt out in a text is read as text: nobody's text can end early.
+        A special token that is spelt out in a text is read as text: no text can end early.
         """
         return self.encoder(texts)
 
@@ -103,8 +103,8 @@ class TransformersModel:
         Args:
             parameters: one tensor per trainable name, on `device`.
             tokens: (batch, length) int64 on `device`.
-            positions: (batch, length) int64, where rows hold several sequences: counted from 0
-                anew in each. Networks differ in what they make of it; see `keeps_apart` in
+            positions: (batch, length) int64, where rows hold several sequences: counted from 0 in
+                each. Networks differ in how they use it; see `row_tokens` in
                 `clients.engines.per_example.packing`.
 
         Raises:
@@ -174,7 +174,7 @@ def _places(module: nn.Module, trainable: set[str]) -> dict[str, str]:
 
 
 def _make_padding_ordinary(module: PreTrainedModel) -> int | None:
-    """Let no id be treated apart, and return the padding id that the config named.
+    """Remove the special treatment of the padding id, and return that id.
 
     With a padding id, transformers looks at the values of each batch in order to warn (which
     `vmap` forbids and a GPU waits for), and an embedding gives that row a zero gradient, which

@@ -1,4 +1,4 @@
-"""DP-FedAvg: a user trains locally; its update is where it started minus where it arrived."""
+"""DP-FedAvg: a user's update is the parameters before its local training minus those after."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import torch
 
 from clients.models.dropout import at_step
 from clients.tasks.mean_gradient import mean_gradient
-from clients.tasks.user_examples import UserUnits
-from fedsim.data.cohorts import CohortRule
-from fedsim.data.keys import base, hashes
-from fedsim.execution import Keys, Unit, Update
+from clients.tasks.user_examples import UserTask
+from fedsim.data.selection import CohortRule
+from fedsim.data.store.keys import base, hashes
+from fedsim.execution import Unit, Update
 from fedsim.materials import Materials
 from fedsim.tensors import Tensors, add_
 
 
-class LocalSGD:
+class LocalSGD(UserTask):
     """The task of ULS with `local = { task = "fedavg" }` (UserUpdateFedAvg, McMahan et al. 2018).
 
     The update is θ_server − θ_local, so that the server's optimizer takes it as a gradient; with
@@ -42,20 +42,16 @@ class LocalSGD:
         batch_size: int = 8,
         learning_rate: float = 0.1,
     ) -> None:
+        super().__init__(
+            materials,
+            group_size=group_size,
+            selection=selection,
+            user_weight_cap=user_weight_cap,
+            streams=True,  # they also shuffle a user's examples
+        )
         self.learning_rate = learning_rate
-        self._model = materials.model
-        self._seed = materials.seed
-        self._units = UserUnits(materials, group_size, selection, user_weight_cap, streams=True)
         self._epochs = epochs
         self._batch_size = batch_size
-
-    def unit(self, key: int, round: int) -> Unit:
-        """Return the user's examples of this round."""
-        return self._units(key, round)
-
-    def units(self, keys: Keys, round: int) -> list[Unit]:
-        """Return the examples of each of these users."""
-        return self._units.many(keys, round)
 
     def batches(self, unit: Unit, round: int) -> Iterator[torch.Tensor]:
         """Yield the rows of `unit.tokens` that each local step takes, (rows,) int64.

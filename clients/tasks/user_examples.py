@@ -1,4 +1,4 @@
-"""From a user to the examples that it brings to a round, and to its weight."""
+"""Tasks whose unit is a user: the examples that it brings to a round, and its weight."""
 
 from __future__ import annotations
 
@@ -10,46 +10,50 @@ import torch
 
 from clients.models.dropout import drops, example_streams
 from clients.models.mixed_precision import in_float32
-from fedsim.data.cohorts import CohortRule, cohort_block
+from fedsim.data.selection import CohortRule, cohort_block
 from fedsim.evaluation.starting_losses import losses_for
 from fedsim.execution import Keys, Unit
 from fedsim.materials import Materials
 
 
-class UserUnits:
-    """At most `group_size` of a user's training examples, chosen anew each round.
+class UserTask:
+    """Base of tasks: a unit is at most `group_size` of a user's examples, chosen in each round.
 
-    The weight is w_k = min(n_k/ŵ, 1) where `user_weight_cap` ŵ is given (McMahan et al. 2018,
-    Algorithm 1; n_k counts the user's training examples), else 1.
+    Keys are training users of the split. The weight is w_k = min(n_k/ŵ, 1) where `user_weight_cap`
+    ŵ is given (McMahan et al. 2018, Algorithm 1; n_k counts the user's training examples), else 1.
     """
 
     def __init__(
         self,
         materials: Materials,
-        group_size: int,
-        selection: CohortRule,
-        user_weight_cap: int | None,
         *,
+        group_size: int,
+        selection: CohortRule = "random",
+        user_weight_cap: int | None = None,
         streams: bool = False,
     ) -> None:
-        """Take the settings; `streams` asks for examples' streams although nothing is dropped."""
+        """Take the settings; `streams` asks for examples' streams also without dropout."""
+        self._model = materials.model
         self._store = materials.store
         self._split = materials.split
         self._seed = materials.seed
         self._group_size = group_size
         self._selection = selection
-        # In float32 whatever the gradients are computed in: every worker must choose alike.
+        # In float32, also under mixed precision: every worker must choose the same examples.
         exact = replace(materials, model=in_float32(materials.model))
         self._losses = losses_for(exact, selection)
         self._weight_cap = user_weight_cap
         self._streams = streams or drops(materials.model)
 
-    def __call__(self, key: int, round: int) -> Unit:
-        """Return user `key` of the split; see `cohort_block` for what the choice depends on."""
-        return self.many(np.array([key]), round)[0]
+    def unit(self, key: int, round: int) -> Unit:
+        """Return the user's examples of this round; see `cohort_block` for how they are chosen."""
+        return self._chosen(np.array([key]), round)[0]
 
-    def many(self, keys: Keys, round: int) -> list[Unit]:
-        """Return what `__call__` gives for each key, in a fraction of the time."""
+    def units(self, keys: Keys, round: int) -> list[Unit]:
+        """Return the examples of each of these users, in a fraction of the time of `unit`."""
+        return self._chosen(keys, round)
+
+    def _chosen(self, keys: Keys, round: int) -> list[Unit]:
         block = cohort_block(
             self._split,
             self._store,

@@ -1,4 +1,4 @@
-"""What a run of the concentration filter costs: the test once, Gaussian releases, and its errors.
+"""Accountant of the concentration filter: one test a run, Gaussian releases, the test's errors.
 
 Let s be a round's score on one of two neighbours. Where s >= 2N/3 + 1, replacing a user moves the
 filtered mean by at most its sensitivity (`FilteredMean`), so the release is a Gaussian mechanism.
@@ -60,14 +60,14 @@ class AboveThresholdAccountant:
         return PldAccountant(self.name, self.citation)
 
 
-def failure_probability(law: ConcentratedSampling, rounds: int) -> float:
+def failure_probability(sampling: ConcentratedSampling, rounds: int) -> float:
     """Return β, an upper bound on passing any of the rounds with a score below 2N/3 + 1.
 
     Passing takes a threshold noise below -x or one of the scores' noises above margin - x; x is
     chosen where the sum of both tails is least.
     """
-    margin = 2.0 * law.population / 15.0 - 1.0
-    test = halting_test(law.population, law.test_epsilon)
+    margin = 2.0 * sampling.population / 15.0 - 1.0
+    test = halting_test(sampling.population, sampling.test_epsilon)
     a = test.epsilon / (2.0 * test.sensitivity)  # rates of the two Laplace tails
     b = a / 2.0
     x = (b * margin + math.log(a / (b * rounds))) / (a + b)
@@ -77,15 +77,15 @@ def failure_probability(law: ConcentratedSampling, rounds: int) -> float:
 
 
 def _tests(costs: Composition) -> tuple[float, float]:
-    """Return ε of all tests and the probability that one is wrong; a law is tested once a run."""
+    """Return ε of all tests, one for each sampler, and the probability that one is wrong."""
     rounds: Counter[ConcentratedSampling] = Counter()
     for cost, count in costs:
         if isinstance(cost.sampling, ConcentratedSampling):
             rounds[cost.sampling] += count
-    wrong = sum(failure_probability(law, count) for law, count in rounds.items())
-    return sum(law.test_epsilon for law in rounds), wrong
+    wrong = sum(failure_probability(sampling, count) for sampling, count in rounds.items())
+    return sum(sampling.test_epsilon for sampling in rounds), wrong
 
 
 def _releases(costs: Composition) -> Composition:
-    """Return the Gaussian mechanisms: coins that always fall, shifts of one noise multiplier."""
+    """Return the Gaussian mechanisms of the rounds: Poisson sampling at rate 1."""
     return [(RoundCost(PoissonSampling(1.0), cost.noise_multiplier), n) for cost, n in costs]

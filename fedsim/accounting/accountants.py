@@ -1,7 +1,7 @@
-"""Accountants by name, and ε, δ and whole ε curves of composed rounds.
+"""Accountants by name: ε, δ and ε curves of composed rounds.
 
-All numbers are upper bounds, under a neighbouring relation that is always named; numerically: what
-floating point rounds is bounded by a model of it (`composition.py`), not by a proof. Every function
+All numbers are upper bounds under a named neighbouring relation. The error of floating point is
+bounded by a model of it (`composition.py`), not by a proof. Every function
 takes an accountant by name, or None for the default of the mechanism; and a relation, or None
 for the sampler's own.
 """
@@ -21,7 +21,7 @@ from fedsim.errors import ConfigError
 
 
 class Accountant(Protocol):
-    """How rounds are added up.
+    """A method that bounds ε or δ of composed rounds.
 
     Costs handed to `epsilon` and `delta` are not empty, have noise and at least one round each,
     and passed `refusal`.
@@ -29,7 +29,7 @@ class Accountant(Protocol):
 
     @property
     def name(self) -> str:
-        """What configs and reports call it."""
+        """Its name in configs and reports."""
         ...
 
     @property
@@ -88,7 +88,7 @@ def choose(
     accountant: str | None = None,
     relation: Relation | None = None,
 ) -> tuple[Accountant, Relation]:
-    """Return the accountant and the relation that are meant for these rounds.
+    """Return the accountant and the relation for these rounds, by name or by default.
 
     No name means "rdp" for a fixed cohort size, else "pld" for one unit per user and "mixture"
     for more; there "pld" is accepted as another word for "mixture", which is the PLD of that
@@ -117,11 +117,11 @@ def choose(
     if name == "pld" and several:
         name = "mixture"
     hidden = all(cost.sampling.hides_size for cost in costs)
-    meant = relation or (Relation.ADD_OR_REMOVE if hidden else Relation.REPLACE)
+    relation = relation or (Relation.ADD_OR_REMOVE if hidden else Relation.REPLACE)
     for cost in costs:
-        if reason := ACCOUNTANTS[name].refusal(cost, meant):
-            raise ConfigError(f"accountant = {name!r}, relation = {meant.value!r}: {reason}")
-    return ACCOUNTANTS[name], meant
+        if reason := ACCOUNTANTS[name].refusal(cost, relation):
+            raise ConfigError(f"accountant = {name!r}, relation = {relation.value!r}: {reason}")
+    return ACCOUNTANTS[name], relation
 
 
 def epsilon(
@@ -177,13 +177,13 @@ def delta(
     """
     if not epsilon >= 0.0:
         raise ConfigError(f"epsilon = {epsilon!r}: give a number >= 0")
-    chosen, meant = choose([cost], accountant, relation)
+    chosen, relation = choose([cost], accountant, relation)
     parts = _released([(cost, rounds)])
     if not parts:
         return 0.0
     if cost.noise_multiplier == 0.0:
         return 1.0
-    return chosen.delta(parts, epsilon, meant)
+    return chosen.delta(parts, epsilon, relation)
 
 
 def epsilon_curve(
@@ -217,12 +217,12 @@ def epsilon_of_composition(
     if not 0.0 < delta < 1.0:
         raise ConfigError(f"delta = {delta!r}: give a number in (0, 1)")
     parts = _released(costs)
-    chosen, meant = choose([cost for cost, _ in costs], accountant, relation)
+    chosen, relation = choose([cost for cost, _ in costs], accountant, relation)
     if not parts:
         return 0.0
     if any(cost.noise_multiplier == 0.0 for cost, _ in parts):
         return float("inf")
-    return chosen.epsilon(parts, delta, meant)
+    return chosen.epsilon(parts, delta, relation)
 
 
 def _released(costs: Composition) -> Composition:

@@ -1,4 +1,4 @@
-"""A privacy budget: what a ledger has spent of it, what is left, and what it still pays for."""
+"""Privacy budget: ε spent by a ledger, ε left, and the rounds that still fit."""
 
 from __future__ import annotations
 

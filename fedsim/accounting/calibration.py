@@ -1,4 +1,4 @@
-"""The smallest noise multiplier that keeps a promise (ε, δ), found with few evaluations of ε.
+"""Calibrate the smallest noise multiplier that keeps an (ε, δ), with few evaluations of ε.
 
 Guess by the central limit theorem, then take secant steps in log σ, where log ε is nearly
 straight, inside what is known to be too little and enough noise.
@@ -70,29 +70,29 @@ def calibrate_noise_multiplier(
     except ValueError as error:
         raise ConfigError(str(error)) from None
     _refuse_empty_promise(unit_noise, rounds, delta)
-    chosen, meant = choose([unit_noise], accountant, relation)
+    chosen, relation = choose([unit_noise], accountant, relation)
     inputs = {
         "round": unit_noise.to_json(),
         "rounds": rounds,
         "epsilon": epsilon,
         "delta": delta,
         "accountant": chosen.name,
-        "relation": meant.value,
+        "relation": relation.value,
     }
 
     def spent(noise_multiplier: float) -> float:
         cost = dataclasses.replace(unit_noise, noise_multiplier=noise_multiplier)
-        return epsilon_of(cost, rounds, delta, chosen.name, meant)
+        return epsilon_of(cost, rounds, delta, chosen.name, relation)
 
     def search() -> float:
-        found = _search(spent, unit_noise, rounds, epsilon, delta)
-        if found is None:
+        noise_multiplier = _search(spent, unit_noise, rounds, epsilon, delta)
+        if noise_multiplier is None:
             raise ConfigError(
                 f"epsilon = {epsilon}, delta = {delta}: accountant {chosen.name!r} cannot certify "
                 "this with any noise; give a larger delta (a PLD resolves about 1e-22 a round) "
                 "or a larger epsilon"
             )
-        return found
+        return noise_multiplier
 
     return remembered("calibration", inputs, search, lambda value: 0.0 < value < math.inf)
 
@@ -155,7 +155,7 @@ def _search(
 
 
 def _next(log_noise: float, low: float, high: float, largest: float) -> float:
-    """Return where to look next: as proposed if that is between the bounds, else between them.
+    """Return the next noise multiplier: the proposed one, or else one between the bounds.
 
     `high` itself comes back when no five-digit number is left between the bounds.
     """

@@ -1,4 +1,4 @@
-"""Composition of privacy loss distributions that keeps its digits where δ is.
+"""Composition of privacy loss distributions by tilted FFT, accurate at tiny δ.
 
 T rounds convolve their losses T times, by FFT. The FFT's rounding errors are relative to the
 whole mass, about T * 1e-16 of it, so a plain composition of a million rounds knows no δ below
@@ -88,6 +88,7 @@ class LossSum:
             return self.infinite
         tilt = self._solve(lambda theta: self._moments(theta)[1] - epsilon)
         best = 1.0
+        # Less tilt moves the bulk down: tried where rounding swamps δ at the first tilt.
         for attempt in (tilt, tilt / 4.0, 0.0):
             bulk = self._bulk(attempt)
             if bulk.losses[0] > epsilon and attempt > 0.0:
@@ -117,8 +118,8 @@ class LossSum:
             finite = delta - self.infinite - bulk.beyond
             if finite <= 0.0:
                 continue
-            found, settled = bulk.epsilon(finite)
-            best = min(best, max(found, 0.0))  # each is an upper bound
+            upper, settled = bulk.epsilon(finite)
+            best = min(best, max(upper, 0.0))  # each is an upper bound
             if settled or best == 0.0:
                 break
         return best
@@ -162,11 +163,14 @@ class LossSum:
         for part in self.parts:
             part_moment = part.log_moments(tilt)[0]
             tilted = np.exp(part.logs + tilt * part.losses - part_moment)
+            # A grid longer than the window wraps around: losses that differ by `length` coincide.
             folded = np.pad(tilted, (0, -len(tilted) % length)).reshape(-1, length).sum(axis=0)
             spectrum *= fft.rfft(folded) ** part.count
         masses = fft.irfft(spectrum, length)
+        # The transform starts at the lowest sum: rotate it to start at the window's bottom.
         shift = (bottom - self._lowest) % length
         masses = np.roll(masses, -shift)[: top - bottom + 1]
+        # Untilting multiplies masses and rounding errors alike, by M(θ) e^(-θL).
         width = self.parts[0].width
         losses: Array = np.arange(bottom, top + 1, dtype=np.float64) * width
         logs = np.full(len(masses), -1e300)  # finite, so that differences of empty sums are
@@ -225,7 +229,7 @@ class LossSum:
 
 @dataclass(frozen=True, eq=False)
 class _Bulk:
-    """Part of a distribution, known to a rounding error that grows below the tilted bulk.
+    """Part of a distribution, with a rounding error that grows below the tilted bulk.
 
     Attributes:
         losses: (m,) ascending.
@@ -268,8 +272,9 @@ class _Bulk:
         rest = math.exp(min(log_upper[last + 1], 0.0)) - target
         if target <= 0.0 or rest <= 0.0:
             return float(self.losses[last + 1]), bool(tight)
-        found = math.log(rest) - log_lower[last + 1]
-        return min(float(found), float(self.losses[last + 1])), bool(tight)
+        # Between the two grid points δ is (upper sum) - e^ε (lower sum): solved for ε.
+        epsilon = math.log(rest) - log_lower[last + 1]
+        return min(float(epsilon), float(self.losses[last + 1])), bool(tight)
 
 
 def _effective(count: int, tilt: float, width: float) -> float:

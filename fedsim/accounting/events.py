@@ -1,4 +1,4 @@
-"""What one round costs a user, as a value, and the `DpEvent` it stands for.
+"""Round costs: the mechanism of a round as a value, and its `DpEvent`.
 
 A round with user-level sampling is a Poisson-sampled Gaussian mechanism (Charles et al. 2024,
 Theorem 2). With example-level sampling a user is present through up to K examples, each drawn
@@ -28,8 +28,8 @@ from fedsim.sampling import (
 )
 
 _SAMPLINGS: Mapping[str, type[Any]] = {
-    law.kind: law
-    for law in (
+    sampling.kind: sampling
+    for sampling in (
         PoissonSampling,
         TruncatedPoissonSampling,
         FixedSizeSampling,
@@ -44,13 +44,13 @@ class RoundCost:
     """The mechanism of one round, as far as its privacy depends on it.
 
     Attributes:
-        sampling: the law of the coins on units (users in ULS, examples in ELS).
+        sampling: the sampler of units (users in ULS, examples in ELS).
         noise_multiplier: standard deviation of the noise divided by what one unit can add,
             finite and >= 0; 0 is a release without privacy.
         units_per_user: how many units one user owns at most: 1 in ULS, the group size in ELS.
 
     Raises:
-        ValueError: a field is outside its range, or this has no proved cost.
+        ValueError: a field is outside its range, or no proof covers this combination.
 
     Examples:
         >>> from fedsim.sampling import PoissonSampling
@@ -99,9 +99,9 @@ class RoundCost:
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as JSON values."""
-        law = dataclasses.asdict(self.sampling)  # type: ignore[call-overload]
+        fields = dataclasses.asdict(self.sampling)  # type: ignore[call-overload]
         return {
-            "sampling": {"kind": self.sampling.kind, **law},
+            "sampling": {"kind": self.sampling.kind, **fields},
             "noise_multiplier": self.noise_multiplier,
             "units_per_user": self.units_per_user,
         }
@@ -124,9 +124,9 @@ class RoundCost:
             raise ConfigError(f"round cost has keys {sorted(data)}: expected {sorted(fields)}")
         numbers = {name: data[name] for name in fields if name != "sampling"}
         _check_numbers("round cost", numbers)
-        law, laws_fields = _sampling(data["sampling"])
+        sampling, sampling_fields = _sampling(data["sampling"])
         try:
-            return cls(law(**laws_fields), **numbers)
+            return cls(sampling(**sampling_fields), **numbers)
         except ValueError as error:
             raise ConfigError(f"round cost: {error}") from None
 
@@ -136,18 +136,18 @@ Composition = Sequence[tuple[RoundCost, int]]
 
 
 def _sampling(data: object) -> tuple[type[Any], dict[str, Any]]:
-    """Return the law and its fields, all of them numbers."""
+    """Return the sampler's class and its fields, all of them numbers."""
     if not isinstance(data, Mapping) or data.get("kind") not in tuple(_SAMPLINGS):
         raise ConfigError(
             f"round cost: sampling = {data!r}: expected a kind out of {sorted(_SAMPLINGS)}"
         )
-    law = _SAMPLINGS[data["kind"]]
+    sampling = _SAMPLINGS[data["kind"]]
     fields = {name: value for name, value in data.items() if name != "kind"}
-    known = [field.name for field in dataclasses.fields(law)]
+    known = [field.name for field in dataclasses.fields(sampling)]
     if sorted(fields) != sorted(known):
         raise ConfigError(f"sampling has keys {sorted(fields)}: expected {sorted(known)}")
     _check_numbers("sampling", fields)
-    return law, fields
+    return sampling, fields
 
 
 def _check_numbers(what: str, fields: Mapping[str, object]) -> None:

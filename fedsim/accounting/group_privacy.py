@@ -1,8 +1,8 @@
-"""Black-box group privacy: user-level ε from example-level ε, without looking at the mechanism.
+"""Group-privacy accountant: user-level ε from example-level ε, for any mechanism.
 
 What is (ε₁, δ₁)-DP for one example is (k ε₁, δ₁ (e^(k ε₁) - 1) / (e^ε₁ - 1))-DP for k of them
 (Vadhan 2017, Lemma 2.2; Chua et al. 2024, §2). It grows exponentially in k where the mixture
-accountant is nearly linear (Charles et al. 2024, Figure 1), and it is here to show that.
+accountant is nearly linear (Charles et al. 2024, Figure 1); it is for that comparison.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class GroupPrivacyAccountant:
             delta_one = max(pld.get_delta_for_epsilon(per_example), _RESOLUTION)
             return math.log(delta_one) + _log_growth(size, per_example) <= math.log(delta)
 
-        # The left side rises and then falls for good, as a Gaussian's tail does: one crossing.
+        # The left side rises and then falls, as a Gaussian's tail does: one crossing.
         if holds(0.0):
             return 0.0
         if not holds(last):

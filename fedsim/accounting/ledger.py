@@ -1,4 +1,4 @@
-"""The ledger: every noisy release of a run, as a value, and what they cost together.
+"""Ledger of a run's noisy releases, as a value, and the ε that they cost together.
 
 A release is charged before it is applied. What is charged is the *draw*: replaying a seeded
 round after a crash publishes the same numbers again and costs nothing more, while a round with
@@ -100,7 +100,7 @@ class Ledger:
 
     @property
     def num_releases(self) -> int:
-        """How many releases were charged."""
+        """Number of charged releases."""
         return sum(item.num_rounds for item in self.items)
 
     @property
@@ -138,8 +138,8 @@ class Ledger:
         """Read what `to_json` wrote.
 
         Raises:
-            ConfigError: an unknown version, or anything that `to_json` does not write. A ledger
-                that cannot be read must stop a run: it cannot be taken for an empty one.
+            ConfigError: an unknown version, or content that `to_json` does not write. An unreadable
+                ledger stops a run: it must not be taken for an empty one.
         """
         if not isinstance(data, Mapping) or "version" not in data:
             raise ConfigError("ledger: not a ledger; expected an object with a version")

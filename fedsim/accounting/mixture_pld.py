@@ -1,4 +1,4 @@
-"""The privacy loss distribution (PLD) of a round of example-level sampling, built fast.
+"""Privacy loss distribution (PLD) of a round of example-level sampling: a Gaussian mixture.
 
 Removing a user turns P = Σ_i p_i N(i, σ²), with p_i = P(Binomial(K, p) = i), into Q = N(0, σ²)
 (Charles et al. 2024, Theorem 3). The loss g(y) = log P(y)/Q(y) increases with y, so a grid of
@@ -128,11 +128,11 @@ class _Mixture:
         order = np.argsort(weights, kind="stable")
         mass = np.cumsum(weights[order])
         num_discarded = int(np.searchsorted(mass, math.exp(_LOG_DISCARDED), side="right"))
-        kept = np.sort(order[num_discarded:])
+        components = np.sort(order[num_discarded:])
         return cls(
             noise=noise,
-            sensitivities=sensitivities[kept].astype(np.float64),
-            log_weights=np.log(weights[kept]),
+            sensitivities=sensitivities[components].astype(np.float64),
+            log_weights=np.log(weights[components]),
             discarded=float(mass[num_discarded - 1]) if num_discarded else 0.0,
         )
 
@@ -146,6 +146,7 @@ class _Mixture:
             parts = [self._loss_and_slope(part) for part in _chunks(points)]
             values, slopes = zip(*parts, strict=True)
             return np.concatenate(values), np.concatenate(slopes)
+        # log (N(s, σ²) / N(0, σ²)) at y is (s y - s²/2) / σ²: linear in y for each component.
         exponents = np.multiply.outer(self.sensitivities / self.noise**2, points)
         exponents += (self.log_weights - 0.5 * (self.sensitivities / self.noise) ** 2)[:, None]
         top = exponents.max(axis=0)
@@ -210,6 +211,7 @@ class _Mixture:
         end = highest
         while self.loss(np.array([end]))[0] < last:
             end += 0.01 * (highest - lowest)
+        # g is smooth and monotone: a coarse table brackets every root between two neighbours.
         table = np.linspace(lowest, end, _TABLE)
         return table, self.loss(table)
 
@@ -228,6 +230,7 @@ def _split_masses(
     low, high = indices[:-1] * width, indices[1:] * width
     up, down = -math.expm1(-width), math.expm1(width)
 
+    # Negative masses are rounding: an interval's ratio of a and b lies between its two ends.
     remove = np.zeros(len(indices))
     remove[1:] += np.maximum(a - np.exp(log_b + low), 0.0) / up
     remove[:-1] += np.maximum(np.exp(log_b + high) - a, 0.0) / down
@@ -244,9 +247,10 @@ def _split_masses(
 
 
 def _pmf(width: float, first: int, masses: Array, infinite: float) -> pld_pmf.PLDPmf:
-    """Return a distribution that sums to at least 1: what rounding lost would cost a million times.
+    """Return a distribution that sums to at least 1.
 
-    What rounding added is left where it is: an upper bound is not scaled down.
+    Mass lost to rounding would be lost once a round, so it is scaled up. Mass that rounding added
+    stays: an upper bound is not scaled down.
     """
     masses *= max(1.0, (1.0 - infinite) / math.fsum(masses))
     return pld_pmf.DensePLDPmf(width, first, masses, infinite, True)

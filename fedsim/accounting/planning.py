@@ -1,4 +1,4 @@
-"""What ULS and ELS cost before anything is trained: noise at equal compute, and which δ to take.
+"""Planning by arithmetic: noise of ULS and ELS at equal compute, and the choice of δ.
 
 Charles et al. 2024, §3: with losses that are L-Lipschitz the clip changes nothing, and the
 gradient estimate of a round is the mean of about B example gradients plus Gaussian noise. How
@@ -158,7 +158,7 @@ def delta_of_population(num_users: int, exponent: float = 1.1) -> float:
 def delta_sentence(
     delta: float, num_users: int, public: bool, origin: str = "a number declared public"
 ) -> str:
-    """Say what δ is as a power of n, which n that is, and warn where it promises too little.
+    """Return a sentence with δ as a power of n, and a warning where δ is not below 1/n.
 
     Args:
         delta: in (0, 1).

@@ -1,4 +1,4 @@
-"""ε and δ from privacy loss distributions (PLDs), on a grid that is refined until it suffices.
+"""PLD accountant: ε and δ from privacy loss distributions, on a grid refined as needed.
 
 A PLD is rounded pessimistically, so a coarse grid is looser, never wrong. Which width is fine
 enough depends on everything: 1e-2 for a large ε, 1e-5 for a million small rounds. So ε is
@@ -106,17 +106,23 @@ def single_round(cost: RoundCost, relation: Relation, width: float) -> PrivacyLo
         case dp_accounting.PoissonSampledDpEvent(probability, dp_accounting.GaussianDpEvent(noise)):
             if relation is not Relation.REPLACE:  # a mixture of one coin, built three times faster
                 return mixture_pld(noise, [0.0, 1.0], [1.0 - probability, probability], width)
-            return privacy_loss_distribution.from_gaussian_mechanism(
-                noise,
-                sampling_prob=probability,
-                value_discretization_interval=width,
-                neighboring_relation=relation.of_dp_accounting,
-            )
+            return _sampled_gaussian(noise, probability, relation.of_dp_accounting, width)
         case dp_event.MixtureOfGaussiansDpEvent(noise, sensitivities, probabilities):
             return mixture_pld(noise, sensitivities, probabilities, width)
         case dp_event.TruncatedSubsampledGaussianDpEvent() as event:
             return _truncated(event, relation, width)
     raise ValueError(f"{cost}: has no privacy loss distribution")
+
+
+def _sampled_gaussian(
+    noise: float, probability: float, relation: NeighboringRelation, width: float
+) -> PrivacyLossDistribution:
+    return privacy_loss_distribution.from_gaussian_mechanism(
+        noise,
+        sampling_prob=probability,
+        value_discretization_interval=width,
+        neighboring_relation=relation,
+    )
 
 
 def _truncated(
@@ -141,22 +147,12 @@ def _truncated(
     """
     others = event.dataset_size - 1
     reached = stats.binom.sf(event.truncated_batch_size - 1, others, event.sampling_probability)
-
-    def sampled(
-        noise: float, probability: float, neighbours: NeighboringRelation
-    ) -> PrivacyLossDistribution:
-        return privacy_loss_distribution.from_gaussian_mechanism(
-            noise,
-            sampling_prob=probability,
-            value_discretization_interval=width,
-            neighboring_relation=neighbours,
-        )
-
     noise, probability = event.noise_multiplier, event.sampling_probability
-    plain = sampled(noise, probability, relation.of_dp_accounting)
+    plain = _sampled_gaussian(noise, probability, relation.of_dp_accounting, width)
     if reached == 0.0:
         return plain
-    displacing = sampled(noise / 2.0, probability, NeighboringRelation.REPLACE_ONE)
+    replace = NeighboringRelation.REPLACE_ONE
+    displacing = _sampled_gaussian(noise / 2.0, probability, replace, width)
     return displacing.compute_mixture(plain, float(reached))
 
 

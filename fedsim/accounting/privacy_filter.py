@@ -1,4 +1,4 @@
-"""A privacy filter: a budget that also holds for mechanisms chosen after looking at earlier ones.
+"""Rényi privacy filter: a budget for mechanisms chosen after looking at earlier releases.
 
 The composition of privacy loss distributions (PLDs) is a theorem for mechanisms that were fixed
 in advance. Where the noise, rate or length of a later run depends on the models of earlier ones,
@@ -46,7 +46,7 @@ _PLAIN = RoundCost(PoissonSampling(1.0), 10.0)
 
 @dataclass(frozen=True)
 class Price:
-    """What a mechanism costs at an order, in the dearer direction.
+    """The cost of a mechanism at an order, in the dearer direction.
 
     Attributes:
         renyi: the Rényi divergence of the finite losses, >= 0.
@@ -59,7 +59,7 @@ class Price:
 
 @dataclass(frozen=True)
 class RenyiFilter:
-    """An (ε, δ) for releases of which each may be chosen after looking at those before it.
+    """An (ε, δ) budget for releases that may each be chosen after looking at those before it.
 
     Attributes:
         epsilon: > 0.
@@ -80,7 +80,7 @@ class RenyiFilter:
 
     @property
     def _conversion(self) -> float:
-        """What the conversion adds to a divergence to make it an ε."""
+        """The term that the conversion adds to a divergence to give an ε."""
         delta = self.delta * (1.0 - _INFINITE_SHARE)
         to_delta = (math.log(delta) + math.log(self.order)) / (self.order - 1.0)
         return math.log1p(-1.0 / self.order) - to_delta
@@ -89,7 +89,7 @@ class RenyiFilter:
         """Return the sum of the divergences; inf where infinite losses exceed their share of δ.
 
         Raises:
-            ConfigError: one of them has no proved cost under the relation.
+            ConfigError: no proof covers one of them under the relation.
         """
         prices = [(price(cost, self.relation, self.order), rounds) for cost, rounds in costs]
         infinite = math.fsum(rounds * each.infinite for each, rounds in prices)
@@ -117,13 +117,13 @@ def best_order(epsilon: float, delta: float, relation: Relation, costs: Composit
     order for Gaussian releases that all units are in.
     """
 
-    def times(order: float, wanted: Composition) -> float:
-        one = RenyiFilter(epsilon, delta, relation, order)
-        return one.budget / max(one.spent(wanted), 1e-300)
+    def times(order: float, releases: Composition) -> float:
+        renyi = RenyiFilter(epsilon, delta, relation, order)
+        return renyi.budget / max(renyi.spent(releases), 1e-300)
 
-    for wanted in (costs, [(_PLAIN, 1)]):
-        best = max(ORDERS, key=lambda order: times(order, wanted)) if wanted else 0.0
-        if best and times(best, wanted) > 0.0:
+    for releases in (costs, [(_PLAIN, 1)]):
+        best = max(ORDERS, key=lambda order: times(order, releases)) if releases else 0.0
+        if best and times(best, releases) > 0.0:
             return best
     return max(ORDERS, key=lambda order: RenyiFilter(epsilon, delta, relation, order).budget)
 
@@ -133,7 +133,7 @@ def price(cost: RoundCost, relation: Relation, order: float) -> Price:
     """Return what one release costs at an order > 1; infinite without noise.
 
     Raises:
-        ConfigError: no proved cost under the relation.
+        ConfigError: no proof covers it under the relation.
     """
     if cost.noise_multiplier == 0.0:
         return Price(math.inf, 0.0)

@@ -1,4 +1,4 @@
-"""Neighbouring relations: which two data sets a guarantee cannot tell apart."""
+"""Neighbouring relations: the pairs of data sets that a guarantee makes indistinguishable."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dp_accounting import NeighboringRelation
 
 
 class Relation(Enum):
-    """What "one user" means when two data sets differ by one user.
+    """The meaning of "two data sets differ by one user".
 
     | relation | the neighbour | what is not hidden |
     |---|---|---|

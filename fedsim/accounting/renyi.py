@@ -1,4 +1,4 @@
-"""Accountants that add up Rényi divergences: dp_accounting's RDP, and the moments accountant."""
+"""Rényi accountants: dp_accounting's RDP, and the moments accountant."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The privacy statement: what is promised to whom, and everything the promise rests on."""
+"""The privacy statement: ε with δ, unit, relation, sampler and accountant, in words."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def privacy_sentence(
     guaranteed: bool = True,
     noise: Noise | None = None,
 ) -> str:
-    """Say ε never without δ, unit, relation, sampler, accountant and noise; ε is rounded up.
+    """Return the sentence with ε, rounded up, and all it rests on: δ, unit, relation and so on.
 
     What is not `guaranteed`, because the sampler accounted is not the one that drew, is said
     to be hypothetical.

@@ -1,5 +1,5 @@
-"""Attacks on finished runs: can a user be told to have been trained on?
+"""Attacks on finished runs: infer whether a user was trained on.
 
-Start at `user_inference.py` (Kandpal et al. 2023). `bounds.py` is what (ε, δ) allows any such
-attack, `roc.py` how well scores tell members from others.
+Start at `user_inference.py` (Kandpal et al. 2023). `roc.py` measures how well scores separate
+members from others, and bounds what (ε, δ) allows any such attack.
 """

@@ -1,4 +1,4 @@
-"""What `fedsim attack` leaves behind: attack.json, attack.html and attack.png."""
+"""Write the files of `fedsim attack`: attack.json, attack.html and attack.png."""
 
 from __future__ import annotations
 
@@ -23,5 +23,5 @@ def write_attack(report: AttackReport, out: Path) -> None:
 
 
 def render_attack(report: AttackReport) -> str:
-    """Return the page: what was claimed, what the attack achieved, the plots, all numbers."""
+    """Return the page: the run's guarantee, the attack's results, plots and all numbers."""
     return render_page("attack.html.jinja", report=report, plots=attack_plots(report))

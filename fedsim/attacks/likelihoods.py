@@ -1,4 +1,4 @@
-"""Log-likelihoods of examples under a model's weights, scored once and kept on disk.
+"""Log-likelihoods of examples under a model's weights, cached on disk.
 
 A file's name is a SHA-256 of every bit of the weights and of what the examples are, so it never
 has to be refreshed. safetensors: nothing that executes when read.
@@ -46,7 +46,7 @@ class Likelihoods:
         Args:
             model: the network.
             parameters: what it computes with.
-            base: where these are not all of its parameters, what tells the others: such as the
+            base: if these are not all of its parameters, an identity of the others: such as the
                 `parameters_digest` of the whole model that training began with.
 
         Raises:
@@ -84,10 +84,10 @@ def _written(scores: ExampleScores) -> bytes:
 
 
 def _read(path: Path, count: int) -> ExampleScores | None:
-    """Return what is kept, or None where nothing is, or what is there is damaged."""
+    """Return the cached scores, or None if there are none or the file is damaged."""
     try:
-        kept = {name: value.numpy() for name, value in load_file(path).items()}
-        scores = ExampleScores(kept["nats"], kept["correct"], kept["tokens"])
+        arrays = {name: value.numpy() for name, value in load_file(path).items()}
+        scores = ExampleScores(arrays["nats"], arrays["correct"], arrays["tokens"])
     except (OSError, SafetensorError, KeyError, TypeError):  # numpy has no bfloat16
         return None
     return scores if _sound(scores, count) else None

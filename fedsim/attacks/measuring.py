@@ -1,25 +1,74 @@
-"""From log ratios to numbers: an attack on one group of users, with every statistic and m."""
+"""Measure an attack: statistics of log ratios, ROC of each, and overfitting of each checkpoint.
+
+The log ratio of a sample x is log p_θ(x) - log p_ref(x), each the log-likelihood of the whole
+sequence: a sum over its predicted tokens, never divided by their number. A user's statistic is the
+mean, the largest or the smallest log ratio of its samples (Kandpal et al. 2023, §3, eq. 4, and
+Table 6). How far a model overfits, and whether attacks follow, is of users, not of texts (Figure
+3): both losses are on text that was never trained on.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
+from typing import Literal, get_args
 
 import numpy as np
+import numpy.typing as npt
+from scipy.stats import spearmanr
 
 from fedsim.attacks.roc import Interval, Measure, Scores, auroc, bootstrap, roc_curve
 from fedsim.attacks.roc import true_positive_rate as rate_at
-from fedsim.attacks.samples import Sides
-from fedsim.attacks.schema import Curve, Group, Measured, Operating
-from fedsim.attacks.statistics import STATISTICS, LogRatios, Statistic
+from fedsim.attacks.samples import AttackSamples, MemberSplit
+from fedsim.attacks.schema import Checkpoint, Curve, Group, Measured, Operating
+from fedsim.data.store import Indices, runs
+from fedsim.evaluation.scoring import ExampleScores
 from fedsim.seeding import stream
+
+Statistic = Literal["mean", "max", "min"]
+STATISTICS: tuple[Statistic, ...] = get_args(Statistic)
+
+
+@dataclass(frozen=True, eq=False)
+class LogRatios:
+    """The log ratios of users' samples, user after user.
+
+    Attributes:
+        values: (samples,) float64, in nats.
+        offsets: (users + 1,) int64: user i has values[offsets[i] : offsets[i + 1]].
+    """
+
+    values: npt.NDArray[np.float64]
+    offsets: Indices
+
+    def of(self, users: Indices) -> LogRatios:
+        """Return those of some users, in the order given."""
+        counts = np.diff(self.offsets)[users]
+        return LogRatios(
+            self.values[runs(self.offsets[users], counts)],
+            np.concatenate(([0], np.cumsum(counts))).astype(np.int64),
+        )
+
+    def statistic(self, which: Statistic, samples: int) -> Scores:
+        """Return each user's statistic over the first `samples` samples, (users,).
+
+        Raises:
+            ValueError: a user has fewer.
+        """
+        if samples < 1 or (np.diff(self.offsets) < samples).any():
+            raise ValueError(f"samples = {samples}: every user needs at least as many, at least 1")
+        first = self.values[self.offsets[:-1, None] + np.arange(samples)]
+        result: Scores = getattr(first, which)(axis=1)
+        return result
+
 
 FALSE_POSITIVE_RATES = (0.001, 0.005, 0.01, 0.05, 0.1)  # Kandpal et al. 2023, Table 4
 RESAMPLES = 100  # as Kandpal et al. 2023, Figure 5
 
 
 def measure_group(
-    name: str, sides: Sides, ratios: LogRatios, samples: Sequence[int], seed: int
+    name: str, sides: MemberSplit, ratios: LogRatios, samples: Sequence[int], seed: int
 ) -> Group:
     """Attack the users of both sides.
 
@@ -30,8 +79,8 @@ def measure_group(
         samples: how many of each user's samples the attacker uses; the largest is the headline.
         seed: of the bootstrap.
     """
-    chosen = np.concatenate([sides.inside, sides.outside])
-    some = ratios.of(chosen)
+    attacked = np.concatenate([sides.inside, sides.outside])
+    attacked_ratios = ratios.of(attacked)
     count = len(sides.inside)
     settings = [
         (statistic, number)
@@ -40,7 +89,7 @@ def measure_group(
     ]
     measured, curves = [], []
     for statistic, number in settings:
-        scores = some.statistic(statistic, number)
+        scores = attacked_ratios.statistic(statistic, number)
         inside, outside = scores[:count], scores[count:]
         measured.append(measure(statistic, number, inside, outside, seed))
         if number == max(samples):
@@ -99,3 +148,50 @@ def _curve(statistic: Statistic, inside: Scores, outside: Scores) -> Curve:
         false_positive_rates=tuple(false.tolist()),
         true_positive_rates=tuple(true.tolist()),
     )
+
+
+def after_round(
+    round: int,
+    *,
+    known: AttackSamples,
+    sides: MemberSplit,
+    before: ExampleScores,
+    after: ExampleScores,
+    samples: int,
+) -> Checkpoint:
+    """Return the attack by the mean, and the losses of both sides, on one state of the model.
+
+    Args:
+        round: of the state.
+        known: whose samples were scored.
+        sides: who is attacked.
+        before: the samples' scores under the reference.
+        after: the same under the state.
+        samples: how many of each user's samples the attack uses; the losses are of all.
+    """
+    ratios = LogRatios(before.nats - after.nats, known.offsets)
+    inside, outside = (
+        ratios.of(users).statistic("mean", samples) for users in (sides.inside, sides.outside)
+    )
+    loss_in, loss_out = (_loss(known, users, after) for users in (sides.inside, sides.outside))
+    return Checkpoint(
+        round=round,
+        auroc=auroc(inside, outside),
+        loss_in=loss_in,
+        loss_out=loss_out,
+        gap=loss_out - loss_in,
+    )
+
+
+def rank_correlation(states: Sequence[Checkpoint]) -> float | None:
+    """Return Spearman's correlation of gap and AUROC; None for fewer than three, or equal ones."""
+    gaps, areas = [state.gap for state in states], [state.auroc for state in states]
+    if len(states) < 3 or len(set(gaps)) == 1 or len(set(areas)) == 1:
+        return None
+    return float(spearmanr(gaps, areas).statistic)
+
+
+def _loss(known: AttackSamples, users: Indices, scores: ExampleScores) -> float:
+    """Return the nats a predicted token of all samples of these users."""
+    places = runs(known.offsets[users], known.counts[users])
+    return float(scores.nats[places].sum() / np.maximum(scores.tokens[places].sum(), 1))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from scipy.special import expit
 
-from fedsim.attacks.bounds import Rates, roc_bound
+from fedsim.attacks.roc import Rates, roc_bound
 from fedsim.attacks.schema import AttackReport, Curve
 from fedsim.report.plots import GREY, Plot, base_figure, plain_data
 from fedsim.report.style import colour

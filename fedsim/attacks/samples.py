@@ -1,8 +1,8 @@
-"""Whom an attack is about, and the samples of each that it knows: none of them was trained on.
+"""The users and samples of an attack: members and non-members, none of the samples trained on.
 
 Kandpal et al. 2023, D.1. Members are users of the training set, and what the attacker has of them
 is their held-out examples. Of the users who were never trained on, the attacker has what the same
-rule would have held out: had it more of them, their scores would vary less for that reason alone.
+rule would have held out: with more of them, their scores would vary less for that reason alone.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ import numpy as np
 import numpy.typing as npt
 
 from fedsim.data.config import DataConfig
-from fedsim.data.keys import base, hashes
 from fedsim.data.split import Split, split_store
 from fedsim.data.store import Indices, TokenStore
+from fedsim.data.store.keys import base, hashes
 from fedsim.errors import ConfigError
 from fedsim.evaluation.scoring import owners
 
-FEWEST_USERS = 2  # a side with fewer has no ROC to speak of
+FEWEST_USERS = 2  # of each side; fewer give no ROC
 
 
 @dataclass(frozen=True, eq=False)
-class Known:
+class AttackSamples:
     """Every user's samples that an attacker may have, in the order in which it gets them.
 
     Attributes:
@@ -41,13 +41,13 @@ class Known:
 
     @property
     def counts(self) -> Indices:
-        """How many samples each user has, at least 1."""
+        """Number of samples of each user, at least 1."""
         return np.diff(self.offsets)
 
 
 @dataclass(frozen=True, eq=False)
-class Sides:
-    """Whom an attack is about: indices into `Known.users`, and how many had too few samples."""
+class MemberSplit:
+    """Members and others: indices into `AttackSamples.users`, and counts with too few samples."""
 
     inside: Indices
     outside: Indices
@@ -55,7 +55,7 @@ class Sides:
     left_out_out: int
 
 
-def known_samples(store: TokenStore, split: Split, data: DataConfig, seed: int) -> Known:
+def known_samples(store: TokenStore, split: Split, data: DataConfig, seed: int) -> AttackSamples:
     """Return what an attacker may know of every user; `seed` is what the run was split by."""
     everyone = split_store(
         store,
@@ -69,7 +69,7 @@ def known_samples(store: TokenStore, split: Split, data: DataConfig, seed: int) 
     whose = owners(store, samples)
     order = np.lexsort((hashes(base(seed, "attack", 0), store.example_keys[samples]), whose))
     users, counts = np.unique(whose, return_counts=True)
-    return Known(
+    return AttackSamples(
         users=users,
         offsets=np.concatenate(([0], np.cumsum(counts))).astype(np.int64),
         samples=samples[order],
@@ -77,7 +77,7 @@ def known_samples(store: TokenStore, split: Split, data: DataConfig, seed: int) 
     )
 
 
-def choose_sides(known: Known, split: Split, group: Indices, samples: int) -> Sides:
+def choose_sides(known: AttackSamples, split: Split, group: Indices, samples: int) -> MemberSplit:
     """Return the users of a group (store indices) who have at least `samples` samples.
 
     Raises:
@@ -95,7 +95,7 @@ def choose_sides(known: Known, split: Split, group: Indices, samples: int) -> Si
             f"--samples {samples}: {len(inside)} trained and {len(outside)} held-out users have "
             f"so many examples that were not trained on, and it takes {FEWEST_USERS} of each; {do}"
         )
-    return Sides(
+    return MemberSplit(
         inside,
         outside,
         left_out_in=len(np.intersect1d(split.users, group)) - len(inside),
@@ -103,7 +103,7 @@ def choose_sides(known: Known, split: Split, group: Indices, samples: int) -> Si
     )
 
 
-def default_samples(known: Known, groups: Iterable[Indices]) -> list[int]:
+def default_samples(known: AttackSamples, groups: Iterable[Indices]) -> list[int]:
     """Return 1, 2, 4, … as far as half of each group's users on each side have so many samples."""
     sides = [
         known.counts[np.isin(known.users, group) & side]

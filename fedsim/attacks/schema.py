@@ -1,4 +1,4 @@
-"""What an attack found: the types of `attack.json`. Typed and frozen, like the run's report."""
+"""Schema of `attack.json`: typed and frozen, like the run's report."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Checkpoint(Record):
 
 
 class Bound(Record):
-    """What the run's guarantee allows such an attack, or why it allows everything."""
+    """The AUROC that the guarantee allows such an attack, or why it bounds nothing."""
 
     auroc: Share | None
     reason: Text

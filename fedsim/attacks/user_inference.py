@@ -1,7 +1,7 @@
-"""User inference on a finished run (Kandpal et al. 2023): was anything of this user trained on?
+"""User inference on a finished run (Kandpal et al. 2023): was a user's text trained on?
 
-The attacker has a few texts of a user, none of which was trained on, and asks how much likelier
-the trained model finds them than a reference does.
+The attacker has a few texts of a user, none of which was trained on, and compares their likelihood
+under the trained model with that under a reference.
 """
 
 from __future__ import annotations
@@ -12,13 +12,17 @@ from pathlib import Path
 
 import numpy as np
 
-from fedsim.attacks.bounds import auroc_bound
 from fedsim.attacks.likelihoods import Likelihoods
-from fedsim.attacks.measuring import RESAMPLES, measure_group
-from fedsim.attacks.overfitting import after_round, rank_correlation
+from fedsim.attacks.measuring import (
+    RESAMPLES,
+    LogRatios,
+    after_round,
+    measure_group,
+    rank_correlation,
+)
+from fedsim.attacks.roc import auroc_bound
 from fedsim.attacks.samples import choose_sides, default_samples, known_samples
 from fedsim.attacks.schema import AttackReport, Bound, Checkpoint, Group
-from fedsim.attacks.statistics import LogRatios
 from fedsim.config import Config, ModelConfig
 from fedsim.data.split import Split
 from fedsim.data.store import Indices
@@ -44,7 +48,7 @@ def attack_run(
     checkpoints: bool = False,
     device: str = "cpu",
 ) -> AttackReport:
-    """Attack a finished run and return what was found.
+    """Attack a finished run.
 
     Log-likelihoods are kept in RUN_DIR/attack/likelihoods, so that a second attack is quick.
 
@@ -57,7 +61,7 @@ def attack_run(
         device: in torch's spelling.
 
     Raises:
-        ConfigError: no finished run, nobody held out, too few users with so many samples, or a
+        ConfigError: no finished run, no user held out, too few users with so many samples, or a
             reference of another vocabulary.
     """
     folder, report = RunFolder(run_dir), _finished(run_dir)
@@ -78,7 +82,7 @@ def attack_run(
     saved = _model(ModelConfig(name_or_path=str(folder.model)), config, device)
     after = likelihoods.scores(saved, saved.initial_parameters())
     ratios = LogRatios(before.nats - after.nats, known.offsets)
-    found = [
+    measured = [
         measure_group(name, side, ratios, numbers, config.seed) for name, side in sides.items()
     ]
     first = next(iter(sides.values()))
@@ -89,7 +93,7 @@ def attack_run(
         scores = likelihoods.scores(materials.model, state.parameters, base=base)
         states.append(look(state.round, after=scores))
     final = look(report.cost.rounds, after=after)
-    return _report(run_dir, report, compared.name, found, final=final, checkpoints=states)
+    return _report(run_dir, report, compared.name, measured, final=final, checkpoints=states)
 
 
 def _report(
@@ -101,7 +105,7 @@ def _report(
     final: Checkpoint,
     checkpoints: Sequence[Checkpoint],
 ) -> AttackReport:
-    """Return what was found, with the numbers that it is known by in front."""
+    """Return the report: the headline numbers of the first group, then all groups."""
     first = groups[0]
     headline = first.measured[0]
     return AttackReport(

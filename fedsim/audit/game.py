@@ -17,7 +17,7 @@ import torch
 from fedsim.audit.bounds import Scores
 from fedsim.audit.releases import releases, stepping_by_release
 from fedsim.clipping import Clip
-from fedsim.data.keys import base, hashes
+from fedsim.data.store.keys import base, hashes
 from fedsim.estimators import WeightedSum
 from fedsim.execution import Accumulator, Keys, Unit, Update, shards
 from fedsim.plan import RoundPlan

@@ -11,10 +11,10 @@ import typer
 
 from fedsim.cli.inspection import draw_histogram, print_inspection
 from fedsim.config import ModelConfig, parse_config
-from fedsim.data.building.build import build_store, cache_key, terminal_progress
+from fedsim.data.building.build import build_store, terminal_progress
+from fedsim.data.config import load_recipe, recipe_names
 from fedsim.data.inspection import inspect_store
-from fedsim.data.reading import records
-from fedsim.data.recipe import load_recipe, recipe_names
+from fedsim.data.reading import cache_key, records
 from fedsim.data.store import TokenStore
 from fedsim.errors import ConfigError
 from fedsim.registry import names

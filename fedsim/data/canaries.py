@@ -6,8 +6,8 @@ examples that the canary has. It works on token ids, so that the planted piece h
 tokens as was asked for; where an example becomes too long, tokens before its last are cut.
 
 A store with canaries is a store of its own beside the others in the cache, made of another store,
-the settings and the seed. Who else is in the data decides who becomes a canary: with canaries in
-it a data set is for measuring.
+the settings and the seed. The choice of canaries depends on all users of the data: a store with
+canaries is for measuring.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ import numpy.typing as npt
 
 from fedsim.data.building.build import build_store
 from fedsim.data.config import CanaryConfig
-from fedsim.data.keys import base, hashes
 from fedsim.data.store import Indices, TokenStore
+from fedsim.data.store.keys import base, hashes
 from fedsim.data.store.manifest import USERS
 from fedsim.errors import ConfigError
 from fedsim.seeding import stream
@@ -41,7 +41,7 @@ def with_canaries(
 ) -> tuple[TokenStore, Indices]:
     """Return the store with canaries planted, and its canaries, in an order drawn from the seed.
 
-    Without `config` it is the store itself and nobody. Users keep their places.
+    Without `config` it is the store itself and no canaries. Users keep their places.
 
     Raises:
         ConfigError: too few users have enough text to become canaries.
@@ -130,14 +130,14 @@ class _Planted:
         source = sources[random.integers(len(sources))]
         start = int(random.integers(1, len(source) - shared))
         piece = source[start : start + shared]
-        kept = np.sort(random.choice(len(whole), self._config.num_examples, replace=False))
-        self.dropped["canaries: examples beyond num_examples"] += len(whole) - len(kept)
-        for number in kept.tolist():
+        numbers = np.sort(random.choice(len(whole), self._config.num_examples, replace=False))
+        self.dropped["canaries: examples beyond num_examples"] += len(whole) - len(numbers)
+        for number in numbers.tolist():
             planted = insert(whole[number], piece, random, longest)
             cut = len(whole[number]) + shared - len(planted)
             self.dropped["canaries: tokens cut to make room"] += cut
             self._changed[int(examples[number])] = planted
-        return examples[kept]
+        return examples[numbers]
 
 
 def insert(ids: Ids, piece: Ids, random: np.random.Generator, longest: int) -> Ids:
@@ -147,9 +147,10 @@ def insert(ids: Ids, piece: Ids, random: np.random.Generator, longest: int) -> I
     last are left out.
     """
     room = longest - len(piece)
-    kept = ids if len(ids) <= room else np.concatenate([ids[: room - 1], ids[-1:]])
-    place = int(random.integers(1, len(kept)))
-    return np.concatenate([kept[:place], piece, kept[place:]])
+    if len(ids) > room:
+        ids = np.concatenate([ids[: room - 1], ids[-1:]])
+    place = int(random.integers(1, len(ids)))
+    return np.concatenate([ids[:place], piece, ids[place:]])
 
 
 def sentence(num_canaries: int) -> tuple[str, ...]:

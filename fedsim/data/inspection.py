@@ -1,4 +1,4 @@
-"""What is in a store, in numbers: sizes of users and texts, and what was dropped on the way."""
+"""Statistics of a store: sizes of users and texts, and counts of what was dropped."""
 
 from __future__ import annotations
 
@@ -63,16 +63,16 @@ def group_sizes(sizes: npt.NDArray[np.int64]) -> dict[str, Any]:
     the norms of users' gradients. Beside the median stands the part of the data that it keeps.
     """
     median = int(np.ceil(np.median(sizes)))
-    kept = int(np.minimum(sizes, median).sum())
+    num_kept = int(np.minimum(sizes, median).sum())
     return {
         "els_median": median,
-        "els_examples_kept": kept,
-        "els_part_kept": kept / int(sizes.sum()),
+        "els_examples_kept": num_kept,
+        "els_part_kept": num_kept / int(sizes.sum()),
         "note": "computed on private data, not differentially private; declare the group size "
         "as public, or choose it on public data",
     }
 
 
 def _quantiles(values: npt.NDArray[np.int64]) -> dict[str, int]:
-    found = np.quantile(values, QUANTILES, method="inverted_cdf")
-    return {f"{level:g}": int(value) for level, value in zip(QUANTILES, found, strict=True)}
+    quantiles = np.quantile(values, QUANTILES, method="inverted_cdf")
+    return {f"{level:g}": int(value) for level, value in zip(QUANTILES, quantiles, strict=True)}

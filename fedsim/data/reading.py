@@ -1,15 +1,25 @@
-"""The (user, text) records that a config asks for, and what tells whether they are the same."""
+"""The records and the token store of a config, and the fingerprint of its source."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+from fedsim.data.building.build import build_store, terminal_progress
 from fedsim.data.config import DataConfig
 from fedsim.data.preparation.prepare import Prepared, fingerprint, needed_columns
 from fedsim.data.sources.local_files import identity
-from fedsim.data.sources.rows import rows
+from fedsim.data.sources.rows import SourceSpec, rows
+from fedsim.data.store import TokenStore
+from fedsim.data.store.manifest import FORMAT_VERSION, is_store
+from fedsim.errors import ConfigError
+from fedsim.utils import files as paths
+
+if TYPE_CHECKING:  # torch takes seconds to import, and nothing here computes with it
+    from fedsim.language_model import LanguageModel
 
 
 def records(config: DataConfig) -> Iterator[tuple[str | None, str | None]]:
@@ -22,8 +32,9 @@ def records(config: DataConfig) -> Iterator[tuple[str | None, str | None]]:
         ConfigError: (while iterating) as of `fedsim.data.sources.rows.rows`.
     """
     steps = config.preparation
-    given = rows(config, needed_columns(steps))
-    return Prepared(given, steps) if steps else ((user, text) for user, text, _ in given)
+    spec = SourceSpec(config.source, config.user_column, config.text_column)
+    raw = rows(spec, needed_columns(steps))
+    return Prepared(raw, steps) if steps else ((user, text) for user, text, _ in raw)
 
 
 def source_fingerprint(config: DataConfig) -> str:
@@ -33,3 +44,69 @@ def source_fingerprint(config: DataConfig) -> str:
     """
     named = [*identity(config.source), *fingerprint(config.preparation)]
     return hashlib.sha256(json.dumps(named).encode()).hexdigest()
+
+
+def open_or_build(config: DataConfig, model: LanguageModel) -> TokenStore:
+    """Open the store that `config.source` is, or the cached one made of it, or make that.
+
+    The cache is keyed by everything the content depends on, so it never has to be refreshed.
+
+    Raises:
+        ConfigError: a bad source or column; a given store made with another tokenizer, sequence
+            length or treatment of long texts than the run's.
+    """
+    path = Path(config.source).expanduser()
+    if is_store(path):
+        return _fitting(TokenStore.open(path), config, model)
+    destination = paths.cache_dir() / "stores" / cache_key(config, model)
+    if not destination.exists():
+        try:
+            with terminal_progress() as progress:
+                return build_store(
+                    records(config),
+                    encode=model.encoder,
+                    vocabulary_size=model.vocabulary_size,
+                    tokenizer_fingerprint=model.tokenizer_fingerprint,
+                    sequence_length=config.sequence_length,
+                    cutting=config.cutting,
+                    destination=destination,
+                    source=config.source,
+                    key=destination.name,
+                    progress=progress,
+                )
+        except FileExistsError:
+            pass  # another process was faster, with the same content
+    return TokenStore.open(destination)
+
+
+def cache_key(config: DataConfig, model: LanguageModel) -> str:
+    """Return a SHA-256 (hex) of everything that the content of a store depends on."""
+    parts = [
+        FORMAT_VERSION,
+        source_fingerprint(config),
+        config.user_column,
+        config.text_column,
+        model.tokenizer_fingerprint,
+        config.sequence_length,
+        config.cutting,
+    ]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def _fitting(store: TokenStore, config: DataConfig, model: LanguageModel) -> TokenStore:
+    manifest = store.manifest
+    if manifest["tokenizer_fingerprint"] != model.tokenizer_fingerprint:
+        raise ConfigError(
+            f"data.source = {config.source!r}: the store was made with another tokenizer "
+            f"({manifest['tokenizer_fingerprint'][:12]}…) than that of model.name_or_path = "
+            f"{model.name!r} ({model.tokenizer_fingerprint[:12]}…); build it with "
+            f"--tokenizer {model.name}"
+        )
+    for field in ("sequence_length", "cutting"):
+        configured, stored = config.model_dump()[field], dict(manifest)[field]
+        if configured != stored:
+            raise ConfigError(
+                f"data.{field} = {configured!r}: the store {config.source!r} was made with "
+                f"{stored!r}; set data.{field} to that or build another store"
+            )
+    return store

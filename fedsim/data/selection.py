@@ -1,17 +1,21 @@
-"""Which of a user's examples take part: at most `group_size` of them, for many users at once."""
+"""Select at most `group_size` of each user's examples, for many users at once.
+
+`select` returns their indices, `pool` those of a whole run, `windows` chunks of users' texts, and
+`cohort_block` a cohort's examples as one padded block of tokens.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from fedsim.data.building.arrivals import ranks
-from fedsim.data.keys import Hashes, hashes, in_order_of
-from fedsim.data.keys import base as hashing_base
 from fedsim.data.split import Split
-from fedsim.data.store import Indices, TokenStore
+from fedsim.data.store import Indices, TokenStore, ranks
+from fedsim.data.store.keys import Hashes, base, hashes, in_order_of
+from fedsim.data.store.keys import base as hashing_base
 
 Rule = Literal["random", "longest", "shortest", "highest-perplexity", "lowest-perplexity"]
 Losses = npt.NDArray[np.float32]
@@ -51,8 +55,8 @@ def select(
         group_size: most examples of a user, at least 1.
         rule: "random" draws without replacement: the examples with the smallest hashes of
             (`base`, the user's key, the example's key). "longest" and "shortest" go by length, the
-            two of perplexity by `losses`, and all four among equals by the example's key. Nobody's
-            examples depend on who else is asked for or is in the store.
+            two of perplexity by `losses`, and all four among equals by the example's key. A user's
+            examples do not depend on the other users of the call or of the store.
         base: of the hashes; see `hashing.base`.
         losses: of `split.train_examples`, in their order; not negative and not NaN.
 
@@ -65,9 +69,10 @@ def select(
     sizes = split.train_offsets[users + 1] - starts
     counts = np.minimum(sizes, group_size)
     ends = np.cumsum(counts)
-    places = ranks(counts)  # who has no more than group_size brings everything
+    places = ranks(counts)  # users with at most group_size examples bring all
     seeds = hashes(base, store.user_keys[split.users[users]])
     last = len(split.train_examples) - 1
+    # Users with a choice, in tables of a row a user: one vectorised draw for users of like size.
     for rows, width in _alike(sizes, group_size):
         inside = np.arange(width) < sizes[rows, None]
         positions = np.minimum(starts[rows, None] + np.arange(width), last)
@@ -80,7 +85,7 @@ def select(
         else:
             largest = rule == "highest-perplexity"
             keys = _in_order(_sortable(losses, positions), keys, largest=largest)
-        keys[~inside] = _LAST
+        keys[~inside] = _LAST  # the padding of the table is never drawn
         chosen = np.nonzero(_smallest(keys, inside, group_size))[1]
         into = (ends - counts)[rows, None] + np.arange(group_size)
         places[into] = chosen.reshape(len(rows), group_size)
@@ -122,6 +127,7 @@ def _sortable(losses: Losses | None, positions: Indices) -> Indices:
 
 def _smallest(keys: Hashes, inside: npt.NDArray[np.bool_], count: int) -> npt.NDArray[np.bool_]:
     """Return a mask of each row's `count` smallest; keys inside a row are distinct."""
+    # The count-th smallest, without sorting the row.
     limit = np.partition(keys, count - 1, axis=1)[:, count - 1, None]
     chosen: npt.NDArray[np.bool_] = keys <= limit
     chosen &= inside
@@ -224,7 +230,77 @@ def _window(split: Split, store: TokenStore, user: int, size: int, hashed: int) 
     start = hashed % (total - size + 1) if total > size else 0
     stop = min(total, start + size)
     first, last = np.searchsorted(ends, [start, stop - 1], side="right")
-    text = np.concatenate([store.example(int(one)) for one in examples[first : last + 1]])
+    text = np.concatenate([store.example(int(example)) for example in examples[first : last + 1]])
     before = start - (int(ends[first - 1]) if first else 0)
     window: Indices = text[before : before + stop - start].astype(np.int64)
     return window
+
+
+CohortRule = Rule | Literal["random-chunk"]
+
+
+@dataclass(frozen=True, eq=False)
+class CohortBlock:
+    """The examples of a cohort's users.
+
+    Attributes:
+        tokens: (examples, longest of them) int64, padded with 0 on the right.
+        lengths: (examples,) int64.
+        offsets: (users + 1,) int64: user i of the cohort has rows offsets[i] : offsets[i + 1].
+        users: (examples,) uint64, the key of the user that each row is of.
+        keys: (examples,) uint64, each row's identity: its example's key, or its number in a window.
+    """
+
+    tokens: Indices
+    lengths: Indices
+    offsets: Indices
+    users: Hashes
+    keys: Hashes
+
+
+def cohort_block(
+    split: Split,
+    store: TokenStore,
+    users: Indices,
+    *,
+    group_size: int,
+    rule: CohortRule,
+    seed: int,
+    round: int,
+    losses: Losses | None = None,
+) -> CohortBlock:
+    """Return at most `group_size` training examples of each user, chosen in each round.
+
+    A user's examples are a function of the seed, the round, the user's key and the user's own
+    training examples alone.
+
+    Args:
+        split: of the store.
+        store: where the tokens are.
+        users: training users, indices of the split, int64, in the order wanted.
+        group_size: most examples of a user.
+        rule: how they are chosen; see `select`, and `windows` for "random-chunk".
+        seed: of the run.
+        round: from 0.
+        losses: what a choice by perplexity goes by; see `select`.
+    """
+    start = base(seed, "selection", round)
+    names = store.user_keys[split.users[users]]
+    if rule == "random-chunk":
+        tokens, lengths, offsets = windows(split, store, users, group_size=group_size, base=start)
+        counts = np.diff(offsets)
+        keys = ranks(counts).astype(np.uint64)
+        return CohortBlock(tokens, lengths, offsets, np.repeat(names, counts), keys)
+    chosen = select(
+        split,
+        store,
+        users,
+        group_size=group_size,
+        rule=rule,
+        base=start,
+        losses=losses,
+    )
+    tokens, lengths = store.padded(chosen.examples)
+    offsets = np.concatenate(([0], np.cumsum(chosen.counts)))
+    keys = store.example_keys[chosen.examples]
+    return CohortBlock(tokens, lengths, offsets, np.repeat(names, chosen.counts), keys)

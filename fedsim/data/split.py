@@ -1,12 +1,11 @@
-"""Who and what is held out: some examples of each user, and some users wholly.
+"""Split a store: hold out some examples of each user, and some users wholly.
 
 Held-out examples measure utility, held-out users serve attacks and personalisation. Each user has
 a hash of the seed and the user's key, each of a user's examples one of that and the example's key
-(`fedsim.data.keys`), and the smallest hashes are held out. So which users and which of a user's
-examples are held out depends on nobody else, wherever in the file they stand, and no generator has
-to be made for each of 300,000 users. Instead of the smallest hashes, a user's first or last
-examples in the order of the store can be held out: the newest, where the preparation sorted by
-time.
+(`store/keys.py`), and the smallest hashes are held out. So the choice depends neither on other
+users nor on places in the file, and no generator has to be made for each of 300,000 users. Instead
+of the smallest hashes, a user's first or last examples in the order of the store can be held out:
+the newest, where the preparation sorted by time.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from fedsim.data.keys import Hashes, base, hashes, in_order_of
 from fedsim.data.store import Indices, TokenStore
+from fedsim.data.store.keys import Hashes, base, hashes, in_order_of
 from fedsim.errors import ConfigError
 
 _EXAMPLES, _USERS = 0, 1  # the round in the address stream(seed, "split", round)
@@ -28,7 +27,7 @@ Rule = Literal["random", "first", "last"]
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """What is trained on and what is not; indices are the store's unless said otherwise.
+    """Training and held-out users and examples; indices are the store's unless said otherwise.
 
     Attributes:
         users: per training user its index in the store, int64, ascending.
@@ -36,7 +35,7 @@ class Split:
         held_out_examples: held-out examples of training users, int64, ascending; may be empty
             where users have few examples.
         train_examples: examples trained on, int64, ascending, hence by user.
-        train_offsets: training user i has train_examples[offsets[i] : offsets[i + 1]], never none.
+        train_offsets: training user i has train_examples[offsets[i] : offsets[i + 1]], at least 1.
         canaries: users that were planted (`fedsim.data.canaries`), int64, ascending.
     """
 
@@ -90,12 +89,12 @@ def split_store(
             one training and one held-out example.
         limit: most held-out examples a user has; None for no limit.
         held_out_users: the probability, [0, 1), that a user is wholly held out; each flips its own
-            coin, so who else is in the data does not matter.
+            coin, independent of the other users.
         canaries: planted users, in any order: they flip no coin, the first, the third and so on
             are held out.
 
     Raises:
-        ConfigError: `held_out_users` leaves nobody to train on.
+        ConfigError: `held_out_users` leaves no user to train on.
     """
     sizes = np.diff(store.user_offsets)
     is_held_out_user = _held_out_users(store.user_keys, seed, held_out_users)
@@ -156,9 +155,9 @@ def _held_out_examples(
 
 def _held_out_counts(sizes: Indices, fraction: float, rule: Rule, limit: int | None) -> Indices:
     """Return the number of held-out examples of each user, a function of the user's size alone."""
-    wanted = fraction * sizes
+    shares = fraction * sizes
     # A tenth of 30 must not become 4 because 0.1 is not quite a tenth.
-    rounded = np.floor(wanted + 0.5) if rule == "random" else np.ceil(wanted - 1e-9)
+    rounded = np.floor(shares + 0.5) if rule == "random" else np.ceil(shares - 1e-9)
     most = sizes - 1 if limit is None else np.minimum(sizes - 1, limit)
     counts: Indices = np.minimum(rounded.astype(np.int64), most)
     return counts

@@ -1,4 +1,4 @@
-"""Text that a model writes by itself: what a report shows from before and after training."""
+"""Sample texts from a model, for the report: before and after training."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def sample_texts(
 ) -> list[str]:
     """Return texts drawn from the model's own distribution, from the begin token on.
 
-    No prompt, so nobody's words are repeated but by the model. The draws are a function of the
-    seed, the same for any parameters: before and after differ by what was learnt alone.
+    No prompt, so private words appear only if the model repeats them. The draws are a function of
+    the seed, the same for any parameters: before and after differ by what was learnt alone.
 
     Args:
         model: the network.

@@ -1,4 +1,4 @@
-"""How much a model leans on the most frequent words (McMahan et al. 2018, §3, Table 3)."""
+"""Share of the most frequent words in predictions and texts (McMahan et al. 2018, Table 3)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Losses and right predictions example by example: what evaluation, selection and attacks read."""
+"""Score examples: loss, correct predictions and tokens of each, for evaluation and attacks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MOST_EXAMPLES = 256
 
 @dataclass(frozen=True, eq=False)
 class ExampleScores:
-    """One entry an example, in the order in which the examples were given.
+    """Scores of examples, one entry each, in the order given.
 
     Attributes:
         nats: summed negative log-likelihood of the predicted tokens, float64.

@@ -1,4 +1,4 @@
-"""What each selection rule would train on: lengths and perplexities (Chua et al. 2024, Table 7)."""
+"""Table of selection rules: lengths and perplexities of what each selects (Chua 2024, Table 7)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 
 from fedsim.config import ModelConfig, Selection
-from fedsim.data.cohorts import cohort_block
 from fedsim.data.inspection import PRIVATE_NOTE
+from fedsim.data.selection import cohort_block
 from fedsim.data.split import split_store
 from fedsim.data.store import TokenStore
 from fedsim.errors import ConfigError
@@ -70,8 +70,8 @@ def _row(materials: Materials, rule: Selection, group_size: int, longest: int) -
         for places in batches_by_length(block.lengths):
             lengths = block.lengths[places]
             padded = block.tokens[places, : lengths.max()]
-            found = score_padded(model, start, padded, lengths)
-            nats, predicted = nats + float(found[0].sum()), predicted + int(found[2].sum())
+            sums = score_padded(model, start, padded, lengths)
+            nats, predicted = nats + float(sums[0].sum()), predicted + int(sums[2].sum())
     return {
         "selection": rule,
         "sequences": sequences,

@@ -1,4 +1,4 @@
-"""How likely the starting model finds each training example: scored once, kept on disk.
+"""Losses of training examples under the starting model, cached on disk.
 
 Chua et al. 2024, §4.1, choose a user's records by their perplexity under the model before
 training. The starting model is public, so a user's scores depend on that user's text alone.
@@ -14,8 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedsim.data.cohorts import CohortRule
-from fedsim.data.selection import Losses
+from fedsim.data.selection import CohortRule, Losses
 from fedsim.evaluation.scoring import score_examples
 from fedsim.materials import Materials
 from fedsim.utils import files as paths
@@ -36,25 +35,25 @@ def losses_for(materials: Materials, rule: CohortRule) -> Losses | None:
         return None
     path = paths.cache_dir() / "starting-losses" / f"{_key(materials)}.npy"
     count = materials.store.num_examples
-    kept = _kept(path, count)
-    if kept is None:
+    losses = _cached(path, count)
+    if losses is None:
         log.info("%s: scoring %d examples before training", materials.model.name, count)
         start = materials.model.initial_parameters()
         scores = score_examples(materials.model, start, materials.store, np.arange(count))
-        kept = np.nan_to_num(scores.mean_nats(), nan=np.inf, posinf=np.inf).astype(np.float32)
-        write_atomically(path, _npy(kept))
-    return kept[materials.split.train_examples]
+        losses = np.nan_to_num(scores.mean_nats(), nan=np.inf, posinf=np.inf).astype(np.float32)
+        write_atomically(path, _npy(losses))
+    return losses[materials.split.train_examples]
 
 
-def _kept(path: Path, count: int) -> Losses | None:
-    """Return what is kept, or None where nothing is, or what is there is damaged."""
+def _cached(path: Path, count: int) -> Losses | None:
+    """Return the cached losses, or None if there are none or the file is damaged."""
     try:
-        kept: Losses = np.load(path, mmap_mode="r", allow_pickle=False)
-    except Exception:  # numpy has many ways to say that it is no array
+        losses: Losses = np.load(path, mmap_mode="r", allow_pickle=False)
+    except Exception:  # numpy raises errors of many kinds for what is no array
         return None
-    if kept.shape != (count,) or kept.dtype != np.float32:
+    if losses.shape != (count,) or losses.dtype != np.float32:
         return None
-    return kept if bool((kept >= 0.0).all()) else None  # a NaN is not, either
+    return losses if bool((losses >= 0.0).all()) else None  # false for NaN too
 
 
 def _npy(values: Losses) -> bytes:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.integrate import quad
 
-from fedsim.attacks.bounds import auroc_bound, roc_bound
+from fedsim.attacks.roc import auroc_bound, roc_bound
 
 EPSILONS = st.floats(0.0, 30.0)
 DELTAS = st.floats(0.0, 1.0)

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from fedsim.attacks.likelihoods import Likelihoods
+from fedsim.attacks.measuring import LogRatios
 from fedsim.attacks.roc import auroc, bootstrap
 from fedsim.attacks.samples import known_samples
-from fedsim.attacks.statistics import LogRatios
 from fedsim.config import ModelConfig, load_config
 from fedsim.materials import load_materials, load_model
 from fedsim.seeding import stream

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedsim.attacks.samples import Known, choose_sides, default_samples, known_samples
+from fedsim.attacks.samples import AttackSamples, choose_sides, default_samples, known_samples
 from fedsim.config import load_config
 from fedsim.data.split import Split
 from fedsim.errors import ConfigError
@@ -32,12 +32,12 @@ def test_nobody_is_attacked_with_what_was_trained_on(attacked: Path) -> None:
     assert np.array_equal(known.counts, expected)
 
 
-def sample(counts_in: list[int], counts_out: list[int]) -> tuple[Known, Split, np.ndarray]:
+def sample(counts_in: list[int], counts_out: list[int]) -> tuple[AttackSamples, Split, np.ndarray]:
     """Return users with so many samples each; a count of 0 is a user without one."""
     counts = np.array([*counts_in, *counts_out], np.int64)
     users = np.arange(len(counts))
     some = counts > 0
-    known = Known(
+    known = AttackSamples(
         users=users[some],
         offsets=np.concatenate(([0], np.cumsum(counts[some]))).astype(np.int64),
         samples=np.arange(counts.sum()),

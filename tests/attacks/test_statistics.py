@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedsim.attacks.overfitting import rank_correlation
+from fedsim.attacks.measuring import LogRatios, rank_correlation
 from fedsim.attacks.schema import Checkpoint
-from fedsim.attacks.statistics import LogRatios
 
 RATIOS = LogRatios(np.array([1.0, 4.0, -2.0, 5.0, 0.5, 0.5, 9.0]), np.array([0, 3, 5, 7]))
 

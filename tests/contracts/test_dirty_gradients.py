@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
+from clients.engines.clipped_sums import PartialSum
 from clients.engines.loop import loop
-from clients.engines.partial_sum import PartialSum
 from clients.engines.per_example.capture import OpenModel
 from clients.engines.per_example.ghost import ghost
 from clients.engines.per_example.materialised import materialised
-from clients.engines.stacked.local_steps import LocalUser, add_stack
 from clients.engines.stacked.local_vmap import LocalVmap
+from clients.engines.stacked.step_batches import LocalUser, add_stack
 from clients.tasks.fedavg import LocalSGD
 from clients.tasks.fedsgd import AveragedGradient
 from fedsim.clipping import FlatClip, NoClip

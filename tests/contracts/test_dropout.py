@@ -12,7 +12,7 @@ import torch
 from scipy import stats
 from torch import nn
 
-from clients.engines.choose import choose_engine
+from clients.engine_choice import choose_engine
 from clients.engines.loop import loop
 from clients.engines.stacked.local_vmap import LocalVmap
 from clients.models.dropout import (

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from clients.engines.choose import Auto, choice, choose_engine
+from clients.engine_choice import Auto, choice, choose_engine
 from clients.engines.loop import loop
 from clients.engines.per_example.capture import OpenModel
 from clients.engines.per_example.ghost import ghost

@@ -15,8 +15,8 @@ from clients.engines.per_example import ghost_norms as pairs
 from clients.engines.per_example import layer_rules as rules
 from clients.engines.per_example.batched import BatchedEngine
 from clients.engines.per_example.capture import OpenModel
-from clients.engines.per_example.contributions import Product, Rows, Segments, Total, Use
 from clients.engines.per_example.ghost import ghost
+from clients.engines.per_example.gradient_terms import Product, Rows, Segments, Term, Total
 from clients.engines.per_example.layer_rules import Call, Rule
 from clients.engines.per_example.materialised import materialised
 from clients.models.lstm_recurrence import Recurrence
@@ -39,8 +39,8 @@ Patch = pytest.MonkeyPatch
 ENGINES: dict[str, tuple[Make, Callable[..., bool] | None]] = {
     "materialised": (materialised, None),
     "ghost, chosen": (ghost, None),
-    "ghost, direct": (ghost, lambda _uses, _segment: False),
-    "ghost, pairs": (ghost, lambda uses, _segment: pairs.pairs_are_possible(uses)),
+    "ghost, direct": (ghost, lambda _terms, _segment: False),
+    "ghost, pairs": (ghost, lambda uses, _segment: pairs.ghost_is_possible(uses)),
 }
 
 
@@ -48,7 +48,7 @@ ENGINES: dict[str, tuple[Make, Callable[..., bool] | None]] = {
 def make_engine(request: pytest.FixtureRequest, monkeypatch: Patch) -> Make:
     make, cheaper = ENGINES[request.param]
     if cheaper is not None:
-        monkeypatch.setattr("clients.engines.per_example.ghost.pairs_are_cheaper", cheaper)
+        monkeypatch.setattr("clients.engines.per_example.ghost.ghost_is_cheaper", cheaper)
     return make
 
 
@@ -171,7 +171,7 @@ def test_positions_that_cancel_are_not_taken_from_pairs() -> None:
     left, right = torch.randn(2, 6, 30), torch.randn(2, 6, 20)
     left[0, 3:], right[0, 3:] = -left[0, :3], right[0, :3] * (1 + 1e-4)
     (segment,) = Segments([1, 1], whole=True)
-    squares, error, *_ = pairs.pair_squares([Product(left, right)], segment)
+    squares, error, *_ = pairs.ghost_norms([Product(left, right)], segment)
     assert (error > 1e-3 * squares).tolist() == [True, False]
 
 
@@ -205,11 +205,11 @@ def test_out_of_memory_halves_the_chunk_and_goes_on(
 # --- mutations: three and more ways to be wrong -------------------------------------------------
 
 
-def _no_bias(call: Call) -> Mapping[str, Use]:
+def _no_bias(call: Call) -> Mapping[str, Term]:
     return {"weight": Product(call.input, call.gradient)}
 
 
-def _positions_of_all_units_together(call: Call) -> Mapping[str, Use]:
+def _positions_of_all_units_together(call: Call) -> Mapping[str, Term]:
     gradient = call.gradient
     if call.input.shape[0] == 1:
         gradient = gradient.sum(0, keepdim=True).expand_as(gradient) / len(gradient)
@@ -217,11 +217,11 @@ def _positions_of_all_units_together(call: Call) -> Mapping[str, Use]:
     return {"weight": Rows(ids, gradient, call.module.num_embeddings)}
 
 
-def _norm_of_the_raw_input(call: Call) -> Mapping[str, Use]:
+def _norm_of_the_raw_input(call: Call) -> Mapping[str, Term]:
     return {"weight": Total(call.gradient * call.input), "bias": Total(call.gradient)}
 
 
-def _state_after_instead_of_before(call: Call) -> Mapping[str, Use]:
+def _state_after_instead_of_before(call: Call) -> Mapping[str, Term]:
     return {"weight": Product(call.gradient, call.output)}
 
 
@@ -251,14 +251,14 @@ def test_a_broken_rule_is_noticed(
     if layer is None:
         make: Make = ghost
         monkeypatch.setattr(
-            "clients.engines.per_example.ghost.pairs_are_cheaper", ENGINES["ghost, pairs"][1]
+            "clients.engines.per_example.ghost.ghost_is_cheaper", ENGINES["ghost, pairs"][1]
         )
         assert compare(make, name, torch.float64, clip) < 1e-10
         monkeypatch.setattr(pairs, "cross_term", wrong)
     else:
         make = materialised
         assert compare(make, name, torch.float64, clip) < 1e-10
-        monkeypatch.setitem(rules.RULES, layer, Rule(wrong, rules.RULES[layer].tap))  # type: ignore[arg-type]
+        monkeypatch.setitem(rules.RULES, layer, Rule(wrong, rules.RULES[layer].hook))  # type: ignore[arg-type]
     with monkeypatch.context() as unchecked:
         unchecked.setattr("clients.engines.per_example.batched.verified", lambda *_arguments: 1)
         unchecked.setattr("clients.engines.per_example.chunks.CPU_BYTES", 2**60)

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import nn
 
+from clients.engines.clipped_sums import norm_error
 from clients.engines.loop import loop
 from clients.engines.per_example.batched import BatchedEngine
 from clients.engines.per_example.capture import OpenModel
 from clients.engines.per_example.ghost import ghost
 from clients.engines.per_example.materialised import materialised
-from clients.engines.squares import norm_error
 from fedsim.clipping import FlatClip
 from tests.contracts.layer_samples import (
     VOCABULARY,

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from clients.engines.per_example.capture import NotCovered
 from clients.engines.stacked import forward as stacked_forward
-from clients.engines.stacked.local_steps import StepBatch
-from clients.engines.stacked.steps import StackedSteps
+from clients.engines.stacked.rule_steps import StackedSteps
+from clients.engines.stacked.step_batches import StepBatch
 from clients.models.mcmahan_lstm import UnitScores
 from clients.models.tokenizers import word_tokenizer
 from clients.models.transformers_model import TransformersModel

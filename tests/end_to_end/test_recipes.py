@@ -9,7 +9,7 @@ import pytest
 import tomli_w
 
 from fedsim.cli.main import main
-from fedsim.data.recipe import recipe_names
+from fedsim.data.config import recipe_names
 from fedsim.report.schema import load_report
 from tests.unit.preparation.recipe_samples import on_sample
 

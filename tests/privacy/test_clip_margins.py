@@ -5,11 +5,18 @@ from __future__ import annotations
 import pytest
 import torch
 
-from clients.engines.per_example.contributions import Product, Rows, Segments, Total, Use
+from clients.engines.clipped_sums import clip_factors
+from clients.engines.per_example.batched import Buffers
 from clients.engines.per_example.ghost import Ghost
-from clients.engines.per_example.gradients import Gradients
-from clients.engines.per_example.materialised import Buffers, Materialised
-from clients.engines.squares import clip_factors
+from clients.engines.per_example.gradient_terms import (
+    Gradients,
+    Product,
+    Rows,
+    Segments,
+    Term,
+    Total,
+)
+from clients.engines.per_example.materialised import Materialised
 from clients.models.mcmahan_lstm import NormalisedRows, unit_rows
 from fedsim.clipping import FlatClip
 from fedsim.noise import rounding_share
@@ -59,7 +66,7 @@ def rounded_up_row() -> Product:
     return Product(left, torch.ones(1, POSITIONS, 64))
 
 
-def added(make: type[Gradients], use: Use, layout: torch.Tensor) -> tuple[float, float]:
+def added(make: type[Gradients], use: Term, layout: torch.Tensor) -> tuple[float, float]:
     """Return the norms of what one unit adds: in exact arithmetic and as it is added."""
     parameters = {"weight": layout}
     gradients = (
@@ -135,7 +142,7 @@ def test_entries_lost_beside_a_large_one_are_clipped(
     make: type[Gradients], kind: str, size: int
 ) -> None:
     row = one_large_entry(size)[None, None]
-    uses: dict[str, tuple[Use, torch.Tensor]] = {
+    uses: dict[str, tuple[Term, torch.Tensor]] = {
         "product": (Product(torch.ones(1, 1, 1), row), torch.zeros(1, size)),
         "total": (Total(row), torch.zeros(size)),
         "rows": (Rows(torch.zeros(1, 1, dtype=torch.int64), row, 3), torch.zeros(3, size)),

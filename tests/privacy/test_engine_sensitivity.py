@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import nn
 
+from clients.engines.clipped_sums import sum_of_rows
 from clients.engines.per_example.batched import BatchedEngine
 from clients.engines.per_example.capture import OpenModel
 from clients.engines.per_example.ghost import ghost
 from clients.engines.per_example.materialised import materialised
-from clients.engines.squares import sum_of_rows
 from clients.tasks.fedsgd import AveragedGradient
 from fedsim.clipping import Clip, FlatClip, NormalisedClip, PerLayerClip, layers_of
 from fedsim.execution import Engine, Unit

@@ -148,9 +148,9 @@ def test_a_norm_taken_of_other_numbers_than_the_sum_breaks_the_bound(
     honest = Ghost.weighted_sum
 
     def rounded(self: Ghost, factors: torch.Tensor) -> dict[str, torch.Tensor]:
-        self._uses = {
+        self._terms = {
             name: [(use.map(away_from_zero), of) for use, of in uses]
-            for name, uses in self._uses.items()
+            for name, uses in self._terms.items()
         }
         return honest(self, factors)
 

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 
-from clients.engines.choose import choose_engine
+from clients.engine_choice import choose_engine
 from clients.tasks.fedavg import LocalSGD
 from fedsim.clipping import FlatClip
 from fedsim.config import Config

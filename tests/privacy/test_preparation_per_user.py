@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsim.data.preparation.catalogue import STEPS
-from fedsim.data.preparation.prepare import Prepared
+from fedsim.data.preparation.prepare import STEPS, Prepared
 from fedsim.data.preparation.step import Step
 from tests.unit.preparation.preparation_samples import step
 

@@ -1,27 +1,25 @@
-"""Many units at once: one forward and backward pass a chunk, norms, factors, one weighted sum.
+"""Engine over chunks of units: a forward and backward pass, norms, clip factors, one sum.
 
-What the two engines `materialised` and `ghost` share. They differ in how a chunk's `Gradients`
-know norms and sums: from per-unit gradients, or without forming them.
+It is what `materialised` and `ghost` share. They differ in their `Gradients`: norms and sums from
+per-unit gradients, or without forming them.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import torch
 
+from clients.engines.clipped_sums import PartialSum, clip_factors, norm_error, shares
 from clients.engines.loop import loop
-from clients.engines.partial_sum import PartialSum, shares
 from clients.engines.per_example import chunks
-from clients.engines.per_example.capture import NotCovered, OpenModel, Site, find_sites, run
+from clients.engines.per_example.capture import HookedLayer, NotCovered, OpenModel, find_layers, run
 from clients.engines.per_example.chunks import keep_large_blocks
-from clients.engines.per_example.gradients import Gradients, Method
+from clients.engines.per_example.gradient_terms import Gradients
 from clients.engines.per_example.packing import row_tokens
 from clients.engines.per_example.passes import passes
-from clients.engines.per_example.verification import CannotTell, made_up, verified
-from clients.engines.squares import clip_factors, norm_error
+from clients.engines.per_example.verification import CannotTell, made_up_unit, verified
 from clients.models.mixed_precision import in_float32
 from fedsim.clipping import Clip
 from fedsim.estimators import WeightedSum
@@ -31,20 +29,56 @@ from fedsim.tensors import Tensors
 log = logging.getLogger(__name__)
 
 
-class BatchedEngine:
-    """Equals `loop` for tasks whose update is the mean gradient; the others are refused.
+class Buffers:
+    """Tensors reused from chunk to chunk, since fresh pages cost more than the products."""
 
-    Before it computes anything with a model, it verifies its layer rules on a small made-up unit:
-    what that finds must not depend on anybody's text. A model with a layer that no rule describes
-    is computed by `loop` from then on, with one warning.
+    def __init__(self) -> None:
+        self._tensors: dict[str, torch.Tensor] = {}
+
+    def take(self, name: str, num_units: int, like: torch.Tensor) -> torch.Tensor:
+        """Return (num_units, *shape) of `like`, uninitialised."""
+        tensor = self._tensors.get(name)
+        if tensor is None or len(tensor) < num_units or tensor.dtype != like.dtype:
+            tensor = self._tensors[name] = like.new_empty(num_units, *like.shape)
+        return tensor[:num_units]
+
+    def clear(self) -> None:
+        """Free the memory."""
+        self._tensors.clear()
+
+
+class BatchedEngine:
+    """Engine by layer rules: equals `loop` for mean gradients; other tasks are refused.
+
+    Before the first chunk it verifies the model's layer rules on a small made-up unit: the outcome
+    must not depend on private text. A model with a layer that no rule describes is computed by
+    `loop` from then on, with one warning.
     """
 
-    def __init__(self, model: OpenModel, method: Method, num_bytes: int | None = None) -> None:
-        """Take the bytes that a chunk may use; by default from the device."""
+    def __init__(
+        self,
+        model: OpenModel,
+        make: Callable[[Buffers, Tensors, int, int], Gradients],
+        *,
+        num_bytes: int | None = None,
+        keeps_terms: bool = False,
+    ) -> None:
+        """Wrap a model.
+
+        Args:
+            model: with layer rules, or the engine computes by `loop`.
+            make: begins a chunk, from buffers, parameters, the number of its units and the bytes
+                that it may keep from one pass to the next.
+            num_bytes: that a chunk may use; by default from the device.
+            keeps_terms: whether a chunk keeps its terms to its end and forms no gradients of
+                matrices: all its passes together must then fit the memory.
+        """
         self._model = model
-        self._method = method
+        self._make = make
+        self._keeps_terms = keeps_terms
+        self._buffers = Buffers()
         self._num_bytes = num_bytes
-        self._sites: Sequence[Site] = ()
+        self._layers: Sequence[HookedLayer] = ()
         self._limits: chunks.Limits | None = None
         self._row_tokens = 0
         self._refused = False
@@ -60,7 +94,7 @@ class BatchedEngine:
         if self._refused:
             return self._by_loop(task, parameters, keys, clip, round)
         units = task.units(keys, round)
-        some = [unit for unit in units if len(unit.lengths)]
+        non_empty = [unit for unit in units if len(unit.lengths)]
         empty = [unit for unit in units if not len(unit.lengths)]
         total = PartialSum(parameters, clip)
 
@@ -69,16 +103,16 @@ class BatchedEngine:
 
         try:
             total.count(empty, torch.zeros(len(empty)), num_gradients=0, num_unclipped=len(empty))
-            if some and self._limits is None:
-                self._limits = self._verify(parameters, made_up(self._model, some[0]))
-            self._add_all(total, chunks.in_order(some, self._row_tokens), add_alone)
+            if non_empty and self._limits is None:
+                self._limits = self._verify(parameters, made_up_unit(self._model, non_empty[0]))
+            self._add_all(total, chunks.in_order(non_empty, self._row_tokens), add_alone)
             return total.result()
         except CannotTell:
             return self._by_loop(task, parameters, keys, clip, round)
         except NotCovered as reason:
             log.warning("%s: no layer rule for %s; computing by loop", self._model.name, reason)
             self._refused = True
-            self._method.clear()
+            self._buffers.clear()
             return self._by_loop(task, parameters, keys, clip, round)
 
     @staticmethod
@@ -88,11 +122,14 @@ class BatchedEngine:
         return loop(task, parameters, keys, clip, round, norm_error=norm_error(parameters))
 
     def _verify(self, parameters: Tensors, unit: Unit) -> chunks.Limits:
-        model = in_float32(self._model)  # a wrong rule is told by less than bfloat16 rounds
-        self._sites = find_sites(model)
-        method = partial(self._method, room=0)
+        model = in_float32(self._model)  # bfloat16 rounds by more than a wrong rule may differ
+        self._layers = find_layers(model)
+
+        def two_units(layout: Tensors, num_units: int) -> Gradients:
+            return self._make(self._buffers, layout, num_units, 0)
+
         try:
-            bytes_per_token = verified(model, self._sites, parameters, unit, method)
+            bytes_per_token = verified(model, self._layers, parameters, unit, two_units)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:  # shapes, or in-place changes, that rules do not foresee
@@ -100,17 +137,18 @@ class BatchedEngine:
         self._row_tokens = row_tokens(model, parameters)
         device = self._model.device
         num_bytes = chunks.memory_budget(device) if self._num_bytes is None else self._num_bytes
-        bytes_per_unit = self._method.bytes_per_unit(parameters)
+        held = [v for v in parameters.values() if v.ndim == 1 or not self._keeps_terms]
+        bytes_per_unit = sum(value.nbytes for value in held)
         return chunks.limits_within(num_bytes, bytes_per_unit, bytes_per_token, device)
 
     def _add_all(
         self, total: PartialSum, ordered: list[Unit], add_alone: Callable[[Unit], None]
     ) -> None:
-        """Add chunk after chunk; where memory does not suffice, halve the chunks and go on."""
+        """Add chunk after chunk; out of memory, halve the chunks and go on."""
         start = 0
         while start < len(ordered):
             assert self._limits is not None  # noqa: S101 (set before the first chunk)
-            one_pass = self._method.keeps_uses
+            one_pass = self._keeps_terms
             units = chunks.first_chunk(ordered[start:], self._limits, one_pass=one_pass)
             if one_pass and chunks.num_tokens(units[0]) > self._limits.tokens:
                 add_alone(units[0])  # large enough for passes of its own
@@ -136,7 +174,7 @@ class BatchedEngine:
     def _make_room(self, num_units: int) -> None:
         assert self._limits is not None  # noqa: S101 (set before the first chunk)
         self._limits = self._limits.halved()
-        self._method.clear()
+        self._buffers.clear()
         if self._model.device.type == "cuda":
             torch.cuda.empty_cache()
         log.warning(
@@ -149,12 +187,13 @@ class BatchedEngine:
     def _gradients(self, parameters: Tensors, units: list[Unit]) -> tuple[Gradients, torch.Tensor]:
         assert self._limits is not None  # noqa: S101 (set before the first chunk)
         dtype = next(iter(parameters.values())).dtype
-        gradients = self._method(parameters, len(units), self._limits.room(len(units)))
+        room = self._limits.room(len(units))
+        gradients = self._make(self._buffers, parameters, len(units), room)
         means = torch.zeros(len(units), dtype=dtype, device=self._model.device)
         limit, device = self._limits.tokens, self._model.device
         for part in passes(units, limit, device, dtype, row_tokens=self._row_tokens):
             gradients.start_pass(part.segments)
-            losses = run(self._model, self._sites, parameters, part.batch, gradients)
+            losses = run(self._model, self._layers, parameters, part.batch, gradients)
             unit_of_row = part.segments.unit_of_row(losses.device)
             means.index_add_(0, unit_of_row, losses.to(dtype))
         return gradients, means
@@ -163,7 +202,7 @@ class BatchedEngine:
 def _add(
     total: PartialSum, units: Sequence[Unit], gradients: Gradients, losses: torch.Tensor
 ) -> list[Unit]:
-    """Add w·clip(gradient) for the units of a chunk, and return those that float32 cannot.
+    """Add w·clip(gradient) for the units of a chunk; return those that must be added alone.
 
     Raises before it adds anything, or not at all.
     """

@@ -1,8 +1,8 @@
-"""One forward and one backward pass over many units, every use of a parameter caught on the way.
+"""Hooks: one forward and one backward pass over many units, every use of a parameter captured.
 
-The parameters themselves require no gradient: the graph begins at the first tapped tensor, so
+The parameters themselves require no gradient: the graph begins at the first hooked tensor, so
 the backward pass skips the summed weight gradients, whose arithmetic the per-unit products take
-over. Gradients of tapped tensors are handed on as they appear, while they are in the cache.
+over. Gradients of hooked tensors are handed on as they appear, while they are in the cache.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import torch
 from torch import nn
 
 from clients.engines.cross_entropy import Batch, losses_and_gradient
-from clients.engines.per_example.contributions import Product, Use
+from clients.engines.per_example.gradient_terms import Product, Term
 from clients.engines.per_example.layer_rules import Call, Rule, rule_for
 from clients.models.dropout import row_streams
 from fedsim.language_model import LanguageModel
 from fedsim.tensors import Tensors
 
-Sink = Callable[[str, Use], None]
+Sink = Callable[[str, Term], None]
 
 
 class OpenModel(LanguageModel, Protocol):
@@ -47,7 +47,7 @@ class OpenModel(LanguageModel, Protocol):
         Args:
             parameters: see `LanguageModel`.
             tokens: (rows, length) int64.
-            positions: (rows, length) int64, counted from 0 anew in each sequence of a row.
+            positions: (rows, length) int64, counted from 0 in each sequence of a row.
         """
         ...
 
@@ -57,11 +57,13 @@ class NotCovered(Exception):  # noqa: N818 (a finding, not a fault)
 
 
 @dataclass(frozen=True)
-class Site:
-    """A module that uses trainable parameters, with its rule.
+class HookedLayer:
+    """A module with trainable parameters, and its layer rule.
 
     Attributes:
         place: the module's name in the network.
+        module: the module.
+        rule: which describes it.
         names: from the rule's attribute names to parameter names; frozen ones are left out.
     """
 
@@ -71,14 +73,14 @@ class Site:
     names: Mapping[str, str]
 
 
-def find_sites(model: OpenModel) -> list[Site]:
+def find_layers(model: OpenModel) -> list[HookedLayer]:
     """Return every module that uses a trainable parameter.
 
     Raises:
         NotCovered: one of them has no rule.
     """
     names = {id(_attribute(model.module, place)): name for place, name in model.places.items()}
-    sites = []
+    layers = []
     for place, module in model.module.named_modules():
         here = module.named_parameters(recurse=False)
         own = {key: names[id(value)] for key, value in here if id(value) in names}
@@ -89,8 +91,8 @@ def find_sites(model: OpenModel) -> list[Site]:
         elif own:
             raise NotCovered(f"{place or 'the network'} ({type(module).__name__})")
         if rule is not None and own:
-            sites.append(Site(place, module, rule, own))
-    return sites
+            layers.append(HookedLayer(place, module, rule, own))
+    return layers
 
 
 def _attribute(module: nn.Module, place: str) -> torch.Tensor:
@@ -100,19 +102,19 @@ def _attribute(module: nn.Module, place: str) -> torch.Tensor:
 
 
 @contextmanager
-def tapped(
-    sites: Sequence[Site], parameters: Tensors, num_rows: int, sink: Sink | None
+def hooked(
+    layers: Sequence[HookedLayer], parameters: Tensors, num_rows: int, sink: Sink | None
 ) -> Iterator[None]:
-    """Tap the sites' tensors; each gradient goes to `sink` as uses of named parameters.
+    """Hook the layers' tensors; each gradient goes to `sink` as terms of named parameters.
 
-    With `sink` None every tapped tensor is cut off from what it was computed from: whatever of
-    the parameters the logits still depend on then passes by the rules.
+    With `sink` None every hooked tensor is detached from what it was computed from: a parameter
+    that the logits then still depend on is used where no rule describes it.
     """
     handles = []
-    for site in sites:
-        tap = _Tap(site, parameters, num_rows, sink)
-        handles.append(site.module.register_forward_pre_hook(tap.before))
-        handles.append(site.module.register_forward_hook(tap.after))
+    for layer in layers:
+        hook = _LayerHooks(layer, parameters, num_rows, sink)
+        handles.append(layer.module.register_forward_pre_hook(hook.before))
+        handles.append(layer.module.register_forward_hook(hook.after))
     try:
         yield
     finally:
@@ -120,41 +122,43 @@ def tapped(
             handle.remove()
 
 
-class _Tap:
-    """The hooks of one site in one forward pass."""
+class _LayerHooks:
+    """The hooks of one layer in one forward pass."""
 
-    def __init__(self, site: Site, parameters: Tensors, num_rows: int, sink: Sink | None) -> None:
-        self._site = site
-        self._parameters = {key: parameters[name] for key, name in site.names.items()}
+    def __init__(
+        self, layer: HookedLayer, parameters: Tensors, num_rows: int, sink: Sink | None
+    ) -> None:
+        self._layer = layer
+        self._parameters = {key: parameters[name] for key, name in layer.names.items()}
         self._num_rows = num_rows
         self._sink = sink
-        self._taps_input = site.rule.tap == "input"
+        self._hooks_input = layer.rule.hook == "input"
 
     def before(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        """Tap the input, where the rule asks for its gradient."""
-        return (self._start(args[0]), *args[1:]) if self._taps_input else None
+        """Hook the input, where the rule asks for its gradient."""
+        return (self._start(args[0]), *args[1:]) if self._hooks_input else None
 
     def after(
         self, module: nn.Module, args: tuple[Any, ...], output: torch.Tensor
     ) -> torch.Tensor | None:
-        """Tap the output, and remember the call until the gradient comes."""
+        """Hook the output, and keep the call until the gradient comes."""
         if not args or not isinstance(output, torch.Tensor):
-            raise NotCovered(f"{self._site.place}: called in a way that no rule describes")
+            raise NotCovered(f"{self._layer.place}: called in a way that no rule describes")
         if self._sink is None:
             return output.detach().requires_grad_()
-        given = args[0].detach()
-        tensor = args[0] if self._taps_input else self._start(self._spread(output))
+        inputs = args[0].detach()
+        tensor = args[0] if self._hooks_input else self._start(self._spread(output))
         # The output itself would hold, through its history, the tensor that holds this hook.
-        kept = output.detach() if self._taps_input else None
-        tensor.register_hook(partial(self._deliver, given, given._version, args[1:], kept))
-        return None if self._taps_input else tensor
+        result = output.detach() if self._hooks_input else None
+        tensor.register_hook(partial(self._deliver, inputs, inputs._version, args[1:], result))
+        return None if self._hooks_input else tensor
 
     def _spread(self, output: torch.Tensor) -> torch.Tensor:
-        """Give every sequence its own copy of what was computed once for all, as positions are."""
-        if output.shape[0] == 1 and isinstance(self._site.module, nn.Embedding):
+        """Expand an output that all sequences share, as of positions, to one row a sequence."""
+        if output.shape[0] == 1 and isinstance(self._layer.module, nn.Embedding):
             output = output.expand(self._num_rows, *output.shape[1:])
         if output.shape[0] != self._num_rows:
-            raise NotCovered(f"{self._site.place}: its output has no row for each sequence")
+            raise NotCovered(f"{self._layer.place}: its output has no row for each sequence")
         return output
 
     def _start(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -162,29 +166,29 @@ class _Tap:
 
     def _deliver(
         self,
-        given: torch.Tensor,
+        inputs: torch.Tensor,
         version: int,
         others: tuple[Any, ...],
         output: torch.Tensor | None,
         gradient: torch.Tensor,
     ) -> None:
-        if given._version != version:
-            raise NotCovered(f"{self._site.place}: its input was changed in place afterwards")
+        if inputs._version != version:
+            raise NotCovered(f"{self._layer.place}: its input was changed in place afterwards")
         call = Call(
-            self._site.module,
+            self._layer.module,
             self._parameters,
-            given if given.dtype == torch.int64 else _three_sizes(given),
+            inputs if inputs.dtype == torch.int64 else _three_sizes(inputs),
             others,
             output,
             _three_sizes(gradient),
         )
         assert self._sink is not None  # noqa: S101 (no hook is registered without one)
-        for key, use in self._site.rule.uses(call).items():
-            if key in self._site.names:
-                narrow = isinstance(use, Product)  # what is a sum already is summed wide
-                self._sink(
-                    self._site.names[key], use if narrow else use.to(self._parameters[key].dtype)
-                )
+        for key, term in self._layer.rule.terms(call).items():
+            if key in self._layer.names:
+                # The product is formed later, in the type of its gradient; sums are widened now.
+                late = isinstance(term, Product)
+                wide = term if late else term.to(self._parameters[key].dtype)
+                self._sink(self._layer.names[key], wide)
 
 
 def _three_sizes(values: torch.Tensor) -> torch.Tensor:
@@ -200,12 +204,12 @@ def _logits(model: OpenModel, parameters: Tensors, batch: Batch) -> torch.Tensor
 
 def run(
     model: OpenModel,
-    sites: Sequence[Site],
+    layers: Sequence[HookedLayer],
     parameters: Tensors,
     batch: Batch,
     sink: Sink,
 ) -> torch.Tensor:
-    """Hand every use of a parameter to `sink`, and return each row's weighted loss: (rows,).
+    """Hand every gradient term to `sink`, and return each row's weighted loss: (rows,).
 
     Raises:
         NotCovered: a layer was called in a way that its rule does not describe.
@@ -213,7 +217,7 @@ def run(
     frozen = {name: value.detach() for name, value in parameters.items()}
     with (
         torch.enable_grad(),
-        tapped(sites, frozen, len(batch.tokens), sink),
+        hooked(layers, frozen, len(batch.tokens), sink),
         row_streams(batch.streams),
     ):
         logits = _logits(model, frozen, batch)

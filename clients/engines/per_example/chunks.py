@@ -1,4 +1,4 @@
-"""Which units are computed together, and in how much memory."""
+"""Chunks: how many units and tokens are computed at once, from the memory there is."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 @lru_cache(maxsize=1)
 def keep_large_blocks() -> None:
-    """Let malloc keep blocks up to 1 GiB, and 2 GiB in all, for reuse; once a process.
+    """Make malloc keep blocks up to 1 GiB, and 2 GiB in all, for reuse; once a process.
 
     A training step frees and takes the same large tensors over and over. Without this each is
     mapped anew, and the page faults cost a quarter of the step. Nothing happens without glibc.
@@ -42,7 +42,7 @@ GPU_SHARE = 0.8  # of what is free
 
 @dataclass(frozen=True)
 class Limits:
-    """How much is computed at once.
+    """Limits on what is computed at once.
 
     Attributes:
         tokens: of a pass: sequences times the longest one's length.

@@ -1,11 +1,10 @@
-"""Norms without per-unit gradients, and the clipped sum from the same pass by book-keeping.
+"""Engine `ghost`: norms without per-unit gradients, and the clipped sum from the same pass.
 
-For models whose per-unit gradients do not fit. The squared norm of a unit's Σ_t l_t·r_tᵀ is
-Σ_st (l_s·l_t)(r_s·r_t), a sum over pairs of positions instead of over entries (ghost norms,
-Goodfellow 2015 for one position, Li et al. 2022 for sequences). Where a unit has so many
-positions that its gradient is cheaper, that is formed, one unit at a time. With the factors
-known, the sum is one product of what was captured: no second backward pass (book-keeping, Bu et
-al. 2023).
+For models whose per-unit gradients do not fit the memory. The squared norm of a unit's Σ_t l_t·r_tᵀ
+is Σ_st (l_s·l_t)(r_s·r_t), a sum over pairs of positions instead of over entries (ghost norms,
+Goodfellow 2015 for one position, Li et al. 2022 for sequences). Where a unit has so many positions
+that its gradient is cheaper, the gradient is formed, a few units at a time. With the factors known,
+the sum is one product of what was captured: no second backward pass (book-keeping, Bu et al. 2023).
 """
 
 from __future__ import annotations
@@ -18,45 +17,44 @@ from typing import Literal
 
 import torch
 
-from clients.engines.per_example.batched import BatchedEngine
+from clients.engines.clipped_sums import GROUP, GROUPS, block_squares, sum_of_rows
+from clients.engines.per_example.batched import BatchedEngine, Buffers
 from clients.engines.per_example.capture import OpenModel
-from clients.engines.per_example.contributions import (
+from clients.engines.per_example.ghost_norms import ghost_is_cheaper, ghost_norms
+from clients.engines.per_example.gradient_terms import (
     MergedRows,
     Product,
     Rows,
     Segment,
     Segments,
-    Use,
+    Term,
     by_unit,
     merged,
 )
-from clients.engines.per_example.ghost_norms import pair_squares, pairs_are_cheaper
-from clients.engines.per_example.materialised import Buffers
-from clients.engines.squares import GROUP, GROUPS, block_squares, sum_of_rows
 from fedsim.tensors import Tensors
 
-# Of a unit's square: where pairs may be off by more, its gradient is formed. The clip allows for
-# what they may be off, so that this costs a unit a two-thousandth of its norm at most.
+# Relative error bound of a ghost norm's square, above which the gradient is formed instead. The
+# clip allows for the bound, which costs a unit a two-thousandth of its norm at most.
 _INEXACT = 1e-3
-# A unit's positions, beyond which its gradient is formed twice.
+# Positions of a unit, above which its gradient is formed twice.
 _MANY = 768
 # More than the norm of any vector of float32 numbers whose squares all underflow.
 _LOST = 1e-16
-# Entries of the gradients that are formed at once, unless one has more: they stay in the cache.
+# Entries of the gradients that are formed at once, at least one: they stay in the cache.
 _AT_ONCE = 1 << 20
-# Of the bound: a unit's terms before they cancel, from which it is added alone. Positions whose
-# gradients have nothing to do with each other come to the root of their number.
+# Σ of the norms of a unit's terms over the clip's bound, above which the unit is added alone. Terms
+# without relation to each other come to the root of their number.
 _MOST_MASS = 64.0
 
 
-_Way = Literal["pairs", "formed", "formed twice"]
+_Way = Literal["ghost", "formed", "formed twice"]
 
 
 class Ghost:
-    """Keeps the uses of one chunk; see `clients.engines.per_example.gradients.Gradients`.
+    """Keeps the terms of one chunk; see `clients.engines.per_example.gradient_terms.Gradients`.
 
-    Vectors and tables of which rows are looked up are added as the numbers whose norms were taken.
-    What products add is never formed, and rounded otherwise than whatever the norm was taken of. So
+    Vectors and tables of looked-up rows are added as the very numbers whose norms were taken.
+    What products add is never formed, and is rounded otherwise than what the norm was taken of. So
     `squares` are not those of the gradient but of the most that the unit, alone in the chunk, adds.
 
     Proof. Let G be the gradient that the captured numbers have in exact arithmetic, u half of eps,
@@ -65,7 +63,7 @@ class Ghost:
     γ_P·m of G: a term is rounded P times at most, in its product and in P - 1 sums, and zeros add
     no rounding. A factor on one side rounds once more, and a chain, along rows of width w, w + 6
     times. With k = P + 1, and w + 6 for a chain, a unit thus adds sqrt(squares + error) + γ_k·m at
-    most by pairs (`pair_squares`), and ‖formed‖ + 2γ_k·m where its gradient is formed; `norm_error`
+    most by `ghost_norms`, and ‖formed‖ + 2γ_k·m where its gradient is formed; `norm_error`
     is for the norm of what is formed, and for factors. Of 1024 positions that would be 0.4 % more
     than the norm, of 65,536 twice the norm. So a gradient of many positions is formed once more to
     be added, the same products of the same numbers, and ‖formed‖ is what it adds.
@@ -75,43 +73,47 @@ class Ghost:
     product are rounded; see `fedsim.noise`.
     """
 
-    def __init__(self, scratch: Buffers, layout: Tensors, num_units: int) -> None:
+    def __init__(self, scratch: Buffers, layout: Tensors, num_units: int, room: int = 0) -> None:
+        """Begin a chunk. It keeps all its terms to the end, so `room` is not used."""
         self._scratch = scratch
         self._layout = layout
         self._num_units = num_units
         self._passes: list[Segments] = []
-        self._uses: dict[str, list[tuple[Use, Segments]]] = {name: [] for name in layout}
+        self._terms: dict[str, list[tuple[Term, Segments]]] = {name: [] for name in layout}
         self._vectors: dict[str, torch.Tensor] = {}
         self._merged: dict[str, MergedRows] = {}
         self._masses: dict[str, torch.Tensor] = {}
         self._formed: dict[str, list[_Group]] = {}
         self._dropped: set[int] = set()
+        self._squares: torch.Tensor | None = None
 
     def start_pass(self, segments: Segments) -> None:
-        """Say to which units the sequences of the uses that follow belong."""
+        """Set the units that the sequences of the following terms belong to."""
         self._passes.append(segments)
 
-    def __call__(self, name: str, use: Use) -> None:
-        """Take one use of parameter `name`.
+    def __call__(self, name: str, term: Term) -> None:
+        """Take one term of parameter `name`.
 
         Norms and the sum are different arithmetic on the same numbers: both in the parameters'
         type, so that they agree to its rounding.
         """
-        self._uses[name].append((use.to(self._layout[name].dtype), self._passes[-1]))
+        self._terms[name].append((term.to(self._layout[name].dtype), self._passes[-1]))
 
     def squares(self) -> torch.Tensor:
         """Return squares of bounds on what units add, (units, parameters) float64."""
-        return torch.stack([self._square(name) for name in self._layout], dim=1)
+        if self._squares is None:  # groups are formed once, and added once
+            self._squares = torch.stack([self._square(name) for name in self._layout], dim=1)
+        return self._squares
 
     def _square(self, name: str) -> torch.Tensor:
-        uses, like = self._uses[name], self._layout[name]
-        if like.ndim == 1:  # a vector per unit is nothing
+        terms, like = self._terms[name], self._layout[name]
+        if like.ndim == 1:  # a vector per unit takes little memory
             vectors = self._vectors[name] = like.new_zeros(self._num_units, len(like))
-            for use, segments in uses:
-                use.into(vectors, segments, add=True)
+            for term, segments in terms:
+                term.into(vectors, segments, add=True)
             return block_squares(vectors)
-        lookups = [(use, of) for use, of in uses if isinstance(use, Rows)]
-        if lookups and len(lookups) == len(uses):
+        lookups = [(term, of) for term, of in terms if isinstance(term, Rows)]
+        if lookups and len(lookups) == len(terms):
             self._merged[name] = merged(lookups)
             return self._merged[name].squares(self._num_units)
         both = torch.zeros(self._num_units, 2, dtype=torch.float64, device=like.device)
@@ -121,7 +123,7 @@ class Ghost:
             if not segments.whole:
                 split |= {unit for unit, count in enumerate(segments.counts) if count}
                 continue
-            in_pass = [use for use, of in uses if of is segments]
+            in_pass = [term for term, of in terms if of is segments]
             for segment in segments:
                 own = ways[segment.units]
                 both[segment.units] = self._of_segment(name, in_pass, segment, own)
@@ -131,7 +133,7 @@ class Ghost:
         return norms.square()
 
     def coarse(self, factors: torch.Tensor, bound: float) -> torch.Tensor:
-        """Return (units,) bool: whose terms are so large before they cancel that others' are lost.
+        """Return (units,) bool: units whose terms would drown those of others before they cancel.
 
         A unit whose gradient is within the bound may be a sum of terms far over it. In one product
         with other units' terms those are rounded to the last bit of the partial sums.
@@ -143,55 +145,57 @@ class Ghost:
         return coarse
 
     def _ways(self, name: str) -> list[_Way]:
-        """Return for each unit what is best for the positions that it brings itself."""
-        uses = [use for use, _ in self._uses[name]]
-        products = [(use, of) for use, of in self._uses[name] if isinstance(use, Product)]
+        """Return for each unit the way to its norm that is cheapest for its own positions."""
+        terms = [term for term, _ in self._terms[name]]
+        products = [(term, of) for term, of in self._terms[name] if isinstance(term, Product)]
 
         def way(unit: int) -> _Way:
             positions = sum(
-                of.counts[unit] * use.left.shape[1] if of.tokens is None else of.tokens[unit]
-                for use, of in products
+                of.counts[unit] * term.left.shape[1] if of.tokens is None else of.tokens[unit]
+                for term, of in products
             )
-            if pairs_are_cheaper(uses, positions):
-                return "pairs"
+            if ghost_is_cheaper(terms, positions):
+                return "ghost"
             return "formed" if positions <= _MANY else "formed twice"
 
         return [way(unit) for unit in range(self._num_units)]
 
     def _of_segment(
-        self, name: str, uses: Sequence[Use], segment: Segment, ways: Sequence[_Way]
+        self, name: str, terms: Sequence[Term], segment: Segment, ways: Sequence[_Way]
     ) -> torch.Tensor:
         """Return bounds and masses, (units, 2), of units with all their sequences in one pass."""
         both = torch.zeros(segment.num_units, 2, dtype=torch.float64, device=self._device(name))
+        # Runs of neighbours with the same way are computed together.
         for way, run in groupby(range(len(ways)), ways.__getitem__):
-            some = list(run)
-            places = slice(some[0], some[-1] + 1)
+            indices = list(run)
+            places = slice(indices[0], indices[-1] + 1)
             part = segment.part(places.start, places.stop)
             if way == "formed twice":
-                both[places, 0] = self._norms(name, uses, part, again=True)
+                both[places, 0] = self._norms(name, terms, part, again=True)
             elif way == "formed":
-                both[places] = self._formed_once(name, uses, part)
+                both[places] = self._formed_once(name, terms, part)
             else:
-                both[places], inexact = self._by_pairs(name, uses, part)
-                for index in compress(some, inexact):
-                    both[index] = self._formed_once(name, uses, segment.part(index, index + 1))[0]
+                both[places], inexact = self._by_ghost_norms(name, terms, part)
+                # Where terms cancel, rounding may be as large as the norm: these are formed.
+                for index in compress(indices, inexact):
+                    both[index] = self._formed_once(name, terms, segment.part(index, index + 1))[0]
         return both
 
     def _of_unit(self, name: str, unit: int, way: _Way) -> torch.Tensor:
         """Return bound and mass, (2,), of one unit, wherever its sequences are."""
         parts = []
-        for use, segments in self._uses[name]:
+        for term, segments in self._terms[name]:
             start, count = sum(segments.counts[:unit]), segments.counts[unit]
             if count:
-                parts.append(_joined(use, slice(start, start + count)))
+                parts.append(_joined(term, slice(start, start + count)))
         alone = Segment(slice(unit, unit + 1), slice(0, 1))
         return self._of_segment(name, parts, alone, [way])[0]
 
-    def _by_pairs(
-        self, name: str, uses: Sequence[Use], segment: Segment
+    def _by_ghost_norms(
+        self, name: str, terms: Sequence[Term], segment: Segment
     ) -> tuple[torch.Tensor, list[bool]]:
         """Return bounds and masses, (units, 2), of a segment, and which bounds are too far off."""
-        pairs = pair_squares(uses, segment)
+        pairs = ghost_norms(terms, segment)
         norms = (pairs.squares + pairs.error).sqrt()
         norms += self._gamma(name, 1 + pairs.positions) * pairs.mass
         inexact: list[bool] = (pairs.error > _INEXACT * pairs.squares).tolist()
@@ -201,20 +205,20 @@ class Ghost:
         ku = roundings.double() * (torch.finfo(self._layout[name].dtype).eps / 2.0)
         return ku / (1.0 - ku)
 
-    def _formed_once(self, name: str, uses: Sequence[Use], segment: Segment) -> torch.Tensor:
+    def _formed_once(self, name: str, terms: Sequence[Term], segment: Segment) -> torch.Tensor:
         """Return bounds and masses, (units, 2), of gradients that one product will add."""
-        norms = self._norms(name, uses, segment, again=False)
-        if not uses:
+        norms = self._norms(name, terms, segment, again=False)
+        if not terms:
             return torch.stack([norms, torch.zeros_like(norms)], dim=1)
-        masses = torch.cat([_masses(use, segment) for use in uses], dim=1)
-        chained = any(isinstance(use, Product) and use.chain is not None for use in uses)
+        masses = torch.cat([_masses(term, segment) for term in terms], dim=1)
+        chained = any(isinstance(term, Product) and term.chain is not None for term in terms)
         width = self._layout[name].shape[-1]
         roundings = (masses > 0).sum(dim=1) + (width + 7 if chained else 1)
         mass = masses.sum(dim=1)
         return torch.stack([norms + 2.0 * self._gamma(name, roundings) * mass, mass], dim=1)
 
     def _norms(
-        self, name: str, uses: Sequence[Use], segment: Segment, *, again: bool
+        self, name: str, terms: Sequence[Term], segment: Segment, *, again: bool
     ) -> torch.Tensor:
         """Return the norms, (units,) float64, of gradients that are formed, some at a time.
 
@@ -224,7 +228,7 @@ class Ghost:
         norms = []
         for start in range(0, segment.num_units, at_once):
             part = segment.part(start, min(start + at_once, segment.num_units))
-            group = _Group(part, [use.map(itemgetter(part.rows)) for use in uses])
+            group = _Group(part, [term.map(itemgetter(part.rows)) for term in terms])
             norms.append(block_squares(self._form(name, group).flatten(1)).sqrt())
             if again:
                 self._formed.setdefault(name, []).append(group)
@@ -234,19 +238,20 @@ class Ghost:
         """Return the gradients of a group, (units, *shape), in the scratch."""
         like, segments = self._layout[name], group.segments
         gradients = self._scratch.take(str(tuple(like.shape)), segments.num_units, like)
-        products = [use for use in group.uses if isinstance(use, Product)]
+        products = [term for term in group.terms if isinstance(term, Product)]
         if not products:
             gradients.zero_()
         for place, product in enumerate(products):
             product.into(gradients, segments, add=place > 0)
+        # The chain rule applies to the products alone, before other terms are added.
         for gradient in gradients:
             _chain(products, gradient)
-        for use in group.uses:
-            if not isinstance(use, Product):
-                use.into(gradients, segments, add=True)
+        for term in group.terms:
+            if not isinstance(term, Product):
+                term.into(gradients, segments, add=True)
         for unit in self._dropped.intersection(range(group.units.start, group.units.stop)):
-            # Their uses stay as they are: zeros in a copy, laid out otherwise, could round the
-            # group's other products otherwise than when their norms were taken.
+            # Their terms stay in the products: zeros in a copy with another layout could change how
+            # the group's other products are rounded, against when their norms were taken.
             gradients[unit - group.units.start] = 0.0
         return gradients
 
@@ -259,9 +264,9 @@ class Ghost:
             vectors[units] = 0.0
         for name, rows in self._merged.items():
             self._merged[name] = rows.without(units)
-        self._uses = {
-            name: [(_zeroed(use, segments, units), segments) for use, segments in uses]
-            for name, uses in self._uses.items()
+        self._terms = {
+            name: [(_zeroed(term, segments, units), segments) for term, segments in terms]
+            for name, terms in self._terms.items()
         }
         self._dropped |= set(units.tolist())
 
@@ -274,7 +279,7 @@ class Ghost:
                 total[name] = sum_of_rows(of_units, self._vectors[name])
             elif name in self._merged:
                 total[name] = self._merged[name].weighted_sum(of_units)
-            elif self._uses[name]:
+            elif self._terms[name]:
                 total[name] = self._sum(name, of_units)
         return total
 
@@ -283,28 +288,28 @@ class Ghost:
         groups, others = self._formed.get(name, []), of_units.clone()
         parts = []
         for start in range(0, len(groups), GROUPS):
-            some = torch.zeros_like(self._layout[name])
+            partial = torch.zeros_like(self._layout[name])
             for group in groups[start : start + GROUPS]:
-                some.view(-1).add_(of_units[group.units] @ self._form(name, group).flatten(1))
+                partial.view(-1).add_(of_units[group.units] @ self._form(name, group).flatten(1))
                 others[group.units] = 0.0
-            parts.append(some)
+            parts.append(partial)
         if sum(group.segments.num_units for group in groups) < self._num_units:
-            parts.append(_sum_of_uses(self._uses[name], others))
+            parts.append(_sum_of_terms(self._terms[name], others))
         return parts[0] if len(parts) == 1 else reduce(_add_in_float64, parts)
 
 
 class _Group:
-    """Some neighbouring units, whose gradients are formed together, and what of.
+    """Neighbouring units whose gradients are formed together, and their terms.
 
     Attributes:
         units: their positions in the chunk.
-        uses: of their sequences alone.
-        segments: whose these are, the group's first unit counted as 0.
+        terms: of their sequences alone.
+        segments: the units of these sequences, the group's first unit being 0.
     """
 
-    def __init__(self, segment: Segment, uses: Sequence[Use]) -> None:
+    def __init__(self, segment: Segment, terms: Sequence[Term]) -> None:
         self.units = segment.units
-        self.uses = uses
+        self.terms = terms
         num_units, rows = segment.num_units, segment.rows
         each = (rows.stop - rows.start) // num_units
         self.segments = Segments([each] * num_units, whole=True)
@@ -314,11 +319,11 @@ def _add_in_float64(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     return one.double().add_(other)
 
 
-def _sum_of_uses(uses: list[tuple[Use, Segments]], of_units: torch.Tensor) -> torch.Tensor:
-    # Products first: what they are of may be made of the parameter.
-    uses = sorted(uses, key=lambda used: not isinstance(used[0], Product))
-    parts = [use.weighted_sum(of_units[of.unit_of_row(of_units.device)]) for use, of in uses]
-    products = [use for use, _ in uses if isinstance(use, Product)]
+def _sum_of_terms(terms: list[tuple[Term, Segments]], of_units: torch.Tensor) -> torch.Tensor:
+    # Products first: the chain rule applies to them alone.
+    terms = sorted(terms, key=lambda used: not isinstance(used[0], Product))
+    parts = [term.weighted_sum(of_units[of.unit_of_row(of_units.device)]) for term, of in terms]
+    products = [term for term, _ in terms if isinstance(term, Product)]
     total = parts[0]
     for part in parts[1 : len(products)]:
         total += part
@@ -329,57 +334,36 @@ def _sum_of_uses(uses: list[tuple[Use, Segments]], of_units: torch.Tensor) -> to
 
 
 def _chain(products: list[Product], gradient: torch.Tensor) -> None:
-    """Make of the products' sum the gradient of the parameter that is stored."""
+    """Apply the products' chain rule, in place: to the gradient of the stored parameter."""
     if products and products[0].chain is not None:
         products[0].chain(gradient)
 
 
-def _joined(use: Use, rows: slice) -> Use:
-    """Return the use by some sequences as if they were one long one."""
-    return use.map(lambda value: value[rows].flatten(0, 1)[None])
+def _joined(term: Term, rows: slice) -> Term:
+    """Return a term of some sequences, laid end to end as one."""
+    return term.map(lambda value: value[rows].flatten(0, 1)[None])
 
 
-def _masses(use: Use, segment: Segment) -> torch.Tensor:
-    """Return at least ‖l_t‖‖r_t‖ of the units' positions, zero where one of them is, float64."""
-    if isinstance(use, Product):
-        stretch = 1.0 if use.chain is None else use.chain.stretch
-        left = _at_least_norms(by_unit(use.left, segment))
-        return left * _at_least_norms(by_unit(use.right, segment)) * stretch
-    return _at_least_norms(by_unit(use.values, segment))
+def _masses(term: Term, segment: Segment) -> torch.Tensor:
+    """Return upper bounds of ‖l_t‖‖r_t‖, (units, positions) float64; 0 where a factor is 0."""
+    if isinstance(term, Product):
+        stretch = 1.0 if term.chain is None else term.chain.stretch
+        left = _at_least_norms(by_unit(term.left, segment))
+        return left * _at_least_norms(by_unit(term.right, segment)) * stretch
+    return _at_least_norms(by_unit(term.values, segment))
 
 
 def _at_least_norms(vectors: torch.Tensor) -> torch.Tensor:
-    """Return the norms, float64, and what rounding and underflow may have lost of them."""
+    """Return upper bounds of the norms, float64: with room for rounding and underflow."""
     norms: torch.Tensor = torch.linalg.vector_norm(vectors, dim=-1).double()
     return torch.where(norms > 0, 1.01 * norms + _LOST, 0.0)
 
 
-def _zeroed(use: Use, segments: Segments, units: torch.Tensor) -> Use:
+def _zeroed(term: Term, segments: Segments, units: torch.Tensor) -> Term:
     gone = torch.isin(segments.unit_of_row(units.device), units)
-    return use.map(lambda value: value.masked_fill(gone.view(-1, *[1] * (value.ndim - 1)), 0))
-
-
-class _Method:
-    """Ghost norms with one scratch buffer."""
-
-    keeps_uses = True
-
-    def __init__(self) -> None:
-        self._scratch = Buffers()
-
-    def __call__(self, layout: Tensors, num_units: int, room: int) -> Ghost:
-        """Begin a chunk; it holds all its uses, and its passes together are kept small."""
-        return Ghost(self._scratch, layout, num_units)
-
-    def bytes_per_unit(self, layout: Tensors) -> int:
-        """Return the bytes of one unit's vectors; matrices are never held."""
-        return sum(value.nbytes for value in layout.values() if value.ndim == 1)
-
-    def clear(self) -> None:
-        """Give the scratch buffer back."""
-        self._scratch.clear()
+    return term.map(lambda value: value.masked_fill(gone.view(-1, *[1] * (value.ndim - 1)), 0))
 
 
 def ghost(model: OpenModel, num_bytes: int | None = None) -> BatchedEngine:
-    """Return the engine that forms no unit's gradient; see `BatchedEngine`."""
-    return BatchedEngine(model, _Method(), num_bytes)
+    """Return the engine that keeps no unit's gradient; see `BatchedEngine`."""
+    return BatchedEngine(model, Ghost, num_bytes=num_bytes, keeps_terms=True)

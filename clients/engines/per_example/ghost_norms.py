@@ -1,7 +1,7 @@
-"""Squared gradient norms as sums over pairs of positions (ghost norms), tied tables included.
+"""Ghost norms: squared gradient norms as sums over pairs of positions, tied tables included.
 
-With them comes a bound on their float32 rounding, see `Pairs`: positions that cancel leave a small
-sum of large numbers, of which nothing may be left.
+Each comes with a bound on its float32 rounding (`GhostNorms`): positions that cancel leave a small
+sum of large numbers, of which rounding may be all.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from typing import NamedTuple
 
 import torch
 
-from clients.engines.per_example.contributions import Product, Rows, Segment, Use, by_unit
+from clients.engines.per_example.gradient_terms import Product, Rows, Segment, Term, by_unit
 
 # Inner products are summed in float32 over at least as many entries, and then over these blocks.
 _BLOCK = 64
 
 
-class Pairs(NamedTuple):
-    """What pairs of positions tell of the units' gradients Σ_t l_t·r_tᵀ, plus v_s on row i_s.
+class GhostNorms(NamedTuple):
+    """Norms of the units' gradients Σ_t l_t·r_tᵀ, plus v_s on row i_s, with error bounds.
 
     Attributes:
         squares: squared norms, (units,) float64.
-        error: at least how far those may be from the exact ones, (units,) float64.
-        mass: at least Σ_t ‖l_t‖‖r_t‖ + Σ_s ‖v_s‖, (units,) float64.
-        positions: how many t and s there are of which no factor is zero, (units,).
+        error: upper bound of their distance from the exact ones, (units,) float64.
+        mass: upper bound of Σ_t ‖l_t‖‖r_t‖ + Σ_s ‖v_s‖, (units,) float64.
+        positions: the number of t and s of which no factor is zero, (units,).
     """
 
     squares: torch.Tensor
@@ -34,24 +34,24 @@ class Pairs(NamedTuple):
     positions: torch.Tensor
 
 
-def pairs_are_possible(uses: Sequence[Use]) -> bool:
-    """Return whether there is such a way: not for parameters that are not used as stored."""
-    products = [use for use in uses if isinstance(use, Product)]
-    covered = all(isinstance(use, Product | Rows) for use in uses)
+def ghost_is_possible(terms: Sequence[Term]) -> bool:
+    """Return whether ghost norms exist: not for parameters that are not used as stored."""
+    products = [term for term in terms if isinstance(term, Product)]
+    covered = all(isinstance(term, Product | Rows) for term in terms)
     return covered and bool(products) and all(product.chain is None for product in products)
 
 
-def pairs_are_cheaper(uses: Sequence[Use], positions: int) -> bool:
+def ghost_is_cheaper(terms: Sequence[Term], positions: int) -> bool:
     """Return whether pairs of so many positions take less arithmetic than a unit's gradient."""
-    if not pairs_are_possible(uses):
+    if not ghost_is_possible(terms):
         return False
-    product = next(use for use in uses if isinstance(use, Product))
+    product = next(term for term in terms if isinstance(term, Product))
     first, second = product.left.shape[-1], product.right.shape[-1]
     return positions * (first + second) <= first * second
 
 
-def pair_squares(uses: Sequence[Use], segment: Segment) -> Pairs:
-    """Return the units' squared norms and how far rounding may have moved them.
+def ghost_norms(terms: Sequence[Term], segment: Segment) -> GhostNorms:
+    """Return the units' squared norms, and how far rounding may have moved them.
 
     With products Σ_t l_t·r_tᵀ and look-ups that add v_s to row i_s, the square is
     Σ (l_t·l_t′)(r_t·r_t′) + 2 Σ l_t[i_s]·(r_t·v_s) + Σ [i_s = i_s′] v_s·v_s′.
@@ -63,9 +63,11 @@ def pair_squares(uses: Sequence[Use], segment: Segment) -> Pairs:
     when its two factors are multiplied. Norms come from the diagonals. What is left out, errors of
     these bounds themselves, is below a hundredth of them, and they are made larger by as much.
     """
-    products = [use for use in uses if isinstance(use, Product)]
-    left = _in_a_row([by_unit(use.left, segment) for use in products])
-    right = _in_a_row([by_unit(use.right, segment) for use in products])
+    products = [term for term in terms if isinstance(term, Product)]
+    # Gram matrices, (units, positions, positions): their elementwise product, summed, is the
+    # square.
+    left = _in_a_row([by_unit(term.left, segment) for term in products])
+    right = _in_a_row([by_unit(term.right, segment) for term in products])
     u = torch.finfo(left.dtype).eps / 2.0
     of_left, of_right = _inner(left, left), _inner(right, right)
     left_norms, right_norms = _norms(of_left, left), _norms(of_right, right)
@@ -75,22 +77,23 @@ def pair_squares(uses: Sequence[Use], segment: Segment) -> Pairs:
     error = (off_left + u) * _between(of_right.abs(), left_norms)
     error += off_right * _between(of_left.abs(), right_norms) + off_left * off_right * mass.square()
     squares = _total(of_left.mul_(of_right))
-    lookups = [use for use in uses if isinstance(use, Rows)]
+    lookups = [term for term in terms if isinstance(term, Rows)]
     if lookups:
-        ids = _in_a_row([by_unit(use.ids[..., None], segment) for use in lookups])[..., 0]
-        values = _in_a_row([by_unit(use.values, segment) for use in lookups])
+        ids = _in_a_row([by_unit(term.ids[..., None], segment) for term in lookups])[..., 0]
+        values = _in_a_row([by_unit(term.values, segment) for term in lookups])
         of_values = _inner(values, values)
         norms = _norms(of_values, values)
         off = (_roundings(values) + 1) * u
         squares += 2 * cross_term(left, right, ids, values)
         error += 2 * off * _between(scores(left, ids).abs(), right_norms, norms)
         present = _present(of_values).sum(dim=1)
+        # Look-ups add up only where they are of the same row.
         same_row = ids[:, :, None] == ids[:, None, :]
         squares += _total(of_values.mul_(same_row))
         error += off * _between(same_row.to(values.dtype), norms)
         mass += norms.sum(dim=1)
         positions += present
-    return Pairs(squares, 1.01 * error, 1.01 * mass, positions)
+    return GhostNorms(squares, 1.01 * error, 1.01 * mass, positions)
 
 
 def cross_term(
@@ -106,13 +109,14 @@ def scores(left: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
 
 
 def _in_a_row(positions: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return the units' positions of all uses; of one use without a copy."""
+    """Return the units' positions of all terms; of a single term without a copy."""
     return positions[0] if len(positions) == 1 else torch.cat(list(positions), dim=1)
 
 
 def _inner(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """Return the units' inner products, (units, positions of one, positions of the other)."""
     width = one.shape[-1]
+    # In blocks of about √width entries, so that the error bound grows with the root of the width.
     block = _block(width)
     total = torch.bmm(one[..., :block], other[..., :block].mT)
     for start in range(block, width, block):
@@ -126,7 +130,7 @@ def _block(width: int) -> int:
 
 
 def _roundings(vectors: torch.Tensor) -> int:
-    """Return how often a term of `_inner` is rounded at most: in its block, then block by block."""
+    """Return the most roundings of a product in `_inner`: in its block, then block by block."""
     width = vectors.shape[-1]
     return min(width, _block(width)) + math.ceil(width / _block(width))
 

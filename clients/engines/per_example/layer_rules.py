@@ -1,8 +1,8 @@
-"""Layer rules: from a layer's input and the gradient of its output to uses of its parameters.
+"""Layer rules: from a layer's input and output gradient to the gradient terms of its parameters.
 
-A rule is found by a module's exact class, since a subclass may compute something else. What has
-no rule is computed by `loop`; that a rule fits is checked by numbers before it is trusted
-(`trust`).
+A rule is found by a module's exact class, since a subclass may compute something else. A model with
+a layer without a rule is computed by `loop`; that a rule fits is verified by numbers before it is
+used (`verification.py`).
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ import torch.nn.functional as F
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from clients.engines.per_example.contributions import Product, Rows, Total, Use
+from clients.engines.per_example.gradient_terms import Product, Rows, Term, Total
 from clients.models.lstm_recurrence import Recurrence
 from clients.models.mcmahan_lstm import NormalisedRows, UnitScores
 
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a module, as much of it as a rule may need.
+    """One call of a module: what a rule needs of it.
 
     Attributes:
         module: for its settings; by now the parameters of the pass are no longer in it.
         parameters: its trainable ones, by attribute name.
         input: its first argument.
         others: its other arguments.
-        output: what it returned, where the tapped tensor is the input.
-        gradient: of the summed losses with respect to the tapped tensor.
+        output: what it returned, where the hooked tensor is the input.
+        gradient: of the summed losses with respect to the hooked tensor.
     """
 
     module: Any
@@ -44,58 +44,58 @@ class Call:
 
 @dataclass(frozen=True)
 class Rule:
-    """What a layer does with its parameters.
+    """The rule of a layer: how the gradients of its parameters are computed.
 
     Attributes:
-        uses: from a call to {attribute name: use}.
-        tap: the tensor whose gradient it needs.
-        fits: whether this instance of the class is one that the rule describes.
+        terms: from a call to {attribute name: term}.
+        hook: the tensor whose gradient it needs.
+        fits: whether the rule describes this instance of the class.
         borrows: attribute names of parameters that another module owns, and how to find them.
     """
 
-    uses: Callable[[Call], Mapping[str, Use]]
-    tap: Literal["output", "input"] = "output"
+    terms: Callable[[Call], Mapping[str, Term]]
+    hook: Literal["output", "input"] = "output"
     fits: Callable[[Any], bool] = lambda _module: True
     borrows: Callable[[Any], Mapping[str, torch.Tensor]] = lambda _module: {}
 
 
-def linear(call: Call) -> Mapping[str, Use]:
+def linear(call: Call) -> Mapping[str, Term]:
     """Rule of y = x·Wᵀ + b."""
     return {"weight": Product(call.gradient, call.input), "bias": Total(call.gradient)}
 
 
-def conv1d(call: Call) -> Mapping[str, Use]:
+def conv1d(call: Call) -> Mapping[str, Term]:
     """Rule of y = x·W + b, the layer of GPT-2."""
     return {"weight": Product(call.input, call.gradient), "bias": Total(call.gradient)}
 
 
-def embedding(call: Call) -> Mapping[str, Use]:
+def embedding(call: Call) -> Mapping[str, Term]:
     """Rule of y = W[ids]; ids of batch size 1 (positions) stand for every sequence."""
     ids = call.input.expand(call.gradient.shape[:-1])
     return {"weight": Rows(ids, call.gradient, call.module.num_embeddings)}
 
 
-def layer_norm(call: Call) -> Mapping[str, Use]:
+def layer_norm(call: Call) -> Mapping[str, Term]:
     """Rule of y = w ⊙ (x − mean)/std + b."""
     module = call.module
     plain = F.layer_norm(call.input, module.normalized_shape, eps=module.eps)
     return {"weight": Total(call.gradient * plain), "bias": Total(call.gradient)}
 
 
-def rms_norm(call: Call) -> Mapping[str, Use]:
+def rms_norm(call: Call) -> Mapping[str, Term]:
     """Rule of y = w ⊙ x/rms(x), as Llama, Mistral and Qwen compute it."""
     size = (call.input.shape[-1],)
     plain = F.rms_norm(call.input, size, eps=call.module.variance_epsilon)
     return {"weight": Total(call.gradient * plain)}
 
 
-def recurrence(call: Call) -> Mapping[str, Use]:
+def recurrence(call: Call) -> Mapping[str, Term]:
     """gates(t) = from_input(t) + W·h(t−1): the gradient of its input is that of the gates."""
     before = F.pad(call.output[:, :-1], (0, 0, 1, 0))
     return {"weight": Product(call.gradient, before)}
 
 
-def unit_scores(call: Call) -> Mapping[str, Use]:
+def unit_scores(call: Call) -> Mapping[str, Term]:
     """Rule of y = x·(W at norm 1)ᵀ, W borrowed from the embedding."""
     (words,) = call.others
     chain = NormalisedRows(call.parameters["embedding"], words.inverse)
@@ -121,7 +121,7 @@ RULES: dict[type[nn.Module], Rule] = {
     Conv1D: Rule(conv1d),
     nn.Embedding: Rule(embedding, fits=_plain_embedding),
     nn.LayerNorm: Rule(layer_norm, fits=_over_the_last_size),
-    Recurrence: Rule(recurrence, tap="input"),
+    Recurrence: Rule(recurrence, hook="input"),
     UnitScores: Rule(unit_scores, borrows=lambda module: {"embedding": module.embedding.weight}),
 }
 _RMS_NORM = Rule(rms_norm, fits=_only_a_weight)

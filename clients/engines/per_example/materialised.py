@@ -1,33 +1,177 @@
-"""Per-unit gradients in full: one reused buffer per parameter, a row for every unit of a chunk.
+"""Engine `materialised`: per-unit gradients in full, one reused buffer a parameter, a row a unit.
 
 A batched matrix product over units costs what the one product over all of them costs, and norms
-and the clipped sum are two passes over memory. Where a unit's sequences are spread over passes,
-what its products are made of is held, so that each is formed once. The gradient of a table of
-which rows are only looked up stays a list of rows.
+and the clipped sum are two passes over memory. Where a unit's sequences are spread over passes, the
+sides of its products are kept (`DeferredProducts`), so that each product is formed once. The
+gradient of a table of which rows are only looked up stays a list of rows.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
 import torch
 
-from clients.engines.per_example.batched import BatchedEngine
+from clients.engines.clipped_sums import block_squares, sum_of_rows
+from clients.engines.per_example.batched import BatchedEngine, Buffers
 from clients.engines.per_example.capture import NotCovered, OpenModel
-from clients.engines.per_example.contributions import (
+from clients.engines.per_example.gradient_terms import (
     Chain,
     MergedRows,
+    Product,
     Rows,
     Segments,
+    Term,
     Total,
-    Use,
     merged,
+    write_product,
 )
-from clients.engines.per_example.deferred_products import HeldProducts
-from clients.engines.squares import block_squares, sum_of_rows
 from fedsim.tensors import Tensors
 
 
+class DeferredProducts:
+    """Products of units whose sequences are spread over passes, formed once all passes are done.
+
+    Each unit's gradient is then written once, in the cache, over all its passes. Two neighbouring
+    units are formed together, one on each core: two cores lose a quarter of their speed over one
+    product of this size, and little over two.
+    """
+
+    def __init__(self, num_units: int) -> None:
+        self._formed = [False] * num_units
+        self._passes: list[_Pass] = []
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the sides that are kept."""
+        return sum(deferred.num_bytes for deferred in self._passes)
+
+    def add(self, name: str, product: Product, segments: Segments) -> None:
+        """Keep a product of a pass; a pass's products come one after the other."""
+        if not self._passes or self._passes[-1].segments is not segments:
+            self._passes.append(_Pass(segments))
+        self._passes[-1].add(name, product)
+
+    def write(self, buffer: Callable[[str], torch.Tensor]) -> None:
+        """Form all products, added to those written before, and drop their sides.
+
+        Args:
+            buffer: gives (units, *shape) for a parameter.
+        """
+        # Parameter by parameter and unit by unit: a gradient is written over all passes in a row,
+        # while it is in the cache.
+        steps = list(_steps(self._passes, self._formed))
+        for name in dict.fromkeys(name for deferred in self._passes for name in deferred.parts):
+            gradients = buffer(name)
+            for step in steps:
+                add = step.add
+                for part in step.of.parts.get(name, ()):  # several, if the layer is called again
+                    part.write(gradients, step, add=add)
+                    add = True
+        self._passes.clear()
+
+
+class _Pass:
+    """The products of one pass.
+
+    Attributes:
+        segments: whose sequences are in it.
+        starts: each unit's first sequence.
+        parts: by parameter.
+        num_bytes: of them.
+    """
+
+    def __init__(self, segments: Segments) -> None:
+        self.segments = segments
+        self.starts = [0, *accumulate(segments.counts)]
+        self.parts: dict[str, list[_Part]] = {}
+        self.num_bytes = 0
+
+    def add(self, name: str, product: Product) -> None:
+        self.parts.setdefault(name, []).append(_Part(product))
+        self.num_bytes += product.left.nbytes + product.right.nbytes
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One product of one pass, or two of the same size.
+
+    Attributes:
+        of: the pass.
+        unit: the first unit's place in the chunk.
+        start: the first unit's first sequence in the pass.
+        size: how many sequences.
+        distance: from the first unit's sequences to the second one's; 0 for a single unit.
+        add: whether the units have gradients already.
+    """
+
+    of: _Pass
+    unit: int
+    start: int
+    size: int
+    distance: int
+    add: bool
+
+
+def _steps(passes: Sequence[_Pass], formed: list[bool]) -> Iterator[_Step]:
+    """Yield the products to form: two units at a time, each over all passes.
+
+    Sequences that one of the two has beyond the other's are formed alone.
+
+    Args:
+        passes: all.
+        formed: (units,) whether a unit has a gradient already; changed.
+    """
+    for first in range(0, len(formed), 2):
+        units = range(first, min(first + 2, len(formed)))
+        for deferred in passes:
+            counts = deferred.segments.counts
+            both = len(units) == 2 and formed[first] == formed[first + 1]
+            common = min(counts[unit] for unit in units) if both else 0
+            if common:
+                yield _Step(
+                    deferred, first, deferred.starts[first], common, counts[first], formed[first]
+                )
+                formed[first] = formed[first + 1] = True
+            for unit in units:
+                if more := counts[unit] - common:
+                    yield _Step(
+                        deferred, unit, deferred.starts[unit] + common, more, 0, formed[unit]
+                    )
+                    formed[unit] = True
+
+
+class _Part:
+    """The two sides of one pass's products, (positions of all its sequences, size)."""
+
+    def __init__(self, product: Product) -> None:
+        self._length = product.left.shape[1]
+        self._left, self._right = product.left.flatten(0, 1), product.right.flatten(0, 1)
+
+    def write(self, gradients: torch.Tensor, step: _Step, *, add: bool) -> None:
+        """Write a step's products, or add them."""
+        unit, start, size = step.unit, step.start * self._length, step.size * self._length
+        if step.distance:
+            distance = step.distance * self._length
+            left, right = (_two(side, start, size, distance) for side in (self._left, self._right))
+            write_product(gradients[unit : unit + 2], left.mT, right, add=add)
+        else:  # a plain product: less overhead than a batch of one
+            rows = slice(start, start + size)
+            write_product(gradients[unit], self._left[rows].T, self._right[rows], add=add)
+
+
+def _two(side: torch.Tensor, start: int, size: int, distance: int) -> torch.Tensor:
+    """Return positions of two units, (2, size, width), without a copy."""
+    along, across = side.stride()
+    # The two units' rows as a batch: one view whose first stride leads from unit to unit.
+    shape, strides = (2, size, side.shape[1]), (distance * along, along, across)
+    return side.as_strided(shape, strides, side.storage_offset() + start * along)
+
+
 class Materialised:
-    """Collects the uses of one chunk; see `clients.engines.per_example.gradients.Gradients`.
+    """Collects the terms of one chunk; see `clients.engines.per_example.gradient_terms.Gradients`.
 
     The rows whose norms are taken are the rows that are added: the clip's margin is `norm_error`.
     """
@@ -37,7 +181,7 @@ class Materialised:
         self._layout = layout
         self._num_units = num_units
         self._room = room
-        self._held = HeldProducts(num_units)
+        self._deferred = DeferredProducts(num_units)
         self._segments = Segments([], whole=True)
         self._num_passes = 0
         self._passes_of: dict[str, set[int]] = {}
@@ -47,41 +191,44 @@ class Materialised:
         self._rows: dict[str, list[tuple[Rows, Segments]]] = {}
         self._merged: dict[str, MergedRows] = {}
         self._chains: dict[str, Chain] = {}
+        self._all_squares: torch.Tensor | None = None
 
     def start_pass(self, segments: Segments) -> None:
-        """Say to which units the sequences of the uses that follow belong."""
-        if self._held.num_bytes > self._room:
-            self._held.form(self._buffer)
+        """Set the units that the sequences of the following terms belong to."""
+        if self._deferred.num_bytes > self._room:
+            self._deferred.write(self._buffer)
         self._segments = segments
         self._num_passes += 1
 
-    def __call__(self, name: str, use: Use) -> None:
-        """Add one use of parameter `name`."""
-        if isinstance(use, Rows):  # dense only if another use of the table is
-            self._rows.setdefault(name, []).append((use, self._segments))
+    def __call__(self, name: str, term: Term) -> None:
+        """Add one term of parameter `name`."""
+        if isinstance(term, Rows):  # dense only if another term of the table is
+            self._rows.setdefault(name, []).append((term, self._segments))
             self._changed.add(name)
             return
         passes = self._passes_of.setdefault(name, set())
         again = self._num_passes in passes
         passes.add(self._num_passes)
-        if isinstance(use, Total):  # vectors are small: zeros first, then always added to
-            use.into(self._buffer(name, zero=True), self._segments, add=True)
+        if isinstance(term, Total):  # vectors are small: zeros first, then always added to
+            term.into(self._buffer(name, zero=True), self._segments, add=True)
             return
-        if use.chain is not None:
-            self._chains[name] = use.chain
+        if term.chain is not None:
+            self._chains[name] = term.chain
             self._changed.add(name)
+        # A unit with all its sequences in this pass has its product at once, and its norm while the
+        # product is in the cache, unless more is to come; others wait for their other passes.
         if self._segments.whole:
-            use.into(self._buffer(name), self._segments, add=again)
+            term.into(self._buffer(name), self._segments, add=again)
             if again:
                 self._changed.add(name)
             elif name not in self._changed:
                 self._take_squares(name)
         else:
-            self._held.add(name, use, self._segments)
+            self._deferred.add(name, term, self._segments)
             self._changed.add(name)
 
     def _take_squares(self, name: str) -> None:
-        """Take the squared norms of what the pass has just formed, out of the cache."""
+        """Take the squared norms of gradients while they are still in the cache."""
         if name not in self._squares:
             zeros = torch.zeros(self._num_units, dtype=torch.float64)
             self._squares[name] = zeros.to(self._layout[name].device)
@@ -90,37 +237,40 @@ class Materialised:
             self._squares[name][segment.units] = block_squares(formed.flatten(1))
 
     def _buffer(self, name: str, *, zero: bool = False) -> torch.Tensor:
-        """Return what holds the parameter's gradients; its first taker may ask for zeros."""
+        """Return the parameter's gradients; on the first call, on request, set to zero."""
         if name not in self._dense:
             taken = self._buffers.take(name, self._num_units, self._layout[name])
             self._dense[name] = taken.zero_() if zero else taken
         return self._dense[name]
 
     def squares(self) -> torch.Tensor:
-        """Return squared norms, (units, parameters) float64; all uses must be in.
+        """Return squared norms, (units, parameters) float64; all terms must be in.
 
         Raises:
             NotCovered: a pass did not use a parameter, so its buffers hold anything.
         """
+        if self._all_squares is not None:  # chains change the gradients: once
+            return self._all_squares
         for name, passes in self._passes_of.items():
             if len(passes) != self._num_passes:
                 raise NotCovered(f"{name} (not every sequence uses it)")
-        self._held.form(self._buffer)
+        self._deferred.write(self._buffer)
         for name, chain in self._chains.items():
             for gradient in self._dense[name]:  # one unit at a time stays in the cache
                 chain(gradient)
         for name, lookups in self._rows.items():
             self._look_up(name, lookups)
         columns = [self._square(name) for name in self._layout]
-        return torch.stack(columns, dim=1)
+        self._all_squares = torch.stack(columns, dim=1)
+        return self._all_squares
 
     def _look_up(self, name: str, lookups: list[tuple[Rows, Segments]]) -> None:
         if name not in self._dense:
             self._merged[name] = merged(lookups)
             return
         gradients = self._buffer(name, zero=True)
-        for use, segments in lookups:
-            use.into(gradients, segments, add=True)
+        for term, segments in lookups:
+            term.into(gradients, segments, add=True)
 
     def _square(self, name: str) -> torch.Tensor:
         num_units = self._num_units
@@ -133,7 +283,7 @@ class Materialised:
         return block_squares(self._dense[name].flatten(1))
 
     def coarse(self, factors: torch.Tensor, bound: float) -> torch.Tensor:
-        """Return (units,) bool, none: what is added are the gradients that were clipped."""
+        """Return (units,) bool, all false: the gradients whose norms were taken are added."""
         return torch.zeros(self._num_units, dtype=torch.bool, device=factors.device)
 
     def drop(self, units: torch.Tensor) -> None:
@@ -155,45 +305,6 @@ class Materialised:
         return total
 
 
-class Buffers:
-    """Memory that is kept from chunk to chunk: fresh pages cost more than the arithmetic saved."""
-
-    def __init__(self) -> None:
-        self._kept: dict[str, torch.Tensor] = {}
-
-    def take(self, name: str, num_units: int, like: torch.Tensor) -> torch.Tensor:
-        """Return (num_units, *shape) of `like`, with anything in it."""
-        kept = self._kept.get(name)
-        if kept is None or len(kept) < num_units or kept.dtype != like.dtype:
-            kept = self._kept[name] = like.new_empty(num_units, *like.shape)
-        return kept[:num_units]
-
-    def clear(self) -> None:
-        """Give the memory back."""
-        self._kept.clear()
-
-
-class _Method:
-    """Materialised gradients in buffers that outlive a chunk."""
-
-    keeps_uses = False
-
-    def __init__(self) -> None:
-        self._buffers = Buffers()
-
-    def __call__(self, layout: Tensors, num_units: int, room: int) -> Materialised:
-        """Begin a chunk that may hold `room` bytes from one pass to the next."""
-        return Materialised(self._buffers, layout, num_units, room)
-
-    def bytes_per_unit(self, layout: Tensors) -> int:
-        """Return the bytes of one unit's gradient."""
-        return sum(value.nbytes for value in layout.values())
-
-    def clear(self) -> None:
-        """Give the buffers back."""
-        self._buffers.clear()
-
-
 def materialised(model: OpenModel, num_bytes: int | None = None) -> BatchedEngine:
     """Return the engine that forms every unit's gradient; see `BatchedEngine`."""
-    return BatchedEngine(model, _Method(), num_bytes)
+    return BatchedEngine(model, Materialised, num_bytes=num_bytes)

@@ -1,8 +1,8 @@
-"""Short sequences of one unit side by side in a row, so that less of a pass is padding.
+"""Sequence packing: short sequences of one unit side by side in a row, for less padding.
 
-The sequences of a row do not see each other: positions begin anew with each of them, which
-transformers reads as several sequences in a row. Whether a network does so is tried before it is
-trusted. A row holds sequences of one unit alone, and which ones hangs on that unit alone.
+The sequences of a row do not attend to each other: positions restart at 0 with each of them, which
+transformers reads as several sequences. Whether a network does so is tried before rows are packed.
+A row holds sequences of one unit, chosen by that unit alone.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from fedsim.tensors import Tensors
 ROW_TOKENS = 64
 
 _TOKENS = 8  # of each sequence in the row with which a network is tried
-# Relative to the largest logit: what rounding may change, and what a sequence in front must change
-# where it is seen, or the trial would tell nothing.
+# Relative to the largest logit: the most that rounding may change, and the least that a sequence in
+# front must change where it is attended to, or the trial would show nothing.
 _ROUNDING, _SEEN = 1e-4, 1e-3
 
 
 @dataclass(frozen=True, eq=False)
 class Placement:
-    """Where units' sequences stand; rows are in the order of the units.
+    """The rows and places of units' sequences; rows are in the order of the units.
 
     Attributes:
         row_of: (sequences,) int64, each sequence's row.
@@ -45,7 +45,7 @@ class Placement:
 
 
 def placed(units: Sequence[Unit], most: int) -> Placement:
-    """Return where the units' sequences stand, in rows of at most `most` tokens; 0: each alone.
+    """Return the placement of the units' sequences in rows of `most` tokens; 0: each alone.
 
     A longer sequence has a row of its own.
     """
@@ -72,6 +72,7 @@ def _best_fit(lengths: list[int], most: int) -> tuple[list[int], list[int], list
 
     Longest first, each into the fullest row that has room.
     """
+    # Best fit decreasing (bin packing): `with_room[r]` lists the rows with r tokens of room left.
     shortest = sorted(lengths)[:2]
     if len(lengths) < 2 or sum(shortest) > most:
         return list(range(len(lengths))), [0] * len(lengths), lengths
@@ -95,12 +96,12 @@ def _best_fit(lengths: list[int], most: int) -> tuple[list[int], list[int], list
 def row_tokens(model: OpenModel, parameters: Tensors) -> int:
     """Return the tokens that a row may have: `ROW_TOKENS`, or 0 where each sequence stands alone.
 
-    Found out at the network's starting point with tokens that are nobody's: what it says is the
-    same in every process of a run, and when the run is taken up again.
+    Tried at the network's starting point on made-up tokens: the result is the same in every process
+    of a run, and when the run is resumed.
 
     Args:
         model: as it will compute, but in float32.
-        parameters: like which the network is to have them, in type and device.
+        parameters: whose types and devices the network's parameters are to have.
     """
     if "positions" not in inspect.signature(model.logits).parameters:
         return 0
@@ -115,7 +116,7 @@ def row_tokens(model: OpenModel, parameters: Tensors) -> int:
         return ROW_TOKENS if _keeps_apart(model, start) else 0
     except torch.OutOfMemoryError:
         raise
-    except Exception:  # what a network raises that cannot take such rows is up to it
+    except Exception:  # networks that cannot take such rows raise errors of any kind
         return 0
 
 
@@ -123,7 +124,7 @@ def row_tokens(model: OpenModel, parameters: Tensors) -> int:
 def _keeps_apart(model: OpenModel, parameters: Tensors) -> bool:
     """Return whether a sequence behind others in a full row has the logits that it has alone.
 
-    Without positions it must see them: else that it does not see them would say nothing.
+    Without positions it must attend to them: else the comparison would show nothing.
     """
     device, words = model.device, model.vocabulary_size
     sequences = torch.arange(ROW_TOKENS, device=device).view(-1, _TOKENS)
@@ -132,9 +133,9 @@ def _keeps_apart(model: OpenModel, parameters: Tensors) -> bool:
     rows = torch.stack([sequences, others]).flatten(1)
     positions = torch.arange(_TOKENS, device=device).repeat(2, len(sequences))
     alone = model.logits(parameters, sequences[-1:])
-    apart = model.logits(parameters, rows, positions)[:, -_TOKENS:]
-    seen = model.logits(parameters, rows)[:, -_TOKENS:]
+    packed = model.logits(parameters, rows, positions)[:, -_TOKENS:]
+    attended = model.logits(parameters, rows)[:, -_TOKENS:]
     largest = float(alone.abs().max())
-    differs = float((apart - alone).abs().max())
-    moved = float((seen[0] - seen[1]).abs().max())
+    differs = float((packed - alone).abs().max())
+    moved = float((attended[0] - attended[1]).abs().max())
     return differs <= _ROUNDING * largest and moved >= _SEEN * largest > 0.0

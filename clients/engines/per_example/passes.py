@@ -1,4 +1,4 @@
-"""Units' sequences cut into passes through the network: of like length, padded to the longest."""
+"""Microbatches: units' sequences cut into passes of like length, padded to the longest."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import numpy as np
 import torch
 
 from clients.engines.cross_entropy import Batch
-from clients.engines.per_example.contributions import Segments
+from clients.engines.per_example.gradient_terms import Segments
 from clients.engines.per_example.packing import Placement, placed
+from clients.models.dropout import unit_streams
 from fedsim.execution import Unit
 
-# What a pass costs beside its tokens, as a number of tokens: measured with small models and one and
-# two threads, and for each thread, since these shorten the tokens alone; a GPU waits for its host.
+# The fixed cost of a pass, as a number of tokens: on a CPU, for each thread (threads speed up the
+# tokens alone; measured with small models on one and two); on a GPU, which waits for its host.
 _CPU_PASS, _GPU_PASS = 150, 2048
 
 
@@ -24,7 +25,7 @@ class Pass:
 
     Attributes:
         batch: the rows; a sequence's loss counts 1 over its unit's number of them.
-        segments: whose they are.
+        segments: the units of the rows.
     """
 
     batch: Batch
@@ -45,7 +46,7 @@ def passes(
     in the order of the units. Short sequences share rows of at most `row_tokens`, but none where
     masks of dropout belong to rows.
     """
-    streams = all_streams(units)
+    streams = unit_streams(units)
     placement = placed(units, row_tokens if streams is None else 0)
     unit_of = torch.arange(len(units)).repeat_interleave(placement.counts)
     sequences = _Sequences(units, placement)
@@ -66,7 +67,7 @@ def passes(
 
 
 class _Sequences:
-    """All units' sequences and where they stand."""
+    """All units' sequences end to end, and their placement in rows."""
 
     def __init__(self, units: Sequence[Unit], placement: Placement) -> None:
         self._placement = placement
@@ -82,9 +83,11 @@ class _Sequences:
     def in_rows(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Return tokens, shares and positions of rows, each (rows, length).
 
-        Shares are what the prediction of the next token counts. Positions are None where every
+        Shares are the weights of the predictions of the next token. Positions are None where every
         row has one sequence.
         """
+        # Scatter by flat index: every token of the rows gets its place in the padded block at once,
+        # `inside` being its position in its own sequence.
         placement = self._placement
         size = (len(rows), int(placement.lengths[rows].max()))
         place_of = torch.full((len(placement.lengths),), -1)
@@ -109,12 +112,6 @@ class _Sequences:
         return tokens.view(size), shares.view(size), positions
 
 
-def all_streams(units: Sequence[Unit]) -> torch.Tensor | None:
-    """Return the dropout streams of all units' sequences, or None where a unit has none."""
-    streams = [unit.streams for unit in units if unit.streams is not None]
-    return torch.cat(streams) if streams and len(streams) == len(units) else None
-
-
 def _runs_of_like_length(
     lengths: torch.Tensor, max_tokens: int, pass_cost: int
 ) -> Iterator[torch.Tensor]:
@@ -123,6 +120,8 @@ def _runs_of_like_length(
     Of all ways to cut the rows, sorted by length, where the length changes, this takes the one
     that costs least: padded tokens, and `pass_cost` a pass.
     """
+    # Dynamic programming over the distinct lengths: costs[i] is the least cost of the first i, and
+    # begins[i] where the last run of that optimum begins.
     order = torch.argsort(lengths, descending=True, stable=True)
     tops, counts = np.unique(-lengths.numpy(), return_counts=True)
     tops, ends = -tops, np.concatenate([[0], counts.cumsum()])
@@ -138,5 +137,5 @@ def _runs_of_like_length(
         runs.append((order[ends[begin] : ends[last]], max(1, max_tokens // int(tops[begin]))))
         last = begin
     for run, most in reversed(runs):
-        # In the order of the units: most then have all their rows of a run in one pass.
+        # In the order of the units, so that most have all their rows of a run in one pass.
         yield from torch.split(run.sort().values, most)

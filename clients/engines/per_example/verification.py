@@ -1,4 +1,4 @@
-"""Whether layer rules describe a model, found out before they are trusted."""
+"""Verify the per-layer gradient rules against autograd, before an engine uses them."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from dataclasses import fields
 import torch
 
 from clients.engines.cross_entropy import Batch
-from clients.engines.per_example.capture import NotCovered, OpenModel, Site, run, tapped
-from clients.engines.per_example.contributions import Use
-from clients.engines.per_example.gradients import Gradients
+from clients.engines.per_example.capture import HookedLayer, NotCovered, OpenModel, hooked, run
+from clients.engines.per_example.gradient_terms import Gradients, Term
 from clients.engines.per_example.passes import passes
 from clients.tasks.mean_gradient import mean_gradient
 from fedsim.execution import Unit
+from fedsim.language_model import LanguageModel
 from fedsim.tensors import Tensors, l2_norm
 
-# The unit that is looked at is cut to this many examples and tokens.
+# The unit that is computed is cut to this many examples and tokens.
 _EXAMPLES, _TOKENS = 3, 8
 
 # Relative to a parameter's gradient, and to the whole gradient for those that are rounding alone
 # (a bias before a softmax). Rules that are wrong are wrong by far more.
 _OWN_TOLERANCE, _WHOLE_TOLERANCE = 1e-3, 1e-5
-# Of gradients outside, squares or the numbers themselves leave float32, and zeros tell nothing.
+# Outside, squares or the gradients themselves leave float32; zeros show nothing.
 _LEAST_NORM, _LARGEST_NORM = 1e-15, 1e15
 
 
@@ -30,10 +30,10 @@ class CannotTell(Exception):  # noqa: N818 (a finding, not a fault)
     """The gradients are not finite, or zero, huge or tiny: no comparison this time."""
 
 
-def made_up(model: OpenModel, like: Unit) -> Unit:
-    """Return a unit of three short examples of tokens spread over the vocabulary.
+def made_up_unit(model: LanguageModel, like: Unit) -> Unit:
+    """Return a unit of three short examples, whose tokens are spread over the vocabulary.
 
-    No longer than the examples of `like` are padded to, and with dropout streams if it has some.
+    At most as wide as the padded examples of `like`, and with dropout streams if it has some.
     """
     width = min(_TOKENS, like.tokens.shape[1])
     ids = torch.arange(1, _EXAMPLES * width + 1).view(_EXAMPLES, width) * 7919
@@ -44,16 +44,16 @@ def made_up(model: OpenModel, like: Unit) -> Unit:
 
 def verified(
     model: OpenModel,
-    sites: Sequence[Site],
+    layers: Sequence[HookedLayer],
     parameters: Tensors,
     unit: Unit,
     method: Callable[[Tensors, int], Gradients],
 ) -> int:
     """Compare with `loop` on a few tokens, and return the bytes that a token's capture takes.
 
-    First: with every tapped tensor cut off, no logit may depend on a parameter any more, or some
-    use of it passes by the rules. Then: norms and gradients of two units of different size, told
-    apart within one chunk, must be those of automatic differentiation.
+    First: with every hooked tensor detached, no logit may depend on a parameter, or the rules miss
+    a use of it. Then: norms and gradients of two units of different size in one chunk must be those
+    of automatic differentiation.
 
     Raises:
         NotCovered: they are not; names the parameter.
@@ -64,15 +64,15 @@ def verified(
     gradients = method(parameters, len(units))
     num_bytes = num_tokens = 0
 
-    def counting(name: str, use: Use) -> None:
+    def counting(name: str, term: Term) -> None:
         nonlocal num_bytes
-        num_bytes += _bytes(use)
-        gradients(name, use)
+        num_bytes += _bytes(term)
+        gradients(name, term)
 
     for part in passes(units, _TOKENS * _EXAMPLES, model.device, dtype):
-        refuse_other_uses(model, sites, parameters, part.batch)
+        refuse_other_uses(model, layers, parameters, part.batch)
         gradients.start_pass(part.segments)
-        run(model, sites, parameters, part.batch, counting)
+        run(model, layers, parameters, part.batch, counting)
         num_tokens += part.batch.tokens.numel()
     squares = gradients.squares()
     if not squares.isfinite().all():  # one unit's NaN would be in both units' sums
@@ -103,11 +103,11 @@ def _small_units(unit: Unit) -> list[Unit]:
 
 
 def refuse_other_uses(
-    model: OpenModel, sites: Sequence[Site], parameters: Tensors, batch: Batch
+    model: OpenModel, layers: Sequence[HookedLayer], parameters: Tensors, batch: Batch
 ) -> None:
-    """Raise `NotCovered` if, every tapped tensor cut off, a logit depends on a parameter still."""
+    """Raise `NotCovered` if a logit depends on a parameter with every hooked tensor detached."""
     leaves = {name: value.detach().requires_grad_() for name, value in parameters.items()}
-    with torch.enable_grad(), tapped(sites, leaves, len(batch.tokens), None):
+    with torch.enable_grad(), hooked(layers, leaves, len(batch.tokens), None):
         total = model.logits(leaves, batch.tokens).sum()
     if not total.requires_grad:
         return
@@ -118,7 +118,7 @@ def refuse_other_uses(
 
 
 def compare(expected: Tensors, computed: Tensors, norms: Sequence[float] | None = None) -> None:
-    """Compare gradients, parameter by parameter, and what is taken for their norms.
+    """Compare gradients, parameter by parameter, and their norms.
 
     Raises:
         NotCovered: they differ; names the parameter.
@@ -137,6 +137,6 @@ def compare(expected: Tensors, computed: Tensors, norms: Sequence[float] | None 
             raise NotCovered(f"{name} (its rule gives another gradient than the loop)")
 
 
-def _bytes(use: Use) -> int:
-    values = (getattr(use, field.name) for field in fields(use))
+def _bytes(term: Term) -> int:
+    values = (getattr(term, field.name) for field in fields(term))
     return sum(value.nbytes for value in values if isinstance(value, torch.Tensor))

@@ -1,7 +1,7 @@
-"""Layers with weights of each user's own: the same modules, run over a stack of parameters.
+"""Forward passes of the layers over a stack of parameters, one set of weights for each user.
 
-A sequence uses the weights of the user that it belongs to; users' sequences stand side by side,
-as many for each. A parameter that is not trained is not stacked, and shared as ever.
+A sequence uses the weights of its user; users' sequences stand side by side, as many for each. A
+frozen parameter is not stacked: all users share it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from clients.engines.per_example.capture import Site
+from clients.engines.per_example.capture import HookedLayer
 from clients.models.lstm_recurrence import Recurrence, recur
 from clients.models.mcmahan_lstm import UnitRows, UnitScores
 
@@ -26,14 +26,14 @@ _CACHE_BYTES = 16 * 2**20
 
 
 class Stack(NamedTuple):
-    """How sequences stand: `rows` for each of `users`, side by side."""
+    """The layout of a batch: `rows` sequences for each of `users`, side by side."""
 
     users: int
     rows: int
 
 
 def even_parts(count: int, most: int) -> int:
-    """Return how many of `count` to take at once: in as few parts as `most` allows, none a rest.
+    """Return how many of `count` to take at once: in as few parts as `most` allows, of even size.
 
     A short part takes as many calls as a full one.
     """
@@ -72,7 +72,7 @@ def rms_norm(module: Any, stack: Stack, inputs: torch.Tensor) -> torch.Tensor:  
 
 
 def recurrence(module: Recurrence, stack: Stack, from_inputs: torch.Tensor) -> torch.Tensor:
-    """Run the module itself, which takes a stack, for a few users after the other.
+    """Run the module's own arithmetic, which takes a stack, a few users at a time.
 
     Every position reads the weights of all users that run together: from a CPU's cache, where
     they fit, four times faster than from memory.
@@ -107,17 +107,17 @@ FORWARDS: dict[type[nn.Module], Forward] = {
 
 
 def forward_for(module: nn.Module) -> Forward | None:
-    """Return how to run `module` over a stack, or None; see `rules.rule_for`."""
-    found = FORWARDS.get(type(module))
-    if found is None and type(module).__name__.endswith("RMSNorm"):
+    """Return how to run `module` over a stack, or None; see `layer_rules.rule_for`."""
+    forward = FORWARDS.get(type(module))
+    if forward is None and type(module).__name__.endswith("RMSNorm"):
         return rms_norm
-    return found
+    return forward
 
 
 @contextmanager
-def stacked_forwards(sites: Sequence[Site], stack: Stack) -> Iterator[None]:
-    """Let the sites' modules run over the stacks that stand in the places of their parameters."""
-    changed = [(site.module, forward_for(site.module)) for site in sites]
+def stacked_forwards(layers: Sequence[HookedLayer], stack: Stack) -> Iterator[None]:
+    """Make the layers' modules run over stacks in the places of their parameters."""
+    changed = [(layer.module, forward_for(layer.module)) for layer in layers]
     try:
         for module, forward in changed:
             assert forward is not None  # noqa: S101 (asked before)

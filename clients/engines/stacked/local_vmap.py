@@ -1,9 +1,9 @@
-"""Local SGD of many users at once, by the layer rules or `torch.func.vmap`, over a stack.
+"""Engine `LocalVmap`: local SGD of many users at once, by layer rules or `torch.func.vmap`.
 
 All users take their first step from the same parameters, so its products with weights are those
 of one large batch; from the second on every user has weights of its own, and a product is one
-batched product over the stack. The stack is sorted by number of steps: who is done stands behind
-those who are not, and a later step touches only a prefix of the stack.
+batched product over the stack. The stack is sorted by number of steps, most first: a later step
+touches only a prefix of the stack.
 """
 
 from __future__ import annotations
@@ -16,22 +16,23 @@ from typing import cast
 import torch
 from torch.func import grad_and_value, vmap
 
+from clients.engines.clipped_sums import PartialSum
 from clients.engines.cross_entropy import weighted_loss
-from clients.engines.loop import loop
-from clients.engines.partial_sum import PartialSum
+from clients.engines.loop import VectorisedOrLoop, loop
 from clients.engines.per_example import chunks
+from clients.engines.per_example.batched import Buffers
 from clients.engines.per_example.capture import NotCovered, OpenModel
 from clients.engines.per_example.chunks import keep_large_blocks
-from clients.engines.per_example.verification import CannotTell
+from clients.engines.per_example.verification import CannotTell, made_up_unit
 from clients.engines.stacked.forward import even_parts
-from clients.engines.stacked.local_steps import LocalUser, StepBatch, add_stack, step_batches
-from clients.engines.stacked.steps import StackedSteps
+from clients.engines.stacked.rule_steps import StackedSteps
+from clients.engines.stacked.step_batches import LocalUser, StepBatch, add_stack, step_batches
 from clients.models.dropout import drops
 from clients.models.mixed_precision import in_float32
 from clients.tasks.fedavg import LocalSGD
 from fedsim.clipping import Clip
 from fedsim.estimators import WeightedSum
-from fedsim.execution import Keys, Task
+from fedsim.execution import Keys, Task, Unit
 from fedsim.language_model import LanguageModel
 from fedsim.tensors import Tensors
 
@@ -39,10 +40,10 @@ log = logging.getLogger(__name__)
 
 # A user in the stack takes its parameters, their gradients and about as much again in between.
 _COPIES = 4
-# A token takes about so many rows of logits, for activations too.
+# Rows of logits that a token takes, activations included.
 _LOGITS = 6
-# Of a stack on a CPU with these copies: with a quarter of the users at once, or twice as many, both
-# built-in models took longer on one machine, with half of them on another.
+# Bytes of a stack on a CPU, copies included. With a quarter of the users at once, or twice as many,
+# both built-in models took longer on one machine, with half of them on another.
 _CPU_STACK_BYTES = 12 * 2**26
 
 # A step of so many tokens is efficient by itself: a user with such steps is computed alone.
@@ -50,10 +51,10 @@ _LARGE_STEP = 2048
 
 
 class LocalVmap:
-    """Equals `loop` for `LocalSGD`; other tasks are refused.
+    """Engine over stacks of users: equals `loop` for `LocalSGD`; other tasks are refused.
 
-    What torch cannot vectorise raises the `RuntimeError` that torch raises; `LocalVmapOrLoop`
-    goes on with the loop.
+    Where torch cannot vectorise a model its `RuntimeError` is passed on; `LocalVmapOrLoop` then
+    computes by `loop`.
     """
 
     def __init__(self, model: LanguageModel, num_bytes: int | None = None) -> None:
@@ -61,7 +62,7 @@ class LocalVmap:
         self._model = model
         self._num_bytes = num_bytes
         self._limits: chunks.Limits | None = None
-        self._stack: dict[str, torch.Tensor] = {}
+        self._buffers = Buffers()
         self._by_rules: StackedSteps | None = None
         self._verified = False
         if model.device.type == "cpu":
@@ -81,35 +82,38 @@ class LocalVmap:
         together = [user for user in users if 0 < user.widest <= _LARGE_STEP]
         alone = [user for user in users if not 0 < user.widest <= _LARGE_STEP]
         if together:
-            self._prepare(parameters, together[0])
+            self._prepare(parameters, together[0].unit)
         together.sort(key=lambda user: user.order)
         while together:
-            some = together[: even_parts(len(together), self._within(parameters).units)]
+            users = together[: even_parts(len(together), self._within(parameters).units)]
             try:
-                alone += self._add(total, some, parameters, task.learning_rate)
+                alone += self._add(total, users, parameters, task.learning_rate)
             except torch.OutOfMemoryError:
-                if len(some) == 1:
+                if len(users) == 1:
                     raise
-                self._make_room(len(some))
+                self._make_room(len(users))
                 continue
-            together = together[len(some) :]
+            together = together[len(users) :]
         for user in alone:
             update = task.update(parameters, user.unit, round)
             total.alone.add(update, user.unit.weight)
         return total.result()
 
-    def _prepare(self, parameters: Tensors, user: LocalUser) -> None:
-        """Find out, once, whether the layer rules can make the steps; else `vmap` does."""
+    def _prepare(self, parameters: Tensors, like: Unit) -> None:
+        """Verify, once, that the layer rules can take the steps; else `vmap` takes them.
+
+        On a made-up unit: one user's text must not decide how the others' steps are computed.
+        """
         if self._verified:
             return
         if in_float32(self._model) is not self._model:
             return  # bfloat16 rounds by more than tells a wrong step from a right one
         try:
             steps = StackedSteps(cast(OpenModel, self._model))
-            steps.verify(parameters, user.unit)
+            steps.verify(parameters, made_up_unit(self._model, like))
         except torch.OutOfMemoryError:
             raise
-        except CannotTell:  # not finite this time: by vmap, and another user may tell
+        except CannotTell:  # not finite at these parameters: by vmap, verified in a later round
             return
         except (NotCovered, RuntimeError) as reason:
             self._verified = True
@@ -139,7 +143,7 @@ class LocalVmap:
     def _make_room(self, num_users: int) -> None:
         assert self._limits is not None  # noqa: S101 (set before the first stack)
         self._limits = replace(self._limits.halved(), units=num_users // 2)
-        self._stack.clear()
+        self._buffers.clear()
         if self._model.device.type == "cuda":
             torch.cuda.empty_cache()
         log.warning(
@@ -153,7 +157,7 @@ class LocalVmap:
     def _add(
         self, total: PartialSum, users: list[LocalUser], parameters: Tensors, learning_rate: float
     ) -> list[LocalUser]:
-        """Train `users`, add their updates and return those that float32 is too coarse for."""
+        """Train `users`, add their updates, and return those that float32 is too coarse for."""
         stack, losses = self.trained(users, parameters, learning_rate)
         for name, value in parameters.items():
             torch.sub(value, stack[name], out=stack[name])
@@ -177,27 +181,20 @@ class LocalVmap:
         Returns:
             (users, *shape) for each parameter, overwritten by the next call, and (users,).
         """
-        stack = self._take(parameters, len(users))
+        stack = {k: self._buffers.take(k, len(users), v) for k, v in parameters.items()}
         losses = torch.zeros(len(users), dtype=torch.float64, device=self._model.device)
         seen = torch.zeros(len(users))
         counts = torch.tensor([len(user.unit.lengths) for user in users])
         for step in range(len(users[0].batches)):
             for batch in step_batches(users, step, self._within(parameters).tokens):
                 value = self._step(stack, parameters, batch, learning_rate, first=step == 0)
+                # Losses count in the first epoch alone: until as many rows were seen as there are.
                 rows = (batch.weights > 0).sum(dim=1)
                 part = batch.users
                 share = torch.where(seen[part] < counts[part], rows / counts[part].double(), 0.0)
                 losses[part] += value.double() * share.to(losses.device)
                 seen[part] += rows
         return stack, losses
-
-    def _take(self, parameters: Tensors, num_users: int) -> dict[str, torch.Tensor]:
-        """Return (num_users, *shape) for each parameter, with anything in it; kept for reuse."""
-        for name, value in parameters.items():
-            kept = self._stack.get(name)
-            if kept is None or len(kept) < num_users or kept.dtype != value.dtype:
-                self._stack[name] = value.new_empty(num_users, *value.shape)
-        return {name: self._stack[name][:num_users] for name in parameters}
 
     def _step(
         self,
@@ -237,24 +234,15 @@ class LocalVmap:
         return weighted_loss(self._model.logits(parameters, tokens), tokens, lengths, weights)
 
 
-class LocalVmapOrLoop:
-    """Vectorised until torch says that it cannot; then the loop, with a warning, for good."""
+class LocalVmapOrLoop(VectorisedOrLoop):
+    """`LocalVmap` for `LocalSGD`, until torch raises; other tasks, and from then on, `loop`."""
 
     def __init__(self, model: LanguageModel) -> None:
-        self._engine: LocalVmap | None = LocalVmap(model)
-        self._model = model
+        super().__init__(model, LocalVmap(model), halves=True)
 
     def __call__(
         self, task: Task, parameters: Tensors, keys: Keys, clip: Clip, round: int
     ) -> WeightedSum:
         """Return what either engine returns."""
-        if self._engine is not None and isinstance(task, LocalSGD):
-            try:
-                return self._engine(task, parameters, keys, clip, round)
-            except torch.OutOfMemoryError:
-                raise
-            except (RuntimeError, NotImplementedError) as error:
-                reason = str(error).splitlines()[0]
-                log.warning("%s: vmap cannot, computing by loop: %s", self._model.name, reason)
-                self._engine = None
-        return loop(task, parameters, keys, clip, round)
+        engine = super().__call__ if isinstance(task, LocalSGD) else loop
+        return engine(task, parameters, keys, clip, round)

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import torch
 
-from clients.engines.choose import choose_engine
+from clients.engine_choice import choose_engine
 from clients.engines.per_example.capture import OpenModel
 from clients.engines.per_example.chunks import keep_large_blocks
 from experiments.benchmarks.engines.cases import Case, Workload, workload

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from clients.engines.choose import choose_engine
+from clients.engine_choice import choose_engine
 from clients.engines.per_example.chunks import keep_large_blocks
 from experiments.benchmarks.engines.cases import Case, Workload, rectangular, workload
 from experiments.benchmarks.engines.floor import BATCH_SIZES, floor, num_examples

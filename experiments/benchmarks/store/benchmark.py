@@ -24,11 +24,10 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import torch
 
 from experiments.benchmarks.store import sample
-from fedsim.data.cohorts import CohortBlock, cohort_block
-from fedsim.data.keys import base
-from fedsim.data.selection import select
+from fedsim.data.selection import CohortBlock, cohort_block, select
 from fedsim.data.split import split_store
 from fedsim.data.store import Indices, TokenStore
+from fedsim.data.store.keys import base
 from fedsim.seeding import stream
 from fedsim.utils import files as paths
 from fedsim.utils.machine import Row, interleaved

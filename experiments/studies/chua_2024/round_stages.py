@@ -11,7 +11,7 @@ import torch
 from flwr.serverapp import Grid
 from torch.nn.utils.rnn import pad_sequence
 
-from clients.engines.choose import choose_engine
+from clients.engine_choice import choose_engine
 from fedsim.accounting.budget import Budget
 from fedsim.accounting.ledger import Ledger
 from fedsim.accounting.pld import composed, single_round

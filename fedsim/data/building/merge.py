@@ -1,4 +1,4 @@
-"""The second half of a build: sorted segments become the files of a store, some users at a time."""
+"""Second half of a build: merge sorted segments into the store's files, some users at a time."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from typing import BinaryIO
 
 import numpy as np
 
-from fedsim.data.building.arrivals import ranks
 from fedsim.data.building.segments import Segments, ordered
-from fedsim.data.keys import example_keys, user_keys
-from fedsim.data.store import Indices
+from fedsim.data.store import Indices, ranks
 from fedsim.data.store import manifest as layout
+from fedsim.data.store.keys import example_keys, user_keys
 
 CHUNK_TOKENS = 1 << 22
 
@@ -22,15 +21,16 @@ CHUNK_TOKENS = 1 << 22
 def write_merged(segments: Segments, folder: Path, joined: int | None) -> tuple[int, int]:
     """Write tokens, offsets and names by user; return the numbers of examples and of tokens.
 
-    Held in memory: `CHUNK_TOKENS`, whatever the size of the source and of its largest user, and
-    a few numbers a user.
+    In memory: `CHUNK_TOKENS`, whatever the size of the source and of its largest user, and a few
+    numbers a user.
 
     Args:
         segments: all that was read.
         folder: where the files go.
-        joined: where texts are joined, most tokens of an example. The tokens stay as they are
-            and only the offsets are drawn anew. Else None.
+        joined: where texts are joined, most tokens of an example: the tokens stay as they are, and
+            only the offsets of examples change. Else None.
     """
+    # Each segment is sorted by user, so a chunk of users is one slice of each segment.
     examples, tokens = _sizes_of_users(segments)
     bounds = _bounds(tokens)
     starts = _starts_in_segments(segments, bounds)

@@ -1,4 +1,4 @@
-"""The first half of a build: what arrived, in segments on disk, each sorted by user when whole.
+"""First half of a build: tokenised batches in segments on disk, each sorted by user.
 
     0007.tokens   ids in the order of the users, within a user in the order of arrival
     0007.users    per example its user, uint32, ascending
@@ -6,8 +6,8 @@
     0007.json     written last: records read, new users, what was dropped; without it, no segment
     read.json     written when the source has been read to its end
 
-What has a .json file is synced and never changes again, which its checksums tell. So a build that
-was killed goes on after its last whole segment, and ends with the same store.
+A segment with a .json file is synced and final; checksums tell whether it is whole. So a build that
+was killed resumes after its last whole segment, and ends with the same store.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from typing import Any, TypedDict
 import numpy as np
 import numpy.typing as npt
 
-from fedsim.data.building.arrivals import Arrived, Ids, Tokenising, runs
-from fedsim.data.store import Indices
+from fedsim.data.building.tokenise import BatchTokeniser, Ids, TokenisedBatch
+from fedsim.data.store import Indices, runs
 from fedsim.data.store.manifest import disk_dtype
 from fedsim.utils.files import write_atomically
 from fedsim.utils.json_text import is_count, read_json
 
-SEGMENT_TOKENS = 1 << 24  # so much is held in memory, a few times over
+SEGMENT_TOKENS = 1 << 24  # held in memory, a few copies of them
 SEGMENT_EXAMPLES = 1 << 19
 _READ = "read.json"
 
@@ -57,7 +57,7 @@ class Segments:
     """A folder of segments, and the one that is being filled.
 
     Attributes:
-        folder: where they are.
+        folder: of the segments' files.
         users: name to index, in order of the first usable example.
         dropped: reason to count, of everything read so far.
         num_records: read so far, those of whole segments only after opening.
@@ -65,15 +65,15 @@ class Segments:
         is_read: whether the source has been read to its end.
     """
 
-    def __init__(self, folder: Path, tokenising: Tokenising) -> None:
+    def __init__(self, folder: Path, tokeniser: BatchTokeniser) -> None:
         """Open a folder, empty or left behind by a build of the same content."""
         self.folder = folder
-        self.dtype = disk_dtype(tokenising.dtype)
+        self.dtype = disk_dtype(tokeniser.dtype)
         self.users: dict[str, int] = {}
         self.dropped: Counter[str] = Counter()
         self.num_records = 0
         self.heads: list[Head] = []
-        self._joins = tokenising.cutting == "join"
+        self._joins = tokeniser.cutting == "join"
         for head in _heads(folder):
             self.heads.append(head)
             self.num_records += head["records"]
@@ -86,23 +86,23 @@ class Segments:
             self.dropped.update(read["dropped"])
         self._begin()
 
-    def add(self, arrived: Arrived) -> None:
+    def add(self, batch: TokenisedBatch) -> None:
         """Add a batch; closes the segment where it is full."""
         known = len(self.users)
         users = self.users
-        of_texts = np.array([users.setdefault(name, len(users)) for name in arrived.users], "u4")
-        ids, lengths = arrived.ids, arrived.lengths
+        of_texts = np.array([users.setdefault(name, len(users)) for name in batch.users], "u4")
+        ids, lengths = batch.ids, batch.lengths
         if self._joins and len(of_texts):
-            ids, lengths = _joined(arrived, of_texts, known)
-        self._of_examples.append(np.repeat(of_texts, arrived.pieces))
+            ids, lengths = _joined(batch, of_texts, known)
+        self._of_examples.append(np.repeat(of_texts, batch.pieces))
         self._lengths.append(lengths.astype("u4"))
         self._ids.append(ids)
-        self._num_records += arrived.num_records
-        self._dropped.update(arrived.dropped)
+        self._num_records += batch.num_records
+        self._dropped.update(batch.dropped)
         self._num_examples += len(lengths)
         self._num_tokens += len(ids)
-        self.num_records += arrived.num_records
-        self.dropped.update(arrived.dropped)
+        self.num_records += batch.num_records
+        self.dropped.update(batch.dropped)
         if self._num_tokens >= SEGMENT_TOKENS or self._num_examples >= SEGMENT_EXAMPLES:
             self._close()
 
@@ -178,7 +178,7 @@ def ordered(ids: Ids, lengths: Indices, order: Indices, at_once: int = 1 << 20) 
 
 
 def _joined(
-    arrived: Arrived, of_texts: npt.NDArray[np.uint32], num_known: int
+    batch: TokenisedBatch, of_texts: npt.NDArray[np.uint32], num_known: int
 ) -> tuple[Ids, Indices]:
     """Drop the first id of texts that follow another of their user, if it is their last id too.
 
@@ -188,9 +188,9 @@ def _joined(
     is_first = np.zeros(len(of_texts), np.bool_)
     new, places = np.unique(of_texts, return_index=True)
     is_first[places[new >= num_known]] = True
-    shortened = ~is_first & arrived.begins_as_ends
-    starts = np.cumsum(arrived.lengths) - arrived.lengths
-    return np.delete(arrived.ids, starts[shortened]), arrived.lengths - shortened
+    shortened = ~is_first & batch.begins_as_ends
+    starts = np.cumsum(batch.lengths) - batch.lengths
+    return np.delete(batch.ids, starts[shortened]), batch.lengths - shortened
 
 
 def _heads(folder: Path) -> Iterator[Head]:
@@ -209,8 +209,8 @@ def _whole(path: Path) -> Head | None:
     """Return a segment's head, or None where it or one of its files is not as it was written."""
     try:
         head: Head = read_json(path)
-        told = {**head, "sha256": ""}
-        if head["sha256"] != {**_digests(path.with_suffix("")), "head": _digest_of(told)}:
+        unsigned = {**head, "sha256": ""}
+        if head["sha256"] != {**_digests(path.with_suffix("")), "head": _digest_of(unsigned)}:
             return None
     except (OSError, ValueError, TypeError, KeyError):
         return None

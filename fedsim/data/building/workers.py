@@ -1,9 +1,9 @@
-"""Processes that tokenise: batches in, in order out, no more of them on the way than needed.
+"""Tokenise batches in worker processes: results in order, a bounded number in flight.
 
-They are started as `python -m fedsim.data.building.workers` and spoken to through their standard
-input and output. `multiprocessing` would import the caller's main module again, which a script or a
-notebook is not written for; and a worker whose parent was killed reads an end of file and goes.
-Neither torch nor the network is loaded there.
+They are started as `python -m fedsim.data.building.workers` and get their batches by standard
+input. `multiprocessing` would import the caller's main module again, for which scripts and
+notebooks are not written; and a worker whose parent was killed reads an end of file and exits.
+Workers load neither torch nor the network.
 """
 
 from __future__ import annotations
@@ -21,41 +21,41 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from fedsim.data.building.arrivals import Arrived, Record, Tokenising
+from fedsim.data.building.tokenise import BatchTokeniser, Record, TokenisedBatch
 
-_MOST = 8  # the parent, which reads the source, keeps no more than about that many busy
-_ALONE = 20  # batches that are done sooner than a process has started
-_AHEAD = 3  # batches a worker may be behind the source
+_MOST = 8  # about as many as one process that reads the source can keep busy
+_ALONE = 20  # batches that take less time than to start a process
+_AHEAD = 3  # batches in flight for each worker
 
 
 def default_workers() -> int:
-    """Return how many processes tokenise where nobody says: a CPU each, at most eight."""
+    """Return the default number of processes: one a CPU, at most eight."""
     if hasattr(os, "sched_getaffinity"):  # what this process may use; not on every system
         return min(_MOST, len(os.sched_getaffinity(0)))
     return min(_MOST, os.cpu_count() or 1)
 
 
-def tokenised(
-    batches: Iterable[Sequence[Record]], tokenising: Tokenising, num_workers: int | None
-) -> Iterator[Arrived]:
-    """Yield what each batch came to, in order.
+def tokenise_batches(
+    batches: Iterable[Sequence[Record]], tokeniser: BatchTokeniser, num_workers: int | None
+) -> Iterator[TokenisedBatch]:
+    """Yield the token ids of each batch, in order.
 
     Args:
         batches: of records.
-        tokenising: what is done; if it cannot be pickled, all happens in this process.
+        tokeniser: applied to each batch; if it cannot be pickled, in this process.
         num_workers: processes beside this one, from the first batch on; 0 for none; None for
             `default_workers` where there are more than a few batches.
 
     Raises:
-        RuntimeError: a worker ended; whatever `tokenising` raises, from wherever it did.
+        RuntimeError: a worker died. Errors of `tokeniser` are raised here, from any process.
     """
     remaining = iter(batches)
-    message = _pickled(tokenising)
+    message = _pickled(tokeniser)
     if num_workers is None:
-        yield from map(tokenising, islice(remaining, _ALONE))
+        yield from map(tokeniser, islice(remaining, _ALONE))
         num_workers = default_workers()
     if num_workers < 1 or message is None:
-        yield from map(tokenising, remaining)
+        yield from map(tokeniser, remaining)
         return
     try:
         first = next(remaining)
@@ -66,9 +66,9 @@ def tokenised(
 
 def _in_processes(
     first: Sequence[Record], others: Iterator[Sequence[Record]], message: bytes, num_workers: int
-) -> Iterator[Arrived]:
+) -> Iterator[TokenisedBatch]:
     crew, threads = _Crew(message), ThreadPoolExecutor(num_workers)
-    waiting: deque[Future[Arrived]] = deque()
+    waiting: deque[Future[TokenisedBatch]] = deque()
     try:
         for batch in chain([first], others):
             waiting.append(threads.submit(crew.work, batch))
@@ -82,15 +82,15 @@ def _in_processes(
 
 
 class _Crew:
-    """A process for each thread that asks."""
+    """The worker processes, one for each thread that sends it batches."""
 
     def __init__(self, message: bytes) -> None:
         self._message = message
         self._mine = threading.local()
         self._all: list[Any] = []
 
-    def work(self, batch: Sequence[Record]) -> Arrived:
-        """Have the calling thread's process do one batch."""
+    def work(self, batch: Sequence[Record]) -> TokenisedBatch:
+        """Tokenise one batch in the calling thread's process."""
         process = getattr(self._mine, "process", None) or self._start()
         try:
             _send(process.stdin, pickle.dumps(batch, pickle.HIGHEST_PROTOCOL))
@@ -102,11 +102,11 @@ class _Crew:
             ) from error
         if isinstance(answer, BaseException):
             raise answer
-        assert isinstance(answer, Arrived)  # noqa: S101  (for the type checker)
+        assert isinstance(answer, TokenisedBatch)  # noqa: S101  (for the type checker)
         return answer
 
     def dismiss(self) -> None:
-        """Let all processes end, which an end of file makes them do."""
+        """End all processes, by an end of file, and wait for them."""
         for process in self._all:
             for stream in (process.stdin, process.stdout):
                 with suppress(OSError):  # it has ended already
@@ -128,12 +128,12 @@ class _Crew:
         return process
 
 
-def _pickled(tokenising: Tokenising) -> bytes | None:
+def _pickled(tokeniser: BatchTokeniser) -> bytes | None:
     """Return the settings as a message, or None where a new process could not read it."""
-    if getattr(tokenising.encode, "__module__", None) == "__main__":
+    if getattr(tokeniser.encode, "__module__", None) == "__main__":
         return None
     try:
-        return pickle.dumps(tokenising, pickle.HIGHEST_PROTOCOL)
+        return pickle.dumps(tokeniser, pickle.HIGHEST_PROTOCOL)
     except Exception:  # a lambda, a lock, a handle: each kind of object has its own error
         return None
 
@@ -160,13 +160,13 @@ def main() -> None:
     """Read settings, then batches, until there are no more; answer each."""
     requests = sys.stdin.buffer
     replies = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever a library prints is not an answer
+    os.dup2(2, 1)  # what libraries print must not mix with the replies
     try:
-        tokenising = pickle.loads(_receive(requests))  # noqa: S301  (our own parent)
+        tokeniser = pickle.loads(_receive(requests))  # noqa: S301  (our own parent)
         while True:
             batch = pickle.loads(_receive(requests))  # noqa: S301
             try:
-                answer: object = tokenising(batch)
+                answer: object = tokeniser(batch)
                 message = pickle.dumps(answer, pickle.HIGHEST_PROTOCOL)
             except Exception as error:
                 message = pickle.dumps(RuntimeError(f"{type(error).__name__}: {error}"))
@@ -174,7 +174,7 @@ def main() -> None:
                     message = pickle.dumps(ValueError(str(error)))
             _send(replies, message)
     except (EOFError, BrokenPipeError, KeyboardInterrupt):
-        os._exit(0)  # the parent has gone, or goes
+        os._exit(0)  # the parent has exited, or is about to
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ Whose = str | None
 
 
 class _MinHashStep(Step):
-    """What both steps set.
+    """Settings of the near-duplicate steps.
 
     Two texts are near-duplicates if the estimated Jaccard similarity of their sets of shingles is
     at least `threshold`; a shingle is `shingle_words` words in a row, in lower case, and a shorter
@@ -65,7 +65,7 @@ class _MinHashStep(Step):
 
 
 class NearDuplicates(_MinHashStep):
-    """Drop a text that is close to an earlier one, of the same user or of anybody.
+    """Drop a text that is close to an earlier one, of the same user or of any user.
 
     In memory: about 6 kB a text kept, in any order of arrival. `within = "data"` looks across
     users: whether a record of one is kept then depends on what another has written.
@@ -103,12 +103,8 @@ class NearDuplicatesOf(_MinHashStep):
     file: str
     text_column: str = "text"
 
-    def reads_files(self) -> tuple[str, ...]:
-        """Return the public file."""
-        return (self.file,)
-
     def apply(self, records: Iterator[Record], dropped: Counter[str]) -> Iterator[Record]:
-        """Yield the records that are close to nothing in the file."""
+        """Yield the records that are close to no text of the file."""
         index = _Index(self)
         for text in self._public():
             index.add(index.signature(text), None)

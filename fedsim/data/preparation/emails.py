@@ -26,7 +26,7 @@ _QUOTED_LINE = re.compile(r"^[ \t]*>.*(\n|\Z)", re.MULTILINE)
 
 
 class DropForwards(Step):
-    """Drop e-mails that pass on another's: their text is somebody else's (Chua et al., B.1).
+    """Drop e-mails that pass on another's: their text is another person's (Chua et al., B.1).
 
     Known by a subject that begins with FW: or FWD:, if `subject_column` is given, or by the line
     that Lotus Notes, Outlook, Gmail or Apple Mail puts over the message passed on. Streams.
@@ -94,10 +94,6 @@ class MailboxOwner(Step):
         """Senders of one mailbox compete, so no."""
         return False
 
-    def needs_columns(self) -> tuple[str, ...]:
-        """Return the path's column."""
-        return (self.column,)
-
     def apply(self, records: Iterator[Record], dropped: Counter[str]) -> Iterator[Record]:
         """Yield what owners sent, the address in lower case as the user."""
         with Spool() as spool:
@@ -122,8 +118,8 @@ class MailboxOwner(Step):
 
     def _owner(self, record: Record) -> tuple[str, str]:
         """Return the mailbox and its owner's last name, both in lower case, or empty strings."""
-        found = _OWNER.search(str(record.columns[self.column] or ""))
-        return (found[1].lower(), found[2].lower()) if found else ("", "")
+        match = _OWNER.search(str(record.columns[self.column] or ""))
+        return (match[1].lower(), match[2].lower()) if match else ("", "")
 
 
 class ExpandReceivers(Step):

@@ -1,4 +1,4 @@
-"""The chain of steps: what it yields, what it counts, what identifies it, what is to be said."""
+"""The catalogue of steps, and a chain of them: run, counted, fingerprinted, reported."""
 
 from __future__ import annotations
 
@@ -6,11 +6,54 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Annotated, get_args
 
-from fedsim.data.building.arrivals import EMPTY_TEXT, NULL_TEXT, NULL_USER
+from pydantic import Field
+
+from fedsim.data.preparation.duplicates import ExactDuplicates, NearDuplicates, NearDuplicatesOf
+from fedsim.data.preparation.emails import DropForwards, ExpandReceivers, MailboxOwner, StripQuotes
 from fedsim.data.preparation.step import ACROSS_USERS, Step
-from fedsim.data.sources.records import RawRecord, Record
+from fedsim.data.preparation.texts import RepeatedNgrams, TextLength
+from fedsim.data.preparation.times import SortByTime, TimeWindow
+from fedsim.data.preparation.urls import DropUrls, StripUrls
+from fedsim.data.preparation.users import (
+    DropUsers,
+    MaxExamples,
+    MergeUsers,
+    MinExamples,
+    UserName,
+    UserWords,
+)
+from fedsim.data.sources.records import EMPTY_TEXT, NULL_TEXT, NULL_USER, RawRecord, Record
 from fedsim.errors import ConfigError
+
+AnyStep = Annotated[
+    DropForwards
+    | DropUrls
+    | DropUsers
+    | ExactDuplicates
+    | ExpandReceivers
+    | MailboxOwner
+    | MaxExamples
+    | MergeUsers
+    | MinExamples
+    | NearDuplicates
+    | NearDuplicatesOf
+    | RepeatedNgrams
+    | SortByTime
+    | StripQuotes
+    | StripUrls
+    | TextLength
+    | TimeWindow
+    | UserName
+    | UserWords,
+    Field(discriminator="step"),
+]
+
+STEPS: dict[str, type[Step]] = {
+    kind.model_fields["step"].default: kind for kind in get_args(get_args(AnyStep)[0])
+}
+
 
 VERSION = 1
 """Part of the fingerprint: raise it when the same steps give other records."""
@@ -42,7 +85,7 @@ class Prepared:
         return record.user, record.text
 
     def _whole(self, records: Iterable[RawRecord]) -> Iterator[Record]:
-        """Drop what no step could work on, under the names that the store counts it by."""
+        """Drop nulls and empty texts, by the reasons that the store counts them under."""
         for user, text, columns in records:
             if user is None:
                 self.dropped[NULL_USER] += 1
@@ -64,19 +107,19 @@ def needed_columns(steps: Sequence[Step]) -> dict[str, str]:
 
 
 def fingerprint(steps: Sequence[Step]) -> list[object]:
-    """Return what decides the steps' outcome: their settings, and the files that they read.
+    """Return what the steps' outcome depends on: their settings, and the files that they read.
 
     Without steps it is empty: a source is then what it always was.
 
     Raises:
         ConfigError: a file is not there.
     """
-    told = [[step.model_dump(mode="json"), *map(_stamp, step.reads_files())] for step in steps]
-    return ["prepared", VERSION, *told] if told else []
+    settings = [[step.model_dump(mode="json"), *map(_stamp, step.reads_files())] for step in steps]
+    return ["prepared", VERSION, *settings] if settings else []
 
 
 def assumptions(steps: Sequence[Step], dropped: Mapping[str, int]) -> tuple[str, ...]:
-    """Return what a report must say of steps that looked across users; () if none did.
+    """Return the report's assumptions on steps that looked across users; () if none did.
 
     Args:
         steps: of the run's config.

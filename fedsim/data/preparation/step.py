@@ -1,4 +1,4 @@
-"""What a step of a preparation is: records in, records out, and a count for each reason."""
+"""The base of preparation steps: records in, records out, dropped records counted by reason."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Step(Section):
 
     @property
     def per_user(self) -> bool:
-        """Whether what becomes of a user's records depends on that user's records alone.
+        """Whether the step treats a user's records by that user's records alone.
 
         If not, one user more can change which records of *another* enter the training, and a
         bound on one user's update no longer bounds what that user moves. The report says so.
@@ -35,16 +35,18 @@ class Step(Section):
         return True
 
     def needs_columns(self) -> tuple[str, ...]:
-        """Return the columns, beside user and text, that the source must have."""
-        return ()
+        """Return the columns, beside user and text, that the step reads: its field `column`."""
+        column: str | None = getattr(self, "column", None)
+        return () if column is None else (column,)
 
     def reads_files(self) -> tuple[str, ...]:
-        """Return the files whose content decides what the step does."""
-        return ()
+        """Return the files that the step's outcome depends on: its field `file`."""
+        file: str | None = getattr(self, "file", None)
+        return () if file is None else (file,)
 
     @abstractmethod
     def apply(self, records: Iterator[Record], dropped: Counter[str]) -> Iterator[Record]:
-        """Yield what is kept or made of `records`; count in `dropped`, by `reason`, what is not."""
+        """Yield the records after the step; count those that it drops in `dropped`, by `reason`."""
 
     def reason(self, what: str) -> str:
         """Return the name under which the manifest and the report count something dropped."""

@@ -72,10 +72,6 @@ class TimeWindow(Step):
             raise ValueError("give since, before or both")
         return self
 
-    def needs_columns(self) -> tuple[str, ...]:
-        """Return the column of the time."""
-        return (self.column,)
-
     def apply(self, records: Iterator[Record], dropped: Counter[str]) -> Iterator[Record]:
         """Yield the records in the window."""
         since, before = instant(self.since), instant(self.before)
@@ -100,10 +96,6 @@ class SortByTime(Step):
 
     step: Literal["sort-by-time"] = "sort-by-time"
     column: str
-
-    def needs_columns(self) -> tuple[str, ...]:
-        """Return the column of the time."""
-        return (self.column,)
 
     def apply(self, records: Iterator[Record], dropped: Counter[str]) -> Iterator[Record]:
         """Yield the oldest record first; drop those without a time."""

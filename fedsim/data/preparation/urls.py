@@ -23,10 +23,10 @@ def host(url: str) -> str:
     """Return the host of a URL, or of a bare "host/path", in lower case; "" if there is none."""
     text = url.strip()
     try:
-        found = urlsplit(text if "://" in text else f"//{text}").hostname or ""
+        hostname = urlsplit(text if "://" in text else f"//{text}").hostname or ""
     except ValueError:  # an unfinished IPv6 address
         return ""
-    return found.rstrip(".")
+    return hostname.rstrip(".")
 
 
 def base_domain(url: str) -> str:
@@ -68,14 +68,6 @@ class DropUrls(Step):
         if not self.domains and self.file is None:
             raise ValueError("give domains, file or both")
         return self
-
-    def needs_columns(self) -> tuple[str, ...]:
-        """Return the URL's column."""
-        return (self.column,)
-
-    def reads_files(self) -> tuple[str, ...]:
-        """Return the list's file, if there is one."""
-        return () if self.file is None else (self.file,)
 
     def apply(self, records: Iterator[Record], dropped: Counter[str]) -> Iterator[Record]:
         """Yield the records whose URL is not on the list, or that have none."""

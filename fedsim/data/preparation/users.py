@@ -61,14 +61,14 @@ class UserName(Step):
 class DropUsers(Step):
     """Drop users with one of these strings in their name, upper and lower case alike. Streams.
 
-    Kandpal et al. 2023, D.1, leave out so whom they take for a machine or a moderator.
+    Kandpal et al. 2023, D.1, remove bots and moderators this way.
     """
 
     step: Literal["drop-users"] = "drop-users"
     containing: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(min_length=1)]
 
     def apply(self, records: Iterator[Record], dropped: Counter[str]) -> Iterator[Record]:
-        """Yield the records of everybody else."""
+        """Yield the records of the other users."""
         parts = [part.lower() for part in self.containing]
         for record in records:
             name = record.user.lower()
@@ -81,16 +81,12 @@ class DropUsers(Step):
 class MergeUsers(Step):
     """Rename users by a file of aliases, so that the unit is the person.
 
-    `file` is a JSON object {alias: person} or a CSV with the columns alias and person; who is not
-    in it keeps the name. Streams; in memory: the file.
+    `file` is a JSON object {alias: person} or a CSV with the columns alias and person; users who
+    are not in it keep their name. Streams; in memory: the file.
     """
 
     step: Literal["merge-users"] = "merge-users"
     file: str
-
-    def reads_files(self) -> tuple[str, ...]:
-        """Return the file of aliases."""
-        return (self.file,)
 
     def apply(self, records: Iterator[Record], dropped: Counter[str]) -> Iterator[Record]:
         """Yield every record under the person's name; nothing is dropped."""
@@ -104,13 +100,13 @@ class MergeUsers(Step):
             aliases = _from_json(path) if path.suffix == ".json" else self._from_csv(path)
         except (OSError, ValueError, TypeError, csv.Error) as error:
             raise self._wrong(str(error)) from error
-        # By its number: a message may end up in a log, where nobody's name has a place.
+        # By its number: a message may end up in a log, where no user's name may stand.
         for number, (alias, person) in enumerate(aliases.items(), start=1):
             if not alias or not isinstance(person, str) or not person.strip():
                 raise self._wrong(
                     f"alias number {number}: no name, or no person's; wanted: two names"
                 )
-            # Which of two names is the person's would otherwise hang on the order of the file.
+            # Otherwise the order of the file would decide which of two names is the person's.
             if aliases.get(person, person) != person:
                 raise self._wrong(f"alias number {number}: its person is an alias of another")
         return aliases
@@ -188,7 +184,7 @@ class MaxExamples(Step):
 
 
 class UserWords(Step):
-    """Give every user exactly `count` words: drop who has fewer, cut who has more.
+    """Cut every user to exactly `count` words, and drop users with fewer.
 
     As McMahan et al. 2018, App. B, prepare Reddit, with 1600. The text in which a user's count is
     reached is cut there, its words joined by single spaces. In memory: a count a user, the spool.

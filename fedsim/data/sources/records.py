@@ -1,10 +1,14 @@
-"""One record on its way from a source to a store: whose it is, what it says, and what else."""
+"""Records between a source and a store, and the reasons why one is dropped."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
+
+NULL_USER = "null user"
+NULL_TEXT = "null text"
+EMPTY_TEXT = "empty text"
 
 NO_COLUMNS: Mapping[str, Any] = MappingProxyType({})
 
@@ -16,8 +20,8 @@ class Record(NamedTuple):
     """A text of a user, with the columns that the steps of a preparation asked for.
 
     Attributes:
-        user: whose it is.
-        text: what is trained on.
+        user: the user's name.
+        text: the text.
         columns: name to value, as the source has it; None where the source has a null.
     """
 

@@ -1,6 +1,6 @@
-"""What a source holds, row by row: the built-in plays, or anything that `datasets` reads.
+"""Rows of a source: the built-in plays, or anything that `datasets` reads.
 
-A user's name decides who is protected, so it is read with care: one user never appears under two
+The user's name is the unit of privacy, so it is read with care: one user never appears under two
 names because a column's type changed ("7" and "7.0"), and two never under one ("007" and "7").
 """
 
@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from itertools import islice, repeat
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from fedsim.data.sources import shakespeare
 from fedsim.data.sources.local_files import ON_DISK, load_saved, local_files, unusable
@@ -32,24 +32,15 @@ _BATCH = 1000
 _SHOWN = 500  # characters of the columns' names in a message
 
 
-class Place(Protocol):
-    """Where rows are: the config's section `data`, or whatever names as much.
+class SourceSpec(NamedTuple):
+    """A source and its columns.
 
     Attributes:
         source: a path, a hub id, or "shakespeare".
-        user_column: whose the text is.
+        user_column: the user of the text.
         text_column: the text.
     """
 
-    @property
-    def source(self) -> str: ...  # noqa: D102
-    @property
-    def user_column(self) -> str: ...  # noqa: D102
-    @property
-    def text_column(self) -> str: ...  # noqa: D102
-
-
-class _Place(NamedTuple):
     source: str
     user_column: str
     text_column: str
@@ -57,40 +48,40 @@ class _Place(NamedTuple):
 
 def texts(source: str, column: str) -> Iterator[str]:
     """Yield the texts of a source that has no users, without nulls; errors as of `rows`."""
-    place = _Place(source, user_column=column, text_column=column)
-    yield from (text for _, text, _ in rows(place, {}) if text is not None)
+    spec = SourceSpec(source, user_column=column, text_column=column)
+    yield from (text for _, text, _ in rows(spec, {}) if text is not None)
 
 
-def rows(place: Place, extra: Mapping[str, str]) -> Iterator[RawRecord]:
+def rows(spec: SourceSpec, extra: Mapping[str, str]) -> Iterator[RawRecord]:
     """Yield user, text and the extra columns, in the source's order.
 
     Users are strings: integers and whole floats are written as integers, an empty name is null.
 
     Args:
-        place: where they are.
+        spec: the source and its columns.
         extra: columns, each with the name of the field that asks for it.
 
     Raises:
         ConfigError: (while iterating) a source that is missing, unreadable or empty; a column that
             is missing, is null throughout or holds something other than names (texts).
     """
-    if place.source == "shakespeare":
+    if spec.source == "shakespeare":
         for column, field in extra.items():
             raise ConfigError(f"data.{field}: shakespeare has no column {column!r}")
         yield from ((user, text, NO_COLUMNS) for user, text in shakespeare.private_speeches())
         return
     any_row = any_user = False
     with tempfile.TemporaryDirectory() as scratch:
-        for batch in _batches(place, extra, scratch):
-            any_row = any_row or bool(batch[place.user_column])
-            users = [_user(value, place) for value in batch[place.user_column]]
+        for batch in _batches(spec, extra, scratch):
+            any_row = any_row or bool(batch[spec.user_column])
+            users = [_user(value, spec) for value in batch[spec.user_column]]
             any_user = any_user or any(user is not None for user in users)
-            spoken = [_text(value, place) for value in batch[place.text_column]]
+            spoken = [_text(value, spec) for value in batch[spec.text_column]]
             yield from zip(users, spoken, _columns(batch, extra, len(users)), strict=True)
     if not any_row:
-        raise unusable(place.source, "holds no rows")
+        raise unusable(spec.source, "holds no rows")
     if not any_user:
-        raise ConfigError(f"data.user_column = {place.user_column!r}: all values are null")
+        raise ConfigError(f"data.user_column = {spec.user_column!r}: all values are null")
 
 
 def _columns(batch: Batch, names: Mapping[str, str], height: int) -> Iterator[Mapping[str, Any]]:
@@ -100,17 +91,17 @@ def _columns(batch: Batch, names: Mapping[str, str], height: int) -> Iterator[Ma
     return (dict(zip(names, row, strict=True)) for row in values)
 
 
-def _batches(place: Place, extra: Mapping[str, str], scratch: str) -> Iterator[Batch]:
+def _batches(spec: SourceSpec, extra: Mapping[str, str], scratch: str) -> Iterator[Batch]:
     """Yield column name to values, all columns present, a batch of rows at a time."""
-    local = local_files(place.source)
-    wanted = {**extra, place.user_column: "user_column", place.text_column: "text_column"}
+    local = local_files(spec.source)
+    needed = {**extra, spec.user_column: "user_column", spec.text_column: "text_column"}
     try:
         if local is not None and local[0] == "csv":
-            yield from _csv_batches(place, wanted, local[1])
+            yield from _csv_batches(spec, needed, local[1])
         elif local is not None and local[0] == "json":
-            yield from _json_batches(wanted, local[1])
+            yield from _json_batches(needed, local[1])
         else:
-            yield from _dataset_batches(place.source, wanted, local, scratch)
+            yield from _dataset_batches(spec.source, needed, local, scratch)
     except ConfigError:
         raise
     except Exception as error:  # each loader raises its own kinds, and a reader needs one
@@ -119,7 +110,7 @@ def _batches(place: Place, extra: Mapping[str, str], scratch: str) -> Iterator[B
             reason = f"{reason}; {_NO_HUB}"
         elif "codec can't decode" in reason:
             reason = f"{_undecodable(local[1])}; convert it to UTF-8, with iconv for example"
-        raise unusable(place.source, reason) from error
+        raise unusable(spec.source, reason) from error
 
 
 def _undecodable(files: list[Path]) -> str:
@@ -135,18 +126,18 @@ def _undecodable(files: list[Path]) -> str:
     return "not UTF-8"
 
 
-def _csv_batches(place: Place, wanted: Mapping[str, str], files: list[Path]) -> Iterator[Batch]:
+def _csv_batches(spec: SourceSpec, needed: Mapping[str, str], files: list[Path]) -> Iterator[Batch]:
     """Read CSV with pandas, as `datasets` does, but every cell as a string.
 
     Left to infer, pandas makes 7 of "007", 7.0 of "7" beside an empty cell, and null of "NA".
     """
     pandas = importlib.import_module("pandas")
-    columns = list(wanted)
+    columns = list(needed)
     any_text, only_numbers = False, True
     for path in files:
         if path.stat().st_size == 0:
             continue
-        _check_columns(wanted, list(pandas.read_csv(path, nrows=0, index_col=False).columns))
+        _check_columns(needed, list(pandas.read_csv(path, nrows=0, index_col=False).columns))
         with pandas.read_csv(
             path,
             usecols=columns,
@@ -161,12 +152,12 @@ def _csv_batches(place: Place, wanted: Mapping[str, str], files: list[Path]) -> 
                     name: [cell if isinstance(cell, str) else None for cell in frame[name]]
                     for name in columns
                 }
-                texts = batch[place.text_column]
+                texts = batch[spec.text_column]
                 only_numbers = only_numbers and all(map(_is_number, filter(None, texts)))
                 any_text = any_text or any(texts)
                 yield batch
     if any_text and only_numbers:
-        raise _wrong_texts(place, "nothing but numbers")
+        raise _wrong_texts(spec, "nothing but numbers")
 
 
 def _is_number(cell: str) -> bool:
@@ -177,7 +168,7 @@ def _is_number(cell: str) -> bool:
     return True
 
 
-def _json_batches(wanted: Mapping[str, str], files: list[Path]) -> Iterator[Batch]:
+def _json_batches(needed: Mapping[str, str], files: list[Path]) -> Iterator[Batch]:
     """Read JSON Lines, or files that are one list of objects, each value as it is written.
 
     `datasets` infers one type for a column of many rows: one user's row could turn the names of
@@ -185,18 +176,19 @@ def _json_batches(wanted: Mapping[str, str], files: list[Path]) -> Iterator[Batc
     """
     checked = False
     for path in files:
-        records = _json_records(path)
-        while some := list(islice(records, _BATCH)):
+        objects = _json_records(path)
+        while records := list(islice(objects, _BATCH)):
             if not checked:
-                _check_columns(wanted, list(dict.fromkeys(key for one in some for key in one)))
+                columns = dict.fromkeys(key for record in records for key in record)
+                _check_columns(needed, list(columns))
                 checked = True
-            yield {name: [one.get(name) for one in some] for name in wanted}
+            yield {name: [record.get(name) for record in records] for name in needed}
 
 
 def _json_records(path: Path) -> Iterator[dict[str, Any]]:
-    for place, value in _json_values(path):
+    for label, value in _json_values(path):
         if not isinstance(value, dict):
-            raise ValueError(f"{path.name}: {place} is no JSON object")
+            raise ValueError(f"{path.name}: {label} is no JSON object")
         yield value
 
 
@@ -218,17 +210,17 @@ def _json_values(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _dataset_batches(
-    source: str, wanted: Mapping[str, str], local: tuple[str, list[Path]] | None, scratch: str
+    source: str, needed: Mapping[str, str], local: tuple[str, list[Path]] | None, scratch: str
 ) -> Iterator[Batch]:
     dataset = _load(source, local, scratch)
     first = next(iter(dataset), None)
     if first is None:
         return
-    _check_columns(wanted, dataset.column_names or list(first))
+    _check_columns(needed, dataset.column_names or list(first))
     for batch in dataset.iter(batch_size=_BATCH):
         height = len(next(iter(batch.values())))
         # A later file may lack a column that the first one has.
-        yield {name: batch.get(name) or [None] * height for name in wanted}
+        yield {name: batch.get(name) or [None] * height for name in needed}
 
 
 def _load(source: str, local: tuple[str, list[Path]] | None, scratch: str) -> Any:  # noqa: ANN401
@@ -244,8 +236,8 @@ def _load(source: str, local: tuple[str, list[Path]] | None, scratch: str) -> An
     return datasets.load_dataset(loader, data_files=paths, **options) if paths else []
 
 
-def _check_columns(wanted: Mapping[str, str], columns: list[str]) -> None:
-    for name, field in sorted(wanted.items(), key=lambda item: item[1], reverse=True):
+def _check_columns(needed: Mapping[str, str], columns: list[str]) -> None:
+    for name, field in sorted(needed.items(), key=lambda item: item[1], reverse=True):
         if name not in columns:
             known = ", ".join(map(str, columns))
             if len(known) > _SHOWN:
@@ -263,13 +255,13 @@ def _datasets() -> Any:  # noqa: ANN401  (an untyped module)
     return module
 
 
-def _user(value: object, place: Place) -> str | None:
+def _user(value: object, spec: SourceSpec) -> str | None:
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return None
     if isinstance(value, (list, dict, bytes)):
         kind = type(value).__name__
         raise ConfigError(
-            f"data.user_column = {place.user_column!r}: holds {kind} values; "
+            f"data.user_column = {spec.user_column!r}: holds {kind} values; "
             "wanted: strings or integers"
         )
     if isinstance(value, float) and value.is_integer():
@@ -278,11 +270,11 @@ def _user(value: object, place: Place) -> str | None:
     return name if name.strip() else None
 
 
-def _text(value: object, place: Place) -> str | None:
+def _text(value: object, spec: SourceSpec) -> str | None:
     if value is None or isinstance(value, str):
         return value
-    raise _wrong_texts(place, f"{type(value).__name__} values")
+    raise _wrong_texts(spec, f"{type(value).__name__} values")
 
 
-def _wrong_texts(place: Place, what: str) -> ConfigError:
-    return ConfigError(f"data.text_column = {place.text_column!r}: holds {what}; wanted: strings")
+def _wrong_texts(spec: SourceSpec, what: str) -> ConfigError:
+    return ConfigError(f"data.text_column = {spec.text_column!r}: holds {what}; wanted: strings")

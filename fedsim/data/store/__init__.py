@@ -3,12 +3,6 @@
 Start at `token_store.py`. `fedsim.data.building` makes stores.
 """
 
-from fedsim.data.store.token_store import (
-    Indices,
-    TokenStore,
-)
+from fedsim.data.store.token_store import Indices, TokenStore, ranks, runs
 
-__all__ = [
-    "Indices",
-    "TokenStore",
-]
+__all__ = ["Indices", "TokenStore", "ranks", "runs"]

@@ -1,10 +1,13 @@
-"""Whether a store's files are as they were written, without reading gigabytes each time.
+"""Check a store: files as they were written, without reading gigabytes each time, and structure.
 
 Sizes are compared whenever a store is opened. Checksums are compared when a store is first opened
 on a machine, and again whenever a file's size, times or inode have changed since: what was found
 whole is noted under the cache directory. That costs a second for 1.5 GB, once, and a run never
 begins on a flipped byte. What this cannot see is a disk that loses bits and leaves the times
-alone; `fedsim data inspect STORE --verify` reads everything whatever is noted.
+alone; `fedsim data inspect STORE --verify` reads everything, whatever is noted.
+
+With the checksums the structure is checked: an offset that leads nowhere would show as another
+user's text, or not at all.
 """
 
 from __future__ import annotations
@@ -15,11 +18,103 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
 
-from fedsim.data.store.manifest import FileFacts, Manifest, damaged, read_manifest
-from fedsim.data.store.structure import check_structure
+import numpy as np
+import numpy.typing as npt
+
+from fedsim.data.store.manifest import (
+    EXAMPLE_KEYS,
+    EXAMPLE_OFFSETS,
+    TOKENS,
+    USER_KEYS,
+    USER_OFFSETS,
+    USERS,
+    FileFacts,
+    Manifest,
+    damaged,
+    disk_dtype,
+    read_manifest,
+)
 from fedsim.utils import files as paths
-from fedsim.utils.json_text import read_json
+from fedsim.utils.json_text import parse_json, read_json
+
+_AT_ONCE = 1 << 20
+Scalar = TypeVar("Scalar", bound=np.generic)
+
+
+def open_row(path: Path, dtype: type[Scalar]) -> npt.NDArray[Scalar]:
+    """Return the mapped array, one row, of a file that `numpy.save` wrote.
+
+    Raises:
+        ValueError: it holds something other than a row of that type.
+    """
+    try:
+        row = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+    except Exception as error:  # numpy raises errors of many kinds for what is no array
+        raise ValueError(f"{path.name}: {error}") from error
+    if row.dtype != dtype or row.ndim != 1:
+        raise ValueError(f"{path.name} holds {row.dtype} of shape {row.shape}")
+    return row
+
+
+def check_structure(folder: Path, manifest: Manifest) -> None:
+    """Check that offsets lead through all examples and tokens, and that every user has a name.
+
+    Raises:
+        ConfigError: they do not; the message names the file.
+    """
+    users, examples, tokens = manifest["users"], manifest["examples"], manifest["tokens"]
+    size = (folder / TOKENS).stat().st_size
+    if size != tokens * disk_dtype(manifest["dtype"]).itemsize:
+        raise damaged(folder, f"{TOKENS} has {size} bytes for {tokens} tokens")
+    _check_offsets(folder, EXAMPLE_OFFSETS, examples, tokens, manifest["sequence_length"])
+    _check_offsets(folder, USER_OFFSETS, users, examples, examples)
+    for name, count in ((USER_KEYS, users), (EXAMPLE_KEYS, examples)):
+        if (
+            name in manifest["files"]
+            and (held := len(_sound_row(folder, name, np.uint64))) != count
+        ):
+            raise damaged(folder, f"{name} holds {held} keys, not {count}")
+    if _num_names(folder) != users:
+        raise damaged(folder, f"{USERS} does not hold {users} names, a JSON string a line")
+
+
+def _check_offsets(folder: Path, name: str, count: int, end: int, longest: int) -> None:
+    """Check that `count` pieces of 1 to `longest` follow each other from 0 to `end`."""
+    offsets = _sound_row(folder, name, np.int64)
+    if len(offsets) != count + 1 or offsets[0] != 0 or offsets[-1] != end:
+        raise damaged(folder, f"{name} does not lead from 0 to {end} in {count} steps")
+    for start in range(0, count, _AT_ONCE):
+        part = offsets[start : start + _AT_ONCE + 1]
+        if part.min() < 0 or part.max() > end:  # then no difference can overflow
+            raise damaged(folder, f"{name} leads outside")
+        steps = np.diff(part)
+        if steps.min() < 1 or steps.max() > longest:
+            raise damaged(folder, f"{name} has steps of {steps.min()} to {steps.max()}")
+
+
+def _sound_row(folder: Path, name: str, dtype: type[Scalar]) -> npt.NDArray[Scalar]:
+    try:
+        return open_row(folder / name, dtype)
+    except ValueError as error:
+        raise damaged(folder, str(error)) from error
+
+
+def _num_names(folder: Path) -> int:
+    """Return the number of lines, or -1 where one of them is no JSON string."""
+    with (folder / USERS).open("rb") as lines:
+        number = 0
+        for line in lines:
+            try:
+                name = parse_json(line)
+            except ValueError:
+                return -1
+            if not isinstance(name, str):
+                return -1
+            number += 1
+    return number
+
 
 SMALL = 8 << 20
 """Stores of fewer bytes are read each time, which takes milliseconds, and leave no note."""
@@ -56,13 +151,12 @@ def verify(folder: Path, manifest: Manifest) -> None:
     with _progress(_total(manifest)) as advance:
         for name, expected in manifest["files"].items():
             try:
-                found = _digest(folder / name, advance)
+                digest = _digest(folder / name, advance)
             except OSError as error:
                 raise damaged(folder, f"{name}: {error.strerror}") from error
-            if found != expected["sha256"]:
-                wanted = expected["sha256"]
+            if digest != (written := expected["sha256"]):
                 raise damaged(
-                    folder, f"{name} has changed: SHA-256 {found[:12]}…, not {wanted[:12]}…"
+                    folder, f"{name} has changed: SHA-256 {digest[:12]}…, not {written[:12]}…"
                 )
     check_structure(folder, manifest)
     _write_note(folder, manifest, before)
@@ -105,7 +199,7 @@ def _total(manifest: Manifest) -> int:
 
 
 def _note(folder: Path, manifest: Manifest) -> Note:
-    """Return what a file that is written to, or put in the place of another, cannot keep."""
+    """Return the files' sizes, times and inodes, which change with a write or a replacement."""
     note: Note = {"manifest": [manifest["sha256"]]}
     for name in manifest["files"]:
         status = (folder / name).stat()

@@ -1,4 +1,4 @@
-"""What a store says of itself, and the errors of a folder that is none."""
+"""The manifest of a token store: schema, reading, writing, and the error of a damaged store."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _is_size(value: object) -> bool:
 
 
 def _are_files(value: object) -> bool:
-    """Whether they are the store's own files, each with its facts: no name leads elsewhere."""
+    """Whether they are exactly the store's files, with their facts: no path leads outside."""
     return (
         isinstance(value, dict)
         and value.keys() in (set(FILES), set(FILES) - set(KEYS))
@@ -58,7 +58,7 @@ _FITS: Mapping[str, Callable[[Any], bool]] = {
 
 
 class FileFacts(TypedDict):
-    """What a file has to be: its size in bytes and its SHA-256 (hex)."""
+    """The size of a file in bytes and its SHA-256 (hex)."""
 
     bytes: int
     sha256: str
@@ -114,7 +114,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def is_store(path: Path) -> bool:
-    """Return whether the folder looks like a token store, of whatever version, whole or not."""
+    """Return whether the folder looks like a token store, of any version, damaged or not."""
     others = (path / name for name in ("tokens.bin", "user_offsets.npy"))
     return (path / MANIFEST).is_file() and any(other.is_file() for other in others)
 

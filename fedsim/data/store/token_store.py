@@ -1,4 +1,4 @@
-"""A user-partitioned token store: a folder in which any user's examples are found in O(1).
+"""Token store partitioned by user: a folder in which a user's examples are found in O(1).
 
     manifest.json        format version, counts, how the tokens were made, what was dropped, and
                          the size and SHA-256 of the other files
@@ -24,8 +24,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedsim.data.keys import Hashes, example_keys, user_keys
 from fedsim.data.store import integrity
+from fedsim.data.store.integrity import open_row
+from fedsim.data.store.keys import Hashes, example_keys, user_keys
 from fedsim.data.store.manifest import (
     EXAMPLE_KEYS,
     EXAMPLE_OFFSETS,
@@ -39,7 +40,6 @@ from fedsim.data.store.manifest import (
     disk_dtype,
     read_manifest,
 )
-from fedsim.data.store.structure import open_keys, open_offsets
 
 Indices = npt.NDArray[np.int64]
 
@@ -48,26 +48,37 @@ log = logging.getLogger(__name__)
 
 
 class TokenStore:
-    """A store opened for reading; sending it to another process sends its path alone."""
+    """A store opened for reading; sending it to another process sends its path alone.
+
+    Attributes:
+        path: of the folder.
+        manifest: counts, and how the tokens were made.
+        user_offsets: (users + 1,) int64, the first example of each user; last, their number.
+        user_keys: (users,) uint64, a digest of each user's name.
+        example_keys: (examples,) uint64, a hash of each example's tokens.
+    """
+
+    user_keys: Hashes
+    example_keys: Hashes
 
     def __init__(self, path: Path, manifest: Manifest) -> None:
         self.path = path
         self.manifest = manifest
         # Plain arrays over the mapped pages: np.memmap costs microseconds for every slice.
         self._tokens = np.asarray(np.memmap(path / TOKENS, disk_dtype(manifest["dtype"]), mode="r"))
-        self._example_offsets = open_offsets(path / EXAMPLE_OFFSETS)
-        self._user_offsets = open_offsets(path / USER_OFFSETS)
+        self._example_offsets = open_row(path / EXAMPLE_OFFSETS, np.int64)
+        self.user_offsets = open_row(path / USER_OFFSETS, np.int64)
         if USER_KEYS in manifest["files"]:
-            self._user_keys = open_keys(path / USER_KEYS)
-            self._example_keys = open_keys(path / EXAMPLE_KEYS)
+            self.user_keys = open_row(path / USER_KEYS, np.uint64)
+            self.example_keys = open_row(path / EXAMPLE_KEYS, np.uint64)
         else:
             log.warning(
                 "store %s: of format 2, without the keys of its users and examples; they are "
                 "computed each time it is opened: build it again",
                 path,
             )
-            self._user_keys = user_keys(path / USERS, manifest["users"])
-            self._example_keys = np.concatenate(
+            self.user_keys = user_keys(path / USERS, manifest["users"])
+            self.example_keys = np.concatenate(
                 list(example_keys(self._tokens, self._example_offsets))
             )
 
@@ -86,17 +97,17 @@ class TokenStore:
             store = cls(folder, manifest)
         except (OSError, ValueError, TypeError) as error:
             raise damaged(folder, str(error)) from error
-        found = len(store._user_offsets) - 1, len(store._example_offsets) - 1, len(store._tokens)
-        keys = len(store._user_keys), len(store._example_keys)
+        counts = len(store.user_offsets) - 1, len(store._example_offsets) - 1, len(store._tokens)
+        keys = len(store.user_keys), len(store.example_keys)
         sizes = manifest["users"], manifest["examples"], manifest["tokens"]
-        if found != sizes or keys != sizes[:2]:
+        if counts != sizes or keys != sizes[:2]:
             raise damaged(
-                folder, f"users, examples and tokens are {found}, {MANIFEST} says otherwise"
+                folder, f"users, examples and tokens are {counts}, {MANIFEST} says otherwise"
             )
         return store
 
     def verify(self) -> None:
-        """Read every byte again, whatever is known of the files.
+        """Read and check every byte again, also of files that are noted as whole.
 
         Raises:
             ConfigError: a file has lost or changed bytes; the message names it.
@@ -121,21 +132,6 @@ class TokenStore:
         """Number of token ids, begin and end tokens counted."""
         return self.manifest["tokens"]
 
-    @property
-    def user_offsets(self) -> Indices:
-        """First example of each user and, last, the number of examples: int64, users + 1."""
-        return self._user_offsets
-
-    @property
-    def user_keys(self) -> Hashes:
-        """Who each user is: a digest of the name, uint64, (users,)."""
-        return self._user_keys
-
-    @property
-    def example_keys(self) -> Hashes:
-        """What each example is: a hash of its tokens, uint64, (examples,)."""
-        return self._example_keys
-
     def user_examples(self, user: int) -> Indices:
         """Return the indices of one user's examples, ascending, never empty.
 
@@ -143,7 +139,7 @@ class TokenStore:
             IndexError: there is no such user.
         """
         _check(user, self.num_users, "user")
-        return np.arange(self._user_offsets[user], self._user_offsets[user + 1], dtype=np.int64)
+        return np.arange(self.user_offsets[user], self.user_offsets[user + 1], dtype=np.int64)
 
     def example(self, index: int) -> npt.NDArray[np.uint16] | npt.NDArray[np.uint32]:
         """Return a read-only view of one example's token ids, 2 to sequence_length of them.
@@ -192,3 +188,16 @@ class TokenStore:
 def _check(index: int, count: int, what: str) -> None:
     if not 0 <= index < count:
         raise IndexError(f"{what} {index}: the store has {count}")
+
+
+def ranks(counts: Indices) -> Indices:
+    """Return 0 … count - 1 for each of the counts, end to end: int64, (sum of counts,)."""
+    ends = np.cumsum(counts)
+    total = int(ends[-1]) if len(ends) else 0
+    ranked: Indices = np.arange(total) - np.repeat(ends - counts, counts)
+    return ranked
+
+
+def runs(starts: Indices, lengths: Indices) -> Indices:
+    """Return start … start + length - 1 for each pair, end to end: int64."""
+    return np.repeat(starts, lengths) + ranks(lengths)

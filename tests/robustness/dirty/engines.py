@@ -10,7 +10,7 @@ from typing import cast
 import numpy as np
 import torch
 
-from clients.engines.choose import Auto
+from clients.engine_choice import Auto
 from clients.engines.loop import loop
 from clients.engines.per_example.capture import OpenModel
 from clients.engines.per_example.ghost import ghost

@@ -19,8 +19,8 @@ from fedsim.clipping import Clip, FlatClip
 from fedsim.concentration.filter import Filtered
 from fedsim.concentration.sampling import AboveThreshold
 from fedsim.config import ModelConfig
-from fedsim.data.cohorts import CohortRule
 from fedsim.data.config import DataConfig
+from fedsim.data.selection import CohortRule
 from fedsim.estimators import WeightedSum
 from fedsim.evaluation.metrics import evaluate
 from fedsim.evaluation.starting_losses import losses_for

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from clients.engines.choose import choose_engine
+from clients.engine_choice import choose_engine
 from clients.engines.loop import loop
 from experiments.benchmarks.engines import benchmark as engines
 from experiments.benchmarks.engines import gpu, measured

@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedsim.data import reading
 from fedsim.data.building import build as build_module
 from fedsim.data.building import merge, segments
-from fedsim.data.building.build import open_or_build
 from fedsim.data.config import DataConfig
+from fedsim.data.reading import open_or_build
 from fedsim.data.store import TokenStore
 from fedsim.errors import ConfigError
 from fedsim.language_model import LanguageModel
@@ -249,7 +250,7 @@ def test_two_builders_at_once_agree(source: DataConfig, monkeypatch: pytest.Monk
         time.sleep(0.2)
         yield "ann", "hello"
 
-    monkeypatch.setattr(build_module, "cache_key", key)
+    monkeypatch.setattr(reading, "cache_key", key)
     monkeypatch.setattr("fedsim.data.reading.records", slowly)
     stores: list[TokenStore] = []
     threads = [

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from fedsim.cli.data import app
 from fedsim.config import ModelConfig
-from fedsim.data.recipe import recipe_names
+from fedsim.data.config import recipe_names
 from fedsim.data.store import TokenStore
 from fedsim.errors import ConfigError
 from tests.unit.data.data_samples import ByteModel, build

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsim.data.building.arrivals import LONG_TEXT
+from fedsim.data.building.tokenise import LONG_TEXT
 from fedsim.data.config import DataConfig
 from fedsim.data.reading import records
 from fedsim.errors import ConfigError

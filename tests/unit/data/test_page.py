@@ -7,8 +7,8 @@ import tomllib
 from pathlib import Path
 
 from fedsim.config import parse_config
-from fedsim.data.preparation.catalogue import STEPS
-from fedsim.data.recipe import load_recipe, recipe_names
+from fedsim.data.config import load_recipe, recipe_names
+from fedsim.data.preparation.prepare import STEPS
 
 PAGE = (Path(__file__).parents[3] / "docs" / "data.md").read_text(encoding="utf-8")
 

@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from fedsim.data import selection
-from fedsim.data.cohorts import cohort_block
-from fedsim.data.keys import base, hashes
-from fedsim.data.selection import Rule, pool, select
+from fedsim.data.selection import Rule, cohort_block, pool, select
 from fedsim.data.split import Split, split_store
 from fedsim.data.store import TokenStore
+from fedsim.data.store.keys import base, hashes
 from tests.unit.data.test_split import _store
 
 Lengths = npt.NDArray[np.int64]
@@ -38,8 +37,8 @@ class Lengthy(TokenStore):
     def __init__(self, lengths: Lengths, keys: Lengths | None = None) -> None:
         self._lengths = lengths
         numbers = np.arange(len(lengths))
-        self._user_keys = hashes(1, numbers)
-        self._example_keys = hashes(2, numbers if keys is None else keys)
+        self.user_keys = hashes(1, numbers)
+        self.example_keys = hashes(2, numbers if keys is None else keys)
 
     def lengths(self, indices: Lengths) -> Lengths:
         return self._lengths[indices]
@@ -271,7 +270,7 @@ def test_close_keys_are_told_apart_whoever_else_is_in_the_table(swapped: bool) -
     )
     for sizes in ((8,), (8, 9)):
         store = Lengthy(np.full(sum(sizes), 5))
-        store._example_keys = np.concatenate([keys, hashes(3, np.arange(sum(sizes) - 8))])
+        store.example_keys = np.concatenate([keys, hashes(3, np.arange(sum(sizes) - 8))])
         users = np.arange(len(sizes))
         found = select(_people(*sizes), store, users, group_size=1, rule="longest", base=0)
         assert store.example_keys[found.examples[0]] == close[0]

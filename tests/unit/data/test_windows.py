@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare
 
-from fedsim.data.cohorts import cohort_block
-from fedsim.data.keys import base
-from fedsim.data.selection import windows
+from fedsim.data.selection import cohort_block, windows
 from fedsim.data.split import Split, split_store
 from fedsim.data.store import TokenStore
+from fedsim.data.store.keys import base
 from tests.unit.data.data_samples import build
 
 LENGTH = 8

@@ -11,8 +11,8 @@ import pytest
 
 from fedsim.data.building import build as build_module
 from fedsim.data.building import workers
-from fedsim.data.building.arrivals import Arrived, Cutting, Tokenising
-from fedsim.data.building.workers import tokenised
+from fedsim.data.building.tokenise import BatchTokeniser, Cutting, TokenisedBatch
+from fedsim.data.building.workers import tokenise_batches
 from tests.unit.data.data_samples import build, encode
 
 RECORDS: list[tuple[str | None, str | None]] = [
@@ -54,9 +54,9 @@ def test_the_store_is_the_same_whatever_the_number_of_processes(
             assert (other.path / path.name).read_bytes() == path.read_bytes()
 
 
-def _run(encode: object, num_workers: int | None) -> list[Arrived]:
-    settings = Tokenising(encode, 1000, 8, "split")  # type: ignore[arg-type]
-    return list(tokenised(iter(BATCHES), settings, num_workers))
+def _run(encode: object, num_workers: int | None) -> list[TokenisedBatch]:
+    settings = BatchTokeniser(encode, 1000, 8, "split")  # type: ignore[arg-type]
+    return list(tokenise_batches(iter(BATCHES), settings, num_workers))
 
 
 def test_the_work_is_done_elsewhere_without_torch() -> None:
@@ -100,8 +100,8 @@ def test_what_a_library_prints_is_no_answer(capfd: pytest.CaptureFixture[str]) -
 
 
 def test_a_reader_that_stops_leaves_no_process_behind() -> None:
-    settings = Tokenising(encode_without_torch, 1000, 8, "split")
-    results = tokenised(iter(BATCHES), settings, 1)
+    settings = BatchTokeniser(encode_without_torch, 1000, 8, "split")
+    results = tokenise_batches(iter(BATCHES), settings, 1)
     process = int(next(results).ids[1])
     results.close()  # type: ignore[attr-defined]
     children = Path(f"/proc/self/task/{os.getpid()}/children")

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from clients.engines.clipped_sums import PartialSum, norm_error
 from clients.engines.loop import loop
-from clients.engines.partial_sum import PartialSum
-from clients.engines.squares import norm_error
 from clients.engines.stacked.local_vmap import LocalVmap
 from clients.tasks.fedavg import LocalSGD
 from fedsim.clipping import FlatClip

@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 import torch
 
+from clients.engines.clipped_sums import norm_error
 from clients.engines.cross_entropy import weighted_loss
 from clients.engines.loop import loop
 from clients.engines.per_example.capture import NotCovered
-from clients.engines.squares import norm_error
 from clients.engines.stacked import local_vmap
-from clients.engines.stacked.local_steps import StepBatch
 from clients.engines.stacked.local_vmap import LocalVmap, LocalVmapOrLoop
+from clients.engines.stacked.rule_steps import StackedSteps
+from clients.engines.stacked.step_batches import StepBatch
 from clients.models.transformers_model import TransformersModel
 from clients.tasks.fedavg import LocalSGD
 from clients.tasks.fedsgd import AveragedGradient
@@ -114,6 +115,28 @@ def test_it_equals_the_loop_for_ragged_users_and_every_clip(
     for clip, expected in zip(every_clip(parameters), by_loop, strict=True):
         assert_equal(engine(task, parameters, keys, clip, 3), expected, 1e-5)
     assert (engine._by_rules is not None) == (by == "rules")
+
+
+def test_no_users_text_decides_how_everybodys_steps_are_taken(
+    materials: Materials, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rules are verified on a made-up unit, the same whoever is in the cohort."""
+    verified: list[Unit] = []
+    honest = StackedSteps.verify
+
+    def noted(self: StackedSteps, parameters: Tensors, unit: Unit) -> None:
+        verified.append(unit)
+        honest(self, parameters, unit)
+
+    monkeypatch.setattr(StackedSteps, "verify", noted)
+    task, parameters = local_sgd(materials), materials.model.initial_parameters()
+    for keys in (EVERYBODY[:2], EVERYBODY[5:7]):
+        engine = LocalVmap(materials.model)
+        engine(task, parameters, keys, NoClip(), 0)
+        assert engine._by_rules is not None
+    first, second = verified
+    assert torch.equal(first.tokens, second.tokens)
+    assert torch.equal(first.lengths, second.lengths)
 
 
 def in_float64(materials: Materials) -> dict[str, torch.Tensor]:

@@ -51,7 +51,7 @@ def test_the_plain_lstm_is_the_lstm() -> None:
 def test_embeddings_have_norm_one_whatever_is_stored(network: McMahanLstmForCausalLM) -> None:
     tokens = torch.arange(20).reshape(2, 10)
     before = network(tokens).logits
-    norms = network.unit_embeddings().norm(dim=-1)
+    norms = unit_rows(network.embedding.weight).rows.norm(dim=-1)
     torch.testing.assert_close(norms, torch.ones(50), rtol=0, atol=1e-6)
     with torch.no_grad():
         network.embedding.weight *= 3.0
@@ -60,7 +60,7 @@ def test_embeddings_have_norm_one_whatever_is_stored(network: McMahanLstmForCaus
 
 def test_no_logit_exceeds_the_output_embedding(network: McMahanLstmForCausalLM) -> None:
     tokens = torch.arange(10)[None]
-    words = network.unit_embeddings()
+    words = unit_rows(network.embedding.weight).rows
     output = network.output_embedding(network.lstm(words[tokens]))
     logits = network(tokens).logits
     assert bool((logits.abs() <= output.norm(dim=-1, keepdim=True) + 1e-6).all())

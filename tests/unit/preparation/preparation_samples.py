@@ -7,8 +7,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from fedsim.data.preparation.catalogue import AnyStep
-from fedsim.data.preparation.prepare import Prepared
+from fedsim.data.preparation.prepare import AnyStep, Prepared
 from fedsim.data.preparation.step import Step
 
 Row = tuple[str | None, str | None] | tuple[str | None, str | None, dict[str, Any]]

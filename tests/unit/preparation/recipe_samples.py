@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fedsim.data.recipe import load_recipe
+from fedsim.data.config import load_recipe
 
 SAMPLES = Path(__file__).parents[2] / "samples" / "recipes"
 

@@ -11,8 +11,7 @@ import pytest
 
 from fedsim.config import parse_config
 from fedsim.data.config import DataConfig
-from fedsim.data.preparation.catalogue import STEPS
-from fedsim.data.preparation.prepare import Prepared, assumptions
+from fedsim.data.preparation.prepare import STEPS, Prepared, assumptions
 from fedsim.data.reading import records, source_fingerprint
 from fedsim.errors import ConfigError
 from tests.unit.preparation.preparation_samples import prepare, step

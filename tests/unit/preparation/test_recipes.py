@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from fedsim.config import parse_config
+from fedsim.data.config import load_recipe, recipe_names
 from fedsim.data.preparation.prepare import Prepared
 from fedsim.data.reading import records
-from fedsim.data.recipe import load_recipe, recipe_names
 from fedsim.errors import ConfigError
 from tests.unit.preparation.recipe_samples import SAMPLES, on_sample
 

@@ -17,7 +17,7 @@ def test_our_messages_and_nobody_elses(tmp_path: Path) -> None:
         with run_log(tmp_path):
             for name in (
                 "fedsim.runner.session",
-                "clients.engines.choose",
+                "clients.engine_choice",
                 "transformers",
                 "flwr",
                 "ray",
@@ -26,7 +26,7 @@ def test_our_messages_and_nobody_elses(tmp_path: Path) -> None:
     logging.getLogger("fedsim").warning("said later")
     text = (tmp_path / LOG).read_text(encoding="utf-8")
     assert text.count("said by ") == 4
-    assert text.count(" WARNING clients.engines.choose: said by clients.engines.choose\n") == 2
+    assert text.count(" WARNING clients.engine_choice: said by clients.engine_choice\n") == 2
     assert text.count(" begins\n") == text.count(" ended\n") == 2
     assert not any(logging.getLogger(name).handlers for name in PACKAGES)
 

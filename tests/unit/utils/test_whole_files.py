@@ -11,7 +11,7 @@ import pytest
 from safetensors import SafetensorError
 
 from fedsim.config import parse_config
-from fedsim.data.building.workshop import workshop
+from fedsim.data.building.build_folder import build_folder
 from fedsim.materials import Materials
 from fedsim.runner.folder import RunFolder
 from fedsim.runner.saved_model import save_model
@@ -98,7 +98,7 @@ def test_what_the_disk_refuses_is_one_line_with_a_name(error: Exception) -> None
 def test_a_store_that_finds_no_room_is_named_and_a_name_that_is_there_stays(tmp_path: Path) -> None:
     place = tmp_path / "store"
     for given, named in ((None, str(place)), ("source.jsonl", "source.jsonl")):
-        with pytest.raises(OSError, match="No space") as raised, workshop(place, "key"):
+        with pytest.raises(OSError, match="No space") as raised, build_folder(place, "key"):
             raise OSError(errno.ENOSPC, "No space left on device", given)
         assert (disk_message(raised.value) or "").startswith(f"{named}: cannot be written")
 

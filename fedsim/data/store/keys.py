@@ -1,4 +1,4 @@
-"""Who a user is and what an example is, as numbers that depend on no place in a file."""
+"""Keys: 64-bit hashes of users' names and examples' tokens, and hashes to draw from them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Hashes = npt.NDArray[np.uint64]
 
 @lru_cache(maxsize=64)
 def base(seed: int, purpose: Purpose, round: int) -> int:
-    """Return the first 64 bits of `stream(seed, purpose, round)`, where hashing starts."""
+    """Return the first 64 bits of `stream(seed, purpose, round)`: a start for `hashes`."""
     return int(stream(seed, purpose, round).integers(0, 1 << 64, dtype=np.uint64))
 
 
@@ -50,8 +50,8 @@ def in_order_of(values: Hashes) -> Hashes:
     """Return distinct numbers within each row, in the order of the hashes in the row.
 
     The lowest 20 bits are the place, more of them only in a row of over a million. So two examples
-    with the same text, which have the same hash, are told apart; which of the two comes first
-    changes nothing. Of other examples the 44 bits above are the same with a probability of 2⁻⁴⁴ a
+    with the same text, which have the same hash, are distinct; which of the two comes first changes
+    nothing. Of other examples the 44 bits above are the same with a probability of 2⁻⁴⁴ a
     pair.
 
     Args:
@@ -64,7 +64,7 @@ def in_order_of(values: Hashes) -> Hashes:
 
 
 AT_ONCE = 1 << 20  # tokens whose hashes are in memory at one time, unless one example has more
-_START = 0x66656473696D2F33  # where hashes of tokens start
+_START = 0x66656473696D2F33  # the start of hashes of tokens
 
 
 def user_keys(names: Path, num_users: int) -> Hashes:

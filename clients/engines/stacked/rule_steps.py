@@ -1,8 +1,8 @@
-"""A local step of many users by the layer rules: gradients are added where the parameters stand.
+"""Local SGD steps of many users by the layer rules, added in place onto their parameters.
 
-`torch.func.vmap` forms every user's gradient, then reads it again to make the step. Here one pass
-over all users' sequences gives what the gradients are products of, and the products are written
-onto the stack of parameters as they are formed.
+`torch.func.vmap` forms every user's gradient, then reads it again to take the step. Here one pass
+over all users' sequences gives the sides of the gradients' products, and each product is added onto
+the stack of parameters as it is formed.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ from __future__ import annotations
 import torch
 
 from clients.engines.cross_entropy import Batch, mean_shares
-from clients.engines.per_example.capture import NotCovered, OpenModel, find_sites, run
-from clients.engines.per_example.contributions import Chain, Product, Segments, Use, form
+from clients.engines.per_example.capture import NotCovered, OpenModel, find_layers, run
+from clients.engines.per_example.gradient_terms import Chain, Product, Segments, Term, write_product
 from clients.engines.per_example.verification import compare, refuse_other_uses
 from clients.engines.stacked.forward import Stack, forward_for, stacked_forwards
-from clients.engines.stacked.local_steps import StepBatch
+from clients.engines.stacked.step_batches import StepBatch
 from clients.tasks.mean_gradient import mean_gradient
 from fedsim.execution import Unit
 from fedsim.tensors import Tensors
 
 _TOKENS = 8  # of the sequences that are compared
-# A step this long loses nothing of the gradient beside the parameters that it moves.
+# The verified step is this long, so that the gradient keeps its digits beside the parameters.
 _LONG_STEP = 2.0**12
-# Of a table's rows that are moved at once: with what they are moved by, they stay in the cache.
+# Bytes of a table's rows that are moved at once: they and their gradients stay in the cache.
 _CACHE_BYTES = 2**20
 
 
@@ -35,10 +35,10 @@ class StackedSteps:
 
     def __init__(self, model: OpenModel) -> None:
         self._model = model
-        self._sites = find_sites(model)
-        for site in self._sites:
-            if forward_for(site.module) is None:
-                raise NotCovered(f"{site.place} ({type(site.module).__name__})")
+        self._layers = find_layers(model)
+        for layer in self._layers:
+            if forward_for(layer.module) is None:
+                raise NotCovered(f"{layer.place} ({type(layer.module).__name__})")
 
     def __call__(
         self,
@@ -52,8 +52,7 @@ class StackedSteps:
         """Move users by −learning rate × gradient and return their losses before it: (users,).
 
         Args:
-            local: (users, *shape) for each parameter, changed in place; in a first step anything
-                may stand there.
+            local: (users, *shape) for each parameter, changed in place; ignored in a first step.
             start: where all users are before a first step.
             batch: the sequences.
             learning_rate: of the step.
@@ -65,26 +64,26 @@ class StackedSteps:
         tokens, lengths = batch.tokens.flatten(0, 1).to(device), batch.lengths.flatten().to(device)
         # The gradient is scaled, so that what comes back is the step.
         step = Batch(tokens, mean_shares(tokens, lengths, weights), scale=-learning_rate)
-        uses: list[tuple[str, Use]] = []
+        terms: list[tuple[str, Term]] = []
 
-        def sink(name: str, use: Use) -> None:
-            uses.append((name, use))  # the pass still reads the weights that it would move
+        def sink(name: str, term: Term) -> None:
+            terms.append((name, term))  # applied later: the pass still reads the weights
 
         if first:
-            losses = run(self._model, self._sites, start, step, sink)
+            losses = run(self._model, self._layers, start, step, sink)
             for name, value in local.items():
                 value.copy_(start[name].expand_as(value))
         else:
-            with stacked_forwards(self._sites, Stack(users, rows)):
-                losses = run(self._model, self._sites, local, step, sink)
-        _apply(local, uses, Segments([rows] * users, whole=True))
+            with stacked_forwards(self._layers, Stack(users, rows)):
+                losses = run(self._model, self._layers, local, step, sink)
+        _apply(local, terms, Segments([rows] * users, whole=True))
         return losses.view(users, rows).sum(dim=1)
 
     def verify(self, parameters: Tensors, unit: Unit) -> None:
         """Compare a second step of two users with automatic differentiation.
 
         Raises:
-            NotCovered: it goes elsewhere; names the parameter.
+            NotCovered: they differ; names the parameter.
             CannotTell: the gradients are not finite.
         """
         tokens, lengths = unit.tokens[:1, :_TOKENS], unit.lengths[:1].clamp(max=_TOKENS)
@@ -93,8 +92,8 @@ class StackedSteps:
         batch = StepBatch(slice(0, 2), tokens.expand(2, 1, -1), ends, weights)
         stack = {name: torch.stack([value, 1.01 * value]) for name, value in parameters.items()}
         before = {name: value.clone() for name, value in stack.items()}
-        one = Batch(tokens, mean_shares(tokens, lengths, torch.ones(1)))
-        refuse_other_uses(self._model, self._sites, parameters, one)
+        single = Batch(tokens, mean_shares(tokens, lengths, torch.ones(1)))
+        refuse_other_uses(self._model, self._layers, parameters, single)
         self(stack, parameters, batch, _LONG_STEP, first=False)
         for user in range(2):
             own = {name: value[user] for name, value in before.items()}
@@ -102,20 +101,20 @@ class StackedSteps:
             compare(mean_gradient(self._model, own, Unit(0, tokens, ends[user])).values, moved)
 
 
-def _apply(local: Tensors, uses: list[tuple[str, Use]], segments: Segments) -> None:
-    """Add the uses, each user's onto its own parameters."""
-    uses = [(name, use.to(local[name].dtype)) for name, use in uses]
-    # Chains first: what they make of a gradient hangs on parameters that have not moved yet.
-    for name, use in uses:
-        if isinstance(use, Product) and use.chain is not None:
-            _apply_chained(local[name], use, use.chain)
-    for name, use in uses:
-        if not isinstance(use, Product) or use.chain is None:
-            use.into(local[name], segments, add=True)
+def _apply(local: Tensors, terms: list[tuple[str, Term]], segments: Segments) -> None:
+    """Add the terms, each user's onto its own parameters."""
+    terms = [(name, term.to(local[name].dtype)) for name, term in terms]
+    # Chain rules first: they depend on the parameters before the step.
+    for name, term in terms:
+        if isinstance(term, Product) and term.chain is not None:
+            _apply_chained(local[name], term, term.chain)
+    for name, term in terms:
+        if not isinstance(term, Product) or term.chain is None:
+            term.into(local[name], segments, add=True)
 
 
 def _apply_chained(stack: torch.Tensor, product: Product, chain: Chain) -> None:
-    """Add what a chain makes of users' products, some rows of a table at a time, in the cache."""
+    """Add users' products through their chain rule, some rows of a table at a time."""
     num_users, num_rows, width = stack.shape
     at_once = max(1, _CACHE_BYTES // (stack.element_size() * width))
     buffer = stack.new_empty(min(at_once, num_rows), width)
@@ -127,5 +126,5 @@ def _apply_chained(stack: torch.Tensor, product: Product, chain: Chain) -> None:
         for first in range(0, num_rows, at_once):
             rows = slice(first, first + at_once)
             gradient = buffer[: num_rows - first]
-            form(gradient, left[:, rows].T, right, add=False)
+            write_product(gradient, left[:, rows].T, right, add=False)
             of_user.of_rows(rows).add(table[rows], gradient)

@@ -1,18 +1,22 @@
-"""What each use of a parameter in a forward pass contributes to per-unit gradients."""
+"""Terms of per-unit gradients: what each use of a parameter adds to the gradient of each unit.
+
+Every use gives a term: a product (of a weight), a sum over positions (of a bias), or rows (of a
+looked-up table). A unit's gradient is the sum of its terms over all uses, layers and passes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Protocol
+from typing import Protocol, Self
 
 import torch
 
-from clients.engines.squares import block_squares
+from clients.engines.clipped_sums import block_squares
 
 
-def form(out: torch.Tensor, left: torch.Tensor, right: torch.Tensor, *, add: bool) -> None:
+def write_product(out: torch.Tensor, left: torch.Tensor, right: torch.Tensor, *, add: bool) -> None:
     """Write left @ right into `out`, or add it to what is there.
 
     With mixed precision one side is bfloat16 and the other may be what was rounded to it. A GPU
@@ -23,7 +27,7 @@ def form(out: torch.Tensor, left: torch.Tensor, right: torch.Tensor, *, add: boo
         out: (units, rows, columns), or one unit's (rows, columns), which takes less calling.
         left: (units, rows, positions), or (rows, positions).
         right: (units, positions, columns), or (positions, columns).
-        add: whether `out` has something in it that counts.
+        add: whether to add to what `out` holds.
     """
     multiply, add_product = (torch.mm, out.addmm_) if out.dim() == 2 else (torch.bmm, out.baddbmm_)
     if left.dtype == right.dtype == out.dtype:
@@ -39,7 +43,7 @@ def form(out: torch.Tensor, left: torch.Tensor, right: torch.Tensor, *, add: boo
         else:
             multiply(left, right, out.dtype, out=out)
     else:
-        form(out, left.to(out.dtype), right.to(out.dtype), add=add)
+        write_product(out, left.to(out.dtype), right.to(out.dtype), add=add)
 
 
 @dataclass(frozen=True)
@@ -56,12 +60,8 @@ class Segment:
 
     @property
     def num_units(self) -> int:
-        """How many units."""
+        """Number of units."""
         return int(self.units.stop - self.units.start)
-
-    def rows_of(self, index: int) -> slice:
-        """Return the sequences of the segment's unit number `index`."""
-        return self.part(index, index + 1).rows
 
     def part(self, start: int, stop: int) -> Segment:
         """Return the segment's units from number `start` up to `stop`."""
@@ -72,12 +72,12 @@ class Segment:
 
 
 class Segments:
-    """Which sequences of a pass belong to which unit of the chunk; they are in units' order.
+    """The units that the sequences of a pass belong to; sequences stand in the units' order.
 
     Attributes:
         counts: each unit's number of sequences in the pass.
         whole: whether no other pass has sequences of the units in this one.
-        tokens: how many tokens each unit has in them, padding left out; None where nobody counted.
+        tokens: how many tokens each unit has in them, padding left out; None where not counted.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Segments:
 
     def unit_of_row(self, device: torch.device) -> torch.Tensor:
         """Return the unit that each sequence belongs to: (rows,) int64."""
-        if self._unit_of_row is None:  # every layer asks
+        if self._unit_of_row is None:  # made once for all layers
             units = torch.arange(self.num_units).repeat_interleave(torch.tensor(self.counts))
             self._unit_of_row = units.to(device)
         return self._unit_of_row
@@ -123,12 +123,13 @@ Change = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Chain(Protocol):
-    """A linear map, in place, from the gradient of what is used to that of the parameter behind.
+    """Chain rule of a parameter that is used in a changed form, such as with rows at norm 1.
 
-    Row by row, of one unit's gradient or of a sum of units'.
+    A linear map, in place and row by row, from the gradient of the form that is used to that of
+    the parameter; of one unit's gradient or of a sum of units'.
 
     Attributes:
-        stretch: at least how many times longer it makes a row.
+        stretch: an upper bound on how many times longer it makes a row.
     """
 
     @property
@@ -139,7 +140,7 @@ class Chain(Protocol):
         ...
 
     def add(self, table: torch.Tensor, gradient: torch.Tensor) -> None:
-        """Add what the map makes of a gradient, which may be lost, to the parameter."""
+        """Add the mapped gradient to the parameter; `gradient` may be overwritten."""
         ...
 
     def of_user(self, user: int) -> Chain:
@@ -152,36 +153,43 @@ class Chain(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Product:
+class _Tensors:
+    """Base of terms: changes to all their tensors."""
+
+    def map(self, change: Change) -> Self:
+        """Return the term with `change` made to every tensor, such as taking some sequences."""
+        tensors = {k: v for k, v in vars(self).items() if isinstance(v, torch.Tensor)}
+        return replace(self, **{name: change(value) for name, value in tensors.items()})
+
+    def to(self, dtype: torch.dtype) -> Self:
+        """Return the term in another floating-point type."""
+        return self.map(lambda value: value.to(dtype) if value.is_floating_point() else value)
+
+
+@dataclass(frozen=True, eq=False)
+class Product(_Tensors):
     """Gradient leftᵀ·right: of a linear layer's weight, or of the table that scores words.
 
     Attributes:
         left: (sequences, positions, first size of the parameter).
         right: (sequences, positions, second size of the parameter).
-        chain: for a parameter that is not used as it is stored.
+        chain: the chain rule of a parameter that is not used as it is stored.
     """
 
     left: torch.Tensor
     right: torch.Tensor
     chain: Chain | None = None
 
-    def map(self, change: Change) -> Product:
-        """Return the use with `change` made to every tensor, such as taking some sequences."""
-        return replace(self, left=change(self.left), right=change(self.right))
-
-    def to(self, dtype: torch.dtype) -> Product:
-        """Return the use in another floating-point type."""
-        return self.map(lambda value: value.to(dtype))
-
     def into(self, gradients: torch.Tensor, segments: Segments, *, add: bool) -> None:
         """Write per-unit gradients, or add them to what is there, into (units, *shape)."""
         for segment in segments:
             left, right = by_unit(self.left, segment).mT, by_unit(self.right, segment)
-            form(gradients[segment.units], left, right, add=add)
+            write_product(gradients[segment.units], left, right, add=add)
 
     def weighted_sum(self, factors: torch.Tensor) -> torch.Tensor:
         """Return Σ over sequences of factor × gradient; `factors` is (sequences,)."""
         left, right, by_row = self.left, self.right, factors[:, None, None]
+        # Scaling one side scales the product: one product over all units, no gradient of a unit.
         if left.shape[-1] < right.shape[-1]:  # the smaller one is copied
             left = left * by_row
         else:
@@ -190,7 +198,7 @@ class Product:
 
 
 @dataclass(frozen=True, eq=False)
-class Total:
+class Total(_Tensors):
     """Gradient Σ over positions: of a bias, or of a norm's weight.
 
     Attributes:
@@ -198,14 +206,6 @@ class Total:
     """
 
     values: torch.Tensor
-
-    def map(self, change: Change) -> Total:
-        """Return the use with `change` made to every tensor, such as taking some sequences."""
-        return replace(self, values=change(self.values))
-
-    def to(self, dtype: torch.dtype) -> Total:
-        """Return the use in another floating-point type."""
-        return self.map(lambda value: value.to(dtype))
 
     def into(self, gradients: torch.Tensor, segments: Segments, *, add: bool) -> None:
         """Write per-unit gradients, or add them to what is there, into (units, size)."""
@@ -224,7 +224,7 @@ class Total:
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class Rows(_Tensors):
     """Gradient of a table of which single rows are looked up: almost everywhere zero.
 
     Attributes:
@@ -237,19 +237,12 @@ class Rows:
     values: torch.Tensor
     num_rows: int
 
-    def map(self, change: Change) -> Rows:
-        """Return the use with `change` made to every tensor, such as taking some sequences."""
-        return replace(self, ids=change(self.ids), values=change(self.values))
-
-    def to(self, dtype: torch.dtype) -> Rows:
-        """Return the use in another floating-point type."""
-        return replace(self, values=self.values.to(dtype))
-
     def into(self, gradients: torch.Tensor, segments: Segments, *, add: bool) -> None:
         """Write per-unit gradients, or add them to what is there, into (units, rows, width)."""
         for segment in segments:
             if not add:
                 gradients[segment.units] = 0.0
+        # The units' tables end to end: a row's index in them is its own after its unit's tables.
         places = segments.unit_of_row(self.ids.device)[:, None] * self.num_rows + self.ids
         gradients.flatten(0, 1).index_add_(0, places.flatten(), self.values.flatten(0, 1))
 
@@ -283,8 +276,10 @@ class MergedRows:
 
     def without(self, units: torch.Tensor) -> MergedRows:
         """Return the rows of all other units."""
-        kept = ~torch.isin(self.units, units)
-        return replace(self, units=self.units[kept], ids=self.ids[kept], values=self.values[kept])
+        others = ~torch.isin(self.units, units)
+        return replace(
+            self, units=self.units[others], ids=self.ids[others], values=self.values[others]
+        )
 
     def weighted_sum(self, factors: torch.Tensor) -> torch.Tensor:
         """Return Σ over units of factor × gradient, summed in float64; `factors` is (units,)."""
@@ -294,14 +289,15 @@ class MergedRows:
         return total.index_add_(0, self.ids, weighted.double())
 
 
-def merged(uses: Sequence[tuple[Rows, Segments]]) -> MergedRows:
+def merged(terms: Sequence[tuple[Rows, Segments]]) -> MergedRows:
     """Return each unit's distinct rows with their sums over all passes."""
-    num_rows = uses[0][0].num_rows
+    num_rows = terms[0][0].num_rows
     places = [
-        (segments.unit_of_row(use.ids.device)[:, None] * num_rows + use.ids).flatten()
-        for use, segments in uses
+        (segments.unit_of_row(term.ids.device)[:, None] * num_rows + term.ids).flatten()
+        for term, segments in terms
     ]
-    looked_up = torch.cat([use.values.flatten(0, 1) for use, _ in uses])
+    looked_up = torch.cat([term.values.flatten(0, 1) for term, _ in terms])
+    # Each (unit, row) once, with the sum of all its look-ups: norms need the sums.
     distinct, inverse = torch.unique(torch.cat(places), return_inverse=True)
     values = looked_up.new_zeros(len(distinct), looked_up.shape[-1])
     values.index_add_(0, inverse, looked_up)
@@ -309,4 +305,36 @@ def merged(uses: Sequence[tuple[Rows, Segments]]) -> MergedRows:
     return MergedRows(units, distinct % num_rows, values, num_rows)
 
 
-Use = Product | Total | Rows
+Term = Product | Total | Rows
+
+
+class Gradients(Protocol):
+    """Per-unit gradients of a chunk, formed or not; called with each term as it appears."""
+
+    def start_pass(self, segments: Segments) -> None:
+        """Set the units that the sequences of the following terms belong to."""
+        ...
+
+    def __call__(self, name: str, term: Term) -> None:
+        """Take one term of parameter `name`."""
+        ...
+
+    def squares(self) -> torch.Tensor:
+        """Return squared norms, (units, parameters) float64, once all terms are in.
+
+        Of what the sum adds for a unit, at least, up to `norm_error` of a norm. A second call
+        returns the same numbers, also after `drop`.
+        """
+        ...
+
+    def coarse(self, factors: torch.Tensor, bound: float) -> torch.Tensor:
+        """Return (units,) bool: those that may not be added in one product with others."""
+        ...
+
+    def drop(self, units: torch.Tensor) -> None:
+        """Leave these units out of the sum."""
+        ...
+
+    def weighted_sum(self, factors: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return Σ over units of factor × gradient; `factors` is (units, parameters) float64."""
+        ...

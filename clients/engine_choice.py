@@ -1,13 +1,13 @@
-"""Which engine computes: by name, or the one that fits the model, the units and the memory."""
+"""Choose a gradient engine: by name, or by the model, the units and the memory."""
 
 from __future__ import annotations
 
 import logging
 from typing import cast
 
-from clients.engines.loop import loop
+from clients.engines.loop import VectorisedOrLoop, loop
 from clients.engines.per_example import chunks
-from clients.engines.per_example.capture import NotCovered, OpenModel, find_sites
+from clients.engines.per_example.capture import NotCovered, OpenModel, find_layers
 from clients.engines.per_example.ghost import ghost
 from clients.engines.per_example.materialised import materialised
 from clients.engines.stacked.local_vmap import LocalVmapOrLoop
@@ -35,9 +35,9 @@ def choose_engine(
             stack of users does not carry), and `Auto` for mean gradients. The config has checked
             it.
         task: what units compute.
-        model: with what.
-        tokens_per_unit: that a unit may bring, a public number: which engine computes must not
-            depend on anybody's text. None stands for units of a large pass.
+        model: the model that they compute it with.
+        tokens_per_unit: the most tokens of a unit, a public number: the choice of the engine must
+            not depend on private text. None stands for units of a large pass.
     """
     if name == "auto":
         averages = task.averages_gradients
@@ -58,7 +58,7 @@ def _engine(name: str, model: LanguageModel) -> Engine:
 
 
 class Auto:
-    """Chooses once, says why in one line of the log, and stays with it."""
+    """Engine for mean gradients that is chosen at the first call; the log says which and why."""
 
     def __init__(self, model: LanguageModel, tokens_per_unit: float | None = None) -> None:
         self._model = model
@@ -91,7 +91,8 @@ class Auto:
             self._model.device,
             "" if uncovered is None else f"; no layer rule for {uncovered}",
         )
-        return _VmapOrLoop(self._model) if name == "vmap" else _engine(name, self._model)
+        engine = _engine(name, self._model)
+        return VectorisedOrLoop(self._model, engine) if name == "vmap" else engine
 
 
 def choice(tokens_per_unit: float, bytes_per_unit: int, budget: int) -> str:
@@ -117,31 +118,9 @@ def choice(tokens_per_unit: float, bytes_per_unit: int, budget: int) -> str:
 def _uncovered(model: LanguageModel) -> str | None:
     """Return the first layer without a rule, or None."""
     if not hasattr(model, "module") or not hasattr(model, "places"):
-        return "any layer of a network that cannot be looked into"
+        return "any layer of a network that does not show its modules"
     try:
-        find_sites(cast(OpenModel, model))
+        find_layers(cast(OpenModel, model))
     except NotCovered as layer:
         return str(layer)
     return None
-
-
-class _VmapOrLoop:
-    """Vectorised until torch says that it cannot; then the loop, with a warning, for good."""
-
-    def __init__(self, model: LanguageModel) -> None:
-        self._engine: Engine = VmapEngine(model)
-        self._model = model
-
-    def __call__(
-        self, task: Task, parameters: Tensors, keys: Keys, clip: Clip, round: int
-    ) -> WeightedSum:
-        """Return what either engine returns."""
-        try:
-            return self._engine(task, parameters, keys, clip, round)
-        except (RuntimeError, NotImplementedError) as error:
-            if self._engine is loop:
-                raise
-            reason = str(error).splitlines()[0]
-            log.warning("%s: vmap cannot, computing by loop: %s", self._model.name, reason)
-            self._engine = loop
-            return loop(task, parameters, keys, clip, round)

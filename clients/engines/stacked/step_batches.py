@@ -1,4 +1,4 @@
-"""The local steps of many users: cut into batches, clipped and added as stacks."""
+"""Batches of the local steps of many users; the clipped sum of a stack of updates."""
 
 from __future__ import annotations
 
@@ -7,18 +7,23 @@ from dataclasses import dataclass
 
 import torch
 
-from clients.engines.partial_sum import PartialSum, shares
-from clients.engines.squares import block_squares, clip_factors, sum_of_rows
+from clients.engines.clipped_sums import (
+    PartialSum,
+    block_squares,
+    clip_factors,
+    shares,
+    sum_of_rows,
+)
 from fedsim.execution import Unit
 from fedsim.tensors import Tensors
 
-# Padding may be so many times the real tokens before users are cut into two passes.
+# Padded tokens over real ones, above which users go into separate batches.
 _MOST_PADDING = 1.5
 
 
 @dataclass(frozen=True, eq=False)
 class LocalUser:
-    """A unit and the rows of each of its steps."""
+    """A unit with the rows of its examples in each local step."""
 
     unit: Unit
     batches: Sequence[torch.Tensor]
@@ -67,6 +72,7 @@ def step_batches(users: Sequence[LocalUser], step: int, max_tokens: int) -> Iter
     active = [user for user in users if step < len(user.batches)]
     start = 0
     while start < len(active):
+        # Greedy: neighbours are alike in size, so the next user joins while padding stays low.
         stop, rows, length, real = start, 0, 0, 0
         while stop < len(active):
             wider, longer = active[stop].shape(step)
@@ -90,6 +96,7 @@ def _stacked(
     for place, user in enumerate(users):
         rows = user.batches[step]
         weights[place, : len(rows)] = 1.0 / len(rows)
+        # Filled up with the user's own first row at weight 0: real tokens, so nothing overflows.
         rows = torch.cat([rows, rows[:1].expand(num_rows - len(rows))])
         taken = user.unit.tokens[rows, :length]
         tokens[place, :, : taken.shape[1]] = taken
@@ -102,8 +109,8 @@ def add_stack(
 ) -> list[LocalUser]:
     """Add w·clip(update) of a stack of updates, and return the users that it left out.
 
-    Those are the ones with a NaN or an infinity, which only the one that has it may lose,
-    and numbers or factors near the ends of float32. Raises before it adds anything, or not at all.
+    Those have a NaN or an infinity, which must not reach the others' sum, or numbers or factors
+    near the ends of float32. It raises before it adds anything, or not at all.
     """
     squares = torch.stack([block_squares(value.flatten(1)) for value in updates.values()], dim=1)
     factors, plain = clip_factors(total.clip, updates, squares)
@@ -115,13 +122,13 @@ def add_stack(
         name: sum_of_rows(parts[:, column].to(value.dtype), value.flatten(1))
         for column, (name, value) in enumerate(updates.items())
     }
-    kept = [user for user, is_plain in zip(users, plain.tolist(), strict=True) if is_plain]
-    # All that takes memory comes before the sum: what runs out of it is done again, once added.
-    num_unclipped, kept_losses = total.within(factors, plain), losses[plain]
+    added = [user for user, is_plain in zip(users, plain.tolist(), strict=True) if is_plain]
+    # Whatever may run out of memory comes before the sum: then the stack is computed again.
+    num_unclipped, added_losses = total.within(factors, plain), losses[plain]
     total.count(
-        [user.unit for user in kept],
-        kept_losses,
-        num_gradients=sum(len(rows) for user in kept for rows in user.batches),
+        [user.unit for user in added],
+        added_losses,
+        num_gradients=sum(len(rows) for user in added for rows in user.batches),
         num_unclipped=num_unclipped,
     )
     total.add(sums)

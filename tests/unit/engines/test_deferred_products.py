@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clients.engines.per_example.contributions import Product, Segments
-from clients.engines.per_example.deferred_products import HeldProducts
-from clients.engines.per_example.materialised import Buffers, Materialised
+from clients.engines.per_example.batched import Buffers
+from clients.engines.per_example.ghost import Ghost
+from clients.engines.per_example.gradient_terms import Product, Rows, Segments
+from clients.engines.per_example.materialised import DeferredProducts, Materialised
 from clients.models.mcmahan_lstm import NormalisedRows, unit_rows
 
 SIDES = ("left", "right")
@@ -34,7 +36,7 @@ def test_each_unit_gets_all_its_positions_and_no_others(
     wide, narrow = 4, 3
     expected = torch.zeros(num_units, wide, narrow, dtype=torch.float64)
     formed = torch.full((num_units, wide, narrow), torch.nan, dtype=torch.float64)
-    held = HeldProducts(num_units)
+    held = DeferredProducts(num_units)
     seen = torch.zeros(num_units, dtype=torch.bool)
     for of_all, length, uses, now in given_passes:
         counts = of_all[:num_units]
@@ -47,15 +49,15 @@ def test_each_unit_gets_all_its_positions_and_no_others(
                 expected[place] += torch.einsum("rla,rlb->ab", left, right)
         seen |= torch.tensor(counts) > 0
         if now:
-            held.form(lambda _name: formed)
+            held.write(lambda _name: formed)
             assert held.num_bytes == 0
-    held.form(lambda _name: formed)
+    held.write(lambda _name: formed)
     torch.testing.assert_close(formed[seen], expected[seen])
     assert bool(formed[~seen].isnan().all())  # nobody else's place was written to
 
 
 def test_bytes_are_counted() -> None:
-    held = HeldProducts(2)
+    held = DeferredProducts(2)
     left, right = torch.zeros(3, 5, 4), torch.zeros(3, 5, 2)
     held.add("weight", Product(left, right), Segments([1, 2], whole=False))
     assert held.num_bytes == left.nbytes + right.nbytes
@@ -66,13 +68,13 @@ def test_no_more_is_held_from_pass_to_pass_than_there_is_room(
     room: int, num_formed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     formed: list[int] = []
-    honest = HeldProducts.form
+    honest = DeferredProducts.write
 
-    def noted(self: HeldProducts, buffer: Callable[[str], torch.Tensor]) -> None:
+    def noted(self: DeferredProducts, buffer: Callable[[str], torch.Tensor]) -> None:
         formed.append(self.num_bytes)
         honest(self, buffer)
 
-    monkeypatch.setattr(HeldProducts, "form", noted)
+    monkeypatch.setattr(DeferredProducts, "write", noted)
     gradients = Materialised(Buffers(), {"weight": torch.zeros(4, 3)}, 2, room)
     uses = []
     for _ in range(4):
@@ -101,3 +103,26 @@ def test_norms_are_those_of_what_a_chain_has_made_of_the_products() -> None:
     torch.testing.assert_close(gradients.squares()[:, 0], squares)
     total = gradients.weighted_sum(torch.ones(2, 1, dtype=torch.float64))["table"]
     torch.testing.assert_close(total, expected.sum(dim=0))
+
+
+@pytest.mark.parametrize("kind", [Ghost, partial(Materialised, room=0)], ids=["ghost", "full"])
+def test_asked_twice_for_norms_gradients_stay_what_they_are(
+    kind: Callable[..., Ghost | Materialised],
+) -> None:
+    """With more positions than `ghost` forms once, a chain, and rows beside the products."""
+    torch.manual_seed(0)
+    weight = torch.randn(4, 3, dtype=torch.float64)
+    left, right = (torch.randn(2, 800, size, dtype=torch.float64) for size in weight.shape)
+    chain = NormalisedRows(weight, unit_rows(weight).inverse)
+    ids, values = torch.tensor([[0, 1], [3, 3]]), torch.randn(2, 2, 3, dtype=torch.float64)
+    factors = torch.ones(2, 1, dtype=torch.float64)
+    answers = []
+    for times in (1, 2):
+        gradients = kind(Buffers(), {"table": weight}, num_units=2)
+        gradients.start_pass(Segments([1, 1], whole=True))
+        gradients("table", Product(left, right, chain))
+        gradients("table", Rows(ids, values, 4))
+        squares = [gradients.squares() for _ in range(times)]
+        answers.append((squares[-1], gradients.weighted_sum(factors)["table"]))
+    for once, twice in zip(*answers, strict=True):
+        assert torch.equal(once, twice)

@@ -1,4 +1,4 @@
-"""A batch of records becomes pieces of token ids, the same whichever process does it."""
+"""Tokenise a batch of records into pieces of token ids."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from fedsim.data.store import Indices
+from fedsim.data.sources.records import EMPTY_TEXT, NULL_TEXT, NULL_USER
+from fedsim.data.store import Indices, ranks, runs
 from fedsim.data.store.manifest import disk_dtype
 
 Record = tuple[str | None, str | None]
@@ -18,9 +19,6 @@ Encode = Callable[[Sequence[str]], Sequence[Sequence[int] | npt.NDArray[Any]]]
 Cutting = Literal["split", "truncate", "join"]
 Ids = npt.NDArray[np.unsignedinteger[Any]]
 
-NULL_USER = "null user"
-NULL_TEXT = "null text"
-EMPTY_TEXT = "empty text"
 SHORT_TEXT = "fewer than 2 tokens"
 LONG_TEXT = "longer than 10,000,000 characters"
 CUT_TOKENS = "tokens beyond sequence_length"
@@ -31,8 +29,8 @@ takes a hundred times its size in memory."""
 
 
 @dataclass(frozen=True, eq=False)
-class Arrived:
-    """What a batch of records came to.
+class TokenisedBatch:
+    """The token ids of a batch of records.
 
     Attributes:
         num_records: records read, the dropped ones counted.
@@ -54,15 +52,15 @@ class Arrived:
 
 
 @dataclass(frozen=True)
-class Tokenising:
-    """From records to pieces; it is sent to worker processes, so it holds nothing but settings.
+class BatchTokeniser:
+    """Encode and cut records into pieces. Sent to worker processes, so it holds settings alone.
 
     Attributes:
         encode: texts to their ids.
         vocabulary_size: every id is below it.
         sequence_length: most ids of a piece, at least 2.
-        cutting: "split", "truncate", or "join", which leaves texts whole to be cut once they
-            stand beside the user's other texts.
+        cutting: "split", "truncate", or "join", which leaves texts whole: they are cut after they
+            are joined with the user's other texts.
     """
 
     encode: Encode
@@ -75,7 +73,7 @@ class Tokenising:
         """Name of the narrowest dtype that holds the vocabulary."""
         return "uint16" if self.vocabulary_size <= 1 << 16 else "uint32"
 
-    def __call__(self, batch: Sequence[Record]) -> Arrived:
+    def __call__(self, batch: Sequence[Record]) -> TokenisedBatch:
         """Encode and cut one batch.
 
         Raises:
@@ -102,7 +100,7 @@ class Tokenising:
             pieces, starts, lengths = self._cut(sizes, ends - sizes, dropped)
             ids = ids[runs(starts, lengths)]
         narrow = ids.astype(disk_dtype(self.dtype))
-        return Arrived(len(batch), users, pieces, lengths, narrow, shared, dropped)
+        return TokenisedBatch(len(batch), users, pieces, lengths, narrow, shared, dropped)
 
     def _cut(
         self, sizes: Indices, starts: Indices, dropped: Counter[str]
@@ -141,16 +139,3 @@ def _usable(batch: Sequence[Record], dropped: Counter[str]) -> Iterator[tuple[st
             dropped[LONG_TEXT] += 1
         else:
             yield user, text
-
-
-def ranks(counts: Indices) -> Indices:
-    """Return 0 … count - 1 for each of the counts, end to end: int64, (sum of counts,)."""
-    ends = np.cumsum(counts)
-    total = int(ends[-1]) if len(ends) else 0
-    ranked: Indices = np.arange(total) - np.repeat(ends - counts, counts)
-    return ranked
-
-
-def runs(starts: Indices, lengths: Indices) -> Indices:
-    """Return start … start + length - 1 for each pair, end to end: int64."""
-    return np.repeat(starts, lengths) + ranks(lengths)

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from clients.engines.stacked.local_steps import LocalUser
 from clients.engines.stacked.local_vmap import LocalVmap
+from clients.engines.stacked.step_batches import LocalUser
 from fedsim.data.store import Indices, TokenStore
 from fedsim.evaluation.scoring import score_examples
 from fedsim.execution import Unit
@@ -52,22 +52,22 @@ def personalise(
     seed: int,
 ) -> Personalised:
     """Train and score every user by itself; halves and batches depend on (seed, user) alone."""
-    kept = [int(user) for user in users if len(store.user_examples(int(user))) > 1]
+    eligible = [int(user) for user in users if len(store.user_examples(int(user))) > 1]
     on_device = {name: value.to(model.device) for name, value in parameters.items()}
-    pairs = [_halves(store, user, seed) for user in kept]
+    pairs = [_halves(store, user, seed) for user in eligible]
     locals_ = [
         _local_user(store, user, own, training, seed)
-        for user, (own, _) in zip(kept, pairs, strict=True)
+        for user, (own, _) in zip(eligible, pairs, strict=True)
     ]
     engine = LocalVmap(model)
-    without, after, tokens = (np.zeros(len(kept)) for _ in range(3))
-    places = sorted(range(len(kept)), key=lambda place: locals_[place].order)
+    without, after, tokens = (np.zeros(len(eligible)) for _ in range(3))
+    places = sorted(range(len(eligible)), key=lambda place: locals_[place].order)
     while places:
-        some = places[: engine.users_at_once(on_device)]
-        places = places[len(some) :]
-        chosen = [locals_[place] for place in some]
+        chunk = places[: engine.users_at_once(on_device)]
+        places = places[len(chunk) :]
+        chosen = [locals_[place] for place in chunk]
         stack, _ = engine.trained(chosen, on_device, training.learning_rate)
-        for row, place in enumerate(some):
+        for row, place in enumerate(chunk):
             reserved = pairs[place][1]
             own = {name: value[row] for name, value in stack.items()}
             before = score_examples(model, on_device, store, reserved)
@@ -76,8 +76,10 @@ def personalise(
             without[place], after[place] = before.nats.sum(), then.nats.sum()
     with np.errstate(invalid="ignore", divide="ignore"):
         without, after = without / tokens, after / tokens
-    left_out = len(users) - len(kept)
-    return Personalised(np.array(kept, np.int64), without, after, tokens.astype(np.int64), left_out)
+    left_out = len(users) - len(eligible)
+    return Personalised(
+        np.array(eligible, np.int64), without, after, tokens.astype(np.int64), left_out
+    )
 
 
 def _halves(store: TokenStore, user: int, seed: int) -> tuple[Indices, Indices]:

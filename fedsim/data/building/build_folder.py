@@ -1,4 +1,4 @@
-"""The hidden folder in which a store is made: locked, left for the next try, renamed at the end."""
+"""The hidden folder of a build: locked, kept for a resume, renamed to the store at the end."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _LOCK, _PLAN = "lock", "plan.json"
 _log = logging.getLogger(__name__)
 
 
-class Workshop:
-    """A folder beside the destination.
+class BuildFolder:
+    """The two folders of a build.
 
     Attributes:
-        parts: for what has been finished, of use to the next try.
-        result: what becomes the destination.
+        parts: finished segments, which a resumed build reuses.
+        result: the store, which becomes the destination.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -35,17 +35,17 @@ class Workshop:
 
 
 @contextmanager
-def workshop(destination: Path, key: str | None) -> Iterator[Workshop]:
-    """Give a folder whose `result` becomes `destination` if all goes well.
+def build_folder(destination: Path, key: str | None) -> Iterator[BuildFolder]:
+    """Yield a folder whose `result` becomes `destination` when the block ends without an error.
 
-    One process at a time has it; the others wait for it. If the block is interrupted, or the
-    process is killed, the next try of the same key finds `parts` as they were; a try of another
-    key finds nothing, and after a `ConfigError` nothing is left. The files are synced before the
+    One process at a time holds it; others wait. If the block is interrupted, or the process is
+    killed, the next build of the same key finds `parts` as they were; a build of another key starts
+    from nothing, and a `ConfigError` leaves nothing behind. The files are synced before the
     rename: not even a power cut leaves half a store.
 
     Args:
         destination: a folder that does not exist yet.
-        key: of everything that the content depends on; None if nobody can say.
+        key: of everything that the content depends on; None if unknown.
 
     Raises:
         FileExistsError: `destination` exists, perhaps since another process made it meanwhile.
@@ -67,7 +67,7 @@ def workshop(destination: Path, key: str | None) -> Iterator[Workshop]:
             try:
                 yield place
             except ConfigError:
-                raise  # what is wrong with the input will not be right next time
+                raise  # the input is wrong: there is nothing to resume
             except BaseException:
                 useful = key is not None and any(place.parts.glob("*.json"))
                 raise
@@ -89,9 +89,9 @@ def _rename(folder: Path, destination: Path) -> None:
         raise
 
 
-def _tidied(folder: Path, key: str) -> Workshop:
-    """Empty the folder, but for the parts if they are of the same key."""
-    place = Workshop(folder)
+def _tidied(folder: Path, key: str) -> BuildFolder:
+    """Empty the folder, except for the parts of the same key."""
+    place = BuildFolder(folder)
     plan = folder / _PLAN
     shutil.rmtree(place.result, ignore_errors=True)
     if not plan.exists() or plan.read_bytes() != json.dumps({"key": key}).encode():

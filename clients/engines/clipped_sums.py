@@ -1,0 +1,179 @@
+"""Clipped sums in float32: squared norms of units' updates, clip factors, weighted sums.
+
+Bounds here hold for any order of summation and with or without fused products: a float32 sum of k
+terms errs by at most γ_k Σ|terms|, γ_k = ku/(1 - ku), u = 2⁻²⁴ (Higham 2002, §3.1 and §4.2).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from fedsim.clipping import Clip
+from fedsim.estimators import WeightedSum
+from fedsim.execution import Accumulator, Unit
+from fedsim.tensors import Tensors, zeros_like
+
+# Squares are summed in float32 within blocks of so many entries, and over blocks in float64. The
+# error bound grows with the block: this one costs a margin of 3e-5 of the clip norm; shorter blocks
+# would cost less of it and more time.
+_BLOCK = 1024
+_NORM_ERROR = (_BLOCK / 2 + 8) * 2.0**-24
+# Three levels of summation: GROUP rows in one float32 product, GROUPS products in float32, the rest
+# in float64. A float32 sum of all rows would err with their number; one of 16 rows straight into
+# float64 took a quarter longer.
+GROUP, GROUPS = 16, 8
+# Float32 squares under 1.2e-38 vanish; over 2^30 entries that is less than this square.
+_UNDERFLOW = 1e-28
+# Outside, float32 is too coarse: squares of 1e15 are near its largest number, factors of 1e-30 near
+# its denormal ones. Such units are computed one by one in float64.
+_LARGEST_SQUARE, _LEAST_FACTOR = 1e30, 1e-30
+
+
+def block_squares(values: torch.Tensor) -> torch.Tensor:
+    """Return the sum of squares of each row of (rows, entries), float64; see `norm_error`."""
+    entries = values.shape[1]
+    if entries <= _BLOCK:
+        small: torch.Tensor = torch.linalg.vector_norm(values, dim=1).double().square()
+        return small
+    whole = entries - entries % _BLOCK
+    blocks = values[:, :whole].reshape(len(values), whole // _BLOCK, _BLOCK)
+    squares: torch.Tensor = torch.linalg.vector_norm(blocks, dim=2).double().square().sum(dim=1)
+    rest: torch.Tensor = torch.linalg.vector_norm(values[:, whole:], dim=1).double().square()
+    return squares + rest
+
+
+def sum_of_rows(factors: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """Return Σ factor × row in float64, (entries,); float32 rows 128 at a time in float32.
+
+    A term is rounded in its product and in 15 + 7 sums at most, so the result is within
+    γ_24 Σ|factor|·‖row‖ of the exact sum: 24u·W·S for units of weight W in all that are clipped to
+    S. See `fedsim.noise`.
+
+    Args:
+        factors: (rows,), in the type of the rows.
+        rows: (rows, entries).
+    """
+    total = torch.zeros(rows.shape[1], dtype=torch.float64, device=rows.device)
+    if rows.is_cuda:  # all groups at once: there a loop would wait for its host
+        whole = len(rows) - len(rows) % GROUP
+        grouped = rows[:whole].view(-1, GROUP, rows.shape[1])
+        sums = torch.bmm(factors[:whole].view(-1, 1, GROUP), grouped)
+        total += sums.sum(dim=(0, 1), dtype=torch.float64)
+        factors, rows = factors[whole:], rows[whole:]
+    for start in range(0, len(rows), GROUP * GROUPS):
+        end = min(start + GROUP * GROUPS, len(rows))
+        partial = factors[start : start + GROUP] @ rows[start : start + GROUP]
+        for first in range(start + GROUP, end, GROUP):
+            partial += factors[first : first + GROUP] @ rows[first : first + GROUP]
+        total += partial
+    return total
+
+
+def norm_error(layout: Tensors) -> float:
+    """Return the relative margin for float32 rounding of a norm and of a clipped share.
+
+    Relative, see `Clip.batch_factors`. A block's sum of squares is low by γ_1024 at most and its
+    root by u, hence a norm by 513.1u; a factor that is rounded to float32, and its product with an
+    entry, are u too large each. Units that are added alone, in float64, have the same margin: a
+    unit's share must not depend on whether its chunk was computed unit by unit.
+    """
+    return 0.0 if next(iter(layout.values())).dtype == torch.float64 else _NORM_ERROR
+
+
+def clip_factors(
+    clip: Clip, layout: Tensors, squares: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return clip factors, (units, parameters), and which units float32 is enough for.
+
+    Args:
+        clip: the bound.
+        layout: the parameters, in whose type the squares were taken and the factors will multiply.
+        squares: squared norms, (units, parameters) float64.
+
+    Returns:
+        (units, parameters) float64, and (units,) bool: false where a number is not finite, or too
+        large or too small for float32; that unit is computed by itself, as `loop` would.
+    """
+    error = norm_error(layout)
+    squares_at_most = squares + _UNDERFLOW if error else squares
+    factors = clip.batch_factors(list(layout), squares_at_most, norm_error=error)
+    plain = (squares.sum(dim=1) < _LARGEST_SQUARE) & (factors.amin(dim=1) > _LEAST_FACTOR)
+    return factors, plain
+
+
+class PartialSum:
+    """The running sum Σ w·clip(update) of a call, in float64 across chunks and stacks."""
+
+    def __init__(self, parameters: Tensors, clip: Clip) -> None:
+        self.clip = clip
+        self.parameters = parameters
+        self._values = zeros_like(parameters, torch.float64)
+        self._alone: Accumulator | None = None
+        self._weight = self._loss = 0.0
+        self._units = self._num_gradients = self._unclipped = 0
+
+    @property
+    def alone(self) -> Accumulator:
+        """The accumulator for units that are added one by one, as `loop` does; made when used."""
+        if self._alone is None:
+            self._alone = Accumulator(
+                self.parameters, self.clip, norm_error=norm_error(self.parameters)
+            )
+        return self._alone
+
+    def within(self, factors: torch.Tensor, plain: torch.Tensor) -> int:
+        """Return how many of the plain units the clip left as they were.
+
+        Args:
+            factors: (units, layers), of `Clip.batch_factors`.
+            plain: (units,) bool, those that are added together.
+        """
+        return int((plain & (factors == self.clip.unclipped_factor).all(dim=1)).sum())
+
+    def add(self, values: Mapping[str, torch.Tensor]) -> None:
+        """Add Σ w·clip(update) of some units, for every parameter, of its shape or flat."""
+        for name, value in values.items():
+            self._values[name].add_(value.view(self._values[name].shape))
+
+    def count(
+        self,
+        units: Sequence[Unit],
+        losses: torch.Tensor,
+        *,
+        num_gradients: int,
+        num_unclipped: int,
+    ) -> None:
+        """Count units whose updates were added, or that have none.
+
+        Args:
+            units: their weights count.
+            losses: (units,); what is not finite counts as zero.
+            num_gradients: of examples, that the units took.
+            num_unclipped: of the units, that the clip left as they were.
+        """
+        self._weight += math.fsum(unit.weight for unit in units)
+        self._units += len(units)
+        self._num_gradients += num_gradients
+        self._unclipped += num_unclipped
+        self._loss += float(losses.double().where(losses.isfinite(), 0.0).sum())
+
+    def result(self) -> WeightedSum:
+        """Return the sum so far."""
+        together = WeightedSum(
+            values=self._values,
+            weight=self._weight,
+            num_units=self._units,
+            num_gradients=self._num_gradients,
+            loss=self._loss,
+            num_unclipped=self._unclipped,
+        )
+        return together if self._alone is None else together + self._alone.total()
+
+
+def shares(factors: torch.Tensor, units: Sequence[Unit], plain: torch.Tensor) -> torch.Tensor:
+    """Return w·factor for the plain units and 0 for the others, (units, layers)."""
+    weights = torch.tensor([unit.weight for unit in units], dtype=torch.float64)
+    return (factors * weights.to(factors.device)[:, None]).where(plain[:, None], 0.0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
@@ -15,7 +15,9 @@ from clients.engines.per_example.batched import BatchedEngine
 from clients.engines.per_example.capture import OpenModel
 from clients.engines.per_example.ghost import ghost
 from clients.engines.per_example.materialised import materialised
+from clients.engines.per_example.verification import verified
 from fedsim.clipping import FlatClip
+from fedsim.execution import Unit
 from tests.contracts.layer_samples import (
     VOCABULARY,
     GivenUnits,
@@ -151,3 +153,28 @@ def test_inputs_that_are_changed_in_place_are_never_used(
         compute(make, InputChangedInPlace())
     (warning,) = caplog.records
     assert "hidden: its input was changed in place" in warning.message
+
+
+@pytest.mark.parametrize("make", [materialised, ghost])
+def test_no_users_text_decides_whether_the_rules_hold(
+    make: Callable[[OpenModel], BatchedEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rules are verified on a made-up unit: the engine's margins must not move with a user."""
+    units: list[Unit] = []
+
+    def noted(*arguments: Any) -> int:  # noqa: ANN401
+        units.append(arguments[3])
+        return verified(*arguments)
+
+    monkeypatch.setattr("clients.engines.per_example.batched.verified", noted)
+    network = Base()
+    model = cast(OpenModel, Opened(network))
+    parameters = {name: value.detach().clone() for name, value in network.named_parameters()}
+    cohort = [unit for unit in ragged_units() if len(unit.lengths)]
+    for first in (cohort[0], cohort[-1]):
+        task = GivenUnits(model, [first])
+        make(model)(task, parameters, task.keys, FlatClip(l2_clip_norm=0.1), 0)
+        assert not torch.equal(units[-1].tokens, first.tokens)
+    made_up, again = units
+    width = min(made_up.tokens.shape[1], again.tokens.shape[1])
+    assert torch.equal(made_up.tokens[0, :width], again.tokens[0, :width])

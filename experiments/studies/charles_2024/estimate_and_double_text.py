@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from experiments.studies.charles_2024.doubling_analysis import suboptimality
-from experiments.studies.charles_2024.doubling_findings import Compared, Spread, draw, of_task
-from experiments.studies.common.output import check_folder, to_csv
-from experiments.studies.common.trained import Trained, base, carry_through, cell, with_noise
+from experiments.studies.charles_2024.doubling_picture import Compared, Spread, draw, means
+from experiments.studies.common.output import check_folder
+from experiments.studies.common.trained import Trained, base, cell, with_noise
 from fedsim.config import Config
 from fedsim.errors import ConfigError
 from fedsim.materials import load_materials
@@ -23,7 +23,6 @@ from fedsim.planner.user_gradients import UserGradients
 from fedsim.planner.variants import tried
 from fedsim.report.measured.lines import Line, Measurement
 from fedsim.sweep.cells import Cell, parse_variation
-from fedsim.utils.files import write_atomically
 
 EPSILONS, GROUP_SIZES, COHORT_SIZES, LARGEST = (1, 8), (1, 2, 4, 8), (16, 32, 64, 128), 256
 QUICK_EPSILONS, QUICK_GROUP_SIZES, QUICK_COHORT_SIZES, QUICK_LARGEST = (8,), (1, 2, 4), (4, 8), 16
@@ -42,10 +41,7 @@ def run(out: Path, *, quick: bool) -> None:
         ConfigError: `out` is not a folder for a study.
     """
     check_folder(out)
-    norms = starting_norms(grid(quick)[0].config)
-    measurement = carry_through(study(norms), out, quick=quick)
-    rows = [row._asdict() for row in compare(measurement, norms).rows]
-    write_atomically(out / "suboptimality.csv", to_csv(rows))
+    study(starting_norms(grid(quick)[0].config))(out, quick=quick)
 
 
 def grid(quick: bool) -> list[Cell]:
@@ -137,27 +133,22 @@ def standard_errors(by_seed: Mapping[Key, npt.NDArray[np.float64]]) -> dict[floa
     return found
 
 
-def findings(measurement: Measurement, norms: Norms) -> list[str]:
-    """Return how the strategies stand, and what that rests on."""
+def conditions(measurement: Measurement, norms: Norms) -> list[str]:
+    """Return the means, and what they were computed from."""
     task = compare(measurement, norms)
-    sentences = of_task(task)
-    if len(task.losses) < len(measurement.lines):
-        largest = max(size * cohort for _, size, cohort in task.losses)
-        sentences.append(f"Budgets above {largest} are left out: a run has no finite loss there.")
+    largest = max(size * cohort for _, size, cohort in task.losses)
     asked = ", ".join(f"L({size}) = {norm:.4g}" for size, norm in sorted(norms.asked.items()))
     rates = Counter(rate for line in measurement.lines for rate in line.chosen.values())
     chosen = ", ".join(f"{rate} by {count}" for rate, count in sorted(rates.items()))
     return [
-        *sentences,
+        means(task),
+        f"Budgets up to {largest}, {len(task.losses)} of {len(measurement.lines)} splits: those "
+        "below the first budget of which a run has no finite loss.",
         f"Median norms of {len(norms.gradients.users)} users' averaged gradients at the starting "
         f"model: {asked}; computed on their texts, for which no ε here accounts.",
         f"Learning rates chosen, of {len(measurement.lines)} splits: {chosen or 'as configured'}.",
         f"Intervals: 95 %, from {RESAMPLES} redraws of all mean losses with the spread over seeds "
-        "that is left when what all losses of a seed share is taken out."
-        if len(measurement.seeds) > 1
-        else "One seed: the spread is not known and the intervals are points.",
-        "The paper finds Estimate-and-Double level with the oracle at most budgets, on Stack "
-        "Overflow and CC-News (350 M parameters, ε from 1 to 64).",
+        "that is left when what all losses of a seed share is taken out; of one seed, points.",
     ]
 
 
@@ -178,9 +169,14 @@ def study(norms: Norms) -> Trained:
             f"σ(2M)/σ(M). L(G) is estimated from {NUM_USERS} users as `fedsim plan` does, σ(M) is "
             "calibrated to the ε of the run. All strategies start at the least G and M; what each "
             "loses at every ε and budget is in `suboptimality.csv`.",
+            "The paper finds Estimate-and-Double level with the oracle at most budgets, on Stack "
+            "Overflow and CC-News (350 M parameters, ε from 1 to 64).",
         ),
         cells=grid,
-        findings=lambda measurement: findings(measurement, norms),
+        counts=lambda measurement: conditions(measurement, norms),
+        more=lambda measurement: {
+            "suboptimality.csv": [row._asdict() for row in compare(measurement, norms).rows]
+        },
         draw=lambda measurement: draw([compare(measurement, norms)], _terms(measurement)),
         keys=[parse_variation("server.learning_rate=0.15,0.5", "--tune")],
         seeds=2,

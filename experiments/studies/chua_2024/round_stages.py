@@ -80,6 +80,11 @@ class Parts(NamedTuple):
         """What training without privacy in one process does: gradients and a step."""
         return self.forward_backward + self.server_step
 
+    @property
+    def ratio(self) -> float:
+        """The private round over training without privacy."""
+        return self.total / self.non_private
+
 
 def parts(stages: Stages) -> Parts:
     """Return what each stage adds to the one within it."""

@@ -6,12 +6,13 @@ import importlib.util
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.resources import as_file, files
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from experiments.studies.common.output import Shown, Study, check_folder, write_study
+from experiments.studies.common.output import Records, Result, Study, Table
 from fedsim.config import Config, load_config, with_settings
 from fedsim.planner.variants import changed
 from fedsim.report.measured.lines import Measurement
@@ -34,17 +35,18 @@ QUICK = (
 
 @dataclass(frozen=True)
 class Trained:
-    """A study that trains.
+    """A study that trains, as registered under `fedsim.studies`; called, it runs.
 
     Attributes:
         name: as registered.
-        title: one line that says what is seen.
-        explanation: paragraphs: what is shown, and of which paper's section.
+        title: one line that says what is compared.
+        explanation: paragraphs: what is shown, of which paper's section, and the paper's claim.
         cells: the grid, quick or whole.
+        draw: the picture.
+        counts: one-line counts and means over the lines.
+        more: further CSV files by name.
         keys: what is tuned, cell by cell.
         quick_keys: the same for a quick run; one value each.
-        findings: sentences made from the numbers.
-        draw: the picture.
         seeds: repetitions of a whole run; a quick one has one.
     """
 
@@ -52,11 +54,48 @@ class Trained:
     title: str
     explanation: Sequence[str]
     cells: Callable[[bool], Sequence[Cell]]
-    findings: Callable[[Measurement], Sequence[str]]
     draw: Callable[[Measurement], Figure]
+    counts: Callable[[Measurement], Sequence[str]] = lambda _: ()
+    more: Callable[[Measurement], Mapping[str, Records]] = lambda _: {}
     keys: Sequence[Variation] = ()
     quick_keys: Sequence[Variation] = ()
     seeds: int = 3
+
+    def __call__(self, out: Path, *, quick: bool) -> None:
+        """Run what is not yet run, and write the study into `out`; runs stay in `out/runs`.
+
+        Raises:
+            ConfigError: `out` is not a folder for a study.
+        """
+        work = partial(self.compute, out)
+        Study(self.name, self.title, self.explanation, work)(out, quick=quick)
+
+    def compute(self, out: Path, quick: bool) -> Result:
+        """Run what is not yet run in `out/runs`, and write `out/measurement.json`."""
+        grid = self.cells(quick)
+        measurement = measure(
+            grid,
+            out / RUNS,
+            keys=self.quick_keys if quick else self.keys,
+            seeds=1 if quick else self.seeds,
+            runner=one_after_another if quick else _side_by_side(),
+        )
+        write_atomically(out / "measurement.json", to_json(measurement))
+        tuning = measurement.tuning
+        settings = [
+            *captions(measurement),
+            f"{len(grid)} settings, seeds {', '.join(map(str, measurement.seeds))}; "
+            f"{sum(line.seconds for line in measurement.lines):,.0f} s of runs"
+            + (f" and {tuning.seconds:,.0f} s of tuning" if tuning else ""),
+        ]
+        return Result(
+            settings=settings,
+            table=Table(HEADS, [cells(line) for line in measurement.lines]),
+            records=records(measurement),
+            figure=self.draw(measurement),
+            counts=self.counts(measurement),
+            more=self.more(measurement),
+        )
 
 
 def base(*overrides: str) -> Config:
@@ -75,45 +114,6 @@ def cell(source: str, settings: Mapping[str, object], config: Config, quick: boo
     texts = tuple((key, str(value)) for key, value in settings.items())
     name = ",".join([source, *(f"{key}={value}" for key, value in texts)])
     return Cell(name, with_settings(config, QUICK) if quick else config, source, texts)
-
-
-def carry_through(study: Trained, out: Path, *, quick: bool) -> Measurement:
-    """Run what is not yet run, and write the study into `out`; the runs stay in `out/runs`.
-
-    Raises:
-        ConfigError: `out` is not a folder for a study.
-    """
-    check_folder(out)
-    grid = study.cells(quick)
-    measurement = measure(
-        grid,
-        out / RUNS,
-        keys=study.quick_keys if quick else study.keys,
-        seeds=1 if quick else study.seeds,
-        runner=one_after_another if quick else _side_by_side(),
-    )
-    write_atomically(out / "measurement.json", to_json(measurement))
-    settings = [
-        *captions(measurement),
-        f"{len(grid)} settings, seeds {', '.join(map(str, measurement.seeds))}; "
-        f"{sum(line.seconds for line in measurement.lines):,.0f} s of runs"
-        + (f" and {measurement.tuning.seconds:,.0f} s of tuning" if measurement.tuning else ""),
-    ]
-    write_study(
-        Study(
-            name=study.name,
-            title=study.title,
-            explanation=study.explanation,
-            settings=settings,
-            findings=tuple(study.findings(measurement)),
-            table=Shown(HEADS, [cells(line) for line in measurement.lines]),
-            records=records(measurement),
-            figure=study.draw(measurement),
-        ),
-        out,
-        quick=quick,
-    )
-    return measurement
 
 
 def _side_by_side() -> Runner:

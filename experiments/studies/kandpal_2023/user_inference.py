@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.studies.common.output import (
-    Shown,
+    Result,
     Study,
-    check_folder,
+    Table,
     clean,
     new_figure,
     steps,
-    write_study,
 )
-from experiments.studies.kandpal_2023.user_inference_findings import findings
 from experiments.studies.kandpal_2023.user_inference_runs import (
     BATCH_SIZE,
     CLIP,
@@ -45,38 +44,46 @@ EXAMPLE_TERMS = (
 )
 
 
+TITLE = "User inference against fine-tuning on Shakespeare's speakers, and what mitigates it"
+EXPLANATION = (
+    "Kandpal et al. 2023, §4: an attacker has a few texts of a user, none of which was "
+    "trained on, and tells from how much likelier the model finds them than its starting "
+    "point whether the user was trained on. The table is their Table 2 with the rows that "
+    "it lacked: data limits, deduplication, clipping, early stopping, and user-level "
+    "guarantees; and their Figure 5, planted users (canaries) whose examples share l "
+    "tokens.",
+    "Users are speakers of Shakespeare's plays with enough speeches, half of them held "
+    "out. Losses are on text of trained users that was not trained on; losses and rates "
+    "are computed on private text and covered by no guarantee.",
+)
+
+
 def run(out: Path, *, quick: bool) -> None:
     """Train, attack and write the study into `out`; finished runs in `out/runs` are not repeated.
 
     Raises:
         ConfigError: `out` is not a folder for a study, or holds runs of another version.
     """
-    check_folder(out)
+    Study("user-inference", TITLE, EXPLANATION, partial(compute, out / "runs"))(out, quick=quick)
+
+
+def compute(folder: Path, quick: bool) -> Result:
+    """Train and attack the runs in `folder`."""
     scale = QUICK if quick else FULL
-    todo = list(cases(scale, out / "runs"))
-    rows = [attacked(case, out / "runs") for case in steps(todo, "user inference")]
-    title = "User inference against fine-tuning on Shakespeare's speakers, and what mitigates it"
-    study = Study(
-        name="user-inference",
-        title=title,
-        explanation=(
-            "Kandpal et al. 2023, §4: an attacker has a few texts of a user, none of which was "
-            "trained on, and tells from how much likelier the model finds them than its starting "
-            "point whether the user was trained on. The table is their Table 2 with the rows that "
-            "it lacked: data limits, deduplication, clipping, early stopping, and user-level "
-            "guarantees; and their Figure 5, planted users (canaries) whose examples share l "
-            "tokens.",
-            "Users are speakers of Shakespeare's plays with enough speeches, half of them held "
-            "out. Losses are on text of trained users that was not trained on; losses and rates "
-            "are computed on private text and covered by no guarantee.",
-        ),
+    rows = [attacked(case, folder) for case in steps([*cases(scale, folder)], "user inference")]
+    bounds = [(row.measured().auroc, row.report.bound.auroc) for row in rows]
+    above = [bound is not None and area > bound for area, bound in bounds]
+    bounded = sum(bound is not None for _, bound in bounds)
+    return Result(
         settings=_settings(scale, rows),
-        findings=findings(rows),
-        table=Shown(_HEADS, [_cells(row) for row in rows]),
+        counts=[
+            f"{bounded} runs have a finite ε of a user; the attack's AUROC is above the bound that "
+            f"follows from it in {sum(above)} of them."
+        ],
+        table=Table(_HEADS, [_cells(row) for row in rows]),
         records=[_record(row) for row in rows],
-        figure=draw(rows, title),
+        figure=draw(rows),
     )
-    write_study(study, out, quick=quick)
 
 
 def attacked(case: Case, folder: Path) -> Row:
@@ -171,12 +178,13 @@ def _settings(scale: Scale, rows: Sequence[Row]) -> tuple[str, ...]:
         "examples a user (users protected). No learning rate or clip was tuned.",
         f"Every speaker has {scale.texts} different speeches, cut at 32 tokens, 40 % of them held "
         "out; each begins with the speaker's name, as the plays print it.",
+        f"The starting model's held-out loss is {rows[0].initial_loss:.3f}.",
         "Repeated texts: every third text of a user is in the data twice, and the attacker can "
         "have either copy. Deduplicated it is the non-private row.",
     )
 
 
-def draw(rows: Sequence[Row], title: str) -> Figure:
+def draw(rows: Sequence[Row]) -> Figure:
     """Draw the AUROC of every run with its interval, and what the guarantees allow."""
     note = "Bars: the middle 95 % of a bootstrap over users. Ticks: what the guarantee allows; "
     note += "; ".join(
@@ -184,16 +192,15 @@ def draw(rows: Sequence[Row], title: str) -> Figure:
     )
     if any(row.case.kind == "example-level" for row in rows):
         note += f". {EXAMPLE_TERMS}"
-    figure = new_figure(9.0, 1.7 + 0.3 * len(rows), title, note)
+    figure = new_figure(9.0, 1.7 + 0.3 * len(rows), TITLE, note)
     axes = figure.subplots()
-    clean(axes)
+    clean(axes, x=f"AUROC with {max(SAMPLES)} samples a user")
     kinds = list(dict.fromkeys(row.case.kind for row in rows))
     for place, row in enumerate(rows):
         _dot(axes, place, row, colour(kinds.index(row.case.kind)))
     axes.axvline(0.5, color=MUTED, linestyle="--", linewidth=1.0)
     axes.set_yticks(range(len(rows)), [row.case.name for row in rows], fontsize=8, color=INK)
     axes.set_ylim(len(rows) - 0.4, -0.6)
-    axes.set_xlabel(f"AUROC with {max(SAMPLES)} samples a user", fontsize=8, color=INK)
     return figure
 
 

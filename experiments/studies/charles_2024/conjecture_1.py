@@ -1,4 +1,15 @@
-"""Charles et al. 2024, Conjecture 1 on a grid: σ_ELS <= K σ_ULS at equal rates."""
+"""Charles et al. 2024, Conjecture 1 on a grid: σ_ELS <= K σ_ULS at equal rates.
+
+Charles et al. 2024, §3, Conjecture 1: when both group sizes are K and both rates are equal, the
+noise multiplier of ELS is at most K times that of ULS for the same (ε, δ) and rounds T. Then ELS
+adds no more noise than ULS if a user's gradients are alike. Shown is the ratio σ_ELS/(K σ_ULS) of
+calibrated noise multipliers: the conjecture says at most 1. The table has the extremes over all
+ε, δ and T; `table.csv` has every case.
+
+Lemma 1 is the same for the one-sided Rényi divergence of a round at integer orders, and proved
+(Appendix D). Here both sides are integrated numerically, without the proof's expansion;
+`lemma_1.csv` has every comparison.
+"""
 
 from __future__ import annotations
 
@@ -76,15 +87,7 @@ class Case(NamedTuple):
 @study(
     "conjecture-1",
     "Conjecture 1 on a grid: σ_ELS over K σ_ULS",
-    "Charles et al. 2024, §3, Conjecture 1: when both group sizes are K and both rates are "
-    "equal, the noise multiplier of ELS is at most K times that of ULS for the same (ε, δ) "
-    "and rounds T. Then ELS adds no more noise than ULS if a user's gradients are alike. "
-    "Shown is the ratio σ_ELS/(K σ_ULS) of calibrated noise multipliers: the conjecture "
-    "says at most 1. The table has the extremes over all ε, δ and T; `table.csv` has "
-    "every case.",
-    "Lemma 1 is the same for the one-sided Rényi divergence of a round at integer orders, "
-    "and proved (Appendix D). Here both sides are integrated numerically, without the "
-    "proof's expansion; `lemma_1.csv` has every comparison.",
+    __doc__,
 )
 def run(quick: bool) -> Result:
     """Test the conjecture and the lemma."""
@@ -101,7 +104,7 @@ def run(quick: bool) -> Result:
     ]
     return Result(
         settings=_settings(grid, dropped=len(cases) - len(counted)),
-        counts=(
+        notes=(
             f"Conjecture 1: {sum(case.violated for case in counted)} violations in "
             f"{len(counted)} cases beyond a tolerance of {TOLERANCE:g}.",
             f"Lemma 1: {sum(row.violated for row in lemma)} violations in {len(lemma):,} "

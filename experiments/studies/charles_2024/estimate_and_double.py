@@ -1,4 +1,15 @@
-"""Charles et al. 2024, Figures 11 to 13 on mean estimation: is Estimate-and-Double any good?"""
+"""Charles et al. 2024, Figures 11 to 13 on mean estimation: is Estimate-and-Double any good?
+
+The comparison of Charles et al. 2024, Appendix I.1 (Figures 11 to 13), on the task of Appendix E
+in place of language models: a budget of B gradients a round is split into group size G and
+expected cohort M, G·M = B, powers of two. Sub-optimality is the loss (squared distance to the
+mean) beyond that of the best split of the same budget.
+
+Estimate-and-Double doubles G or M, whichever leaves less noise: L(2G)/L(G) against σ(2M)/(2σ(M)),
+see `fedsim/planner/doubling.py`. `as printed` compares with σ(2M)/σ(M), as Algorithm 3 is
+printed. Starting from the least G and M, max cohort and max group size exhaust one before the
+other; the greedy local oracle sees the loss after either doubling.
+"""
 
 from __future__ import annotations
 
@@ -93,16 +104,7 @@ class Task(NamedTuple):
 @study(
     "estimate-and-double",
     "How group and cohort size are chosen for ULS, on mean estimation",
-    "The comparison of Charles et al. 2024, Appendix I.1 (Figures 11 to 13), on the "
-    "task of Appendix E in place of language models: a budget of B gradients a round is "
-    "split into group size G and expected cohort M, G·M = B, powers of two. "
-    "Sub-optimality is the loss (squared distance to the mean) beyond that of the best "
-    "split of the same budget.",
-    "Estimate-and-Double doubles G or M, whichever leaves less noise: L(2G)/L(G) against "
-    "σ(2M)/(2σ(M)), see `fedsim/planner/doubling.py`. `as printed` compares with "
-    "σ(2M)/σ(M), as Algorithm 3 is printed. Starting from the least G and M, max cohort "
-    "and max group size exhaust one before the other; the greedy local oracle sees the "
-    "loss after either doubling.",
+    __doc__,
 )
 def run(quick: bool) -> Result:
     """Compute the losses of the grid, and compare the strategies."""
@@ -117,7 +119,7 @@ def run(quick: bool) -> Result:
     edges, sweeps = sum(one.at_edge for one in compared), sum(len(one.losses) for one in compared)
     return Result(
         settings=settings(scale, terms),
-        counts=[f"The best learning rate is on the edge of {edges} of {sweeps} sweeps."],
+        notes=[f"The best learning rate is on the edge of {edges} of {sweeps} sweeps."],
         table=table(scale, compared),
         records=records(scale, compared),
         figure=draw(compared, terms),

@@ -1,4 +1,20 @@
-"""Charles et al. 2024, App. I.1, Figures 11 to 13 on real text: is Estimate-and-Double any good?"""
+"""Charles et al. 2024, App. I.1, Figures 11 to 13 on real text: is Estimate-and-Double any good?
+
+The comparison of Charles et al. 2024, Appendix I.1 (Figures 11 to 13), on speakers of
+Shakespeare's plays: a budget of B gradients a round is split into group size G and expected
+cohort M, G·M = B, powers of two. Sub-optimality is the held-out loss, in nats a token, beyond
+that of the best split of the same budget. The best is the least of several measured losses, so a
+little of it is chance. Users with fewer than G examples bring what they have, so large groups
+compute fewer than B gradients.
+
+Estimate-and-Double doubles G or M, whichever leaves less noise: L(2G)/L(G) against σ(2M)/(2σ(M)),
+see `fedsim/planner/doubling.py`. `as printed` compares with σ(2M)/σ(M). L(G) is estimated from
+some users as `fedsim plan` does, σ(M) is calibrated to the ε of the run. All strategies start at
+the least G and M; what each loses at every ε and budget is in `suboptimality.csv`.
+
+The paper finds Estimate-and-Double level with the oracle at most budgets, on Stack Overflow and
+CC-News (350 M parameters, ε from 1 to 64).
+"""
 
 from __future__ import annotations
 
@@ -18,7 +34,7 @@ from experiments.studies.common.trained import Trained, base, cell, with_noise
 from fedsim.config import Config
 from fedsim.errors import ConfigError
 from fedsim.materials import load_materials
-from fedsim.planner.norms import NUM_USERS, Norms, draws, random_users
+from fedsim.planner.norms import Norms, draws, random_users
 from fedsim.planner.user_gradients import UserGradients
 from fedsim.planner.variants import tried
 from fedsim.report.measured.lines import Line, Measurement
@@ -157,23 +173,9 @@ def study(norms: Norms) -> Trained:
     return Trained(
         name="estimate-and-double-text",
         title="How group and cohort size are chosen for ULS, on real text",
-        explanation=(
-            "The comparison of Charles et al. 2024, Appendix I.1 (Figures 11 to 13), on speakers "
-            "of Shakespeare's plays: a budget of B gradients a round is split into group size G "
-            "and expected cohort M, G·M = B, powers of two. Sub-optimality is the held-out loss, "
-            "in nats a token, beyond that of the best split of the same budget. The best is the "
-            "least of several measured losses, so a little of it is chance. Users with fewer than "
-            "G examples bring what they have, so large groups compute fewer than B gradients.",
-            "Estimate-and-Double doubles G or M, whichever leaves less noise: L(2G)/L(G) against "
-            "σ(2M)/(2σ(M)), see `fedsim/planner/doubling.py`. `as printed` compares with "
-            f"σ(2M)/σ(M). L(G) is estimated from {NUM_USERS} users as `fedsim plan` does, σ(M) is "
-            "calibrated to the ε of the run. All strategies start at the least G and M; what each "
-            "loses at every ε and budget is in `suboptimality.csv`.",
-            "The paper finds Estimate-and-Double level with the oracle at most budgets, on Stack "
-            "Overflow and CC-News (350 M parameters, ε from 1 to 64).",
-        ),
+        explanation=__doc__,
         cells=grid,
-        counts=lambda measurement: conditions(measurement, norms),
+        notes=lambda measurement: conditions(measurement, norms),
         more=lambda measurement: {
             "suboptimality.csv": [row._asdict() for row in compare(measurement, norms).rows]
         },

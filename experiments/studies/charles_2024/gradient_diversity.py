@@ -1,4 +1,15 @@
-"""Charles et al. 2024, §3 and App. I: how far averaging shrinks users' gradients."""
+"""Charles et al. 2024, §3 and App. I: how far averaging shrinks users' gradients.
+
+Charles et al. 2024, §3, compare ULS with ELS at two extremes: all gradients of a user alike
+(L_ULS = L_ELS), or orthogonal (L_ULS = L_ELS/√G). Here the ratio is measured on the speakers of
+Shakespeare's plays, as App. I estimates L_ULS (eq. 8).
+
+`ratio` is of the medians over all sampled users, with at most G examples each: what a plan goes
+by. The quantiles are over users with at least G examples: root mean square of their example
+gradients' norms over the norm of their mean. `needed` is the ratio above which ULS adds less
+noise than ELS at equal privacy and compute (condition 7). D is the number that `fedsim plan
+--gradient-diversity` takes.
+"""
 
 from __future__ import annotations
 
@@ -146,14 +157,7 @@ class Point(NamedTuple):
 @study(
     "gradient-diversity",
     "How diverse real users' gradients are, between the two extremes",
-    "Charles et al. 2024, §3, compare ULS with ELS at two extremes: all gradients of a "
-    "user alike (L_ULS = L_ELS), or orthogonal (L_ULS = L_ELS/√G). Here the ratio is "
-    "measured on the speakers of Shakespeare's plays, as App. I estimates L_ULS (eq. 8).",
-    "`ratio` is of the medians over all sampled users, with at most G examples each: what "
-    "a plan goes by. The quantiles are over users with at least G examples: root mean "
-    "square of their example gradients' norms over the norm of their mean. `needed` is "
-    "the ratio above which ULS adds less noise than ELS at equal privacy and compute "
-    "(condition 7). D is the number that `fedsim plan --gradient-diversity` takes.",
+    __doc__,
 )
 def run(quick: bool) -> Result:
     """Measure at the starting model and after some training."""

@@ -1,4 +1,12 @@
-"""Charles et al. 2024, App. H, Figures 9 and 10: how many examples a user may have in ELS."""
+"""Charles et al. 2024, App. H, Figures 9 and 10: how many examples a user may have in ELS.
+
+Charles et al. 2024, App. H: a small cap G_ELS throws text away, a large one lets a user move the
+sum by more, which the noise has to hide. Every point has the same promise and computes the same
+gradients.
+
+The paper finds the median good throughout, on Stack Overflow and CC-News (350 M parameters,
+10,000 and 2,000 rounds).
+"""
 
 from __future__ import annotations
 
@@ -45,15 +53,9 @@ def median_size() -> float:
 run = Trained(
     name="group-size",
     title="How many examples a user may bring to example-level sampling",
-    explanation=(
-        "Charles et al. 2024, App. H: a small cap G_ELS throws text away, a large one lets a user "
-        "move the sum by more, which the noise has to hide. Every point has the same promise and "
-        "computes the same gradients.",
-        "The paper finds the median good throughout, on Stack Overflow and CC-News (350 M "
-        "parameters, 10,000 and 2,000 rounds).",
-    ),
+    explanation=__doc__,
     cells=grid,
-    counts=lambda _: [f"The median user has {median_size():g} training examples."],
+    notes=lambda _: [f"The median user has {median_size():g} training examples."],
     draw=lambda measurement: draw(
         measurement,
         x="group_size",

@@ -1,4 +1,14 @@
-"""Charles et al. 2024, Figure 7: ELS and ULS with several group sizes find the mean of users."""
+"""Charles et al. 2024, Figure 7: ELS and ULS with several group sizes find the mean of users.
+
+The task of Charles et al. 2024, Appendix E (Figure 7): μ ~ N(0, I), users' means μ_u ~ N(μ, σ₁²
+I), their examples x ~ N(μ_u, σ₂² I). DP-SGD on half the squared distance looks for μ from 0. All
+samplers compute B gradients a round in expectation; the loss is the squared distance of the last
+iterate to μ. The paper prints no values of its axes and grids; these are ours.
+
+As in the paper the loss of the best setting of the sweep is reported, chosen on the same trials.
+`second_half_loss` in `table.csv` is the loss on the second half of the trials of what was best on
+the first half, free of that choice.
+"""
 
 from __future__ import annotations
 
@@ -113,14 +123,7 @@ QUICK = Scale(
 @study(
     "mean-estimation",
     "Finding the mean of users: example-level sampling, and user-level by group size",
-    "The task of Charles et al. 2024, Appendix E (Figure 7): μ ~ N(0, I), users' means "
-    "μ_u ~ N(μ, σ₁² I), their examples x ~ N(μ_u, σ₂² I). DP-SGD on half the squared "
-    "distance looks for μ from 0. All samplers compute B gradients a round in expectation; "
-    "the loss is the squared distance of the last iterate to μ. The paper prints no "
-    "values of its axes and grids; these are ours.",
-    "As in the paper the loss of the best setting of the sweep is reported, chosen on "
-    "the same trials. `second_half_loss` in `table.csv` is the loss on the second half "
-    "of the trials of what was best on the first half, free of that choice.",
+    __doc__,
 )
 def run(quick: bool) -> Result:
     """Run all trials."""
@@ -135,7 +138,7 @@ def run(quick: bool) -> Result:
     edges = sum(sweep.at_edge for sweep in results.values())
     return Result(
         settings=settings(scale, terms),
-        counts=[f"The best learning rate is on the edge of {edges} of {len(results)} sweeps."],
+        notes=[f"The best learning rate is on the edge of {edges} of {len(results)} sweeps."],
         table=table(results, scale.panels),
         records=records(results, scale.panels),
         figure=draw(results, scale.panels, terms),

@@ -1,4 +1,13 @@
-"""Charles et al. 2024, Figures 2 and 6: whose noise is smaller at the same ε and compute."""
+"""Charles et al. 2024, Figures 2 and 6: whose noise is smaller at the same ε and compute.
+
+The setting of Charles et al. 2024, §3 and Appendix C (Figures 2 and 6): the variance of the noise
+on a coordinate of the gradient estimate (eqs 5 and 6), when both samplers keep the same ε and
+compute the same B gradients a round in expectation. ULS holds its cohort at M users and takes G =
+B/M examples of each.
+
+`alike`: all gradients of a user point the same way, L_ULS = L_ELS. `diverse`: they are
+orthogonal, L_ULS = L_ELS/√G. A ratio is var(ELS)/var(ULS); at most 1 is condition (7).
+"""
 
 from __future__ import annotations
 
@@ -69,13 +78,7 @@ class Point(NamedTuple):
 @study(
     "noise-variance",
     "At equal privacy and compute, diverse gradients make ULS the quieter one",
-    "The setting of Charles et al. 2024, §3 and Appendix C (Figures 2 and 6): the variance "
-    "of the noise on a coordinate of the gradient estimate (eqs 5 and 6), when both "
-    "samplers keep the same ε and compute the same B gradients a round in expectation. "
-    "ULS holds its cohort at M users and takes G = B/M examples of each.",
-    "`alike`: all gradients of a user point the same way, L_ULS = L_ELS. `diverse`: they "
-    "are orthogonal, L_ULS = L_ELS/√G. A ratio is var(ELS)/var(ULS); at most 1 is "
-    "condition (7).",
+    __doc__,
 )
 def run(quick: bool) -> Result:
     """Calibrate and compare the noise."""
@@ -94,7 +97,7 @@ def run(quick: bool) -> Result:
             f"{ELS_GROUP_SIZE}, L_ELS = {ELS_CLIP_NORM:g}; p = B/(G_ELS N), q = M/N.",
             "Noise multipliers are calibrated: five digits, rounded up.",
         ),
-        counts=[
+        notes=[
             f"{kind} gradients: ELS adds no more noise than ULS in {sum(flags)} of {len(flags)} "
             "settings."
             for kind, flags in (

@@ -1,4 +1,14 @@
-"""Charles et al. 2024, §4 and App. J.1, Figures 3, 4, 14 and 15: ULS and ELS on real text."""
+"""Charles et al. 2024, §4 and App. J.1, Figures 3, 4, 14 and 15: ULS and ELS on real text.
+
+Charles et al. 2024, §4 and App. J.1: speakers of Shakespeare's plays as users, token embeddings
+of `tiny-gpt` trained by SGD for 12 rounds. Group sizes and cohorts are those of `fedsim plan`:
+the median user size for ELS, Estimate-and-Double for ULS. A budget is the expected gradients a
+round. Learning rate and clip norm are tuned for every line.
+
+The paper has 8,759 and 342,477 users, 350 M parameters and 2,000 to 10,000 rounds; here are 898
+users, so its large noise is the rule. There ULS is at least as good everywhere on Stack Overflow,
+and ELS in front on CC-News where the budget or ε is small.
+"""
 
 from __future__ import annotations
 
@@ -128,17 +138,9 @@ def picture(measurement: Measurement) -> Figure:
 STUDY = Trained(
     name="tradeoffs",
     title="ULS and ELS on real text, at equal promise and equal compute",
-    explanation=(
-        "Charles et al. 2024, §4 and App. J.1: speakers of Shakespeare's plays as users, token "
-        "embeddings of `tiny-gpt` trained by SGD for 12 rounds. Group sizes and cohorts are those "
-        "of `fedsim plan`: the median user size for ELS, Estimate-and-Double for ULS. A budget is "
-        "the expected gradients a round. Learning rate and clip norm are tuned for every line.",
-        "The paper has 8,759 and 342,477 users, 350 M parameters and 2,000 to 10,000 rounds; here "
-        "are 898 users, so its large noise is the rule. There ULS is at least as good everywhere "
-        "on Stack Overflow, and ELS in front on CC-News where the budget or ε is small.",
-    ),
+    explanation=__doc__,
     cells=grid,
-    counts=lambda measurement: counts(recommendations(measurement)),
+    notes=lambda measurement: counts(recommendations(measurement)),
     more=lambda measurement: {
         "recommendations.csv": [row._asdict() for row in recommendations(measurement)]
     },

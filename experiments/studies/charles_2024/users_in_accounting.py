@@ -1,4 +1,11 @@
-"""Charles et al. 2024, §4, Figure 5: hypothetical populations in the accounting alone."""
+"""Charles et al. 2024, §4, Figure 5: hypothetical populations in the accounting alone.
+
+Charles et al. 2024, §4 (Figure 5): the data stay as they are, and the noise is that which would
+keep ε if there were 10 or 100 times the users, each drawn as much more rarely. That is a
+hypothetical: no run here keeps that promise.
+
+The paper finds that ELS gains more from users, and ULS more from compute (CC-News, ε = 4).
+"""
 
 from __future__ import annotations
 
@@ -54,17 +61,13 @@ def hypothetical_noise(config: Config, times: int) -> float:
 run = Trained(
     name="users-in-accounting",
     title="What more users would be worth: hypothetical populations in the accounting",
-    explanation=(
-        "Charles et al. 2024, §4 (Figure 5): the data stay as they are, and the noise is that "
-        "which would keep ε if there were 10 or 100 times the users, each drawn as much more "
-        "rarely. That is a hypothetical: no run here keeps that promise.",
+    explanation=__doc__,
+    notes=lambda _: [
         f"With 10x and 100x users, ε = {EPSILON:g} (δ = {DELTA:g}; unit: user; relation: "
         "add-or-remove-one user; Poisson sampling; pld accountant for ULS, mixture for ELS) would "
         "hold only if there were that many. The ε in the table are those of the runs as they were, "
-        "with the users that there are.",
-        "The paper finds that ELS gains more from users, and ULS more from compute (CC-News, "
-        "ε = 4).",
-    ),
+        "with the users that there are."
+    ],
     cells=grid,
     draw=partial(
         draw,

@@ -1,4 +1,17 @@
-"""Chua et al. 2024, App. C.4, Table 12: where the seconds of a private round go."""
+"""Chua et al. 2024, App. C.4, Table 12: where the seconds of a private round go.
+
+Chua et al. 2024, App. C.4 (Table 12), time a step with and without privacy. Here a round is taken
+apart: forward and backward over its texts in large padded batches (the floor, which training
+without privacy pays too); the engine's clipped sum, beyond that; the same through Flower's
+messages, beyond that; estimate and noise; the server's step; the ledger's charge and the budget's
+check.
+
+The check is made once a run, and a round of it is counted: longer runs pay less a round. Reading
+the texts is part of the floor. `least` and `most` are of the rounds.
+
+The paper has 1.06 to 1.09 times for User-wise DP-SGD and 1.04 to 1.06 for Group Privacy: GPT-2
+small to large, LoRA of rank 32, 1,024 sequences a step, ten a unit, on an A100.
+"""
 
 from __future__ import annotations
 
@@ -83,15 +96,7 @@ class Measured:
 @study(
     "overhead",
     "Where the seconds of a private round go",
-    "Chua et al. 2024, App. C.4 (Table 12), time a step with and without privacy. Here a "
-    "round is taken apart: forward and backward over its texts in large padded batches "
-    "(the floor, which training without privacy pays too); the engine's clipped sum, "
-    "beyond that; the same through Flower's messages, beyond that; estimate and noise; "
-    "the server's step; the ledger's charge and the budget's check.",
-    "The check is made once a run, and a round of it is counted: longer runs pay less a "
-    "round. Reading the texts is part of the floor. `least` and `most` are of the rounds.",
-    "The paper has 1.06 to 1.09 times for User-wise DP-SGD and 1.04 to 1.06 for Group Privacy: "
-    "GPT-2 small to large, LoRA of rank 32, 1,024 sequences a step, ten a unit, on an A100.",
+    __doc__,
 )
 def run(quick: bool) -> Result:
     """Time both strategies on this machine."""
@@ -122,7 +127,7 @@ def run(quick: bool) -> Result:
             *(f"{text}." for text in terms),
             f"A run has {uls.strategy.rounds} rounds.",
         ),
-        counts=[count(one) for one in measured],
+        notes=[count(one) for one in measured],
         table=Table.of(
             records,
             {

@@ -96,7 +96,7 @@ class Result:
         table: for people.
         records: rows of `table.csv` with the same keys, at full precision.
         figure: `picture.png`.
-        counts: one-line counts and means over the rows.
+        notes: one-line counts and means over the rows.
         more: further CSV files by name, each as records.
     """
 
@@ -104,7 +104,7 @@ class Result:
     table: Table
     records: Records
     figure: Figure
-    counts: Sequence[str] = ()
+    notes: Sequence[str] = ()
     more: Mapping[str, Records] = field(default_factory=dict)
 
 
@@ -115,13 +115,13 @@ class Study:
     Attributes:
         name: as registered.
         title: one line that says what is compared.
-        explanation: paragraphs: what is shown, and of which paper's section.
+        explanation: Markdown: what is shown, and of which paper's section; the module's docstring.
         compute: the work, quick or whole.
     """
 
     name: str
     title: str
-    explanation: Sequence[str]
+    explanation: str | None
     compute: Callable[[bool], Result]
 
     def __call__(self, out: Path, *, quick: bool) -> None:
@@ -143,23 +143,25 @@ class Study:
         write_atomically(out / "picture.png", stream.getvalue())
         console = Console()
         console.print(Text(self.title, style="bold"), result.table.rich())
-        for sentence in (*result.counts, *result.settings):
+        for sentence in (*result.notes, *result.settings):
             console.print(Text(sentence))
         console.print(Text(f"Table: {out / 'table.md'}   Picture: {out / 'picture.png'}"))
 
     def page(self, result: Result, *, quick: bool) -> str:
         """Return the study as Markdown: title, explanation, settings, counts and table."""
         command = f"fedsim study {self.name}{' --quick' if quick else ''}"
-        lists = {"Settings": (*result.settings, f"Made by `{command}`."), "Counts": result.counts}
-        parts = [f"# {self.title}", *self.explanation, "![the picture](picture.png)"]
+        lists = {"Settings": (*result.settings, f"Made by `{command}`."), "Notes": result.notes}
+        parts = [f"# {self.title}", (self.explanation or "").strip(), "![the picture](picture.png)"]
         for head, lines in lists.items():
             if lines:
                 parts += [f"## {head}", "\n".join(f"- {line}" for line in lines)]
         return "\n\n".join([*parts, "## Table", result.table.markdown()]) + "\n"
 
 
-def study(name: str, title: str, *explanation: str) -> Callable[[Callable[[bool], Result]], Study]:
-    """Return a decorator that makes a study of a function of `quick`."""
+def study(
+    name: str, title: str, explanation: str | None
+) -> Callable[[Callable[[bool], Result]], Study]:
+    """Return a decorator that makes a `Study` of its function of `quick`."""
     return lambda compute: Study(name, title, explanation, compute)
 
 

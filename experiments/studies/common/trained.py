@@ -40,10 +40,10 @@ class Trained:
     Attributes:
         name: as registered.
         title: one line that says what is compared.
-        explanation: paragraphs: what is shown, of which paper's section, and the paper's claim.
+        explanation: Markdown: what is shown, of which paper's section, and the paper's claim.
         cells: the grid, quick or whole.
         draw: the picture.
-        counts: one-line counts and means over the lines.
+        notes: one-line counts and means over the lines.
         more: further CSV files by name.
         keys: what is tuned, cell by cell.
         quick_keys: the same for a quick run; one value each.
@@ -52,10 +52,10 @@ class Trained:
 
     name: str
     title: str
-    explanation: Sequence[str]
+    explanation: str | None
     cells: Callable[[bool], Sequence[Cell]]
     draw: Callable[[Measurement], Figure]
-    counts: Callable[[Measurement], Sequence[str]] = lambda _: ()
+    notes: Callable[[Measurement], Sequence[str]] = lambda _: ()
     more: Callable[[Measurement], Mapping[str, Records]] = lambda _: {}
     keys: Sequence[Variation] = ()
     quick_keys: Sequence[Variation] = ()
@@ -93,7 +93,7 @@ class Trained:
             table=Table(HEADS, [cells(line) for line in measurement.lines]),
             records=records(measurement),
             figure=self.draw(measurement),
-            counts=self.counts(measurement),
+            notes=self.notes(measurement),
             more=self.more(measurement),
         )
 

@@ -1,4 +1,15 @@
-"""Kandpal et al. 2023, Table 2 with the rows it lacked: what keeps user inference from working."""
+"""Kandpal et al. 2023, Table 2 with the rows it lacked: what keeps user inference from working.
+
+Kandpal et al. 2023, §4: an attacker has a few texts of a user, none of which was trained on, and
+tells from how much likelier the model finds them than its starting point whether the user was
+trained on. The table is their Table 2 with the rows that it lacked: data limits, deduplication,
+clipping, early stopping, and user-level guarantees; and their Figure 5, planted users (canaries)
+whose examples share l tokens.
+
+Users are speakers of Shakespeare's plays with enough speeches, half of them held out. Losses are
+on text of trained users that was not trained on; losses and rates are computed on private text
+and covered by no guarantee.
+"""
 
 from __future__ import annotations
 
@@ -45,17 +56,6 @@ EXAMPLE_TERMS = (
 
 
 TITLE = "User inference against fine-tuning on Shakespeare's speakers, and what mitigates it"
-EXPLANATION = (
-    "Kandpal et al. 2023, §4: an attacker has a few texts of a user, none of which was "
-    "trained on, and tells from how much likelier the model finds them than its starting "
-    "point whether the user was trained on. The table is their Table 2 with the rows that "
-    "it lacked: data limits, deduplication, clipping, early stopping, and user-level "
-    "guarantees; and their Figure 5, planted users (canaries) whose examples share l "
-    "tokens.",
-    "Users are speakers of Shakespeare's plays with enough speeches, half of them held "
-    "out. Losses are on text of trained users that was not trained on; losses and rates "
-    "are computed on private text and covered by no guarantee.",
-)
 
 
 def run(out: Path, *, quick: bool) -> None:
@@ -64,7 +64,7 @@ def run(out: Path, *, quick: bool) -> None:
     Raises:
         ConfigError: `out` is not a folder for a study, or holds runs of another version.
     """
-    Study("user-inference", TITLE, EXPLANATION, partial(compute, out / "runs"))(out, quick=quick)
+    Study("user-inference", TITLE, __doc__, partial(compute, out / "runs"))(out, quick=quick)
 
 
 def compute(folder: Path, quick: bool) -> Result:
@@ -76,7 +76,7 @@ def compute(folder: Path, quick: bool) -> Result:
     bounded = sum(bound is not None for _, bound in bounds)
     return Result(
         settings=_settings(scale, rows),
-        counts=[
+        notes=[
             f"{bounded} runs have a finite ε of a user; the attack's AUROC is above the bound that "
             f"follows from it in {sum(above)} of them."
         ],

@@ -1,4 +1,15 @@
-"""McMahan et al. 2018, §3 and Figure 5: samplers and estimators of a round's average."""
+"""McMahan et al. 2018, §3 and Figure 5: samplers and estimators of a round's average.
+
+McMahan et al. 2018, §2, §3 and App. C (Figure 5): the round's average over exactly M users, over
+a Poisson cohort divided by its expected weight, and divided by its own weight from half the
+expected one up (Lemma 1: twice the clip over that least weight).
+
+`fixed-size` and `Poisson` divide by the expected weight; `Poisson, clipped` by max(q W_min, drawn
+weight).
+
+The paper finds the estimators alike in accuracy without noise, and the fixed denominator in front
+where noise counts: the clipped one pays twice the sensitivity.
+"""
 
 from __future__ import annotations
 
@@ -35,15 +46,7 @@ def grid(quick: bool) -> list[Cell]:
 run = Trained(
     name="estimators",
     title="Fixed and clipped denominators, fixed and random cohorts",
-    explanation=(
-        "McMahan et al. 2018, §2, §3 and App. C (Figure 5): the round's average over exactly M "
-        "users, over a Poisson cohort divided by its expected weight, and divided by its own "
-        "weight from half the expected one up (Lemma 1: twice the clip over that least weight).",
-        "`fixed-size` and `Poisson` divide by the expected weight; `Poisson, clipped` by "
-        "max(q W_min, drawn weight).",
-        "The paper finds the estimators alike in accuracy without noise, and the fixed "
-        "denominator in front where noise counts: the clipped one pays twice the sensitivity.",
-    ),
+    explanation=__doc__,
     cells=grid,
     draw=partial(
         draw,

@@ -1,4 +1,12 @@
-"""McMahan et al. 2018, Tables 1 and 2, by their accountant and by those that came after."""
+"""McMahan et al. 2018, Tables 1 and 2, by their accountant and by those that came after.
+
+McMahan et al. 2018, Tables 1 and 2: ε as printed there, recomputed by the moments accountant
+(integer orders 2 to 33, as theirs), and by two later accountants for the same mechanism: rdp
+(fractional orders and a better conversion) and pld (numerical composition, tight up to its grid).
+
+The mechanism is one user's bounded update with Poisson sampling and equal weights. Table 2's
+cohorts are chosen by the paper so that the noise multiplier is 1.
+"""
 
 from __future__ import annotations
 
@@ -126,12 +134,7 @@ class Value(NamedTuple):
 @study(
     "moments-tables",
     "What McMahan et al. printed in 2018 holds, and the same noise promises more today",
-    "McMahan et al. 2018, Tables 1 and 2: ε as printed there, recomputed by the moments "
-    "accountant (integer orders 2 to 33, as theirs), and by two later accountants for the "
-    "same mechanism: rdp (fractional orders and a better conversion) and pld (numerical "
-    "composition, tight up to its grid).",
-    "The mechanism is one user's bounded update with Poisson sampling and equal weights. "
-    "Table 2's cohorts are chosen by the paper so that the noise multiplier is 1.",
+    __doc__,
 )
 def run(quick: bool) -> Result:
     """Compute both tables."""
@@ -146,7 +149,7 @@ def run(quick: bool) -> Result:
             f"Table 2: {TABLE_2_ROUNDS:,} rounds, noise multiplier {TABLE_2_NOISE_MULTIPLIER:g}.",
             "The CSV has full precision; ε of our accountants is rounded up here.",
         ),
-        counts=[
+        notes=[
             f"The moments accountant gives the printed digits of "
             f"{sum(value.reproduced for value in values)} of {len(values)} numbers."
         ],

@@ -1,4 +1,13 @@
-"""McMahan et al. 2018, §3: a large cohort's loss estimated with few users at the same noise."""
+"""McMahan et al. 2018, §3: a large cohort's loss estimated with few users at the same noise.
+
+McMahan et al. 2018, §3: privacy wants large cohorts, which are costly. The noise of the average,
+z S / M, decides most of the loss, so a run with fewer users and the same noise estimates what
+more users would give. Such a run is no private run of that promise: it is marked as an estimate.
+
+The runs with few users are estimates of the loss of the large cohort, computed with a fraction of
+its gradients. The ε of the promise is the large cohort's; the small runs themselves have the
+larger ε of their own report, or none worth naming.
+"""
 
 from __future__ import annotations
 
@@ -30,15 +39,7 @@ def grid(quick: bool) -> list[Cell]:
 run = Trained(
     name="small-cohort-estimate",
     title="A large cohort's loss from a small cohort at the same noise",
-    explanation=(
-        "McMahan et al. 2018, §3: privacy wants large cohorts, which are costly. The noise of the "
-        "average, z S / M, decides most of the loss, so a run with fewer users and the same noise "
-        "estimates what more users would give. Such a run is no private run of that promise: it "
-        "is marked as an estimate.",
-        "The runs with few users are estimates of the loss of the large cohort, computed with a "
-        "fraction of its gradients. The ε of the promise is the large cohort's; the small runs "
-        "themselves have the larger ε of their own report, or none worth naming.",
-    ),
+    explanation=__doc__,
     cells=grid,
     draw=partial(
         draw,

@@ -24,6 +24,7 @@ from experiments.benchmarks.engines.cases import LOCAL_LEARNING_RATE, Case, Work
 from experiments.benchmarks.engines.measured import CLIP
 from experiments.benchmarks.peers.install import python
 from experiments.benchmarks.peers.partner import MOST_APART, Partner, distance
+from experiments.benchmarks.timing import row_of
 from fedsim.seeding import stream
 from fedsim.tensors import Tensors
 from fedsim.utils.machine import Row
@@ -82,10 +83,19 @@ def measured(
             raise RuntimeError(f"{name} is {notes['relative_difference']:.1e} from its own loop")
         seconds = _in_turns(ours, partner, repetitions or (_MANY if first < 2.0 else _FEWER))
         faster = median(seconds[1]) / median(seconds[0])
-        details = {"units": len(work.units), "tokens": work.num_tokens, "versions": versions}
+        details = {
+            "units": len(work.units),
+            "tokens": work.num_tokens,
+            "versions": versions,
+            "threads": torch.get_num_threads(),
+        }
+        sides = (
+            (OURS, seconds[0], None, {**details, "beside": name}),
+            (name, seconds[1], faster, {**details, **notes}),
+        )
         rows += [
-            _row(case, OURS, seconds[0], None, {**details, "beside": name}),
-            _row(case, name, seconds[1], faster, {**details, **notes}),
+            row_of("peers", case.name, engine, taken, ratio=ratio, details=more)
+            for engine, taken, ratio, more in sides
         ]
     return rows
 
@@ -111,20 +121,6 @@ def _in_turns(ours: _Ours, partner: Partner, repetitions: int) -> tuple[list[flo
         mine.append(time.perf_counter() - started)
         theirs.append(float(partner.ask(do="run")["seconds"]))
     return mine, theirs
-
-
-def _row(
-    case: Case, engine: str, seconds: list[float], ratio: float | None, details: dict[str, Any]
-) -> Row:
-    return Row(
-        benchmark="peers",
-        case=case.name,
-        engine=engine,
-        seconds=median(seconds),
-        repetitions=len(seconds),
-        ratio=ratio,
-        details={**details, "threads": torch.get_num_threads()},
-    )
 
 
 def _request(case: Case, work: Workload, folder: Path) -> dict[str, Any]:

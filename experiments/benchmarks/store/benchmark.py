@@ -9,9 +9,6 @@ same tokens in the same order, and need not pad them.
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from functools import partial
@@ -24,6 +21,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import torch
 
 from experiments.benchmarks.store import sample
+from experiments.benchmarks.timing import in_own_process, row_of
 from fedsim.data.cohorts import CohortBlock, cohort_block
 from fedsim.data.keys import base
 from fedsim.data.selection import select
@@ -39,6 +37,7 @@ _REPETITIONS = 18
 _IN_A_ROW = 3
 _ROWS_AT_ONCE = 1_000  # of a record batch, as `datasets` writes them
 _OPENINGS = 5
+_STEPS = "experiments.benchmarks.store.steps"
 
 
 def run(users: int = sample.USERS, examples: int = sample.EXAMPLES) -> list[Row]:
@@ -46,13 +45,13 @@ def run(users: int = sample.USERS, examples: int = sample.EXAMPLES) -> list[Row]
     paths.cache_dir().mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=paths.cache_dir(), prefix="bench-store-") as name:
         folder = Path(name)
-        built = _alone("build", folder, users, examples)
-        opened = [_alone("open", folder, users, examples) for _ in range(_OPENINGS)]
+        built = in_own_process(_STEPS, "build", folder, users, examples)
+        opened = [in_own_process(_STEPS, "open", folder, users, examples) for _ in range(_OPENINGS)]
         opened.sort(key=lambda one: float(one["seconds"]))
         return [
             _row("build", built),
             _row("open", opened[_OPENINGS // 2], repetitions=_OPENINGS),
-            _row("verify", _alone("verify", folder, users, examples)),
+            _row("verify", in_own_process(_STEPS, "verify", folder, users, examples)),
             *_cohorts(TokenStore.open(folder / "store"), folder),
         ]
 
@@ -61,16 +60,6 @@ def _row(case: str, found: dict[str, Any], **others: Any) -> Row:  # noqa: ANN40
     seconds = float(found.pop("seconds"))
     row = Row(benchmark="store", case=case, engine="fedsim", seconds=seconds, details=found)
     return {**row, **others}  # type: ignore[typeddict-item]
-
-
-def _alone(step: str, folder: Path, users: int, examples: int) -> dict[str, Any]:
-    module = "experiments.benchmarks.store.steps"
-    command = [sys.executable, "-m", module, step, str(folder), str(users), str(examples)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
-    if done.returncode:
-        raise RuntimeError(f"{step}: {done.stderr[-2000:]}")
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
 
 
 def _cohorts(store: TokenStore, folder: Path) -> list[Row]:
@@ -100,7 +89,6 @@ def _cohorts(store: TokenStore, folder: Path) -> list[Row]:
         for indices in rows:
             theirs = partial(_rows_of, dataset, indices)
             seconds["datasets"].append(interleaved({"": theirs}, [""])[""])
-    found = {name: median(taken) for name, taken in seconds.items()}
     details = {
         "expected_users": expected,
         "group_size": _GROUP_SIZE,
@@ -108,22 +96,14 @@ def _cohorts(store: TokenStore, folder: Path) -> list[Row]:
         "quickest_seconds": min(seconds["fedsim"]),
         "slowest_seconds": max(seconds["fedsim"]),
     }
+    ratio = median(seconds["datasets"]) / median(seconds["fedsim"])
     return [
-        Row(
-            benchmark="store",
-            case="cohort",
-            engine="fedsim",
-            seconds=found["fedsim"],
-            repetitions=len(counts),
-            ratio=found["datasets"] / found["fedsim"],
-            details=details,
-        ),
-        Row(
-            benchmark="store",
-            case="cohort",
-            engine="datasets, numpy format",
-            seconds=found["datasets"],
-            repetitions=len(counts),
+        row_of("store", "cohort", "fedsim", seconds["fedsim"], ratio=ratio, details=details),
+        row_of(
+            "store",
+            "cohort",
+            "datasets, numpy format",
+            seconds["datasets"],
             ratio=1.0,
             details={"padded": False},
         ),

@@ -84,11 +84,7 @@ class Case(NamedTuple):
     violated: bool
 
 
-@study(
-    "conjecture-1",
-    "Conjecture 1 on a grid: σ_ELS over K σ_ULS",
-    __doc__,
-)
+@study("conjecture-1", "Conjecture 1 on a grid: σ_ELS over K σ_ULS", __doc__)
 def run(quick: bool) -> Result:
     """Test the conjecture and the lemma."""
     grid = QUICK if quick else FULL

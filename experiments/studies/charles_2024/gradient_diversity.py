@@ -155,9 +155,7 @@ class Point(NamedTuple):
 
 
 @study(
-    "gradient-diversity",
-    "How diverse real users' gradients are, between the two extremes",
-    __doc__,
+    "gradient-diversity", "How diverse real users' gradients are, between the two extremes", __doc__
 )
 def run(quick: bool) -> Result:
     """Measure at the starting model and after some training."""

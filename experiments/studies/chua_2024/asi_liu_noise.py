@@ -75,11 +75,7 @@ class Point(NamedTuple):
     proved_crossing: float
 
 
-@study(
-    "asi-liu-noise",
-    "Noise of the Asi & Liu filter and of User-wise DP-SGD",
-    __doc__,
-)
+@study("asi-liu-noise", "Noise of the Asi & Liu filter and of User-wise DP-SGD", __doc__)
 def run(quick: bool) -> Result:
     """Calibrate the noise, and measure users' concentration."""
     grid = (

@@ -93,11 +93,7 @@ class Measured:
         return parts(self.mean)
 
 
-@study(
-    "overhead",
-    "Where the seconds of a private round go",
-    __doc__,
-)
+@study("overhead", "Where the seconds of a private round go", __doc__)
 def run(quick: bool) -> Result:
     """Time both strategies on this machine."""
     uls, els, materials = configs(quick)

@@ -1,4 +1,4 @@
-"""What gradient engines are measured on: cohorts in memory, so that reading data is not timed."""
+"""Cases for the gradient engines: cohorts in memory, so that reading data is not timed."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Case:
 
 
 class InMemoryGradients:
-    """The task of mean gradients over units that are already there."""
+    """The task of mean gradients over units in memory."""
 
     averages_gradients: ClassVar[bool] = True
 
@@ -82,7 +82,7 @@ class InMemoryGradients:
 
 
 class InMemoryLocalSGD(LocalSGD):
-    """Local training, a step for each example, over units that are already there."""
+    """Local training, a step for each example, over units in memory."""
 
     def __init__(self, model: LanguageModel, units: Sequence[Unit]) -> None:
         # The texts are never read: the units come from here.

@@ -1,4 +1,4 @@
-"""Peak memory of private gradients beside a non-private step, each in a process of its own.
+"""Peak memory of private gradients and of a non-private step, each in its own process.
 
 `python -m experiments.benchmarks.engines.engine_memory ghost gpt2-small 32` computes once and
 prints the seconds and the process's peak resident bytes, which never go down again.

@@ -1,4 +1,4 @@
-"""Grids: what a round costs besides its gradients, beside Flower's own simulation engine.
+"""Times of a round besides its gradients, on fedsim's grids and Flower's simulation engine.
 
 Rounds without computation show the framework: parameters go out, a sum as large comes back.
 Flower's FedAvg with a client a message is what its users run; its engine under fedsim's shards

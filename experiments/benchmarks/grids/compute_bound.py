@@ -1,4 +1,4 @@
-"""Rounds of real gradients on one worker and on two: what a second worker is worth."""
+"""Times of rounds with real gradients on one worker and on two."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A round over a population as large as a real one, without computation: all of it is framework."""
+"""Time of a round over a population of real size, without gradients."""
 
 from __future__ import annotations
 

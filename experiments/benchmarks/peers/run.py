@@ -1,4 +1,4 @@
-"""fedsim beside pfl and Opacus on the same work, repetitions in turns on the same threads.
+"""Times of fedsim, pfl and Opacus on the same work, in turns on the same threads.
 
 pfl clips and sums the same updates, and its sum is compared with ours before a time counts. What
 Opacus cannot express is rewritten for it (see `theirs.with_opacus`), and its sum compared with a
@@ -23,7 +23,7 @@ from clients.engines.per_example.chunks import keep_large_blocks
 from experiments.benchmarks.engines.cases import LOCAL_LEARNING_RATE, Case, Workload, workload
 from experiments.benchmarks.engines.measured import CLIP
 from experiments.benchmarks.peers.install import python
-from experiments.benchmarks.peers.partner import MOST_APART, Partner, distance
+from experiments.benchmarks.peers.partner import TOLERANCE, Partner, distance
 from experiments.benchmarks.timing import row_of
 from fedsim.seeding import stream
 from fedsim.tensors import Tensors
@@ -79,7 +79,7 @@ def measured(
         total, first = ours(), float(partner.ask(do="run")["seconds"])
         if name == PFL:
             notes["relative_difference"] = distance(partner.sum(folder / "sum.pt"), total)
-        elif not notes["relative_difference"] <= MOST_APART:
+        elif not notes["relative_difference"] <= TOLERANCE:
             raise RuntimeError(f"{name} is {notes['relative_difference']:.1e} from its own loop")
         seconds = _in_turns(ours, partner, repetitions or (_MANY if first < 2.0 else _FEWER))
         faster = median(seconds[1]) / median(seconds[0])
@@ -149,5 +149,5 @@ def _in_order(case: Case, key: int, tokens: torch.Tensor) -> np.ndarray[Any, Any
 
 
 def _plain(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the sizes and switches of a config."""
+    """Return the numbers and texts of a config."""
     return {key: value for key, value in config.items() if isinstance(value, int | float | str)}

@@ -1,4 +1,4 @@
-"""The server's own work in a round, per parameter: fold a sum, estimate, draw noise, step."""
+"""Times of the server's work in a round: fold a sum, estimate, step, draw noise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The server's memory: the same peak whatever the cohort, as replies are folded while they come.
+"""Peak memory of the server, by cohort size: replies are folded as they arrive.
 
 `python -m experiments.benchmarks.server.memory 5000` runs one case, in a process of its own because
 a peak never goes down again, and prints the bytes.

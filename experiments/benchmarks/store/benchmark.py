@@ -1,4 +1,4 @@
-"""The token store at full size: building, opening, and drawing a cohort, beside `datasets`.
+"""Times of a full-size token store: building, opening, and cohorts, also by `datasets`.
 
 The store is made up (`store_sample`): 342,477 users and 20.5 million examples with a long tail,
 built by the real builder from (user, text) records whose `encode` costs nothing. A cohort is what
@@ -56,9 +56,9 @@ def run(users: int = sample.USERS, examples: int = sample.EXAMPLES) -> list[Row]
         ]
 
 
-def _row(case: str, found: dict[str, Any], **others: Any) -> Row:  # noqa: ANN401
-    seconds = float(found.pop("seconds"))
-    row = Row(benchmark="store", case=case, engine="fedsim", seconds=seconds, details=found)
+def _row(case: str, details: dict[str, Any], **others: Any) -> Row:  # noqa: ANN401
+    seconds = float(details.pop("seconds"))
+    row = Row(benchmark="store", case=case, engine="fedsim", seconds=seconds, details=details)
     return {**row, **others}  # type: ignore[typeddict-item]
 
 

@@ -1,7 +1,7 @@
-"""A made-up source as large as the papers' sets, whose tokens are known before it is read.
+"""Made-up source as large as the papers' sets, with known tokens.
 
 A text is its token ids, each as one character, so that `encode` costs next to nothing and the
-build's own work is what is measured. Nothing is kept: a text is a slice of one block of numbers.
+build's own work is measured. Nothing is stored: a text is a slice of one block of numbers.
 """
 
 from __future__ import annotations

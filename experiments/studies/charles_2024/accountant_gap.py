@@ -1,11 +1,10 @@
-"""Charles et al. 2024, Figure 1: what ELS's own accountant saves over black-box group privacy.
+"""Charles et al. 2024, Figure 1: ε of ELS by the mixture accountant and by group privacy.
 
-The setting of Charles et al. 2024, Figure 1: an upper bound on the user-level ε of example-level
-sampling (ELS), when each user has up to `group size` examples in the pool. The
-mixture-of-Gaussians accountant looks at the mechanism (Theorem 1); group privacy takes the ε of
-one example and multiplies (Vadhan 2017, Lemma 2.2), which multiplies δ by a factor exponential in
-the group size. Where that asks for a δ of one example that cannot be resolved in floating point,
-it diverges.
+An upper bound on the user-level ε of example-level sampling (ELS), when each user has up to `group
+size` examples in the pool. The mixture-of-Gaussians accountant looks at the mechanism (Theorem 1);
+group privacy takes the ε of one example and multiplies (Vadhan 2017, Lemma 2.2), which multiplies
+δ by a factor exponential in the group size. Where that asks for a δ of one example that cannot be
+resolved in floating point, it diverges.
 
 The paper does not print its noise multipliers; these are ours.
 """

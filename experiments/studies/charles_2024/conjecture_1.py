@@ -1,10 +1,10 @@
 """Charles et al. 2024, Conjecture 1 on a grid: σ_ELS <= K σ_ULS at equal rates.
 
-Charles et al. 2024, §3, Conjecture 1: when both group sizes are K and both rates are equal, the
-noise multiplier of ELS is at most K times that of ULS for the same (ε, δ) and rounds T. Then ELS
-adds no more noise than ULS if a user's gradients are alike. Shown is the ratio σ_ELS/(K σ_ULS) of
-calibrated noise multipliers: the conjecture says at most 1. The table has the extremes over all
-ε, δ and T; `table.csv` has every case.
+Conjecture 1 (§3): when both group sizes are K and both rates are equal, the noise multiplier of
+ELS is at most K times that of ULS for the same (ε, δ) and rounds T. Then ELS adds no more noise
+than ULS if a user's gradients are alike. Shown is the ratio σ_ELS/(K σ_ULS) of calibrated noise
+multipliers: the conjecture says at most 1. The table has the extremes over all ε, δ and T;
+`table.csv` has every case.
 
 Lemma 1 is the same for the one-sided Rényi divergence of a round at integer orders, and proved
 (Appendix D). Here both sides are integrated numerically, without the proof's expansion;
@@ -42,7 +42,7 @@ LEAST_NOISE = 0.05  # the calibration looks no lower: there a ratio says nothing
 
 
 class Grid(NamedTuple):
-    """What is varied; every combination is a case."""
+    """Values of the varied settings; every combination is a case."""
 
     epsilons: Sequence[float]
     deltas: Sequence[float]

@@ -1,8 +1,8 @@
-"""Charles et al. 2024, Appendix I.1: how far strategies for (G, M) stay behind the best on a grid.
+"""Charles et al. 2024, Appendix I.1: sub-optimality of strategies that choose (G, M).
 
-Pure functions of a table of losses {(ε, G, M): loss}, from whatever task it comes: its points are
-a rectangle of powers of two, or the part of one up to some budget. A strategy says, for each
-budget G·M, which points it takes and how often.
+Pure functions of a table of losses {(ε, G, M): loss}, of any task. Its points are a rectangle of
+powers of two, or the part of one up to some budget. A strategy says, for each budget G·M, which
+points it takes and how often.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ STRATEGIES = (ORACLE, DOUBLING, PRINTED, RANDOM, MAX_COHORT, MAX_GROUP)
 
 
 class Excess(NamedTuple):
-    """What a strategy loses at one ε and budget.
+    """Loss of a strategy at one ε and budget.
 
     Attributes:
         epsilon: ε.
         budget: B = G·M.
         strategy: one of `STRATEGIES`.
         best_loss: the least on the grid at that budget.
-        suboptimality: loss beyond it, expected over what the strategy takes, >= 0.
+        suboptimality: loss beyond it, expected over the points that the strategy takes, >= 0.
     """
 
     epsilon: float
@@ -48,7 +48,7 @@ def suboptimality(
     gradient_norms: Sequence[Callable[[int], float]],
     noise_multiplier: Callable[[float, int], float],
 ) -> list[Excess]:
-    """Return what every strategy loses at every ε and budget.
+    """Return the sub-optimality of every strategy at every ε and budget.
 
     Args:
         losses: at each ε of a rectangle of powers of two, whole or up to a budget; all strategies
@@ -118,7 +118,7 @@ def best(table: Slice, budget: int) -> Point:
 
 
 def greedy(table: Slice) -> Choices:
-    """Return what an oracle of the loss after either doubling takes, step by step."""
+    """Return the path of an oracle that knows the loss after either doubling."""
     point, _ = corners(table)
     path = [point]
     while True:
@@ -136,7 +136,7 @@ def greedy(table: Slice) -> Choices:
 def doubling(
     table: Slice, gradient_norm: Callable[[int], float], sigma: Callable[[int], float]
 ) -> Choices:
-    """Return what `estimate_and_double` takes on the way from the least to the largest budget."""
+    """Return the path of `estimate_and_double` from the least to the largest budget."""
     start, largest = corners(table)
     end, steps = estimate_and_double(
         budgets(table)[-1], gradient_norm, sigma, start=start, largest=largest
@@ -147,7 +147,7 @@ def doubling(
 def as_printed(
     table: Slice, gradient_norm: Callable[[int], float], sigma: Callable[[int], float]
 ) -> Choices:
-    """Return what Algorithm 3 takes as it is printed: with σ(2M)/σ(M), not the noise σ(M)/M.
+    """Return the path of Algorithm 3 as printed: with σ(2M)/σ(M), not the noise σ(M)/M.
 
     A σ that is multiplied by M turns the one comparison into the other.
     """

@@ -30,7 +30,7 @@ Chosen = Callable[[Excess], bool]
 
 @dataclass(frozen=True, eq=False)
 class Spread:
-    """Sub-optimality, and what it is when the trials are drawn again.
+    """Sub-optimality, measured and with the trials drawn again.
 
     Attributes:
         rows: as measured.
@@ -55,7 +55,7 @@ class Compared:
     Attributes:
         name: of the task, such as "σ₂ = 4".
         losses: by (ε, G, M).
-        rows: what each strategy loses at each ε and budget.
+        rows: sub-optimality of each strategy at each ε and budget.
         spread: the same with intervals.
         at_edge: sweeps whose best learning rate is on the edge.
     """
@@ -68,7 +68,7 @@ class Compared:
 
 
 def chosen(strategy: str, epsilon: float | None = None) -> Chosen:
-    """Return what picks a strategy's rows, of one ε or of all."""
+    """Return a filter for a strategy's rows, of one ε or of all."""
     return lambda row: row.strategy == strategy and epsilon in {None, row.epsilon}
 
 
@@ -129,7 +129,7 @@ def _heat(axes: Axes, task: Compared, epsilon: float) -> None:
 
 
 def _digits(low: float, high: float) -> int:
-    """Return how many significant digits tell values from `low` to `high` apart, at least two."""
+    """Return the significant digits by which values from `low` to `high` differ, at least two."""
     return 2 + max(0, round(math.log10(high / max(high - low, 1e-4 * high))))
 
 

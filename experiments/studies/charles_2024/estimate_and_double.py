@@ -1,14 +1,13 @@
-"""Charles et al. 2024, Figures 11 to 13 on mean estimation: is Estimate-and-Double any good?
+"""Charles et al. 2024, App. I.1, Figures 11 to 13: strategies that choose group and cohort size.
 
-The comparison of Charles et al. 2024, Appendix I.1 (Figures 11 to 13), on the task of Appendix E
-in place of language models: a budget of B gradients a round is split into group size G and
-expected cohort M, G·M = B, powers of two. Sub-optimality is the loss (squared distance to the
-mean) beyond that of the best split of the same budget.
+The comparison on the task of Appendix E in place of language models: a budget of B gradients a
+round is split into group size G and expected cohort M, G·M = B, powers of two. Sub-optimality is
+the loss (squared distance to the mean) beyond that of the best split of the same budget.
 
 Estimate-and-Double doubles G or M, whichever leaves less noise: L(2G)/L(G) against σ(2M)/(2σ(M)),
-see `fedsim/planner/doubling.py`. `as printed` compares with σ(2M)/σ(M), as Algorithm 3 is
-printed. Starting from the least G and M, max cohort and max group size exhaust one before the
-other; the greedy local oracle sees the loss after either doubling.
+see `fedsim/planner/doubling.py`. `as printed` compares with σ(2M)/σ(M), as Algorithm 3 is printed.
+Starting from the least G and M, max cohort and max group size exhaust one before the other; the
+greedy local oracle sees the loss after either doubling.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ Key = tuple[float, int, int]  # ε, G, M
 
 @dataclass(frozen=True)
 class Scale:
-    """How much of the study is done."""
+    """Size of the study."""
 
     trials: int
     rounds: int
@@ -75,7 +74,7 @@ QUICK = Scale(
 
 
 class Task(NamedTuple):
-    """One population's losses: what the analysis reads.
+    """One population's losses: the input of the analysis.
 
     Attributes:
         within_user_stddev: σ₂.
@@ -96,7 +95,7 @@ class Task(NamedTuple):
         return {key: float(errors[trials].mean()) for key, errors in self.errors.items()}
 
     def excess(self, losses: dict[Key, float]) -> list[Excess]:
-        """Return what each strategy loses, the estimate of L_ULS averaged over the trials'."""
+        """Return each strategy's sub-optimality, averaged over the trials' estimates of L_ULS."""
         estimates: list[Callable[[int], float]] = [norm.__getitem__ for norm in self.norms]
         return suboptimality(losses, estimates, lambda *key: self.noise_multipliers[key])
 
@@ -166,7 +165,7 @@ def gradient_norms(population: Population, group_sizes: tuple[int, ...]) -> list
 
 
 def compare(task: Task) -> Compared:
-    """Return every strategy's sub-optimality, and how far it moves when trials are resampled."""
+    """Return every strategy's sub-optimality, and its resamples over trials."""
     source = np.random.default_rng(SEED + 2)
     trials = np.arange(len(task.norms))
     resampled = []

@@ -1,11 +1,10 @@
-"""Charles et al. 2024, App. I.1, Figures 11 to 13 on real text: is Estimate-and-Double any good?
+"""Charles et al. 2024, App. I.1: strategies that choose group and cohort size, on real text.
 
-The comparison of Charles et al. 2024, Appendix I.1 (Figures 11 to 13), on speakers of
-Shakespeare's plays: a budget of B gradients a round is split into group size G and expected
-cohort M, G·M = B, powers of two. Sub-optimality is the held-out loss, in nats a token, beyond
-that of the best split of the same budget. The best is the least of several measured losses, so a
-little of it is chance. Users with fewer than G examples bring what they have, so large groups
-compute fewer than B gradients.
+The comparison on speakers of Shakespeare's plays: a budget of B gradients a round is split into
+group size G and expected cohort M, G·M = B, powers of two. Sub-optimality is the held-out loss, in
+nats a token, beyond that of the best split of the same budget. The best is the least of several
+measured losses, so a little of it is chance. Users with fewer than G examples bring what they
+have, so large groups compute fewer than B gradients.
 
 Estimate-and-Double doubles G or M, whichever leaves less noise: L(2G)/L(G) against σ(2M)/(2σ(M)),
 see `fedsim/planner/doubling.py`. `as printed` compares with σ(2M)/σ(M). L(G) is estimated from
@@ -102,13 +101,13 @@ def complete(measurement: Measurement) -> dict[Key, Line]:
         if line.loss is None or line.num_diverged or line.failures
     ]
     end = min(gaps, default=math.inf)
-    kept = {key: line for key, line in lines.items() if key[1] * key[2] < end}
-    if not kept:
+    usable = {key: line for key, line in lines.items() if key[1] * key[2] < end}
+    if not usable:
         raise ConfigError(
             "estimate-and-double-text: a run of the smallest budget has no finite loss, so there "
             "is nothing to compare; see measurement.json"
         )
-    return kept
+    return usable
 
 
 def compare(measurement: Measurement, gradient_norm: Callable[[int], float]) -> Compared:
@@ -138,19 +137,19 @@ def standard_errors(by_seed: Mapping[Key, npt.NDArray[np.float64]]) -> dict[floa
     Args:
         by_seed: (seeds,) losses of each point.
     """
-    found = {}
+    errors = {}
     for epsilon in {key[0] for key in by_seed}:
         table = np.array([losses for key, losses in by_seed.items() if key[0] == epsilon])
         points, seeds = table.shape
         residuals = table - table.mean(axis=1, keepdims=True) - table.mean(axis=0) + table.mean()
         freedom = (points - 1) * (seeds - 1)
         variance = float((residuals**2).sum()) / freedom if freedom else 0.0
-        found[epsilon] = math.sqrt(variance / seeds)
-    return found
+        errors[epsilon] = math.sqrt(variance / seeds)
+    return errors
 
 
 def conditions(measurement: Measurement, norms: Norms) -> list[str]:
-    """Return the means, and what they were computed from."""
+    """Return the means, and the conditions of the analysis."""
     task = compare(measurement, norms)
     largest = max(size * cohort for _, size, cohort in task.losses)
     asked = ", ".join(f"L({size}) = {norm:.4g}" for size, norm in sorted(norms.asked.items()))

@@ -1,13 +1,13 @@
-"""Charles et al. 2024, §3 and App. I: how far averaging shrinks users' gradients.
+"""Charles et al. 2024, §3 and App. I: diversity of users' gradients.
 
-Charles et al. 2024, §3, compare ULS with ELS at two extremes: all gradients of a user alike
-(L_ULS = L_ELS), or orthogonal (L_ULS = L_ELS/√G). Here the ratio is measured on the speakers of
-Shakespeare's plays, as App. I estimates L_ULS (eq. 8).
+The paper compares ULS with ELS at two extremes: all gradients of a user alike (L_ULS = L_ELS), or
+orthogonal (L_ULS = L_ELS/√G). Here the ratio is measured on the speakers of Shakespeare's plays,
+as App. I estimates L_ULS (eq. 8).
 
 `ratio` is of the medians over all sampled users, with at most G examples each: what a plan goes
 by. The quantiles are over users with at least G examples: root mean square of their example
-gradients' norms over the norm of their mean. `needed` is the ratio above which ULS adds less
-noise than ELS at equal privacy and compute (condition 7). D is the number that `fedsim plan
+gradients' norms over the norm of their mean. `needed` is the ratio above which ULS adds less noise
+than ELS at equal privacy and compute (condition 7). D is the number that `fedsim plan
 --gradient-diversity` takes.
 """
 
@@ -78,7 +78,7 @@ def user_norms(
     unit = task.unit(user, 0)
     total = zeros_like(parameters, torch.float64)
     ones = dict.fromkeys(total, 1.0)
-    squares, found = 0.0, []
+    squares, norms = 0.0, []
     order = stream(materials.seed, "planning", 1, user).permutation(len(unit.lengths)).tolist()
     for count, row in enumerate(order, start=1):
         width = int(unit.lengths[row])
@@ -89,9 +89,9 @@ def user_norms(
         last = count == len(order)
         for size in group_sizes:
             if size == count or (last and size > count):
-                norms = math.sqrt(squares / count), l2_norm(total) / count
-                found.append(UserNorms(size, count, *norms))
-    return found
+                root_mean_square, mean = math.sqrt(squares / count), l2_norm(total) / count
+                norms.append(UserNorms(size, count, root_mean_square, mean))
+    return norms
 
 
 def trained(materials: Materials, steps: int) -> Iterator[Tensors]:
@@ -213,7 +213,7 @@ def measure(
 def points(name: str, rows: Sequence[Sequence[UserNorms]], needed: dict[int, float]) -> list[Point]:
     """Return the medians and quantiles of users' norms, a row a user, an entry a G."""
     els_norm = float(np.median([row[0].mean for row in rows]))
-    found = []
+    points = []
     for column, size in enumerate(needed):
         cells = [row[column] for row in rows]
         uls_norm = float(np.median([cell.mean for cell in cells]))
@@ -222,7 +222,7 @@ def points(name: str, rows: Sequence[Sequence[UserNorms]], needed: dict[int, flo
             np.quantile(ratios, (0.1, 0.5, 0.9)) if ratios else (math.nan, math.nan, math.nan)
         )
         spread = 1.0 - 1.0 / size
-        found.append(
+        points.append(
             Point(
                 model=name,
                 group_size=size,
@@ -238,7 +238,7 @@ def points(name: str, rows: Sequence[Sequence[UserNorms]], needed: dict[int, flo
                 needed=needed[size],
             )
         )
-    return found
+    return points
 
 
 def needed_ratio(materials: Materials, group_size: int) -> float:

@@ -1,11 +1,10 @@
-"""Charles et al. 2024, App. H, Figures 9 and 10: how many examples a user may have in ELS.
+"""Charles et al. 2024, App. H, Figures 9 and 10: loss of ELS by the cap on a user's examples.
 
-Charles et al. 2024, App. H: a small cap G_ELS throws text away, a large one lets a user move the
-sum by more, which the noise has to hide. Every point has the same promise and computes the same
-gradients.
+A small cap G_ELS throws text away, a large one lets a user move the sum by more, which the noise
+has to hide. Every point has the same promise and computes the same gradients.
 
-The paper finds the median good throughout, on Stack Overflow and CC-News (350 M parameters,
-10,000 and 2,000 rounds).
+The paper finds the median good throughout, on Stack Overflow and CC-News (350 M parameters, 10,000
+and 2,000 rounds).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Charles et al. 2024, Figure 7: ELS and ULS with several group sizes find the mean of users.
+"""Charles et al. 2024, Figure 7: mean estimation by ELS, and by ULS with several group sizes.
 
-The task of Charles et al. 2024, Appendix E (Figure 7): μ ~ N(0, I), users' means μ_u ~ N(μ, σ₁²
-I), their examples x ~ N(μ_u, σ₂² I). DP-SGD on half the squared distance looks for μ from 0. All
-samplers compute B gradients a round in expectation; the loss is the squared distance of the last
-iterate to μ. The paper prints no values of its axes and grids; these are ours.
+μ ~ N(0, I), users' means μ_u ~ N(μ, σ₁² I), their examples x ~ N(μ_u, σ₂² I). DP-SGD on half the
+squared distance estimates μ from 0. All samplers compute B gradients a round in expectation; the
+loss is the squared distance of the last iterate to μ. The paper prints no values of its axes and
+grids; these are ours.
 
 As in the paper the loss of the best setting of the sweep is reported, chosen on the same trials.
 `second_half_loss` in `table.csv` is the loss on the second half of the trials of what was best on
@@ -90,7 +90,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Scale:
-    """How much of the study is done."""
+    """Size of the study."""
 
     trials: int
     rounds: int
@@ -209,7 +209,7 @@ def records(results: Results, panels: tuple[Panel, ...]) -> list[dict[str, objec
                 rows.append(
                     {"panel": panel.varied, **case._asdict()}
                     | {"sampler": sampler.level, "group_size": sampler.group_size}
-                    | {"sampling_probability": sampler.law(case.budget, USERS).probability}
+                    | {"sampling_probability": sampler.sampling(case.budget, USERS).probability}
                     | {"noise_multiplier": sweep.noise_multiplier}
                     | {"l2_clip_norm": clip_norm, "learning_rate": rate}
                     | {"loss": loss.value, "loss_low": loss.low, "loss_high": loss.high}

@@ -1,12 +1,11 @@
-"""Charles et al. 2024, Figures 2 and 6: whose noise is smaller at the same ε and compute.
+"""Charles et al. 2024, §3, App. C, Figures 2 and 6: noise of ELS and ULS at equal ε and compute.
 
-The setting of Charles et al. 2024, §3 and Appendix C (Figures 2 and 6): the variance of the noise
-on a coordinate of the gradient estimate (eqs 5 and 6), when both samplers keep the same ε and
-compute the same B gradients a round in expectation. ULS holds its cohort at M users and takes G =
-B/M examples of each.
+The variance of the noise on a coordinate of the gradient estimate (eqs 5 and 6), when both
+samplers keep the same ε and compute the same B gradients a round in expectation. ULS holds its
+cohort at M users and takes G = B/M examples of each.
 
-`alike`: all gradients of a user point the same way, L_ULS = L_ELS. `diverse`: they are
-orthogonal, L_ULS = L_ELS/√G. A ratio is var(ELS)/var(ULS); at most 1 is condition (7).
+`alike`: all gradients of a user point the same way, L_ULS = L_ELS. `diverse`: they are orthogonal,
+L_ULS = L_ELS/√G. A ratio is var(ELS)/var(ULS); at most 1 is condition (7).
 """
 
 from __future__ import annotations

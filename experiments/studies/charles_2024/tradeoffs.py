@@ -1,9 +1,9 @@
 """Charles et al. 2024, §4 and App. J.1, Figures 3, 4, 14 and 15: ULS and ELS on real text.
 
-Charles et al. 2024, §4 and App. J.1: speakers of Shakespeare's plays as users, token embeddings
-of `tiny-gpt` trained by SGD for 12 rounds. Group sizes and cohorts are those of `fedsim plan`:
-the median user size for ELS, Estimate-and-Double for ULS. A budget is the expected gradients a
-round. Learning rate and clip norm are tuned for every line.
+Speakers of Shakespeare's plays as users, token embeddings of `tiny-gpt` trained by SGD for 12
+rounds. Group sizes and cohorts are those of `fedsim plan`: the median user size for ELS,
+Estimate-and-Double for ULS. A budget is the expected gradients a round. Learning rate and clip
+norm are tuned for every line.
 
 The paper has 8,759 and 342,477 users, 350 M parameters and 2,000 to 10,000 rounds; here are 898
 users, so its large noise is the rule. There ULS is at least as good everywhere on Stack Overflow,
@@ -34,14 +34,14 @@ QUICK_EPSILONS, QUICK_BUDGETS = (4,), (32,)
 
 @cache
 def planned(epsilon: int, budget: int) -> Weighed:
-    """Return what `fedsim plan` makes of the base config at this promise and compute."""
+    """Return the plans that `fedsim plan` compares for the base config at this ε and budget."""
     config = base(f"privacy.epsilon={epsilon}", "strategy.cohort_size=32")
     materials = load_materials(config.seed, config.data, config.model, "cpu")
     return weigh(config, materials, budget=budget)
 
 
 def grid(quick: bool) -> list[Cell]:
-    """Return what was planned for both strategies, at every budget and ε."""
+    """Return the planned config of both strategies, at every budget and ε."""
     values = (QUICK_BUDGETS, QUICK_EPSILONS) if quick else (BUDGETS, EPSILONS)
     cells = []
     for budget, epsilon in product(*values):
@@ -53,7 +53,7 @@ def grid(quick: bool) -> list[Cell]:
 
 
 class Recommendation(NamedTuple):
-    """What `fedsim plan` recommended at one promise and compute, and what the runs gave.
+    """The strategy that `fedsim plan` recommended at one ε and budget, and the better one.
 
     Attributes:
         epsilon: of the promise, as typed.
@@ -103,7 +103,7 @@ def compare(weighed: Weighed, uls: Line, els: Line) -> Recommendation:
 
 def recommendations(measurement: Measurement) -> list[Recommendation]:
     """Return the recommendation of each budget and ε beside its runs."""
-    found = []
+    rows = []
     for budget, epsilon in product(
         distinct(measurement.lines, "budget"), distinct(measurement.lines, "epsilon")
     ):
@@ -111,8 +111,8 @@ def recommendations(measurement: Measurement) -> list[Recommendation]:
             pick(measurement.lines, budget=budget, epsilon=epsilon, source=name)[0]
             for name in ("uls", "els")
         )
-        found.append(compare(planned(int(epsilon), int(budget)), uls, els))
-    return found
+        rows.append(compare(planned(int(epsilon), int(budget)), uls, els))
+    return rows
 
 
 def counts(rows: Sequence[Recommendation]) -> list[str]:

@@ -1,8 +1,7 @@
-"""Charles et al. 2024, §4, Figure 5: hypothetical populations in the accounting alone.
+"""Charles et al. 2024, §4, Figure 5: hypothetical populations in the accounting.
 
-Charles et al. 2024, §4 (Figure 5): the data stay as they are, and the noise is that which would
-keep ε if there were 10 or 100 times the users, each drawn as much more rarely. That is a
-hypothetical: no run here keeps that promise.
+The data stay as they are, and the noise is that which would keep ε if there were 10 or 100 times
+the users, each drawn as much more rarely. That is a hypothetical: no run here keeps that promise.
 
 The paper finds that ELS gains more from users, and ULS more from compute (CC-News, ε = 4).
 """
@@ -43,7 +42,7 @@ def grid(quick: bool) -> list[Cell]:
 
 
 def hypothetical_noise(config: Config, times: int) -> float:
-    """Return the noise multiplier that would do if there were `times` the users.
+    """Return the noise multiplier that is enough for `times` the users.
 
     The cohort stays as large as it is, so the probability of each is a `times`-th.
     """

@@ -1,16 +1,16 @@
-"""Chua et al. 2024, Figures 3 and 7: when the Asi & Liu filter adds less noise than its rival.
+"""Chua et al. 2024, Figures 3 and 7: noise of the Asi & Liu filter and of User-wise DP-SGD.
 
-Chua et al. 2024, §5.3 and C.6 (Figures 3 and 7): effective noise, the standard deviation of the
-noise on a coordinate of the gradient estimate, of User-wise DP-SGD with clip norm C, σ C/n, and
-of the filter with concentration radius τ, which takes all N users every round. `printed` is the
-scale of Algorithm 3, τ √(8 log(e^ε T/δ)) σ/N, σ calibrated to (ε/2, δ/2); `proved` is 24 τ z/N, z
-calibrated by this project's own proof, for the filter of strategy `asi-liu`. A crossing is the
-τ/C below which the filter adds less noise; the paper: only if τ/C < 0.1.
+Effective noise is the standard deviation of the noise on a coordinate of the gradient estimate, of
+User-wise DP-SGD with clip norm C, σ C/n, and of the filter with concentration radius τ, which
+takes all N users every round. `printed` is the scale of Algorithm 3, τ √(8 log(e^ε T/δ)) σ/N, σ
+calibrated to (ε/2, δ/2); `proved` is 24 τ z/N, z calibrated by this project's own proof, for the
+filter of strategy `asi-liu`. A crossing is the τ/C below which the filter adds less noise; the
+paper: only if τ/C < 0.1.
 
 The figures have a panel for each number k of records a user. k stands in neither formula; it acts
 through the data. So the second part measures the τ/C that users' gradients need at the starting
-model, for several k: the least τ with which the score reaches 4N/5, over C, the median norm of
-the gradients, to which all are clipped. `concentration.csv` has the numbers.
+model, for several k: the least τ with which the score reaches 4N/5, over C, the median norm of the
+gradients, to which all are clipped. `concentration.csv` has the numbers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Chua et al. 2024, App. C, Table 8: full fine-tuning against adapters of several ranks.
+"""Chua et al. 2024, App. C, Table 8: full fine-tuning and LoRA adapters of several ranks.
 
-Chua et al. 2024, App. C (Table 8). Fewer parameters mean less noise in all, and less to train
-with. `tiny-gpt` has 1 M parameters, so a rank is a larger share of it than of GPT-2.
+Fewer parameters mean less noise in all, and less to train with. `tiny-gpt` has 1 M parameters, so
+a rank is a larger share of it than of GPT-2.
 
 The paper finds adapters and full fine-tuning close without privacy, with the rank of little
 influence (GPT-2, Enron and BookSum).

@@ -1,10 +1,9 @@
-"""Chua et al. 2024, App. C.4, Table 12: where the seconds of a private round go.
+"""Chua et al. 2024, App. C.4, Table 12: time of each part of a private round.
 
-Chua et al. 2024, App. C.4 (Table 12), time a step with and without privacy. Here a round is taken
-apart: forward and backward over its texts in large padded batches (the floor, which training
-without privacy pays too); the engine's clipped sum, beyond that; the same through Flower's
-messages, beyond that; estimate and noise; the server's step; the ledger's charge and the budget's
-check.
+The paper times a step with and without privacy. Here a round is taken apart: forward and backward
+over its texts in large padded batches (the floor, which training without privacy pays too); the
+engine's clipped sum, beyond that; the same through Flower's messages, beyond that; estimate and
+noise; the server's step; the ledger's charge and the budget's check.
 
 The check is made once a run, and a round of it is counted: longer runs pay less a round. Reading
 the texts is part of the floor. `least` and `most` are of the rounds.
@@ -70,7 +69,7 @@ class Measured:
 
     Attributes:
         name: of the strategy.
-        terms: what the noise keeps.
+        terms: of the ε that the noise is calibrated to.
         stages: a round each.
         num_units: a round each.
         num_gradients: a round each.
@@ -168,7 +167,7 @@ def time_rounds(config: Config, materials: Materials, quick: bool) -> Measured:
     rounds, repetitions = (QUICK_ROUNDS, QUICK_REPETITIONS) if quick else (ROUNDS, REPETITIONS)
     with open_grid(config.executor) as grid:
         prepared: Prepared = prepare(config, materials, grid)
-        found = [
+        rounds_measured = [
             measure(prepared, round, repetitions)
             for round in steps(range(rounds), f"rounds of {config.strategy.name}")
         ]
@@ -176,15 +175,15 @@ def time_rounds(config: Config, materials: Materials, quick: bool) -> Measured:
     return Measured(
         config.strategy.name,
         f"ε = {epsilon:g}, {epsilon_terms(prepared.plan, config)}",
-        [stages for stages, _ in found],
-        [total.num_units for _, total in found],
-        [total.num_gradients for _, total in found],
+        [stages for stages, _ in rounds_measured],
+        [total.num_units for _, total in rounds_measured],
+        [total.num_gradients for _, total in rounds_measured],
     )
 
 
 def rows(measured: Sequence[Measured]) -> list[dict[str, object]]:
     """Return a row for each strategy and part, then its total; least and most are of a round."""
-    found: list[dict[str, object]] = []
+    records: list[dict[str, object]] = []
     for one in measured:
         split = one.parts
         by_round = [(*each, each.total) for each in map(parts, one.stages)]
@@ -192,7 +191,7 @@ def rows(measured: Sequence[Measured]) -> list[dict[str, object]]:
         for field, seconds, of_rounds in zip(
             (*split._fields, "total"), (*split, split.total), columns, strict=True
         ):
-            found.append(
+            records.append(
                 {
                     "strategy": one.name,
                     "part": field,
@@ -205,7 +204,7 @@ def rows(measured: Sequence[Measured]) -> list[dict[str, object]]:
                     "gradients": float(np.mean(one.num_gradients)),
                 }
             )
-    return found
+    return records
 
 
 def draw(measured: Sequence[Measured], note: str) -> Figure:

@@ -1,9 +1,9 @@
-"""Chua et al. 2024, §§4.2, 5.2 and 6, Tables 3, 5 and 6: how many records a user contributes.
+"""Chua et al. 2024, Tables 3, 5 and 6: loss by the number of records that a user contributes.
 
-Chua et al. 2024, Tables 3, 5 and 6: k records a user in Group Privacy (Algorithm 1) and User-wise
-DP-SGD (Algorithm 2, here `uls`), with `els`, which is Algorithm 1 priced by the
-mixture-of-Gaussians accountant, between them. A round draws 64 units on average: examples, or
-users whose k records are averaged, so `uls` computes up to k times more.
+k records a user in Group Privacy (Algorithm 1) and User-wise DP-SGD (Algorithm 2, here `uls`),
+with `els`, which is Algorithm 1 priced by the mixture-of-Gaussians accountant, between them. A
+round draws 64 units on average: examples, or users whose k records are averaged, so `uls` computes
+up to k times more.
 
 The paper finds small k better for Group Privacy at small ε, large k always better for User-wise
 DP-SGD, and User-wise DP-SGD in front, the more so at small ε. It has no row for the mixture

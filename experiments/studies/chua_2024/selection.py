@@ -1,9 +1,9 @@
-"""Chua et al. 2024, §4.1 and §5.1, Tables 2, 4 and 7: which of a user's records to train on.
+"""Chua et al. 2024, §4.1 and §5.1, Tables 2, 4 and 7: rules that select a user's records.
 
-Chua et al. 2024, §§4.1 and 5.1: Group Privacy (Algorithm 1, priced by black-box group privacy)
-and User-wise DP-SGD (Algorithm 2, here `uls`) with two records a user, chosen by each rule.
-Perplexity is that of the starting model. Both draw about 96 units a round: examples in the one,
-users in the other, whose two records are averaged.
+Group Privacy (Algorithm 1, priced by black-box group privacy) and User-wise DP-SGD (Algorithm 2,
+here `uls`) with two records a user, chosen by each rule. Perplexity is that of the starting model.
+Both draw about 96 units a round: examples in the one, users in the other, whose two records are
+averaged.
 
 The paper finds the longest sequences best for Group Privacy on Enron and no rule best on BookSum,
 and random chunks best for User-wise DP-SGD on both.

@@ -1,4 +1,4 @@
-"""95 % intervals over trials: of a mean, and of the ratio of two means over the same trials."""
+"""95 % intervals over trials, of a mean and of a ratio of paired means."""
 
 from __future__ import annotations
 

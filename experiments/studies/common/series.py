@@ -1,4 +1,4 @@
-"""Losses of a measured grid as lines with intervals: a panel, a colour and an axis by setting."""
+"""Figures of a grid's losses: panels, colours and axes by setting."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def _note(measurement: Measurement) -> str:
 
 
 def _positions(axes: Axes, values: Sequence[str]) -> dict[str, float]:
-    """Return where values stand on the axis: at their number, or side by side if they are words."""
+    """Return positions on the axis: the numbers themselves, or side by side for words."""
     try:
         positions = {value: float(value) for value in values}
     except ValueError:

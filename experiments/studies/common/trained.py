@@ -1,4 +1,4 @@
-"""Studies that train: a grid measured over seeds, and what each such study leaves behind."""
+"""Studies that train a grid of configs over seeds."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Trained:
     seeds: int = 3
 
     def __call__(self, out: Path, *, quick: bool) -> None:
-        """Run what is not yet run, and write the study into `out`; runs stay in `out/runs`.
+        """Run the cells that are not finished, and write the study; runs stay in `out/runs`.
 
         Raises:
             ConfigError: `out` is not a folder for a study.
@@ -71,7 +71,7 @@ class Trained:
         Study(self.name, self.title, self.explanation, work)(out, quick=quick)
 
     def compute(self, out: Path, quick: bool) -> Result:
-        """Run what is not yet run in `out/runs`, and write `out/measurement.json`."""
+        """Run the cells that are not finished in `out/runs`, and write `out/measurement.json`."""
         grid = self.cells(quick)
         measurement = measure(
             grid,
@@ -110,7 +110,7 @@ def with_noise(config: Config, noise_multiplier: float) -> Config:
 
 
 def cell(source: str, settings: Mapping[str, object], config: Config, quick: bool) -> Cell:
-    """Return a cell called after its settings; a quick one trains hardly at all."""
+    """Return a cell called after its settings; a quick one trains two rounds."""
     texts = tuple((key, str(value)) for key, value in settings.items())
     name = ",".join([source, *(f"{key}={value}" for key, value in texts)])
     return Cell(name, with_settings(config, QUICK) if quick else config, source, texts)

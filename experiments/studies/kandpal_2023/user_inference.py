@@ -1,14 +1,14 @@
-"""Kandpal et al. 2023, Table 2 with the rows it lacked: what keeps user inference from working.
+"""Kandpal et al. 2023, §4, Tables 2 and 5, Figure 5: user inference and its mitigations.
 
-Kandpal et al. 2023, §4: an attacker has a few texts of a user, none of which was trained on, and
-tells from how much likelier the model finds them than its starting point whether the user was
-trained on. The table is their Table 2 with the rows that it lacked: data limits, deduplication,
-clipping, early stopping, and user-level guarantees; and their Figure 5, planted users (canaries)
-whose examples share l tokens.
+An attacker has a few texts of a user, none of which was trained on, and tells from how much
+likelier the model finds them than its starting point whether the user was trained on. The table is
+their Table 2 with the rows that it lacked: data limits, deduplication, clipping, early stopping,
+and user-level guarantees; and their Figure 5, planted users (canaries) whose examples share l
+tokens.
 
 Users are speakers of Shakespeare's plays with enough speeches, half of them held out. Losses are
-on text of trained users that was not trained on; losses and rates are computed on private text
-and covered by no guarantee.
+on text of trained users that was not trained on; losses and rates are computed on private text and
+covered by no guarantee.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def compute(folder: Path, quick: bool) -> Result:
 
 
 def attacked(case: Case, folder: Path) -> Row:
-    """Train the case, unless that was done before, attack it, and return what was found."""
+    """Train the case if there is no finished run of it, attack it, and return the result."""
     out = folder / case.name.replace(" ", "-").replace(",", "").replace("=", "")
     if RunFolder(out).config.exists():
         RunFolder(out).check_resumable(case.config)

@@ -1,4 +1,4 @@
-"""The runs that the study of user inference attacks, and a line for each."""
+"""Runs that the study of user inference attacks, and the result of each."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedsim.report.wording import epsilon_text
 from fedsim.sampling import PoissonSampling
 from fedsim.utils.files import write_atomically
 
-SAMPLES = (1, 2, 4, 8)  # of a user, that the attack is given
+SAMPLES = (1, 2, 4, 8)  # of a user, given to the attack
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ SHORTEST = 60  # characters of a speech
 
 @dataclass(frozen=True)
 class Scale:
-    """How much is done.
+    """Size of the study.
 
     Attributes:
         rounds: of every run.

@@ -1,12 +1,12 @@
 """McMahan et al. 2018, §3, Figures 2, 3 and 8: clipping, noise, and both at a fixed z.
 
-McMahan et al. 2018, §3 and App. C. Noise multiplier 0 is clipping alone (Figure 2); along a line
-of fixed noise multiplier z the promise is the same, and noise grows with the clip (Figures 3 and
-8). Per layer, the clip is shared evenly: S_j = S/√m.
+Noise multiplier 0 is clipping alone (Figure 2); along a line of fixed noise multiplier z the
+promise is the same, and noise grows with the clip (Figures 3 and 8). Per layer, the clip is shared
+evenly: S_j = S/√m.
 
-The paper finds that a clip below the updates' norms slows training little, that flat and
-per-layer clipping are close, and that at fixed z a smaller clip with its smaller noise wins late
-in training.
+The paper finds that a clip below the updates' norms slows training little, that flat and per-layer
+clipping are close, and that at fixed z a smaller clip with its smaller noise wins late in
+training.
 """
 
 from __future__ import annotations

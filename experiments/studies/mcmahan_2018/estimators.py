@@ -1,8 +1,8 @@
 """McMahan et al. 2018, §3 and Figure 5: samplers and estimators of a round's average.
 
-McMahan et al. 2018, §2, §3 and App. C (Figure 5): the round's average over exactly M users, over
-a Poisson cohort divided by its expected weight, and divided by its own weight from half the
-expected one up (Lemma 1: twice the clip over that least weight).
+The round's average over exactly M users, over a Poisson cohort divided by its expected weight, and
+divided by its own weight from half the expected one up (Lemma 1: twice the clip over that least
+weight).
 
 `fixed-size` and `Poisson` divide by the expected weight; `Poisson, clipped` by max(q W_min, drawn
 weight).

@@ -1,8 +1,8 @@
-"""McMahan et al. 2018, Tables 1 and 2, by their accountant and by those that came after.
+"""McMahan et al. 2018, Tables 1 and 2, by the moments accountant and by two later ones.
 
-McMahan et al. 2018, Tables 1 and 2: ε as printed there, recomputed by the moments accountant
-(integer orders 2 to 33, as theirs), and by two later accountants for the same mechanism: rdp
-(fractional orders and a better conversion) and pld (numerical composition, tight up to its grid).
+ε as printed, recomputed by the moments accountant (integer orders 2 to 33, as in the paper), and
+by two later accountants for the same mechanism: rdp (fractional orders and a better conversion)
+and pld (numerical composition, tight up to its grid).
 
 The mechanism is one user's bounded update with Poisson sampling and equal weights. Table 2's
 cohorts are chosen by the paper so that the noise multiplier is 1.
@@ -105,7 +105,7 @@ TERMS = (
 
 
 class Setting(NamedTuple):
-    """One number of the paper: under which circumstances, and what is printed."""
+    """Setting of one number of the paper, and the number as printed."""
 
     table: int
     users: int

@@ -1,8 +1,8 @@
-"""McMahan et al. 2018, §3: a large cohort's loss estimated with few users at the same noise.
+"""McMahan et al. 2018, §3: loss of a large cohort, estimated with few users at the same noise.
 
-McMahan et al. 2018, §3: privacy wants large cohorts, which are costly. The noise of the average,
-z S / M, decides most of the loss, so a run with fewer users and the same noise estimates what
-more users would give. Such a run is no private run of that promise: it is marked as an estimate.
+Privacy wants large cohorts, which are costly. The noise of the average, z S / M, decides most of
+the loss, so a run with fewer users and the same noise estimates what more users would give. Such a
+run is no private run of that promise: it is marked as an estimate.
 
 The runs with few users are estimates of the loss of the large cohort, computed with a fraction of
 its gradients. The ε of the promise is the large cohort's; the small runs themselves have the
@@ -22,7 +22,7 @@ MULTIPLIERS = (1.0, 4.0)  # of the large cohort
 
 
 def grid(quick: bool) -> list[Cell]:
-    """Return the cohort that is asked about, and smaller ones with the noise of its average."""
+    """Return the large cohort, and smaller ones with the noise of its average."""
     cells = []
     for multiplier in MULTIPLIERS[:1] if quick else MULTIPLIERS:
         for cohort in (16, 8) if quick else (LARGE, *SMALL):

@@ -22,11 +22,10 @@ from matplotlib.lines import Line2D
 from experiments.studies.common.output import (
     Result,
     Table,
-    clean,
     epsilon_number,
     legend,
     listed,
-    new_figure,
+    panels,
     steps,
     study,
 )
@@ -108,14 +107,14 @@ def compute(noise_multiplier: float, group_size: int) -> Point:
 
 def draw(points: list[Point]) -> Figure:
     """Draw ε against the group size; a cross ends a curve of group privacy that diverges."""
-    figure = new_figure(
-        8.0,
-        4.6,
+    figure, (axes,) = panels(
+        (8.0, 4.6),
         "Group privacy diverges as groups grow; the mixture accountant does not",
-        f"ε is an upper bound; {TERMS}. ✕: group privacy diverges at the next group size.",
+        f"ε is an upper bound; {TERMS}. ✕: group privacy diverges at the next group size",
+        [[""]],
+        x="group size: examples of a user in the pool",
+        y="user-level ε",
     )
-    axes = figure.add_subplot()
-    clean(axes, x="group size: examples of a user in the pool", y="user-level ε")
     noises = sorted({point.noise_multiplier for point in points})
     for index, noise in enumerate(noises):
         row = [point for point in points if point.noise_multiplier == noise]

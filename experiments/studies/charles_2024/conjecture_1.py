@@ -21,16 +21,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.studies.charles_2024 import lemma_1
-from experiments.studies.common.output import (
-    Result,
-    Table,
-    clean,
-    legend,
-    listed,
-    new_figure,
-    steps,
-    study,
-)
+from experiments.studies.common.output import Result, Table, legend, listed, panels, steps, study
 from fedsim.accounting.calibration import calibrate_noise_multiplier
 from fedsim.report.style import MUTED, colour
 from fedsim.sampling import PoissonSampling
@@ -136,30 +127,26 @@ def draw(cases: Sequence[Case], grid: Grid) -> Figure:
     """Draw the ratio against K: a panel for each p < 1 and number of rounds, a line for each ε."""
     probabilities = [probability for probability in grid.probabilities if probability < 1.0]
     delta = grid.deltas[0]
-    figure = new_figure(
-        3.0 + 2.1 * len(probabilities),
-        1.8 + 1.5 * len(grid.rounds),
+    figure, panes = panels(
+        (3.0 + 2.1 * len(probabilities), 1.8 + 1.5 * len(grid.rounds)),
         "Conjecture 1: the ratio is at most 1",
-        f"δ = {delta:g}; {TERMS}.",
+        f"δ = {delta:g}; {TERMS}",
+        [
+            [f"p = {p:g}, {rounds:,} round{'s' if rounds > 1 else ''}" for p in probabilities]
+            for rounds in grid.rounds
+        ],
+        x="K: examples a user",
+        y=r"$\sigma_{ELS} / (K \sigma_{ULS})$",
+        share=(True, True),
     )
-    panels = figure.subplots(
-        len(grid.rounds), len(probabilities), squeeze=False, sharex=True, sharey=True
-    )
-    for (i, rounds), (j, p) in product(enumerate(grid.rounds), enumerate(probabilities)):
-        axes = panels[i, j]
-        clean(
-            axes,
-            f"p = {p:g}, {rounds:,} round{'s' if rounds > 1 else ''}",
-            x="K: examples a user" if i == len(grid.rounds) - 1 else "",
-            y=r"$\sigma_{ELS} / (K \sigma_{ULS})$" if j == 0 else "",
-        )
+    for axes, (rounds, p) in zip(panes, product(grid.rounds, probabilities), strict=True):
         chosen = [c for c in cases if (c.delta, c.rounds, c.probability) == (delta, rounds, p)]
-        _panel(axes, chosen, grid)
-    legend(figure, panels[0, 0])
+        _curves(axes, chosen, grid)
+    legend(figure, panes[0])
     return figure
 
 
-def _panel(axes: Axes, cases: Sequence[Case], grid: Grid) -> None:
+def _curves(axes: Axes, cases: Sequence[Case], grid: Grid) -> None:
     axes.axhline(1.0, color=MUTED, linestyle="--", linewidth=1.0, label="the conjecture's bound")
     for index, epsilon in enumerate(grid.epsilons):
         row = [case for case in cases if case.epsilon == epsilon]

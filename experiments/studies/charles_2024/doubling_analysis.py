@@ -8,7 +8,7 @@ points it takes and how often.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from fedsim.planner.doubling import Point, estimate_and_double
@@ -180,14 +180,6 @@ def mixed(several: Sequence[Choices]) -> Choices:
             for point, often in points.items():
                 rows[budget][point] = rows[budget].get(point, 0.0) + often / len(several)
     return rows
-
-
-def average(rows: Iterable[Excess]) -> dict[str, float]:
-    """Return each strategy's sub-optimality, averaged over all ε and budgets given."""
-    sums: dict[str, list[float]] = {}
-    for row in rows:
-        sums.setdefault(row.strategy, []).append(row.suboptimality)
-    return {name: sum(values) / len(values) for name, values in sums.items()}
 
 
 def _along(path: Sequence[Point]) -> Choices:

@@ -22,7 +22,7 @@ from experiments.studies.charles_2024.doubling_analysis import (
     budgets,
 )
 from experiments.studies.common.intervals import Interval
-from experiments.studies.common.output import clean, legend, new_figure, sentence
+from experiments.studies.common.output import clean, legend, new_figure
 from fedsim.report.style import INK, colour
 
 Chosen = Callable[[Excess], bool]
@@ -90,7 +90,7 @@ def draw(compared: list[Compared], terms: str) -> Figure:
         max(8.4, 4.0 + 2.2 * len(epsilons)),  # the title's width
         1.6 + 2.5 * len(compared),
         "Loss by group and cohort size, and what each strategy for choosing them loses",
-        f"{sentence(terms)} Framed: the best split of each budget. Curves: mean over "
+        f"{terms}. Framed: the best split of each budget. Curves: mean over "
         "ε, bands one standard deviation over ε.",
     )
     widths = [1.0] * len(epsilons) + [1.8]

@@ -22,16 +22,7 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.studies.common.output import (
-    Result,
-    Table,
-    clean,
-    legend,
-    new_figure,
-    sentence,
-    steps,
-    study,
-)
+from experiments.studies.common.output import Result, Table, legend, panels, steps, study
 from fedsim.accounting.calibration import calibrate_noise_multiplier
 from fedsim.config import parse_config
 from fedsim.execution import Task, Unit
@@ -259,14 +250,17 @@ def needed_ratio(materials: Materials, group_size: int) -> float:
 def draw(points: Sequence[Point]) -> Figure:
     """Draw the ratio against G, a panel a model, between the extremes."""
     names = list(dict.fromkeys(point.model for point in points))
-    title = "How far averaging shrinks a user's gradients"
-    figure = new_figure(9.0, 4.2, title, sentence(TERMS))
-    panels = figure.subplots(1, len(names), squeeze=False, sharey=True)[0]
-    for axes, name in zip(panels, names, strict=True):
-        label = "$L_{ELS}/L_{ULS}(G)$" if axes is panels[0] else ""
-        clean(axes, name, x="G: examples of a user", y=label)
+    figure, panes = panels(
+        (9.0, 4.2),
+        "How far averaging shrinks a user's gradients",
+        TERMS,
+        [names],
+        x="G: examples of a user",
+        y="$L_{ELS}/L_{ULS}(G)$",
+    )
+    for axes, name in zip(panes, names, strict=True):
         _curves(axes, [point for point in points if point.model == name])
-    legend(figure, panels[0])
+    legend(figure, panes[0])
     return figure
 
 

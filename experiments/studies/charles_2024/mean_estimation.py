@@ -27,17 +27,7 @@ from experiments.studies.charles_2024.mean_simulation import (
     run_sweeps,
 )
 from experiments.studies.common.intervals import mean_interval, ratio_interval
-from experiments.studies.common.output import (
-    Result,
-    Table,
-    clean,
-    legend,
-    listed,
-    new_figure,
-    sentence,
-    steps,
-    study,
-)
+from experiments.studies.common.output import Result, Table, legend, listed, panels, steps, study
 from fedsim.report.style import MUTED, colour
 
 USERS, EXAMPLES_PER_USER, DIMENSION, DELTA = 256, 16, 32, 1e-6
@@ -236,15 +226,20 @@ def table(results: Results, panels: tuple[Panel, ...]) -> Table:
     return Table(("ε", "B", "σ₂", *(sampler.label for sampler in SAMPLERS)), rows)
 
 
-def draw(results: Results, panels: tuple[Panel, ...], terms: str) -> Figure:
+def draw(results: Results, settings: tuple[Panel, ...], terms: str) -> Figure:
     """Draw the loss against ε, B and σ₂."""
-    title = "Squared distance to the mean, best setting of each sampler"
-    figure = new_figure(11.5, 4.6, title, f"{sentence(terms)} Bars: 95 % intervals.")
-    row = figure.subplots(1, len(panels), squeeze=False)[0]
-    for axes, panel in zip(row, panels, strict=True):
-        clean(axes, panel.label, x=panel.axis, y="loss" if axes is row[0] else "")
+    figure, panes = panels(
+        (11.5, 4.6),
+        "Squared distance to the mean, best setting of each sampler",
+        f"{terms}. Bars: 95 % intervals",
+        [[panel.label for panel in settings]],
+        x=[panel.axis for panel in settings],
+        y="loss",
+        share=(False, False),
+    )
+    for axes, panel in zip(panes, settings, strict=True):
         _curves(axes, results, panel)
-    legend(figure, row[0])
+    legend(figure, panes[0])
     return figure
 
 

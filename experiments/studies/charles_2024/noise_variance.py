@@ -17,17 +17,7 @@ from typing import NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.studies.common.output import (
-    Result,
-    Table,
-    clean,
-    legend,
-    new_figure,
-    number,
-    sentence,
-    steps,
-    study,
-)
+from experiments.studies.common.output import Result, Table, legend, number, panels, steps, study
 from fedsim.accounting.calibration import calibrate_noise_multiplier
 from fedsim.accounting.planning import (
     els_adds_no_more_noise,
@@ -175,47 +165,34 @@ def draw(points: list[Point], terms: str) -> Figure:
     """Draw variance against B: a panel for each M (rows) and ε (columns)."""
     epsilons = sorted({point.epsilon for point in points})
     cohorts = sorted({point.cohort_size for point in points})
-    figure = new_figure(
-        2.0 + 2.3 * len(epsilons),
-        1.5 + 1.8 * len(cohorts),
-        "At equal ε and compute, diverse gradients make ULS the quieter one"
-        if len(epsilons) > 1
-        else "Noise at equal ε and compute",
-        sentence(terms),
+    title = "At equal ε and compute, diverse gradients make ULS the quieter one"
+    figure, panes = panels(
+        (2.0 + 2.3 * len(epsilons), 1.5 + 1.8 * len(cohorts)),
+        title if len(epsilons) > 1 else "Noise at equal ε and compute",
+        terms,
+        [[f"ε = {epsilon:g}, M = {cohort}" for epsilon in epsilons] for cohort in cohorts],
+        x="B: gradients a round",
+        y="noise variance",
+        share=("row", "col"),
     )
-    panels = figure.subplots(len(cohorts), len(epsilons), squeeze=False, sharey="col", sharex="row")
-    for (i, cohort), (j, epsilon) in product(enumerate(cohorts), enumerate(epsilons)):
-        row = [p for p in points if (p.epsilon, p.cohort_size) == (epsilon, cohort)]
-        clean(
-            panels[i, j],
-            f"ε = {epsilon:g}, M = {cohort}",
-            x="B: gradients a round" if i == len(cohorts) - 1 else "",
-            y="noise variance" if j == 0 else "",
-        )
-        _curves(panels[i, j], row)
-    legend(figure, panels[0, 0])
+    for axes, (cohort, epsilon) in zip(panes, product(cohorts, epsilons), strict=True):
+        _curves(axes, [p for p in points if (p.epsilon, p.cohort_size) == (epsilon, cohort)])
+    legend(figure, panes[0])
     return figure
+
+
+_CURVES = {
+    "ELS": ("els_variance", "o-", 1),
+    "ULS, alike:\n$L_{ULS} = L_{ELS}$": ("uls_variance_alike", "s--", 0),
+    "ULS, diverse:\n$L_{ULS} = L_{ELS}/\\sqrt{G}$": ("uls_variance_diverse", "s-", 2),
+}
 
 
 def _curves(axes: Axes, row: list[Point]) -> None:
     budgets = [point.gradients_per_round for point in row]
-    axes.plot(budgets, [p.els_variance for p in row], "o-", color=colour(1), ms=3.5, label="ELS")
-    axes.plot(
-        budgets,
-        [p.uls_variance_alike for p in row],
-        "s--",
-        color=colour(0),
-        ms=3.5,
-        label="ULS, alike:\n$L_{ULS} = L_{ELS}$",
-    )
-    axes.plot(
-        budgets,
-        [p.uls_variance_diverse for p in row],
-        "s-",
-        color=colour(2),
-        ms=3.5,
-        label="ULS, diverse:\n$L_{ULS} = L_{ELS}/\\sqrt{G}$",
-    )
+    for label, (key, form, hue) in _CURVES.items():
+        values = [getattr(point, key) for point in row]
+        axes.plot(budgets, values, form, color=colour(hue), ms=3.5, label=label)
     axes.set_xscale("log", base=2)
     axes.set_xticks(budgets[::2], [f"{budget:,}" for budget in budgets[::2]])
     axes.set_yscale("log")

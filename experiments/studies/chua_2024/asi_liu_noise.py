@@ -23,17 +23,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.studies.chua_2024.concentration_of_users import Measured, measure
-from experiments.studies.common.output import (
-    Result,
-    Table,
-    clean,
-    legend,
-    new_figure,
-    number,
-    sentence,
-    steps,
-    study,
-)
+from experiments.studies.common.output import Result, Table, legend, number, panels, steps, study
 from fedsim.accounting.calibration import calibrate_noise_multiplier
 from fedsim.concentrated import ConcentratedSampling
 from fedsim.report.style import colour
@@ -160,19 +150,18 @@ def draw(points: list[Point], measured: list[Measured]) -> Figure:
     """Draw noise against τ/C, a panel for each ε, at the first T; and the measured τ/C."""
     epsilons = sorted({point.epsilon for point in points})
     rounds = min(point.rounds for point in points)
-    figure = new_figure(
-        3.2 + 2.6 * len(epsilons),
-        4.4,
+    figure, panes = panels(
+        (3.2 + 2.6 * len(epsilons), 4.4),
         "The filter pays only for concentrated gradients",
-        f"{sentence(TERMS)} N = {NUM_USERS:,}, T = {rounds}.",
+        f"{TERMS}. N = {NUM_USERS:,}, T = {rounds}",
+        [[f"ε = {epsilon:g}" for epsilon in epsilons]],
+        x="τ/C",
+        y="noise of a coordinate, over C",
     )
-    panels = figure.subplots(1, len(epsilons), squeeze=False, sharey=True)[0]
     ratios = np.geomspace(1e-3, 3.0, 50)
     needed = [row.needed_ratio for row in measured]
-    for axes, epsilon in zip(panels, epsilons, strict=True):
+    for axes, epsilon in zip(panes, epsilons, strict=True):
         row = [p for p in points if (p.epsilon, p.rounds) == (epsilon, rounds)]
-        label = "noise of a coordinate, over C" if axes is panels[0] else ""
-        clean(axes, f"ε = {epsilon:g}", x="τ/C", y=label)
         axes.plot(ratios, ratios * row[0].printed_stddev, "-", color=colour(1), label="printed")
         axes.plot(ratios, ratios * row[0].proved_stddev, "--", color=colour(1), label="proved here")
         for index, point in enumerate(row):
@@ -183,5 +172,5 @@ def draw(points: list[Point], measured: list[Measured]) -> Figure:
         axes.axvspan(min(needed), max(needed), color=colour(2), alpha=0.25, label="users need")
         axes.set_xscale("log")
         axes.set_yscale("log")
-    legend(figure, panels[0])
+    legend(figure, panes[0])
     return figure

@@ -19,10 +19,6 @@ class Interval(NamedTuple):
     low: float
     high: float
 
-    def __str__(self) -> str:
-        """Return it as `0.912 [0.893, 0.931]`."""
-        return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
-
 
 def mean_interval(values: Values) -> Interval:
     """Return the mean of (trials,) independent values, by the normal approximation."""

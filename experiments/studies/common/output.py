@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
@@ -26,6 +26,7 @@ from fedsim.utils.files import write_atomically
 
 Step = TypeVar("Step")
 Records = Sequence[Mapping[str, Any]]
+Share = bool | Literal["none", "all", "row", "col"]
 Form = str | Callable[[Any], str]
 
 FILES = {
@@ -201,9 +202,42 @@ def new_figure(width: float, height: float, title: str, note: str) -> Figure:
     figure = Figure(figsize=(width, height), facecolor="white", layout="constrained")
     FigureCanvasAgg(figure)
     figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold", color=INK)
+    note = f"{note[0].upper()}{note[1:].removesuffix('.')}."
     wrapped = "\n".join(textwrap.wrap(note, int(width * 17)))
     figure.supxlabel(wrapped, x=0.01, ha="left", fontsize=7.5, color=MUTED)
     return figure
+
+
+def panels(
+    size: tuple[float, float],
+    title: str,
+    note: str,
+    heads: Sequence[Sequence[str]],
+    *,
+    x: str | Sequence[str],
+    y: str,
+    share: tuple[Share, Share] = (False, True),
+) -> tuple[Figure, list[Axes]]:
+    """Return a figure with a panel for each head, and the panels row by row.
+
+    Args:
+        size: width and height, in inches.
+        title: of the figure.
+        note: the terms, below.
+        heads: titles of the panels, by row.
+        x: label of the axis below the last row, of all columns or of each.
+        y: label of the axis left of the first column.
+        share: matplotlib's `sharex` and `sharey`.
+    """
+    figure = new_figure(*size, title, note)
+    shape = len(heads), len(heads[0])
+    grid = figure.subplots(*shape, squeeze=False, sharex=share[0], sharey=share[1])
+    labels = [x] * shape[1] if isinstance(x, str) else x
+    for i, row in enumerate(heads):
+        for j, head in enumerate(row):
+            below = labels[j] if i == shape[0] - 1 else ""
+            clean(grid[i, j], head, x=below, y=y if j == 0 else "")
+    return figure, list(grid.flat)
 
 
 def clean(axes: Axes, title: str = "", *, x: str = "", y: str = "") -> None:
@@ -232,11 +266,6 @@ def legend(figure: Figure, source: Axes | Sequence[Artist]) -> None:
 def listed(values: Iterable[float]) -> str:
     """Return numbers side by side: `0.5, 2, 8`."""
     return ", ".join(f"{value:g}" for value in values)
-
-
-def sentence(text: str) -> str:
-    """Return the text with a capital letter and a full stop."""
-    return f"{text[0].upper()}{text[1:]}."
 
 
 def number(value: float) -> str:

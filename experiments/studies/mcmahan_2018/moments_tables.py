@@ -20,10 +20,9 @@ from matplotlib.ticker import LogLocator
 from experiments.studies.common.output import (
     Result,
     Table,
-    clean,
     epsilon_number,
     legend,
-    new_figure,
+    panels,
     steps,
     study,
 )
@@ -196,32 +195,25 @@ def compute(setting: Setting) -> Value:
 
 def draw(values: Sequence[Value]) -> Figure:
     """Draw ε against rounds, a panel for each row of Table 1."""
-    figure = new_figure(
-        10.0,
-        5.4,
+    heads = [
+        f"K = {row.users:,}, C̃ = {row.cohort:,}, z = {row.noise_multiplier:g}" for row in TABLE_1
+    ]
+    figure, panes = panels(
+        (10.0, 5.4),
         "Printed in 2018, reproduced, and tightened since: ε over the rounds of Table 1",
-        f"Upper bounds on ε; {TERMS}.",
+        f"Upper bounds on ε; {TERMS}",
+        [heads[:3], heads[3:]],
+        x="rounds",
+        y="user-level ε",
+        share=(True, True),
     )
-    panels = figure.subplots(2, 3, sharex=True, sharey=True)
-    for axes, row in zip(panels.flat, TABLE_1, strict=True):
-        same = [
-            v
-            for v in values
-            if v.setting.table == 1
-            and (v.setting.users, v.setting.cohort, v.setting.noise_multiplier) == row[:3]
-        ]
-        clean(
-            axes,
-            f"K = {row.users:,}, C̃ = {row.cohort:,}, z = {row.noise_multiplier:g}",
-            x="rounds" if axes in panels[1] else "",
-            y="user-level ε" if axes in panels[:, 0] else "",
-        )
-        _panel(axes, same)
-    legend(figure, panels[0, 0])
+    for axes, row in zip(panes, TABLE_1, strict=True):
+        _curves(axes, [v for v in values if v.setting.table == 1 and v.setting[1:4] == row[:3]])
+    legend(figure, panes[0])
     return figure
 
 
-def _panel(axes: Axes, row: Sequence[Value]) -> None:
+def _curves(axes: Axes, row: Sequence[Value]) -> None:
     rounds = [value.setting.rounds for value in row]
     printed = [float(value.setting.printed) for value in row]
     axes.plot(rounds, [v.moments for v in row], "-", color=colour(1), label="moments")

@@ -28,7 +28,7 @@ NAMES = [
     "moments-tables",
     "noise-variance",
 ]
-ON_TEXTS = ["gradient-diversity", "overhead"]  # run on a small text by tests of their own
+ON_TEXTS = ["gradient-diversity", "overhead"]  # see test_trained_studies.py
 TRAINED = [  # see test_trained_studies.py
     "clip-noise",
     "estimate-and-double-text",
@@ -67,8 +67,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def test_the_list_is_the_names_and_nothing_else() -> None:
     listed = study("--list")
     assert (listed.returncode, listed.stderr) == (0, "")
-    apart = ["user-inference"]  # a minute of training: its parts are tested in tests/attacks
-    assert listed.stdout.splitlines() == sorted([*NAMES, *ON_TEXTS, *TRAINED, *apart])
+    others = ["user-inference"]  # a minute of training: its parts are tested in tests/attacks
+    assert listed.stdout.splitlines() == sorted([*NAMES, *ON_TEXTS, *TRAINED, *others])
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,4 +1,4 @@
-"""The studies that train, on a small text, as a user types them."""
+"""The studies on text, on a small one, as a user types them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.studies.charles_2024 import tradeoffs
+from experiments.studies.charles_2024 import gradient_diversity, tradeoffs
 from experiments.studies.charles_2024.tradeoffs import Recommendation
 from experiments.studies.common import trained
 from fedsim.report.measured.lines import Measurement
@@ -37,31 +37,64 @@ def _small_text(speeches: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
     path.write_text(config.to_toml(), encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trained, "CONFIG", path)
+        raw = small_config(speeches).model_dump(exclude_none=True)
+        patch.setattr(gradient_diversity, "CONFIG", raw)
+        patch.setattr(gradient_diversity, "COHORT", 6)
         tradeoffs.planned.cache_clear()
         yield
     tradeoffs.planned.cache_clear()
 
 
-@pytest.mark.parametrize("name", TRAINED)
-def test_a_quick_run_leaves_table_picture_and_runs(name: str, tmp_path: Path) -> None:
-    out = tmp_path / name
+def quick(name: str, out: Path) -> tuple[list[dict[str, str]], str]:
+    """Run a study; return the rows of its table and its page."""
     done = fedsim("study", name, "--quick", "--out", out)
     assert done.returncode == 0, done.stderr
-    text = (out / "measurement.json").read_text(encoding="utf-8")
+    assert (out / "picture.png").stat().st_size > 10_000
+    with (out / "table.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file)), (out / "table.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_a_quick_run_leaves_table_picture_and_runs(name: str, tmp_path: Path) -> None:
+    rows, page = quick(name, tmp_path)
+    text = (tmp_path / "measurement.json").read_text(encoding="utf-8")
     measurement = Measurement.model_validate_json(text)
-    assert measurement.lines
+    assert len(rows) == len(measurement.lines) > 0
     assert [line.failures for line in measurement.lines if line.failures] == []
     assert all(line.loss is not None for line in measurement.lines)
     for line in measurement.lines:
-        assert (out / "runs" / f"{line.name},seed={measurement.seeds[0]}" / "report.json").exists()
-    with (out / "table.csv").open(encoding="utf-8") as file:
-        assert len(list(csv.DictReader(file))) == len(measurement.lines)
-    assert (out / "picture.png").stat().st_size > 10_000
+        run = tmp_path / "runs" / f"{line.name},seed={measurement.seeds[0]}"
+        assert (run / "report.json").exists()
     for extra, least in MORE.get(name, {}).items():
-        assert len((out / extra).read_text(encoding="utf-8").splitlines()) >= least
-    page = (out / "table.md").read_text(encoding="utf-8")
+        assert len((tmp_path / extra).read_text(encoding="utf-8").splitlines()) >= least
     assert "The paper" in page or "the large cohort" in page
     assert "no ε here accounts for" in page or measurement.tuning is None
+
+
+def test_gradient_diversity(tmp_path: Path) -> None:
+    rows, page = quick("gradient-diversity", tmp_path)
+    assert [int(row["group_size"]) for row in rows] == [1, 2, 4, 8] * 2
+    for row in rows:
+        if int(row["users"]):
+            assert float(row["ratio_10"]) >= 1.0 - 1e-6  # by the triangle inequality
+        assert float(row["needed"]) > 0.0
+    for term in ("ε = 8, δ = 0.0001", "unit: user", "add-or-remove-one", "pld accountant"):
+        assert term in page
+
+
+def test_overhead(tmp_path: Path) -> None:
+    rows, page = quick("overhead", tmp_path)
+    assert len(rows) == 2 * 7
+    for strategy in ("uls", "els"):
+        of = {row["part"]: float(row["seconds"]) for row in rows if row["strategy"] == strategy}
+        total = of.pop("total")
+        assert sum(of.values()) == pytest.approx(total)
+        for part in ("forward_backward", "noise", "server_step", "accounting"):
+            assert of[part] > 0.0
+    for term in ("ε = 8, δ = 0.001", "one user", "Poisson sampling of users", "mixture accountant"):
+        assert term in page
+    for setting in ("thread(s) of torch", "python 3", "Measured on"):
+        assert setting in page
 
 
 def row(gap: float, recommended: str) -> Recommendation:

@@ -112,9 +112,14 @@ def budgets(table: Slice) -> list[int]:
     return sorted({point.budget for point in table})
 
 
+def splits(table: Slice, budget: int) -> list[Point]:
+    """Return the points of a budget."""
+    return [point for point in table if point.budget == budget]
+
+
 def best(table: Slice, budget: int) -> Point:
     """Return the point of least loss on an anti-diagonal."""
-    return min((p for p in table if p.budget == budget), key=lambda p: table[p])
+    return min(splits(table, budget), key=lambda point: table[point])
 
 
 def greedy(table: Slice) -> Choices:
@@ -156,20 +161,16 @@ def as_printed(
 
 def everything(table: Slice) -> Choices:
     """Return every point of a budget, equally often."""
-    rows = {}
-    for budget in budgets(table):
-        points = [point for point in table if point.budget == budget]
-        rows[budget] = dict.fromkeys(points, 1.0 / len(points))
-    return rows
+    by_budget = {budget: splits(table, budget) for budget in budgets(table)}
+    return {at: dict.fromkeys(points, 1.0 / len(points)) for at, points in by_budget.items()}
 
 
 def extreme(table: Slice, field: str) -> Choices:
     """Return the point of a budget whose `field`, group or cohort size, is largest."""
-    rows = {}
-    for budget in budgets(table):
-        points = [point for point in table if point.budget == budget]
-        rows[budget] = {max(points, key=lambda p: getattr(p, field)): 1.0}
-    return rows
+    return {
+        budget: {max(splits(table, budget), key=lambda point: getattr(point, field)): 1.0}
+        for budget in budgets(table)
+    }
 
 
 def mixed(several: Sequence[Choices]) -> Choices:

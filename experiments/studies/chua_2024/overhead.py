@@ -30,15 +30,7 @@ from experiments.studies.chua_2024.round_stages import (
     parts,
     prepare,
 )
-from experiments.studies.common.output import (
-    Result,
-    Table,
-    clean,
-    legend,
-    new_figure,
-    steps,
-    study,
-)
+from experiments.studies.common.output import Result, Table, clean, legend, new_figure, steps, study
 from experiments.studies.common.trained import QUICK, base
 from fedsim.config import Config, with_settings
 from fedsim.materials import Materials, load_materials

@@ -20,14 +20,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.studies.common.output import (
-    Result,
-    Study,
-    Table,
-    clean,
-    new_figure,
-    steps,
-)
+from experiments.studies.common.output import Form, Result, Study, Table, clean, new_figure, steps
 from experiments.studies.kandpal_2023.user_inference_runs import (
     BATCH_SIZE,
     CLIP,
@@ -80,7 +73,7 @@ def compute(folder: Path, quick: bool) -> Result:
             f"{bounded} runs have a finite ε of a user; the attack's AUROC is above the bound that "
             f"follows from it in {sum(above)} of them."
         ],
-        table=Table(_HEADS, [_cells(row) for row in rows]),
+        table=Table.of([_shown(row) for row in rows], _COLUMNS),
         records=[_record(row) for row in rows],
         figure=draw(rows),
     )
@@ -98,39 +91,36 @@ def attacked(case: Case, folder: Path) -> Row:
     return Row(case, report, load_report(out).utility.initial.loss)
 
 
-_HEADS = (
-    "run",
-    "ε of a user",
-    "held-out loss",
-    "gap",
-    "AUROC, mean",
-    "95 %",
-    "max",
-    "min",
-    "TPR at 1 %",
-    "TPR at 5 %",
-    "TPR at 10 %",
-    "users in + out",
-)
+def _rate(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"
 
 
-def _cells(row: Row) -> list[str]:
-    mean = row.measured()
-    low, high = mean.auroc_interval
-    rates = {o.false_positive_rate: o.true_positive_rate for o in mean.operating}
-    shown = ["–" if rates[at] is None else f"{rates[at]:.3f}" for at in (0.01, 0.05, 0.1)]
-    return [
-        row.case.name,
-        row.promise,
-        f"{row.report.final.loss_in:.3f}",
-        f"{row.report.final.gap:+.3f}",
-        f"{mean.auroc:.3f}",
-        f"{low:.3f} to {high:.3f}",
-        f"{row.measured('max').auroc:.3f}",
-        f"{row.measured('min').auroc:.3f}",
-        *shown,
-        f"{row.group.users_in} + {row.group.users_out}",
-    ]
+_COLUMNS: dict[str, tuple[str, Form]] = {
+    "run": ("run", "s"),
+    "ε of a user": ("promise", "s"),
+    "held-out loss": ("loss_in", ".3f"),
+    "gap": ("gap", "+.3f"),
+    "AUROC, mean": (f"auroc_mean_{max(SAMPLES)}", ".3f"),
+    "95 %": ("interval", "s"),
+    "max": (f"auroc_max_{max(SAMPLES)}", ".3f"),
+    "min": (f"auroc_min_{max(SAMPLES)}", ".3f"),
+    "TPR at 1 %": ("tpr_0.01", _rate),
+    "TPR at 5 %": ("tpr_0.05", _rate),
+    "TPR at 10 %": ("tpr_0.1", _rate),
+    "users in + out": ("users", "s"),
+}
+
+
+def _shown(row: Row) -> dict[str, object]:
+    """Return the record, and texts that only the table has."""
+    low, high = row.measured().auroc_interval
+    return {
+        **_record(row),
+        "promise": row.promise,
+        "gap": row.report.final.gap,
+        "interval": f"{low:.3f} to {high:.3f}",
+        "users": f"{row.group.users_in} + {row.group.users_out}",
+    }
 
 
 def _record(row: Row) -> dict[str, object]:
@@ -178,7 +168,7 @@ def _settings(scale: Scale, rows: Sequence[Row]) -> tuple[str, ...]:
         "examples a user (users protected). No learning rate or clip was tuned.",
         f"Every speaker has {scale.texts} different speeches, cut at 32 tokens, 40 % of them held "
         "out; each begins with the speaker's name, as the plays print it.",
-        f"The starting model's held-out loss is {rows[0].initial_loss:.3f}.",
+        f"Held-out loss before the first round of the first run: {rows[0].initial_loss:.3f}.",
         "Repeated texts: every third text of a user is in the data twice, and the attacker can "
         "have either copy. Deduplicated it is the non-private row.",
     )

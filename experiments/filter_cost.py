@@ -36,7 +36,7 @@ _MOST = 200
 def row(
     probability: float, rounds: int, units: int, budget: float, each: float
 ) -> tuple[int, int, int, int, float]:
-    """Return whole runs that fit by the four rules, and the filter's order."""
+    """Return the number of runs that fit by each of the four rules, and the filter's order."""
     sampler = PoissonSampling(probability)
     noise = calibrate_noise_multiplier(
         sampling=sampler, rounds=rounds, epsilon=each, delta=DELTA, units_per_user=units

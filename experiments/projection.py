@@ -15,7 +15,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Setting:
-    """A run to project.
+    """Size of a run.
 
     Attributes:
         parameters: of the model, all of them taking part in forward and backward.

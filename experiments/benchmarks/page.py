@@ -128,7 +128,7 @@ def over_floor(rows: Sequence[Result]) -> str:
 
 
 def _detail(key: str, form: str) -> Callable[[Result], str]:
-    """Return what writes a detail of a row, "–" where there is none."""
+    """Return a column of a detail of rows, "–" where there is none."""
     return lambda row: _number(row["details"].get(key), form)
 
 
@@ -174,7 +174,7 @@ def _number(value: float | None, form: str) -> str:
 
 
 def _measured_on(answers: Sequence[Answer]) -> str:
-    """Return what was measured when, where and with which versions."""
+    """Return date, machine and versions of every measurement."""
     lines = []
     for answer in answers:
         names = ", ".join(dict.fromkeys(row["benchmark"] for row in answer["rows"]))

@@ -107,7 +107,7 @@ class InMemoryLocalSGD(_InMemory, LocalSGD):
 
 @dataclass(frozen=True, eq=False)
 class Workload:
-    """One round's work.
+    """Work of one round.
 
     Attributes:
         model: the network.

@@ -21,7 +21,7 @@ NAME = "benchmark-null"
 _TENSORS = 50  # about as many as a small GPT has
 
 CLIP = FlatClip(l2_clip_norm=1.0)
-"""Of every message."""
+"""The clip of every message."""
 
 app = ClientApp()
 _on_device = ParametersOnDevice()

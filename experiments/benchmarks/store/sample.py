@@ -22,7 +22,7 @@ _BLOCK = 1 << 22
 
 
 def user_sizes(users: int = USERS, examples: int = EXAMPLES) -> npt.NDArray[np.int64]:
-    """Return how many examples each user has: a long tail, at least 1, about `examples` in all."""
+    """Return each user's number of examples: a long tail, at least 1, about `examples` in all."""
     largest = max(1, min(LARGEST, examples // 4))
     shares = np.random.default_rng(1).pareto(1.2, users) + 0.05
     sizes = np.zeros(users, np.int64)

@@ -62,7 +62,7 @@ TERMS = (
 
 
 class Case(NamedTuple):
-    """One combination, with ratio = σ_ELS / (K σ_ULS)."""
+    """Noise multipliers at one combination, with ratio = σ_ELS / (K σ_ULS)."""
 
     epsilon: float
     delta: float

@@ -50,7 +50,7 @@ class Spread:
 
 @dataclass(frozen=True, eq=False)
 class Compared:
-    """One task's comparison.
+    """Comparison of the strategies on one task.
 
     Attributes:
         name: of the task, such as "σ₂ = 4".

@@ -74,7 +74,7 @@ QUICK = Scale(
 
 
 class Task(NamedTuple):
-    """One population's losses: the input of the analysis.
+    """Losses of one population: the input of the analysis.
 
     Attributes:
         within_user_stddev: σ₂.
@@ -115,7 +115,10 @@ def run(quick: bool) -> Result:
         "sampling of users, pld accountant; clip, learning rate, G and M were chosen by looking "
         "at data, for which no ε accounts"
     )
-    edges, sweeps = sum(one.at_edge for one in compared), sum(len(one.losses) for one in compared)
+    edges, sweeps = (
+        sum(task.at_edge for task in compared),
+        sum(len(task.losses) for task in compared),
+    )
     return Result(
         settings=settings(scale, terms),
         notes=[f"The best learning rate is on the edge of {edges} of {sweeps} sweeps."],

@@ -38,7 +38,7 @@ _BATCH, _LEARNING_RATE = 32, 0.003
 
 
 class UserNorms(NamedTuple):
-    """Of one user at one G, over the first min(n, G) examples of a random order.
+    """Norms of one user at one G, over the first min(n, G) examples of a random order.
 
     Attributes:
         group_size: G.
@@ -123,7 +123,7 @@ TERMS = (
 
 
 class Point(NamedTuple):
-    """One model and one G.
+    """Norms of all users at one model and one G.
 
     `els_norm` and `uls_norm` are medians over all sampled users with at most G examples each,
     `ratio` is theirs; the quantiles are of users with at least G examples, each their own ratio.

@@ -36,7 +36,7 @@ SAMPLERS = (ELS, *(Sampler("user", size) for size in (1, 2, 4, 8, 16)))
 
 
 class Case(NamedTuple):
-    """One point of a panel: ε, B and σ₂."""
+    """Point of a panel: ε, B and σ₂."""
 
     epsilon: float
     budget: int

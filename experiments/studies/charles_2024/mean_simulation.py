@@ -40,7 +40,7 @@ class Population:
 
     @property
     def num_trials(self) -> int:
-        """How many trials there are."""
+        """Number of trials."""
         return int(self.examples.shape[0])
 
     @property

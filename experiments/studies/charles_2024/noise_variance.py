@@ -42,7 +42,7 @@ TERMS = (
 
 
 class Point(NamedTuple):
-    """One (ε, M, G_ULS): the noise of ELS, and of ULS for alike and for diverse gradients.
+    """Noise at one (ε, M, G_ULS): of ELS, and of ULS for alike and for diverse gradients.
 
     Variances are of a coordinate, in the unit of the squared gradient; ratios are ELS over ULS.
     """

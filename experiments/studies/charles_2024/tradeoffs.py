@@ -45,10 +45,10 @@ def grid(quick: bool) -> list[Cell]:
     values = (QUICK_BUDGETS, QUICK_EPSILONS) if quick else (BUDGETS, EPSILONS)
     cells = []
     for budget, epsilon in product(*values):
-        for one in planned(epsilon, budget).candidates:
-            name = one.config.strategy.name
+        for candidate in planned(epsilon, budget).candidates:
+            name = candidate.config.strategy.name
             settings = {"epsilon": epsilon, "budget": budget}
-            cells.append(cell(name, settings, one.config, quick))
+            cells.append(cell(name, settings, candidate.config, quick))
     return cells
 
 
@@ -116,7 +116,7 @@ def recommendations(measurement: Measurement) -> list[Recommendation]:
 
 
 def counts(rows: Sequence[Recommendation]) -> list[str]:
-    """Return how often the plan was right, and how often ULS had the smaller mean loss."""
+    """Return the number of right recommendations, and of cells where ULS is better."""
     right = sum(row.better == row.recommended for row in rows)
     uls = sum(row.better == "uls" for row in rows)
     return [

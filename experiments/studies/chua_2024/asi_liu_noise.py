@@ -47,7 +47,7 @@ TERMS = (
 
 
 class Point(NamedTuple):
-    """One (ε, T, n): standard deviations of a coordinate over C; those of the filter at τ = C.
+    """Noise at one (ε, T, n): standard deviations of a coordinate over C; of the filter at τ = C.
 
     The filter's noise is proportional to τ, so each crossing is a ratio of two of them.
     """

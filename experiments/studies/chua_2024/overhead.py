@@ -57,7 +57,7 @@ NAMES = {
 
 @dataclass(frozen=True, eq=False)
 class Measured:
-    """One strategy.
+    """Measured rounds of one strategy.
 
     Attributes:
         name: of the strategy.
@@ -95,11 +95,11 @@ def run(quick: bool) -> Result:
         f"process, {torch.get_num_threads()} thread(s) of torch, OMP_NUM_THREADS = "
         f"{where['threads']}; {where['date']}"
     )
-    terms = [f"{one.name.upper()}: noise for {one.terms}" for one in measured]
+    terms = [f"{strategy.name.upper()}: noise for {strategy.terms}" for strategy in measured]
     work = "; ".join(
-        f"{one.name.upper()} {np.mean(one.num_units):g} units with {np.mean(one.num_gradients):g} "
-        "gradients"
-        for one in measured
+        f"{strategy.name.upper()} {np.mean(strategy.num_units):g} units with "
+        f"{np.mean(strategy.num_gradients):g} gradients"
+        for strategy in measured
     )
     records = rows(measured)
     model = uls.model
@@ -114,7 +114,7 @@ def run(quick: bool) -> Result:
             *(f"{text}." for text in terms),
             f"A run has {uls.strategy.rounds} rounds.",
         ),
-        notes=[count(one) for one in measured],
+        notes=[count(strategy) for strategy in measured],
         table=Table.of(
             records,
             {
@@ -132,11 +132,12 @@ def run(quick: bool) -> Result:
     )
 
 
-def count(one: Measured) -> str:
+def count(strategy: Measured) -> str:
     """Return a strategy's ratio to training without privacy, and a round timed in one piece."""
     return (
-        f"{one.name.upper()}: a private round takes {one.parts.ratio:.2f} times the "
-        f"{one.parts.non_private:.4g} s of gradients and step; in one piece {one.mean.whole:.4g} s."
+        f"{strategy.name.upper()}: a private round takes {strategy.parts.ratio:.2f} times the "
+        f"{strategy.parts.non_private:.4g} s of gradients and step; in one piece "
+        f"{strategy.mean.whole:.4g} s."
     )
 
 
@@ -176,24 +177,24 @@ def time_rounds(config: Config, materials: Materials, quick: bool) -> Measured:
 def rows(measured: Sequence[Measured]) -> list[dict[str, object]]:
     """Return a row for each strategy and part, then its total; least and most are of a round."""
     records: list[dict[str, object]] = []
-    for one in measured:
-        split = one.parts
-        by_round = [(*each, each.total) for each in map(parts, one.stages)]
+    for strategy in measured:
+        split = strategy.parts
+        by_round = [(*each, each.total) for each in map(parts, strategy.stages)]
         columns = [*zip(*by_round, strict=True)]
         for field, seconds, of_rounds in zip(
             (*split._fields, "total"), (*split, split.total), columns, strict=True
         ):
             records.append(
                 {
-                    "strategy": one.name,
+                    "strategy": strategy.name,
                     "part": field,
                     "seconds": seconds,
                     "least": min(of_rounds),
                     "most": max(of_rounds),
                     "share": seconds / split.total,
                     "ratio_to_floor": seconds / split.forward_backward,
-                    "units": float(np.mean(one.num_units)),
-                    "gradients": float(np.mean(one.num_gradients)),
+                    "units": float(np.mean(strategy.num_units)),
+                    "gradients": float(np.mean(strategy.num_gradients)),
                 }
             )
     return records
@@ -204,15 +205,15 @@ def draw(measured: Sequence[Measured], note: str) -> Figure:
     figure = new_figure(9.0, 3.4, "Where the seconds of a private round go", note)
     axes = figure.subplots()
     clean(axes, x="seconds a round")
-    names = [one.name.upper() for one in measured]
+    names = [strategy.name.upper() for strategy in measured]
     left = np.zeros(len(measured))
     for index, (field, label) in enumerate(NAMES.items()):
-        widths = np.array([max(0.0, getattr(one.parts, field)) for one in measured])
+        widths = np.array([max(0.0, getattr(strategy.parts, field)) for strategy in measured])
         axes.barh(names, widths, left=left, height=0.6, color=colour(index), label=label)
         left += widths
-    for place, one in enumerate(measured):
+    for place, strategy in enumerate(measured):
         axes.text(
-            left[place], place, f"  {one.parts.ratio:.2f}×", va="center", fontsize=9, color=INK
+            left[place], place, f"  {strategy.parts.ratio:.2f}×", va="center", fontsize=9, color=INK
         )
     axes.margins(x=0.12)
     axes.invert_yaxis()

@@ -77,7 +77,7 @@ class Parts(NamedTuple):
 
     @property
     def non_private(self) -> float:
-        """What training without privacy in one process does: gradients and a step."""
+        """Seconds of training without privacy in one process: gradients and a step."""
         return self.forward_backward + self.server_step
 
     @property

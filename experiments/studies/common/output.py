@@ -90,7 +90,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Result:
-    """What a study computed.
+    """Results of a study.
 
     Attributes:
         settings: everything that was fixed, and what each ε is an ε of.

@@ -117,7 +117,7 @@ def cell(source: str, settings: Mapping[str, object], config: Config, quick: boo
 
 
 def _side_by_side() -> Runner:
-    """A run a core, where Ray is there; a run of these is too small to use two."""
+    """Return a runner of one run a core where Ray is installed: these runs are small."""
     if importlib.util.find_spec("ray") is None:
         return one_after_another
     return OnRay(workers=os.cpu_count())

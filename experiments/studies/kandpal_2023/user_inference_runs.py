@@ -25,7 +25,7 @@ SAMPLES = (1, 2, 4, 8)  # of a user, given to the attack
 
 @dataclass(frozen=True)
 class Row:
-    """A run that was attacked, and the held-out loss it began with."""
+    """Attack on a run, and the run's held-out loss before training."""
 
     case: Case
     report: AttackReport
@@ -93,7 +93,7 @@ CLIP = 0.4  # below nearly every gradient's norm, of an example or of a batch's 
 
 @dataclass(frozen=True)
 class Case:
-    """A run: its row's name, what kind of mitigation it is, and its config."""
+    """A run: name of its row, kind of mitigation, and config."""
 
     name: str
     kind: str

@@ -151,7 +151,7 @@ def _two_passes(network: nn.Module, tokens: torch.Tensor, clip: float, mode: str
 
 
 def _loop(network: nn.Module, tokens: torch.Tensor, clip: float) -> dict[str, torch.Tensor]:
-    """Return what every mode must give, by a backward pass a sequence."""
+    """Return the reference sum, by a backward pass a sequence."""
     parameters = dict(network.named_parameters())
     total = {name: torch.zeros_like(value) for name, value in parameters.items()}
     for row in torch.split(tokens, 1):

@@ -202,7 +202,8 @@ def new_figure(width: float, height: float, title: str, note: str) -> Figure:
     figure = Figure(figsize=(width, height), facecolor="white", layout="constrained")
     FigureCanvasAgg(figure)
     figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold", color=INK)
-    note = f"{note[0].upper()}{note[1:].removesuffix('.')}."
+    first = note[0].upper() if note[0].isascii() else note[0]  # a δ stays a δ
+    note = f"{first}{note[1:].removesuffix('.')}."
     wrapped = "\n".join(textwrap.wrap(note, int(width * 17)))
     figure.supxlabel(wrapped, x=0.01, ha="left", fontsize=7.5, color=MUTED)
     return figure

@@ -129,7 +129,7 @@ def draw(cases: Sequence[Case], grid: Grid) -> Figure:
     delta = grid.deltas[0]
     figure, panes = panels(
         (3.0 + 2.1 * len(probabilities), 1.8 + 1.5 * len(grid.rounds)),
-        "Conjecture 1 on the grid: the noise of ELS over K times that of ULS",
+        "Conjecture 1: σ_ELS over K σ_ULS",
         f"δ = {delta:g}; {TERMS}",
         [
             [f"p = {p:g}, {rounds:,} round{'s' if rounds > 1 else ''}" for p in probabilities]

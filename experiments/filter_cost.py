@@ -1,6 +1,7 @@
-"""`python -m experiments.filter_cost`: how many runs a shared budget pays for, by each rule.
+"""Number of runs that a shared budget pays for, by four rules.
 
-Prints the table of docs/accounting.md. Every run is calibrated to the same ε at the budget's δ.
+`python -m experiments.filter_cost` prints the table of docs/accounting.md. Every run is calibrated
+to the same ε at the budget's δ.
 
 - fixed in advance: the tight composition of all runs, a theorem if they were registered together.
 - filter: `accounting.privacy_filter`, at the order that the first run fixes.
@@ -35,12 +36,12 @@ _MOST = 200
 def row(
     probability: float, rounds: int, units: int, budget: float, each: float
 ) -> tuple[int, int, int, int, float]:
-    """Return whole runs that fit by the four rules, and the filter's order."""
-    law = PoissonSampling(probability)
+    """Return the number of runs that fit by each of the four rules, and the filter's order."""
+    sampler = PoissonSampling(probability)
     noise = calibrate_noise_multiplier(
-        sampling=law, rounds=rounds, epsilon=each, delta=DELTA, units_per_user=units
+        sampling=sampler, rounds=rounds, epsilon=each, delta=DELTA, units_per_user=units
     )
-    cost = RoundCost(law, noise, units)
+    cost = RoundCost(sampler, noise, units)
     order = best_order(budget, DELTA, Relation.ADD_OR_REMOVE, [(cost, rounds)])
     rule = RenyiFilter(budget, DELTA, Relation.ADD_OR_REMOVE, order)
 

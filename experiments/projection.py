@@ -1,4 +1,4 @@
-"""What a run that nobody has paid for yet would take: from measured constants, each by its name.
+"""Projected time and cost of large runs, from measured constants.
 
 `python -m experiments.projection docs/benchmarks/grids.json` prints the table of the docs page.
 """
@@ -15,7 +15,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Setting:
-    """A run to project.
+    """Size of a run.
 
     Attributes:
         parameters: of the model, all of them taking part in forward and backward.
@@ -38,7 +38,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Assumptions:
-    """What this repository has not measured.
+    """Constants that this repository has not measured.
 
     Attributes:
         peak_flops: of one GPU, per second, from its data sheet.
@@ -53,7 +53,7 @@ class Assumptions:
 
 @dataclass(frozen=True)
 class Constants:
-    """What `fedsim bench` measured.
+    """Constants that `fedsim bench` measured.
 
     Attributes:
         transfer: seconds per parameter and shard: out as float32, back as float64, on Ray.
@@ -91,7 +91,7 @@ _FLOPS_PER_PARAMETER_AND_TOKEN = 6.0  # forward 2, backward 4
 
 @dataclass(frozen=True)
 class Projection:
-    """Seconds of a round by part, and what all rounds come to."""
+    """Seconds of a round by part; hours and dollars of all rounds."""
 
     gradients: float
     transfer: float

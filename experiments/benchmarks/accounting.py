@@ -1,4 +1,4 @@
-"""Accounting: ε and calibration of example-level sampling, beside dp_accounting's own."""
+"""Accounting: ε and calibration of example-level sampling, and the same by dp_accounting."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def _rows(
 ) -> list[Row]:
     """Measure the reference `repetitions` times, ours around each; of none, ours alone.
 
-    What was computed is kept beside the times: a fast wrong number would be no feat.
+    The computed number is recorded beside the times.
     """
     results: dict[str, float] = {}
 
@@ -119,7 +119,7 @@ def _rows(
         return measured
 
     def fresh() -> float:
-        with _nothing_remembered():
+        with _empty_caches():
             return ours()
 
     tasks = {"fedsim": task("fedsim", fresh), "dp_accounting": task("dp_accounting", reference)}
@@ -141,8 +141,8 @@ def _rows(
 
 
 @contextmanager
-def _nothing_remembered() -> Iterator[None]:
-    """Forget the PLDs of this process, and look for results on an empty disk."""
+def _empty_caches() -> Iterator[None]:
+    """Clear the PLD caches of this process, and use an empty cache folder."""
     pld.composed.cache_clear()
     pld.single_round.cache_clear()
     before = os.environ.get("FEDSIM_CACHE")

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,12 @@ from fedsim.utils.files import write_atomically
 
 Answer = Mapping[str, Any]
 Result = Mapping[str, Any]
+Columns = Mapping[str, Callable[[Result], str]]
 
 _HEAD = """# Benchmarks
 
 Times are medians of repetitions taken in turns in one process; a ratio compares what ran side by
-side. This page is written by `python -m experiments.benchmarks.page`; to measure anew:
+side. This page is written by `python -m experiments.benchmarks.page`; to measure again:
 
 ```
 python -m experiments.benchmarks.peers.install
@@ -80,109 +82,91 @@ def page(answers: Sequence[Answer]) -> str:
     """Return the page's Markdown; a part without rows is left out."""
     rows: list[Result] = [row for answer in answers for row in answer["rows"]]
     engines = [row for row in rows if row["benchmark"] == "engines"]
+    peers = [row for row in rows if row["benchmark"] == "peers" and row.get("ratio") is not None]
+    others = [row for row in rows if row["benchmark"] not in ("engines", "peers")]
+    gpu = [row for row in engines if row["case"].startswith("gpu/")]
     parts = [
-        (_FLOOR, over_floor([row for row in engines if not row["case"].startswith("gpu/")])),
-        (_PEERS, beside_peers([row for row in rows if row["benchmark"] == "peers"])),
-        (_MEMORY, memory([row for row in engines if row["case"].startswith("memory/")])),
-        (_GPU, gpu([row for row in engines if row["case"].startswith("gpu/")])),
-        (_OTHERS, others([row for row in rows if row["benchmark"] not in ("engines", "peers")])),
+        (_FLOOR, over_floor([row for row in engines if row not in gpu])),
+        (_PEERS, table(peers, _PEER_COLUMNS)),
+        (_MEMORY, table([r for r in engines if r["case"].startswith("memory/")], _MEMORY_COLUMNS)),
+        (_GPU, table(gpu, _GPU_COLUMNS)),
+        (_OTHERS, table(others, _OTHER_COLUMNS)),
     ]
-    shown = [f"{text}\n{table}" for text, table in parts if table]
+    shown = [f"{text}\n{lines}" for text, lines in parts if lines]
     return "\n".join([_HEAD, *shown, _measured_on(answers)])
 
 
-def table(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """Return a Markdown table, or nothing without lines."""
-    if not lines:
+def table(rows: Sequence[Any], columns: Mapping[str, Callable[[Any], str]]) -> str:
+    """Return a Markdown table with a column for each head, or nothing without rows."""
+    if not rows:
         return ""
     rule = ["---", *["---:"] * (len(columns) - 1)]
-    return "".join(f"| {' | '.join(line)} |\n" for line in (columns, rule, *lines))
+    lines = [[cell(row) for cell in columns.values()] for row in rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in ([*columns], rule, *lines))
 
 
 def over_floor(rows: Sequence[Result]) -> str:
     """Return a line a case: ratios to the floor by engine, the floor's seconds, auto's tokens."""
-    ratios = {
-        (row["case"], row["engine"]): row["ratio_to_floor"]
-        for row in rows
-        if "ratio_to_floor" in row
-    }
-    seconds = {row["case"]: row["seconds"] for row in rows if row["engine"] == "floor"}
-    tokens = {
-        row["case"]: row["details"]["tokens_per_second"]
-        for row in rows
-        if row["engine"] == "auto" and (row["case"], "auto") in ratios
-    }
-    engines = [name for name in dict.fromkeys(name for _, name in ratios) if name != "floor"]
-    lines = [
-        [
-            case,
-            f"{floor:.3g}",
-            *(_number(ratios.get((case, engine)), ".2f") for engine in engines),
-            _number(tokens.get(case), ",.0f"),
-        ]
-        for case, floor in seconds.items()
-    ]
-    return table(["case", "floor, s", *engines, "tokens/s, auto"], lines)
-
-
-def beside_peers(rows: Sequence[Result]) -> str:
-    """Return a line for each peer's row."""
-    lines = [
-        [row["case"], row["engine"], f"{row['seconds']:.3g}", f"{row['ratio']:.2f}"]
-        for row in rows
-        if row.get("ratio") is not None
-    ]
-    return table(["case", "peer", "seconds", "× fedsim auto"], lines)
-
-
-def memory(rows: Sequence[Result]) -> str:
-    """Return a line for each way to take a step."""
-    lines = [
-        [
-            row["case"],
-            row["engine"],
-            f"{row['details']['peak_bytes'] / 2**30:.2f}",
-            f"{row['ratio']:.2f}",
-        ]
-        for row in rows
-    ]
-    return table(["case", "step", "GiB", "ratio"], lines)
-
-
-def gpu(rows: Sequence[Result]) -> str:
-    """Return a line for each row; "not measured" where there was no GPU."""
-    lines = []
+    by_case: dict[str, dict[str, Result]] = {}
     for row in rows:
-        details = row["details"]
-        if "not_measured" in details:
-            said = f"not measured: {details['not_measured']}"
-            lines.append([row["case"], row["engine"], said, "–", "–", "–"])
-            continue
-        lines.append(
-            [
-                row["case"],
-                row["engine"],
-                f"{row['ratio_to_floor']:.3f}",
-                f"{details['users_per_second']:.1f}",
-                f"{details['tokens_per_second']:,.0f}",
-                f"{details['teraflops_per_second']:.1f}",
-            ]
-        )
-    return table(["case", "engine", "over the floor", "users/s", "tokens/s", "TFLOP/s"], lines)
+        if "ratio_to_floor" in row:
+            by_case.setdefault(row["case"], {})[row["engine"]] = row
+    engines = dict.fromkeys(engine for case in by_case.values() for engine in case)
+    columns: dict[str, Callable[[str], str]] = {
+        "case": str,
+        "floor, s": lambda case: f"{by_case[case]['floor']['seconds']:.3g}",
+    }
+    for engine in engines:
+        if engine != "floor":
+            columns[engine] = lambda case, engine=engine: _number(  # type: ignore[misc]
+                by_case[case].get(engine, {}).get("ratio_to_floor"), ".2f"
+            )
+    columns["tokens/s, auto"] = lambda case: _number(
+        by_case[case].get("auto", {"details": {}})["details"].get("tokens_per_second"), ",.0f"
+    )
+    return table([*by_case], columns)
 
 
-def others(rows: Sequence[Result]) -> str:
-    """Return a line for each row of any other benchmark."""
-    lines = [
-        [
-            f"{row['benchmark']}: {row['case']}",
-            row.get("engine", "–"),
-            _number(row["seconds"], ".3g"),
-            _number(row.get("ratio"), ".3g"),
-        ]
-        for row in rows
-    ]
-    return table(["case", "by", "seconds", "ratio"], lines)
+def _detail(key: str, form: str) -> Callable[[Result], str]:
+    """Return a column of a detail of rows, "–" where there is none."""
+    return lambda row: _number(row["details"].get(key), form)
+
+
+def _of_gpu(row: Result) -> str:
+    """Return a GPU's ratio to the floor, or why there is none."""
+    if "not_measured" in row["details"]:
+        return f"not measured: {row['details']['not_measured']}"
+    return f"{row['ratio_to_floor']:.3f}"
+
+
+_CASE = itemgetter("case")
+_ENGINE = itemgetter("engine")
+_PEER_COLUMNS: Columns = {
+    "case": _CASE,
+    "peer": _ENGINE,
+    "seconds": lambda row: f"{row['seconds']:.3g}",
+    "× fedsim auto": lambda row: f"{row['ratio']:.2f}",
+}
+_MEMORY_COLUMNS: Columns = {
+    "case": _CASE,
+    "step": _ENGINE,
+    "GiB": lambda row: f"{row['details']['peak_bytes'] / 2**30:.2f}",
+    "ratio": lambda row: f"{row['ratio']:.2f}",
+}
+_GPU_COLUMNS: Columns = {
+    "case": _CASE,
+    "engine": _ENGINE,
+    "over the floor": _of_gpu,
+    "users/s": _detail("users_per_second", ".1f"),
+    "tokens/s": _detail("tokens_per_second", ",.0f"),
+    "TFLOP/s": _detail("teraflops_per_second", ".1f"),
+}
+_OTHER_COLUMNS: Columns = {
+    "case": lambda row: f"{row['benchmark']}: {row['case']}",
+    "by": lambda row: row.get("engine", "–"),
+    "seconds": lambda row: _number(row["seconds"], ".3g"),
+    "ratio": lambda row: _number(row.get("ratio"), ".3g"),
+}
 
 
 def _number(value: float | None, form: str) -> str:
@@ -190,7 +174,7 @@ def _number(value: float | None, form: str) -> str:
 
 
 def _measured_on(answers: Sequence[Answer]) -> str:
-    """Return what was measured when, where and with which versions."""
+    """Return date, machine and versions of every measurement."""
     lines = []
     for answer in answers:
         names = ", ".join(dict.fromkeys(row["benchmark"] for row in answer["rows"]))

@@ -1,4 +1,4 @@
-"""The picture of the benchmarks: bars over the floor, and bars of peers over fedsim."""
+"""Figure of the benchmarks: engines over the floor, and peers over fedsim."""
 
 from __future__ import annotations
 

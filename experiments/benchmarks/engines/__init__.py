@@ -1,1 +1,1 @@
-"""Gradient engines beside the non-private floor. Start at `benchmark.py`."""
+"""Times of gradient engines, over training without privacy. Start at `benchmark.py`."""

@@ -1,4 +1,4 @@
-"""Gradient engines beside the floor: what clipping by user, by example and after training costs."""
+"""Times of gradient engines over the floor: by user, by example, after local training."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def run() -> list[Row]:
     for case in CASES:
         of_case = measured(case)
         rows += of_case
-        # All cases take minutes: who waits sees what is there already, who gives up keeps it.
-        said = ", ".join(f"{row['engine']} {row['ratio_to_floor']:.2f}" for row in of_case)
-        log.info("%s, times the floor: %s", case.name, said)
+        # All cases take minutes: show each as it is finished.
+        ratios = ", ".join(f"{row['engine']} {row['ratio_to_floor']:.2f}" for row in of_case)
+        log.info("%s, times the floor: %s", case.name, ratios)
     return [*rows, *memory_rows(), *gpu_rows()]

@@ -1,4 +1,4 @@
-"""What gradient engines are measured on: cohorts in memory, so that reading data is not timed."""
+"""Cases for the gradient engines: cohorts in memory, so that reading data is not timed."""
 
 from __future__ import annotations
 
@@ -59,30 +59,36 @@ class Case:
         return "/".join([*parts, str(self.group_size)] if self.kind == "uls" else parts)
 
 
-class InMemoryGradients:
-    """The task of mean gradients over units that are already there."""
+class _InMemory:
+    """Units of a task that are in memory, the same in each round."""
+
+    _in_memory: Sequence[Unit]
+
+    def unit(self, key: int, round: int) -> Unit:
+        """Return the unit of a key."""
+        return self._in_memory[key]
+
+    def units(self, keys: Keys, round: int) -> list[Unit]:
+        """Return the units of these keys."""
+        return [self._in_memory[key] for key in keys.tolist()]
+
+
+class InMemoryGradients(_InMemory):
+    """The task of mean gradients over units in memory."""
 
     averages_gradients: ClassVar[bool] = True
 
     def __init__(self, model: LanguageModel, units: Sequence[Unit]) -> None:
         self._model = model
-        self._units = units
-
-    def unit(self, key: int, round: int) -> Unit:
-        """Return the unit, the same in each round."""
-        return self._units[key]
-
-    def units(self, keys: Keys, round: int) -> list[Unit]:
-        """Return each of these units."""
-        return [self._units[key] for key in keys.tolist()]
+        self._in_memory = units
 
     def update(self, parameters: Tensors, unit: Unit, round: int) -> Update:
         """Return the mean gradient."""
         return mean_gradient(self._model, parameters, unit)
 
 
-class InMemoryLocalSGD(LocalSGD):
-    """Local training, a step for each example, over units that are already there."""
+class InMemoryLocalSGD(_InMemory, LocalSGD):
+    """Local training, a step for each example, over units in memory."""
 
     def __init__(self, model: LanguageModel, units: Sequence[Unit]) -> None:
         # The texts are never read: the units come from here.
@@ -98,18 +104,10 @@ class InMemoryLocalSGD(LocalSGD):
             for unit in units
         ]
 
-    def unit(self, key: int, round: int) -> Unit:
-        """Return the unit, the same in each round."""
-        return self._in_memory[key]
-
-    def units(self, keys: Keys, round: int) -> list[Unit]:
-        """Return each of these units."""
-        return [self._in_memory[key] for key in keys.tolist()]
-
 
 @dataclass(frozen=True, eq=False)
 class Workload:
-    """One round's work.
+    """Work of one round.
 
     Attributes:
         model: the network.

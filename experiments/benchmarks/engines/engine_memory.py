@@ -1,4 +1,4 @@
-"""Peak memory of private gradients beside a non-private step, each in a process of its own.
+"""Peak memory of private gradients and of a non-private step, each in its own process.
 
 `python -m experiments.benchmarks.engines.engine_memory ghost gpt2-small 32` computes once and
 prints the seconds and the process's peak resident bytes, which never go down again.
@@ -7,7 +7,6 @@ prints the seconds and the process's peak resident bytes, which never go down ag
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import time
 from typing import Any, cast
@@ -19,6 +18,7 @@ from clients.engines.per_example.capture import OpenModel
 from clients.engines.per_example.chunks import keep_large_blocks
 from experiments.benchmarks.engines.cases import Case, Workload, workload
 from experiments.benchmarks.engines.floor import summed_loss
+from experiments.benchmarks.timing import in_own_process
 from fedsim.clipping import FlatClip
 from fedsim.utils.machine import Row, peak_memory_bytes
 
@@ -31,29 +31,22 @@ def memory_rows(model: str = _MODEL, units: int = _UNITS) -> list[Row]:
 
     `ratio` is of peaks here: of the row's to the non-private step's.
     """
-    measured = {engine: _alone(engine, model, units) for engine in (_PLAIN, _GHOST)}
+    measured = {
+        engine: in_own_process(__name__, engine, model, units) for engine in (_PLAIN, _GHOST)
+    }
     reference = measured[_PLAIN]["peak_bytes"]
     return [
         Row(
             benchmark="engines",
             case=f"memory/{model}",
             engine=engine,
-            seconds=found["seconds"],
+            seconds=peak["seconds"],
             repetitions=1,
-            ratio=found["peak_bytes"] / reference,
-            details={"units": units, "peak_bytes": found["peak_bytes"]},
+            ratio=peak["peak_bytes"] / reference,
+            details={"units": units, "peak_bytes": peak["peak_bytes"]},
         )
-        for engine, found in measured.items()
+        for engine, peak in measured.items()
     ]
-
-
-def _alone(engine: str, model: str, units: int) -> dict[str, Any]:
-    command = [sys.executable, "-m", __name__, engine, model, str(units)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
-    if done.returncode:
-        raise RuntimeError(f"{engine} on {model}: {done.stderr[-2000:]}")
-    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return found
 
 
 def step(engine: str, model: str, units: int) -> dict[str, Any]:
@@ -66,11 +59,7 @@ def step(engine: str, model: str, units: int) -> dict[str, Any]:
     else:
         chosen = choose_engine(engine, work.task, work.model)
         chosen(work.task, work.parameters, work.keys, FlatClip(l2_clip_norm=0.1), 0)
-    seconds = time.perf_counter() - started
-    return {
-        "seconds": seconds,
-        "peak_bytes": peak_memory_bytes(),
-    }
+    return {"seconds": time.perf_counter() - started, "peak_bytes": peak_memory_bytes()}
 
 
 def _train(work: Workload) -> None:

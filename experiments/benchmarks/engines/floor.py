@@ -1,4 +1,4 @@
-"""The floor: forward and backward over the same sequences in large batches, and a plain sum."""
+"""Training without privacy: forward and backward in large batches, and a plain sum."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NOT_PREDICTED = -100
 
 
 def floor(work: Workload, batch_size: int) -> list[torch.Tensor]:
-    """Return the sum of all examples' gradients: what training without privacy computes.
+    """Return the sum of all examples' gradients: the computation of training without privacy.
 
     The loss is as cheap as it can be: the logits are not copied, and what is not predicted is
     left out by its label.

@@ -24,44 +24,31 @@ _MODELS = {
     "gpu/350m-full": "gpt2-medium",
 }
 _PRECISIONS: dict[str, Precision] = {"": "float32", "/bfloat16": "bfloat16"}
-_CASES = {
-    name + suffix: (model, precision)
-    for name, model in _MODELS.items()
-    for suffix, precision in _PRECISIONS.items()
-}
-
-
-def gpu_rows() -> list[Row]:
-    """Return each case's rows, in float32 and in bfloat16, or one that says why there is none."""
-    if not torch.cuda.is_available():
-        return [
-            Row(
-                benchmark="engines",
-                case=name,
-                engine="auto",
-                seconds=None,
-                details={"not_measured": "no CUDA device"},
-            )
-            for name in _CASES
-        ]
-    return [
-        row
-        for name, (model, precision) in _CASES.items()
-        for row in case_rows(_case(name, model, precision), _BATCH_SIZES, _REPETITIONS)
-    ]
-
-
-def _case(name: str, model: str, precision: Precision) -> Case:
-    return Case(
+_CASES = [
+    Case(
         "uls",
         model,
         _USERS,
         _GROUP_SIZE,
         _LENGTH,
         device="cuda",
-        shown=name,
+        shown=name + suffix,
         precision=precision,
     )
+    for name, model in _MODELS.items()
+    for suffix, precision in _PRECISIONS.items()
+]
+
+
+def gpu_rows() -> list[Row]:
+    """Return each case's rows, in float32 and in bfloat16, or one that says why there is none."""
+    if torch.cuda.is_available():
+        return [row for case in _CASES for row in case_rows(case, _BATCH_SIZES, _REPETITIONS)]
+    absent = {"not_measured": "no CUDA device"}
+    return [
+        Row(benchmark="engines", case=case.name, engine="auto", seconds=None, details=absent)
+        for case in _CASES
+    ]
 
 
 def case_rows(case: Case, batch_sizes: tuple[int, ...], repetitions: tuple[int, int]) -> list[Row]:

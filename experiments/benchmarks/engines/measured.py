@@ -1,4 +1,4 @@
-"""One case, all engines and the floor: the same process, threads and memory settings, in turns."""
+"""Times of one case by all engines and the floor, in turns in one process."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _OFTEN = (FLOOR, AUTO, RECTANGULAR)  # the others are shown for orientation
 _BATCHED = ("materialised", "ghost", "vmap")
 # Relative. Engines promise 1e-5 of an update, which a sum may double; `ghost` scales an update down
 # by as much as its bound on a norm is above the norm, see `clients.engines.per_example.ghost`.
-_MOST_APART, _MOST_APART_GHOST = 1e-4, 3e-3
+_TOLERANCE, _TOLERANCE_GHOST = 1e-4, 3e-3
 
 # A floor of fewer seconds is repeated more often: of 5 to 7 repetitions, two engines that are the
-# same by another name came out 1 to 6 % apart.
+# same by another name differed by 1 to 6 %.
 _LONG, _VERY_LONG = 0.6, 2.0
 # How often each of the floor's batch sizes is tried: after one try each, the slower was taken in
 # half of the runs, by 3 to 5 %.
@@ -143,20 +143,20 @@ def _fastest_batch(work: Workload, sizes: Sequence[int]) -> tuple[int, float]:
 
 def _differences(contestants: Mapping[str, Contestant]) -> dict[str, dict[str, float]]:
     """Return the relative L2 distance of each engine's sum from the loop's, where that ran."""
-    found: dict[str, dict[str, float]] = {name: {} for name in contestants}
+    differences: dict[str, dict[str, float]] = {name: {} for name in contestants}
     if LOOP not in contestants:
-        return found
+        return differences
     reference = contestants[LOOP]
     size = l2_norm(reference.total)
     for name, contestant in contestants.items():
         if contestant.work is not reference.work:
             continue
-        apart = {key: value - reference.total[key] for key, value in contestant.total.items()}
-        relative = l2_norm(apart) / size
-        if not relative <= (_MOST_APART_GHOST if name == "ghost" else _MOST_APART):
+        difference = {key: value - reference.total[key] for key, value in contestant.total.items()}
+        relative = l2_norm(difference) / size
+        if not relative <= (_TOLERANCE_GHOST if name == "ghost" else _TOLERANCE):
             raise RuntimeError(f"engine {name!r}: its sum is {relative:.1e} away from the loop's")
-        found[name] = {"relative_difference": relative}
-    return found
+        differences[name] = {"relative_difference": relative}
+    return differences
 
 
 def _repetitions(floor_seconds: float) -> tuple[int, int]:

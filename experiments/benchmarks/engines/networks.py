@@ -1,4 +1,4 @@
-"""The networks that engines are measured on: the built-in ones, and GPT-2 with random weights."""
+"""Networks for the benchmarks: the built-in ones, and GPT-2 with random weights."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _GPT2 = {"gpt2-small": (768, 12, 12), "gpt2-medium": (1024, 24, 16)}
 
 @lru_cache(maxsize=1)
 def network(name: str, sequence_length: int, device: str) -> LanguageModel:
-    """Return a model that has learnt nothing; times do not depend on what weights are.
+    """Return an untrained model; times do not depend on what weights are.
 
     Args:
         name: a built-in model, or one of `gpt2-small`, `gpt2-medium`, with `-lora` for rank 32 on

@@ -1,1 +1,1 @@
-"""What a round costs besides its gradients. Start at `benchmark.py`."""
+"""Times of a round besides its gradients. Start at `benchmark.py`."""

@@ -1,4 +1,4 @@
-"""Grids: what a round costs besides its gradients, beside Flower's own simulation engine.
+"""Times of a round besides its gradients, on fedsim's grids and Flower's simulation engine.
 
 Rounds without computation show the framework: parameters go out, a sum as large comes back.
 Flower's FedAvg with a client a message is what its users run; its engine under fedsim's shards
@@ -8,8 +8,6 @@ and fedsim's grids under one-user shards show how much of the difference is whos
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from statistics import median
 
 import numpy as np
@@ -18,7 +16,7 @@ from flwr.serverapp import Grid
 from experiments.benchmarks.grids.compute_bound import throughput
 from experiments.benchmarks.grids.null_client import CLIP, NAME, app, null_spec, parameters_of
 from experiments.benchmarks.grids.population import population_round
-from experiments.benchmarks.timing import repeated
+from experiments.benchmarks.timing import in_own_process, repeated, row_of
 from fedsim.grids.executor import GridExecutor
 from fedsim.grids.in_process import InProcessGrid
 from fedsim.grids.ray_cluster import Share
@@ -44,16 +42,8 @@ def _case(name: str, parameters: int) -> list[Row]:
     rows = []
 
     def measured(engine: str, users: int, seconds: list[float]) -> None:
-        rows.append(
-            Row(
-                benchmark="grids",
-                case=f"round/{name}",
-                engine=engine,
-                seconds=median(seconds),
-                repetitions=len(seconds),
-                details={"users": users, "milliseconds_per_user": 1e3 * median(seconds) / users},
-            )
-        )
+        details = {"users": users, "milliseconds_per_user": 1e3 * median(seconds) / users}
+        rows.append(row_of("grids", f"round/{name}", engine, seconds, details=details))
 
     measured("in-process", _COHORT, _rounds(InProcessGrid(app), parameters, _COHORT, 0))
     measured(
@@ -84,13 +74,6 @@ def _rounds(grid: Grid, parameters: int, users: int, shard_size: int) -> list[fl
 def _flower(parameters: int, nodes: int, stock: bool) -> list[float]:
     """Return the seconds of Flower's rounds but the first, in a process without our Ray."""
     settings = {"parameters": parameters, "nodes": nodes, "rounds": 4, "stock": stock}
-    done = subprocess.run(  # noqa: S603  (this Python, this package)
-        [sys.executable, "-m", "experiments.benchmarks.grids.flower_engine", json.dumps(settings)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        raise RuntimeError(f"Flower's engine with {settings}: {done.stderr[-2000:]}")
-    seconds: list[float] = json.loads(done.stdout.strip().splitlines()[-1])
+    module = "experiments.benchmarks.grids.flower_engine"
+    seconds: list[float] = in_own_process(module, json.dumps(settings))
     return seconds[1:]

@@ -1,4 +1,4 @@
-"""Rounds of real gradients on one worker and on two: what a second worker is worth."""
+"""Times of rounds with real gradients on one worker and on two."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from statistics import median
 
 import numpy as np
 
-from experiments.benchmarks.timing import repeated
+from experiments.benchmarks.timing import repeated, row_of
 from fedsim.clipping import FlatClip
 from fedsim.config import ModelConfig
 from fedsim.data.config import DataConfig
@@ -43,12 +43,11 @@ def throughput() -> list[Row]:
             executor = GridExecutor(grid, _SPEC, tokens=tokens)
             seconds[workers] = repeated(lambda: executor.clipped_sum(parameters, cohort, _CLIP, 0))  # noqa: B023
     return [
-        Row(
-            benchmark="grids",
-            case="gradients/64x16",
-            engine=f"ray, {workers} worker{'s' * (workers > 1)}",
-            seconds=median(taken),
-            repetitions=len(taken),
+        row_of(
+            "grids",
+            "gradients/64x16",
+            f"ray, {workers} worker{'s' * (workers > 1)}",
+            taken,
             ratio=median(seconds[1]) / median(taken),
             details={"users_per_second": _COHORT / median(taken)},
         )

@@ -1,4 +1,4 @@
-"""Flower's own simulation engine on rounds without computation, in a process of its own.
+"""Times of Flower's simulation engine on rounds without gradients, in its own process.
 
 `python -m experiments.benchmarks.grids.flower_engine '{"parameters": 1000000, "nodes": 200,
 "rounds": 4, "stock": true}'` prints the seconds of each round as a JSON list on the last line.

@@ -1,4 +1,4 @@
-"""A ClientApp that answers a shard without computing: what is left of a round is the framework."""
+"""ClientApp that answers a shard without computing gradients."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAME = "benchmark-null"
 _TENSORS = 50  # about as many as a small GPT has
 
 CLIP = FlatClip(l2_clip_norm=1.0)
-"""What the messages carry."""
+"""The clip of every message."""
 
 app = ClientApp()
 _on_device = ParametersOnDevice()
@@ -32,7 +32,7 @@ def parameters_of(count: int) -> dict[str, torch.Tensor]:
 
 
 def null_spec() -> ClientSpec:
-    """Return what a real client would be told; this one does not read it."""
+    """Return the specification for a client; this client does not read it."""
     return ClientSpec(
         seed=0,
         data=DataConfig(),

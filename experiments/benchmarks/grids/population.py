@@ -1,13 +1,11 @@
-"""A round over a population as large as a real one, without computation: all of it is framework."""
+"""Time of a round over a population of real size, without gradients."""
 
 from __future__ import annotations
-
-from statistics import median
 
 import numpy as np
 
 from experiments.benchmarks.grids.null_client import NAME, null_spec, parameters_of
-from experiments.benchmarks.timing import repeated
+from experiments.benchmarks.timing import repeated, row_of
 from fedsim.clipping import FlatClip
 from fedsim.estimators import FixedDenominator
 from fedsim.grids.executor import GridExecutor
@@ -40,14 +38,8 @@ def population_round(share: Share) -> Row:
             drawn.append(record.num_units)
 
         seconds = repeated(one_round)
-    return Row(
-        benchmark="grids",
-        case="population/342477",
-        engine="ray",
-        seconds=median(seconds),
-        repetitions=len(seconds),
-        details={"parameters": _PARAMETERS, "workers": share.workers, "users_drawn": drawn[1:]},
-    )
+    details = {"parameters": _PARAMETERS, "workers": share.workers, "users_drawn": drawn[1:]}
+    return row_of("grids", f"population/{_USERS}", "ray", seconds, details=details)
 
 
 def plan_of(num_users: int, cohort_size: int) -> RoundPlan:

@@ -1,1 +1,1 @@
-"""Other people's packages on the same work, in a Python environment of their own."""
+"""Other packages on the same work, in their own Python environment."""

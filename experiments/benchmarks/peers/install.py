@@ -1,4 +1,4 @@
-"""Builds the peers' environment: `python -m experiments.benchmarks.peers.install`.
+"""Builder of the peers' environment: `python -m experiments.benchmarks.peers.install`.
 
 pfl and Opacus live in an environment of their own: their pins and Flower's cannot be met together.
 """
@@ -38,7 +38,7 @@ def python() -> Path:
     if json.loads(done.read_text(encoding="utf-8")) != list(PACKAGES):
         raise ConfigError(
             f"bench = 'peers': the environment in {folder} has other versions; "
-            f"build it anew with `{COMMAND}`"
+            f"build it again with `{COMMAND}`"
         )
     return folder / "bin" / "python"
 

@@ -1,4 +1,4 @@
-"""A process in the peers' environment that is asked, one request after another."""
+"""Client of a process in the peers' environment."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 from fedsim.tensors import Tensors, l2_norm
 
-MOST_APART = 1e-4
+TOLERANCE = 1e-4
 """Relative L2 distance from which two sums are not of the same work."""
 
 
@@ -21,7 +21,7 @@ class Partner:
     """A running peer; leaving the `with` block ends it."""
 
     def __init__(self, python: Path) -> None:
-        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (a pipe that nobody reads fills up)
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (an unread pipe fills up)
         self._process = subprocess.Popen(  # noqa: S603 (the interpreter that `install` made)
             [str(python), "-m", "theirs"],
             cwd=Path(__file__).parent,
@@ -73,20 +73,20 @@ class Partner:
         return total
 
 
-def distance(found: Tensors, reference: Tensors) -> float:
+def distance(total: Tensors, reference: Tensors) -> float:
     """Return the relative L2 distance of a peer's sum from ours.
 
     Raises:
-        RuntimeError: other names, other shapes, or more than `MOST_APART` away: it did other
+        RuntimeError: other names, other shapes, or more than `TOLERANCE` away: it did other
             work, and its time says nothing.
     """
-    shapes = {name: value.shape for name, value in found.items()}
+    shapes = {name: value.shape for name, value in total.items()}
     expected = {name: value.shape for name, value in reference.items()}
     if shapes != expected:
         wrong = sorted(set(shapes.items()) ^ set(expected.items()))
         raise RuntimeError(f"the peer's sum has other tensors than ours: {wrong}")
-    apart = {name: found[name].double() - value.double() for name, value in reference.items()}
-    relative = l2_norm(apart) / l2_norm({k: value.double() for k, value in reference.items()})
-    if not relative <= MOST_APART:  # NaN is far away too
+    difference = {name: total[name].double() - value.double() for name, value in reference.items()}
+    relative = l2_norm(difference) / l2_norm({k: value.double() for k, value in reference.items()})
+    if not relative <= TOLERANCE:  # NaN is far away too
         raise RuntimeError(f"the peer's sum is {relative:.1e} away from ours, relative")
     return relative

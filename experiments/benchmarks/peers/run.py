@@ -1,4 +1,4 @@
-"""fedsim beside pfl and Opacus on the same work, repetitions in turns on the same threads.
+"""Times of fedsim, pfl and Opacus on the same work, in turns on the same threads.
 
 pfl clips and sums the same updates, and its sum is compared with ours before a time counts. What
 Opacus cannot express is rewritten for it (see `theirs.with_opacus`), and its sum compared with a
@@ -23,7 +23,8 @@ from clients.engines.per_example.chunks import keep_large_blocks
 from experiments.benchmarks.engines.cases import LOCAL_LEARNING_RATE, Case, Workload, workload
 from experiments.benchmarks.engines.measured import CLIP
 from experiments.benchmarks.peers.install import python
-from experiments.benchmarks.peers.partner import MOST_APART, Partner, distance
+from experiments.benchmarks.peers.partner import TOLERANCE, Partner, distance
+from experiments.benchmarks.timing import row_of
 from fedsim.seeding import stream
 from fedsim.tensors import Tensors
 from fedsim.utils.machine import Row
@@ -78,14 +79,23 @@ def measured(
         total, first = ours(), float(partner.ask(do="run")["seconds"])
         if name == PFL:
             notes["relative_difference"] = distance(partner.sum(folder / "sum.pt"), total)
-        elif not notes["relative_difference"] <= MOST_APART:
+        elif not notes["relative_difference"] <= TOLERANCE:
             raise RuntimeError(f"{name} is {notes['relative_difference']:.1e} from its own loop")
         seconds = _in_turns(ours, partner, repetitions or (_MANY if first < 2.0 else _FEWER))
         faster = median(seconds[1]) / median(seconds[0])
-        details = {"units": len(work.units), "tokens": work.num_tokens, "versions": versions}
+        details = {
+            "units": len(work.units),
+            "tokens": work.num_tokens,
+            "versions": versions,
+            "threads": torch.get_num_threads(),
+        }
+        sides = (
+            (OURS, seconds[0], None, {**details, "beside": name}),
+            (name, seconds[1], faster, {**details, **notes}),
+        )
         rows += [
-            _row(case, OURS, seconds[0], None, {**details, "beside": name}),
-            _row(case, name, seconds[1], faster, {**details, **notes}),
+            row_of("peers", case.name, engine, taken, ratio=ratio, details=more)
+            for engine, taken, ratio, more in sides
         ]
     return rows
 
@@ -111,20 +121,6 @@ def _in_turns(ours: _Ours, partner: Partner, repetitions: int) -> tuple[list[flo
         mine.append(time.perf_counter() - started)
         theirs.append(float(partner.ask(do="run")["seconds"]))
     return mine, theirs
-
-
-def _row(
-    case: Case, engine: str, seconds: list[float], ratio: float | None, details: dict[str, Any]
-) -> Row:
-    return Row(
-        benchmark="peers",
-        case=case.name,
-        engine=engine,
-        seconds=median(seconds),
-        repetitions=len(seconds),
-        ratio=ratio,
-        details={**details, "threads": torch.get_num_threads()},
-    )
 
 
 def _request(case: Case, work: Workload, folder: Path) -> dict[str, Any]:
@@ -153,5 +149,5 @@ def _in_order(case: Case, key: int, tokens: torch.Tensor) -> np.ndarray[Any, Any
 
 
 def _plain(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the sizes and switches of a config."""
+    """Return the numbers and texts of a config."""
     return {key: value for key, value in config.items() if isinstance(value, int | float | str)}

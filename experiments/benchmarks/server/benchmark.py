@@ -1,4 +1,4 @@
-"""The server's own work in a round, per parameter: fold a sum, estimate, draw noise, step."""
+"""Times of the server's work in a round: fold a sum, estimate, step, draw noise."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedsim.noise import add_gaussian_
 from fedsim.seeding import secret_stream, stream
 from fedsim.server_optimizer import ServerOptimizer
 from fedsim.tensors import zeros_like
-from fedsim.utils.machine import Row
+from fedsim.utils.machine import Row, interleaved
 
 _TURNS = 7
 
@@ -34,34 +34,28 @@ def run(parameters: int = 10_000_000) -> list[Row]:
         "estimate": lambda: estimator(total),
         "adam": lambda: optimizer.step(values, sums, moments),
     }
-    rows = [_row(name, repeated(task), parameters) for name, task in tasks.items()]
-    seeded, secure = _in_turn(
-        lambda: add_gaussian_(noised, 1.0, stream(0, "noise", 0)),
-        lambda: add_gaussian_(noised, 1.0, secret_stream()),
-    )
-    ratio = median(seeded) / median(secure)
-    return [
-        *rows,
-        _row("noise, seeded", seeded, parameters, 1.0),
-        _row("noise, secure", secure, parameters, ratio),
+    rows = [_row(name, median(repeated(task, _TURNS)), parameters) for name, task in tasks.items()]
+    sources: dict[str, Callable[[], Any]] = {
+        "noise, seeded": lambda: add_gaussian_(noised, 1.0, stream(0, "noise", 0)),
+        "noise, secure": lambda: add_gaussian_(noised, 1.0, secret_stream()),
+    }
+    interleaved(sources, [*sources])  # not counted
+    noise = interleaved(sources, [*sources] * _TURNS)
+    slowest = noise["noise, seeded"]
+    return rows + [
+        _row(name, seconds, parameters, slowest / seconds) for name, seconds in noise.items()
     ]
 
 
-def _in_turn(*tasks: Callable[[], Any]) -> list[list[float]]:
-    """Return the seconds of each task, a repetition of one after a repetition of the other."""
-    turns = [[repeated(task, 1)[0] for task in tasks] for _ in range(_TURNS)]
-    return [list(seconds) for seconds in zip(*turns, strict=True)]
-
-
-def _row(name: str, seconds: list[float], parameters: int, ratio: float | None = None) -> Row:
+def _row(name: str, seconds: float, parameters: int, ratio: float | None = None) -> Row:
     return Row(
         benchmark="server",
         case=name,
-        seconds=median(seconds),
+        seconds=seconds,
         ratio=ratio,
-        repetitions=len(seconds),
+        repetitions=_TURNS,
         details={
             "parameters": parameters,
-            "nanoseconds_per_parameter": 1e9 * median(seconds) / parameters,
+            "nanoseconds_per_parameter": 1e9 * seconds / parameters,
         },
     )

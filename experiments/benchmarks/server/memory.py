@@ -1,4 +1,4 @@
-"""The server's memory: the same peak whatever the cohort, as replies are folded while they come.
+"""Peak memory of the server, by cohort size: replies are folded as they arrive.
 
 `python -m experiments.benchmarks.server.memory 5000` runs one case, in a process of its own because
 a peak never goes down again, and prints the bytes.
@@ -7,7 +7,6 @@ a peak never goes down again, and prints the bytes.
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import tempfile
 import time
@@ -16,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from experiments.benchmarks.grids.population import plan_of
+from experiments.benchmarks.timing import in_own_process
 from fedsim.config import ModelConfig
 from fedsim.data.config import DataConfig
 from fedsim.grids.executor import GridExecutor
@@ -41,7 +41,7 @@ def run() -> list[Row]:
         source = _texts(Path(folder) / "texts.jsonl")
         for cohort in _COHORTS:
             started = time.perf_counter()
-            peak = _alone(source, cohort)
+            peak = in_own_process(__name__, source, cohort)
             first = rows[0]["details"]["peak_bytes"] if rows else peak
             rows.append(
                 Row(
@@ -65,14 +65,6 @@ def _texts(path: Path) -> Path:
     )
     path.write_text("\n".join(lines), encoding="utf-8")
     return path
-
-
-def _alone(source: Path, cohort_size: int) -> int:
-    command = [sys.executable, "-m", __name__, str(source), str(cohort_size)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
-    if done.returncode:
-        raise RuntimeError(f"cohort of {cohort_size}: {done.stderr[-2000:]}")
-    return int(done.stdout.split()[-1])
 
 
 def peak_of(source: str, cohort_size: int) -> int:

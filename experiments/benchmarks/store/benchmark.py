@@ -1,4 +1,4 @@
-"""The token store at full size: building, opening, and drawing a cohort, beside `datasets`.
+"""Times of a full-size token store: building, opening, and cohorts, also by `datasets`.
 
 The store is made up (`store_sample`): 342,477 users and 20.5 million examples with a long tail,
 built by the real builder from (user, text) records whose `encode` costs nothing. A cohort is what
@@ -9,9 +9,6 @@ same tokens in the same order, and need not pad them.
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from functools import partial
@@ -24,6 +21,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import torch
 
 from experiments.benchmarks.store import sample
+from experiments.benchmarks.timing import in_own_process, row_of
 from fedsim.data.selection import CohortBlock, cohort_block, select
 from fedsim.data.split import split_store
 from fedsim.data.store import Indices, TokenStore
@@ -38,6 +36,7 @@ _REPETITIONS = 18
 _IN_A_ROW = 3
 _ROWS_AT_ONCE = 1_000  # of a record batch, as `datasets` writes them
 _OPENINGS = 5
+_STEPS = "experiments.benchmarks.store.steps"
 
 
 def run(users: int = sample.USERS, examples: int = sample.EXAMPLES) -> list[Row]:
@@ -45,31 +44,21 @@ def run(users: int = sample.USERS, examples: int = sample.EXAMPLES) -> list[Row]
     paths.cache_dir().mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=paths.cache_dir(), prefix="bench-store-") as name:
         folder = Path(name)
-        built = _alone("build", folder, users, examples)
-        opened = [_alone("open", folder, users, examples) for _ in range(_OPENINGS)]
+        built = in_own_process(_STEPS, "build", folder, users, examples)
+        opened = [in_own_process(_STEPS, "open", folder, users, examples) for _ in range(_OPENINGS)]
         opened.sort(key=lambda one: float(one["seconds"]))
         return [
             _row("build", built),
             _row("open", opened[_OPENINGS // 2], repetitions=_OPENINGS),
-            _row("verify", _alone("verify", folder, users, examples)),
+            _row("verify", in_own_process(_STEPS, "verify", folder, users, examples)),
             *_cohorts(TokenStore.open(folder / "store"), folder),
         ]
 
 
-def _row(case: str, found: dict[str, Any], **others: Any) -> Row:  # noqa: ANN401
-    seconds = float(found.pop("seconds"))
-    row = Row(benchmark="store", case=case, engine="fedsim", seconds=seconds, details=found)
+def _row(case: str, details: dict[str, Any], **others: Any) -> Row:  # noqa: ANN401
+    seconds = float(details.pop("seconds"))
+    row = Row(benchmark="store", case=case, engine="fedsim", seconds=seconds, details=details)
     return {**row, **others}  # type: ignore[typeddict-item]
-
-
-def _alone(step: str, folder: Path, users: int, examples: int) -> dict[str, Any]:
-    module = "experiments.benchmarks.store.steps"
-    command = [sys.executable, "-m", module, step, str(folder), str(users), str(examples)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
-    if done.returncode:
-        raise RuntimeError(f"{step}: {done.stderr[-2000:]}")
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
 
 
 def _cohorts(store: TokenStore, folder: Path) -> list[Row]:
@@ -99,7 +88,6 @@ def _cohorts(store: TokenStore, folder: Path) -> list[Row]:
         for indices in rows:
             theirs = partial(_rows_of, dataset, indices)
             seconds["datasets"].append(interleaved({"": theirs}, [""])[""])
-    found = {name: median(taken) for name, taken in seconds.items()}
     details = {
         "expected_users": expected,
         "group_size": _GROUP_SIZE,
@@ -107,22 +95,14 @@ def _cohorts(store: TokenStore, folder: Path) -> list[Row]:
         "quickest_seconds": min(seconds["fedsim"]),
         "slowest_seconds": max(seconds["fedsim"]),
     }
+    ratio = median(seconds["datasets"]) / median(seconds["fedsim"])
     return [
-        Row(
-            benchmark="store",
-            case="cohort",
-            engine="fedsim",
-            seconds=found["fedsim"],
-            repetitions=len(counts),
-            ratio=found["datasets"] / found["fedsim"],
-            details=details,
-        ),
-        Row(
-            benchmark="store",
-            case="cohort",
-            engine="datasets, numpy format",
-            seconds=found["datasets"],
-            repetitions=len(counts),
+        row_of("store", "cohort", "fedsim", seconds["fedsim"], ratio=ratio, details=details),
+        row_of(
+            "store",
+            "cohort",
+            "datasets, numpy format",
+            seconds["datasets"],
             ratio=1.0,
             details={"padded": False},
         ),

@@ -1,7 +1,7 @@
-"""A made-up source as large as the papers' sets, whose tokens are known before it is read.
+"""Made-up source as large as the papers' sets, with known tokens.
 
 A text is its token ids, each as one character, so that `encode` costs next to nothing and the
-build's own work is what is measured. Nothing is kept: a text is a slice of one block of numbers.
+build's own work is measured. Nothing is stored: a text is a slice of one block of numbers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _BLOCK = 1 << 22
 
 
 def user_sizes(users: int = USERS, examples: int = EXAMPLES) -> npt.NDArray[np.int64]:
-    """Return how many examples each user has: a long tail, at least 1, about `examples` in all."""
+    """Return each user's number of examples: a long tail, at least 1, about `examples` in all."""
     largest = max(1, min(LARGEST, examples // 4))
     shares = np.random.default_rng(1).pareto(1.2, users) + 0.05
     sizes = np.zeros(users, np.int64)

@@ -1,4 +1,4 @@
-"""The steps of the benchmark `store`, each run in a process of its own: its memory is its own.
+"""Steps of the benchmark `store`, each run in its own process.
 
 `python -m experiments.benchmarks.store.steps STEP FOLDER USERS EXAMPLES` prints a JSON object.
 """
@@ -96,5 +96,5 @@ STEPS: dict[str, Callable[[Path, int, int], dict[str, Any]]] = {
 
 if __name__ == "__main__":
     step, where, num_users, num_examples = sys.argv[1:]
-    found = STEPS[step](Path(where), int(num_users), int(num_examples))
-    sys.stdout.write(json.dumps(found) + os.linesep)
+    result = STEPS[step](Path(where), int(num_users), int(num_examples))
+    sys.stdout.write(json.dumps(result) + os.linesep)

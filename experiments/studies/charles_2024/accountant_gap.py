@@ -1,10 +1,18 @@
-"""Charles et al. 2024, Figure 1: what ELS's own accountant saves over black-box group privacy."""
+"""Charles et al. 2024, Figure 1: ε of ELS by the mixture accountant and by group privacy.
+
+An upper bound on the user-level ε of example-level sampling (ELS), when each user has up to `group
+size` examples in the pool. The mixture-of-Gaussians accountant looks at the mechanism (Theorem 1);
+group privacy takes the ε of one example and multiplies (Vadhan 2017, Lemma 2.2), which multiplies
+δ by a factor exponential in the group size. Where that asks for a δ of one example that cannot be
+resolved in floating point, it diverges.
+
+The paper does not print its noise multipliers; these are ours.
+"""
 
 from __future__ import annotations
 
 import math
 from itertools import product
-from pathlib import Path
 from typing import NamedTuple
 
 from matplotlib.axes import Axes
@@ -12,14 +20,14 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from experiments.studies.common.output import (
-    Shown,
-    Study,
-    check_folder,
-    clean,
+    Result,
+    Table,
     epsilon_number,
-    new_figure,
+    legend,
+    listed,
+    panels,
     steps,
-    write_study,
+    study,
 )
 from fedsim.accounting.accountants import epsilon
 from fedsim.accounting.events import RoundCost
@@ -47,42 +55,43 @@ class Point(NamedTuple):
     epsilon_mixture: float
     epsilon_group_privacy: float
 
+    @property
+    def ratio(self) -> float:
+        """Group privacy's ε over the mixture's."""
+        return self.epsilon_group_privacy / self.epsilon_mixture
 
-def run(out: Path, *, quick: bool) -> None:
-    """Compute ε by both accountants and write the study into `out`.
 
-    Raises:
-        ConfigError: `out` is not a folder for a study.
-    """
-    check_folder(out)
+@study(
+    "accountant-gap",
+    "Group privacy diverges as groups grow; the mixture accountant does not",
+    __doc__,
+)
+def run(quick: bool) -> Result:
+    """Compute ε by both accountants."""
     noises = QUICK_NOISE_MULTIPLIERS if quick else NOISE_MULTIPLIERS
     sizes = QUICK_GROUP_SIZES if quick else GROUP_SIZES
     points = [compute(*setting) for setting in steps([*product(noises, sizes)], "accountant gap")]
-    study = Study(
-        name="accountant-gap",
-        title="Group privacy diverges as groups grow; the mixture accountant does not",
-        explanation=(
-            "The setting of Charles et al. 2024, Figure 1: an upper bound on the user-level ε of "
-            "example-level sampling (ELS), when each user has up to `group size` examples in the "
-            "pool. The mixture-of-Gaussians accountant looks at the mechanism (Theorem 1); group "
-            "privacy takes the ε of one example and multiplies (Vadhan 2017, Lemma 2.2), which "
-            "multiplies δ by a factor exponential in the group size. Where that asks for a δ of "
-            "one example that cannot be resolved in floating point, it diverges.",
-            "The paper does not print its noise multipliers; these are ours.",
-        ),
+    return Result(
         settings=(
             f"{TERMS}.",
             f"noise multipliers {listed(noises)}; group sizes {listed(sizes)}.",
         ),
-        findings=findings(points),
-        table=Shown(
-            ("noise multiplier", "group size", "ε mixture", "ε group privacy", "ratio"),
-            [_cells(point) for point in points],
+        table=Table.of(
+            [{**point._asdict(), "ratio": point.ratio} for point in points],
+            {
+                "noise multiplier": ("noise_multiplier", "g"),
+                "group size": ("group_size", "d"),
+                "ε mixture": ("epsilon_mixture", epsilon_number),
+                "ε group privacy": (
+                    "epsilon_group_privacy",
+                    lambda value: "diverges" if math.isinf(value) else epsilon_number(value),
+                ),
+                "ratio": ("ratio", lambda value: "–" if math.isinf(value) else f"{value:.3f}"),
+            },
         ),
         records=[point._asdict() for point in points],
         figure=draw(points),
     )
-    write_study(study, out, quick=quick)
 
 
 def compute(noise_multiplier: float, group_size: int) -> Point:
@@ -96,41 +105,16 @@ def compute(noise_multiplier: float, group_size: int) -> Point:
     )
 
 
-def listed(values: tuple[float, ...] | tuple[int, ...]) -> str:
-    """Return numbers as a list of words."""
-    return ", ".join(f"{value:g}" for value in values)
-
-
-def findings(points: list[Point]) -> list[str]:
-    """Return what the numbers say, a sentence a noise multiplier."""
-    sentences = []
-    for noise in sorted({point.noise_multiplier for point in points}):
-        row = [point for point in points if point.noise_multiplier == noise]
-        first, last = row[0], row[-1]
-        diverged = [p.group_size for p in row if math.isinf(p.epsilon_group_privacy)]
-        growth = math.log(last.epsilon_mixture / first.epsilon_mixture) / math.log(
-            last.group_size / first.group_size
-        )
-        end = f"diverges from {diverged[0]}" if diverged else "does not diverge here"
-        sentences.append(
-            f"Noise multiplier {noise:g}: from group size {first.group_size} to "
-            f"{last.group_size} the mixture's ε grows from "
-            f"{epsilon_number(first.epsilon_mixture)} to {epsilon_number(last.epsilon_mixture)}, "
-            f"like the group size to the power {growth:.2f}; group privacy {end}."
-        )
-    return sentences
-
-
 def draw(points: list[Point]) -> Figure:
     """Draw ε against the group size; a cross ends a curve of group privacy that diverges."""
-    figure = new_figure(
-        8.0,
-        4.6,
+    figure, (axes,) = panels(
+        (8.0, 4.6),
         "Group privacy diverges as groups grow; the mixture accountant does not",
-        f"ε is an upper bound; {TERMS}. ✕: group privacy diverges at the next group size.",
+        f"ε is an upper bound; {TERMS}. ✕: group privacy diverges at the next group size",
+        [[""]],
+        x="group size: examples of a user in the pool",
+        y="user-level ε",
     )
-    axes = figure.add_subplot()
-    clean(axes)
     noises = sorted({point.noise_multiplier for point in points})
     for index, noise in enumerate(noises):
         row = [point for point in points if point.noise_multiplier == noise]
@@ -139,8 +123,6 @@ def draw(points: list[Point]) -> Figure:
     axes.set_yscale("log")
     sizes = sorted({point.group_size for point in points})
     axes.set_xticks(sizes, [str(size) for size in sizes])
-    axes.set_xlabel("group size: examples of a user in the pool", fontsize=9, color=INK)
-    axes.set_ylabel("user-level ε", fontsize=9, color=INK)
     handles = [
         Line2D([], [], color=colour(i), linewidth=2, label=f"noise multiplier {noise:g}")
         for i, noise in enumerate(noises)
@@ -150,7 +132,7 @@ def draw(points: list[Point]) -> Figure:
         Line2D([], [], color=INK, linestyle="--", label="group privacy"),
         Line2D([], [], color=INK, marker="X", linestyle="none", label="diverges after this"),
     ]
-    figure.legend(handles=handles, loc="outside right center", fontsize=8, frameon=False)
+    legend(figure, handles)
     return figure
 
 
@@ -166,15 +148,3 @@ def _curves(axes: Axes, row: list[Point], shade: str) -> None:
     axes.plot(xs, ys, "--", color=shade)
     if len(finite) < len(row):
         axes.plot(xs[-1], ys[-1], "X", color=shade, markersize=8)
-
-
-def _cells(point: Point) -> list[str]:
-    diverged = math.isinf(point.epsilon_group_privacy)
-    ratio = point.epsilon_group_privacy / point.epsilon_mixture
-    return [
-        f"{point.noise_multiplier:g}",
-        str(point.group_size),
-        epsilon_number(point.epsilon_mixture),
-        "diverges" if diverged else epsilon_number(point.epsilon_group_privacy),
-        "–" if diverged else f"{ratio:.3f}",
-    ]

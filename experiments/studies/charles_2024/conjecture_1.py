@@ -1,31 +1,30 @@
-"""Charles et al. 2024, Conjecture 1 on a grid: σ_ELS <= K σ_ULS at equal rates."""
+"""Charles et al. 2024, Conjecture 1 on a grid: σ_ELS <= K σ_ULS at equal rates.
+
+Conjecture 1 (§3): when both group sizes are K and both rates are equal, the noise multiplier of
+ELS is at most K times that of ULS for the same (ε, δ) and rounds T. Then ELS adds no more noise
+than ULS if a user's gradients are alike. Shown is the ratio σ_ELS/(K σ_ULS) of calibrated noise
+multipliers: the conjecture says at most 1. The table has the extremes over all ε, δ and T;
+`table.csv` has every case.
+
+Lemma 1 is the same for the one-sided Rényi divergence of a round at integer orders, and proved
+(Appendix D). Here both sides are integrated numerically, without the proof's expansion;
+`lemma_1.csv` has every comparison.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import product
-from pathlib import Path
 from typing import NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.studies.charles_2024 import lemma_1
-from experiments.studies.common.output import (
-    Shown,
-    Study,
-    check_folder,
-    clean,
-    new_figure,
-    number,
-    steps,
-    to_csv,
-    write_study,
-)
+from experiments.studies.common.output import Result, Table, legend, listed, panels, steps, study
 from fedsim.accounting.calibration import calibrate_noise_multiplier
-from fedsim.report.style import INK, MUTED, colour
+from fedsim.report.style import MUTED, colour
 from fedsim.sampling import PoissonSampling
-from fedsim.utils.files import write_atomically
 
 TOLERANCE = 2.2e-3
 """Of the ratio: a calibrated σ may be 2e-3 (its slack in ε) and 1e-4 (five digits) too large."""
@@ -34,7 +33,7 @@ LEAST_NOISE = 0.05  # the calibration looks no lower: there a ratio says nothing
 
 
 class Grid(NamedTuple):
-    """What is varied; every combination is a case."""
+    """Values of the varied settings; every combination is a case."""
 
     epsilons: Sequence[float]
     deltas: Sequence[float]
@@ -63,7 +62,7 @@ TERMS = (
 
 
 class Case(NamedTuple):
-    """One combination, with ratio = σ_ELS / (K σ_ULS)."""
+    """Noise multipliers at one combination, with ratio = σ_ELS / (K σ_ULS)."""
 
     epsilon: float
     delta: float
@@ -76,17 +75,13 @@ class Case(NamedTuple):
     violated: bool
 
 
-def run(out: Path, *, quick: bool) -> None:
-    """Test the conjecture and the lemma and write the study into `out`.
-
-    Raises:
-        ConfigError: `out` is not a folder for a study.
-    """
-    check_folder(out)
+@study("conjecture-1", "Conjecture 1 on a grid: σ_ELS over K σ_ULS", __doc__)
+def run(quick: bool) -> Result:
+    """Test the conjecture and the lemma."""
     grid = QUICK if quick else FULL
     combinations = [*product(*grid[:5])]
     cases = [calibrate(*combination) for combination in steps(combinations, "conjecture 1")]
-    kept = [case for case in cases if case.uls_noise_multiplier > LEAST_NOISE]
+    counted = [case for case in cases if case.uls_noise_multiplier > LEAST_NOISE]
     lemma = [
         comparison
         for setting in product(
@@ -94,30 +89,19 @@ def run(out: Path, *, quick: bool) -> None:
         )
         for comparison in lemma_1.compare(*setting)
     ]
-    write_atomically(out / "lemma_1.csv", to_csv([row._asdict() for row in lemma]))
-    refuted = any(case.violated for case in kept)
-    title = f"{'Counterexamples' if refuted else 'No counterexample'} to Conjecture 1 on the grid"
-    study = Study(
-        name="conjecture-1",
-        title=title,
-        explanation=(
-            "Charles et al. 2024, §3, Conjecture 1: when both group sizes are K and both rates are "
-            "equal, the noise multiplier of ELS is at most K times that of ULS for the same (ε, δ) "
-            "and rounds T. Then ELS adds no more noise than ULS if a user's gradients are alike. "
-            "Shown is the ratio σ_ELS/(K σ_ULS) of calibrated noise multipliers: the conjecture "
-            "says at most 1. The table has the extremes over all ε, δ and T; `table.csv` has "
-            "every case.",
-            "Lemma 1 is the same for the one-sided Rényi divergence of a round at integer orders, "
-            "and proved (Appendix D). Here both sides are integrated numerically, without the "
-            "proof's expansion; `lemma_1.csv` has every comparison.",
+    return Result(
+        settings=_settings(grid, dropped=len(cases) - len(counted)),
+        notes=(
+            f"Conjecture 1: {sum(case.violated for case in counted)} violations in "
+            f"{len(counted)} cases beyond a tolerance of {TOLERANCE:g}.",
+            f"Lemma 1: {sum(row.violated for row in lemma)} violations in {len(lemma):,} "
+            f"comparisons (orders {lemma_1.ORDERS[0]} to {lemma_1.ORDERS[-1]}) beyond rounding.",
         ),
-        settings=_settings(grid, dropped=len(cases) - len(kept)),
-        findings=findings(kept, lemma),
-        table=_extremes(kept, lemma),
-        records=[case._asdict() for case in kept],
-        figure=draw(kept, grid, title),
+        table=_extremes(counted, lemma),
+        records=[case._asdict() for case in counted],
+        figure=draw(counted, grid),
+        more={"lemma_1.csv": [row._asdict() for row in lemma]},
     )
-    write_study(study, out, quick=quick)
 
 
 def calibrate(
@@ -139,54 +123,30 @@ def calibrate(
     return Case(epsilon, delta, rounds, probability, group_size, els, uls, ratio, violated)
 
 
-def findings(cases: Sequence[Case], lemma: Sequence[lemma_1.Comparison]) -> list[str]:
-    """Return the counts of violations and the most extreme cases."""
-    most, least = (pick(cases, key=lambda case: case.ratio) for pick in (max, min))
-    proper = [case for case in cases if case.probability < 1.0]
-    closest = max(row.renyi_els / row.renyi_uls for row in lemma if row.probability < 1.0)
-    largest = max(proper, key=lambda case: case.ratio)
-    above = [case for case in cases if case.ratio > 1.0]
-    equal = sum(case.probability == 1.0 for case in above)
-    return [
-        f"Conjecture 1: {sum(case.violated for case in cases)} violations in {len(cases)} cases "
-        f"beyond a tolerance of {TOLERANCE:g}. {len(above)} ratios are above 1, {equal} of them at "
-        "p = 1, where both sides are the same mechanism.",
-        f"The largest ratio is {_described(most)}; with p < 1 it is {_described(largest)}; the "
-        f"smallest is {_described(least)}.",
-        f"Lemma 1: {sum(row.violated for row in lemma)} violations in {len(lemma):,} comparisons "
-        f"(orders {lemma_1.ORDERS[0]} to {lemma_1.ORDERS[-1]}) beyond rounding; with p < 1, "
-        f"R_α of ELS over that of ULS is at most {closest:.6f}.",
-    ]
-
-
-def draw(cases: Sequence[Case], grid: Grid, title: str) -> Figure:
+def draw(cases: Sequence[Case], grid: Grid) -> Figure:
     """Draw the ratio against K: a panel for each p < 1 and number of rounds, a line for each ε."""
     probabilities = [probability for probability in grid.probabilities if probability < 1.0]
     delta = grid.deltas[0]
-    figure = new_figure(
-        3.0 + 2.1 * len(probabilities),
-        1.8 + 1.5 * len(grid.rounds),
-        title,
-        f"δ = {delta:g}; {TERMS}.",
+    figure, panes = panels(
+        (3.0 + 2.1 * len(probabilities), 1.8 + 1.5 * len(grid.rounds)),
+        "Conjecture 1: σ_ELS over K σ_ULS",
+        f"δ = {delta:g}; {TERMS}",
+        [
+            [f"p = {p:g}, {rounds:,} round{'s' if rounds > 1 else ''}" for p in probabilities]
+            for rounds in grid.rounds
+        ],
+        x="K: examples a user",
+        y=r"$\sigma_{ELS} / (K \sigma_{ULS})$",
+        share=(True, True),
     )
-    panels = figure.subplots(
-        len(grid.rounds), len(probabilities), squeeze=False, sharex=True, sharey=True
-    )
-    for (i, rounds), (j, p) in product(enumerate(grid.rounds), enumerate(probabilities)):
-        axes = panels[i, j]
-        clean(axes, f"p = {p:g}, {rounds:,} round{'s' if rounds > 1 else ''}")
+    for axes, (rounds, p) in zip(panes, product(grid.rounds, probabilities), strict=True):
         chosen = [c for c in cases if (c.delta, c.rounds, c.probability) == (delta, rounds, p)]
-        _panel(axes, chosen, grid)
-        if j == 0:
-            axes.set_ylabel(r"$\sigma_{ELS} / (K \sigma_{ULS})$", fontsize=8, color=INK)
-        if i == len(grid.rounds) - 1:
-            axes.set_xlabel("K: examples a user", fontsize=8, color=INK)
-    handles, labels = panels[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right center", fontsize=8, frameon=False)
+        _curves(axes, chosen, grid)
+    legend(figure, panes[0])
     return figure
 
 
-def _panel(axes: Axes, cases: Sequence[Case], grid: Grid) -> None:
+def _curves(axes: Axes, cases: Sequence[Case], grid: Grid) -> None:
     axes.axhline(1.0, color=MUTED, linestyle="--", linewidth=1.0, label="the conjecture's bound")
     for index, epsilon in enumerate(grid.epsilons):
         row = [case for case in cases if case.epsilon == epsilon]
@@ -200,7 +160,7 @@ def _panel(axes: Axes, cases: Sequence[Case], grid: Grid) -> None:
 def _settings(grid: Grid, dropped: int) -> tuple[str, ...]:
     names = ("ε", "δ", "T", "p", "K")
     varied = "; ".join(
-        f"{name} in {_listed(values)}" for name, values in zip(names, grid[:5], strict=True)
+        f"{name} in {listed(values)}" for name, values in zip(names, grid[:5], strict=True)
     )
     return (
         f"Terms: {TERMS}; each σ is the smallest for its (ε, δ).",
@@ -208,13 +168,13 @@ def _settings(grid: Grid, dropped: int) -> tuple[str, ...]:
         f"{LEAST_NOISE:g}, the least noise that is considered.",
         f"Tolerance: a calibrated σ is rounded up to five digits and its ε is at most 2e-3 below "
         f"the target. ε falls at least like 1/σ here, so a ratio is known to {TOLERANCE:g}.",
-        f"Lemma 1: K as above; σ in {_listed(grid.lemma_noise_multipliers)}; p in "
-        f"{_listed(grid.lemma_probabilities)}; violated where (α - 1) R_α of ELS exceeds that of "
+        f"Lemma 1: K as above; σ in {listed(grid.lemma_noise_multipliers)}; p in "
+        f"{listed(grid.lemma_probabilities)}; violated where (α - 1) R_α of ELS exceeds that of "
         f"ULS by more than {lemma_1.TOLERANCE:g} times one more than its value.",
     )
 
 
-def _extremes(cases: Sequence[Case], lemma: Sequence[lemma_1.Comparison]) -> Shown:
+def _extremes(cases: Sequence[Case], lemma: Sequence[lemma_1.Comparison]) -> Table:
     """Return a row for each p and K: extremes of the ratio, and violations of both."""
     rows = []
     for p, size in sorted({(case.probability, case.group_size) for case in cases}):
@@ -233,16 +193,4 @@ def _extremes(cases: Sequence[Case], lemma: Sequence[lemma_1.Comparison]) -> Sho
             ]
         )
     heads = ("p", "K", "cases", "least ratio", "largest ratio", "violations", "Lemma 1 violations")
-    return Shown(heads, rows)
-
-
-def _described(case: Case) -> str:
-    return (
-        f"{case.ratio:.5f} (ε = {case.epsilon:g}, δ = {case.delta:g}, T = {case.rounds:,}, "
-        f"p = {case.probability:g}, K = {case.group_size}: σ_ELS = "
-        f"{number(case.els_noise_multiplier)}, σ_ULS = {number(case.uls_noise_multiplier)})"
-    )
-
-
-def _listed(values: Sequence[float]) -> str:
-    return ", ".join(f"{value:g}" for value in values)
+    return Table(heads, rows)

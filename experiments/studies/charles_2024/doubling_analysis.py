@@ -1,14 +1,14 @@
-"""Charles et al. 2024, Appendix I.1: how far strategies for (G, M) stay behind the best on a grid.
+"""Charles et al. 2024, Appendix I.1: sub-optimality of strategies that choose (G, M).
 
-Pure functions of a table of losses {(ε, G, M): loss}, from whatever task it comes: its points are
-a rectangle of powers of two, or the part of one up to some budget. A strategy says, for each
-budget G·M, which points it takes and how often.
+Pure functions of a table of losses {(ε, G, M): loss}, of any task. Its points are a rectangle of
+powers of two, or the part of one up to some budget. A strategy says, for each budget G·M, which
+points it takes and how often.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from fedsim.planner.doubling import Point, estimate_and_double
@@ -26,14 +26,14 @@ STRATEGIES = (ORACLE, DOUBLING, PRINTED, RANDOM, MAX_COHORT, MAX_GROUP)
 
 
 class Excess(NamedTuple):
-    """What a strategy loses at one ε and budget.
+    """Loss of a strategy at one ε and budget.
 
     Attributes:
         epsilon: ε.
         budget: B = G·M.
         strategy: one of `STRATEGIES`.
         best_loss: the least on the grid at that budget.
-        suboptimality: loss beyond it, expected over what the strategy takes, >= 0.
+        suboptimality: loss beyond it, expected over the points that the strategy takes, >= 0.
     """
 
     epsilon: float
@@ -48,7 +48,7 @@ def suboptimality(
     gradient_norms: Sequence[Callable[[int], float]],
     noise_multiplier: Callable[[float, int], float],
 ) -> list[Excess]:
-    """Return what every strategy loses at every ε and budget.
+    """Return the sub-optimality of every strategy at every ε and budget.
 
     Args:
         losses: at each ε of a rectangle of powers of two, whole or up to a budget; all strategies
@@ -112,13 +112,18 @@ def budgets(table: Slice) -> list[int]:
     return sorted({point.budget for point in table})
 
 
+def splits(table: Slice, budget: int) -> list[Point]:
+    """Return the points of a budget."""
+    return [point for point in table if point.budget == budget]
+
+
 def best(table: Slice, budget: int) -> Point:
     """Return the point of least loss on an anti-diagonal."""
-    return min((p for p in table if p.budget == budget), key=lambda p: table[p])
+    return min(splits(table, budget), key=lambda point: table[point])
 
 
 def greedy(table: Slice) -> Choices:
-    """Return what an oracle of the loss after either doubling takes, step by step."""
+    """Return the path of an oracle that knows the loss after either doubling."""
     point, _ = corners(table)
     path = [point]
     while True:
@@ -136,7 +141,7 @@ def greedy(table: Slice) -> Choices:
 def doubling(
     table: Slice, gradient_norm: Callable[[int], float], sigma: Callable[[int], float]
 ) -> Choices:
-    """Return what `estimate_and_double` takes on the way from the least to the largest budget."""
+    """Return the path of `estimate_and_double` from the least to the largest budget."""
     start, largest = corners(table)
     end, steps = estimate_and_double(
         budgets(table)[-1], gradient_norm, sigma, start=start, largest=largest
@@ -147,7 +152,7 @@ def doubling(
 def as_printed(
     table: Slice, gradient_norm: Callable[[int], float], sigma: Callable[[int], float]
 ) -> Choices:
-    """Return what Algorithm 3 takes as it is printed: with σ(2M)/σ(M), not the noise σ(M)/M.
+    """Return the path of Algorithm 3 as printed: with σ(2M)/σ(M), not the noise σ(M)/M.
 
     A σ that is multiplied by M turns the one comparison into the other.
     """
@@ -156,20 +161,16 @@ def as_printed(
 
 def everything(table: Slice) -> Choices:
     """Return every point of a budget, equally often."""
-    rows = {}
-    for budget in budgets(table):
-        points = [point for point in table if point.budget == budget]
-        rows[budget] = dict.fromkeys(points, 1.0 / len(points))
-    return rows
+    by_budget = {budget: splits(table, budget) for budget in budgets(table)}
+    return {at: dict.fromkeys(points, 1.0 / len(points)) for at, points in by_budget.items()}
 
 
 def extreme(table: Slice, field: str) -> Choices:
     """Return the point of a budget whose `field`, group or cohort size, is largest."""
-    rows = {}
-    for budget in budgets(table):
-        points = [point for point in table if point.budget == budget]
-        rows[budget] = {max(points, key=lambda p: getattr(p, field)): 1.0}
-    return rows
+    return {
+        budget: {max(splits(table, budget), key=lambda point: getattr(point, field)): 1.0}
+        for budget in budgets(table)
+    }
 
 
 def mixed(several: Sequence[Choices]) -> Choices:
@@ -180,14 +181,6 @@ def mixed(several: Sequence[Choices]) -> Choices:
             for point, often in points.items():
                 rows[budget][point] = rows[budget].get(point, 0.0) + often / len(several)
     return rows
-
-
-def average(rows: Iterable[Excess]) -> dict[str, float]:
-    """Return each strategy's sub-optimality, averaged over all ε and budgets given."""
-    sums: dict[str, list[float]] = {}
-    for row in rows:
-        sums.setdefault(row.strategy, []).append(row.suboptimality)
-    return {name: sum(values) / len(values) for name, values in sums.items()}
 
 
 def _along(path: Sequence[Point]) -> Choices:

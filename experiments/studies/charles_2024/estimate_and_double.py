@@ -1,25 +1,27 @@
-"""Charles et al. 2024, Figures 11 to 13 on mean estimation: is Estimate-and-Double any good?"""
+"""Charles et al. 2024, App. I.1, Figures 11 to 13: strategies that choose group and cohort size.
+
+The comparison on the task of Appendix E in place of language models: a budget of B gradients a
+round is split into group size G and expected cohort M, G·M = B, powers of two. Sub-optimality is
+the loss (squared distance to the mean) beyond that of the best split of the same budget.
+
+Estimate-and-Double doubles G or M, whichever leaves less noise: L(2G)/L(G) against σ(2M)/(2σ(M)),
+see `fedsim/planner/doubling.py`. `as printed` compares with σ(2M)/σ(M), as Algorithm 3 is printed.
+Starting from the least G and M, max cohort and max group size exhaust one before the other; the
+greedy local oracle sees the loss after either doubling.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from experiments.studies.charles_2024.doubling_analysis import Excess, suboptimality
-from experiments.studies.charles_2024.doubling_findings import (
-    Compared,
-    Spread,
-    chosen,
-    draw,
-    findings,
-    shown,
-)
+from experiments.studies.charles_2024.doubling_analysis import STRATEGIES, Excess, suboptimality
+from experiments.studies.charles_2024.doubling_picture import Compared, Spread, chosen, draw, shown
 from experiments.studies.charles_2024.mean_simulation import (
     Errors,
     Grid,
@@ -28,7 +30,7 @@ from experiments.studies.charles_2024.mean_simulation import (
     draw_population,
     run_sweeps,
 )
-from experiments.studies.common.output import Shown, Study, check_folder, steps, write_study
+from experiments.studies.common.output import Result, Table, listed, steps, study
 
 USERS, EXAMPLES_PER_USER, DIMENSION, DELTA = 512, 32, 32, 1e-6
 SAMPLED_USERS = 128  # whose gradients estimate L_ULS
@@ -40,7 +42,7 @@ Key = tuple[float, int, int]  # ε, G, M
 
 @dataclass(frozen=True)
 class Scale:
-    """How much of the study is done."""
+    """Size of the study."""
 
     trials: int
     rounds: int
@@ -72,7 +74,7 @@ QUICK = Scale(
 
 
 class Task(NamedTuple):
-    """One population's losses: what the analysis reads.
+    """Losses of one population: the input of the analysis.
 
     Attributes:
         within_user_stddev: σ₂.
@@ -93,49 +95,37 @@ class Task(NamedTuple):
         return {key: float(errors[trials].mean()) for key, errors in self.errors.items()}
 
     def excess(self, losses: dict[Key, float]) -> list[Excess]:
-        """Return what each strategy loses, the estimate of L_ULS averaged over the trials'."""
+        """Return each strategy's sub-optimality, averaged over the trials' estimates of L_ULS."""
         estimates: list[Callable[[int], float]] = [norm.__getitem__ for norm in self.norms]
         return suboptimality(losses, estimates, lambda *key: self.noise_multipliers[key])
 
 
-def run(out: Path, *, quick: bool) -> None:
-    """Compute the losses of the grid, compare the strategies and write the study into `out`.
-
-    Raises:
-        ConfigError: `out` is not a folder for a study.
-    """
-    check_folder(out)
+@study(
+    "estimate-and-double",
+    "How group and cohort size are chosen for ULS, on mean estimation",
+    __doc__,
+)
+def run(quick: bool) -> Result:
+    """Compute the losses of the grid, and compare the strategies."""
     scale = QUICK if quick else FULL
     compared = [compare(compute(scale, spread)) for spread in scale.spreads]
-    epsilons = ", ".join(f"{epsilon:g}" for epsilon in scale.epsilons)
     terms = (
-        f"each loss is of an (ε, δ = {DELTA:g})-DP estimate, ε = {epsilons}; unit: user; "
-        f"neighbouring relation: add-or-remove-one user; {scale.rounds} rounds of Poisson sampling "
-        "of users, pld accountant; clip, learning rate, G and M were chosen by looking at data, "
-        "for which no ε accounts"
+        f"each loss is of an (ε, δ = {DELTA:g})-DP estimate, ε = {listed(scale.epsilons)}; unit: "
+        f"user; neighbouring relation: add-or-remove-one user; {scale.rounds} rounds of Poisson "
+        "sampling of users, pld accountant; clip, learning rate, G and M were chosen by looking "
+        "at data, for which no ε accounts"
     )
-    study = Study(
-        name="estimate-and-double",
-        title="How group and cohort size are chosen for ULS, on mean estimation",
-        explanation=(
-            "The comparison of Charles et al. 2024, Appendix I.1 (Figures 11 to 13), on the "
-            "task of Appendix E in place of language models: a budget of B gradients a round is "
-            "split into group size G and expected cohort M, G·M = B, powers of two. "
-            "Sub-optimality is the loss (squared distance to the mean) beyond that of the best "
-            "split of the same budget.",
-            "Estimate-and-Double doubles G or M, whichever leaves less noise: L(2G)/L(G) against "
-            "σ(2M)/(2σ(M)), see `fedsim/planner/doubling.py`. `as printed` compares with "
-            "σ(2M)/σ(M), as Algorithm 3 is printed. Starting from the least G and M, max cohort "
-            "and max group size exhaust one before the other; the greedy local oracle sees the "
-            "loss after either doubling.",
-        ),
+    edges, sweeps = (
+        sum(task.at_edge for task in compared),
+        sum(len(task.losses) for task in compared),
+    )
+    return Result(
         settings=settings(scale, terms),
-        findings=findings(compared),
+        notes=[f"The best learning rate is on the edge of {edges} of {sweeps} sweeps."],
         table=table(scale, compared),
         records=records(scale, compared),
         figure=draw(compared, terms),
     )
-    write_study(study, out, quick=quick)
 
 
 def compute(scale: Scale, spread: float) -> Task:
@@ -178,7 +168,7 @@ def gradient_norms(population: Population, group_sizes: tuple[int, ...]) -> list
 
 
 def compare(task: Task) -> Compared:
-    """Return every strategy's sub-optimality, and how far it moves when trials are resampled."""
+    """Return every strategy's sub-optimality, and its resamples over trials."""
     source = np.random.default_rng(SEED + 2)
     trials = np.arange(len(task.norms))
     resampled = []
@@ -194,38 +184,37 @@ def compare(task: Task) -> Compared:
 def settings(scale: Scale, terms: str) -> list[str]:
     """Return everything that was fixed."""
     grid = scale.grid
-    clips = ", ".join(f"{norm:g}" for norm in grid.clip_norms)
     return [
         f"Terms: {terms}.",
         f"d = {DIMENSION}, N = {USERS} users with K = {EXAMPLES_PER_USER} examples, σ₁ = 1, σ₂ = "
         f"{' and '.join(f'{spread:g}' for spread in scale.spreads)}: larger than in Figure 7, so "
         "that groups and cohorts both have room to double, and users whose examples differ more "
         "than users do, and no more.",
-        f"G = {', '.join(map(str, scale.group_sizes))}; M = "
-        f"{', '.join(map(str, scale.cohort_sizes))}; start at the least of both; {scale.trials} "
+        f"G = {listed(scale.group_sizes)}; M = "
+        f"{listed(scale.cohort_sizes)}; start at the least of both; {scale.trials} "
         "trials. L_ULS(G) is the median norm of mean gradients at the start, of "
         f"{SAMPLED_USERS} users; the strategies that use it are averaged over the trials' own "
         "estimates.",
-        f"Each loss is the best of a sweep: clip norm {clips} of a clip that divides by it, "
-        f"{len(grid.learning_rates)} learning rates on that scale from "
+        f"Each loss is the best of a sweep: clip norm {listed(grid.clip_norms)} of a clip that "
+        f"divides by it, {len(grid.learning_rates)} learning rates on that scale from "
         f"{grid.learning_rates[0]:.3g} to {grid.learning_rates[-1]:.3g}.",
         f"Intervals: 95 %, from {RESAMPLES} bootstrap samples of the trials.",
         "Noise multipliers are calibrated: five digits, rounded up.",
     ]
 
 
-def table(scale: Scale, compared: list[Compared]) -> Shown:
+def table(scale: Scale, compared: list[Compared]) -> Table:
     """Return a row for every task and strategy: the mean over budgets, for each ε and over all."""
     epsilons = sorted({row.epsilon for row in compared[0].rows})
     rows = []
     for within, task in zip(scale.spreads, compared, strict=True):
-        for strategy in task.strategies:
+        for strategy in STRATEGIES:
             cells = [task.spread.interval(chosen(strategy, epsilon)) for epsilon in epsilons]
             values = [f"{cell.value:.4f}" for cell in cells]
             overall = shown(task.spread.interval(chosen(strategy)))
             rows.append([f"{within:g}", strategy, *values, overall])
     heads = [f"ε = {epsilon:g}" for epsilon in epsilons]
-    return Shown(("σ₂", "mean sub-optimality of", *heads, "all ε"), rows)
+    return Table(("σ₂", "mean sub-optimality of", *heads, "all ε"), rows)
 
 
 def records(scale: Scale, compared: list[Compared]) -> list[dict[str, object]]:

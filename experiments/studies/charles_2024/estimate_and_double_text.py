@@ -1,4 +1,19 @@
-"""Charles et al. 2024, App. I.1, Figures 11 to 13 on real text: is Estimate-and-Double any good?"""
+"""Charles et al. 2024, App. I.1: strategies that choose group and cohort size, on real text.
+
+The comparison on speakers of Shakespeare's plays: a budget of B gradients a round is split into
+group size G and expected cohort M, G·M = B, powers of two. Sub-optimality is the held-out loss, in
+nats a token, beyond that of the best split of the same budget. The best is the least of several
+measured losses, so a little of it is chance. Users with fewer than G examples bring what they
+have, so large groups compute fewer than B gradients.
+
+Estimate-and-Double doubles G or M, whichever leaves less noise: L(2G)/L(G) against σ(2M)/(2σ(M)),
+see `fedsim/planner/doubling.py`. `as printed` compares with σ(2M)/σ(M). L(G) is estimated from
+some users as `fedsim plan` does, σ(M) is calibrated to the ε of the run. All strategies start at
+the least G and M; what each loses at every ε and budget is in `suboptimality.csv`.
+
+The paper finds Estimate-and-Double level with the oracle at most budgets, on Stack Overflow and
+CC-News (350 M parameters, ε from 1 to 64).
+"""
 
 from __future__ import annotations
 
@@ -12,18 +27,17 @@ import numpy as np
 import numpy.typing as npt
 
 from experiments.studies.charles_2024.doubling_analysis import suboptimality
-from experiments.studies.charles_2024.doubling_findings import Compared, Spread, draw, of_task
-from experiments.studies.common.output import check_folder, to_csv
-from experiments.studies.common.trained import Trained, base, carry_through, cell, with_noise
+from experiments.studies.charles_2024.doubling_picture import Compared, Spread, draw, means
+from experiments.studies.common.output import check_folder
+from experiments.studies.common.trained import Trained, base, cell, with_noise
 from fedsim.config import Config
 from fedsim.errors import ConfigError
 from fedsim.materials import load_materials
-from fedsim.planner.norms import NUM_USERS, Norms, draws, random_users
+from fedsim.planner.norms import Norms, draws, random_users
 from fedsim.planner.user_gradients import UserGradients
 from fedsim.planner.variants import tried
 from fedsim.report.measured.lines import Line, Measurement
 from fedsim.sweep.cells import Cell, parse_variation
-from fedsim.utils.files import write_atomically
 
 EPSILONS, GROUP_SIZES, COHORT_SIZES, LARGEST = (1, 8), (1, 2, 4, 8), (16, 32, 64, 128), 256
 QUICK_EPSILONS, QUICK_GROUP_SIZES, QUICK_COHORT_SIZES, QUICK_LARGEST = (8,), (1, 2, 4), (4, 8), 16
@@ -42,10 +56,7 @@ def run(out: Path, *, quick: bool) -> None:
         ConfigError: `out` is not a folder for a study.
     """
     check_folder(out)
-    norms = starting_norms(grid(quick)[0].config)
-    measurement = carry_through(study(norms), out, quick=quick)
-    rows = [row._asdict() for row in compare(measurement, norms).rows]
-    write_atomically(out / "suboptimality.csv", to_csv(rows))
+    study(starting_norms(grid(quick)[0].config))(out, quick=quick)
 
 
 def grid(quick: bool) -> list[Cell]:
@@ -90,13 +101,13 @@ def complete(measurement: Measurement) -> dict[Key, Line]:
         if line.loss is None or line.num_diverged or line.failures
     ]
     end = min(gaps, default=math.inf)
-    kept = {key: line for key, line in lines.items() if key[1] * key[2] < end}
-    if not kept:
+    usable = {key: line for key, line in lines.items() if key[1] * key[2] < end}
+    if not usable:
         raise ConfigError(
             "estimate-and-double-text: a run of the smallest budget has no finite loss, so there "
             "is nothing to compare; see measurement.json"
         )
-    return kept
+    return usable
 
 
 def compare(measurement: Measurement, gradient_norm: Callable[[int], float]) -> Compared:
@@ -126,38 +137,33 @@ def standard_errors(by_seed: Mapping[Key, npt.NDArray[np.float64]]) -> dict[floa
     Args:
         by_seed: (seeds,) losses of each point.
     """
-    found = {}
+    errors = {}
     for epsilon in {key[0] for key in by_seed}:
         table = np.array([losses for key, losses in by_seed.items() if key[0] == epsilon])
         points, seeds = table.shape
         residuals = table - table.mean(axis=1, keepdims=True) - table.mean(axis=0) + table.mean()
         freedom = (points - 1) * (seeds - 1)
         variance = float((residuals**2).sum()) / freedom if freedom else 0.0
-        found[epsilon] = math.sqrt(variance / seeds)
-    return found
+        errors[epsilon] = math.sqrt(variance / seeds)
+    return errors
 
 
-def findings(measurement: Measurement, norms: Norms) -> list[str]:
-    """Return how the strategies stand, and what that rests on."""
+def conditions(measurement: Measurement, norms: Norms) -> list[str]:
+    """Return the means, and the conditions of the analysis."""
     task = compare(measurement, norms)
-    sentences = of_task(task)
-    if len(task.losses) < len(measurement.lines):
-        largest = max(size * cohort for _, size, cohort in task.losses)
-        sentences.append(f"Budgets above {largest} are left out: a run has no finite loss there.")
+    largest = max(size * cohort for _, size, cohort in task.losses)
     asked = ", ".join(f"L({size}) = {norm:.4g}" for size, norm in sorted(norms.asked.items()))
     rates = Counter(rate for line in measurement.lines for rate in line.chosen.values())
     chosen = ", ".join(f"{rate} by {count}" for rate, count in sorted(rates.items()))
     return [
-        *sentences,
+        means(task),
+        f"Budgets up to {largest}, {len(task.losses)} of {len(measurement.lines)} splits: those "
+        "below the first budget of which a run has no finite loss.",
         f"Median norms of {len(norms.gradients.users)} users' averaged gradients at the starting "
         f"model: {asked}; computed on their texts, for which no ε here accounts.",
         f"Learning rates chosen, of {len(measurement.lines)} splits: {chosen or 'as configured'}.",
         f"Intervals: 95 %, from {RESAMPLES} redraws of all mean losses with the spread over seeds "
-        "that is left when what all losses of a seed share is taken out."
-        if len(measurement.seeds) > 1
-        else "One seed: the spread is not known and the intervals are points.",
-        "The paper finds Estimate-and-Double level with the oracle at most budgets, on Stack "
-        "Overflow and CC-News (350 M parameters, ε from 1 to 64).",
+        "that is left when what all losses of a seed share is taken out; of one seed, points.",
     ]
 
 
@@ -166,21 +172,12 @@ def study(norms: Norms) -> Trained:
     return Trained(
         name="estimate-and-double-text",
         title="How group and cohort size are chosen for ULS, on real text",
-        explanation=(
-            "The comparison of Charles et al. 2024, Appendix I.1 (Figures 11 to 13), on speakers "
-            "of Shakespeare's plays: a budget of B gradients a round is split into group size G "
-            "and expected cohort M, G·M = B, powers of two. Sub-optimality is the held-out loss, "
-            "in nats a token, beyond that of the best split of the same budget. The best is the "
-            "least of several measured losses, so a little of it is chance. Users with fewer than "
-            "G examples bring what they have, so large groups compute fewer than B gradients.",
-            "Estimate-and-Double doubles G or M, whichever leaves less noise: L(2G)/L(G) against "
-            "σ(2M)/(2σ(M)), see `fedsim/planner/doubling.py`. `as printed` compares with "
-            f"σ(2M)/σ(M). L(G) is estimated from {NUM_USERS} users as `fedsim plan` does, σ(M) is "
-            "calibrated to the ε of the run. All strategies start at the least G and M; what each "
-            "loses at every ε and budget is in `suboptimality.csv`.",
-        ),
+        explanation=__doc__,
         cells=grid,
-        findings=lambda measurement: findings(measurement, norms),
+        notes=lambda measurement: conditions(measurement, norms),
+        more=lambda measurement: {
+            "suboptimality.csv": [row._asdict() for row in compare(measurement, norms).rows]
+        },
         draw=lambda measurement: draw([compare(measurement, norms)], _terms(measurement)),
         keys=[parse_variation("server.learning_rate=0.15,0.5", "--tune")],
         seeds=2,

@@ -1,10 +1,20 @@
-"""Charles et al. 2024, §3 and App. I: how far averaging shrinks users' gradients."""
+"""Charles et al. 2024, §3 and App. I: diversity of users' gradients.
+
+The paper compares ULS with ELS at two extremes: all gradients of a user alike (L_ULS = L_ELS), or
+orthogonal (L_ULS = L_ELS/√G). Here the ratio is measured on the speakers of Shakespeare's plays,
+as App. I estimates L_ULS (eq. 8).
+
+`ratio` is of the medians over all sampled users, with at most G examples each: what a plan goes
+by. The quantiles are over users with at least G examples: root mean square of their example
+gradients' norms over the norm of their mean. `needed` is the ratio above which ULS adds less noise
+than ELS at equal privacy and compute (condition 7). D is the number that `fedsim plan
+--gradient-diversity` takes.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -12,22 +22,13 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.studies.common.output import (
-    Shown,
-    Study,
-    check_folder,
-    clean,
-    new_figure,
-    number,
-    steps,
-    write_study,
-)
+from experiments.studies.common.output import Result, Table, legend, panels, steps, study
 from fedsim.accounting.calibration import calibrate_noise_multiplier
 from fedsim.config import parse_config
 from fedsim.execution import Task, Unit
 from fedsim.materials import Materials, load_materials
 from fedsim.registry import resolve
-from fedsim.report.style import INK, MUTED, colour
+from fedsim.report.style import MUTED, colour
 from fedsim.sampling import PoissonSampling
 from fedsim.seeding import stream
 from fedsim.server_optimizer import ServerOptimizer
@@ -37,7 +38,7 @@ _BATCH, _LEARNING_RATE = 32, 0.003
 
 
 class UserNorms(NamedTuple):
-    """Of one user at one G, over the first min(n, G) examples of a random order.
+    """Norms of one user at one G, over the first min(n, G) examples of a random order.
 
     Attributes:
         group_size: G.
@@ -68,7 +69,7 @@ def user_norms(
     unit = task.unit(user, 0)
     total = zeros_like(parameters, torch.float64)
     ones = dict.fromkeys(total, 1.0)
-    squares, found = 0.0, []
+    squares, norms = 0.0, []
     order = stream(materials.seed, "planning", 1, user).permutation(len(unit.lengths)).tolist()
     for count, row in enumerate(order, start=1):
         width = int(unit.lengths[row])
@@ -79,9 +80,9 @@ def user_norms(
         last = count == len(order)
         for size in group_sizes:
             if size == count or (last and size > count):
-                norms = math.sqrt(squares / count), l2_norm(total) / count
-                found.append(UserNorms(size, count, *norms))
-    return found
+                root_mean_square, mean = math.sqrt(squares / count), l2_norm(total) / count
+                norms.append(UserNorms(size, count, root_mean_square, mean))
+    return norms
 
 
 def trained(materials: Materials, steps: int) -> Iterator[Tensors]:
@@ -122,7 +123,7 @@ TERMS = (
 
 
 class Point(NamedTuple):
-    """One model and one G.
+    """Norms of all users at one model and one G.
 
     `els_norm` and `uls_norm` are medians over all sampled users with at most G examples each,
     `ratio` is theirs; the quantiles are of users with at least G examples, each their own ratio.
@@ -144,13 +145,11 @@ class Point(NamedTuple):
     needed: float
 
 
-def run(out: Path, *, quick: bool) -> None:
-    """Measure at the starting model and after some training, and write the study into `out`.
-
-    Raises:
-        ConfigError: `out` is not a folder for a study.
-    """
-    check_folder(out)
+@study(
+    "gradient-diversity", "How diverse real users' gradients are, between the two extremes", __doc__
+)
+def run(quick: bool) -> Result:
+    """Measure at the starting model and after some training."""
     sizes = QUICK_GROUP_SIZES if quick else GROUP_SIZES
     num_users, num_steps = (QUICK_NUM_USERS, QUICK_STEPS) if quick else (NUM_USERS, STEPS)
     config = parse_config(CONFIG)
@@ -158,12 +157,36 @@ def run(out: Path, *, quick: bool) -> None:
     needed = {size: needed_ratio(materials, size) for size in steps(sizes, "noise multipliers")}
     models: dict[str, Tensors] = {"starting model": materials.model.initial_parameters()}
     *_, models[f"after {num_steps} steps"] = trained(materials, num_steps)
-    points = [
+    measured = [
         point
         for name, parameters in models.items()
         for point in measure(materials, name, parameters, num_users, needed)
     ]
-    write_study(_study(points, materials, num_users), out, quick=quick)
+    records = [point._asdict() for point in measured]
+    short = {"L_ULS": "uls_norm", "ratio": "ratio", "needed": "needed"}
+    quantiles = {"10 %": "ratio_10", "50 %": "ratio_50", "90 %": "ratio_90", "√G": "orthogonal"}
+    return Result(
+        settings=(
+            f"Terms: {TERMS}.",
+            f"{num_users} random users of {materials.split.num_users}, seed {materials.seed}; "
+            f"{materials.store.manifest['sequence_length']} tokens an example; tiny-gpt, all "
+            "parameters; trained by Adam on random examples, without privacy.",
+            "Norms are computed on the texts themselves: not private.",
+        ),
+        table=Table.of(
+            records,
+            {
+                "model": ("model", "s"),
+                "G": ("group_size", "d"),
+                **{head: (key, ".3g") for head, key in short.items()},
+                "users": ("users", "d"),
+                **{head: (key, ".3g") for head, key in quantiles.items()},
+                "D": ("diversity", lambda value: "–" if math.isnan(value) else f"{value:.2f}"),
+            },
+        ),
+        records=records,
+        figure=draw(measured),
+    )
 
 
 def measure(
@@ -181,7 +204,7 @@ def measure(
 def points(name: str, rows: Sequence[Sequence[UserNorms]], needed: dict[int, float]) -> list[Point]:
     """Return the medians and quantiles of users' norms, a row a user, an entry a G."""
     els_norm = float(np.median([row[0].mean for row in rows]))
-    found = []
+    points = []
     for column, size in enumerate(needed):
         cells = [row[column] for row in rows]
         uls_norm = float(np.median([cell.mean for cell in cells]))
@@ -190,7 +213,7 @@ def points(name: str, rows: Sequence[Sequence[UserNorms]], needed: dict[int, flo
             np.quantile(ratios, (0.1, 0.5, 0.9)) if ratios else (math.nan, math.nan, math.nan)
         )
         spread = 1.0 - 1.0 / size
-        found.append(
+        points.append(
             Point(
                 model=name,
                 group_size=size,
@@ -206,7 +229,7 @@ def points(name: str, rows: Sequence[Sequence[UserNorms]], needed: dict[int, flo
                 needed=needed[size],
             )
         )
-    return found
+    return points
 
 
 def needed_ratio(materials: Materials, group_size: int) -> float:
@@ -217,85 +240,31 @@ def needed_ratio(materials: Materials, group_size: int) -> float:
     els = PoissonSampling(COHORT * each / float(sizes.clip(max=ELS_GROUP_SIZE).sum()))
     sigmas = [
         calibrate_noise_multiplier(
-            sampling=law, units_per_user=units, rounds=ROUNDS, epsilon=EPSILON, delta=DELTA
+            sampling=sampler, units_per_user=units, rounds=ROUNDS, epsilon=EPSILON, delta=DELTA
         )
-        for law, units in ((uls, 1), (els, ELS_GROUP_SIZE))
+        for sampler, units in ((uls, 1), (els, ELS_GROUP_SIZE))
     ]
     return each * sigmas[0] / sigmas[1]
-
-
-def findings(points: Sequence[Point]) -> list[str]:
-    """Return, for each model, where the ratio stands between the extremes and what follows."""
-    sentences = []
-    for name in dict.fromkeys(point.model for point in points):
-        row = [point for point in points if point.model == name]
-        seen = [point for point in row if point.users and point.group_size > 1]
-        last = seen[-1]
-        sentences.append(
-            f"{name[0].upper()}{name[1:]}: at G = {last.group_size} the median user's "
-            f"L_ELS/L_ULS is {last.ratio_50:.3g} (quantiles 10 % and 90 %: {last.ratio_10:.3g}, "
-            f"{last.ratio_90:.3g}; {last.users} users have so many examples), between 1 (alike) "
-            f"and √G = {last.orthogonal:.3g} (orthogonal): D = {last.diversity:.2f}."
-        )
-        quieter = [point.group_size for point in row if point.ratio > point.needed]
-        listed = ", ".join(map(str, quieter)) or "none"
-        best = max(row, key=lambda point: point.ratio / point.needed)
-        sentences.append(
-            f"{name[0].upper()}{name[1:]}, ULS against ELS with M = {COHORT}: ULS adds less "
-            f"noise at G = {listed}, of {', '.join(str(point.group_size) for point in row)}; "
-            f"var(ELS)/var(ULS) is largest at G = {best.group_size}: "
-            f"{number((best.ratio / best.needed) ** 2)}."
-        )
-    return sentences
-
-
-def _study(points: Sequence[Point], materials: Materials, num_users: int) -> Study:
-    return Study(
-        name="gradient-diversity",
-        title="How diverse real users' gradients are, between the two extremes",
-        explanation=(
-            "Charles et al. 2024, §3, compare ULS with ELS at two extremes: all gradients of a "
-            "user alike (L_ULS = L_ELS), or orthogonal (L_ULS = L_ELS/√G). Here the ratio is "
-            "measured on the speakers of Shakespeare's plays, as App. I estimates L_ULS (eq. 8).",
-            "`ratio` is of the medians over all sampled users, with at most G examples each: what "
-            "a plan goes by. The quantiles are over users with at least G examples: root mean "
-            "square of their example gradients' norms over the norm of their mean. `needed` is "
-            "the ratio above which ULS adds less noise than ELS at equal privacy and compute "
-            "(condition 7). D is the number that `fedsim plan --gradient-diversity` takes.",
-        ),
-        settings=(
-            f"Terms: {TERMS}.",
-            f"{num_users} random users of {materials.split.num_users}, seed {materials.seed}; "
-            f"{materials.store.manifest['sequence_length']} tokens an example; tiny-gpt, all "
-            "parameters; trained by Adam on random examples, without privacy.",
-            "Norms are computed on the texts themselves: not private.",
-        ),
-        findings=findings(points),
-        table=Shown(
-            ("model", "G", "L_ULS", "ratio", "needed", "users", "10 %", "50 %", "90 %", "√G", "D"),
-            [_cells(point) for point in points],
-        ),
-        records=[point._asdict() for point in points],
-        figure=draw(points),
-    )
 
 
 def draw(points: Sequence[Point]) -> Figure:
     """Draw the ratio against G, a panel a model, between the extremes."""
     names = list(dict.fromkeys(point.model for point in points))
-    title = "How far averaging shrinks a user's gradients"
-    figure = new_figure(9.0, 4.2, title, f"{TERMS[0].upper()}{TERMS[1:]}.")
-    panels = figure.subplots(1, len(names), squeeze=False, sharey=True)[0]
-    for axes, name in zip(panels, names, strict=True):
-        _panel(axes, [point for point in points if point.model == name], name)
-    panels[0].set_ylabel("$L_{ELS}/L_{ULS}(G)$", fontsize=8, color=INK)
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right center", fontsize=8, frameon=False)
+    figure, panes = panels(
+        (9.0, 4.2),
+        "How far averaging shrinks a user's gradients",
+        TERMS,
+        [names],
+        x="G: examples of a user",
+        y="$L_{ELS}/L_{ULS}(G)$",
+    )
+    for axes, name in zip(panes, names, strict=True):
+        _curves(axes, [point for point in points if point.model == name])
+    legend(figure, panes[0])
     return figure
 
 
-def _panel(axes: Axes, row: Sequence[Point], title: str) -> None:
-    clean(axes, title)
+def _curves(axes: Axes, row: Sequence[Point]) -> None:
     sizes = [point.group_size for point in row]
     axes.plot(sizes, [p.orthogonal for p in row], ":", color=MUTED, label="orthogonal: √G")
     axes.plot(sizes, [1.0] * len(row), "--", color=MUTED, label="alike: 1")
@@ -310,16 +279,3 @@ def _panel(axes: Axes, row: Sequence[Point], title: str) -> None:
     axes.set_yscale("log", base=2)
     axes.yaxis.set_major_formatter("{x:g}")
     axes.set_xticks(sizes, [str(size) for size in sizes])
-    axes.set_xlabel("G: examples of a user", fontsize=8, color=INK)
-
-
-def _cells(point: Point) -> list[str]:
-    return [
-        point.model,
-        str(point.group_size),
-        *(f"{value:.3g}" for value in (point.uls_norm, point.ratio, point.needed)),
-        str(point.users),
-        *(f"{value:.3g}" for value in (point.ratio_10, point.ratio_50, point.ratio_90)),
-        f"{point.orthogonal:.3g}",
-        "–" if math.isnan(point.diversity) else f"{point.diversity:.2f}",
-    ]

@@ -1,25 +1,25 @@
-"""Charles et al. 2024, App. H, Figures 9 and 10: how many examples a user may have in ELS."""
+"""Charles et al. 2024, App. H, Figures 9 and 10: loss of ELS by the cap on a user's examples.
+
+A small cap G_ELS throws text away, a large one lets a user move the sum by more, which the noise
+has to hide. Every point has the same promise and computes the same gradients.
+
+The paper finds the median good throughout, on Stack Overflow and CC-News (350 M parameters, 10,000
+and 2,000 rounds).
+"""
 
 from __future__ import annotations
 
 from itertools import product
-from pathlib import Path
 
 import numpy as np
 
-from experiments.studies.common.series import distinct, draw, means, pick
-from experiments.studies.common.trained import Trained, base, carry_through, cell
+from experiments.studies.common.series import draw
+from experiments.studies.common.trained import Trained, base, cell
 from fedsim.materials import load_materials
-from fedsim.report.measured.lines import Measurement
 from fedsim.sweep.cells import Cell, parse_variation
 
 EPSILONS, BUDGETS, GROUP_SIZES = (1.0, 8.0), (32, 128), (1, 3, 9, 27, 81)
 QUICK_EPSILONS, QUICK_BUDGETS, QUICK_GROUP_SIZES = (8.0,), (16,), (2, 9)
-
-
-def run(out: Path, *, quick: bool) -> None:
-    """Train ELS with every cap, and write the study into `out`."""
-    carry_through(STUDY, out, quick=quick)
 
 
 def grid(quick: bool) -> list[Cell]:
@@ -49,39 +49,12 @@ def median_size() -> float:
     return float(np.median(split.user_sizes))
 
 
-def findings(measurement: Measurement) -> list[str]:
-    """Return how far the median is from the best cap, panel by panel."""
-    median = median_size()
-    sentences = [f"The median user has {median:g} training examples."]
-    for epsilon, budget in product(
-        distinct(measurement.lines, "epsilon"), distinct(measurement.lines, "budget")
-    ):
-        lines = pick(measurement.lines, epsilon=epsilon, budget=budget)
-        losses = dict(zip(distinct(lines, "group_size"), means(lines), strict=True))
-        best = min(losses, key=lambda size: losses[size])
-        nearest = min(losses, key=lambda size: abs(np.log(float(size) / median)))
-        sentences.append(
-            f"ε = {epsilon}, {budget} gradients a round: best at G = {best} "
-            f"({losses[best]:.4f}); at G = {nearest}, the nearest to the median, "
-            f"{losses[nearest] - losses[best]:.4f} above it."
-        )
-    sentences.append(
-        "The paper finds the median good throughout, on Stack Overflow and CC-News (350 M "
-        "parameters, 10,000 and 2,000 rounds)."
-    )
-    return sentences
-
-
-STUDY = Trained(
+run = Trained(
     name="group-size",
     title="How many examples a user may bring to example-level sampling",
-    explanation=(
-        "Charles et al. 2024, App. H: a small cap G_ELS throws text away, a large one lets a user "
-        "move the sum by more, which the noise has to hide. Every point has the same promise and "
-        "computes the same gradients.",
-    ),
+    explanation=__doc__,
     cells=grid,
-    findings=findings,
+    notes=lambda _: [f"The median user has {median_size():g} training examples."],
     draw=lambda measurement: draw(
         measurement,
         x="group_size",

@@ -12,7 +12,7 @@ from scipy import special, stats
 
 ORDERS = range(2, 33)
 TOLERANCE = 1e-11
-"""Of (α - 1) R_α, times one more than its value: what rounding may do to it."""
+"""Of (α - 1) R_α, times one more than its value: the rounding error that is allowed."""
 
 _STEP, _REACH = 0.25, 14.0  # of the grid, and beyond its outermost peaks, in standard deviations
 

@@ -1,47 +1,86 @@
-"""Charles et al. 2024, Figure 7: ELS and ULS with several group sizes find the mean of users."""
+"""Charles et al. 2024, Figure 7: mean estimation by ELS, and by ULS with several group sizes.
+
+μ ~ N(0, I), users' means μ_u ~ N(μ, σ₁² I), their examples x ~ N(μ_u, σ₂² I). DP-SGD on half the
+squared distance estimates μ from 0. All samplers compute B gradients a round in expectation; the
+loss is the squared distance of the last iterate to μ. The paper prints no values of its axes and
+grids; these are ours.
+
+As in the paper the loss of the best setting of the sweep is reported, chosen on the same trials.
+`second_half_loss` in `table.csv` is the loss on the second half of the trials of what was best on
+the first half, free of that choice.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
+from typing import NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from experiments.studies.charles_2024.mean_findings import (
-    DEFAULT,
-    ELS,
-    Case,
-    Panel,
-    Results,
-    findings,
-)
 from experiments.studies.charles_2024.mean_simulation import (
     Grid,
     Sampler,
+    Sweep,
     draw_population,
     run_sweeps,
 )
 from experiments.studies.common.intervals import mean_interval, ratio_interval
-from experiments.studies.common.output import (
-    Shown,
-    Study,
-    check_folder,
-    clean,
-    new_figure,
-    steps,
-    write_study,
-)
-from fedsim.report.style import INK, MUTED, colour
+from experiments.studies.common.output import Result, Table, legend, listed, panels, steps, study
+from fedsim.report.style import MUTED, colour
 
 USERS, EXAMPLES_PER_USER, DIMENSION, DELTA = 256, 16, 32, 1e-6
+ELS = Sampler("example", 16)
 SAMPLERS = (ELS, *(Sampler("user", size) for size in (1, 2, 4, 8, 16)))
+
+
+class Case(NamedTuple):
+    """Point of a panel: ε, B and σ₂."""
+
+    epsilon: float
+    budget: int
+    within_user_stddev: float
+
+
+DEFAULT = Case(epsilon=1.0, budget=64, within_user_stddev=1.0)
+Results = dict[tuple[Case, Sampler], Sweep]
+
+_SYMBOLS = {"epsilon": "ε", "budget": "B", "within_user_stddev": "σ₂"}
+_AXES = {
+    "epsilon": "ε",
+    "budget": "B: gradients a round",
+    "within_user_stddev": "σ₂: spread of a user's examples",
+}
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A panel of the figure: which field of `Case` takes which values, ascending."""
+
+    varied: str
+    values: tuple[float, ...] | tuple[int, ...]
+
+    @property
+    def cases(self) -> list[Case]:
+        """The defaults but for the field that varies."""
+        return [Case(**{**DEFAULT._asdict(), self.varied: value}) for value in self.values]
+
+    @property
+    def axis(self) -> str:
+        """The label of the axis."""
+        return _AXES[self.varied]
+
+    @property
+    def label(self) -> str:
+        """The fields that are fixed, for the title."""
+        fixed = [name for name in Case._fields if name != self.varied]
+        return ", ".join(f"{_SYMBOLS[name]} = {getattr(DEFAULT, name):g}" for name in fixed)
 
 
 @dataclass(frozen=True)
 class Scale:
-    """How much of the study is done."""
+    """Size of the study."""
 
     trials: int
     rounds: int
@@ -71,13 +110,13 @@ QUICK = Scale(
 )
 
 
-def run(out: Path, *, quick: bool) -> None:
-    """Run all trials and write the study into `out`.
-
-    Raises:
-        ConfigError: `out` is not a folder for a study.
-    """
-    check_folder(out)
+@study(
+    "mean-estimation",
+    "Finding the mean of users: example-level sampling, and user-level by group size",
+    __doc__,
+)
+def run(quick: bool) -> Result:
+    """Run all trials."""
     scale = QUICK if quick else FULL
     results = compute(scale)
     terms = (
@@ -86,27 +125,14 @@ def run(out: Path, *, quick: bool) -> None:
         f"{scale.rounds} rounds of Poisson sampling, of examples (ELS, mixture accountant) or of "
         "users (ULS, pld accountant); clip and learning rate were chosen by looking at the results"
     )
-    study = Study(
-        name="mean-estimation",
-        title="Finding the mean of users: example-level sampling, and user-level by group size",
-        explanation=(
-            "The task of Charles et al. 2024, Appendix E (Figure 7): μ ~ N(0, I), users' means "
-            "μ_u ~ N(μ, σ₁² I), their examples x ~ N(μ_u, σ₂² I). DP-SGD on half the squared "
-            "distance looks for μ from 0. All samplers compute B gradients a round in expectation; "
-            "the loss is the squared distance of the last iterate to μ. The paper prints no "
-            "values of its axes and grids; these are ours.",
-            "As in the paper the loss of the best setting of the sweep is reported, chosen on "
-            "the same trials. `second_half_loss` in `table.csv` is the loss on the second half "
-            "of the trials of what was best on the first half, free of that choice; so are the "
-            "findings about group sizes.",
-        ),
+    edges = sum(sweep.at_edge for sweep in results.values())
+    return Result(
         settings=settings(scale, terms),
-        findings=findings(results, scale.panels),
+        notes=[f"The best learning rate is on the edge of {edges} of {len(results)} sweeps."],
         table=table(results, scale.panels),
         records=records(results, scale.panels),
         figure=draw(results, scale.panels, terms),
     )
-    write_study(study, out, quick=quick)
 
 
 def compute(scale: Scale) -> Results:
@@ -140,7 +166,6 @@ def compute(scale: Scale) -> Results:
 
 def settings(scale: Scale, terms: str) -> list[str]:
     """Return everything that was fixed."""
-    clips = ", ".join(f"{norm:g}" for norm in scale.grid.clip_norms)
     rates = scale.grid.learning_rates
     return [
         f"Terms: {terms}.",
@@ -150,10 +175,10 @@ def settings(scale: Scale, terms: str) -> list[str]:
         "every round; with B/G > N there is none.",
         f"{scale.trials} trials; a trial's μ, examples and unscaled noise are the same for every "
         "sampler. Intervals are 95 % over trials, of ratios paired by trial.",
-        f"Swept: clip norm {clips}, of a clip that divides by it, and {len(rates)} learning rates "
-        f"on that scale, a factor of {rates[1] / rates[0]:.2f} apart, from {rates[0]:.3g} to "
-        f"{rates[-1]:.3g}. Clip norms below the least one are left out: it already clips nearly "
-        "every gradient, which below it keep the same normalised steps.",
+        f"Swept: clip norm {listed(scale.grid.clip_norms)}, of a clip that divides by it, and "
+        f"{len(rates)} learning rates on that scale, a factor of {rates[1] / rates[0]:.2f} apart, "
+        f"from {rates[0]:.3g} to {rates[-1]:.3g}. Clip norms below the least one are left out: "
+        "it already clips nearly every gradient, which below it keep the same normalised steps.",
         "Noise multipliers are calibrated: five digits, rounded up.",
     ]
 
@@ -174,7 +199,7 @@ def records(results: Results, panels: tuple[Panel, ...]) -> list[dict[str, objec
                 rows.append(
                     {"panel": panel.varied, **case._asdict()}
                     | {"sampler": sampler.level, "group_size": sampler.group_size}
-                    | {"sampling_probability": sampler.law(case.budget, USERS).probability}
+                    | {"sampling_probability": sampler.sampling(case.budget, USERS).probability}
                     | {"noise_multiplier": sweep.noise_multiplier}
                     | {"l2_clip_norm": clip_norm, "learning_rate": rate}
                     | {"loss": loss.value, "loss_low": loss.low, "loss_high": loss.high}
@@ -185,7 +210,7 @@ def records(results: Results, panels: tuple[Panel, ...]) -> list[dict[str, objec
     return rows
 
 
-def table(results: Results, panels: tuple[Panel, ...]) -> Shown:
+def table(results: Results, panels: tuple[Panel, ...]) -> Table:
     """Return a row for every case: the loss of every sampler, and ULS with G = 1 over ELS."""
     rows = []
     for case in dict.fromkeys(case for panel in panels for case in panel.cases):
@@ -198,29 +223,32 @@ def table(results: Results, panels: tuple[Panel, ...]) -> Shown:
             value, low, high = mean_interval(sweep.errors_of_best)
             cells.append(f"{value:.3f} ± {(high - low) / 2:.3f}")
         rows.append(cells)
-    return Shown(("ε", "B", "σ₂", *(sampler.label for sampler in SAMPLERS)), rows)
+    return Table(("ε", "B", "σ₂", *(sampler.label for sampler in SAMPLERS)), rows)
 
 
-def draw(results: Results, panels: tuple[Panel, ...], terms: str) -> Figure:
+def draw(results: Results, settings: tuple[Panel, ...], terms: str) -> Figure:
     """Draw the loss against ε, B and σ₂."""
-    title = "Squared distance to the mean, best setting of each sampler"
-    figure = new_figure(11.5, 4.6, title, f"{terms[0].upper()}{terms[1:]}. Bars: 95 % intervals.")
-    row = figure.subplots(1, len(panels), squeeze=False)[0]
-    for axes, panel in zip(row, panels, strict=True):
-        _panel(axes, results, panel)
-    row[0].set_ylabel("loss", fontsize=8, color=INK)
-    handles, labels = row[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right center", fontsize=8, frameon=False)
+    figure, panes = panels(
+        (11.5, 4.6),
+        "Squared distance to the mean, best setting of each sampler",
+        f"{terms}. Bars: 95 % intervals",
+        [[panel.label for panel in settings]],
+        x=[panel.axis for panel in settings],
+        y="loss",
+        share=(False, False),
+    )
+    for axes, panel in zip(panes, settings, strict=True):
+        _curves(axes, results, panel)
+    legend(figure, panes[0])
     return figure
 
 
-def _panel(axes: Axes, results: Results, panel: Panel) -> None:
-    clean(axes, panel.label)
+def _curves(axes: Axes, results: Results, panel: Panel) -> None:
     for index, sampler in enumerate(SAMPLERS):
         seen = [case for case in panel.cases if (case, sampler) in results]
         losses = [mean_interval(results[case, sampler].errors_of_best) for case in seen]
         axes.errorbar(
-            [_position(case, panel) for case in seen],
+            [float(getattr(case, panel.varied)) for case in seen],
             [loss.value for loss in losses],
             yerr=[loss.high - loss.value for loss in losses],
             fmt="o--" if sampler is ELS else "s-",
@@ -236,8 +264,3 @@ def _panel(axes: Axes, results: Results, panel: Panel) -> None:
     axes.yaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_minor_formatter(NullFormatter())
     axes.set_xticks(list(panel.values), [f"{value:g}" for value in panel.values])
-    axes.set_xlabel(panel.axis, fontsize=8, color=INK)
-
-
-def _position(case: Case, panel: Panel) -> float:
-    return float(getattr(case, panel.varied))

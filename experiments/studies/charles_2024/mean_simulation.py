@@ -1,4 +1,4 @@
-"""Charles et al. 2024, Appendix E: the mean-estimation task, simulated and swept."""
+"""Charles et al. 2024, Appendix E: simulation of mean estimation, with sweeps of clip and step."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _BLOCK = 8  # trials whose clips are computed at once: what is between fits into
 
 @dataclass(frozen=True, eq=False)
 class Population:
-    """What the trials draw before any round.
+    """Means and examples of all trials.
 
     Attributes:
-        means: (trials, d) float32, μ of each trial: what is to be found.
+        means: (trials, d) float32, μ of each trial, which is estimated.
         examples: (trials, users, K, d) float32.
         averages: (trials, users, d) float32, of all K examples of a user.
     """
@@ -40,7 +40,7 @@ class Population:
 
     @property
     def num_trials(self) -> int:
-        """How many trials there are."""
+        """Number of trials."""
         return int(self.examples.shape[0])
 
     @property
@@ -76,7 +76,7 @@ def draw_population(
 
 
 def make_plan(
-    law: PoissonSampling,
+    sampling: PoissonSampling,
     *,
     group_size: int | None,
     pool_size: int,
@@ -89,7 +89,7 @@ def make_plan(
     """Return the plan of one setting; all in a sweep differ in clip, step and noise alone.
 
     Args:
-        law: of the coins.
+        sampling: of units.
         group_size: G of ULS; None in ELS, where a unit is an example.
         pool_size: units that a coin is flipped on.
         units_per_user: 1 in ULS, G in ELS.
@@ -103,10 +103,10 @@ def make_plan(
         strategy="els" if group_size is None else "uls",
         unit="example" if group_size is None else "user",
         pool=np.arange(pool_size, dtype=np.int64),
-        sampling=law,
+        sampling=sampling,
         task=TaskSpec(name="mean-estimation", options={"group_size": group_size}),
         clip=NormalisedClip(clip=FlatClip(l2_clip_norm=l2_clip_norm)),
-        estimator=FixedDenominator(law.probability, pool_size),
+        estimator=FixedDenominator(sampling.probability, pool_size),
         noise_multiplier=noise_multiplier,
         units_per_user=units_per_user,
         optimizer=ServerOptimizer("sgd", learning_rate),
@@ -123,7 +123,7 @@ def unit_values(
     Args:
         population: of all trials.
         units: indices into users, or examples, of all trials in one row.
-        plan: its task names G; a group is a uniform subset, drawn anew each round.
+        plan: its task names G; a group is a uniform subset, drawn again each round.
         round: from 0.
     """
     size, dimension = plan.task.options["group_size"], population.examples.shape[-1]
@@ -139,7 +139,7 @@ def unit_values(
 
 
 def simulate(population: Population, plans: Sequence[RoundPlan], rounds: int) -> torch.Tensor:
-    """Return (trials, len(plans), d): where each plan arrives from 0 after `rounds` rounds.
+    """Return (trials, len(plans), d): the estimate of each plan, from 0, after `rounds` rounds.
 
     The loss of an example is half the squared distance to it. One trial draws what
     `plan.cohort` and `plan.noise` give; of more, all flip their coins in one row.
@@ -219,7 +219,7 @@ class Sampler:
 
     @property
     def label(self) -> str:
-        """What tables and pictures call it."""
+        """Its name in tables and pictures."""
         return "ELS" if self.level == "example" else f"ULS, G = {self.group_size}"
 
     @property
@@ -227,11 +227,11 @@ class Sampler:
         """Units of the pool that one user owns."""
         return self.group_size if self.level == "example" else 1
 
-    def law(self, budget: int, num_users: int) -> PoissonSampling:
-        """Return the coins at which a round takes `budget` gradients in expectation.
+    def sampling(self, budget: int, num_users: int) -> PoissonSampling:
+        """Return the sampling by which a round takes `budget` gradients in expectation.
 
         Raises:
-            ConfigError: there are not as many.
+            ConfigError: the population cannot make so many.
         """
         return PoissonSampling(
             equal_compute_probability(
@@ -244,7 +244,7 @@ class Sampler:
     ) -> float:
         """Return σ at that budget: by the pld accountant, or the mixture for examples."""
         return calibrate_noise_multiplier(
-            sampling=self.law(budget, num_users),
+            sampling=self.sampling(budget, num_users),
             units_per_user=self.units_per_user,
             rounds=rounds,
             epsilon=epsilon,
@@ -254,7 +254,7 @@ class Sampler:
 
 @dataclass(frozen=True)
 class Grid:
-    """What is swept: clip norms, and learning rates on the scale of the normalised clip."""
+    """Swept settings: clip norms, and learning rates on the scale of the normalised clip."""
 
     clip_norms: Sequence[float]
     learning_rates: Sequence[float]
@@ -267,11 +267,11 @@ class Grid:
 
 @dataclass(frozen=True, eq=False)
 class Sweep:
-    """What came of a sweep.
+    """Results of a sweep.
 
     Attributes:
         noise_multiplier: σ.
-        grid: what was swept.
+        grid: the settings.
         errors: (trials, settings), squared distances of the estimates to μ.
     """
 
@@ -320,14 +320,14 @@ def run_sweeps(
     users, owned = population.num_users, population.examples_per_user
     if sampler.level == "example" and sampler.group_size != owned:
         raise ValueError(f"group_size = {sampler.group_size}: ELS pools all {owned} examples here")
-    law = sampler.law(budget, users)
+    sampling = sampler.sampling(budget, users)
     sigmas = [
         sampler.noise_multiplier(budget, users, epsilon=epsilon, delta=delta, rounds=rounds)
         for epsilon in epsilons
     ]
     plans = [
         make_plan(
-            law,
+            sampling,
             group_size=sampler.group_size if sampler.level == "user" else None,
             pool_size=users * sampler.units_per_user,
             units_per_user=sampler.units_per_user,

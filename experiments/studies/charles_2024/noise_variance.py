@@ -1,25 +1,23 @@
-"""Charles et al. 2024, Figures 2 and 6: whose noise is smaller at the same ε and compute."""
+"""Charles et al. 2024, §3, App. C, Figures 2 and 6: noise of ELS and ULS at equal ε and compute.
+
+The variance of the noise on a coordinate of the gradient estimate (eqs 5 and 6), when both
+samplers keep the same ε and compute the same B gradients a round in expectation. ULS holds its
+cohort at M users and takes G = B/M examples of each.
+
+`alike`: all gradients of a user point the same way, L_ULS = L_ELS. `diverse`: they are orthogonal,
+L_ULS = L_ELS/√G. A ratio is var(ELS)/var(ULS); at most 1 is condition (7).
+"""
 
 from __future__ import annotations
 
 import math
 from itertools import product
-from pathlib import Path
 from typing import NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.studies.common.output import (
-    Shown,
-    Study,
-    check_folder,
-    clean,
-    new_figure,
-    number,
-    steps,
-    write_study,
-)
+from experiments.studies.common.output import Result, Table, legend, number, panels, steps, study
 from fedsim.accounting.calibration import calibrate_noise_multiplier
 from fedsim.accounting.planning import (
     els_adds_no_more_noise,
@@ -28,7 +26,7 @@ from fedsim.accounting.planning import (
     uls_noise_stddev,
     variance_ratio,
 )
-from fedsim.report.style import INK, colour
+from fedsim.report.style import colour
 from fedsim.sampling import PoissonSampling
 
 NUM_USERS, EXAMPLES_PER_USER, ELS_GROUP_SIZE = 1_024, 32, 32
@@ -44,7 +42,7 @@ TERMS = (
 
 
 class Point(NamedTuple):
-    """One (ε, M, G_ULS): the noise of ELS, and of ULS for alike and for diverse gradients.
+    """Noise at one (ε, M, G_ULS): of ELS, and of ULS for alike and for diverse gradients.
 
     Variances are of a coordinate, in the unit of the squared gradient; ratios are ELS over ULS.
     """
@@ -66,47 +64,53 @@ class Point(NamedTuple):
     els_no_more_diverse: bool
 
 
-def run(out: Path, *, quick: bool) -> None:
-    """Calibrate and compare the noise, and write the study into `out`.
-
-    Raises:
-        ConfigError: `out` is not a folder for a study.
-    """
-    check_folder(out)
+@study(
+    "noise-variance",
+    "At equal privacy and compute, diverse gradients make ULS the quieter one",
+    __doc__,
+)
+def run(quick: bool) -> Result:
+    """Calibrate and compare the noise."""
     epsilons = QUICK_EPSILONS if quick else EPSILONS
     cohorts = QUICK_COHORTS if quick else COHORTS
     sizes = QUICK_ULS_GROUP_SIZES if quick else ULS_GROUP_SIZES
     grid = [*product(epsilons, cohorts, sizes)]
     points = [compute(*setting) for setting in steps(grid, "noise variance")]
+    records = [point._asdict() for point in points]
     promised = "ε = " + " or ".join(f"{epsilon:g}" for epsilon in epsilons)
     terms = TERMS.format(epsilons=promised)
-    study = Study(
-        name="noise-variance",
-        title="At equal privacy and compute, diverse gradients make ULS the quieter one",
-        explanation=(
-            "The setting of Charles et al. 2024, §3 and Appendix C (Figures 2 and 6): the variance "
-            "of the noise on a coordinate of the gradient estimate (eqs 5 and 6), when both "
-            "samplers keep the same ε and compute the same B gradients a round in expectation. "
-            "ULS holds its cohort at M users and takes G = B/M examples of each.",
-            "`alike`: all gradients of a user point the same way, L_ULS = L_ELS. `diverse`: they "
-            "are orthogonal, L_ULS = L_ELS/√G. A ratio is var(ELS)/var(ULS); at most 1 is "
-            "condition (7).",
-        ),
+    return Result(
         settings=(
             f"Terms: {terms}.",
             f"N = {NUM_USERS} users with K = {EXAMPLES_PER_USER} examples each, G_ELS = "
             f"{ELS_GROUP_SIZE}, L_ELS = {ELS_CLIP_NORM:g}; p = B/(G_ELS N), q = M/N.",
             "Noise multipliers are calibrated: five digits, rounded up.",
         ),
-        findings=findings(points),
-        table=Shown(
-            ("ε", "M", "G", "B", "σ ELS", "σ ULS", "var ELS", "ratio alike", "ratio diverse"),
-            [_cells(point) for point in points],
+        notes=[
+            f"{kind} gradients: ELS adds no more noise than ULS in {sum(flags)} of {len(flags)} "
+            "settings."
+            for kind, flags in (
+                ("Alike", [point.els_no_more_alike for point in points]),
+                ("Diverse", [point.els_no_more_diverse for point in points]),
+            )
+        ],
+        table=Table.of(
+            records,
+            {
+                "ε": ("epsilon", "g"),
+                "M": ("cohort_size", "d"),
+                "G": ("uls_group_size", "d"),
+                "B": ("gradients_per_round", ",d"),
+                "σ ELS": ("els_noise_multiplier", "g"),
+                "σ ULS": ("uls_noise_multiplier", "g"),
+                "var ELS": ("els_variance", number),
+                "ratio alike": ("ratio_alike", number),
+                "ratio diverse": ("ratio_diverse", number),
+            },
         ),
-        records=[point._asdict() for point in points],
+        records=records,
         figure=draw(points, terms),
     )
-    write_study(study, out, quick=quick)
 
 
 def compute(epsilon: float, cohort_size: int, uls_group_size: int) -> Point:
@@ -157,71 +161,38 @@ def compute(epsilon: float, cohort_size: int, uls_group_size: int) -> Point:
     )
 
 
-def findings(points: list[Point]) -> list[str]:
-    """Return how often which sampler adds less noise, and where."""
-    others = [point for point in points if not point.els_no_more_alike]
-    exceptions = ", ".join(f"{size}" for size in sorted({p.uls_group_size for p in others}))
-    sentences = [
-        f"Alike gradients: ELS adds no more noise than ULS in {len(points) - len(others)} of "
-        f"{len(points)} settings; the others have G = {exceptions or 'none'}."
-    ]
-    for epsilon in sorted({point.epsilon for point in points}):
-        row = [p for p in points if p.epsilon == epsilon]
-        quieter = sum(not p.els_no_more_diverse for p in row)
-        best = max(row, key=lambda p: p.ratio_diverse)
-        sentences.append(
-            f"Diverse gradients, ε = {epsilon:g}: ULS adds less noise in {quieter} of {len(row)} "
-            f"settings; var(ELS)/var(ULS) is at most {number(best.ratio_diverse)}, at M = "
-            f"{best.cohort_size}, B = {best.gradients_per_round:,}."
-        )
-    return sentences
-
-
 def draw(points: list[Point], terms: str) -> Figure:
     """Draw variance against B: a panel for each M (rows) and ε (columns)."""
     epsilons = sorted({point.epsilon for point in points})
     cohorts = sorted({point.cohort_size for point in points})
-    figure = new_figure(
-        2.0 + 2.3 * len(epsilons),
-        1.5 + 1.8 * len(cohorts),
-        "At equal ε and compute, diverse gradients make ULS the quieter one"
-        if len(epsilons) > 1
-        else "Noise at equal ε and compute",
-        f"{terms[0].upper()}{terms[1:]}.",
+    title = "At equal ε and compute, diverse gradients make ULS the quieter one"
+    figure, panes = panels(
+        (2.0 + 2.3 * len(epsilons), 1.5 + 1.8 * len(cohorts)),
+        title if len(epsilons) > 1 else "Noise at equal ε and compute",
+        terms,
+        [[f"ε = {epsilon:g}, M = {cohort}" for epsilon in epsilons] for cohort in cohorts],
+        x="B: gradients a round",
+        y="noise variance",
+        share=("row", "col"),
     )
-    panels = figure.subplots(len(cohorts), len(epsilons), squeeze=False, sharey="col", sharex="row")
-    for (i, cohort), (j, epsilon) in product(enumerate(cohorts), enumerate(epsilons)):
-        row = [p for p in points if (p.epsilon, p.cohort_size) == (epsilon, cohort)]
-        _panel(panels[i, j], row, f"ε = {epsilon:g}, M = {cohort}")
-        if j == 0:
-            panels[i, j].set_ylabel("noise variance", fontsize=8, color=INK)
-        if i == len(cohorts) - 1:
-            panels[i, j].set_xlabel("B: gradients a round", fontsize=8, color=INK)
-    handles, labels = panels[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right center", fontsize=8, frameon=False)
+    for axes, (cohort, epsilon) in zip(panes, product(cohorts, epsilons), strict=True):
+        _curves(axes, [p for p in points if (p.epsilon, p.cohort_size) == (epsilon, cohort)])
+    legend(figure, panes[0])
     return figure
 
 
-def _panel(axes: Axes, row: list[Point], title: str) -> None:
-    clean(axes, title)
+_CURVES = {
+    "ELS": ("els_variance", "o-", 1),
+    "ULS, alike:\n$L_{ULS} = L_{ELS}$": ("uls_variance_alike", "s--", 0),
+    "ULS, diverse:\n$L_{ULS} = L_{ELS}/\\sqrt{G}$": ("uls_variance_diverse", "s-", 2),
+}
+
+
+def _curves(axes: Axes, row: list[Point]) -> None:
     budgets = [point.gradients_per_round for point in row]
-    axes.plot(budgets, [p.els_variance for p in row], "o-", color=colour(1), ms=3.5, label="ELS")
-    axes.plot(
-        budgets,
-        [p.uls_variance_alike for p in row],
-        "s--",
-        color=colour(0),
-        ms=3.5,
-        label="ULS, alike:\n$L_{ULS} = L_{ELS}$",
-    )
-    axes.plot(
-        budgets,
-        [p.uls_variance_diverse for p in row],
-        "s-",
-        color=colour(2),
-        ms=3.5,
-        label="ULS, diverse:\n$L_{ULS} = L_{ELS}/\\sqrt{G}$",
-    )
+    for label, (key, form, hue) in _CURVES.items():
+        values = [getattr(point, key) for point in row]
+        axes.plot(budgets, values, form, color=colour(hue), ms=3.5, label=label)
     axes.set_xscale("log", base=2)
     axes.set_xticks(budgets[::2], [f"{budget:,}" for budget in budgets[::2]])
     axes.set_yscale("log")
@@ -235,17 +206,3 @@ def _noise_multiplier(probability: float, units_per_user: int, epsilon: float) -
         epsilon=epsilon,
         delta=DELTA,
     )
-
-
-def _cells(point: Point) -> list[str]:
-    return [
-        f"{point.epsilon:g}",
-        str(point.cohort_size),
-        str(point.uls_group_size),
-        f"{point.gradients_per_round:,}",
-        f"{point.els_noise_multiplier:g}",
-        f"{point.uls_noise_multiplier:g}",
-        number(point.els_variance),
-        number(point.ratio_alike),
-        number(point.ratio_diverse),
-    ]

@@ -1,17 +1,22 @@
-"""Charles et al. 2024, §4, Figure 5: hypothetical populations in the accounting alone."""
+"""Charles et al. 2024, §4, Figure 5: hypothetical populations in the accounting.
+
+The data stay as they are, and the noise is that which would keep ε if there were 10 or 100 times
+the users, each drawn as much more rarely. That is a hypothetical: no run here keeps that promise.
+
+The paper finds that ELS gains more from users, and ULS more from compute (CC-News, ε = 4).
+"""
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import product
-from pathlib import Path
 
-from experiments.studies.common.series import distinct, draw, means, pick
-from experiments.studies.common.trained import Trained, base, carry_through, cell, with_noise
+from experiments.studies.common.series import draw
+from experiments.studies.common.trained import Trained, base, cell, with_noise
 from fedsim.accounting.calibration import calibrate_noise_multiplier
 from fedsim.config import Config
 from fedsim.materials import load_materials
 from fedsim.planner.budget import at_budget
-from fedsim.report.measured.lines import Measurement
 from fedsim.sampling import PoissonSampling
 from fedsim.strategy import build_plan
 from fedsim.sweep.cells import Cell, parse_variation
@@ -19,11 +24,6 @@ from fedsim.sweep.cells import Cell, parse_variation
 EPSILON, DELTA = 4.0, 1e-4
 TIMES, BUDGETS = (1, 10, 100), (32, 128)
 ULS, ELS = ("strategy.group_size=2",), ("strategy.name=els", "strategy.group_size=9")
-
-
-def run(out: Path, *, quick: bool) -> None:
-    """Train with the noise of hypothetical populations, and write the study into `out`."""
-    carry_through(STUDY, out, quick=quick)
 
 
 def grid(quick: bool) -> list[Cell]:
@@ -42,7 +42,7 @@ def grid(quick: bool) -> list[Cell]:
 
 
 def hypothetical_noise(config: Config, times: int) -> float:
-    """Return the noise multiplier that would do if there were `times` the users.
+    """Return the noise multiplier that is enough for `times` the users.
 
     The cohort stays as large as it is, so the probability of each is a `times`-th.
     """
@@ -57,38 +57,19 @@ def hypothetical_noise(config: Config, times: int) -> float:
     )
 
 
-def findings(measurement: Measurement) -> list[str]:
-    """Return what more users would be worth to each sampler."""
-    sentences = [
-        f"Hypothetical: with 10x and 100x users, ε = {EPSILON:g} (δ = {DELTA:g}; unit: user; "
-        "relation: add-or-remove-one user; Poisson sampling; pld accountant for ULS, mixture for "
-        "ELS) would hold only if there were that many. The ε in the table are those of the runs "
-        "as they were, with the users that there are."
-    ]
-    for budget in distinct(measurement.lines, "budget"):
-        for name in distinct(measurement.lines, "source"):
-            first, *more = means(pick(measurement.lines, budget=budget, source=name))
-            gains = ", ".join(f"{first - loss:.4f}" for loss in more)
-            sentences.append(f"{name}, {budget} gradients a round: 10x and 100x gain {gains} nats.")
-    sentences.append(
-        "The paper finds that ELS gains more from users, and ULS more from compute (CC-News, "
-        "ε = 4)."
-    )
-    return sentences
-
-
-STUDY = Trained(
+run = Trained(
     name="users-in-accounting",
     title="What more users would be worth: hypothetical populations in the accounting",
-    explanation=(
-        "Charles et al. 2024, §4 (Figure 5): the data stay as they are, and the noise is that "
-        "which would keep ε if there were 10 or 100 times the users, each drawn as much more "
-        "rarely. That is a hypothetical: no run here keeps that promise.",
-    ),
+    explanation=__doc__,
+    notes=lambda _: [
+        f"With 10x and 100x users, ε = {EPSILON:g} (δ = {DELTA:g}; unit: user; relation: "
+        "add-or-remove-one user; Poisson sampling; pld accountant for ULS, mixture for ELS) would "
+        "hold only if there were that many. The ε in the table are those of the runs as they were, "
+        "with the users that there are."
+    ],
     cells=grid,
-    findings=findings,
-    draw=lambda measurement: draw(
-        measurement,
+    draw=partial(
+        draw,
         x="users",
         series="source",
         panels="budget",

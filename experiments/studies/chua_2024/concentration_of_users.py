@@ -1,4 +1,4 @@
-"""How concentrated users' gradients are at the starting model, on the Shakespeare speakers."""
+"""Concentration of users' gradients at the starting model, on the Shakespeare speakers."""
 
 from __future__ import annotations
 

@@ -1,14 +1,19 @@
-"""Chua et al. 2024, App. C, Table 8: full fine-tuning against adapters of several ranks."""
+"""Chua et al. 2024, App. C, Table 8: full fine-tuning and LoRA adapters of several ranks.
+
+Fewer parameters mean less noise in all, and less to train with. `tiny-gpt` has 1 M parameters, so
+a rank is a larger share of it than of GPT-2.
+
+The paper finds adapters and full fine-tuning close without privacy, with the rank of little
+influence (GPT-2, Enron and BookSum).
+"""
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import product
-from pathlib import Path
 
-from experiments.studies.common.paired import against
-from experiments.studies.common.series import distinct, draw, means, pick
-from experiments.studies.common.trained import Trained, base, carry_through, cell
-from fedsim.report.measured.lines import Measurement
+from experiments.studies.common.series import draw
+from experiments.studies.common.trained import Trained, base, cell
 from fedsim.sweep.cells import Cell, parse_variation
 
 EPSILONS = (1, 8)
@@ -16,11 +21,6 @@ WAYS = {
     "full": ("model.trainable=all",),
     **{f"rank {rank}": ("model.trainable=all", f"model.lora_rank={rank}") for rank in (4, 16, 32)},
 }
-
-
-def run(out: Path, *, quick: bool) -> None:
-    """Train with every rank, and write the study into `out`."""
-    carry_through(STUDY, out, quick=quick)
 
 
 def grid(quick: bool) -> list[Cell]:
@@ -36,36 +36,13 @@ def grid(quick: bool) -> list[Cell]:
     return cells
 
 
-def findings(measurement: Measurement) -> list[str]:
-    """Return the order of the ways at each ε."""
-    sentences = []
-    for epsilon in distinct(measurement.lines, "epsilon"):
-        lines = pick(measurement.lines, epsilon=epsilon)
-        names = [line.settings["parameters"] for line in lines]
-        ranked = ", ".join(
-            f"{name} {loss:.4f}" for loss, name in sorted(zip(means(lines), names, strict=True))
-        )
-        apart = against(lines, "parameters", "full")
-        sentences.append(f"ε = {epsilon}: {ranked}{apart and '; ' + apart}.")
-    sentences.append(
-        "The paper finds adapters and full fine-tuning close without privacy, with the rank of "
-        "little influence (GPT-2, Enron and BookSum)."
-    )
-    return sentences
-
-
-STUDY = Trained(
+run = Trained(
     name="lora-rank",
     title="Full fine-tuning against adapters",
-    explanation=(
-        "Chua et al. 2024, App. C (Table 8). Fewer parameters mean less noise in all, and less to "
-        "train with. `tiny-gpt` has 1 M parameters, so a rank is a larger share of it than of "
-        "GPT-2.",
-    ),
+    explanation=__doc__,
     cells=grid,
-    findings=findings,
-    draw=lambda measurement: draw(
-        measurement,
+    draw=partial(
+        draw,
         x="parameters",
         series="epsilon",
         panels="",

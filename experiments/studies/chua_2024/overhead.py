@@ -1,10 +1,21 @@
-"""Chua et al. 2024, App. C.4, Table 12: where the seconds of a private round go."""
+"""Chua et al. 2024, App. C.4, Table 12: time of each part of a private round.
+
+The paper times a step with and without privacy. Here a round is taken apart: forward and backward
+over its texts in large padded batches (the floor, which training without privacy pays too); the
+engine's clipped sum, beyond that; the same through Flower's messages, beyond that; estimate and
+noise; the server's step; the ledger's charge and the budget's check.
+
+The check is made once a run, and a round of it is counted: longer runs pay less a round. Reading
+the texts is part of the floor. `least` and `most` are of the rounds.
+
+The paper has 1.06 to 1.09 times for User-wise DP-SGD and 1.04 to 1.06 for Group Privacy: GPT-2
+small to large, LoRA of rank 32, 1,024 sequences a step, ten a unit, on an A100.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -19,15 +30,7 @@ from experiments.studies.chua_2024.round_stages import (
     parts,
     prepare,
 )
-from experiments.studies.common.output import (
-    Shown,
-    Study,
-    check_folder,
-    clean,
-    new_figure,
-    steps,
-    write_study,
-)
+from experiments.studies.common.output import Result, Table, clean, legend, new_figure, steps, study
 from experiments.studies.common.trained import QUICK, base
 from fedsim.config import Config, with_settings
 from fedsim.materials import Materials, load_materials
@@ -50,16 +53,15 @@ NAMES = {
     "server_step": "server step",
     "accounting": "ledger and budget",
 }
-PAPER = {"uls": ("User-wise DP-SGD", "1.06 to 1.09"), "els": ("Group Privacy", "1.04 to 1.06")}
 
 
 @dataclass(frozen=True, eq=False)
 class Measured:
-    """One strategy.
+    """Measured rounds of one strategy.
 
     Attributes:
         name: of the strategy.
-        terms: what the noise keeps.
+        terms: of the ε that the noise is calibrated to.
         stages: a round each.
         num_units: a round each.
         num_gradients: a round each.
@@ -82,16 +84,61 @@ class Measured:
         return parts(self.mean)
 
 
-def run(out: Path, *, quick: bool) -> None:
-    """Time both strategies on this machine, and write the study into `out`.
-
-    Raises:
-        ConfigError: `out` is not a folder for a study.
-    """
-    check_folder(out)
+@study("overhead", "Where the seconds of a private round go", __doc__)
+def run(quick: bool) -> Result:
+    """Time both strategies on this machine."""
     uls, els, materials = configs(quick)
     measured = [time_rounds(config, materials, quick) for config in (uls, els)]
-    write_study(_study(measured, uls), out, quick=quick)
+    where, which = machine(), versions()
+    on = (
+        f"{where['system']}, {where['processor']}, {where['cpus']} CPUs; one worker in this "
+        f"process, {torch.get_num_threads()} thread(s) of torch, OMP_NUM_THREADS = "
+        f"{where['threads']}; {where['date']}"
+    )
+    terms = [f"{strategy.name.upper()}: noise for {strategy.terms}" for strategy in measured]
+    work = "; ".join(
+        f"{strategy.name.upper()} {np.mean(strategy.num_units):g} units with "
+        f"{np.mean(strategy.num_gradients):g} gradients"
+        for strategy in measured
+    )
+    records = rows(measured)
+    model = uls.model
+    return Result(
+        settings=(
+            f"Measured on {on}.",
+            f"Versions: {', '.join(f'{name} {number}' for name, number in which.items())}.",
+            f"{model.name_or_path}, trained: {model.trainable}; sequences of at most "
+            f"{uls.data.sequence_length} tokens; mean round: {work}.",
+            f"Medians over repetitions in turns, averaged over {len(measured[0].stages)} rounds; "
+            f"the floor is the quickest of {', '.join(map(str, BATCH_SIZES))} sequences at a time.",
+            *(f"{text}." for text in terms),
+            f"A run has {uls.strategy.rounds} rounds.",
+        ),
+        notes=[count(strategy) for strategy in measured],
+        table=Table.of(
+            records,
+            {
+                "strategy": ("strategy", str.upper),
+                "part": ("part", lambda part: NAMES.get(part, "total")),
+                "s a round": ("seconds", ".4g"),
+                "least": ("least", ".4g"),
+                "most": ("most", ".4g"),
+                "share": ("share", ".1%"),
+                "over the floor": ("ratio_to_floor", ".3f"),
+            },
+        ),
+        records=records,
+        figure=draw(measured, "; ".join([on, *terms]) + ". Right: over gradients and step alone."),
+    )
+
+
+def count(strategy: Measured) -> str:
+    """Return a strategy's ratio to training without privacy, and a round timed in one piece."""
+    return (
+        f"{strategy.name.upper()}: a private round takes {strategy.parts.ratio:.2f} times the "
+        f"{strategy.parts.non_private:.4g} s of gradients and step; in one piece "
+        f"{strategy.mean.whole:.4g} s."
+    )
 
 
 def configs(quick: bool) -> tuple[Config, Config, Materials]:
@@ -113,7 +160,7 @@ def time_rounds(config: Config, materials: Materials, quick: bool) -> Measured:
     rounds, repetitions = (QUICK_ROUNDS, QUICK_REPETITIONS) if quick else (ROUNDS, REPETITIONS)
     with open_grid(config.executor) as grid:
         prepared: Prepared = prepare(config, materials, grid)
-        found = [
+        rounds_measured = [
             measure(prepared, round, repetitions)
             for round in steps(range(rounds), f"rounds of {config.strategy.name}")
         ]
@@ -121,140 +168,54 @@ def time_rounds(config: Config, materials: Materials, quick: bool) -> Measured:
     return Measured(
         config.strategy.name,
         f"ε = {epsilon:g}, {epsilon_terms(prepared.plan, config)}",
-        [stages for stages, _ in found],
-        [total.num_units for _, total in found],
-        [total.num_gradients for _, total in found],
+        [stages for stages, _ in rounds_measured],
+        [total.num_units for _, total in rounds_measured],
+        [total.num_gradients for _, total in rounds_measured],
     )
-
-
-def findings(measured: Sequence[Measured]) -> list[str]:
-    """Return how much longer a private round takes, by what, and what the paper has."""
-    sentences = []
-    for one in measured:
-        split, name = one.parts, one.name.upper()
-        added = {
-            field: value
-            for field, value in split._asdict().items()
-            if field not in ("forward_backward", "server_step")
-        }
-        listed = ", ".join(
-            f"{NAMES[field]} {value / split.non_private:+.1%}" for field, value in added.items()
-        )
-        method, ratios = PAPER[one.name]
-        sentences += [
-            f"{name}: a private round takes {split.total:.4g} s, "
-            f"{split.total / split.non_private:.2f} times the {split.non_private:.4g} s of "
-            f"gradients and step without privacy: {listed}.",
-            f"{name}: run in one piece a round takes {one.mean.whole:.4g} s; its parts, the "
-            f"budget's check left out, add up to {split.total - one.mean.budget:.4g} s.",
-            f"The paper has {ratios} times for {method}: GPT-2 small to large, LoRA of rank 32, "
-            "1,024 sequences a step, ten a unit, on an A100.",
-        ]
-        below = [NAMES[field] for field, value in split._asdict().items() if value < 0.0]
-        if below:
-            sentences.append(
-                f"{name}: {', '.join(below)} came out below zero: within what times here vary by."
-            )
-    return sentences
 
 
 def rows(measured: Sequence[Measured]) -> list[dict[str, object]]:
     """Return a row for each strategy and part, then its total; least and most are of a round."""
-    found: list[dict[str, object]] = []
-    for one in measured:
-        split = one.parts
-        by_round = [(*each, each.total) for each in map(parts, one.stages)]
+    records: list[dict[str, object]] = []
+    for strategy in measured:
+        split = strategy.parts
+        by_round = [(*each, each.total) for each in map(parts, strategy.stages)]
         columns = [*zip(*by_round, strict=True)]
         for field, seconds, of_rounds in zip(
             (*split._fields, "total"), (*split, split.total), columns, strict=True
         ):
-            found.append(
+            records.append(
                 {
-                    "strategy": one.name,
+                    "strategy": strategy.name,
                     "part": field,
                     "seconds": seconds,
                     "least": min(of_rounds),
                     "most": max(of_rounds),
                     "share": seconds / split.total,
                     "ratio_to_floor": seconds / split.forward_backward,
-                    "units": float(np.mean(one.num_units)),
-                    "gradients": float(np.mean(one.num_gradients)),
+                    "units": float(np.mean(strategy.num_units)),
+                    "gradients": float(np.mean(strategy.num_gradients)),
                 }
             )
-    return found
+    return records
 
 
 def draw(measured: Sequence[Measured], note: str) -> Figure:
     """Draw a stacked bar of seconds for each strategy; what is below zero is left out."""
     figure = new_figure(9.0, 3.4, "Where the seconds of a private round go", note)
     axes = figure.subplots()
-    clean(axes)
-    names = [one.name.upper() for one in measured]
+    clean(axes, x="seconds a round")
+    names = [strategy.name.upper() for strategy in measured]
     left = np.zeros(len(measured))
     for index, (field, label) in enumerate(NAMES.items()):
-        widths = np.array([max(0.0, getattr(one.parts, field)) for one in measured])
+        widths = np.array([max(0.0, getattr(strategy.parts, field)) for strategy in measured])
         axes.barh(names, widths, left=left, height=0.6, color=colour(index), label=label)
         left += widths
-    for place, one in enumerate(measured):
-        ratio = one.parts.total / one.parts.non_private
-        axes.text(left[place], place, f"  {ratio:.2f}×", va="center", fontsize=9, color=INK)
+    for place, strategy in enumerate(measured):
+        axes.text(
+            left[place], place, f"  {strategy.parts.ratio:.2f}×", va="center", fontsize=9, color=INK
+        )
     axes.margins(x=0.12)
     axes.invert_yaxis()
-    axes.set_xlabel("seconds a round", fontsize=8, color=INK)
-    handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right center", fontsize=8, frameon=False)
+    legend(figure, axes)
     return figure
-
-
-def _study(measured: Sequence[Measured], config: Config) -> Study:
-    where, which = machine(), versions()
-    on = (
-        f"{where['system']}, {where['processor']}, {where['cpus']} CPUs; one worker in this "
-        f"process, {torch.get_num_threads()} thread(s) of torch, OMP_NUM_THREADS = "
-        f"{where['threads']}; {where['date']}"
-    )
-    terms = [f"{one.name.upper()}: noise for {one.terms}" for one in measured]
-    work = "; ".join(
-        f"{one.name.upper()} {np.mean(one.num_units):g} units with {np.mean(one.num_gradients):g} "
-        "gradients"
-        for one in measured
-    )
-    shown = [
-        [
-            str(row["strategy"]).upper(),
-            NAMES.get(str(row["part"]), "total"),
-            *(f"{row[key]:.4g}" for key in ("seconds", "least", "most")),
-            f"{row['share']:.1%}",
-            f"{row['ratio_to_floor']:.3f}",
-        ]
-        for row in rows(measured)
-    ]
-    return Study(
-        name="overhead",
-        title="Where the seconds of a private round go",
-        explanation=(
-            "Chua et al. 2024, App. C.4 (Table 12), time a step with and without privacy. Here a "
-            "round is taken apart: forward and backward over its texts in large padded batches "
-            "(the floor, which training without privacy pays too); the engine's clipped sum, "
-            "beyond that; the same through Flower's messages, beyond that; estimate and noise; "
-            "the server's step; the ledger's charge and the budget's check.",
-            "The check is made once a run, and a round of it is counted: longer runs pay less a "
-            "round. Reading the texts is part of the floor. `least` and `most` are of the rounds.",
-        ),
-        settings=(
-            f"Measured on {on}.",
-            f"Versions: {', '.join(f'{name} {number}' for name, number in which.items())}.",
-            f"{config.model.name_or_path}, trained: {config.model.trainable}; sequences of at most "
-            f"{config.data.sequence_length} tokens; mean round: {work}.",
-            f"Medians over repetitions in turns, averaged over {len(measured[0].stages)} rounds; "
-            f"the floor is the quickest of {', '.join(map(str, BATCH_SIZES))} sequences at a time.",
-            *(f"{text}." for text in terms),
-            f"A run has {config.strategy.rounds} rounds.",
-        ),
-        findings=findings(measured),
-        table=Shown(
-            ("strategy", "part", "s a round", "least", "most", "share", "over the floor"), shown
-        ),
-        records=rows(measured),
-        figure=draw(measured, "; ".join([on, *terms]) + ". Right: over gradients and step alone."),
-    )

@@ -1,22 +1,26 @@
-"""Chua et al. 2024, §§4.2, 5.2 and 6, Tables 3, 5 and 6: how many records a user contributes."""
+"""Chua et al. 2024, Tables 3, 5 and 6: loss by the number of records that a user contributes.
+
+k records a user in Group Privacy (Algorithm 1) and User-wise DP-SGD (Algorithm 2, here `uls`),
+with `els`, which is Algorithm 1 priced by the mixture-of-Gaussians accountant, between them. A
+round draws 64 units on average: examples, or users whose k records are averaged, so `uls` computes
+up to k times more.
+
+The paper finds small k better for Group Privacy at small ε, large k always better for User-wise
+DP-SGD, and User-wise DP-SGD in front, the more so at small ε. It has no row for the mixture
+accountant (`els`), which came later.
+"""
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import product
-from pathlib import Path
 
-from experiments.studies.common.series import distinct, draw, means, pick
-from experiments.studies.common.trained import Trained, base, carry_through, cell
-from fedsim.report.measured.lines import Measurement
+from experiments.studies.common.series import draw
+from experiments.studies.common.trained import Trained, base, cell
 from fedsim.sweep.cells import Cell, parse_variation
 
 EPSILONS, RECORDS = (1, 8), (1, 2, 4, 8)
 SIZES = {"group-privacy": "batch_size", "els": "batch_size", "uls": "cohort_size"}
-
-
-def run(out: Path, *, quick: bool) -> None:
-    """Train with every number of records, and write the study into `out`."""
-    carry_through(STUDY, out, quick=quick)
 
 
 def grid(quick: bool) -> list[Cell]:
@@ -35,44 +39,13 @@ def grid(quick: bool) -> list[Cell]:
     return cells
 
 
-def findings(measurement: Measurement) -> list[str]:
-    """Return the best number of records, and which strategy is in front."""
-    sentences = []
-    for epsilon in distinct(measurement.lines, "epsilon"):
-        best = {}
-        for strategy in distinct(measurement.lines, "source"):
-            lines = pick(measurement.lines, source=strategy, epsilon=epsilon)
-            losses = dict(
-                zip([line.settings["records"] for line in lines], means(lines), strict=True)
-            )
-            number = min(losses, key=lambda records: losses[records])
-            best[strategy] = losses[number]
-            sentences.append(
-                f"{strategy}, ε = {epsilon}: best with k = {number}, {best[strategy]:.4f}."
-            )
-        first = min(best, key=lambda strategy: best[strategy])
-        sentences.append(f"ε = {epsilon}: {first} is in front.")
-    sentences.append(
-        "The paper finds small k better for Group Privacy at small ε, large k always better for "
-        "User-wise DP-SGD, and User-wise DP-SGD in front, the more so at small ε. It has no row "
-        "for the mixture accountant (`els`), which came later."
-    )
-    return sentences
-
-
-STUDY = Trained(
+run = Trained(
     name="records-per-user",
     title="How many records a user contributes",
-    explanation=(
-        "Chua et al. 2024, Tables 3, 5 and 6: k records a user in Group Privacy (Algorithm 1) and "
-        "User-wise DP-SGD (Algorithm 2, here `uls`), with `els`, which is Algorithm 1 priced by "
-        "the mixture-of-Gaussians accountant, between them. A round draws 64 units on average: "
-        "examples, or users whose k records are averaged, so `uls` computes up to k times more.",
-    ),
+    explanation=__doc__,
     cells=grid,
-    findings=findings,
-    draw=lambda measurement: draw(
-        measurement,
+    draw=partial(
+        draw,
         x="records",
         series="epsilon",
         panels="source",

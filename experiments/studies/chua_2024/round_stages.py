@@ -1,4 +1,4 @@
-"""The stages of a private round, each timed by itself, and what lies between one and the next."""
+"""Times of the stages of a private round, and what each adds to the one before."""
 
 from __future__ import annotations
 
@@ -78,12 +78,17 @@ class Parts(NamedTuple):
 
     @property
     def non_private(self) -> float:
-        """What training without privacy in one process does: gradients and a step."""
+        """Seconds of training without privacy in one process: gradients and a step."""
         return self.forward_backward + self.server_step
+
+    @property
+    def ratio(self) -> float:
+        """The private round over training without privacy."""
+        return self.total / self.non_private
 
 
 def parts(stages: Stages) -> Parts:
-    """Return what each stage adds to the one within it."""
+    """Return the time that each stage adds to the one within it."""
     return Parts(
         forward_backward=stages.floor,
         clipping=stages.engine - stages.floor,
@@ -96,7 +101,7 @@ def parts(stages: Stages) -> Parts:
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """A run before its first round, with all that computes it."""
+    """A run before its first round, with its plan, task, engine and executor."""
 
     config: Config
     model: LanguageModel
@@ -108,7 +113,7 @@ class Prepared:
 
 
 def prepare(config: Config, materials: Materials, grid: Grid) -> Prepared:
-    """Return what a run of the config computes with, in this process and through a grid."""
+    """Return a run of the config, ready to be timed in this process and through a grid."""
     plan = build_plan(config, materials)
     task: Task = resolve("tasks", plan.task.name, "task")(materials, **plan.task.options)
     size = most_tokens_per_unit(materials, plan.task.options.get("group_size"))

@@ -1,24 +1,26 @@
-"""Chua et al. 2024, §4.1 and §5.1, Tables 2, 4 and 7: which of a user's records to train on."""
+"""Chua et al. 2024, §4.1 and §5.1, Tables 2, 4 and 7: rules that select a user's records.
+
+Group Privacy (Algorithm 1, priced by black-box group privacy) and User-wise DP-SGD (Algorithm 2,
+here `uls`) with two records a user, chosen by each rule. Perplexity is that of the starting model.
+Both draw about 96 units a round: examples in the one, users in the other, whose two records are
+averaged.
+
+The paper finds the longest sequences best for Group Privacy on Enron and no rule best on BookSum,
+and random chunks best for User-wise DP-SGD on both.
+"""
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import product
-from pathlib import Path
 
-from experiments.studies.common.paired import against
-from experiments.studies.common.series import distinct, draw, means, pick
-from experiments.studies.common.trained import Trained, base, carry_through, cell
-from fedsim.report.measured.lines import Measurement
+from experiments.studies.common.series import draw
+from experiments.studies.common.trained import Trained, base, cell
 from fedsim.sweep.cells import Cell, parse_variation
 
 RULES = ("random", "longest", "shortest", "highest-perplexity", "lowest-perplexity")
 EPSILONS = (1, 8)
 SIZES = {"group-privacy": "batch_size", "uls": "cohort_size"}
-
-
-def run(out: Path, *, quick: bool) -> None:
-    """Train with every selection, and write the study into `out`."""
-    carry_through(STUDY, out, quick=quick)
 
 
 def grid(quick: bool) -> list[Cell]:
@@ -39,37 +41,13 @@ def grid(quick: bool) -> list[Cell]:
     return cells
 
 
-def findings(measurement: Measurement) -> list[str]:
-    """Return the best selection of each strategy and ε."""
-    sentences = []
-    for strategy in distinct(measurement.lines, "source"):
-        for epsilon in distinct(measurement.lines, "epsilon"):
-            lines = pick(measurement.lines, source=strategy, epsilon=epsilon)
-            rules = [line.settings["selection"] for line in lines]
-            order = sorted(zip(means(lines), rules, strict=True))
-            ranked = ", ".join(f"{rule} {loss:.4f}" for loss, rule in order)
-            apart = against(lines, "selection", "random")
-            sentences.append(f"{strategy}, ε = {epsilon}: {ranked}{apart and '; ' + apart}.")
-    sentences.append(
-        "The paper finds the longest sequences best for Group Privacy on Enron and no rule best "
-        "on BookSum, and random chunks best for User-wise DP-SGD on both."
-    )
-    return sentences
-
-
-STUDY = Trained(
+run = Trained(
     name="selection",
     title="Which of a user's records to train on",
-    explanation=(
-        "Chua et al. 2024, §§4.1 and 5.1: Group Privacy (Algorithm 1, priced by black-box group "
-        "privacy) and User-wise DP-SGD (Algorithm 2, here `uls`) with two records a user, chosen "
-        "by each rule. Perplexity is that of the starting model. Both draw about 96 units a round: "
-        "examples in the one, users in the other, whose two records are averaged.",
-    ),
+    explanation=__doc__,
     cells=grid,
-    findings=findings,
-    draw=lambda measurement: draw(
-        measurement,
+    draw=partial(
+        draw,
         x="selection",
         series="epsilon",
         panels="source",

@@ -1,1 +1,1 @@
-"""What studies share: output files, intervals over seeds, grids that train."""
+"""Shared by studies: output files, figures, intervals, grids that train."""

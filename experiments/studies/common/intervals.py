@@ -1,4 +1,4 @@
-"""95 % intervals over trials: of a mean, and of the ratio of two means over the same trials."""
+"""95 % intervals over trials, of a mean and of a ratio of paired means."""
 
 from __future__ import annotations
 
@@ -18,10 +18,6 @@ class Interval(NamedTuple):
     value: float
     low: float
     high: float
-
-    def __str__(self) -> str:
-        """Return it as `0.912 [0.893, 0.931]`."""
-        return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
 
 def mean_interval(values: Values) -> Interval:

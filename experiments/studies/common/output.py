@@ -1,22 +1,22 @@
-"""What every study leaves behind: table.csv, table.md and picture.png, and a table to look at."""
+"""Studies: what one computes, and the table, page and picture that it writes."""
 
 from __future__ import annotations
 
 import csv
 import io
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, Literal, TypeVar
 
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from rich import box
+from rich import box, table
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 from rich.text import Text
 
 from fedsim.accounting.rounding import round_up
@@ -25,6 +25,9 @@ from fedsim.report.style import INK, MUTED, RULE
 from fedsim.utils.files import write_atomically
 
 Step = TypeVar("Step")
+Records = Sequence[Mapping[str, Any]]
+Share = bool | Literal["none", "all", "row", "col"]
+Form = str | Callable[[Any], str]
 
 FILES = {
     "table.csv",
@@ -33,6 +36,7 @@ FILES = {
     "lemma_1.csv",
     "concentration.csv",
     "suboptimality.csv",
+    "recommendations.csv",
     "measurement.json",
     "comparison.csv",
     "comparison.html",
@@ -45,36 +49,121 @@ DPI = 160
 
 
 @dataclass(frozen=True)
-class Shown:
-    """A table as people read it: cells are texts; the CSV has the numbers."""
+class Table:
+    """A table for people: cells are texts."""
 
     heads: Sequence[str]
     rows: Sequence[Sequence[str]]
 
+    @classmethod
+    def of(cls, records: Records, columns: Mapping[str, tuple[str, Form]]) -> Table:
+        """Return a table of records.
+
+        Args:
+            records: a row each.
+            columns: head to the key of its values and how they are written: a format
+                specification, or a function.
+        """
+        rows = [
+            [
+                form(record[key]) if callable(form) else format(record[key], form)
+                for key, form in columns.values()
+            ]
+            for record in records
+        ]
+        return cls([*columns], rows)
+
+    def markdown(self) -> str:
+        """Return the table as Markdown, every column to the right."""
+        lines = [self.heads, ["---:"] * len(self.heads), *self.rows]
+        return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+    def rich(self) -> table.Table:
+        """Return the table for a terminal."""
+        shown = table.Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+        for head in self.heads:
+            shown.add_column(head, justify="right", overflow="fold")
+        for row in self.rows:
+            shown.add_row(*map(Text, row))
+        return shown
+
+
+@dataclass(frozen=True)
+class Result:
+    """Results of a study.
+
+    Attributes:
+        settings: everything that was fixed, and what each ε is an ε of.
+        table: for people.
+        records: rows of `table.csv` with the same keys, at full precision.
+        figure: `picture.png`.
+        notes: one-line counts and means over the rows.
+        more: further CSV files by name, each as records.
+    """
+
+    settings: Sequence[str]
+    table: Table
+    records: Records
+    figure: Figure
+    notes: Sequence[str] = ()
+    more: Mapping[str, Records] = field(default_factory=dict)
+
 
 @dataclass(frozen=True)
 class Study:
-    """A finished study.
+    """A study, as registered under `fedsim.studies`; called, it runs.
 
     Attributes:
         name: as registered.
-        title: one line that says what is seen.
-        explanation: paragraphs: what is shown, and of which paper's section.
-        settings: everything that was fixed, and what each ε is an ε of.
-        findings: sentences made from the numbers.
-        table: for people.
-        records: for programs; rows of `table.csv` with the same keys, at full precision.
-        figure: `picture.png`.
+        title: one line that says what is compared.
+        explanation: Markdown: what is shown, and of which paper's section; the module's docstring.
+        compute: the work, quick or whole.
     """
 
     name: str
     title: str
-    explanation: Sequence[str]
-    settings: Sequence[str]
-    findings: Sequence[str]
-    table: Shown
-    records: Sequence[Mapping[str, object]]
-    figure: Figure
+    explanation: str | None
+    compute: Callable[[bool], Result]
+
+    def __call__(self, out: Path, *, quick: bool) -> None:
+        """Compute, and write table, page and picture into `out`.
+
+        Raises:
+            ConfigError: `out` is not a folder for a study.
+        """
+        check_folder(out)
+        self.write(self.compute(quick), out, quick=quick)
+
+    def write(self, result: Result, out: Path, *, quick: bool) -> None:
+        """Write the files into `out`, replacing a former run's, and print the table."""
+        for name, records in {**result.more, "table.csv": result.records}.items():
+            write_atomically(out / name, to_csv(records))
+        write_atomically(out / "table.md", self.page(result, quick=quick))
+        stream = io.BytesIO()
+        result.figure.savefig(stream, format="png", dpi=DPI)
+        write_atomically(out / "picture.png", stream.getvalue())
+        console = Console()
+        console.print(Text(self.title, style="bold"), result.table.rich())
+        for sentence in (*result.notes, *result.settings):
+            console.print(Text(sentence))
+        console.print(Text(f"Table: {out / 'table.md'}   Picture: {out / 'picture.png'}"))
+
+    def page(self, result: Result, *, quick: bool) -> str:
+        """Return the study as Markdown: title, explanation, settings, counts and table."""
+        command = f"fedsim study {self.name}{' --quick' if quick else ''}"
+        lists = {"Settings": (*result.settings, f"Made by `{command}`."), "Notes": result.notes}
+        parts = [f"# {self.title}", (self.explanation or "").strip(), "![the picture](picture.png)"]
+        for head, lines in lists.items():
+            if lines:
+                parts += [f"## {head}", "\n".join(f"- {line}" for line in lines)]
+        return "\n\n".join([*parts, "## Table", result.table.markdown()]) + "\n"
+
+
+def study(
+    name: str, title: str, explanation: str | None
+) -> Callable[[Callable[[bool], Result]], Study]:
+    """Return a decorator that makes a `Study` of its function of `quick`."""
+    return lambda compute: Study(name, title, explanation, compute)
 
 
 def check_folder(out: Path) -> None:
@@ -93,48 +182,13 @@ def check_folder(out: Path) -> None:
         )
 
 
-def write_study(study: Study, out: Path, *, quick: bool) -> None:
-    """Write the three files into `out`, replacing a former study's, and print the table."""
-    write_atomically(out / "table.csv", to_csv(study.records))
-    write_atomically(out / "table.md", to_markdown(study, quick=quick))
-    stream = io.BytesIO()
-    study.figure.savefig(stream, format="png", dpi=DPI)
-    write_atomically(out / "picture.png", stream.getvalue())
-    console = Console()
-    console.print(Text(study.title, style="bold"), to_rich(study))
-    for sentence in (*study.findings, *study.settings):
-        console.print(Text(sentence))
-    console.print(Text(f"Table: {out / 'table.md'}   Picture: {out / 'picture.png'}"))
-
-
-def to_csv(records: Sequence[Mapping[str, object]]) -> str:
+def to_csv(records: Records) -> str:
     """Return records as CSV; floats in the shortest form that reads back to the same number."""
     stream = io.StringIO()
     writer = csv.DictWriter(stream, fieldnames=list(records[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows(records)
     return stream.getvalue()
-
-
-def to_markdown(study: Study, *, quick: bool) -> str:
-    """Return the study as a page: what, with what, what came out, and the table."""
-    command = f"fedsim study {study.name}{' --quick' if quick else ''}"
-    page = [f"# {study.title}", *study.explanation, "![the picture](picture.png)", "## Settings"]
-    page.append("\n".join(f"- {line}" for line in (*study.settings, f"Made by `{command}`.")))
-    page += ["## Findings", "\n".join(f"- {line}" for line in study.findings)]
-    lines = [study.table.heads, ["---:"] * len(study.table.heads), *study.table.rows]
-    page += ["## Table", "\n".join(f"| {' | '.join(line)} |" for line in lines)]
-    return "\n\n".join(page) + "\n"
-
-
-def to_rich(study: Study) -> Table:
-    """Return the table for a terminal."""
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    for head in study.table.heads:
-        table.add_column(head, justify="right", overflow="fold")
-    for row in study.table.rows:
-        table.add_row(*map(Text, row))
-    return table
 
 
 def steps(work: Sequence[Step], description: str) -> Iterable[Step]:
@@ -148,14 +202,50 @@ def new_figure(width: float, height: float, title: str, note: str) -> Figure:
     figure = Figure(figsize=(width, height), facecolor="white", layout="constrained")
     FigureCanvasAgg(figure)
     figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold", color=INK)
+    first = note[0].upper() if note[0].isascii() else note[0]  # a δ stays a δ
+    note = f"{first}{note[1:].removesuffix('.')}."
     wrapped = "\n".join(textwrap.wrap(note, int(width * 17)))
     figure.supxlabel(wrapped, x=0.01, ha="left", fontsize=7.5, color=MUTED)
     return figure
 
 
-def clean(axes: Axes, title: str = "") -> None:
-    """Take away what carries no information, and rule lightly."""
+def panels(
+    size: tuple[float, float],
+    title: str,
+    note: str,
+    heads: Sequence[Sequence[str]],
+    *,
+    x: str | Sequence[str],
+    y: str,
+    share: tuple[Share, Share] = (False, True),
+) -> tuple[Figure, list[Axes]]:
+    """Return a figure with a panel for each head, and the panels row by row.
+
+    Args:
+        size: width and height, in inches.
+        title: of the figure.
+        note: the terms, below.
+        heads: titles of the panels, by row.
+        x: label of the axis below the last row, of all columns or of each.
+        y: label of the axis left of the first column.
+        share: matplotlib's `sharex` and `sharey`.
+    """
+    figure = new_figure(*size, title, note)
+    shape = len(heads), len(heads[0])
+    grid = figure.subplots(*shape, squeeze=False, sharex=share[0], sharey=share[1])
+    labels = [x] * shape[1] if isinstance(x, str) else x
+    for i, row in enumerate(heads):
+        for j, head in enumerate(row):
+            below = labels[j] if i == shape[0] - 1 else ""
+            clean(grid[i, j], head, x=below, y=y if j == 0 else "")
+    return figure, list(grid.flat)
+
+
+def clean(axes: Axes, title: str = "", *, x: str = "", y: str = "") -> None:
+    """Set title and labels, remove the upper and right border, and rule lightly."""
     axes.set_title(title, loc="left", fontsize=9, color=INK)
+    axes.set_xlabel(x, fontsize=8, color=INK)
+    axes.set_ylabel(y, fontsize=8, color=INK)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     for side in ("bottom", "left"):
@@ -163,6 +253,20 @@ def clean(axes: Axes, title: str = "") -> None:
     axes.tick_params(which="both", colors=MUTED, labelsize=8, labelcolor=INK)
     axes.grid(which="major", color=RULE, linewidth=0.6)
     axes.set_axisbelow(True)
+
+
+def legend(figure: Figure, source: Axes | Sequence[Artist]) -> None:
+    """Draw the legend of some axes, or of given artists, right of all panels."""
+    if isinstance(source, Axes):
+        handles, _ = source.get_legend_handles_labels()
+    else:
+        handles = list(source)
+    figure.legend(handles=handles, loc="outside right center", fontsize=8, frameon=False)
+
+
+def listed(values: Iterable[float]) -> str:
+    """Return numbers side by side: `0.5, 2, 8`."""
+    return ", ".join(f"{value:g}" for value in values)
 
 
 def number(value: float) -> str:

@@ -1,4 +1,4 @@
-"""Losses of a measured grid as lines with intervals: a panel, a colour and an axis by setting."""
+"""Figures of a grid's losses: panels, colours and axes by setting."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.studies.common.output import clean, new_figure
+from experiments.studies.common.output import clean, legend, new_figure
 from fedsim.report.measured.lines import Line, Measurement
-from fedsim.report.style import INK, MUTED, colour
+from fedsim.report.style import MUTED, colour
 
 
 def distinct(lines: Sequence[Line], key: str) -> list[str]:
@@ -31,11 +31,6 @@ def pick(lines: Sequence[Line], **settings: str) -> list[Line]:
     ]
 
 
-def means(lines: Sequence[Line]) -> list[float]:
-    """Return the mean losses; infinity where a line has none."""
-    return [float("inf") if line.loss is None else line.loss.mean for line in lines]
-
-
 def draw(
     measurement: Measurement,
     *,
@@ -48,7 +43,7 @@ def draw(
     """Draw held-out loss against a setting.
 
     Args:
-        measurement: what was found.
+        measurement: the grid's losses.
         x: the setting of the axis; values that are no numbers stand side by side.
         series: the setting that a colour stands for.
         panels: the setting that a panel stands for.
@@ -57,14 +52,14 @@ def draw(
 
     A line without a finite loss is a cross at the upper edge.
     """
-    wanted = distinct(measurement.lines, panels)
-    figure = new_figure(1.6 + 2.9 * len(wanted), 3.4, title, _note(measurement))
-    axes = figure.subplots(1, len(wanted), squeeze=False, sharey=True)[0]
+    count = len(distinct(measurement.lines, panels))
+    figure = new_figure(1.6 + 2.9 * count, 3.4, title, _note(measurement))
+    axes = figure.subplots(1, count, squeeze=False, sharey=True)[0]
     _row(axes, measurement.lines, x, series=series, panels=panels)
     for panel in axes:
         for label, position in (marks or {}).items():
             panel.axvline(position, color=MUTED, linewidth=0.8, linestyle=":", label=label)
-    _legend(figure, axes[0])
+    legend(figure, axes[0])
     return figure
 
 
@@ -79,13 +74,15 @@ def draw_rows(
         _row(row[:count], measurement.lines, x, series=series, panels=panels)
         for unused in row[count:]:
             unused.set_visible(False)
-    _legend(figure, axes[0][0])
+    legend(figure, axes[0][0])
     return figure
 
 
 def _row(axes: Sequence[Axes], lines: Sequence[Line], x: str, *, series: str, panels: str) -> None:
+    loss = "held-out loss, nats a token"
     for panel, name in zip(axes, distinct(lines, panels), strict=True):
-        clean(panel, name if panels == "source" else f"{panels} = {name}" if name else "")
+        title = name if panels == "source" else f"{panels} = {name}" if name else ""
+        clean(panel, title, x=x, y=loss if panel is axes[0] else "")
         positions = _positions(panel, distinct(lines, x))
         for index, value in enumerate(distinct(lines, series)):
             chosen = pick(lines, **{panels: name, series: value})
@@ -94,8 +91,6 @@ def _row(axes: Sequence[Axes], lines: Sequence[Line], x: str, *, series: str, pa
         starts = [line.start for line in lines if line.start is not None]
         if starts:
             panel.axhline(max(starts), color=MUTED, lw=0.8, ls="--", label="starting point")
-        panel.set_xlabel(x, fontsize=8, color=INK)
-    axes[0].set_ylabel("held-out loss, nats a token", fontsize=8, color=INK)
 
 
 def _note(measurement: Measurement) -> str:
@@ -103,13 +98,8 @@ def _note(measurement: Measurement) -> str:
     return "; or ".join(dict.fromkeys(terms or ["No guarantee"])) + ". Bars: 95 % over seeds."
 
 
-def _legend(figure: Figure, axes: Axes) -> None:
-    handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right center", fontsize=8, frameon=False)
-
-
 def _positions(axes: Axes, values: Sequence[str]) -> dict[str, float]:
-    """Return where values stand on the axis: at their number, or side by side if they are words."""
+    """Return positions on the axis: the numbers themselves, or side by side for words."""
     try:
         positions = {value: float(value) for value in values}
     except ValueError:

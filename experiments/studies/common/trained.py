@@ -1,4 +1,4 @@
-"""Studies that train: a grid measured over seeds, and what each such study leaves behind."""
+"""Studies that train a grid of configs over seeds."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import importlib.util
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.resources import as_file, files
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from experiments.studies.common.output import Shown, Study, check_folder, write_study
+from experiments.studies.common.output import Records, Result, Study, Table
 from fedsim.config import Config, load_config, with_settings
 from fedsim.planner.variants import changed
 from fedsim.report.measured.lines import Measurement
@@ -34,29 +35,67 @@ QUICK = (
 
 @dataclass(frozen=True)
 class Trained:
-    """A study that trains.
+    """A study that trains, as registered under `fedsim.studies`; called, it runs.
 
     Attributes:
         name: as registered.
-        title: one line that says what is seen.
-        explanation: paragraphs: what is shown, and of which paper's section.
+        title: one line that says what is compared.
+        explanation: Markdown: what is shown, of which paper's section, and the paper's claim.
         cells: the grid, quick or whole.
+        draw: the picture.
+        notes: one-line counts and means over the lines.
+        more: further CSV files by name.
         keys: what is tuned, cell by cell.
         quick_keys: the same for a quick run; one value each.
-        findings: sentences made from the numbers.
-        draw: the picture.
         seeds: repetitions of a whole run; a quick one has one.
     """
 
     name: str
     title: str
-    explanation: Sequence[str]
+    explanation: str | None
     cells: Callable[[bool], Sequence[Cell]]
-    findings: Callable[[Measurement], Sequence[str]]
     draw: Callable[[Measurement], Figure]
+    notes: Callable[[Measurement], Sequence[str]] = lambda _: ()
+    more: Callable[[Measurement], Mapping[str, Records]] = lambda _: {}
     keys: Sequence[Variation] = ()
     quick_keys: Sequence[Variation] = ()
     seeds: int = 3
+
+    def __call__(self, out: Path, *, quick: bool) -> None:
+        """Run the cells that are not finished, and write the study; runs stay in `out/runs`.
+
+        Raises:
+            ConfigError: `out` is not a folder for a study.
+        """
+        work = partial(self.compute, out)
+        Study(self.name, self.title, self.explanation, work)(out, quick=quick)
+
+    def compute(self, out: Path, quick: bool) -> Result:
+        """Run the cells that are not finished in `out/runs`, and write `out/measurement.json`."""
+        grid = self.cells(quick)
+        measurement = measure(
+            grid,
+            out / RUNS,
+            keys=self.quick_keys if quick else self.keys,
+            seeds=1 if quick else self.seeds,
+            runner=one_after_another if quick else _side_by_side(),
+        )
+        write_atomically(out / "measurement.json", to_json(measurement))
+        tuning = measurement.tuning
+        settings = [
+            *captions(measurement),
+            f"{len(grid)} settings, seeds {', '.join(map(str, measurement.seeds))}; "
+            f"{sum(line.seconds for line in measurement.lines):,.0f} s of runs"
+            + (f" and {tuning.seconds:,.0f} s of tuning" if tuning else ""),
+        ]
+        return Result(
+            settings=settings,
+            table=Table(HEADS, [cells(line) for line in measurement.lines]),
+            records=records(measurement),
+            figure=self.draw(measurement),
+            notes=self.notes(measurement),
+            more=self.more(measurement),
+        )
 
 
 def base(*overrides: str) -> Config:
@@ -71,53 +110,14 @@ def with_noise(config: Config, noise_multiplier: float) -> Config:
 
 
 def cell(source: str, settings: Mapping[str, object], config: Config, quick: bool) -> Cell:
-    """Return a cell called after its settings; a quick one trains hardly at all."""
+    """Return a cell called after its settings; a quick one trains two rounds."""
     texts = tuple((key, str(value)) for key, value in settings.items())
     name = ",".join([source, *(f"{key}={value}" for key, value in texts)])
     return Cell(name, with_settings(config, QUICK) if quick else config, source, texts)
 
 
-def carry_through(study: Trained, out: Path, *, quick: bool) -> Measurement:
-    """Run what is not yet run, and write the study into `out`; the runs stay in `out/runs`.
-
-    Raises:
-        ConfigError: `out` is not a folder for a study.
-    """
-    check_folder(out)
-    grid = study.cells(quick)
-    measurement = measure(
-        grid,
-        out / RUNS,
-        keys=study.quick_keys if quick else study.keys,
-        seeds=1 if quick else study.seeds,
-        runner=one_after_another if quick else _side_by_side(),
-    )
-    write_atomically(out / "measurement.json", to_json(measurement))
-    settings = [
-        *captions(measurement),
-        f"{len(grid)} settings, seeds {', '.join(map(str, measurement.seeds))}; "
-        f"{sum(line.seconds for line in measurement.lines):,.0f} s of runs"
-        + (f" and {measurement.tuning.seconds:,.0f} s of tuning" if measurement.tuning else ""),
-    ]
-    write_study(
-        Study(
-            name=study.name,
-            title=study.title,
-            explanation=study.explanation,
-            settings=settings,
-            findings=tuple(study.findings(measurement)),
-            table=Shown(HEADS, [cells(line) for line in measurement.lines]),
-            records=records(measurement),
-            figure=study.draw(measurement),
-        ),
-        out,
-        quick=quick,
-    )
-    return measurement
-
-
 def _side_by_side() -> Runner:
-    """A run a core, where Ray is there; a run of these is too small to use two."""
+    """Return a runner of one run a core where Ray is installed: these runs are small."""
     if importlib.util.find_spec("ray") is None:
         return one_after_another
     return OnRay(workers=os.cpu_count())

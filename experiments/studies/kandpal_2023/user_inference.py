@@ -1,23 +1,26 @@
-"""Kandpal et al. 2023, Table 2 with the rows it lacked: what keeps user inference from working."""
+"""Kandpal et al. 2023, §4, Tables 2 and 5, Figure 5: user inference and its mitigations.
+
+An attacker has a few texts of a user, none of which was trained on, and tells from how much
+likelier the model finds them than its starting point whether the user was trained on. The table is
+their Table 2 with the rows that it lacked: data limits, deduplication, clipping, early stopping,
+and user-level guarantees; and their Figure 5, planted users (canaries) whose examples share l
+tokens.
+
+Users are speakers of Shakespeare's plays with enough speeches, half of them held out. Losses are
+on text of trained users that was not trained on; losses and rates are computed on private text and
+covered by no guarantee.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.studies.common.output import (
-    Shown,
-    Study,
-    check_folder,
-    clean,
-    new_figure,
-    steps,
-    write_study,
-)
-from experiments.studies.kandpal_2023.user_inference_findings import findings
+from experiments.studies.common.output import Form, Result, Study, Table, clean, new_figure, steps
 from experiments.studies.kandpal_2023.user_inference_runs import (
     BATCH_SIZE,
     CLIP,
@@ -45,42 +48,39 @@ EXAMPLE_TERMS = (
 )
 
 
+TITLE = "User inference against fine-tuning on Shakespeare's speakers, and what mitigates it"
+
+
 def run(out: Path, *, quick: bool) -> None:
     """Train, attack and write the study into `out`; finished runs in `out/runs` are not repeated.
 
     Raises:
         ConfigError: `out` is not a folder for a study, or holds runs of another version.
     """
-    check_folder(out)
+    Study("user-inference", TITLE, __doc__, partial(compute, out / "runs"))(out, quick=quick)
+
+
+def compute(folder: Path, quick: bool) -> Result:
+    """Train and attack the runs in `folder`."""
     scale = QUICK if quick else FULL
-    todo = list(cases(scale, out / "runs"))
-    rows = [attacked(case, out / "runs") for case in steps(todo, "user inference")]
-    title = "User inference against fine-tuning on Shakespeare's speakers, and what mitigates it"
-    study = Study(
-        name="user-inference",
-        title=title,
-        explanation=(
-            "Kandpal et al. 2023, §4: an attacker has a few texts of a user, none of which was "
-            "trained on, and tells from how much likelier the model finds them than its starting "
-            "point whether the user was trained on. The table is their Table 2 with the rows that "
-            "it lacked: data limits, deduplication, clipping, early stopping, and user-level "
-            "guarantees; and their Figure 5, planted users (canaries) whose examples share l "
-            "tokens.",
-            "Users are speakers of Shakespeare's plays with enough speeches, half of them held "
-            "out. Losses are on text of trained users that was not trained on; losses and rates "
-            "are computed on private text and covered by no guarantee.",
-        ),
+    rows = [attacked(case, folder) for case in steps([*cases(scale, folder)], "user inference")]
+    bounds = [(row.measured().auroc, row.report.bound.auroc) for row in rows]
+    above = [bound is not None and area > bound for area, bound in bounds]
+    bounded = sum(bound is not None for _, bound in bounds)
+    return Result(
         settings=_settings(scale, rows),
-        findings=findings(rows),
-        table=Shown(_HEADS, [_cells(row) for row in rows]),
+        notes=[
+            f"{bounded} runs have a finite ε of a user; the attack's AUROC is above the bound that "
+            f"follows from it in {sum(above)} of them."
+        ],
+        table=Table.of([_shown(row) for row in rows], _COLUMNS),
         records=[_record(row) for row in rows],
-        figure=draw(rows, title),
+        figure=draw(rows),
     )
-    write_study(study, out, quick=quick)
 
 
 def attacked(case: Case, folder: Path) -> Row:
-    """Train the case, unless that was done before, attack it, and return what was found."""
+    """Train the case if there is no finished run of it, attack it, and return the result."""
     out = folder / case.name.replace(" ", "-").replace(",", "").replace("=", "")
     if RunFolder(out).config.exists():
         RunFolder(out).check_resumable(case.config)
@@ -91,39 +91,36 @@ def attacked(case: Case, folder: Path) -> Row:
     return Row(case, report, load_report(out).utility.initial.loss)
 
 
-_HEADS = (
-    "run",
-    "ε of a user",
-    "held-out loss",
-    "gap",
-    "AUROC, mean",
-    "95 %",
-    "max",
-    "min",
-    "TPR at 1 %",
-    "TPR at 5 %",
-    "TPR at 10 %",
-    "users in + out",
-)
+def _rate(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"
 
 
-def _cells(row: Row) -> list[str]:
-    mean = row.measured()
-    low, high = mean.auroc_interval
-    rates = {o.false_positive_rate: o.true_positive_rate for o in mean.operating}
-    shown = ["–" if rates[at] is None else f"{rates[at]:.3f}" for at in (0.01, 0.05, 0.1)]
-    return [
-        row.case.name,
-        row.promise,
-        f"{row.report.final.loss_in:.3f}",
-        f"{row.report.final.gap:+.3f}",
-        f"{mean.auroc:.3f}",
-        f"{low:.3f} to {high:.3f}",
-        f"{row.measured('max').auroc:.3f}",
-        f"{row.measured('min').auroc:.3f}",
-        *shown,
-        f"{row.group.users_in} + {row.group.users_out}",
-    ]
+_COLUMNS: dict[str, tuple[str, Form]] = {
+    "run": ("run", "s"),
+    "ε of a user": ("promise", "s"),
+    "held-out loss": ("loss_in", ".3f"),
+    "gap": ("gap", "+.3f"),
+    "AUROC, mean": (f"auroc_mean_{max(SAMPLES)}", ".3f"),
+    "95 %": ("interval", "s"),
+    "max": (f"auroc_max_{max(SAMPLES)}", ".3f"),
+    "min": (f"auroc_min_{max(SAMPLES)}", ".3f"),
+    "TPR at 1 %": ("tpr_0.01", _rate),
+    "TPR at 5 %": ("tpr_0.05", _rate),
+    "TPR at 10 %": ("tpr_0.1", _rate),
+    "users in + out": ("users", "s"),
+}
+
+
+def _shown(row: Row) -> dict[str, object]:
+    """Return the record, and texts that only the table has."""
+    low, high = row.measured().auroc_interval
+    return {
+        **_record(row),
+        "promise": row.promise,
+        "gap": row.report.final.gap,
+        "interval": f"{low:.3f} to {high:.3f}",
+        "users": f"{row.group.users_in} + {row.group.users_out}",
+    }
 
 
 def _record(row: Row) -> dict[str, object]:
@@ -171,12 +168,13 @@ def _settings(scale: Scale, rows: Sequence[Row]) -> tuple[str, ...]:
         "examples a user (users protected). No learning rate or clip was tuned.",
         f"Every speaker has {scale.texts} different speeches, cut at 32 tokens, 40 % of them held "
         "out; each begins with the speaker's name, as the plays print it.",
+        f"Held-out loss before the first round of the first run: {rows[0].initial_loss:.3f}.",
         "Repeated texts: every third text of a user is in the data twice, and the attacker can "
         "have either copy. Deduplicated it is the non-private row.",
     )
 
 
-def draw(rows: Sequence[Row], title: str) -> Figure:
+def draw(rows: Sequence[Row]) -> Figure:
     """Draw the AUROC of every run with its interval, and what the guarantees allow."""
     note = "Bars: the middle 95 % of a bootstrap over users. Ticks: what the guarantee allows; "
     note += "; ".join(
@@ -184,16 +182,15 @@ def draw(rows: Sequence[Row], title: str) -> Figure:
     )
     if any(row.case.kind == "example-level" for row in rows):
         note += f". {EXAMPLE_TERMS}"
-    figure = new_figure(9.0, 1.7 + 0.3 * len(rows), title, note)
+    figure = new_figure(9.0, 1.7 + 0.3 * len(rows), TITLE, note)
     axes = figure.subplots()
-    clean(axes)
+    clean(axes, x=f"AUROC with {max(SAMPLES)} samples a user")
     kinds = list(dict.fromkeys(row.case.kind for row in rows))
     for place, row in enumerate(rows):
         _dot(axes, place, row, colour(kinds.index(row.case.kind)))
     axes.axvline(0.5, color=MUTED, linestyle="--", linewidth=1.0)
     axes.set_yticks(range(len(rows)), [row.case.name for row in rows], fontsize=8, color=INK)
     axes.set_ylim(len(rows) - 0.4, -0.6)
-    axes.set_xlabel(f"AUROC with {max(SAMPLES)} samples a user", fontsize=8, color=INK)
     return figure
 
 

@@ -1,4 +1,4 @@
-"""The runs that the study of user inference attacks, and a line for each."""
+"""Runs that the study of user inference attacks, and the result of each."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from fedsim.report.wording import epsilon_text
 from fedsim.sampling import PoissonSampling
 from fedsim.utils.files import write_atomically
 
-SAMPLES = (1, 2, 4, 8)  # of a user, that the attack is given
+SAMPLES = (1, 2, 4, 8)  # of a user, given to the attack
 
 
 @dataclass(frozen=True)
 class Row:
-    """A run that was attacked, and the held-out loss it began with."""
+    """Attack on a run, and the run's held-out loss before training."""
 
     case: Case
     report: AttackReport
@@ -60,7 +60,7 @@ SHORTEST = 60  # characters of a speech
 
 @dataclass(frozen=True)
 class Scale:
-    """How much is done.
+    """Size of the study.
 
     Attributes:
         rounds: of every run.
@@ -93,7 +93,7 @@ CLIP = 0.4  # below nearly every gradient's norm, of an example or of a batch's 
 
 @dataclass(frozen=True)
 class Case:
-    """A run: its row's name, what kind of mitigation it is, and its config."""
+    """A run: name of its row, kind of mitigation, and config."""
 
     name: str
     kind: str

@@ -1,9 +1,16 @@
-"""McMahan et al. 2018, Tables 1 and 2, by their accountant and by those that came after."""
+"""McMahan et al. 2018, Tables 1 and 2, by the moments accountant and by two later ones.
+
+ε as printed, recomputed by the moments accountant (integer orders 2 to 33, as in the paper), and
+by two later accountants for the same mechanism: rdp (fractional orders and a better conversion)
+and pld (numerical composition, tight up to its grid).
+
+The mechanism is one user's bounded update with Poisson sampling and equal weights. Table 2's
+cohorts are chosen by the paper so that the noise multiplier is 1.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 from matplotlib.axes import Axes
@@ -11,15 +18,13 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
 from experiments.studies.common.output import (
-    Shown,
-    Study,
-    check_folder,
-    clean,
+    Result,
+    Table,
     epsilon_number,
-    new_figure,
-    number,
+    legend,
+    panels,
     steps,
-    write_study,
+    study,
 )
 from fedsim.accounting.accountants import epsilon
 from fedsim.accounting.events import RoundCost
@@ -99,7 +104,7 @@ TERMS = (
 
 
 class Setting(NamedTuple):
-    """One number of the paper: under which circumstances, and what is printed."""
+    """Setting of one number of the paper, and the number as printed."""
 
     table: int
     users: int
@@ -125,43 +130,44 @@ class Value(NamedTuple):
         return f"{self.moments:.{places}f}" == self.setting.printed
 
 
-def run(out: Path, *, quick: bool) -> None:
-    """Compute both tables and write the study into `out`.
-
-    Raises:
-        ConfigError: `out` is not a folder for a study.
-    """
-    check_folder(out)
-    wanted = [s for s in settings() if not quick or s.rounds <= QUICK_ROUNDS or s.table == 2]
-    values = [compute(setting) for setting in steps(wanted, "moments tables")]
-    study = Study(
-        name="moments-tables",
-        title="What McMahan et al. printed in 2018 holds, and the same noise promises more today",
-        explanation=(
-            "McMahan et al. 2018, Tables 1 and 2: ε as printed there, recomputed by the moments "
-            "accountant (integer orders 2 to 33, as theirs), and by two later accountants for the "
-            "same mechanism: rdp (fractional orders and a better conversion) and pld (numerical "
-            "composition, tight up to its grid).",
-            "The mechanism is one user's bounded update with Poisson sampling and equal weights. "
-            "Table 2's cohorts are chosen by the paper so that the noise multiplier is 1.",
-        ),
+@study(
+    "moments-tables",
+    "What McMahan et al. printed in 2018 holds, and the same noise promises more today",
+    __doc__,
+)
+def run(quick: bool) -> Result:
+    """Compute both tables."""
+    chosen = [s for s in settings() if not quick or s.rounds <= QUICK_ROUNDS or s.table == 2]
+    values = [compute(setting) for setting in steps(chosen, "moments tables")]
+    records = [
+        {**v.setting._asdict(), "moments": v.moments, "rdp": v.rdp, "pld": v.pld} for v in values
+    ]
+    return Result(
         settings=(
             f"{TERMS}.",
             f"Table 2: {TABLE_2_ROUNDS:,} rounds, noise multiplier {TABLE_2_NOISE_MULTIPLIER:g}.",
             "The CSV has full precision; ε of our accountants is rounded up here.",
         ),
-        findings=findings(values),
-        table=Shown(
-            ("table", "K", "C̃", "z", "rounds", "δ", "printed", "moments", "rdp", "pld"),
-            [_cells(value) for value in values],
-        ),
-        records=[
-            {**v.setting._asdict(), "moments": v.moments, "rdp": v.rdp, "pld": v.pld}
-            for v in values
+        notes=[
+            f"The moments accountant gives the printed digits of "
+            f"{sum(value.reproduced for value in values)} of {len(values)} numbers."
         ],
+        table=Table.of(
+            records,
+            {
+                "table": ("table", "d"),
+                "K": ("users", ",d"),
+                "C̃": ("cohort", ",d"),
+                "z": ("noise_multiplier", "g"),
+                "rounds": ("rounds", ",d"),
+                "δ": ("delta", ".3g"),
+                "printed": ("printed", "s"),
+                **{name: (name, epsilon_number) for name in ("moments", "rdp", "pld")},
+            },
+        ),
+        records=records,
         figure=draw(values),
     )
-    write_study(study, out, quick=quick)
 
 
 def settings() -> list[Setting]:
@@ -187,52 +193,27 @@ def compute(setting: Setting) -> Value:
     return Value(setting, moments, rdp, pld)
 
 
-def findings(values: Sequence[Value]) -> list[str]:
-    """Return how many printed numbers came out again, and how much is gained since."""
-    again = sum(value.reproduced for value in values)
-    sentences = [
-        f"The moments accountant gives the printed digits of {again} of {len(values)} numbers."
-    ]
-    gained = [(v.moments / v.pld, v) for v in values if v.pld > 0.0]
-    for word, (factor, value) in (("least", min(gained)), ("most", max(gained))):
-        setting = value.setting
-        sentences.append(
-            f"The moments accountant's ε is at {word} {number(factor)} times the pld's: "
-            f"{epsilon_number(value.moments)} and {epsilon_number(value.pld)} for K = "
-            f"{setting.users:,}, C̃ = {setting.cohort:,}, z = {setting.noise_multiplier:g}, "
-            f"T = {setting.rounds:,} rounds, δ = {setting.delta:.3g}."
-        )
-    return sentences
-
-
 def draw(values: Sequence[Value]) -> Figure:
     """Draw ε against rounds, a panel for each row of Table 1."""
-    figure = new_figure(
-        10.0,
-        5.4,
+    heads = [
+        f"K = {row.users:,}, C̃ = {row.cohort:,}, z = {row.noise_multiplier:g}" for row in TABLE_1
+    ]
+    figure, panes = panels(
+        (10.0, 5.4),
         "Printed in 2018, reproduced, and tightened since: ε over the rounds of Table 1",
-        f"Upper bounds on ε; {TERMS}.",
+        f"Upper bounds on ε; {TERMS}",
+        [heads[:3], heads[3:]],
+        x="rounds",
+        y="user-level ε",
+        share=(True, True),
     )
-    panels = figure.subplots(2, 3, sharex=True, sharey=True)
-    for axes, row in zip(panels.flat, TABLE_1, strict=True):
-        same = [
-            v
-            for v in values
-            if v.setting.table == 1
-            and (v.setting.users, v.setting.cohort, v.setting.noise_multiplier) == row[:3]
-        ]
-        clean(axes, f"K = {row.users:,}, C̃ = {row.cohort:,}, z = {row.noise_multiplier:g}")
-        _panel(axes, same)
-    for axes in panels[1]:
-        axes.set_xlabel("rounds", fontsize=9, color=INK)
-    for axes in panels[:, 0]:
-        axes.set_ylabel("user-level ε", fontsize=9, color=INK)
-    handles, labels = panels[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right center", fontsize=8, frameon=False)
+    for axes, row in zip(panes, TABLE_1, strict=True):
+        _curves(axes, [v for v in values if v.setting.table == 1 and v.setting[1:4] == row[:3]])
+    legend(figure, panes[0])
     return figure
 
 
-def _panel(axes: Axes, row: Sequence[Value]) -> None:
+def _curves(axes: Axes, row: Sequence[Value]) -> None:
     rounds = [value.setting.rounds for value in row]
     printed = [float(value.setting.printed) for value in row]
     axes.plot(rounds, [v.moments for v in row], "-", color=colour(1), label="moments")
@@ -243,17 +224,3 @@ def _panel(axes: Axes, row: Sequence[Value]) -> None:
     axes.set_yscale("log")
     axes.xaxis.set_major_locator(LogLocator(base=10, numticks=4))
     axes.yaxis.set_major_locator(LogLocator(base=100, numticks=8))
-
-
-def _cells(value: Value) -> list[str]:
-    setting = value.setting
-    return [
-        str(setting.table),
-        f"{setting.users:,}",
-        f"{setting.cohort:,}",
-        f"{setting.noise_multiplier:g}",
-        f"{setting.rounds:,}",
-        f"{setting.delta:.3g}",
-        setting.printed,
-        *(epsilon_number(found) for found in (value.moments, value.rdp, value.pld)),
-    ]

@@ -1,4 +1,4 @@
-"""The studies that train, on a small text, as a user types them."""
+"""The studies on text, on a small one, as a user types them."""
 
 from __future__ import annotations
 
@@ -8,15 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from experiments.studies.charles_2024 import tradeoffs
+from experiments.studies.charles_2024 import gradient_diversity, tradeoffs
+from experiments.studies.charles_2024.tradeoffs import Recommendation
 from experiments.studies.common import trained
-from experiments.studies.common.verdicts import Verdict, sentences
-from fedsim.report.measured.lines import Interval, Measurement
+from fedsim.report.measured.lines import Measurement
 from tests.conftest import small_config
 from tests.end_to_end.commands import fedsim
 from tests.end_to_end.studies.test_studies import TRAINED
 
-MORE = {"estimate-and-double-text": "suboptimality.csv", "tradeoffs": "comparison.md"}
+MORE = {  # file to its least number of lines
+    "estimate-and-double-text": {"suboptimality.csv": 6},
+    "tradeoffs": {"comparison.md": 6, "recommendations.csv": 2},
+}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -34,49 +37,73 @@ def _small_text(speeches: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
     path.write_text(config.to_toml(), encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trained, "CONFIG", path)
+        raw = small_config(speeches).model_dump(exclude_none=True)
+        patch.setattr(gradient_diversity, "CONFIG", raw)
+        patch.setattr(gradient_diversity, "COHORT", 6)
         tradeoffs.planned.cache_clear()
         yield
     tradeoffs.planned.cache_clear()
 
 
-@pytest.mark.parametrize("name", TRAINED)
-def test_a_quick_run_leaves_table_picture_and_runs(name: str, tmp_path: Path) -> None:
-    out = tmp_path / name
+def quick(name: str, out: Path) -> tuple[list[dict[str, str]], str]:
+    """Run a study; return the rows of its table and its page."""
     done = fedsim("study", name, "--quick", "--out", out)
     assert done.returncode == 0, done.stderr
-    text = (out / "measurement.json").read_text(encoding="utf-8")
+    assert (out / "picture.png").stat().st_size > 10_000
+    with (out / "table.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file)), (out / "table.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_a_quick_run_leaves_table_picture_and_runs(name: str, tmp_path: Path) -> None:
+    rows, page = quick(name, tmp_path)
+    text = (tmp_path / "measurement.json").read_text(encoding="utf-8")
     measurement = Measurement.model_validate_json(text)
-    assert measurement.lines
+    assert len(rows) == len(measurement.lines) > 0
     assert [line.failures for line in measurement.lines if line.failures] == []
     assert all(line.loss is not None for line in measurement.lines)
     for line in measurement.lines:
-        assert (out / "runs" / f"{line.name},seed={measurement.seeds[0]}" / "report.json").exists()
-    with (out / "table.csv").open(encoding="utf-8") as file:
-        assert len(list(csv.DictReader(file))) == len(measurement.lines)
-    assert (out / "picture.png").stat().st_size > 10_000
-    if name in MORE:
-        assert len((out / MORE[name]).read_text(encoding="utf-8").splitlines()) > 5
-    page = (out / "table.md").read_text(encoding="utf-8")
+        run = tmp_path / "runs" / f"{line.name},seed={measurement.seeds[0]}"
+        assert (run / "report.json").exists()
+    for extra, least in MORE.get(name, {}).items():
+        assert len((tmp_path / extra).read_text(encoding="utf-8").splitlines()) >= least
     assert "The paper" in page or "the large cohort" in page
     assert "no ε here accounts for" in page or measurement.tuning is None
 
 
-def verdict(gap: tuple[float, float, float], recommended: str) -> Verdict:
-    mean, low, high = gap
-    found = Interval(mean=mean, low=low, high=high)
-    return Verdict("8", "64", found, recommended, group_size=4, diversity=1.5, needed=1.2)
+def test_gradient_diversity(tmp_path: Path) -> None:
+    rows, page = quick("gradient-diversity", tmp_path)
+    assert [int(row["group_size"]) for row in rows] == [1, 2, 4, 8] * 2
+    for row in rows:
+        if int(row["users"]):
+            assert float(row["ratio_10"]) >= 1.0 - 1e-6  # by the triangle inequality
+        assert float(row["needed"]) > 0.0
+    for term in ("ε = 8, δ = 0.0001", "unit: user", "add-or-remove-one", "pld accountant"):
+        assert term in page
 
 
-def test_the_share_of_right_recommendations_is_counted() -> None:
-    said = sentences(
-        [
-            verdict((-0.2, -0.3, -0.1), "uls"),
-            verdict((0.1, -0.1, 0.3), "els"),
-            verdict((0.2, 0.1, 0.3), "uls"),
-            verdict((-0.1, -0.1, -0.1), "uls"),  # of one seed
-        ]
-    )
-    assert "in 3 of 4 cells (75%); of the 2 cells whose 95 % interval leaves zero out, in 1" in (
-        " ".join(said)
-    )
-    assert "It was wrong at ε = 8, B = 64." in said
+def test_overhead(tmp_path: Path) -> None:
+    rows, page = quick("overhead", tmp_path)
+    assert len(rows) == 2 * 7
+    for strategy in ("uls", "els"):
+        of = {row["part"]: float(row["seconds"]) for row in rows if row["strategy"] == strategy}
+        total = of.pop("total")
+        assert sum(of.values()) == pytest.approx(total)
+        for part in ("forward_backward", "noise", "server_step", "accounting"):
+            assert of[part] > 0.0
+    for term in ("ε = 8, δ = 0.001", "one user", "Poisson sampling of users", "mixture accountant"):
+        assert term in page
+    for setting in ("thread(s) of torch", "python 3", "Measured on"):
+        assert setting in page
+
+
+def row(gap: float, recommended: str) -> Recommendation:
+    better = "uls" if gap < 0.0 else "els"
+    return Recommendation("8", "64", recommended, better, gap, gap, gap, 4, 1.5, 1.2)
+
+
+def test_right_recommendations_are_counted() -> None:
+    rows = [row(-0.2, "uls"), row(0.1, "els"), row(0.2, "uls"), row(-0.1, "uls")]
+    (line,) = tradeoffs.counts(rows)
+    assert "the smaller mean loss in 3 of 4 cells" in line
+    assert line.endswith("ULS has it in 2.")

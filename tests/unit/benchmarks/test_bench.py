@@ -120,8 +120,10 @@ def test_an_unknown_name_lists_the_known_before_anything_runs(_fakes: list[str])
     assert _fakes == []
 
 
-def test_the_accounting_benchmark_is_registered() -> None:
-    assert registry.resolve("benchmarks", "accounting", "bench") is accounting.run
+@pytest.mark.parametrize("group", ["benchmarks", "studies"])
+def test_every_registered_name_loads(group: str) -> None:
+    assert len(registry.names(group)) >= {"benchmarks": 7, "studies": 20}[group]
+    assert all(callable(registry.resolve(group, name, group)) for name in registry.names(group))
 
 
 def test_interleaved_runs_in_order_and_takes_medians(monkeypatch: pytest.MonkeyPatch) -> None:

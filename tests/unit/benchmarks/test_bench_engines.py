@@ -19,7 +19,6 @@ from experiments.benchmarks.engines.floor import floor
 from experiments.benchmarks.page import write
 from experiments.benchmarks.peers import install, run
 from experiments.benchmarks.peers.partner import distance
-from fedsim import registry
 from fedsim.clipping import Clip, NoClip
 from fedsim.errors import ConfigError
 from fedsim.estimators import WeightedSum
@@ -154,11 +153,6 @@ def test_the_floor_computes_in_the_precision_of_the_engines() -> None:
     expected = dict(zip(work.parameters, floor(exact, 2), strict=True))
     apart = {name: found[name] - value for name, value in expected.items()}
     assert 1e-4 < l2_norm(apart) / l2_norm(expected) < 0.02
-
-
-def test_both_are_registered() -> None:
-    assert registry.resolve("benchmarks", "engines", "bench") is engines.run
-    assert registry.resolve("benchmarks", "peers", "bench") is run.run
 
 
 def test_the_cases_are_those_that_were_promised() -> None:

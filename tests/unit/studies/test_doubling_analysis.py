@@ -14,7 +14,6 @@ from experiments.studies.charles_2024.doubling_analysis import (
     PRINTED,
     RANDOM,
     Excess,
-    average,
     suboptimality,
 )
 
@@ -24,6 +23,11 @@ GRID = [(g, m) for g in GROUPS for m in COHORTS]
 
 def excess(rows: list[Excess], strategy: str) -> dict[tuple[float, int], float]:
     return {(r.epsilon, r.budget): r.suboptimality for r in rows if r.strategy == strategy}
+
+
+def mean(rows: list[Excess], strategy: str) -> float:
+    values = excess(rows, strategy).values()
+    return sum(values) / len(values)
 
 
 def diverse(size: int) -> float:
@@ -48,7 +52,7 @@ def test_by_hand() -> None:
     assert [*excess(rows, MAX_GROUP).values()] == [0.0, 1.0, 1.0, 4.0, 0.0]
     expected = [0.0, 0.5, (5 + 2 + 3) / 3 - 2, 2.0, 0.0]
     assert [*excess(rows, RANDOM).values()] == pytest.approx(expected)
-    assert average(rows)[MAX_GROUP] == pytest.approx(6 / 5)
+    assert mean(rows, MAX_GROUP) == pytest.approx(6 / 5)
 
 
 def test_doubling_finds_the_best_where_the_loss_is_the_noise() -> None:
@@ -65,8 +69,8 @@ def test_doubling_finds_the_best_where_the_loss_is_the_noise() -> None:
     rows = suboptimality(losses, [diverse], sigma)
     assert max(excess(rows, DOUBLING).values()) == pytest.approx(0.0, abs=1e-12)
     assert excess(rows, PRINTED) == excess(rows, MAX_GROUP)
-    assert average(rows)[PRINTED] > average(rows)[DOUBLING] + 5e-4
-    assert average(rows)[DOUBLING] < average(rows)[RANDOM]
+    assert mean(rows, PRINTED) > mean(rows, DOUBLING) + 5e-4
+    assert mean(rows, DOUBLING) < mean(rows, RANDOM)
 
 
 def test_the_oracle_is_local() -> None:
@@ -98,14 +102,10 @@ def test_a_table_up_to_a_budget() -> None:
     assert [*excess(rows, RANDOM).values()] == pytest.approx([0.0, 0.5, (5 + 2 + 3) / 3 - 2])
 
 
-@pytest.mark.parametrize("hole", [(1, 32), (1, 64), (2, 32)])
-def test_a_budget_without_one_of_its_splits_is_refused(hole: tuple[int, int]) -> None:
-    losses = {(1.0, g, m): 1.0 for g, m in GRID if g * m <= 128 and (g, m) != hole}
-    with pytest.raises(ValueError, match="no rectangle of powers of two"):
-        suboptimality(losses, [alike], lambda _epsilon, _cohort: 1.0)
-
-
-def test_a_table_with_a_hole_is_refused() -> None:
-    losses = {(1.0, g, m): 1.0 for g, m in GRID if (g, m) != (2, 64)}
-    with pytest.raises(ValueError, match=r"no rectangle of powers of two, see \[\(2, 64\)\]"):
+@pytest.mark.parametrize(
+    ("hole", "largest"), [((1, 32), 128), ((1, 64), 128), ((2, 32), 128), ((2, 64), 512)]
+)
+def test_a_table_without_one_of_its_splits_is_refused(hole: tuple[int, int], largest: int) -> None:
+    losses = {(1.0, g, m): 1.0 for g, m in GRID if g * m <= largest and (g, m) != hole}
+    with pytest.raises(ValueError, match="no rectangle of powers of two, see"):
         suboptimality(losses, [alike], lambda _epsilon, _cohort: 1.0)

@@ -13,9 +13,10 @@ from experiments.studies.charles_2024.doubling_analysis import (
     MAX_GROUP,
     ORACLE,
     RANDOM,
+    STRATEGIES,
     at_epsilon,
 )
-from experiments.studies.charles_2024.doubling_findings import chosen, draw, of_task
+from experiments.studies.charles_2024.doubling_picture import chosen, draw, means
 from experiments.studies.charles_2024.estimate_and_double_text import (
     compare,
     complete,
@@ -57,13 +58,13 @@ def by_noise(spread: float) -> Measurement:
 
 def test_strategies_on_the_mean_losses() -> None:
     task = compare(by_noise(0.0), alike)
-    means = {name: task.spread.interval(chosen(name)) for name in task.strategies}
+    intervals = {name: task.spread.interval(chosen(name)) for name in STRATEGIES}
     # Beyond the best, M = B: 0 at B = 16; at B = 32 and 64 what G costs.
     costs = [0.0, 1.6 / 16 - 1.6 / 32, 1.6 / 16 - 1.6 / 64]
-    assert means[MAX_GROUP].value == pytest.approx(sum(costs) / 3)
-    assert means[RANDOM].value == pytest.approx((0 + 0.05 / 2 + (0.075 + 0.025) / 3) / 3)
+    assert intervals[MAX_GROUP].value == pytest.approx(sum(costs) / 3)
+    assert intervals[RANDOM].value == pytest.approx((0 + 0.05 / 2 + (0.075 + 0.025) / 3) / 3)
     for name in (ORACLE, DOUBLING, MAX_COHORT):
-        assert means[name].value == pytest.approx(0.0, abs=1e-12)
+        assert intervals[name].value == pytest.approx(0.0, abs=1e-12)
     assert len(task.losses) == 2 * len(SPLITS)
 
 
@@ -79,13 +80,19 @@ def test_what_a_seed_shares_is_no_spread() -> None:
         assert standard_errors(by_seed) == pytest.approx({1.0: wanted, 8.0: wanted})
 
 
-def test_only_a_difference_beyond_the_spread_is_claimed() -> None:
-    said = " ".join(of_task(compare(by_noise(0.0005), alike)))
-    assert "better, by more than chance, than random, max group size;" in said
-    noisy = " ".join(of_task(compare(by_noise(0.5), alike)))
-    assert "better, by more than chance, than none of random" in noisy
+def test_the_interval_is_as_wide_as_the_seeds_differ() -> None:
+    def width(measurement: Measurement) -> float:
+        interval = compare(measurement, alike).spread.interval(chosen(MAX_GROUP))
+        return interval.high - interval.low
+
     once = measured({split: [5.0 + 1.6 / split[1]] for split in SPLITS})
-    assert "better, by more than chance, than none of" in " ".join(of_task(compare(once, alike)))
+    assert width(once) == pytest.approx(0.0, abs=1e-12)
+    assert 0.0 < 100 * width(by_noise(0.0005)) < width(by_noise(0.5))
+    line_of_means = means(compare(once, alike))
+    assert line_of_means.startswith(
+        "Shakespeare, mean sub-optimality: greedy local oracle 0.0000 ["
+    )
+    assert f"max group size {sum((0.05, 0.075)) / 3:.4f} [" in line_of_means
 
 
 def test_budgets_from_a_diverged_run_on_are_left_out() -> None:
@@ -93,8 +100,8 @@ def test_budgets_from_a_diverged_run_on_are_left_out() -> None:
     losses[2, 16] = [5.0, math.nan]
     assert {key[1:] for key in complete(measured(losses))} == {(1, 16)}
     losses[2, 16], losses[4, 16] = [5.0, 5.1], []
-    kept = complete(measured(losses))
-    assert {key[1:] for key in kept} == {(1, 16), (1, 32), (2, 16)}
+    usable = complete(measured(losses))
+    assert {key[1:] for key in usable} == {(1, 16), (1, 32), (2, 16)}
     task = compare(measured(losses), alike)
     assert sorted({row.budget for row in task.rows}) == [16, 32]
     draw([task], "terms")  # a rectangle of three

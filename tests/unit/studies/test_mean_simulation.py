@@ -129,15 +129,15 @@ def test_a_sweep_is_calibrated_for_the_plan_that_runs(sampler: Sampler) -> None:
     assert low.errors.shape == (6, 4)
     assert low.noise_multiplier > high.noise_multiplier
     assert low.errors_of_best.mean() > high.errors_of_best.mean()
-    law = sampler.law(8, USERS)
-    assert law.probability == 8 / (sampler.group_size * USERS)
-    cost = _plan(sampler, law, low.noise_multiplier).cost
+    sampling = sampler.sampling(8, USERS)
+    assert sampling.probability == 8 / (sampler.group_size * USERS)
+    cost = _plan(sampler, sampling, low.noise_multiplier).cost
     assert 0.998 <= epsilon(cost, 20, 1e-3) <= 1.0
 
 
-def _plan(sampler: Sampler, law: PoissonSampling, noise_multiplier: float) -> RoundPlan:
+def _plan(sampler: Sampler, sampling: PoissonSampling, noise_multiplier: float) -> RoundPlan:
     return make_plan(
-        law,
+        sampling,
         group_size=None if sampler.level == "example" else sampler.group_size,
         pool_size=USERS * sampler.units_per_user,
         units_per_user=sampler.units_per_user,

@@ -1,1 +1,1 @@
-"""What runs in the peers' environment: it knows torch, pfl and Opacus, and nothing of fedsim."""
+"""Code for the peers' environment: it imports torch, pfl and Opacus, not fedsim."""

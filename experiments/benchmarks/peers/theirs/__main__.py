@@ -1,4 +1,4 @@
-"""Answers one JSON line for each on standard input: prepares a peer's work, or does it once.
+"""Server of a peer: answers a JSON line for each on standard input.
 
 `{"do": "prepare", ...}` makes it ready, `{"do": "run"}` computes and says how many seconds it
 took, `{"do": "sum", "path": ...}` writes the last clipped sum there, `{"do": "versions"}` says

@@ -1,4 +1,4 @@
-"""The benchmark's networks as anybody would write them: transformers' GPT-2, and `nn.LSTM`."""
+"""The benchmark's networks in common implementations: transformers' GPT-2, and `nn.LSTM`."""
 
 from __future__ import annotations
 

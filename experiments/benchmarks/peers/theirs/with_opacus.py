@@ -27,7 +27,7 @@ Compute = Callable[[], dict[str, torch.Tensor]]
 
 
 class PositionedGpt(nn.Module):
-    """GPT-2 of linear layers, which is told the positions of every sequence."""
+    """GPT-2 of linear layers, with the positions of every sequence as input."""
 
     def __init__(self, gpt: Gpt, *, tied: bool) -> None:
         super().__init__()
@@ -151,7 +151,7 @@ def _two_passes(network: nn.Module, tokens: torch.Tensor, clip: float, mode: str
 
 
 def _loop(network: nn.Module, tokens: torch.Tensor, clip: float) -> dict[str, torch.Tensor]:
-    """Return what every mode must give, by a backward pass a sequence."""
+    """Return the reference sum, by a backward pass a sequence."""
     parameters = dict(network.named_parameters())
     total = {name: torch.zeros_like(value) for name, value in parameters.items()}
     for row in torch.split(tokens, 1):
@@ -164,7 +164,7 @@ def _loop(network: nn.Module, tokens: torch.Tensor, clip: float) -> dict[str, to
     return total
 
 
-def _distance(found: dict[str, torch.Tensor], reference: dict[str, torch.Tensor]) -> float:
-    apart = [(found[name] - value).norm() for name, value in reference.items()]
+def _distance(total: dict[str, torch.Tensor], reference: dict[str, torch.Tensor]) -> float:
+    differences = [(total[name] - value).norm() for name, value in reference.items()]
     size = torch.stack([value.norm() for value in reference.values()]).norm()
-    return float(torch.stack(apart).norm() / size)
+    return float(torch.stack(differences).norm() / size)

@@ -35,7 +35,7 @@ class Learner(nn.Module):
         return mean_losses(self.network(tokens), tokens).mean()
 
     def metrics(self, tokens: torch.Tensor) -> dict[str, Any]:
-        """Return what an evaluation would count; no evaluation is asked for."""
+        """Return the metrics of an evaluation; none is run here."""
         return {"loss": Weighted(self.loss(tokens).item(), len(tokens))}
 
 

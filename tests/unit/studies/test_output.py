@@ -1,0 +1,50 @@
+"""Tables, pages and figures of studies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from experiments.studies.common.output import Result, Study, Table, panels, study
+
+RECORDS = [{"epsilon": 0.5, "users": 1_234}, {"epsilon": 8.0, "users": 5}]
+
+
+def test_a_table_of_records() -> None:
+    columns = {"ε": ("epsilon", "g"), "users": ("users", ",d")}
+    assert Table.of(RECORDS, columns).markdown().splitlines() == [
+        "| ε | users |",
+        "| ---: | ---: |",
+        "| 0.5 | 1,234 |",
+        "| 8 | 5 |",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("note", "shown"),
+    [("each ε is large", "Each ε is large."), ("δ = 0.1; unit: user.", "δ = 0.1; unit: user.")],
+)
+def test_labels_are_at_the_edge_and_a_note_keeps_its_letters(note: str, shown: str) -> None:
+    figure, axes = panels((6.0, 4.0), "title", note, [["a", "b"], ["c", "d"]], x="G", y="loss")
+    assert figure.get_supxlabel() == shown
+    assert [pane.get_title(loc="left") for pane in axes] == ["a", "b", "c", "d"]
+    assert [pane.get_xlabel() for pane in axes] == ["", "", "G", "G"]
+    assert [pane.get_ylabel() for pane in axes] == ["loss", "", "loss", ""]
+
+
+@pytest.mark.parametrize("notes", [(), ("2 of 3 rows.",)])
+def test_a_study_writes_what_its_function_returns(notes: tuple[str, ...], tmp_path: Path) -> None:
+    @study("small", "A small study", "Of a paper.\n\nIts table.\n")
+    def run(quick: bool) -> Result:
+        figure, _ = panels((2.0, 2.0), "t", "δ", [[""]], x="", y="")
+        return Result(["ε at δ = 0.1."], Table(["ε"], [["1"]]), RECORDS, figure, notes)
+
+    assert isinstance(run, Study)
+    run(tmp_path, quick=True)
+    assert (tmp_path / "table.csv").read_text() == "epsilon,users\n0.5,1234\n8.0,5\n"
+    page = (tmp_path / "table.md").read_text(encoding="utf-8")
+    assert page.startswith("# A small study\n\nOf a paper.\n\nIts table.\n\n![the picture]")
+    assert "- ε at δ = 0.1.\n- Made by `fedsim study small --quick`." in page
+    assert ("## Notes\n\n- 2 of 3 rows." in page) == bool(notes)
+    assert {path.name for path in tmp_path.iterdir()} == {"table.csv", "table.md", "picture.png"}

@@ -19,8 +19,7 @@ from fedsim.accounting.accountants import epsilon
 from fedsim.accounting.calibration import calibrate_noise_multiplier
 from fedsim.accounting.events import RoundCost
 from fedsim.accounting.privacy_filter import RenyiFilter, best_order
-from fedsim.accounting.relations import Relation
-from fedsim.sampling import PoissonSampling
+from fedsim.sampling import PoissonSampling, Relation
 
 DELTA = 1e-5
 MECHANISMS = (  # probability, rounds of a run, units a user

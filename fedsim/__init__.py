@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from fedsim.accounting.calibration import calibrate_noise_multiplier
     from fedsim.accounting.events import RoundCost
     from fedsim.accounting.ledger import Ledger
-    from fedsim.accounting.relations import Relation
     from fedsim.clipping import FlatClip, NormalisedClip, PerLayerClip, layer_of
     from fedsim.config import Config, ModelConfig, load_config, parse_config
     from fedsim.errors import BudgetSpentError, ConfigError
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from fedsim.sampling import (
         FixedSizeSampling,
         PoissonSampling,
+        Relation,
         ShuffledSampling,
         TruncatedPoissonSampling,
     )
@@ -100,7 +100,6 @@ _HOMES = {
     "fedsim.accounting.calibration": "calibrate_noise_multiplier",
     "fedsim.accounting.events": "RoundCost",
     "fedsim.accounting.ledger": "Ledger",
-    "fedsim.accounting.relations": "Relation",
     "fedsim.clipping": "FlatClip NormalisedClip PerLayerClip layer_of",
     "fedsim.config": "Config ModelConfig load_config parse_config",
     "fedsim.errors": "BudgetSpentError ConfigError",
@@ -114,7 +113,7 @@ _HOMES = {
     "fedsim.runner.launch": "run",
     "fedsim.runner.tracking": "Tracker",
     "fedsim.runner.training": "train",
-    "fedsim.sampling": "FixedSizeSampling PoissonSampling ShuffledSampling "
+    "fedsim.sampling": "FixedSizeSampling PoissonSampling Relation ShuffledSampling "
     "TruncatedPoissonSampling",
     "fedsim.server_optimizer": "ServerOptimizer",
     "fedsim.state": "ServerState",

@@ -9,9 +9,9 @@ from typing import Literal, Protocol
 
 import torch
 
-from fedsim.accounting.relations import Relation
 from fedsim.estimators import WeightedSum
 from fedsim.noise import add_gaussian_
+from fedsim.sampling import Relation
 from fedsim.seeding import RandomSource
 
 

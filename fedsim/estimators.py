@@ -11,9 +11,8 @@ from typing import ClassVar, Protocol
 
 import torch
 
-from fedsim.accounting.relations import Relation
 from fedsim.noise import most_weight
-from fedsim.sampling import Sampling
+from fedsim.sampling import Relation, Sampling
 from fedsim.tensors import Tensors, add, add_, scale, zeros_like
 
 

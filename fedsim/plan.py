@@ -19,13 +19,12 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict
 
 from fedsim.accounting.events import RoundCost
-from fedsim.accounting.relations import Relation
 from fedsim.clip_policy import ClipPolicy, ConstantClip, NextClip
 from fedsim.clipping import Clip
 from fedsim.estimators import Estimator, WeightedSum
 from fedsim.execution import Executor
 from fedsim.noise import rounding_share
-from fedsim.sampling import Sampling
+from fedsim.sampling import Relation, Sampling
 from fedsim.seeding import RandomSource, secret_stream, stream
 from fedsim.server_optimizer import ServerOptimizer
 from fedsim.state import ServerState

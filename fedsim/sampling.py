@@ -1,4 +1,4 @@
-"""Samplers: which units take part in a round, drawn and accounted by the same value.
+"""Samplers, each drawn and accounted by the same value; and the neighbouring relations.
 
 Four samplers, each drawn exactly as it is accounted, save one that says that it is not:
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 from typing import ClassVar, Protocol
 
 import dp_accounting
@@ -27,6 +28,44 @@ from fedsim.seeding import RandomSource
 
 Coins = Callable[[int], RandomSource]
 Indices = npt.NDArray[np.int64]
+
+
+class Relation(Enum):
+    """The meaning of "two data sets differ by one user".
+
+    | relation | the neighbour | what is not hidden |
+    |---|---|---|
+    | add-or-remove-one | has one user more or fewer | nothing about a user |
+    | zero-out-one | has the same users, one of whom contributes zeros | the number of users |
+    | replace-one | has one user's data replaced by any other | the number of users |
+
+    Replacing is removing and adding: the strongest of the three, at the same noise the dearest.
+    A noise multiplier is always the noise over what *one user can add*; what replacing moves,
+    twice as much, is the accountant's business.
+    """
+
+    ADD_OR_REMOVE = "add-or-remove-one"
+    ZERO_OUT = "zero-out-one"
+    REPLACE = "replace-one"
+
+    @property
+    def phrase(self) -> str:
+        """The words of reports and statements.
+
+        Examples:
+            >>> Relation.ADD_OR_REMOVE.phrase
+            'add-or-remove-one user'
+        """
+        return f"{self.value} user"
+
+    @property
+    def of_dp_accounting(self) -> dp_accounting.NeighboringRelation:
+        """The same relation in dp_accounting's terms."""
+        return {
+            Relation.ADD_OR_REMOVE: dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE,
+            Relation.ZERO_OUT: dp_accounting.NeighboringRelation.REPLACE_SPECIAL,
+            Relation.REPLACE: dp_accounting.NeighboringRelation.REPLACE_ONE,
+        }[self]
 
 
 class Sampling(Protocol):

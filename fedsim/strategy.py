@@ -18,7 +18,6 @@ import numpy.typing as npt
 from fedsim.accounting.accountants import choose
 from fedsim.accounting.calibration import calibrate_noise_multiplier
 from fedsim.accounting.events import RoundCost
-from fedsim.accounting.relations import Relation
 from fedsim.clip_policy import AdaptiveClip, ClipPolicy, ClipSchedule, ConstantClip
 from fedsim.clipping import Clip, FlatClip, NormalisedClip, PerLayerClip, layers_of
 from fedsim.config import Config, StrategyConfig
@@ -34,6 +33,7 @@ from fedsim.release_seed import release_seed
 from fedsim.sampling import (
     FixedSizeSampling,
     PoissonSampling,
+    Relation,
     Sampling,
     ShuffledSampling,
     TruncatedPoissonSampling,

@@ -126,6 +126,24 @@ def test_no_folders_of_a_package_import_each_other_in_a_circle(package: str) -> 
     TopologicalSorter(folders).prepare()  # a CycleError names the circle
 
 
+WITH_FOLDERS = {path.parent.parent for path in MODULES.values() if path.name == "__init__.py"}
+
+
+def room(path: Path) -> str:
+    """The folder of a file; the file itself where the folder holds others."""
+    place = path if path.parent in WITH_FOLDERS else path.parent
+    return str(place.relative_to(ROOT))
+
+
+def test_no_rooms_import_each_other_in_a_circle() -> None:
+    graph: dict[str, set[str]] = {}
+    for path in MODULES.values():
+        if path.name != "__init__.py" and not path.is_relative_to(ROOT / "tests"):
+            needed = {room(MODULES[module]) for module in imported(path) & set(MODULES)}
+            graph.setdefault(room(path), set()).update(needed - {room(path)})
+    TopologicalSorter(graph).prepare()  # a CycleError names the circle
+
+
 FOLDERS = sorted({path.parent for path in MODULES.values()} - {ROOT / "tests"})
 
 

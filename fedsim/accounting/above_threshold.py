@@ -17,9 +17,8 @@ from dataclasses import dataclass
 
 from fedsim.accounting.events import Composition, RoundCost
 from fedsim.accounting.pld import PldAccountant
-from fedsim.accounting.relations import Relation
 from fedsim.concentration.sampling import ConcentratedSampling, halting_test
-from fedsim.sampling import PoissonSampling
+from fedsim.sampling import PoissonSampling, Relation
 
 
 @dataclass(frozen=True)

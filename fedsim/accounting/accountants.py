@@ -15,9 +15,9 @@ from fedsim.accounting.above_threshold import AboveThresholdAccountant
 from fedsim.accounting.events import Composition, RoundCost
 from fedsim.accounting.group_privacy import GroupPrivacyAccountant
 from fedsim.accounting.pld import PldAccountant
-from fedsim.accounting.relations import Relation
 from fedsim.accounting.renyi import MomentsAccountant, RdpAccountant
 from fedsim.errors import ConfigError
+from fedsim.sampling import Relation
 
 
 class Accountant(Protocol):

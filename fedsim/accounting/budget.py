@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from fedsim.accounting.accountants import epsilon_of_composition
 from fedsim.accounting.events import RoundCost
 from fedsim.accounting.ledger import Ledger
-from fedsim.accounting.relations import Relation
 from fedsim.errors import BudgetSpentError
+from fedsim.sampling import Relation
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,9 @@ from scipy import optimize, special
 from fedsim.accounting.accountants import choose
 from fedsim.accounting.accountants import epsilon as epsilon_of
 from fedsim.accounting.events import RoundCost
-from fedsim.accounting.relations import Relation
 from fedsim.accounting.rounding import round_up
 from fedsim.errors import ConfigError
-from fedsim.sampling import Sampling, binomial_probabilities
+from fedsim.sampling import Relation, Sampling, binomial_probabilities
 from fedsim.utils.cache import remembered
 
 _DIGITS = 5  # of the returned noise multiplier: a step of at most 1e-4 of its value

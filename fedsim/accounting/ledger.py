@@ -17,8 +17,8 @@ import dp_accounting
 
 from fedsim.accounting.accountants import epsilon_of_composition
 from fedsim.accounting.events import RoundCost
-from fedsim.accounting.relations import Relation
 from fedsim.errors import ConfigError
+from fedsim.sampling import Relation
 
 _VERSION, _READABLE = 2, (1, 2)  # 1 knew Poisson sampling only
 _KEYS = {"first_round", "num_rounds", "release", "cost"}

@@ -24,8 +24,8 @@ from scipy import special, stats
 from fedsim.accounting.composition import ComposedPld
 from fedsim.accounting.events import Composition, RoundCost
 from fedsim.accounting.mixture_pld import MAX_POINTS, mixture_pld
-from fedsim.accounting.relations import Relation
 from fedsim.errors import ConfigError
+from fedsim.sampling import Relation
 
 WIDTH = 1e-4
 """dp_accounting's own grid, in nats; others are this times a power of four."""

@@ -29,9 +29,8 @@ from fedsim.accounting.accountants import choose
 from fedsim.accounting.composition import ComposedPld
 from fedsim.accounting.events import Composition, RoundCost
 from fedsim.accounting.pld import refined, single_round
-from fedsim.accounting.relations import Relation
 from fedsim.accounting.renyi import renyi_divergence
-from fedsim.sampling import PoissonSampling
+from fedsim.sampling import PoissonSampling, Relation
 
 CITATION = "Rényi filter at one order: Feldman and Zrnic 2021; Whitehouse et al. 2023"
 

@@ -12,7 +12,7 @@ import dp_accounting
 import numpy as np
 
 from fedsim.accounting.events import Composition, RoundCost
-from fedsim.accounting.relations import Relation
+from fedsim.sampling import Relation
 
 _MOMENTS_ORDERS = range(2, 34)
 

@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from fedsim.accounting.accountants import choose, epsilon
-from fedsim.accounting.relations import Relation
 from fedsim.accounting.statement import privacy_sentence
 from fedsim.audit.canaries import CanaryExecutor, draw_canaries, flip_coins, with_canaries
 from fedsim.audit.one_run import OneRunBound, bound_from_canaries
@@ -18,6 +17,7 @@ from fedsim.plan import RoundPlan
 from fedsim.runner.launch import open_grid
 from fedsim.runner.progress import CountProgress
 from fedsim.runner.training import train
+from fedsim.sampling import Relation
 from fedsim.state import RoundRecord, ServerState
 from fedsim.strategy import build_plan
 

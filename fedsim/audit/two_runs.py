@@ -11,11 +11,10 @@ from scipy import special
 
 from fedsim.accounting.events import RoundCost
 from fedsim.accounting.privacy_filter import RenyiFilter, best_order
-from fedsim.accounting.relations import Relation
 from fedsim.audit.bounds import Scores
 from fedsim.audit.game import Game, PlantedExecutor
 from fedsim.plan import RoundPlan
-from fedsim.sampling import PoissonSampling
+from fedsim.sampling import PoissonSampling, Relation
 
 Array = npt.NDArray[np.float64]
 

@@ -9,13 +9,13 @@ import typer
 from rich.console import Console
 
 from fedsim.accounting.planning import delta_of_population
-from fedsim.accounting.relations import Relation
 from fedsim.cli.answers import Question, answer, curve_json, curve_table
 from fedsim.cli.output import status_when_slow
 from fedsim.errors import ConfigError
 from fedsim.sampling import (
     FixedSizeSampling,
     PoissonSampling,
+    Relation,
     Sampling,
     ShuffledSampling,
     TruncatedPoissonSampling,

@@ -13,11 +13,10 @@ from fedsim.accounting.accountants import choose
 from fedsim.accounting.accountants import epsilon as epsilon_of
 from fedsim.accounting.calibration import calibrate_noise_multiplier
 from fedsim.accounting.events import RoundCost
-from fedsim.accounting.relations import Relation
 from fedsim.accounting.rounding import round_up
 from fedsim.accounting.statement import finite_or_none, privacy_sentence
 from fedsim.errors import ConfigError
-from fedsim.sampling import Sampling
+from fedsim.sampling import Relation, Sampling
 from fedsim.utils.cache import remembered
 
 

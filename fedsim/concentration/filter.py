@@ -10,13 +10,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedsim.accounting.relations import Relation
 from fedsim.clipping import Clip
 from fedsim.concentration.sampling import CONCENTRATION, AboveThreshold
 from fedsim.errors import HaltedError
 from fedsim.estimators import WeightedSum
 from fedsim.execution import Executor, Keys
-from fedsim.sampling import Sampling
+from fedsim.sampling import Relation, Sampling
 from fedsim.seeding import stream
 from fedsim.tensors import Tensors, scale
 

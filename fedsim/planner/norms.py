@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from fedsim.accounting.relations import Relation
 from fedsim.accounting.statement import Noise, noise_sentence
 from fedsim.config import Config
 from fedsim.errors import ConfigError
@@ -21,6 +20,7 @@ from fedsim.materials import Materials
 from fedsim.planner.private_median import CANDIDATES, private_median
 from fedsim.planner.user_gradients import UserGradients
 from fedsim.release_seed import release_seed
+from fedsim.sampling import Relation
 from fedsim.seeding import RandomSource, secret_stream, stream
 
 NUM_USERS = 128  # App. I.1

@@ -15,7 +15,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from fedsim.accounting.relations import Relation
+from fedsim.sampling import Relation
 from fedsim.seeding import RandomSource
 
 _STEPS, _OCTAVES = 4, 20  # of the grid: steps an octave, octaves on either side of 1

@@ -16,11 +16,11 @@ from fedsim.accounting.budget import Budget
 from fedsim.accounting.events import Composition, RoundCost
 from fedsim.accounting.ledger import Ledger, Releases
 from fedsim.accounting.privacy_filter import RenyiFilter, best_order
-from fedsim.accounting.relations import Relation
 from fedsim.config import Config, SharedLedgerConfig
 from fedsim.errors import BudgetSpentError, ConfigError
 from fedsim.materials import default_device, load_materials
 from fedsim.plan import RoundPlan
+from fedsim.sampling import Relation
 from fedsim.strategy import build_plan
 from fedsim.utils.files import write_atomically
 from fedsim.utils.json_text import read_json

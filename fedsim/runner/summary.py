@@ -15,7 +15,6 @@ from pydantic import JsonValue
 
 from fedsim.accounting.accountants import choose
 from fedsim.accounting.planning import delta_sentence
-from fedsim.accounting.relations import Relation
 from fedsim.accounting.statement import privacy_sentence
 from fedsim.clip_policy import AdaptiveClip
 from fedsim.clipping import NormalisedClip
@@ -40,6 +39,7 @@ from fedsim.report.schema import (
     Utility,
 )
 from fedsim.runner.training import NOT_PAID_FOR
+from fedsim.sampling import Relation
 from fedsim.state import ServerState
 from fedsim.utils.machine import peak_memory_bytes
 

@@ -14,12 +14,12 @@ import pytest
 
 from fedsim.accounting.accountants import ACCOUNTANTS, choose, delta, epsilon
 from fedsim.accounting.events import RoundCost
-from fedsim.accounting.relations import Relation
 from fedsim.concentration.sampling import ConcentratedSampling
 from fedsim.errors import ConfigError
 from fedsim.sampling import (
     FixedSizeSampling,
     PoissonSampling,
+    Relation,
     Sampling,
     ShuffledSampling,
     TruncatedPoissonSampling,

@@ -11,11 +11,10 @@ import pytest
 import fedsim
 from fedsim.accounting.accountants import epsilon
 from fedsim.accounting.events import RoundCost
-from fedsim.accounting.relations import Relation
 from fedsim.config import parse_config
 from fedsim.errors import ConfigError
 from fedsim.report.schema import Privacy
-from fedsim.sampling import FixedSizeSampling, PoissonSampling, TruncatedPoissonSampling
+from fedsim.sampling import FixedSizeSampling, PoissonSampling, Relation, TruncatedPoissonSampling
 from tests.conftest import small_config
 
 

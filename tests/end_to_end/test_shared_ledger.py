@@ -15,11 +15,10 @@ from fedsim.accounting.accountants import epsilon
 from fedsim.accounting.events import RoundCost
 from fedsim.accounting.ledger import Ledger
 from fedsim.accounting.privacy_filter import ORDERS, RenyiFilter
-from fedsim.accounting.relations import Relation
 from fedsim.errors import BudgetSpentError, ConfigError
 from fedsim.report.schema import load_report
 from fedsim.runner.shared_ledger import SharedAccount, SharedLedger, read_shared
-from fedsim.sampling import PoissonSampling
+from fedsim.sampling import PoissonSampling, Relation
 from tests.conftest import small_config
 from tests.end_to_end.commands import fedsim
 

@@ -8,8 +8,12 @@ import pytest
 from fedsim.accounting import accountants
 from fedsim.accounting.accountants import epsilon
 from fedsim.accounting.events import RoundCost
-from fedsim.accounting.relations import Relation
-from fedsim.sampling import PoissonSampling, TruncatedPoissonSampling, binomial_probabilities
+from fedsim.sampling import (
+    PoissonSampling,
+    Relation,
+    TruncatedPoissonSampling,
+    binomial_probabilities,
+)
 
 
 def poisson(probability: float, noise_multiplier: float, units_per_user: int = 1) -> RoundCost:

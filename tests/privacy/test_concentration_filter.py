@@ -15,7 +15,6 @@ from fedsim.accounting.above_threshold import failure_probability
 from fedsim.accounting.accountants import delta, epsilon
 from fedsim.accounting.events import RoundCost
 from fedsim.accounting.ledger import Ledger
-from fedsim.accounting.relations import Relation
 from fedsim.clipping import Clip, FlatClip
 from fedsim.concentration.filter import (
     Filtered,
@@ -30,6 +29,7 @@ from fedsim.estimators import WeightedSum
 from fedsim.execution import Keys
 from fedsim.plan import RoundPlan, TaskSpec
 from fedsim.round import run_round
+from fedsim.sampling import Relation
 from fedsim.seeding import stream
 from fedsim.server_optimizer import ServerOptimizer
 from fedsim.state import ServerState

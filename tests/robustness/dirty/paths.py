@@ -13,7 +13,6 @@ from flwr.clientapp import ClientApp
 
 from clients.engines.loop import loop
 from clients.tasks.fedsgd import AveragedGradient
-from fedsim.accounting.relations import Relation
 from fedsim.clip_policy import AdaptiveClip
 from fedsim.clipping import Clip, FlatClip
 from fedsim.concentration.filter import Filtered
@@ -31,6 +30,7 @@ from fedsim.grids.records import ClientSpec, ShardReply, ShardRequest
 from fedsim.plan import TaskSpec
 from fedsim.planner.private_median import CANDIDATES, private_median
 from fedsim.planner.user_gradients import UserGradients
+from fedsim.sampling import Relation
 from fedsim.seeding import stream
 from fedsim.tensors import Tensors, all_finite, l2_norm
 from tests.robustness.dirty.engines import World, poison

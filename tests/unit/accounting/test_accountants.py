@@ -16,9 +16,8 @@ from fedsim.accounting.accountants import (
     epsilon_of_composition,
 )
 from fedsim.accounting.events import RoundCost
-from fedsim.accounting.relations import Relation
 from fedsim.errors import ConfigError
-from fedsim.sampling import FixedSizeSampling, PoissonSampling, Sampling, ShuffledSampling
+from fedsim.sampling import FixedSizeSampling, PoissonSampling, Relation, Sampling, ShuffledSampling
 
 
 def poisson(probability: float, noise_multiplier: float, units_per_user: int = 1) -> RoundCost:

@@ -10,9 +10,8 @@ from fedsim.accounting.accountants import epsilon, epsilon_of_composition
 from fedsim.accounting.budget import Budget
 from fedsim.accounting.events import RoundCost
 from fedsim.accounting.ledger import Ledger
-from fedsim.accounting.relations import Relation
 from fedsim.errors import BudgetSpentError
-from fedsim.sampling import PoissonSampling
+from fedsim.sampling import PoissonSampling, Relation
 
 A = RoundCost(PoissonSampling(0.1), 2.0)
 B = RoundCost(PoissonSampling(0.3), 3.0)

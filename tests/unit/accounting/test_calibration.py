@@ -13,9 +13,8 @@ from fedsim.accounting import calibration
 from fedsim.accounting.accountants import epsilon
 from fedsim.accounting.calibration import calibrate_noise_multiplier
 from fedsim.accounting.events import RoundCost
-from fedsim.accounting.relations import Relation
 from fedsim.errors import ConfigError
-from fedsim.sampling import FixedSizeSampling, PoissonSampling, TruncatedPoissonSampling
+from fedsim.sampling import FixedSizeSampling, PoissonSampling, Relation, TruncatedPoissonSampling
 from fedsim.utils.files import cache_dir
 
 EASY: dict[str, Any] = {

@@ -9,8 +9,7 @@ import pytest
 from fedsim.accounting.accountants import delta, epsilon
 from fedsim.accounting.events import RoundCost
 from fedsim.accounting.pld import WIDTH, composed
-from fedsim.accounting.relations import Relation
-from fedsim.sampling import PoissonSampling
+from fedsim.sampling import PoissonSampling, Relation
 
 # (probability, noise multiplier, units per user, rounds, δ)
 Regime = tuple[float, float, int, int, float]

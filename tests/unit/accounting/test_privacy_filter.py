@@ -16,10 +16,9 @@ from fedsim.accounting.budget import Budget
 from fedsim.accounting.events import RoundCost
 from fedsim.accounting.ledger import Ledger
 from fedsim.accounting.privacy_filter import ORDERS, RenyiFilter, best_order, price
-from fedsim.accounting.relations import Relation
 from fedsim.accounting.renyi import renyi_divergence
 from fedsim.audit.two_runs import divergence
-from fedsim.sampling import FixedSizeSampling, PoissonSampling, TruncatedPoissonSampling
+from fedsim.sampling import FixedSizeSampling, PoissonSampling, Relation, TruncatedPoissonSampling
 
 BOTH = Relation.ADD_OR_REMOVE
 EPSILON, DELTA = 2.0, 1e-5

@@ -10,8 +10,7 @@ import pytest
 
 from fedsim.accounting.accountants import choose, delta, epsilon
 from fedsim.accounting.events import RoundCost
-from fedsim.accounting.relations import Relation
-from fedsim.sampling import FixedSizeSampling, PoissonSampling
+from fedsim.sampling import FixedSizeSampling, PoissonSampling, Relation
 
 
 def gaussian_epsilon(noise_over_sensitivity: float, rounds: int, delta: float) -> float:

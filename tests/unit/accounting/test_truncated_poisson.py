@@ -13,8 +13,7 @@ from scipy import stats
 
 from fedsim.accounting.accountants import delta, epsilon
 from fedsim.accounting.events import RoundCost
-from fedsim.accounting.relations import Relation
-from fedsim.sampling import PoissonSampling, TruncatedPoissonSampling
+from fedsim.sampling import PoissonSampling, Relation, TruncatedPoissonSampling
 
 NOISE, PROBABILITY, ROUNDS, DELTA = 4.0, 0.02, 100, 1e-6
 

@@ -12,7 +12,6 @@ import pytest
 import torch
 from pydantic import TypeAdapter
 
-from fedsim.accounting.relations import Relation
 from fedsim.clip_policy import AdaptiveClip, ClipPolicy, ClipSchedule, ConstantClip
 from fedsim.clipping import Clip, FlatClip
 from fedsim.config import parse_config
@@ -24,7 +23,7 @@ from fedsim.noise import most_weight, rounding_share
 from fedsim.plan import RoundPlan
 from fedsim.runner.checkpoint import load_checkpoint, save_checkpoint
 from fedsim.runner.training import train
-from fedsim.sampling import PoissonSampling
+from fedsim.sampling import PoissonSampling, Relation
 from fedsim.seeding import stream
 from fedsim.state import RoundRecord, ServerState
 from fedsim.strategy import build_plan

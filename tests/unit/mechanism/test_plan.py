@@ -15,7 +15,6 @@ from scipy import stats
 
 from fedsim.accounting.accountants import epsilon_of_composition
 from fedsim.accounting.events import RoundCost
-from fedsim.accounting.relations import Relation
 from fedsim.clipping import FlatClip, NoClip, NormalisedClip, PerLayerClip
 from fedsim.concentration.filter import FilteredMean
 from fedsim.concentration.sampling import ConcentratedSampling
@@ -23,7 +22,7 @@ from fedsim.errors import ConfigError
 from fedsim.estimators import ClippedDenominator, FixedDenominator
 from fedsim.materials import Materials
 from fedsim.plan import RoundPlan, TaskSpec
-from fedsim.sampling import FixedSizeSampling, PoissonSampling, TruncatedPoissonSampling
+from fedsim.sampling import FixedSizeSampling, PoissonSampling, Relation, TruncatedPoissonSampling
 from fedsim.server_optimizer import ServerOptimizer
 from fedsim.strategy import build_plan
 from tests.conftest import small_config

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from fedsim.accounting.relations import Relation
 from fedsim.clipping import FlatClip, NoClip
 from fedsim.config import Config, with_settings
 from fedsim.errors import ConfigError
@@ -21,6 +20,7 @@ from fedsim.planner import user_gradients
 from fedsim.planner.norms import NUM_USERS, Norms, PrivateNorms, coin_users, draws, random_users
 from fedsim.planner.user_gradients import UserGradients
 from fedsim.registry import resolve
+from fedsim.sampling import Relation
 from fedsim.seeding import stream
 from fedsim.tensors import Tensors, l2_norm
 from tests.conftest import small_config

@@ -9,8 +9,8 @@ import numpy.typing as npt
 import pytest
 from scipy import stats
 
-from fedsim.accounting.relations import Relation
 from fedsim.planner.private_median import CANDIDATES, private_median, scores
+from fedsim.sampling import Relation
 from fedsim.seeding import stream
 
 Values = npt.NDArray[np.float64]

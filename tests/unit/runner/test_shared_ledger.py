@@ -15,7 +15,6 @@ from fedsim.accounting.accountants import epsilon, epsilon_of_composition
 from fedsim.accounting.events import RoundCost
 from fedsim.accounting.ledger import Ledger
 from fedsim.accounting.privacy_filter import RenyiFilter, best_order
-from fedsim.accounting.relations import Relation
 from fedsim.audit.real_run import audit_run
 from fedsim.cli.ledger import facts
 from fedsim.config import Config
@@ -23,7 +22,7 @@ from fedsim.errors import BudgetSpentError, ConfigError
 from fedsim.materials import Materials
 from fedsim.planner.weighing import weigh
 from fedsim.runner.shared_ledger import SharedAccount, SharedLedger, read_shared, register_together
-from fedsim.sampling import FixedSizeSampling, PoissonSampling
+from fedsim.sampling import FixedSizeSampling, PoissonSampling, Relation
 from tests.conftest import small_config
 
 BOTH = Relation.ADD_OR_REMOVE

@@ -40,7 +40,12 @@ class VmapEngine:
     def __call__(
         self, task: Task, parameters: Tensors, keys: Keys, clip: Clip, round: int
     ) -> WeightedSum:
-        """Return Σ w·clip(mean gradient), units of like shape together."""
+        """Return Σ w·clip(mean gradient), units of like shape together.
+
+        Raises:
+            ValueError: the task's update is no mean gradient.
+            RuntimeError, NotImplementedError: torch cannot vectorise the model.
+        """
         if not task.averages_gradients:
             raise ValueError(f"task {type(task).__name__}: its update is no mean gradient")
         accumulator = Accumulator(parameters, clip)

@@ -78,6 +78,9 @@ def pretrained(
         config: a config that `AutoModelForCausalLM` knows.
         tokenizer: with an end token, which is put between speeches.
         schedule: steps, learning rate and batches.
+
+    Raises:
+        ConfigError: the cached folder is damaged.
     """
     key = _key(config, tokenizer, schedule)
     folder = cache_dir() / "models" / f"{name}-{key}"

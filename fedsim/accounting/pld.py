@@ -157,7 +157,15 @@ def _truncated(
 
 
 def refined(at: Callable[[float], float], costs: Composition) -> tuple[float, float]:
-    """Return value and width of the first grid that is fine enough, or of the finest that fits."""
+    """Return value and width of the first grid that is fine enough, or of the finest that fits.
+
+    Args:
+        at: the value, ε or δ, on a grid of a width in nats.
+        costs: the rounds.
+
+    Raises:
+        ConfigError: so little noise that losses reach further than any grid.
+    """
     span = max(_span(cost) for cost, _ in costs)
     if span / _WIDEST > _MOST_UPWARD / _REFINEMENT:
         least = min(cost.noise_multiplier for cost, _ in costs)

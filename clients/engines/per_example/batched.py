@@ -88,7 +88,11 @@ class BatchedEngine:
     def __call__(
         self, task: Task, parameters: Tensors, keys: Keys, clip: Clip, round: int
     ) -> WeightedSum:
-        """Return Σ w·clip(mean gradient)."""
+        """Return Σ w·clip(mean gradient).
+
+        Raises:
+            ValueError: the task's update is no mean gradient.
+        """
         if not task.averages_gradients:
             raise ValueError(f"task {type(task).__name__}: its update is no mean gradient")
         if self._refused:

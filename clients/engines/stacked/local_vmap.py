@@ -71,7 +71,12 @@ class LocalVmap:
     def __call__(
         self, task: Task, parameters: Tensors, keys: Keys, clip: Clip, round: int
     ) -> WeightedSum:
-        """Return Σ w·clip(θ − θ_local)."""
+        """Return Σ w·clip(θ − θ_local).
+
+        Raises:
+            ValueError: the task is no `LocalSGD`, or the model has dropout.
+            RuntimeError, NotImplementedError: torch cannot vectorise the model.
+        """
         if not isinstance(task, LocalSGD):
             raise ValueError(f"task {type(task).__name__}: it is no local SGD")
         if drops(self._model):

@@ -125,7 +125,7 @@ class EstimatorConfig(Section):
 
 
 class SamplingConfig(Section):
-    """Who is drawn: see `fedsim.sampling`. Only truncated Poisson takes `max_cohort_size`."""
+    """The sampler: see `fedsim.sampling`. Only truncated Poisson takes `max_cohort_size`."""
 
     kind: Literal["poisson", "truncated-poisson", "fixed-size", "shuffled"] = "poisson"
     max_cohort_size: Annotated[int, Field(ge=1)] | None = None
@@ -140,7 +140,7 @@ class SamplingConfig(Section):
 
 
 class StrategyConfig(Section):
-    """What the coins are flipped on, what one unit computes, how units are bounded."""
+    """What is sampled, what one unit computes, how units are bounded."""
 
     name: str = "uls"
     rounds: Annotated[int, Field(ge=1)] = 100
@@ -287,7 +287,7 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
 
 
 def parse_config(raw: Mapping[str, Any]) -> Config:
-    """Validate a nested mapping; every problem found stands in the one `ConfigError`."""
+    """Validate a nested mapping; every problem is in the one `ConfigError`."""
     try:
         (config := Config.model_validate(raw)).to_toml()
         return config

@@ -1,4 +1,4 @@
-"""Checkpoints: server states on disk under a checksum, and which one a run goes on from."""
+"""Checkpoints: server states on disk under a checksum, and the newest whole one of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A finished run looked at closely: start and end on held-out text, users, words, samples."""
+"""Evaluate a finished run in detail: tokens, users, head words, samples, personalisation."""
 
 from __future__ import annotations
 

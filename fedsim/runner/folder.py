@@ -30,7 +30,7 @@ from fedsim.utils.locks import LOCK
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The files of one run, by name; docs/outputs.md says what each holds."""
+    """The files of one run, by name; docs/privacy.md says what each tells a reader."""
 
     path: Path
 

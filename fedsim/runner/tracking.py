@@ -48,7 +48,7 @@ def find_trackers(names: Sequence[str]) -> list[TrackerFactory]:
 def tracking(
     factories: Sequence[TrackerFactory], run_dir: Path, config: Config, terms: str
 ) -> Iterator[Callable[[RoundMetrics], None]]:
-    """Give a function that tells a line to all trackers, and close them at the end."""
+    """Give a function that hands a line to all trackers, and close them at the end."""
     with ExitStack() as stack:
         trackers = []
         for factory in factories:

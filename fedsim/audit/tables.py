@@ -1,4 +1,4 @@
-"""The audit of fedsim itself as tables and JSON."""
+"""The audit of the mechanisms as a table and JSON."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import numpy as np
 from rich.table import Table
 
 from fedsim.audit.mechanism import MechanismAudit
-from fedsim.audit.mutants import Verdict
 
 Repeated = Sequence[Sequence[MechanismAudit]]
 TERMS = (
@@ -50,25 +49,7 @@ def mechanisms(audits: Repeated) -> Table:
     return table
 
 
-def bugs(verdicts: Sequence[Verdict]) -> Table:
-    """Return a row for each deliberate bug."""
-    table = Table(title="Fifteen deliberate bugs", title_justify="left")
-    for head in ("bug", "caught by", "claimed ε", "shown with", "shown without", "δ", "accountant"):
-        table.add_column(head, justify="left" if head in ("bug", "caught by") else "right")
-    for one in verdicts:
-        table.add_row(
-            one.bug,
-            one.caught_by.replace("_", " ") + (", FALSE ALARM" if one.false_alarm else ""),
-            f"{one.claimed_wrong:.2f}",
-            f"{one.wrong.epsilon:.2f}",
-            f"{one.right.epsilon:.2f}",
-            f"{one.wrong.delta:g}",
-            one.accountant,
-        )
-    return table
-
-
-def to_json(audits: Repeated, verdicts: Sequence[Verdict]) -> dict[str, Any]:
+def to_json(audits: Repeated) -> dict[str, Any]:
     """Return everything, every repetition, as JSON values."""
     return {
         "terms": TERMS,
@@ -77,13 +58,10 @@ def to_json(audits: Repeated, verdicts: Sequence[Verdict]) -> dict[str, Any]:
             for row in audits
             for audit in row
         ],
-        "bugs": [asdict(one) for one in verdicts],
-        "all_well": all_well(audits, verdicts),
+        "all_well": all_well(audits),
     }
 
 
-def all_well(audits: Repeated, verdicts: Sequence[Verdict]) -> bool:
-    """Return whether claims hold as often as stated and every bug, and nothing else, was caught."""
-    broken = [sum(not audit.holds for audit in row) / len(row) for row in audits]
-    caught = all(one.caught_by != "nothing" and not one.false_alarm for one in verdicts)
-    return caught and max(broken) <= _TOLERATED
+def all_well(audits: Repeated) -> bool:
+    """Return whether claims hold as often as stated."""
+    return all(sum(not audit.holds for audit in row) / len(row) <= _TOLERATED for row in audits)

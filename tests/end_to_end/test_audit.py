@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from fedsim.audit import mechanism, tables
-from fedsim.audit.mutants import judge, mutants
 from fedsim.cli.main import app
 from fedsim.errors import ConfigError
 from tests.conftest import small_config
+from tests.privacy.planted_bugs import __main__ as planted_bugs
+from tests.privacy.planted_bugs.mutants import judge, mutants
 
 
 def test_a_run_is_audited_and_no_model_is_left(speeches: Path, tmp_path: Path) -> None:
@@ -39,18 +42,22 @@ def test_an_override_without_a_config_is_refused() -> None:
         CliRunner().invoke(app, ["audit", "--set", "seed=1"], catch_exceptions=False)
 
 
-def test_the_verdict_on_ourselves_can_fail() -> None:
-    """All is well only if claims hold, bugs are caught and the true code is let pass."""
+def test_the_audit_of_the_mechanisms_can_fail() -> None:
     setting = mechanism.SETTINGS[1]
     audits = mechanism.audit_settings((setting,), (4.0,), delta=mechanism.DELTA, trials=20_000)
-    quick = [judge(mutants()[0], 100)]
-    assert tables.all_well(audits, quick)
-    assert json.loads(json.dumps(tables.to_json(audits, quick)))["all_well"]
-    unseen = [type(quick[0])(**{**vars(quick[0]), "caught_by": "nothing"})]
-    alarmed = [type(quick[0])(**{**vars(quick[0]), "false_alarm": True})]
-    assert not tables.all_well(audits, unseen)
-    assert not tables.all_well(audits, alarmed)
-    refuted = [[type(audits[0][0])(**{**vars(audits[0][0]), "claimed_epsilon": 0.01})]]
-    assert not tables.all_well(refuted, quick)
+    assert tables.all_well(audits)
+    assert json.loads(json.dumps(tables.to_json(audits)))["all_well"]
+    refuted = [[replace(audits[0][0], claimed_epsilon=0.01)]]
+    assert not tables.all_well(refuted)
     assert tables.mechanisms(audits).row_count == 1
-    assert tables.bugs(quick).row_count == 1
+
+
+@pytest.mark.parametrize("change", [{"caught_by": "nothing"}, {"false_alarm": True}])
+def test_the_verdict_on_planted_bugs_can_fail(
+    change: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verdict = judge(mutants()[0], 100)
+    monkeypatch.setattr(planted_bugs, "mutants", lambda: mutants()[:1])
+    assert planted_bugs.main(100) == 0
+    monkeypatch.setattr(planted_bugs, "judge", lambda *_: replace(verdict, **change))
+    assert planted_bugs.main(100) == 1

@@ -7,16 +7,16 @@ import math
 import pytest
 import torch
 
-from fedsim.audit import bugs
-from fedsim.audit.game import planted_unit
-from fedsim.audit.mutants import (
+from fedsim.execution import Accumulator, Update
+from tests.privacy.planted_bugs import bugs
+from tests.privacy.planted_bugs.game import planted_unit
+from tests.privacy.planted_bugs.mutants import (
     Mutant,
     judge,
     mutants,
     no_stream_is_used_twice,
     the_ledger_does_not_tell_the_noise,
 )
-from fedsim.execution import Accumulator, Update
 
 MUTANTS = mutants()
 

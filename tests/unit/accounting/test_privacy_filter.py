@@ -17,8 +17,8 @@ from fedsim.accounting.events import RoundCost
 from fedsim.accounting.ledger import Ledger
 from fedsim.accounting.privacy_filter import ORDERS, RenyiFilter, best_order, price
 from fedsim.accounting.renyi import renyi_divergence
-from fedsim.audit.two_runs import divergence
 from fedsim.sampling import FixedSizeSampling, PoissonSampling, Relation, TruncatedPoissonSampling
+from tests.privacy.planted_bugs.two_runs import divergence
 
 BOTH = Relation.ADD_OR_REMOVE
 EPSILON, DELTA = 2.0, 1e-5

@@ -16,7 +16,6 @@ import torch
 from fedsim.accounting.accountants import epsilon_of_composition
 from fedsim.accounting.events import Composition
 from fedsim.accounting.privacy_filter import RenyiFilter
-from fedsim.audit.game import ChoosingExecutor
 from fedsim.clipping import FlatClip, PerLayerClip
 from fedsim.estimators import FixedDenominator, WeightedSum
 from fedsim.execution import Accumulator, Keys, Update
@@ -24,12 +23,13 @@ from fedsim.plan import RoundPlan
 from fedsim.sampling import Coins, Indices, PoissonSampling
 from fedsim.seeding import RandomSource, stream
 from fedsim.tensors import add_, scale
+from tests.privacy.planted_bugs.game import ChoosingExecutor
 
 
 class Unclipped(FlatClip):
     """States a bound and clips nothing."""
 
-    def batch_factors(  # noqa: D102
+    def batch_factors(
         self, names: object, squares: torch.Tensor, *, norm_error: float = 0.0
     ) -> torch.Tensor:
         return torch.ones_like(squares)
@@ -39,7 +39,7 @@ class LargestLayer(PerLayerClip):
     """Takes the largest layer's bound for that of the whole update."""
 
     @property
-    def bound(self) -> float:  # noqa: D102
+    def bound(self) -> float:
         return max(self.l2_clip_norms.values())
 
 
@@ -49,7 +49,7 @@ class ClipsTheMean(FixedDenominator):
 
     l2_clip_norm: float = 1.0
 
-    def __call__(self, total: WeightedSum) -> dict[str, torch.Tensor]:  # noqa: D102
+    def __call__(self, total: WeightedSum) -> dict[str, torch.Tensor]:
         return FlatClip(l2_clip_norm=self.l2_clip_norm)(super().__call__(total))
 
 
@@ -57,7 +57,7 @@ class ClipsTheMean(FixedDenominator):
 class Undivided(FixedDenominator):
     """Releases the sum with the noise that is meant for the mean."""
 
-    def __call__(self, total: WeightedSum) -> dict[str, torch.Tensor]:  # noqa: D102
+    def __call__(self, total: WeightedSum) -> dict[str, torch.Tensor]:
         return dict(total.values)
 
 
@@ -65,21 +65,21 @@ class Undivided(FixedDenominator):
 class RealisedDenominator(FixedDenominator):
     """Divides by the number of units that were drawn."""
 
-    def __call__(self, total: WeightedSum) -> dict[str, torch.Tensor]:  # noqa: D102
+    def __call__(self, total: WeightedSum) -> dict[str, torch.Tensor]:
         return scale(total.values, 1.0 / max(1, total.num_units))
 
 
 class SameNoise(RoundPlan):
     """Adds round 0's noise to every round."""
 
-    def noise(self, round: int) -> RandomSource:  # noqa: D102
+    def noise(self, round: int) -> RandomSource:
         return super().noise(0)
 
 
 class SharedStream(RoundPlan):
     """Draws the noise from the stream that drew the cohort."""
 
-    def noise(self, round: int) -> RandomSource:  # noqa: D102
+    def noise(self, round: int) -> RandomSource:
         return stream(self.seed, "sampling", round)
 
 
@@ -87,7 +87,7 @@ class SharedStream(RoundPlan):
 class FixedSizeDrawn(PoissonSampling):
     """Is accounted as Poisson and draws the expected number of units every time."""
 
-    def draw(self, num_units: int, round: int, coins: Coins) -> Indices:  # noqa: D102
+    def draw(self, num_units: int, round: int, coins: Coins) -> Indices:
         order = np.argsort(coins(round).random(num_units), kind="stable")
         return np.sort(order[: math.floor(self.probability * num_units + 0.5)])
 
@@ -95,7 +95,7 @@ class FixedSizeDrawn(PoissonSampling):
 class PassesNaN(Accumulator):
     """Trusts min(1, S/norm) with whatever comes."""
 
-    def add(self, update: Update, weight: float) -> None:  # noqa: D102
+    def add(self, update: Update, weight: float) -> None:
         factors = self._clip.factors(update.values)
         add_(self._values, update.values, {k: weight * f for k, f in factors.items()})
         self._weight += weight
@@ -113,7 +113,7 @@ class AnyWeight:
 class ByPlace(ChoosingExecutor):
     """Hashes where a unit stands in the data: who is added in front re-deals everybody behind."""
 
-    def told_apart(self, cohort: Keys) -> Keys:  # noqa: D102
+    def told_apart(self, cohort: Keys) -> Keys:
         return np.arange(len(cohort))
 
 
@@ -121,14 +121,14 @@ class TellsSeed(RoundPlan):
     """Names its releases in the ledger by the seed that their noise is drawn from."""
 
     @property
-    def release_id(self) -> str:  # noqa: D102
+    def release_id(self) -> str:
         return f"seeded:{self.seed}"
 
 
 class AddsLosses(RenyiFilter):
     """Adds up the losses of runs chosen after looking, as if they had been fixed in advance."""
 
-    def pays_for(self, costs: Composition) -> bool:  # noqa: D102
+    def pays_for(self, costs: Composition) -> bool:
         return epsilon_of_composition(costs, self.delta, None, self.relation) <= self.epsilon
 
 

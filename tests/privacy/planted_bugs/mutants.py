@@ -19,10 +19,7 @@ import torch
 from fedsim.accounting.accountants import choose, epsilon
 from fedsim.accounting.calibration import calibrate_noise_multiplier
 from fedsim.accounting.privacy_filter import RenyiFilter
-from fedsim.audit import bugs
 from fedsim.audit.bounds import LowerBound, bound_from_scores
-from fedsim.audit.game import ChoosingExecutor, Game, PlantedExecutor, along_target
-from fedsim.audit.two_runs import two_runs
 from fedsim.clipping import FlatClip, PerLayerClip
 from fedsim.estimators import FixedDenominator
 from fedsim.plan import RoundPlan, TaskSpec
@@ -30,6 +27,9 @@ from fedsim.sampling import PoissonSampling
 from fedsim.seeding import stream
 from fedsim.server_optimizer import ServerOptimizer
 from fedsim.tensors import Tensors
+from tests.privacy.planted_bugs import bugs
+from tests.privacy.planted_bugs.game import ChoosingExecutor, Game, PlantedExecutor, along_target
+from tests.privacy.planted_bugs.two_runs import two_runs
 
 DELTA = 1e-3
 _NORM, _LAYERS = 1.0, 9

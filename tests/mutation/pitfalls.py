@@ -127,6 +127,8 @@ def _failed(tests: Sequence[str], tree: Path) -> set[str]:
         os.chdir(tree)
         os.environ |= {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
         sys.path[:] = [str(tree), *(path for path in sys.path if Path(path) != ROOT)]
+        for name in [name for name in sys.modules if name.partition(".")[0] == "tests"]:
+            del sys.modules[name]  # the tests of the tree, not those that this tool lies among
         options = ["-q", *OPTIONS, "--tb=no", "-rfE", f"--basetemp={folder / 'tmp'}"]
         return int(pytest.main([*options, *tests]))
 

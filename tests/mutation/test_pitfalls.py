@@ -73,3 +73,11 @@ def test_a_survivor_is_told_from_what_is_caught(tmp_path: Path, new: str, passes
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert ast.literal_eval(done.stdout) == list(undo.tests) * passes
     assert (tmp_path / "two.py").read_text() == "TWO = 1 + 1\n"
+
+
+def test_the_command_takes_a_protection_away_and_sees_its_tests_fail() -> None:
+    command = [sys.executable, "-m", "tests.mutation", "pitfalls", "the low bits of the sum"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("caught: ") == 1
+    assert "1 pitfalls, 1 protections taken away, 0 unseen" in done.stdout

@@ -194,8 +194,10 @@ class RoundMetrics(Record):
     """One line of `metrics.jsonl`: the state after a round, or, for round 0, the start.
 
     From round 1 on `units`, `gradients`, `non_finite` and `estimate_norm` are required;
-    `epsilon` and `held_out` stand in the lines of evaluated rounds only, `clip_norm` where the
-    clip moves, `released_share` where it adapts: both follow from releases that were paid for.
+    `epsilon` and `held_out` stand in the lines of evaluated rounds only, `epsilon_terms` (δ, unit,
+    relation, sampler, accountant and noise source, in words) beside each ε above 0, `clip_norm`
+    where the clip moves, `released_share` where it adapts: both follow from releases that were
+    paid for.
     """
 
     round: Count
@@ -207,6 +209,7 @@ class RoundMetrics(Record):
     clip_norm: Number | None = None
     released_share: Number | None = None
     epsilon: Annotated[Number, Field(ge=0.0)] | None = None
+    epsilon_terms: str | None = None
     held_out: HeldOut | None = None
 
     @model_validator(mode="after")

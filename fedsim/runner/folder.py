@@ -191,7 +191,9 @@ class RunFolder:
         done = [line for line in self.read_metrics() if state and line["round"] <= state.round]
         write_atomically(
             self.metrics,
-            "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in done),
+            "".join(
+                json.dumps(line, separators=(",", ":"), ensure_ascii=False) + "\n" for line in done
+            ),
         )
         if state is None or not secure:
             return state

@@ -111,8 +111,7 @@ class _Session:
         self.state = taken_up or self._start()
         self._prepare_epsilons()
         config = self.config
-        terms = epsilon_terms(self.plan, config)
-        with tracking(self.trackers, self.folder.path, config, terms) as self.tell:
+        with tracking(self.trackers, self.folder.path, config, self._terms) as self.tell:
             if taken_up is None:
                 self._log_start()
             self._train(grid, device)
@@ -136,6 +135,11 @@ class _Session:
         if self.account is not None:
             plan, ahead = self.plan, self.config.strategy.rounds - state.round
             self.account.charge(state.round, plan.cost, plan.release_id, ahead)
+
+    @property
+    def _terms(self) -> str:
+        """What an ε of this run is said with; "" without a guarantee."""
+        return epsilon_terms(self.plan, self.config)
 
     @property
     def private(self) -> bool:
@@ -205,11 +209,13 @@ class _Session:
         self.state = state
         self.folder.charge(state.ledger)  # first: nothing of the round is on disk before it
         due = self._due(state.round)
+        epsilon = self.epsilons.get(state.ledger.num_releases) if due else None
         line = RoundMetrics.model_validate(
             {
                 "round": state.round,
                 **record.to_json(),
-                "epsilon": self.epsilons.get(state.ledger.num_releases) if due else None,
+                "epsilon": epsilon,
+                "epsilon_terms": None if epsilon is None else self._terms,
                 "held_out": self._held_out(state) if due else None,
             }
         )

@@ -43,7 +43,9 @@ class TensorBoard:
 
     def on_round(self, line: RoundMetrics) -> None:
         """Write a scalar for every number of the line, NaN and infinities too."""
-        for name, value in _numbers(line.model_dump(exclude={"round"}, exclude_none=True)):
+        for name, value in _numbers(
+            line.model_dump(exclude={"round", "epsilon_terms"}, exclude_none=True)
+        ):
             self._writer.add_scalar(self._tag(name), value, line.round)
 
     def _tag(self, name: str) -> str:

@@ -54,6 +54,7 @@ def assert_events_are_the_metrics(run: Path) -> None:
     for text in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
         line = json.loads(text)
         step = line.pop("round")
+        assert line.pop("epsilon_terms", None) == (TERMS if line.get("epsilon") else None)
         for name, value in numbers(line).items():
             tag = f"epsilon ({TERMS})" if name == "epsilon" else f"not covered by ε/{name}"
             expected[tag, step] = pytest.approx(value, rel=1e-6)

@@ -3,6 +3,23 @@
 The names below are the public interface; everything else may move. They are loaded when first
 used, so that `import fedsim` costs nothing.
 
+The modules beside this file are the mechanism of private training. Read them in this order:
+
+round.py             one round: sample, sum, estimate, noise, charge the ledger, step
+plan.py, state.py    what every round does, as one frozen value; what a round passes on
+sampling.py          samplers and neighbouring relations
+clipping.py          what one unit (a user in ULS, an example in ELS) can add
+clip_policy.py       how the clip moves from round to round
+estimators.py        denominators, and the sensitivity of the estimate
+noise.py             Gaussian noise, drawn and added
+server_optimizer.py  the server's step
+execution.py         interfaces between server and clients: Unit, Update, Task, Engine, Executor
+seeding.py           random streams; release_seed.py: the seed of a run's streams
+strategy.py          from a config to a plan: what all strategies share
+materials.py         the model, texts and split of a run
+language_model.py    the interface of a network; tensors.py: arithmetic on dictionaries of tensors
+registry.py          plug-ins by name (entry points); errors.py: errors with an exit status
+
 Examples:
     >>> import fedsim
     >>> a_round = fedsim.RoundCost(fedsim.PoissonSampling(0.01), noise_multiplier=1.0)

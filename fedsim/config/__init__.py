@@ -1,6 +1,7 @@
-"""Config: every key of a run's TOML file, its type and default, and errors that help.
+"""Config: the keys of a run's TOML file, their types and defaults, and errors that help.
 
-Start at `schema.py`. Imports `fedsim.utils`, and the clips and estimators that keys describe.
+Start at `schema.py`; the keys of `[data]` are in `fedsim/data/config.py`. Imports `fedsim.utils`,
+and the clips and estimators that keys describe.
 """
 
 from fedsim.config.schema import (

@@ -1,5 +1,7 @@
 """One run, from its config to its report.
 
-Start at `session.py`: it builds the plan, trains, saves and reports. `launch.py` opens the grid
-that the run's `server_app.py` is carried out on.
+Start at `session.py`: it builds the plan, charges ledgers, saves and reports; `training.py` is the
+loop over rounds, `folder.py` and `checkpoint.py` write a run down and take it up again,
+`shared_ledger.py` keeps a budget that several runs share. `launch.py` starts a run from Python or
+the command line, `server_app.py` from `flwr run`. Imports everything below; `sweep` imports it.
 """

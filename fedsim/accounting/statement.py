@@ -1,12 +1,16 @@
-"""The privacy statement: ε with δ, unit, relation, sampler and accountant, in words."""
+"""PrivacyTerms: an ε with δ, unit, relation, sampler, accountant and noise source."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Literal
+from dataclasses import dataclass
+from typing import Any, Literal
 
+from fedsim.accounting.accountants import choose
+from fedsim.accounting.events import RoundCost
 from fedsim.accounting.rounding import round_up
+from fedsim.sampling import Relation
 
 Noise = Literal["secure", "seeded"]
 
@@ -32,46 +36,131 @@ def noise_terms(noise: Noise) -> str:
     return "secret noise" if noise == "secure" else "seeded noise: void for who knows the seed"
 
 
-def privacy_sentence(
-    *,
-    unit: str,
-    relation: str,
-    epsilon: float,
-    delta: float | None,
-    noise_multiplier: float,
-    sampling_probability: float,
-    sampler: str,
-    rounds: int,
-    units_per_user: int,
-    accountant: str,
-    guaranteed: bool = True,
-    noise: Noise | None = None,
-) -> str:
-    """Return the sentence with ε, rounded up, and all it rests on: δ, unit, relation and so on.
+@dataclass(frozen=True)
+class PrivacyTerms:
+    """An ε and everything that it must be said with; it prints itself.
 
-    What is not `guaranteed`, because the sampler accounted is not the one that drew, is said
-    to be hypothetical.
+    Attributes:
+        epsilon: inf where none is certified.
+        delta: None where no guarantee was asked for.
+        relation: the neighbouring relation, in words.
+        sampler: what was sampled and how, in words.
+        sampling_probability: of one unit in one round.
+        noise_multiplier: of a round.
+        rounds: noisy releases that ε is of.
+        units_per_user: the most sampled units that one user owns.
+        accountant: its name.
+        guaranteed: whether the sampler that is accounted is the one that drew.
+        noise: "secure" or "seeded"; None where nothing is drawn yet.
+        unit: whose guarantee it is.
     """
-    if delta is not None and noise_multiplier > 0.0 and not math.isfinite(epsilon):
-        return (
-            f"No privacy guarantee: the {accountant} accountant certifies no finite ε at δ = "
-            f"{delta:g} for {rounds} rounds of {sampler} with noise multiplier "
-            f"{noise_multiplier:g}; a larger δ may have one."
+
+    epsilon: float
+    delta: float | None
+    relation: str
+    sampler: str
+    sampling_probability: float
+    noise_multiplier: float
+    rounds: int
+    units_per_user: int
+    accountant: str
+    guaranteed: bool = True
+    noise: Noise | None = None
+    unit: str = "user"
+
+    @classmethod
+    def of(
+        cls,
+        cost: RoundCost,
+        noun: str,
+        *,
+        rounds: int,
+        delta: float | None,
+        epsilon: float = math.inf,
+        accountant: str | None = None,
+        relation: Relation | None = None,
+        noise: Noise | None = None,
+    ) -> PrivacyTerms:
+        """Return the terms of an ε of `rounds` rounds of one cost.
+
+        Args:
+            cost: of a round.
+            noun: what is sampled: "users" or "examples".
+            rounds: how many.
+            delta: as in the attributes.
+            epsilon: as in the attributes.
+            accountant: a name; None for the mechanism's own.
+            relation: None for the sampler's own.
+            noise: as in the attributes.
+
+        Raises:
+            ConfigError: what the accountant cannot prove.
+        """
+        chosen, meant = choose([cost], accountant, relation)
+        return cls(
+            epsilon=epsilon,
+            delta=delta,
+            relation=meant.phrase,
+            sampler=cost.sampling.of(noun),
+            sampling_probability=cost.sampling.probability,
+            noise_multiplier=cost.noise_multiplier,
+            rounds=rounds,
+            units_per_user=cost.units_per_user,
+            accountant=chosen.name,
+            guaranteed=cost.sampling.guaranteed,
+            noise=noise,
         )
-    if delta is None or not math.isfinite(epsilon):
-        return f"No privacy guarantee: the releases of {rounds} rounds have no finite ε."
-    share = f" (at most {units_per_user} a {unit})" if units_per_user > 1 else ""
-    has = (
-        f"Every {unit} has"
-        if guaranteed
-        else (f"Hypothetical, not a guarantee for this run: every {unit} would have")
-    )
-    return (
-        f"{has} (ε = {round_up(epsilon, 4):g}, δ = {delta:g})-differential privacy "
-        f"under the {relation} relation, for {rounds} rounds of {sampler}{share} with "
-        f"probability {sampling_probability:g} and noise multiplier {noise_multiplier:g}, "
-        f"by the {accountant} accountant. {noise_sentence(noise)}"
-    )
+
+    def sentence(self) -> str:
+        """Return ε, rounded up, and all it rests on, as a sentence.
+
+        What is not `guaranteed` is said to be hypothetical.
+        """
+        if self.delta is not None and self.noise_multiplier > 0.0 and math.isinf(self.epsilon):
+            return (
+                f"No privacy guarantee: the {self.accountant} accountant certifies no finite ε at "
+                f"δ = {self.delta:g} for {self.rounds} rounds of {self.sampler} with noise "
+                f"multiplier {self.noise_multiplier:g}; a larger δ may have one."
+            )
+        if self.delta is None or math.isinf(self.epsilon):
+            return f"No privacy guarantee: the releases of {self.rounds} rounds have no finite ε."
+        several = self.units_per_user > 1
+        share = f" (at most {self.units_per_user} a {self.unit})" if several else ""
+        has = (
+            f"Every {self.unit} has"
+            if self.guaranteed
+            else f"Hypothetical, not a guarantee for this run: every {self.unit} would have"
+        )
+        return (
+            f"{has} (ε = {round_up(self.epsilon, 4):g}, δ = {self.delta:g})-differential privacy "
+            f"under the {self.relation} relation, for {self.rounds} rounds of {self.sampler}{share}"
+            f" with probability {self.sampling_probability:g} and noise multiplier "
+            f"{self.noise_multiplier:g}, by the {self.accountant} accountant. "
+            f"{noise_sentence(self.noise)}"
+        )
+
+    def caption(self) -> str:
+        """Return what an ε that stands by itself is of: beside a number in a log or a plot."""
+        hypothetical = "" if self.guaranteed else "hypothetical, not a guarantee: "
+        drawn = "" if self.noise is None else f", {noise_terms(self.noise)}"
+        return (
+            f"{hypothetical}δ = {self.delta:g}, for one {self.unit}, {self.relation}, "
+            f"{self.sampler}, {self.accountant} accountant{drawn}"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return δ, unit, relation, mechanism, rounds and accountant: ε's terms as JSON values."""
+        return {
+            "delta": self.delta,
+            "unit": self.unit,
+            "relation": self.relation,
+            "noise_multiplier": self.noise_multiplier,
+            "sampling_probability": self.sampling_probability,
+            "sampler": self.sampler,
+            "rounds": self.rounds,
+            "units_per_user": self.units_per_user,
+            "accountant": self.accountant,
+        }
 
 
 def finite_or_none(value: float) -> float | None:

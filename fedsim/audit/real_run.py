@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from fedsim.accounting.accountants import choose, epsilon
-from fedsim.accounting.statement import privacy_sentence
+from fedsim.accounting.accountants import epsilon
+from fedsim.accounting.statement import PrivacyTerms
 from fedsim.audit.canaries import CanaryExecutor, draw_canaries, flip_coins, with_canaries
 from fedsim.audit.one_run import OneRunBound, bound_from_canaries
 from fedsim.config import Config
@@ -108,27 +108,22 @@ def audit_run(
             bar.advance()
 
         train(ServerState(0, parameters), planted, executor, rounds, on_round=advance)
-    accountant, relation = choose([plan.cost], config.privacy.accountant, plan.relation)
-    claimed = epsilon(plan.cost, rounds, delta, accountant.name, relation)
-    statement = privacy_sentence(
-        unit="user",
-        relation=relation.phrase,
-        epsilon=claimed,
-        delta=delta,
-        noise_multiplier=plan.noise_multiplier,
-        sampling_probability=plan.sampling.probability,
-        sampler=plan.sampling.of(f"{plan.unit}s"),
+    terms = PrivacyTerms.of(
+        plan.cost,
+        f"{plan.unit}s",
         rounds=rounds,
-        units_per_user=plan.units_per_user,
-        accountant=accountant.name,
+        delta=delta,
+        accountant=plan.accountant,
+        relation=plan.relation,
         noise=plan.entropy,
     )
+    claimed = epsilon(plan.cost, rounds, delta, terms.accountant, plan.relation)
     bound = bound_from_canaries(watch.scores, included, delta=delta, confidence=confidence)
     return RunAudit(
-        statement=statement,
+        statement=replace(terms, epsilon=claimed).sentence(),
         claimed_epsilon=claimed,
-        accountant=accountant.name,
-        relation=relation.phrase,
+        accountant=terms.accountant,
+        relation=terms.relation,
         bound=bound,
         included=int(included.sum()),
         coin_seed=coin_seed,

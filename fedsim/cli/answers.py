@@ -14,7 +14,7 @@ from fedsim.accounting.accountants import epsilon as epsilon_of
 from fedsim.accounting.calibration import calibrate_noise_multiplier
 from fedsim.accounting.events import RoundCost
 from fedsim.accounting.rounding import round_up
-from fedsim.accounting.statement import finite_or_none, privacy_sentence
+from fedsim.accounting.statement import PrivacyTerms, finite_or_none
 from fedsim.errors import ConfigError
 from fedsim.sampling import Relation, Sampling
 from fedsim.utils.cache import remembered
@@ -103,19 +103,18 @@ class Answer:
                 "no δ for one example that the PLD resolves is small enough. "
                 "--accountant mixture has an answer."
             )
-        return privacy_sentence(
-            unit="user",
-            relation=self.relation.phrase,
+        return PrivacyTerms(
             epsilon=self.epsilon,
             delta=self.delta,
-            noise_multiplier=self.noise_multiplier,
-            sampling_probability=question.sampling.probability,
+            relation=self.relation.phrase,
             sampler=self._sampler,
+            sampling_probability=question.sampling.probability,
+            noise_multiplier=self.noise_multiplier,
             rounds=question.rounds,
             units_per_user=question.units_per_user,
             accountant=self.accountant,
             guaranteed=question.sampling.guaranteed,
-        )
+        ).sentence()
 
     @property
     def _sampler(self) -> str:

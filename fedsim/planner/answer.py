@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from fedsim.accounting.accountants import choose
 from fedsim.accounting.events import RoundCost
 from fedsim.accounting.planning import signal_to_noise
-from fedsim.accounting.statement import finite_or_none, privacy_sentence
+from fedsim.accounting.statement import PrivacyTerms, finite_or_none
 from fedsim.planner.candidates import Candidate
 from fedsim.planner.cost import MEMORY_NOTE, TIME_NOTE, cost
 from fedsim.planner.doubling import Doubling
@@ -17,7 +17,7 @@ from fedsim.planner.noise import Noise
 from fedsim.planner.norms import NON_PRIVATE, USER_SIZES, PrivateNorms
 from fedsim.planner.numbers import Numbers, Supposed
 from fedsim.planner.weighing import Weighed
-from fedsim.sampling import PoissonSampling, Sampling
+from fedsim.sampling import PoissonSampling
 
 FROM_NUMBERS = (
     "From public numbers alone: every user is taken to have as many examples as a round asks for, "
@@ -94,13 +94,10 @@ def of_numbers(numbers: Numbers, supposed: list[Supposed]) -> dict[str, Any]:
 
 def statement(one: Candidate) -> str:
     """Return the promise that the candidate's run will make."""
-    privacy, plan = one.config.privacy, one.plan
+    privacy = one.config.privacy
     if privacy.epsilon is None or privacy.delta is None:
         raise AssertionError("a candidate has a promise")
-    guaranteed = plan.sampling.guaranteed
-    return privacy_sentence(
-        **_terms(one), epsilon=privacy.epsilon, guaranteed=guaranteed, noise=privacy.noise
-    )
+    return _terms(one, privacy.epsilon).sentence()
 
 
 def _strategy(weighed: Weighed, one: Candidate) -> dict[str, Any]:
@@ -108,7 +105,7 @@ def _strategy(weighed: Weighed, one: Candidate) -> dict[str, Any]:
     signal = weighed.signals[noise.strategy]
     return (
         _noise(noise)
-        | _terms(one)
+        | _terms(one).to_json()
         | {
             "epsilon": one.config.privacy.epsilon,
             "statement": statement(one),
@@ -148,38 +145,30 @@ def _noise(noise: Noise) -> dict[str, Any]:
     }
 
 
-def _terms(one: Candidate) -> dict[str, Any]:
+def _terms(one: Candidate, epsilon: float = math.inf) -> PrivacyTerms:
     plan, privacy = one.plan, one.config.privacy
-    accountant, relation = choose([plan.cost], privacy.accountant, plan.relation)
-    return {
-        "delta": privacy.delta,
-        "unit": "user",
-        "relation": relation.phrase,
-        "noise_multiplier": plan.noise_multiplier,
-        "sampling_probability": plan.sampling.probability,
-        "sampler": plan.sampling.of(f"{plan.unit}s"),
-        "rounds": one.config.strategy.rounds,
-        "units_per_user": plan.units_per_user,
-        "accountant": accountant.name,
-    }
+    return PrivacyTerms.of(
+        plan.cost,
+        f"{plan.unit}s",
+        rounds=one.config.strategy.rounds,
+        delta=privacy.delta,
+        epsilon=epsilon,
+        accountant=plan.accountant,
+        relation=plan.relation,
+        noise=privacy.noise,
+    )
 
 
 def _supposed_terms(numbers: Numbers, noise: Noise) -> dict[str, Any]:
     by_user = noise.strategy == "uls"
     population = numbers.users * (1 if by_user else numbers.median_size)
-    law: Sampling = PoissonSampling(noise.size / population)
-    units = 1 if by_user else noise.group_size
-    accountant, relation = choose([RoundCost(law, noise.noise_multiplier, units)], None, None)
-    terms: dict[str, Any] = {
-        "delta": numbers.delta,
-        "unit": "user",
-        "relation": relation.phrase,
-        "noise_multiplier": noise.noise_multiplier,
-        "sampling_probability": law.probability,
-        "sampler": law.of("users" if by_user else "examples"),
-        "rounds": numbers.rounds,
-        "units_per_user": units,
-        "accountant": accountant.name,
-    }
-    said = privacy_sentence(**terms, epsilon=numbers.epsilon)
-    return terms | {"epsilon": numbers.epsilon, "statement": said}
+    cost = RoundCost(
+        PoissonSampling(noise.size / population),
+        noise.noise_multiplier,
+        1 if by_user else noise.group_size,
+    )
+    noun = "users" if by_user else "examples"
+    terms = PrivacyTerms.of(
+        cost, noun, rounds=numbers.rounds, delta=numbers.delta, epsilon=numbers.epsilon
+    )
+    return terms.to_json() | {"epsilon": numbers.epsilon, "statement": terms.sentence()}

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import math
 import os
 import platform
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
-from typing import Any
 
 import torch
 from pydantic import JsonValue
 
-from fedsim.accounting.accountants import choose
 from fedsim.accounting.planning import delta_sentence
-from fedsim.accounting.statement import privacy_sentence
+from fedsim.accounting.statement import PrivacyTerms, finite_or_none
 from fedsim.clip_policy import AdaptiveClip
 from fedsim.clipping import NormalisedClip
 from fedsim.config import Config, FedAvg
@@ -184,34 +182,28 @@ def privacy_block(
         of_data: sentences that the guarantee owes to how the data were made.
     """
     private = plan.noise_multiplier > 0.0
-    name = plan.accountant if private else None
-    accountant, relation = choose([plan.cost], name, plan.relation)
-    delta = config.privacy.delta if private else None
-    epsilon = math.inf if delta is None else state.ledger.epsilon(delta, accountant.name, relation)
-    terms: dict[str, Any] = {
-        "unit": "user",
-        "relation": relation.phrase,
-        "delta": delta,
-        "noise_multiplier": plan.noise_multiplier,
-        "sampling_probability": plan.sampling.probability,
-        "sampler": plan.sampling.of(f"{plan.unit}s"),
-        "rounds": state.ledger.num_releases if private else state.round,
-        "units_per_user": plan.units_per_user,
-        "accountant": accountant.name,
-    }
-    guaranteed = plan.sampling.guaranteed
+    terms = PrivacyTerms.of(
+        plan.cost,
+        f"{plan.unit}s",
+        rounds=state.ledger.num_releases if private else state.round,
+        delta=config.privacy.delta if private else None,
+        accountant=plan.accountant if private else None,
+        relation=plan.relation,
+        noise=plan.entropy,
+    )
+    if terms.delta is not None:
+        epsilon = state.ledger.epsilon(terms.delta, terms.accountant, plan.relation)
+        terms = replace(terms, epsilon=epsilon)
     return Privacy(
-        **{**terms, "accountant": accountant.name if private else None},
-        epsilon=epsilon if math.isfinite(epsilon) else None,
+        **{**terms.to_json(), "accountant": terms.accountant if private else None},
+        epsilon=finite_or_none(terms.epsilon),
         clip=clip_facts(plan, state),
         estimator=dict(plan.estimator.describe()),
         noise_stddev=plan.noise_stddev,
         noise=plan.entropy if private else "none",
         assumptions=((*_assumptions(config, plan, origin, num_users), *of_data) if private else ()),
-        hypothetical=private and not guaranteed,
-        statement=privacy_sentence(
-            epsilon=epsilon, guaranteed=guaranteed, noise=plan.entropy, **terms
-        ),
+        hypothetical=private and not terms.guaranteed,
+        statement=terms.sentence(),
     )
 
 

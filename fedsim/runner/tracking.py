@@ -7,8 +7,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from fedsim.accounting.accountants import choose
-from fedsim.accounting.statement import noise_terms
+from fedsim.accounting.statement import PrivacyTerms
 from fedsim.config import Config
 from fedsim.plan import RoundPlan
 from fedsim.registry import resolve
@@ -65,13 +64,16 @@ def tracking(
 
 def epsilon_terms(plan: RoundPlan, config: Config) -> str:
     """Return what an ε of this run means, in words; "" without a guarantee."""
-    delta = config.privacy.delta
+    rounds, delta = config.strategy.rounds, config.privacy.delta
     if plan.noise_multiplier == 0.0 or delta is None:
         return ""
-    accountant, relation = choose([plan.cost], config.privacy.accountant, plan.relation)
-    sampler = plan.sampling.of(f"{plan.unit}s")
-    hypothetical = "" if plan.sampling.guaranteed else "hypothetical, not a guarantee: "
-    return (
-        f"{hypothetical}δ = {delta:g}, for one user, {relation.phrase}, {sampler}, "
-        f"{accountant.name} accountant, {noise_terms(plan.entropy)}"
+    terms = PrivacyTerms.of(
+        plan.cost,
+        f"{plan.unit}s",
+        rounds=rounds,
+        delta=delta,
+        accountant=plan.accountant,
+        relation=plan.relation,
+        noise=plan.entropy,
     )
+    return terms.caption()

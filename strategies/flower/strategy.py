@@ -13,10 +13,9 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid, strategy
 
-from fedsim.accounting.accountants import choose
 from fedsim.accounting.budget import Budget
 from fedsim.accounting.ledger import Ledger
-from fedsim.accounting.statement import privacy_sentence
+from fedsim.accounting.statement import PrivacyTerms
 from fedsim.errors import BudgetSpentError
 from fedsim.plan import RoundPlan
 from fedsim.round import run_round
@@ -118,21 +117,16 @@ class DPFedAvg(strategy.Strategy):
     def privacy_statement(self) -> str:
         """Say in words what all rounds so far promise to whom, and what that rests on."""
         plan = self._plan
-        accountant, relation = choose([plan.cost], None, plan.relation)
         private = plan.noise_multiplier > 0.0
-        sentence = privacy_sentence(
-            unit="user",
-            relation=relation.phrase,
-            epsilon=self.ledger.epsilon(self._delta) if private else math.inf,
-            delta=self._delta if private else None,
-            noise_multiplier=plan.noise_multiplier,
-            sampling_probability=plan.sampling.probability,
-            sampler=plan.sampling.of("users"),
+        sentence = PrivacyTerms.of(
+            plan.cost,
+            "users",
             rounds=self.ledger.num_releases,
-            units_per_user=1,
-            accountant=accountant.name,
+            delta=self._delta if private else None,
+            epsilon=self.ledger.epsilon(self._delta) if private else math.inf,
+            relation=plan.relation,
             noise=plan.entropy,
-        )
+        ).sentence()
         if not private:
             return sentence
         return (

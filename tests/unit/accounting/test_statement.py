@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fedsim.accounting.statement import finite_or_none, privacy_sentence
+from fedsim.accounting.statement import PrivacyTerms, finite_or_none
 
 TERMS: dict[str, Any] = {
     "unit": "user",
@@ -25,7 +25,7 @@ TERMS: dict[str, Any] = {
 
 
 def test_the_sentence_says_all_of_it() -> None:
-    sentence = privacy_sentence(**TERMS)
+    sentence = PrivacyTerms(**TERMS).sentence()
     for part in (
         "ε = 8,",  # 7.99912 rounded up at four digits
         "δ = 1e-05",
@@ -41,12 +41,12 @@ def test_the_sentence_says_all_of_it() -> None:
 
 
 def test_one_unit_a_user_needs_no_cap() -> None:
-    assert "at most" not in privacy_sentence(**{**TERMS, "units_per_user": 1})
+    assert "at most" not in PrivacyTerms(**{**TERMS, "units_per_user": 1}).sentence()
 
 
 @pytest.mark.parametrize("change", [{"epsilon": math.inf}, {"delta": None}])
 def test_no_promise_says_so(change: dict[str, Any]) -> None:
-    sentence = privacy_sentence(**{**TERMS, **change})
+    sentence = PrivacyTerms(**{**TERMS, **change}).sentence()
     assert sentence.startswith("No privacy guarantee")
     assert "ε =" not in sentence
 

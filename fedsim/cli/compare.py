@@ -109,12 +109,12 @@ def compare_command(
 def _sweep(
     sources: list[Path], out: Path, variations: list[str], overrides: list[str], runner: Runner
 ) -> int:
-    from fedsim.report.tables import to_rich
+    from fedsim.report.comparison import terminal_table
     from fedsim.sweep.compare import sweep
 
     result = sweep(sources, out, vary=variations, overrides=overrides, runner=runner)
     if result.comparison is not None:
-        Console().print(to_rich(result.comparison))
+        Console().print(terminal_table(result.comparison).rich())
         typer.echo(f"Report: {out / 'comparison.html'}")
     return _say_what_went_wrong(result, out)
 
@@ -135,7 +135,7 @@ def _cells(
 
 def _measure(cells: list[Cell], out: Path, tuned: list[str], seeds: int, runner: Runner) -> int:
     from fedsim.report.measured.folder import write_measurement
-    from fedsim.report.measured.tables import to_rich
+    from fedsim.report.measured.tables import measurement_table
     from fedsim.sweep.cells import parse_variation
     from fedsim.sweep.measure import measure
     from fedsim.utils.locks import sole_writer
@@ -144,7 +144,7 @@ def _measure(cells: list[Cell], out: Path, tuned: list[str], seeds: int, runner:
     with sole_writer(out):
         measurement = measure(cells, out, keys=keys, seeds=seeds, runner=runner)
         write_measurement(measurement, out)
-    Console().print(to_rich(measurement))
+    Console().print(measurement_table(measurement).rich())
     typer.echo(f"Report: {out / 'comparison.html'}")
     failures = [reason for line in measurement.lines for reason in line.failures]
     for reason in failures:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Literal
 
 from fedsim.errors import ConfigError
@@ -21,7 +22,34 @@ from fedsim.report.schema import (
     RunReport,
     Scores,
 )
-from fedsim.report.wording import terms_text
+from fedsim.report.tables import UTILITY_NOTE, Table
+from fedsim.report.wording import (
+    NOTHING,
+    TOGETHER,
+    count_text,
+    decimal_text,
+    delta_text,
+    duration_text,
+    epsilon_text,
+    percent_text,
+    terms_text,
+)
+
+HEADS = (
+    "run",
+    "strategy",
+    "held-out loss",
+    "perplexity",
+    "top-1 accuracy",
+    "ε",
+    "δ",
+    "σ (noise multiplier)",
+    "unit",
+    "gradients",
+    "time",
+)
+# A terminal has 80 columns: heads as short as the numbers under them.
+TERMINAL_HEADS = ("run", "loss", "ppl", "top-1", "ε", "δ", "σ", "unit", "grads", "time")
 
 LabelledRun = tuple[str, RunReport, Sequence[RoundMetrics]]
 
@@ -103,6 +131,58 @@ def compare(reports: Sequence[LabelledRun]) -> Comparison:
         captions=tuple(f"{label}: {terms_text(run.privacy)}" for label, run, _ in reports),
         notes=tuple(_notes([run for _, run, _ in reports])),
     )
+
+
+def cells(row: Row) -> list[str]:
+    """Return the row as displayed, a cell for each of `HEADS`.
+
+    A run without a guarantee has "none" for ε; a starting point, which released nothing, a dash.
+    """
+    epsilon = "none" if row.kind == "run" and row.epsilon is None else epsilon_text(row.epsilon)
+    if row.hypothetical:
+        epsilon += " (hypothetical)"
+    promised = row.epsilon is not None  # a δ without an ε would suggest a guarantee
+    return [
+        row.label,
+        row.strategy or NOTHING,
+        "diverged" if row.diverged else decimal_text(row.loss),
+        NOTHING if row.diverged else decimal_text(row.perplexity, 2),
+        NOTHING if row.diverged else percent_text(row.accuracy_top1),
+        epsilon,
+        delta_text(row.delta) if promised else NOTHING,
+        decimal_text(row.noise_multiplier),
+        row.unit if row.unit is not None and promised else NOTHING,
+        count_text(row.gradients),
+        NOTHING if row.seconds is None else duration_text(row.seconds),
+    ]
+
+
+def reading_notes(comparison: Comparison) -> list[str]:
+    """Return what is to be known of every such table."""
+    several = sum(run.privacy.epsilon is not None for run in comparison.runs) > 1
+    return [UTILITY_NOTE, TOGETHER] if several else [UTILITY_NOTE]
+
+
+def comparison_table(comparison: Comparison) -> Table:
+    """Return the table of the files, with the terms of each ε; its CSV has every field."""
+    return Table(
+        HEADS,
+        [cells(row) for row in comparison.rows],
+        notes=[*comparison.captions, *reading_notes(comparison), *comparison.notes],
+        left=(0, 1, 8),
+        dim=[number for number, row in enumerate(comparison.rows) if row.kind == "start"],
+        records=[row.model_dump() for row in comparison.rows],
+    )
+
+
+def terminal_table(comparison: Comparison) -> Table:
+    """Return the table with shorter heads, and the strategy behind a name that lacks it."""
+    table = comparison_table(comparison)
+    rows = [
+        [label if strategy == NOTHING or strategy in label else f"{label} ({strategy})", *numbers]
+        for label, strategy, *numbers in table.rows
+    ]
+    return replace(table, heads=TERMINAL_HEADS, rows=rows, left=(0, 7))
 
 
 def unique_labels(names: Sequence[str]) -> list[str]:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedsim.report.comparison import Comparison, compare, unique_labels
+from fedsim.report.comparison import Comparison, compare, comparison_table, unique_labels
 from fedsim.report.html import render_comparison
 from fedsim.report.pictures import draw_comparison
 from fedsim.report.schema import load_metrics, load_report
-from fedsim.report.tables import to_csv, to_json, to_markdown
 from fedsim.utils.files import write_atomically
 
 
@@ -27,11 +26,12 @@ def write_comparison(run_dirs: Sequence[Path], out_dir: Path) -> Comparison:
     labels = unique_labels([report.title for report in reports])
     metrics = [load_metrics(run_dir) for run_dir in run_dirs]
     comparison = compare(list(zip(labels, reports, metrics, strict=True)))
+    table = comparison_table(comparison)
     # Everything is rendered before anything is written: an error leaves no half folder.
     contents: dict[str, bytes | str] = {
-        "comparison.json": to_json(comparison),
-        "comparison.csv": to_csv(comparison),
-        "comparison.md": to_markdown(comparison),
+        "comparison.json": comparison.model_dump_json(indent=2) + "\n",
+        "comparison.csv": table.csv(),
+        "comparison.md": table.markdown(),
         "comparison.png": draw_comparison(comparison),
         "comparison.html": render_comparison(comparison),
     }

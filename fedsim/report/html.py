@@ -8,8 +8,8 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from plotly.offline import get_plotlyjs
 
-from fedsim.report import tables, wording
-from fedsim.report.comparison import Comparison
+from fedsim.report import wording
+from fedsim.report.comparison import Comparison, comparison_table, reading_notes
 from fedsim.report.plots import comparison_plots, run_plots
 from fedsim.report.schema import RoundMetrics, RunReport, load_metrics, save_report
 from fedsim.utils.files import write_atomically
@@ -66,9 +66,8 @@ def render_comparison(comparison: Comparison) -> str:
     return render_page(
         "comparison.html.jinja",
         comparison=comparison,
-        columns=tables.COLUMNS,
-        cells=tables.cells,
-        reading_notes=tables.reading_notes(comparison),
+        table=comparison_table(comparison),
+        reading_notes=reading_notes(comparison),
         plots=comparison_plots(comparison.runs),
     )
 

@@ -15,7 +15,7 @@ from experiments.studies.common.output import Shown, Study, check_folder, write_
 from fedsim.config import Config, load_config, with_settings
 from fedsim.planner.variants import changed
 from fedsim.report.measured.lines import Measurement
-from fedsim.report.measured.tables import HEADS, captions, cells, records, to_json
+from fedsim.report.measured.tables import HEADS, captions, cells, records
 from fedsim.sweep.cells import Cell, Variation
 from fedsim.sweep.jobs import Runner, one_after_another
 from fedsim.sweep.measure import measure
@@ -92,7 +92,7 @@ def carry_through(study: Trained, out: Path, *, quick: bool) -> Measurement:
         seeds=1 if quick else study.seeds,
         runner=one_after_another if quick else _side_by_side(),
     )
-    write_atomically(out / "measurement.json", to_json(measurement))
+    write_atomically(out / "measurement.json", f"{measurement.model_dump_json(indent=2)}\n")
     settings = [
         *captions(measurement),
         f"{len(grid)} settings, seeds {', '.join(map(str, measurement.seeds))}; "

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fedsim.report.html import render_page
 from fedsim.report.measured.lines import Line, Measurement
 from fedsim.report.measured.plots import UNCOVERED, measurement_plots
-from fedsim.report.measured.tables import HEADS, INTERVAL_NOTE, cells, terms
+from fedsim.report.measured.tables import INTERVAL_NOTE, measurement_table, terms
 from fedsim.report.tables import UTILITY_NOTE
 from fedsim.report.wording import NO_GUARANTEE, NOTHING, decimal_text, delta_text, epsilon_text
 
@@ -36,8 +36,7 @@ def render_measurement(measurement: Measurement) -> str:
         "measurement.html.jinja",
         measurement=measurement,
         promises=promises(measurement),
-        heads=HEADS,
-        cells=cells,
+        table=measurement_table(measurement),
         terms=terms(measurement),
         notes=(INTERVAL_NOTE, UTILITY_NOTE),
         groups=measurement_plots(measurement),

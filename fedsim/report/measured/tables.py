@@ -1,16 +1,9 @@
-"""A measurement as Markdown, CSV, JSON and a table for the terminal."""
+"""The table of a measurement."""
 
 from __future__ import annotations
 
-import csv
-import io
-
-from rich import box
-from rich.table import Table
-from rich.text import Text
-
 from fedsim.report.measured.lines import Interval, Line, Measurement
-from fedsim.report.tables import UTILITY_NOTE, escape_markdown
+from fedsim.report.tables import UTILITY_NOTE, Table
 from fedsim.report.wording import NOTHING, epsilon_text
 
 HEADS = ("setting", "ε", "gradients a round", "chosen", "seeds", "held-out loss", "top-1")
@@ -56,23 +49,10 @@ def captions(measurement: Measurement) -> list[str]:
     return [*lines, *measurement.notes]
 
 
-def to_markdown(measurement: Measurement) -> str:
-    """Return a pipe table, and what has to be read with it as a list below."""
-    body = [[escape_markdown(cell) for cell in cells(line)] for line in measurement.lines]
-    rule = [":---", *["---:"] * (len(HEADS) - 1)]
-    table = "\n".join(f"| {' | '.join(row)} |" for row in (HEADS, rule, *body))
-    notes = "\n".join(f"- {escape_markdown(text)}" for text in captions(measurement))
-    return f"{table}\n\n{notes}\n"
-
-
-def to_csv(measurement: Measurement) -> str:
-    """Return every line at full precision: settings and chosen values in columns of their own."""
-    rows = records(measurement)
-    stream = io.StringIO()
-    writer = csv.DictWriter(stream, fieldnames=list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return stream.getvalue()
+def measurement_table(measurement: Measurement) -> Table:
+    """Return the table; its CSV has settings and chosen values in columns of their own."""
+    rows = [cells(line) for line in measurement.lines]
+    return Table(HEADS, rows, captions(measurement), records=records(measurement))
 
 
 def records(measurement: Measurement) -> list[dict[str, object]]:
@@ -80,27 +60,6 @@ def records(measurement: Measurement) -> list[dict[str, object]]:
     found = [_record(line) for line in measurement.lines]
     keys = dict.fromkeys(key for record in found for key in record)
     return [{key: record.get(key) for key in keys} for record in found]
-
-
-def to_json(measurement: Measurement) -> str:
-    """Return all of it; `Measurement.model_validate_json` reads it back."""
-    return measurement.model_dump_json(indent=2) + "\n"
-
-
-def to_rich(measurement: Measurement) -> Table:
-    """Return a table for the terminal."""
-    table = Table(
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        pad_edge=False,
-        caption=Text("\n".join(captions(measurement))),
-        caption_justify="left",
-    )
-    for number, head in enumerate(HEADS):
-        table.add_column(head, justify="right" if number else "left", overflow="fold")
-    for line in measurement.lines:
-        table.add_row(*map(Text, cells(line)))
-    return table
 
 
 def _record(line: Line) -> dict[str, object]:

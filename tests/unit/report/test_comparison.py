@@ -16,12 +16,19 @@ from PIL import Image
 from rich.console import Console
 
 from fedsim.errors import ConfigError
-from fedsim.report.comparison import Comparison, compare, unique_labels
+from fedsim.report.comparison import (
+    HEADS,
+    Comparison,
+    cells,
+    compare,
+    comparison_table,
+    terminal_table,
+    unique_labels,
+)
 from fedsim.report.comparison_folder import write_comparison
 from fedsim.report.pictures import draw_comparison
 from fedsim.report.schema import Utility
 from fedsim.report.style import shorten, spread
-from fedsim.report.tables import COLUMNS, cells, to_csv, to_json, to_markdown, to_rich
 from tests.unit.report.report_samples import (
     metrics,
     non_private,
@@ -51,7 +58,7 @@ def three(**changes: object) -> Comparison:
 
 def lines_of(comparison: Comparison, width: int = 200) -> str:
     console = Console(file=io.StringIO(), width=width)
-    console.print(to_rich(comparison))
+    console.print(terminal_table(comparison).rich())
     file = console.file
     assert isinstance(file, io.StringIO)
     return file.getvalue()
@@ -81,7 +88,7 @@ def test_each_distinct_start_has_one_row_that_names_its_runs() -> None:
 
 
 def test_every_run_has_the_terms_of_its_epsilon() -> None:
-    for text in (to_markdown(three()), lines_of(three())):
+    for text in (comparison_table(three()).markdown(), lines_of(three())):
         for terms in (
             "uls: ε at δ = 1e-5; unit: user; neighbouring relation: add or remove one user; "
             "sampler: Poisson over users; accountant: pld",
@@ -119,7 +126,7 @@ def test_different_held_out_text_and_budgets_are_noted() -> None:
 
 def test_csv_keeps_full_precision_and_any_label() -> None:
     comparison = compare([(HOSTILE, report(), metrics())])
-    start, run = csv.DictReader(io.StringIO(to_csv(comparison)))
+    start, run = csv.DictReader(io.StringIO(comparison_table(comparison).csv()))
     assert run["label"] == HOSTILE
     assert float(run["perplexity"]) == math.exp(2.4)
     assert (run["epsilon"], run["delta"], run["relation"]) == (
@@ -132,15 +139,15 @@ def test_csv_keeps_full_precision_and_any_label() -> None:
 
 def test_json_reads_back_as_the_same_comparison() -> None:
     comparison = three()
-    assert Comparison.model_validate_json(to_json(comparison)) == comparison
+    assert Comparison.model_validate_json(comparison.model_dump_json()) == comparison
 
 
 def test_a_markdown_cell_cannot_be_left() -> None:
-    text = to_markdown(compare([(HOSTILE, report(), metrics())]))
+    text = comparison_table(compare([(HOSTILE, report(), metrics())])).markdown()
     table = text.split("\n\n")[0].split("\n")
     assert len(table) == 4
     for line in table:
-        assert line.replace("\\|", "").count("|") == len(COLUMNS) + 1
+        assert line.replace("\\|", "").count("|") == len(HEADS) + 1
     assert "<script" not in text
 
 

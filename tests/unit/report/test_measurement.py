@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedsim.report.measured.lines import Interval, Line, Measurement, Tuning, interval
-from fedsim.report.measured.tables import captions, to_csv, to_json, to_markdown
+from fedsim.report.measured.tables import captions, measurement_table
 
 
 def test_the_interval_is_students() -> None:
@@ -66,7 +66,7 @@ def _measurement() -> Measurement:
 
 
 def test_what_diverged_and_what_failed_is_shown() -> None:
-    page = to_markdown(_measurement())
+    page = measurement_table(_measurement()).markdown()
     assert "3, 1 diverged" in page
     assert "0, 1 failed" in page
     assert "Failed: b,seed=0: RuntimeError: no" in page
@@ -87,9 +87,9 @@ def test_runs_that_stopped_early_and_trials_that_failed_are_said() -> None:
 
 def test_json_reads_back_and_csv_has_every_line() -> None:
     measurement = _measurement()
-    text = to_json(measurement)
-    assert to_json(Measurement.model_validate_json(text)) == text
-    rows = to_csv(measurement).splitlines()
+    text = measurement.model_dump_json()
+    assert Measurement.model_validate_json(text).model_dump_json() == text
+    rows = measurement_table(measurement).csv().splitlines()
     assert len(rows) == 3
     assert "set.budget" in rows[0]
     assert "nan" in rows[1]

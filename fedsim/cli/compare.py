@@ -134,8 +134,8 @@ def _cells(
 
 
 def _measure(cells: list[Cell], out: Path, tuned: list[str], seeds: int, runner: Runner) -> int:
-    from fedsim.report.measured.folder import write_measurement
-    from fedsim.report.measured.tables import measurement_table
+    from fedsim.report.folder import write_measurement
+    from fedsim.report.grid_result import measurement_table
     from fedsim.sweep.cells import parse_variation
     from fedsim.sweep.measure import measure
     from fedsim.utils.locks import sole_writer

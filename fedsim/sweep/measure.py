@@ -10,7 +10,7 @@ from fedsim.config import with_settings
 from fedsim.errors import ConfigError
 from fedsim.materials import load_materials
 from fedsim.planner.budget import at_budget
-from fedsim.report.measured.lines import Line, Measurement, filled
+from fedsim.report.grid_result import Line, Measurement, filled
 from fedsim.report.schema import load_report
 from fedsim.report.wording import TOGETHER
 from fedsim.sweep.cells import Cell, Variation

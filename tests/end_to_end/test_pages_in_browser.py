@@ -13,8 +13,9 @@ from experiments.browser import Browser, Page, find_browser, open_browser
 from experiments.screenshots import take
 from fedsim.errors import ConfigError
 from fedsim.report.comparison import compare
-from fedsim.report.html import render_comparison, render_run
-from fedsim.report.measured.page import render_measurement
+from fedsim.report.comparison_page import render_comparison
+from fedsim.report.grid_page import render_measurement
+from fedsim.report.html import render_run
 from tests.unit.report.measurement_samples import grid, line
 from tests.unit.report.report_samples import metrics, non_private, report
 

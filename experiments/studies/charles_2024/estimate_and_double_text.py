@@ -21,7 +21,7 @@ from fedsim.materials import load_materials
 from fedsim.planner.norms import NUM_USERS, Norms, draws, random_users
 from fedsim.planner.user_gradients import UserGradients
 from fedsim.planner.variants import tried
-from fedsim.report.measured.lines import Line, Measurement
+from fedsim.report.grid_result import Line, Measurement
 from fedsim.sweep.cells import Cell, parse_variation
 from fedsim.utils.files import write_atomically
 

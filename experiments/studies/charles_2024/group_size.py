@@ -10,7 +10,7 @@ import numpy as np
 from experiments.studies.common.series import distinct, draw, means, pick
 from experiments.studies.common.trained import Trained, base, carry_through, cell
 from fedsim.materials import load_materials
-from fedsim.report.measured.lines import Measurement
+from fedsim.report.grid_result import Measurement
 from fedsim.sweep.cells import Cell, parse_variation
 
 EPSILONS, BUDGETS, GROUP_SIZES = (1.0, 8.0), (32, 128), (1, 3, 9, 27, 81)

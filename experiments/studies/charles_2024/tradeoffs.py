@@ -14,8 +14,8 @@ from experiments.studies.common.trained import Trained, base, carry_through, cel
 from experiments.studies.common.verdicts import Verdict, sentences, verdict
 from fedsim.materials import load_materials
 from fedsim.planner.weighing import Weighed, weigh
-from fedsim.report.measured.folder import write_measurement
-from fedsim.report.measured.lines import Measurement
+from fedsim.report.folder import write_measurement
+from fedsim.report.grid_result import Measurement
 from fedsim.sweep.cells import Cell, parse_variation
 
 EPSILONS, BUDGETS = (1, 4, 16, 64), (32, 128, 512)

@@ -11,7 +11,7 @@ from fedsim.accounting.calibration import calibrate_noise_multiplier
 from fedsim.config import Config
 from fedsim.materials import load_materials
 from fedsim.planner.budget import at_budget
-from fedsim.report.measured.lines import Measurement
+from fedsim.report.grid_result import Measurement
 from fedsim.sampling import PoissonSampling
 from fedsim.strategy import build_plan
 from fedsim.sweep.cells import Cell, parse_variation

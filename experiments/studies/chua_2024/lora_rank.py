@@ -8,7 +8,7 @@ from pathlib import Path
 from experiments.studies.common.paired import against
 from experiments.studies.common.series import distinct, draw, means, pick
 from experiments.studies.common.trained import Trained, base, carry_through, cell
-from fedsim.report.measured.lines import Measurement
+from fedsim.report.grid_result import Measurement
 from fedsim.sweep.cells import Cell, parse_variation
 
 EPSILONS = (1, 8)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from fedsim.report.measured.lines import Line
+from fedsim.report.grid_result import Line
 
 
 def against(lines: Sequence[Line], key: str, reference: str) -> str:

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.studies.common.output import clean, new_figure
-from fedsim.report.measured.lines import Line, Measurement
+from fedsim.report.grid_result import Line, Measurement
 from fedsim.report.style import INK, MUTED, colour
 
 

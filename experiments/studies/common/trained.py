@@ -14,8 +14,7 @@ from matplotlib.figure import Figure
 from experiments.studies.common.output import Shown, Study, check_folder, write_study
 from fedsim.config import Config, load_config, with_settings
 from fedsim.planner.variants import changed
-from fedsim.report.measured.lines import Measurement
-from fedsim.report.measured.tables import HEADS, captions, cells, records
+from fedsim.report.grid_result import HEADS, Measurement, captions, cells, records
 from fedsim.sweep.cells import Cell, Variation
 from fedsim.sweep.jobs import Runner, one_after_another
 from fedsim.sweep.measure import measure

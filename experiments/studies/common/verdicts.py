@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fedsim.planner.weighing import Weighed
-from fedsim.report.measured.lines import Interval, Line, interval
+from fedsim.report.grid_result import Interval, Line, interval
 
 Better = Literal["uls", "els", "neither"]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from experiments.studies.common.series import distinct, draw, means, pick
 from experiments.studies.common.trained import Trained, base, carry_through, cell, with_noise
-from fedsim.report.measured.lines import Measurement
+from fedsim.report.grid_result import Measurement
 from fedsim.sweep.cells import Cell
 
 # Norms of the updates of a user are about 1.3 at the start: the least clip cuts nearly all.

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from experiments.studies.common.series import draw, pick
 from experiments.studies.common.trained import Trained, base, carry_through, cell, with_noise
-from fedsim.report.measured.lines import Interval, Measurement
+from fedsim.report.grid_result import Interval, Measurement
 from fedsim.sweep.cells import Cell
 
 LARGE, SMALL = 256, (16, 64)

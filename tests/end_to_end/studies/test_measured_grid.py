@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from fedsim.cli.main import app
 from fedsim.errors import ConfigError
-from fedsim.report.measured.lines import Measurement
+from fedsim.report.grid_result import Measurement
 from fedsim.report.schema import load_report
 from tests.conftest import small_config
 

@@ -11,7 +11,7 @@ import pytest
 from experiments.studies.charles_2024 import tradeoffs
 from experiments.studies.common import trained
 from experiments.studies.common.verdicts import Verdict, sentences
-from fedsim.report.measured.lines import Interval, Measurement
+from fedsim.report.grid_result import Interval, Measurement
 from tests.conftest import small_config
 from tests.end_to_end.commands import fedsim
 from tests.end_to_end.studies.test_studies import TRAINED

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from fedsim.report.measured.lines import Line, Measurement, Tuning, interval
+from fedsim.report.grid_result import Line, Measurement, Tuning, interval
 from fedsim.report.wording import terms_text
 from tests.unit.report.report_samples import non_private, privacy
 

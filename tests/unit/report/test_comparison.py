@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import itertools
 import json
 import math
 from pathlib import Path
@@ -25,10 +24,11 @@ from fedsim.report.comparison import (
     terminal_table,
     unique_labels,
 )
-from fedsim.report.comparison_folder import write_comparison
-from fedsim.report.pictures import draw_comparison
+from fedsim.report.comparison_page import comparison_chart
+from fedsim.report.folder import write_comparison
+from fedsim.report.pictures import draw
 from fedsim.report.schema import Utility
-from fedsim.report.style import shorten, spread
+from fedsim.report.style import shorten
 from tests.unit.report.report_samples import (
     metrics,
     non_private,
@@ -176,37 +176,41 @@ def test_unique_labels_are_unique_and_the_first_of_each_name_keeps_it(names: lis
         assert labels[names.index(name)] == name
 
 
-@given(st.lists(st.floats(-10, 10), max_size=8), st.floats(0.01, 5))
-def test_spread_keeps_order_centre_and_distance(positions: list[float], gap: float) -> None:
-    placed = spread(positions, gap)
-    pairs = sorted(zip(positions, placed, strict=True))
-    heights = sorted(placed)
-    assert all(b - a >= gap - 1e-9 for a, b in itertools.pairwise(heights))
-    assert [p for _, p in pairs] == heights or len(set(positions)) < len(positions)
-    assert sum(placed) == pytest.approx(sum(positions), abs=1e-8)
-
-
 def test_shorten_cuts_with_an_ellipsis() -> None:
     assert shorten("a\nb", 5) == "a b"
     assert shorten("abcdefgh", 5) == "abcd…"
 
 
 def test_the_picture_is_1600_by_700_and_grows_with_its_runs() -> None:
-    few = Image.open(io.BytesIO(draw_comparison(three())))
+    few = Image.open(io.BytesIO(draw(comparison_chart(three()))))
     many = compare([(f"run {i}", report(), metrics()) for i in range(9)])
     assert few.size == (1600, 700)
     assert len(few.convert("RGB").getcolors(1_600 * 700) or []) > 100
-    width, height = Image.open(io.BytesIO(draw_comparison(many))).size
+    width, height = Image.open(io.BytesIO(draw(comparison_chart(many)))).size
     assert (width, height > 700) == (1600, True)
+
+
+def test_the_picture_holds_every_curve_and_every_perplexity_with_its_epsilon() -> None:
+    ((loss, perplexity),) = comparison_chart(three()).rows
+    for series, run in zip(loss.series, three().runs, strict=True):
+        assert series.name == run.label
+        assert [(p.at, p.value) for p in series.points] == [(p.round, p.loss) for p in run.curve]
+    assert [level.text for level in loss.levels] == ["start 3.30"]
+    assert perplexity.rows == [
+        "uls · 11.0 · ε = 8.00",
+        "els · 11.0 · ε = 8.00",
+        "plain · 11.0 · no guarantee",
+    ]
+    assert [one.points[0].value for one in perplexity.series] == [math.exp(2.4)] * 3
 
 
 def test_the_picture_survives_divergence_empty_curves_and_hostile_labels() -> None:
     lost = scores(3.0).model_copy(update={"loss": math.nan, "perplexity": math.inf})
     utility = Utility(initial=lost, final=lost)
     comparison = compare([(HOSTILE, report(utility=utility), ()), ("b", report(), ())])
-    assert Image.open(io.BytesIO(draw_comparison(comparison))).size == (1600, 700)
+    assert Image.open(io.BytesIO(draw(comparison_chart(comparison)))).size == (1600, 700)
     alone = compare([("only", report(utility=utility), ())])
-    assert Image.open(io.BytesIO(draw_comparison(alone))).size == (1600, 700)
+    assert Image.open(io.BytesIO(draw(comparison_chart(alone)))).size == (1600, 700)
 
 
 def test_the_folder_holds_five_forms_and_equal_titles_are_numbered(tmp_path: Path) -> None:

@@ -7,8 +7,15 @@ import math
 import numpy as np
 import pytest
 
-from fedsim.report.measured.lines import Interval, Line, Measurement, Tuning, interval
-from fedsim.report.measured.tables import captions, measurement_table
+from fedsim.report.grid_result import (
+    Interval,
+    Line,
+    Measurement,
+    Tuning,
+    captions,
+    interval,
+    measurement_table,
+)
 
 
 def test_the_interval_is_students() -> None:

@@ -23,7 +23,7 @@ from experiments.studies.charles_2024.estimate_and_double_text import (
     standard_errors,
 )
 from fedsim.errors import ConfigError
-from fedsim.report.measured.lines import Measurement
+from fedsim.report.grid_result import Measurement
 from tests.unit.report.measurement_samples import line
 
 SPLITS = [(1, 16), (1, 32), (1, 64), (2, 16), (2, 32), (4, 16)]

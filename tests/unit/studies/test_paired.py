@@ -7,7 +7,7 @@ import math
 import pytest
 
 from experiments.studies.common.paired import against
-from fedsim.report.measured.lines import Line
+from fedsim.report.grid_result import Line
 
 
 def line(rule: str, losses: dict[int, float]) -> Line:

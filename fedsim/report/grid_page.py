@@ -5,10 +5,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from fedsim.report.grid_charts import UNCOVERED, grid_panels
+from fedsim.report.grid_result import (
+    INTERVAL_NOTE,
+    Line,
+    Measurement,
+    measurement_table,
+    terms,
+)
 from fedsim.report.html import render_page
-from fedsim.report.measured.lines import Line, Measurement
-from fedsim.report.measured.plots import UNCOVERED, measurement_plots
-from fedsim.report.measured.tables import INTERVAL_NOTE, measurement_table, terms
+from fedsim.report.plots import plots
 from fedsim.report.tables import UTILITY_NOTE
 from fedsim.report.wording import NO_GUARANTEE, NOTHING, decimal_text, delta_text, epsilon_text
 
@@ -39,7 +45,7 @@ def render_measurement(measurement: Measurement) -> str:
         table=measurement_table(measurement),
         terms=terms(measurement),
         notes=(INTERVAL_NOTE, UTILITY_NOTE),
-        groups=measurement_plots(measurement),
+        groups=[(group, plots(group.panels)) for group in grid_panels(measurement)],
         uncovered=UNCOVERED,
         tried=tried(measurement),
         runs=[run for line in measurement.lines for run in runs(line)],

@@ -134,8 +134,8 @@ def _cells(
 
 
 def _measure(cells: list[Cell], out: Path, tuned: list[str], seeds: int, runner: Runner) -> int:
-    from fedsim.report.folder import write_measurement
-    from fedsim.report.grid_result import measurement_table
+    from fedsim.report.folder import write_grid
+    from fedsim.report.grid_result import grid_table
     from fedsim.sweep.cells import parse_variation
     from fedsim.sweep.measure import measure
     from fedsim.utils.locks import sole_writer
@@ -143,8 +143,8 @@ def _measure(cells: list[Cell], out: Path, tuned: list[str], seeds: int, runner:
     keys = [parse_variation(text, "--tune") for text in tuned]
     with sole_writer(out):
         measurement = measure(cells, out, keys=keys, seeds=seeds, runner=runner)
-        write_measurement(measurement, out)
-    Console().print(measurement_table(measurement).rich())
+        write_grid(measurement, out)
+    Console().print(grid_table(measurement).rich())
     typer.echo(f"Report: {out / 'comparison.html'}")
     failures = [reason for line in measurement.lines for reason in line.failures]
     for reason in failures:

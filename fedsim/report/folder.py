@@ -8,8 +8,8 @@ from pathlib import Path
 from fedsim.report.comparison import Comparison, compare, comparison_table, unique_labels
 from fedsim.report.comparison_page import comparison_chart, render_comparison
 from fedsim.report.grid_charts import grid_chart
-from fedsim.report.grid_page import render_measurement
-from fedsim.report.grid_result import Measurement, measurement_table
+from fedsim.report.grid_page import render_grid
+from fedsim.report.grid_result import GridResult, grid_table
 from fedsim.report.pictures import draw
 from fedsim.report.schema import Record, load_metrics, load_report
 from fedsim.report.tables import Table
@@ -35,10 +35,10 @@ def write_comparison(run_dirs: Sequence[Path], out: Path) -> Comparison:
     return comparison
 
 
-def write_measurement(measurement: Measurement, out: Path) -> None:
+def write_grid(result: GridResult, out: Path) -> None:
     """Write `comparison.{json,csv,md,png,html}` into `out`."""
-    picture, page = draw(grid_chart(measurement)), render_measurement(measurement)
-    _write(out, measurement, measurement_table(measurement), picture, page)
+    picture, page = draw(grid_chart(result)), render_grid(result)
+    _write(out, result, grid_table(result), picture, page)
 
 
 def _write(out: Path, result: Record, table: Table, picture: bytes, page: str) -> None:

@@ -18,7 +18,7 @@ from fedsim.report.charts import (
     in_rows,
     start_levels,
 )
-from fedsim.report.grid_result import INTERVAL_NOTE, Interval, Line, Measurement, terms
+from fedsim.report.grid_result import INTERVAL_NOTE, CellResult, GridResult, Interval, terms
 from fedsim.report.schema import is_finite
 from fedsim.report.style import colour, dash, shorten
 from fedsim.report.wording import NOT_COVERED, epsilon_text
@@ -45,7 +45,7 @@ class Place(NamedTuple):
     """A line at its place on the axis."""
 
     at: float
-    line: Line
+    line: CellResult
 
 
 @dataclass(frozen=True)
@@ -77,24 +77,24 @@ class Slice:
 
     title: str
     curves: tuple[Curve, ...]
-    lines: tuple[Line, ...]
+    lines: tuple[CellResult, ...]
 
 
-def grid_chart(measurement: Measurement) -> Chart:
+def grid_chart(result: GridResult) -> Chart:
     """Return the picture: a row of panels over ε and one over budgets, or a row for each line."""
-    notes = [f"{text}." for text in terms(measurement)]
+    notes = [f"{text}." for text in terms(result)]
     return Chart(
-        [row for group in grid_panels(measurement) for row in in_rows(group.panels)],
-        [*notes, INTERVAL_NOTE, UNCOVERED, *measurement.notes],
+        [row for group in grid_panels(result) for row in in_rows(group.panels)],
+        [*notes, INTERVAL_NOTE, UNCOVERED, *result.notes],
     )
 
 
-def grid_panels(measurement: Measurement) -> list[Group]:
+def grid_panels(result: GridResult) -> list[Group]:
     """Return panels over ε and over budgets, of those that vary, else a row for each line.
 
     What failed, diverged or lies far above the start is a cross that says so.
     """
-    lines = measurement.lines
+    lines = result.lines
     groups = []
     if ticks := values_of(lines, "epsilon"):
         across = Axis("ε (logarithmic)", log=True, ticks=ticks)
@@ -105,13 +105,13 @@ def grid_panels(measurement: Measurement) -> list[Group]:
     return groups or [Group("Loss", "lines", [_rows(lines)])]
 
 
-def values_of(lines: Sequence[Line], over: Over) -> list[float]:
+def values_of(lines: Sequence[CellResult], over: Over) -> list[float]:
     """Return the values of ε or budget that a grid asked for, if there are several."""
     values = sorted({value for line in lines if (value := asked(line, over))})
     return values if len(values) > 1 else []
 
 
-def asked(line: Line, over: Over) -> float | None:
+def asked(line: CellResult, over: Over) -> float | None:
     """Return the ε or the budget that the grid set, None where it set none."""
     for label in LABELS[over]:
         try:
@@ -123,14 +123,14 @@ def asked(line: Line, over: Over) -> float | None:
     return None
 
 
-def curve_label(line: Line) -> str:
+def curve_label(line: CellResult) -> str:
     """Return the config's name with the settings that are neither ε nor budget."""
     axes = {label for labels in LABELS.values() for label in labels}
     others = [f"{key} = {value}" for key, value in line.settings.items() if key not in axes]
     return ", ".join([line.source, *others])
 
 
-def slices(lines: Sequence[Line], over: Over) -> list[Slice]:
+def slices(lines: Sequence[CellResult], over: Over) -> list[Slice]:
     """Return the grid cut at each value of the other setting (Charles et al. 2024, §5).
 
     Every line is in a slice, also those that failed.
@@ -149,7 +149,7 @@ def slices(lines: Sequence[Line], over: Over) -> list[Slice]:
     return cut
 
 
-def limits(lines: Iterable[Line]) -> tuple[float, float]:
+def limits(lines: Iterable[CellResult]) -> tuple[float, float]:
     """Return a range of losses that shows what was learnt; what blew up does not flatten it.
 
     From the best mean to the worst start and as much again above; an interval is shown as far as
@@ -170,13 +170,13 @@ def limits(lines: Iterable[Line]) -> tuple[float, float]:
     return min(shown) - pad, max(shown) + pad
 
 
-def drawn(line: Line, span: tuple[float, float]) -> Interval | None:
+def drawn(line: CellResult, span: tuple[float, float]) -> Interval | None:
     """Return the loss if there is one in the range that is shown."""
     shown = line.loss is not None and span[0] <= line.loss.mean <= span[1]
     return line.loss if shown else None
 
 
-def trouble(line: Line, span: tuple[float, float]) -> str:
+def trouble(line: CellResult, span: tuple[float, float]) -> str:
     """Return what a cross must say of a line: what failed, diverged, or is off the scale."""
     total = len(line.losses) + len(line.failures)
     parts = []
@@ -190,7 +190,7 @@ def trouble(line: Line, span: tuple[float, float]) -> str:
     return ", ".join(parts)
 
 
-def hover_lines(line: Line) -> tuple[str, ...]:
+def hover_lines(line: CellResult) -> tuple[str, ...]:
     """Return all that a point stands for: the loss, and its ε with its terms."""
     parts = [shorten(line.name, 70)]
     if line.loss is not None:
@@ -206,7 +206,7 @@ def hover_lines(line: Line) -> tuple[str, ...]:
     return (*parts, *(part.strip() for part in line.terms.split(";") if part.strip()))
 
 
-def _panels(lines: Sequence[Line], over: Over, across: Axis) -> list[Panel]:
+def _panels(lines: Sequence[CellResult], over: Over, across: Axis) -> list[Panel]:
     cut = slices(lines, over)
     xs = [place.at for part in cut for curve in part.curves for place in curve.places]
     low, high = min(*xs, *across.ticks), max(*xs, *across.ticks)
@@ -252,7 +252,7 @@ def _panels(lines: Sequence[Line], over: Over, across: Axis) -> list[Panel]:
     ]
 
 
-def _rows(lines: Sequence[Line]) -> Panel:
+def _rows(lines: Sequence[CellResult]) -> Panel:
     span = limits(lines)
     return Panel(
         "lines",
@@ -276,20 +276,20 @@ def _rows(lines: Sequence[Line]) -> Panel:
     )
 
 
-def _row_text(line: Line) -> str:
+def _row_text(line: CellResult) -> str:
     promise = "" if line.epsilon is None else f", ε = {epsilon_text(line.epsilon)}"
     supposed = " (hypothetical)" if line.hypothetical else ""
     return f"{shorten(line.name, 40)}{promise}{supposed}"
 
 
-def _curve(label: str, index: int, lines: Sequence[Line], over: Over, first: float) -> Curve:
+def _curve(label: str, index: int, lines: Sequence[CellResult], over: Over, first: float) -> Curve:
     mine = [line for line in lines if curve_label(line) == label]
     level = over == "epsilon" and any(line.losses and line.epsilon is None for line in mine)
     places = [Place(_place(line, over) or first, line) for line in mine]
     return Curve(label, index, tuple(sorted(places, key=lambda place: place.at)), level)
 
 
-def _place(line: Line, over: Over) -> float | None:
+def _place(line: CellResult, over: Over) -> float | None:
     """Return the ε or budget that was reached, or what was asked for where nothing ran."""
     reached = line.epsilon if over == "epsilon" else line.budget
     return reached if reached and is_finite(reached) else asked(line, over)
@@ -309,11 +309,11 @@ def _series(curve: Curve, span: tuple[float, float], reach: tuple[float, float])
     return Series(name, points, hue, dash(curve.index), marks=not curve.level, band=True)
 
 
-def _point(at: float, loss: Interval, line: Line) -> Point:
+def _point(at: float, loss: Interval, line: CellResult) -> Point:
     return Point(at, loss.mean, loss.low, loss.high, hover_lines(line))
 
 
-def _starts(lines: Iterable[Line]) -> list[Level]:
+def _starts(lines: Iterable[CellResult]) -> list[Level]:
     """Return a level for each start; a difference in the sixth digit is none."""
     kept: list[float] = []
     for line in lines:
@@ -323,6 +323,6 @@ def _starts(lines: Iterable[Line]) -> list[Level]:
     return start_levels(kept)
 
 
-def _caption(lines: Iterable[Line]) -> str:
+def _caption(lines: Iterable[CellResult]) -> str:
     said = dict.fromkeys(f"{line.source}: {line.terms}." for line in lines if line.terms)
     return " ".join([*said, UNCOVERED])

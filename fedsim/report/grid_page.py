@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from fedsim.report.grid_charts import UNCOVERED, grid_panels
 from fedsim.report.grid_result import (
     INTERVAL_NOTE,
-    Line,
-    Measurement,
-    measurement_table,
+    CellResult,
+    GridResult,
+    grid_table,
     terms,
 )
 from fedsim.report.html import render_page
@@ -36,41 +36,41 @@ class Promise:
     facts: tuple[tuple[str, str], ...]
 
 
-def render_measurement(measurement: Measurement) -> str:
+def render_grid(result: GridResult) -> str:
     """Return a page that opens offline, as those of `fedsim.report.html`."""
     return render_page(
-        "measurement.html.jinja",
-        measurement=measurement,
-        promises=promises(measurement),
-        table=measurement_table(measurement),
-        terms=terms(measurement),
+        "grid.html.jinja",
+        result=result,
+        promises=promises(result),
+        table=grid_table(result),
+        terms=terms(result),
         notes=(INTERVAL_NOTE, UTILITY_NOTE),
-        groups=[(group, plots(group.panels)) for group in grid_panels(measurement)],
+        groups=[(group, plots(group.panels)) for group in grid_panels(result)],
         uncovered=UNCOVERED,
-        tried=tried(measurement),
-        runs=[run for line in measurement.lines for run in runs(line)],
-        failures=[reason for line in measurement.lines for reason in line.failures],
+        tried=tried(result),
+        runs=[run for line in result.lines for run in runs(line)],
+        failures=[reason for line in result.lines for reason in line.failures],
     )
 
 
-def promises(measurement: Measurement) -> list[Promise]:
+def promises(result: GridResult) -> list[Promise]:
     """Return what each config promises; lines of which no run ended promise nothing."""
-    alike: dict[tuple[object, ...], list[Line]] = {}
-    for line in measurement.lines:
+    alike: dict[tuple[object, ...], list[CellResult]] = {}
+    for line in result.lines:
         if line.losses:
             key = (line.source, line.terms, line.delta, line.hypothetical)
             alike.setdefault(key, []).append(line)
     return [_promise(lines) for lines in alike.values()]
 
 
-def tried(measurement: Measurement) -> tuple[list[str], list[tuple[str, list[str]]]]:
+def tried(result: GridResult) -> tuple[list[str], list[tuple[str, list[str]]]]:
     """Return the settings that tuning tried, and for each line the loss that each one gave."""
-    if measurement.tuning is None:
+    if result.tuning is None:
         return [], []
-    table = measurement.tuning.tried
+    table = result.tuning.tried
     heads = list(dict.fromkeys(setting for losses in table.values() for setting in losses))
     rows = []
-    chosen = {line.name: ", ".join(line.chosen.values()) for line in measurement.lines}
+    chosen = {line.name: ", ".join(line.chosen.values()) for line in result.lines}
     for name, losses in table.items():
         row = []
         for setting in heads:
@@ -80,7 +80,7 @@ def tried(measurement: Measurement) -> tuple[list[str], list[tuple[str, list[str
     return heads, rows
 
 
-def runs(line: Line) -> list[tuple[str, str]]:
+def runs(line: CellResult) -> list[tuple[str, str]]:
     """Return every run of a line and its loss, then what failed."""
     ended = [
         (f"{line.name},seed={seed}", "diverged" if not math.isfinite(loss) else f"{loss:.4f}")
@@ -89,7 +89,7 @@ def runs(line: Line) -> list[tuple[str, str]]:
     return [*ended, *((line.name, f"failed: {reason}") for reason in line.failures)]
 
 
-def _promise(lines: list[Line]) -> Promise:
+def _promise(lines: list[CellResult]) -> Promise:
     first = lines[0]
     if first.epsilon is None:
         sampler = ("Sampler", first.sampler or NOTHING)

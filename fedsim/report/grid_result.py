@@ -31,7 +31,7 @@ class Interval(Record):
     high: Number
 
 
-class Line(Record):
+class CellResult(Record):
     """One setting of a comparison.
 
     Attributes:
@@ -103,10 +103,10 @@ class Tuning(Record):
     statement: str
 
 
-class Measurement(Record):
+class GridResult(Record):
     """Lines in the order of the grid, and how their settings were chosen."""
 
-    lines: tuple[Line, ...]
+    lines: tuple[CellResult, ...]
     seeds: tuple[int, ...]
     tuning: Tuning | None = None
     notes: tuple[str, ...] = ()
@@ -128,7 +128,7 @@ def interval(values: Sequence[float]) -> Interval | None:
     return Interval(mean=mean, low=mean - half, high=mean + half)
 
 
-def filled(line: Line, reports: Sequence[RunReport]) -> Line:
+def filled(line: CellResult, reports: Sequence[RunReport]) -> CellResult:
     """Return a line with what the reports of its seeds say; as it was where there are none."""
     if not reports:
         return line
@@ -159,10 +159,10 @@ def filled(line: Line, reports: Sequence[RunReport]) -> Line:
         "seconds": math.fsum(report.cost.seconds for report in reports),
         "terms": terms_text(promise),
     }
-    return Line.model_validate({**dict(line), **values})
+    return CellResult.model_validate({**dict(line), **values})
 
 
-def cells(line: Line) -> list[str]:
+def cells(line: CellResult) -> list[str]:
     """Return a line as displayed, a cell for each of `HEADS`."""
     epsilon = "none" if line.epsilon is None and line.losses else epsilon_text(line.epsilon)
     if line.hypothetical:
@@ -178,40 +178,40 @@ def cells(line: Line) -> list[str]:
     ]
 
 
-def terms(measurement: Measurement) -> list[str]:
+def terms(result: GridResult) -> list[str]:
     """Return what every ε is an ε of, each config's name in front."""
     return list(
-        dict.fromkeys(f"{line.source}: {line.terms}" for line in measurement.lines if line.terms)
+        dict.fromkeys(f"{line.source}: {line.terms}" for line in result.lines if line.terms)
     )
 
 
-def captions(measurement: Measurement) -> list[str]:
+def captions(result: GridResult) -> list[str]:
     """Return what has to be read with the table: terms, tuning, failures, notes."""
-    lines = [*terms(measurement), INTERVAL_NOTE, UTILITY_NOTE]
-    tuning = measurement.tuning
+    lines = [*terms(result), INTERVAL_NOTE, UTILITY_NOTE]
+    tuning = result.tuning
     if tuning is not None:
         cost = f"{tuning.runs} runs, {tuning.gradients:,} gradients, {tuning.seconds:,.0f} s"
         failed = f"{tuning.failures} of them failed: that is at least what they took. "
         lines.append(f"Tuning took {cost}. {failed if tuning.failures else ''}{tuning.statement}")
-    lines += [f"Stopped early: {said}" for line in measurement.lines for said in line.stopped]
-    lines += [f"Failed: {reason}" for line in measurement.lines for reason in line.failures]
-    return [*lines, *measurement.notes]
+    lines += [f"Stopped early: {said}" for line in result.lines for said in line.stopped]
+    lines += [f"Failed: {reason}" for line in result.lines for reason in line.failures]
+    return [*lines, *result.notes]
 
 
-def measurement_table(measurement: Measurement) -> Table:
+def grid_table(result: GridResult) -> Table:
     """Return the table; its CSV has settings and chosen values in columns of their own."""
-    rows = [cells(line) for line in measurement.lines]
-    return Table(HEADS, rows, captions(measurement), records=records(measurement))
+    rows = [cells(line) for line in result.lines]
+    return Table(HEADS, rows, captions(result), records=records(result))
 
 
-def records(measurement: Measurement) -> list[dict[str, object]]:
+def records(result: GridResult) -> list[dict[str, object]]:
     """Return a record a line, all with the same keys; what a line lacks is None."""
-    found = [_record(line) for line in measurement.lines]
+    found = [_record(line) for line in result.lines]
     keys = dict.fromkeys(key for record in found for key in record)
     return [{key: record.get(key) for key in keys} for record in found]
 
 
-def _record(line: Line) -> dict[str, object]:
+def _record(line: CellResult) -> dict[str, object]:
     fixed = line.model_dump(
         exclude={"settings", "chosen", "seeds", "losses", "loss", "accuracy", "failures", "stopped"}
     )
@@ -231,7 +231,7 @@ def _record(line: Line) -> dict[str, object]:
     return record | {f"chosen.{key}": value for key, value in line.chosen.items()}
 
 
-def _seeds(line: Line) -> str:
+def _seeds(line: CellResult) -> str:
     parts = [str(len(line.losses))]
     if line.num_diverged:
         parts.append(f"{line.num_diverged} diverged")

@@ -10,7 +10,7 @@ import numpy as np
 from experiments.studies.common.series import distinct, draw, means, pick
 from experiments.studies.common.trained import Trained, base, carry_through, cell
 from fedsim.materials import load_materials
-from fedsim.report.grid_result import Measurement
+from fedsim.report.grid_result import GridResult
 from fedsim.sweep.cells import Cell, parse_variation
 
 EPSILONS, BUDGETS, GROUP_SIZES = (1.0, 8.0), (32, 128), (1, 3, 9, 27, 81)
@@ -49,7 +49,7 @@ def median_size() -> float:
     return float(np.median(split.user_sizes))
 
 
-def findings(measurement: Measurement) -> list[str]:
+def findings(measurement: GridResult) -> list[str]:
     """Return how far the median is from the best cap, panel by panel."""
     median = median_size()
     sentences = [f"The median user has {median:g} training examples."]

@@ -14,8 +14,8 @@ from experiments.studies.common.trained import Trained, base, carry_through, cel
 from experiments.studies.common.verdicts import Verdict, sentences, verdict
 from fedsim.materials import load_materials
 from fedsim.planner.weighing import Weighed, weigh
-from fedsim.report.folder import write_measurement
-from fedsim.report.grid_result import Measurement
+from fedsim.report.folder import write_grid
+from fedsim.report.grid_result import GridResult
 from fedsim.sweep.cells import Cell, parse_variation
 
 EPSILONS, BUDGETS = (1, 4, 16, 64), (32, 128, 512)
@@ -24,7 +24,7 @@ QUICK_EPSILONS, QUICK_BUDGETS = (4,), (32,)
 
 def run(out: Path, *, quick: bool) -> None:
     """Train both strategies everywhere, and write the study and its report into `out`."""
-    write_measurement(carry_through(STUDY, out, quick=quick), out)
+    write_grid(carry_through(STUDY, out, quick=quick), out)
 
 
 @cache
@@ -47,7 +47,7 @@ def grid(quick: bool) -> list[Cell]:
     return cells
 
 
-def verdicts(measurement: Measurement) -> list[Verdict]:
+def verdicts(measurement: GridResult) -> list[Verdict]:
     """Return, cell by cell, which strategy was better and which was recommended."""
     found = []
     for budget, epsilon in product(
@@ -61,12 +61,12 @@ def verdicts(measurement: Measurement) -> list[Verdict]:
     return found
 
 
-def findings(measurement: Measurement) -> Sequence[str]:
+def findings(measurement: GridResult) -> Sequence[str]:
     """Return who won where, whether the plan knew, and what the gradients say about it."""
     return sentences(verdicts(measurement))
 
 
-def picture(measurement: Measurement) -> Figure:
+def picture(measurement: GridResult) -> Figure:
     """Draw loss against ε for each budget, and against the budget for each ε."""
     return draw_rows(
         measurement,

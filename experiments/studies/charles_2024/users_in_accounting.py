@@ -11,7 +11,7 @@ from fedsim.accounting.calibration import calibrate_noise_multiplier
 from fedsim.config import Config
 from fedsim.materials import load_materials
 from fedsim.planner.budget import at_budget
-from fedsim.report.grid_result import Measurement
+from fedsim.report.grid_result import GridResult
 from fedsim.sampling import PoissonSampling
 from fedsim.strategy import build_plan
 from fedsim.sweep.cells import Cell, parse_variation
@@ -57,7 +57,7 @@ def hypothetical_noise(config: Config, times: int) -> float:
     )
 
 
-def findings(measurement: Measurement) -> list[str]:
+def findings(measurement: GridResult) -> list[str]:
     """Return what more users would be worth to each sampler."""
     sentences = [
         f"Hypothetical: with 10x and 100x users, ε = {EPSILON:g} (δ = {DELTA:g}; unit: user; "

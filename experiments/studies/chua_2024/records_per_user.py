@@ -7,7 +7,7 @@ from pathlib import Path
 
 from experiments.studies.common.series import distinct, draw, means, pick
 from experiments.studies.common.trained import Trained, base, carry_through, cell
-from fedsim.report.grid_result import Measurement
+from fedsim.report.grid_result import GridResult
 from fedsim.sweep.cells import Cell, parse_variation
 
 EPSILONS, RECORDS = (1, 8), (1, 2, 4, 8)
@@ -35,7 +35,7 @@ def grid(quick: bool) -> list[Cell]:
     return cells
 
 
-def findings(measurement: Measurement) -> list[str]:
+def findings(measurement: GridResult) -> list[str]:
     """Return the best number of records, and which strategy is in front."""
     sentences = []
     for epsilon in distinct(measurement.lines, "epsilon"):

@@ -8,7 +8,7 @@ from pathlib import Path
 from experiments.studies.common.paired import against
 from experiments.studies.common.series import distinct, draw, means, pick
 from experiments.studies.common.trained import Trained, base, carry_through, cell
-from fedsim.report.grid_result import Measurement
+from fedsim.report.grid_result import GridResult
 from fedsim.sweep.cells import Cell, parse_variation
 
 RULES = ("random", "longest", "shortest", "highest-perplexity", "lowest-perplexity")
@@ -39,7 +39,7 @@ def grid(quick: bool) -> list[Cell]:
     return cells
 
 
-def findings(measurement: Measurement) -> list[str]:
+def findings(measurement: GridResult) -> list[str]:
     """Return the best selection of each strategy and ε."""
     sentences = []
     for strategy in distinct(measurement.lines, "source"):

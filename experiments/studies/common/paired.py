@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from fedsim.report.grid_result import Line
+from fedsim.report.grid_result import CellResult
 
 
-def against(lines: Sequence[Line], key: str, reference: str) -> str:
+def against(lines: Sequence[CellResult], key: str, reference: str) -> str:
     """Return by how much each line's losses are above the reference's with the same seeds, in nats.
 
     Args:
@@ -31,7 +31,7 @@ def against(lines: Sequence[Line], key: str, reference: str) -> str:
     return f"seed by seed above {reference}: {', '.join(shown)}" if shown else ""
 
 
-def _by_seed(line: Line) -> dict[int, float]:
+def _by_seed(line: CellResult) -> dict[int, float]:
     return {
         seed: loss
         for seed, loss in zip(line.seeds, line.losses, strict=True)

@@ -8,21 +8,21 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.studies.common.output import clean, new_figure
-from fedsim.report.grid_result import Line, Measurement
+from fedsim.report.grid_result import CellResult, GridResult
 from fedsim.report.style import INK, MUTED, colour
 
 
-def distinct(lines: Sequence[Line], key: str) -> list[str]:
+def distinct(lines: Sequence[CellResult], key: str) -> list[str]:
     """Return the values that a setting takes, in order of appearance; "source" is one too."""
     return list(dict.fromkeys(value_of(line, key) for line in lines))
 
 
-def value_of(line: Line, key: str) -> str:
+def value_of(line: CellResult, key: str) -> str:
     """Return a setting as text; "" where a line does not have it."""
     return line.source if key == "source" else line.settings.get(key, "")
 
 
-def pick(lines: Sequence[Line], **settings: str) -> list[Line]:
+def pick(lines: Sequence[CellResult], **settings: str) -> list[CellResult]:
     """Return the lines with these settings."""
     return [
         line
@@ -31,13 +31,13 @@ def pick(lines: Sequence[Line], **settings: str) -> list[Line]:
     ]
 
 
-def means(lines: Sequence[Line]) -> list[float]:
+def means(lines: Sequence[CellResult]) -> list[float]:
     """Return the mean losses; infinity where a line has none."""
     return [float("inf") if line.loss is None else line.loss.mean for line in lines]
 
 
 def draw(
-    measurement: Measurement,
+    measurement: GridResult,
     *,
     x: str,
     series: str,
@@ -69,7 +69,7 @@ def draw(
 
 
 def draw_rows(
-    measurement: Measurement, *, series: str, rows: Sequence[tuple[str, str]], title: str
+    measurement: GridResult, *, series: str, rows: Sequence[tuple[str, str]], title: str
 ) -> Figure:
     """Draw several rows of panels, each with the setting of its axis and of its panels."""
     counts = [len(distinct(measurement.lines, panels)) for _, panels in rows]
@@ -83,7 +83,9 @@ def draw_rows(
     return figure
 
 
-def _row(axes: Sequence[Axes], lines: Sequence[Line], x: str, *, series: str, panels: str) -> None:
+def _row(
+    axes: Sequence[Axes], lines: Sequence[CellResult], x: str, *, series: str, panels: str
+) -> None:
     for panel, name in zip(axes, distinct(lines, panels), strict=True):
         clean(panel, name if panels == "source" else f"{panels} = {name}" if name else "")
         positions = _positions(panel, distinct(lines, x))
@@ -98,7 +100,7 @@ def _row(axes: Sequence[Axes], lines: Sequence[Line], x: str, *, series: str, pa
     axes[0].set_ylabel("held-out loss, nats a token", fontsize=8, color=INK)
 
 
-def _note(measurement: Measurement) -> str:
+def _note(measurement: GridResult) -> str:
     terms = [line.terms for line in measurement.lines if line.epsilon is not None]
     return "; or ".join(dict.fromkeys(terms or ["No guarantee"])) + ". Bars: 95 % over seeds."
 
@@ -122,7 +124,7 @@ def _positions(axes: Axes, values: Sequence[str]) -> dict[str, float]:
     return positions
 
 
-def _series(axes: Axes, lines: Mapping[float, Line], label: str, index: int) -> None:
+def _series(axes: Axes, lines: Mapping[float, CellResult], label: str, index: int) -> None:
     good = {at: line.loss for at, line in sorted(lines.items()) if line.loss is not None}
     losses = list(good.values())
     axes.errorbar(

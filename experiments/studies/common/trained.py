@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from experiments.studies.common.output import Shown, Study, check_folder, write_study
 from fedsim.config import Config, load_config, with_settings
 from fedsim.planner.variants import changed
-from fedsim.report.grid_result import HEADS, Measurement, captions, cells, records
+from fedsim.report.grid_result import HEADS, GridResult, captions, cells, records
 from fedsim.sweep.cells import Cell, Variation
 from fedsim.sweep.jobs import Runner, one_after_another
 from fedsim.sweep.measure import measure
@@ -51,8 +51,8 @@ class Trained:
     title: str
     explanation: Sequence[str]
     cells: Callable[[bool], Sequence[Cell]]
-    findings: Callable[[Measurement], Sequence[str]]
-    draw: Callable[[Measurement], Figure]
+    findings: Callable[[GridResult], Sequence[str]]
+    draw: Callable[[GridResult], Figure]
     keys: Sequence[Variation] = ()
     quick_keys: Sequence[Variation] = ()
     seeds: int = 3
@@ -76,7 +76,7 @@ def cell(source: str, settings: Mapping[str, object], config: Config, quick: boo
     return Cell(name, with_settings(config, QUICK) if quick else config, source, texts)
 
 
-def carry_through(study: Trained, out: Path, *, quick: bool) -> Measurement:
+def carry_through(study: Trained, out: Path, *, quick: bool) -> GridResult:
     """Run what is not yet run, and write the study into `out`; the runs stay in `out/runs`.
 
     Raises:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fedsim.planner.weighing import Weighed
-from fedsim.report.grid_result import Interval, Line, interval
+from fedsim.report.grid_result import CellResult, Interval, interval
 
 Better = Literal["uls", "els", "neither"]
 
@@ -54,7 +54,7 @@ class Verdict:
         return self.better == self.recommended
 
 
-def verdict(weighed: Weighed, uls: Line, els: Line) -> Verdict:
+def verdict(weighed: Weighed, uls: CellResult, els: CellResult) -> Verdict:
     """Return the verdict on two lines whose seeds are the same."""
     complete = len(uls.losses) == len(els.losses) and not (uls.num_diverged or els.num_diverged)
     gaps = [a - b for a, b in zip(uls.losses, els.losses, strict=True)] if complete else []

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from experiments.studies.common.series import distinct, draw, means, pick
 from experiments.studies.common.trained import Trained, base, carry_through, cell, with_noise
-from fedsim.report.grid_result import Measurement
+from fedsim.report.grid_result import GridResult
 from fedsim.sweep.cells import Cell
 
 # Norms of the updates of a user are about 1.3 at the start: the least clip cuts nearly all.
@@ -39,7 +39,7 @@ def grid(quick: bool) -> list[Cell]:
     return cells
 
 
-def findings(measurement: Measurement) -> list[str]:
+def findings(measurement: GridResult) -> list[str]:
     """Return the best clip at each noise multiplier, and what noise costs at one clip."""
     sentences = []
     lines = measurement.lines

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from experiments.studies.common.series import draw, means
 from experiments.studies.common.trained import Trained, base, carry_through, cell, with_noise
-from fedsim.report.grid_result import Measurement
+from fedsim.report.grid_result import GridResult
 from fedsim.sweep.cells import Cell
 
 COHORT = 64
@@ -38,7 +38,7 @@ def grid(quick: bool) -> list[Cell]:
     return cells
 
 
-def findings(measurement: Measurement) -> list[str]:
+def findings(measurement: GridResult) -> list[str]:
     """Return how far the averages are apart, at each noise multiplier."""
     sentences = []
     for noise in dict.fromkeys(line.settings["noise_multiplier"] for line in measurement.lines):

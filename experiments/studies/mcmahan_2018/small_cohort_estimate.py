@@ -6,7 +6,7 @@ from pathlib import Path
 
 from experiments.studies.common.series import draw, pick
 from experiments.studies.common.trained import Trained, base, carry_through, cell, with_noise
-from fedsim.report.grid_result import Interval, Measurement
+from fedsim.report.grid_result import GridResult, Interval
 from fedsim.sweep.cells import Cell
 
 LARGE, SMALL = 256, (16, 64)
@@ -33,7 +33,7 @@ def grid(quick: bool) -> list[Cell]:
     return cells
 
 
-def findings(measurement: Measurement) -> list[str]:
+def findings(measurement: GridResult) -> list[str]:
     """Return how far each estimate is from the large cohort's loss."""
     sentences = []
     for noise in dict.fromkeys(line.settings["noise"] for line in measurement.lines):

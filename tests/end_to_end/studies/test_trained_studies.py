@@ -11,7 +11,7 @@ import pytest
 from experiments.studies.charles_2024 import tradeoffs
 from experiments.studies.common import trained
 from experiments.studies.common.verdicts import Verdict, sentences
-from fedsim.report.grid_result import Interval, Measurement
+from fedsim.report.grid_result import GridResult, Interval
 from tests.conftest import small_config
 from tests.end_to_end.commands import fedsim
 from tests.end_to_end.studies.test_studies import TRAINED
@@ -45,7 +45,7 @@ def test_a_quick_run_leaves_table_picture_and_runs(name: str, tmp_path: Path) ->
     done = fedsim("study", name, "--quick", "--out", out)
     assert done.returncode == 0, done.stderr
     text = (out / "measurement.json").read_text(encoding="utf-8")
-    measurement = Measurement.model_validate_json(text)
+    measurement = GridResult.model_validate_json(text)
     assert measurement.lines
     assert [line.failures for line in measurement.lines if line.failures] == []
     assert all(line.loss is not None for line in measurement.lines)

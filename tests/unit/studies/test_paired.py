@@ -7,11 +7,11 @@ import math
 import pytest
 
 from experiments.studies.common.paired import against
-from fedsim.report.grid_result import Line
+from fedsim.report.grid_result import CellResult
 
 
-def line(rule: str, losses: dict[int, float]) -> Line:
-    return Line(
+def line(rule: str, losses: dict[int, float]) -> CellResult:
+    return CellResult(
         name=rule,
         source="uls",
         strategy="uls",

@@ -20,25 +20,25 @@ from fedsim.report.grid_charts import (
     slices,
     trouble,
 )
-from fedsim.report.grid_page import promises, render_measurement, runs, tried
-from fedsim.report.grid_result import Line, Measurement
+from fedsim.report.grid_page import promises, render_grid, runs, tried
+from fedsim.report.grid_result import CellResult, GridResult
 from fedsim.report.pictures import draw
 from fedsim.report.plots import plots
-from tests.unit.report.measurement_samples import BUDGETS, EPSILONS, grid, line
+from tests.unit.report.grid_samples import BUDGETS, EPSILONS, grid, line
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(1)>$x_"
 TERMS = "unit: user; neighbouring relation: add or remove one user; sampler: Poisson over users"
 
 
-def of(*lines: Line) -> Measurement:
-    return Measurement(lines=lines, seeds=(0, 1, 2))
+def of(*lines: CellResult) -> GridResult:
+    return GridResult(lines=lines, seeds=(0, 1, 2))
 
 
-def own(measurement: Measurement) -> str:
-    return render_measurement(measurement).replace(get_plotlyjs(), "")
+def own(measurement: GridResult) -> str:
+    return render_grid(measurement).replace(get_plotlyjs(), "")
 
 
-def traces(measurement: Measurement) -> list[dict[str, Any]]:
+def traces(measurement: GridResult) -> list[dict[str, Any]]:
     """Return all that plotly draws, as the page holds it."""
     found = re.findall(r'json" id="figure-[^"]*">(.*?)</script>', own(measurement))
     return [trace for figure in found for trace in json.loads(figure)["data"]]

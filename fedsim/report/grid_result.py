@@ -16,6 +16,10 @@ from fedsim.report.tables import UTILITY_NOTE, Table
 from fedsim.report.wording import NOTHING, epsilon_text, terms_text
 
 CONFIDENCE = 0.95
+TERMS = (
+    *("epsilon", "delta", "noise_multiplier", "unit", "relation", "sampler", "accountant"),
+    "hypothetical",
+)
 HEADS = ("setting", "ε", "gradients a round", "chosen", "seeds", "held-out loss", "top-1")
 INTERVAL_NOTE = (
     "Losses and accuracies are means over seeds, with Student's 95 % interval; a seed has coins, "
@@ -137,18 +141,15 @@ def filled(line: CellResult, reports: Sequence[RunReport]) -> CellResult:
     starts = [report.utility.initial.loss for report in reports]
     whole = next((report for report in reports if report.diverged is None), reports[0])
     promise, cost = whole.privacy, whole.cost
-    promised = promise.epsilon is not None
+    terms = {name: getattr(promise, name) for name in TERMS}
+    if promise.epsilon is None:
+        terms |= dict.fromkeys(("delta", "unit", "relation"))
+    else:
+        # Seeds share a plan up to their coins; the largest ε is what can be said of all.
+        terms["epsilon"] = max(report.privacy.epsilon or 0.0 for report in reports)
     expected = cost.expected_gradients
     values = {
-        # Seeds share a plan up to their coins; the largest ε is what can be said of all.
-        "epsilon": max(r.privacy.epsilon or 0.0 for r in reports) if promised else None,
-        "delta": promise.delta if promised else None,
-        "noise_multiplier": promise.noise_multiplier,
-        "unit": promise.unit if promised else None,
-        "relation": promise.relation if promised else None,
-        "sampler": promise.sampler,
-        "accountant": promise.accountant,
-        "hypothetical": promise.hypothetical,
+        **terms,
         "budget": expected / cost.rounds if expected is not None and cost.rounds else None,
         "rounds": cost.rounds,
         "losses": tuple(final.loss for final in finals),

@@ -13,6 +13,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
+from matplotlib.transforms import Transform
 
 from fedsim.report.charts import COLUMNS, Axis, Chart, Panel, Series
 from fedsim.report.style import INK, MUTED, RULE, shorten
@@ -86,10 +87,9 @@ def _draw_legend(figure: Figure, legend: Sequence[Series]) -> None:
 
 
 def _draw_panel(axes: Axes, panel: Panel) -> None:
-    """Draw everything of a panel; its title stands on the left, its spines are one."""
+    """Draw everything of a panel; of its frame only the bottom is seen."""
     axes.set_title(panel.title, loc="left", fontsize=9.5, fontweight="bold", color=INK, pad=12)
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
+    axes.spines[["top", "right", "left"]].set_visible(False)
     axes.spines["bottom"].set_color(RULE)
     axes.tick_params(colors=MUTED, labelsize=7, length=0, pad=4)
     axes.grid(axis="x" if panel.rows else "y", color=RULE, linewidth=0.6)
@@ -103,18 +103,9 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
     for cross in panel.crosses:
         at = (cross.value, cross.at) if panel.rows else (cross.at, cross.value)
         axes.plot(*at, "x", color=cross.colour, markersize=4, clip_on=False)
-        axes.annotate(
-            cross.text,
-            at,
-            xytext=(-5 if cross.on_left else 5, 0),
-            textcoords="offset points",
-            ha="right" if cross.on_left else "left",
-            va="center",
-            fontsize=6,
-            color=cross.colour,
-            annotation_clip=False,
-            parse_math=False,
-        )
+        side: Literal["left", "right"] = "right" if cross.on_left else "left"
+        room = -5 if cross.on_left else 5
+        _write(axes, cross.text, at, "data", side, size=6, colour=cross.colour, offset=(room, 0))
     axes.margins(x=0.01, y=0.1)
     whole = all(float(p.at).is_integer() for one in panel.series for p in one.points)
     _scale(axes, panel.x, across=True, whole=whole and not panel.rows)
@@ -122,16 +113,8 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
         axes.set_ylim(max(len(panel.rows), 2) - 0.6, -0.8)
         axes.set_yticks([])
         for number, name in enumerate(panel.rows):
-            axes.text(
-                0,
-                number - 0.15,
-                shorten(name, 60),
-                transform=axes.get_yaxis_transform(),
-                fontsize=7.5,
-                va="bottom",
-                color=INK,
-                parse_math=False,
-            )
+            at = (0, number - 0.35)
+            _write(axes, shorten(name, 60), at, axes.get_yaxis_transform(), size=7.5, colour=INK)
     else:
         _scale(axes, panel.y, across=False, whole=False)
 
@@ -154,19 +137,41 @@ def _draw_row(axes: Axes, series: Series) -> None:
 
 
 def _draw_level(axes: Axes, value: float, text: str, *, upright: bool) -> None:
-    """Draw a dashed line with its name at its end: at the right of a row, above a column."""
+    """Draw a dashed line with its name: right of an upright one, above the end of another."""
     rule = axes.axvline if upright else axes.axhline
     rule(value, color=MUTED, linewidth=0.9, linestyle=DASHED)
+    if upright:
+        over = axes.get_xaxis_transform()
+        _write(axes, text, (value, 0.97), over, size=6.5, colour=MUTED, offset=(3, 0))
+    else:
+        along = axes.get_yaxis_transform()
+        _write(axes, text, (0.99, value), along, "right", size=6.5, colour=MUTED, offset=(0, 6))
+
+
+def _write(
+    axes: Axes,
+    text: str,
+    at: tuple[float, float],
+    place: Literal["data"] | Transform,
+    side: Literal["left", "right"] = "left",
+    *,
+    size: float,
+    colour: str,
+    offset: tuple[float, float] = (0, 0),
+) -> None:
+    """Write a text as it is, half its height above and below `at`; `offset` is in points."""
     axes.annotate(
         text,
-        (value, 0.995) if upright else (0.99, value),
-        xycoords=axes.get_xaxis_transform() if upright else axes.get_yaxis_transform(),
-        xytext=(3, 0) if upright else (0, 3),
+        at,
+        xycoords=place,
+        xytext=offset,
         textcoords="offset points",
-        ha="left" if upright else "right",
-        va="top" if upright else "bottom",
-        fontsize=6.5,
-        color=MUTED,
+        ha=side,
+        va="center",
+        fontsize=size,
+        color=colour,
+        annotation_clip=False,
+        parse_math=False,
     )
 
 

@@ -31,6 +31,10 @@ LEVEL_POINTS = 33  # of a level's band, so that a pointer finds one anywhere
 Over = Literal["epsilon", "budget"]
 # The setting's label in a grid: the last part of its key, or all of it where two end alike.
 LABELS = {"epsilon": ("epsilon", "privacy.epsilon"), "budget": ("budget",)}
+TITLES: dict[Over, tuple[str, str]] = {
+    "epsilon": ("Privacy and loss", "ε (logarithmic)"),
+    "budget": ("Compute and loss", "expected gradients a round (logarithmic)"),
+}
 
 
 class Group(NamedTuple):
@@ -95,13 +99,11 @@ def grid_panels(result: GridResult) -> list[Group]:
     What failed, diverged or lies far above the start is a cross that says so.
     """
     lines = result.lines
-    groups = []
-    if ticks := values_of(lines, "epsilon"):
-        across = Axis("ε (logarithmic)", log=True, ticks=ticks)
-        groups.append(Group("Privacy and loss", across.label, _panels(lines, "epsilon", across)))
-    if ticks := values_of(lines, "budget"):
-        across = Axis("expected gradients a round (logarithmic)", log=True, ticks=ticks)
-        groups.append(Group("Compute and loss", across.label, _panels(lines, "budget", across)))
+    groups = [
+        Group(title, label, _panels(lines, over))
+        for over, (title, label) in TITLES.items()
+        if values_of(lines, over)
+    ]
     return groups or [Group("Loss", "lines", [_rows(lines)])]
 
 
@@ -206,10 +208,10 @@ def hover_lines(line: CellResult) -> tuple[str, ...]:
     return (*parts, *(part.strip() for part in line.terms.split(";") if part.strip()))
 
 
-def _panels(lines: Sequence[CellResult], over: Over, across: Axis) -> list[Panel]:
-    cut = slices(lines, over)
+def _panels(lines: Sequence[CellResult], over: Over) -> list[Panel]:
+    cut, ticks, (title, label) = slices(lines, over), values_of(lines, over), TITLES[over]
     xs = [place.at for part in cut for curve in part.curves for place in curve.places]
-    low, high = min(*xs, *across.ticks), max(*xs, *across.ticks)
+    low, high = min(*xs, *ticks), max(*xs, *ticks)
     room = (high / low) ** 0.07
     reach, span = (low / room, high * room), limits(lines)
     troubled = [
@@ -227,10 +229,10 @@ def _panels(lines: Sequence[CellResult], over: Over, across: Axis) -> list[Panel
     return [
         Panel(
             f"{over}-{number}",
-            part.title or ("Privacy and loss" if over == "epsilon" else "Compute and loss"),
+            part.title or title,
             _caption(part.lines),
             [one for curve in part.curves if (one := _series(curve, span, reach)) is not None],
-            x=Axis(across.label, log=True, limits=reach, ticks=across.ticks),
+            x=Axis(label, log=True, limits=reach, ticks=ticks),
             y=Axis(LOSS, limits=(span[0], top)),
             levels=_starts(part.lines),
             crosses=[

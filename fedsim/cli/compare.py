@@ -142,11 +142,11 @@ def _measure(cells: list[Cell], out: Path, tuned: list[str], seeds: int, runner:
 
     keys = [parse_variation(text, "--tune") for text in tuned]
     with sole_writer(out):
-        measurement = measure(cells, out, keys=keys, seeds=seeds, runner=runner)
-        write_grid(measurement, out)
-    Console().print(grid_table(measurement).rich())
+        result = measure(cells, out, keys=keys, seeds=seeds, runner=runner)
+        write_grid(result, out)
+    Console().print(grid_table(result).rich())
     typer.echo(f"Report: {out / 'comparison.html'}")
-    failures = [reason for line in measurement.lines for reason in line.failures]
+    failures = [reason for line in result.lines for reason in line.failures]
     for reason in failures:
         typer.echo(f"Failed: {reason}", err=True)
     return FAILED if failures else 0

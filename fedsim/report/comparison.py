@@ -1,4 +1,4 @@
-"""Several runs side by side, as one value that every renderer reads.
+"""Several finished runs side by side: one value, and its tables.
 
 A comparison keeps what each run promised next to what it achieved, so that no rendering can
 show an ε without its δ, unit, neighbouring relation, sampler and accountant.
@@ -88,7 +88,7 @@ class CurvePoint(Record):
 
 
 class ComparedRun(Record):
-    """A run's promise and its way."""
+    """A run: its promise, its losses over the rounds, and its scores before and after."""
 
     label: str
     strategy: str

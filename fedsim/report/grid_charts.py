@@ -109,11 +109,11 @@ def grid_panels(result: GridResult) -> list[Group]:
 
 def values_of(lines: Sequence[CellResult], over: Over) -> list[float]:
     """Return the values of ε or budget that a grid asked for, if there are several."""
-    values = sorted({value for line in lines if (value := asked(line, over))})
+    values = sorted({value for line in lines if (value := requested(line, over))})
     return values if len(values) > 1 else []
 
 
-def asked(line: CellResult, over: Over) -> float | None:
+def requested(line: CellResult, over: Over) -> float | None:
     """Return the ε or the budget that the grid set, None where it set none."""
     for label in LABELS[over]:
         try:
@@ -139,11 +139,11 @@ def slices(lines: Sequence[CellResult], over: Over) -> list[Slice]:
     """
     other: Over = "budget" if over == "epsilon" else "epsilon"
     labels = list(dict.fromkeys(map(curve_label, lines)))
-    values: list[float | None] = [*sorted({v for line in lines if (v := asked(line, other))})]
+    values: list[float | None] = [*sorted({v for line in lines if (v := requested(line, other))})]
     first, cut = min(values_of(lines, over)), []
     # A line to which the grid gave no such value (only the API can) belongs to every slice.
     for held in values or [None]:
-        inside = [line for line in lines if held is None or asked(line, other) in (held, None)]
+        inside = [line for line in lines if held is None or requested(line, other) in (held, None)]
         curves = [_curve(label, index, inside, over, first) for index, label in enumerate(labels)]
         title = "" if held is None else "ε = {:g}" if over == "budget" else "{:g} gradients a round"
         kept = tuple(curve for curve in curves if curve.places)
@@ -151,7 +151,7 @@ def slices(lines: Sequence[CellResult], over: Over) -> list[Slice]:
     return cut
 
 
-def limits(lines: Iterable[CellResult]) -> tuple[float, float]:
+def loss_limits(lines: Iterable[CellResult]) -> tuple[float, float]:
     """Return a range of losses that shows what was learnt; what blew up does not flatten it.
 
     From the best mean to the worst start and as much again above; an interval is shown as far as
@@ -172,13 +172,13 @@ def limits(lines: Iterable[CellResult]) -> tuple[float, float]:
     return min(shown) - pad, max(shown) + pad
 
 
-def drawn(line: CellResult, span: tuple[float, float]) -> Interval | None:
+def visible_loss(line: CellResult, span: tuple[float, float]) -> Interval | None:
     """Return the loss if there is one in the range that is shown."""
     shown = line.loss is not None and span[0] <= line.loss.mean <= span[1]
     return line.loss if shown else None
 
 
-def trouble(line: CellResult, span: tuple[float, float]) -> str:
+def problem_text(line: CellResult, span: tuple[float, float]) -> str:
     """Return what a cross must say of a line: what failed, diverged, or is off the scale."""
     total = len(line.losses) + len(line.failures)
     parts = []
@@ -187,7 +187,7 @@ def trouble(line: CellResult, span: tuple[float, float]) -> str:
         parts.append(f"{of}failed")
     if line.num_diverged:
         parts.append(f"{line.num_diverged} of {total} diverged")
-    if line.loss is not None and drawn(line, span) is None:
+    if line.loss is not None and visible_loss(line, span) is None:
         parts.append(f"loss {line.loss.mean:.4g}")
     return ", ".join(parts)
 
@@ -213,18 +213,18 @@ def _panels(lines: Sequence[CellResult], over: Over) -> list[Panel]:
     xs = [place.at for part in cut for curve in part.curves for place in curve.places]
     low, high = min(*xs, *ticks), max(*xs, *ticks)
     room = (high / low) ** 0.07
-    reach, span = (low / room, high * room), limits(lines)
-    troubled = [
+    reach, span = (low / room, high * room), loss_limits(lines)
+    problems = [
         [
             (curve, place, said)
             for curve in part.curves
             for place in curve.places
-            if (said := trouble(place.line, span))
+            if (said := problem_text(place.line, span))
         ]
         for part in cut
     ]
     # Room above the losses for the start's name and the crosses of any panel.
-    taken = CROSS_ROW * (1 + max(map(len, troubled)))
+    taken = CROSS_ROW * (1 + max(map(len, problems)))
     top = span[0] + (span[1] - span[0]) / max(1 - taken, 0.4)
     return [
         Panel(
@@ -250,12 +250,12 @@ def _panels(lines: Sequence[CellResult], over: Over) -> list[Panel]:
             closest=True,
             zoom=True,
         )
-        for number, (part, crosses) in enumerate(zip(cut, troubled, strict=True))
+        for number, (part, crosses) in enumerate(zip(cut, problems, strict=True))
     ]
 
 
 def _rows(lines: Sequence[CellResult]) -> Panel:
-    span = limits(lines)
+    span = loss_limits(lines)
     return Panel(
         "lines",
         "Held-out loss",
@@ -263,14 +263,14 @@ def _rows(lines: Sequence[CellResult]) -> Panel:
         [
             Series(shorten(line.name, 44), [_point(row, loss, line)], colour(row), marks=True)
             for row, line in enumerate(lines)
-            if (loss := drawn(line, span)) is not None
+            if (loss := visible_loss(line, span)) is not None
         ],
         x=Axis(LOSS, limits=span),
         levels=_starts(lines),
         crosses=[
             Cross(row, span[1], said, colour(row), on_left=True, hover=hover_lines(line))
             for row, line in enumerate(lines)
-            if (said := trouble(line, span))
+            if (said := problem_text(line, span))
         ],
         rows=[_row_text(line) for line in lines],
         closest=True,
@@ -294,12 +294,12 @@ def _curve(label: str, index: int, lines: Sequence[CellResult], over: Over, firs
 def _place(line: CellResult, over: Over) -> float | None:
     """Return the ε or budget that was reached, or what was asked for where nothing ran."""
     reached = line.epsilon if over == "epsilon" else line.budget
-    return reached if reached and is_finite(reached) else asked(line, over)
+    return reached if reached and is_finite(reached) else requested(line, over)
 
 
 def _series(curve: Curve, span: tuple[float, float], reach: tuple[float, float]) -> Series | None:
     """Return what is in the range that is shown; of a level, the first, from end to end."""
-    found = [(place, loss) for place in curve.places if (loss := drawn(place.line, span))]
+    found = [(place, loss) for place in curve.places if (loss := visible_loss(place.line, span))]
     points = [_point(place.at, loss, place.line) for place, loss in found]
     if not points:
         return None

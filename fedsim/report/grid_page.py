@@ -47,7 +47,7 @@ def render_grid(result: GridResult) -> str:
         notes=(INTERVAL_NOTE, UTILITY_NOTE),
         groups=[(group, plots(group.panels)) for group in grid_panels(result)],
         uncovered=UNCOVERED,
-        tried=tried(result),
+        tried=trial_rows(result),
         runs=[run for line in result.lines for run in runs(line)],
         failures=[reason for line in result.lines for reason in line.failures],
     )
@@ -63,7 +63,7 @@ def promises(result: GridResult) -> list[Promise]:
     return [_promise(lines) for lines in alike.values()]
 
 
-def tried(result: GridResult) -> tuple[list[str], list[tuple[str, list[str]]]]:
+def trial_rows(result: GridResult) -> tuple[list[str], list[tuple[str, list[str]]]]:
     """Return the settings that tuning tried, and for each line the loss that each one gave."""
     if result.tuning is None:
         return [], []
@@ -94,7 +94,7 @@ def _promise(lines: list[CellResult]) -> Promise:
     if first.epsilon is None:
         sampler = ("Sampler", first.sampler or NOTHING)
         return Promise(first.source, NO_GUARANTEE, guaranteed=False, facts=(sampler,))
-    # Without a guarantee is a line of its own terms: whoever is here has an ε.
+    # Lines without a guarantee have other terms: all of these have an ε.
     values = sorted({line.epsilon for line in lines if line.epsilon is not None})
     texts = ", ".join(dict.fromkeys(epsilon_text(value) for value in values))
     headline = f"ε = {texts} at δ = {delta_text(first.delta)} for each {first.unit}"

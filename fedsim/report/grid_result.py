@@ -1,4 +1,4 @@
-"""What repeated runs say together: one line for each setting, with an interval over its seeds.
+"""The result of a grid over seeds: a line for each setting, with an interval over its seeds.
 
 A line keeps the terms of its ε. A seed that diverged or failed is counted and shown, never left
 out: a mean over the others stands beside that count.
@@ -36,7 +36,7 @@ class Interval(Record):
 
 
 class CellResult(Record):
-    """One setting of a comparison.
+    """The result of one cell of a grid: one setting, over its seeds.
 
     Attributes:
         name: of the setting; its runs are called `<name>,seed=<s>`.
@@ -108,7 +108,7 @@ class Tuning(Record):
 
 
 class GridResult(Record):
-    """Lines in the order of the grid, and how their settings were chosen."""
+    """The cells' results in the order of the grid, and how their settings were chosen."""
 
     lines: tuple[CellResult, ...]
     seeds: tuple[int, ...]
@@ -132,7 +132,7 @@ def interval(values: Sequence[float]) -> Interval | None:
     return Interval(mean=mean, low=mean - half, high=mean + half)
 
 
-def filled(line: CellResult, reports: Sequence[RunReport]) -> CellResult:
+def with_reports(line: CellResult, reports: Sequence[RunReport]) -> CellResult:
     """Return a line with what the reports of its seeds say; as it was where there are none."""
     if not reports:
         return line

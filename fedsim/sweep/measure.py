@@ -10,7 +10,7 @@ from fedsim.config import with_settings
 from fedsim.errors import ConfigError
 from fedsim.materials import load_materials
 from fedsim.planner.budget import at_budget
-from fedsim.report.grid_result import CellResult, GridResult, filled
+from fedsim.report.grid_result import CellResult, GridResult, with_reports
 from fedsim.report.schema import load_report
 from fedsim.report.wording import TOGETHER
 from fedsim.sweep.cells import Cell, Variation
@@ -131,7 +131,7 @@ def _line(choice: Chosen, jobs: Sequence[Job], outcomes: Mapping[str, Outcome]) 
         stopped=tuple(stopped),
         failures=tuple([f"{cell.name}: {choice.failure}"] if choice.failure else failures),
     )
-    return filled(bare, [load_report(job.out) for job, end in ended if end.has_report])
+    return with_reports(bare, [load_report(job.out) for job, end in ended if end.has_report])
 
 
 def _positive(text: str) -> float:

@@ -16,11 +16,11 @@ from fedsim.report.grid_charts import (
     grid_chart,
     grid_panels,
     hover_lines,
-    limits,
+    loss_limits,
+    problem_text,
     slices,
-    trouble,
 )
-from fedsim.report.grid_page import promises, render_grid, runs, tried
+from fedsim.report.grid_page import promises, render_grid, runs, trial_rows
 from fedsim.report.grid_result import CellResult, GridResult
 from fedsim.report.pictures import draw
 from fedsim.report.plots import plots
@@ -125,10 +125,10 @@ def test_what_failed_or_diverged_is_a_cross_that_says_so() -> None:
 def test_what_blew_up_is_marked_and_does_not_flatten_the_others() -> None:
     blown = line("blown", losses=(1e9, 2e9))
     lines = (line("a"), blown)
-    low, high = limits(lines)
+    low, high = loss_limits(lines)
     assert 2.5 < low < 3.0 < 3.3 < high < 4.0
-    assert trouble(blown, (low, high)) == "loss 1.5e+09"
-    assert trouble(line("a"), (low, high)) == ""
+    assert problem_text(blown, (low, high)) == "loss 1.5e+09"
+    assert problem_text(line("a"), (low, high)) == ""
 
 
 def test_runs_keep_their_seeds_where_one_failed() -> None:
@@ -172,7 +172,7 @@ def test_nothing_that_ran_promises_nothing() -> None:
 
 
 def test_tuning_shows_what_was_tried_and_chosen() -> None:
-    heads, rows = tried(grid())
+    heads, rows = trial_rows(grid())
     assert heads == ["0.1", "1"]
     assert dict(rows)["els,epsilon=4,budget=32"] == ["3.0000 (chosen)", "failed or diverged"]
     page = own(grid())

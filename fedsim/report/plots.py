@@ -140,7 +140,7 @@ def _line(panel: Panel, series: Series) -> dict[str, Any]:
 def _said(panel: Panel, series: Series) -> dict[str, Any]:
     """Return the name, and what a pointer shows."""
     name = _text(series.name)
-    said: dict[str, Any] = {"name": name, "legendgroup": name}
+    said: dict[str, Any] = {"name": name, "legendgroup": name if series.band else None}
     if any(point.hover for point in series.points):
         return {**said, "text": [_hover(p.hover) for p in series.points], "hoverinfo": "text"}
     if panel.closest:

@@ -8,7 +8,7 @@ from pathlib import Path
 import typer
 from rich.console import Console
 
-from fedsim.report.tables import to_rich
+from fedsim.report.comparison import terminal_table
 from fedsim.sweep.compare import compare
 
 CONFIGS = ("demo-uls.toml", "demo-els.toml", "demo-non-private.toml")
@@ -18,5 +18,5 @@ def run(out: Path) -> None:
     """Run the three configs, print the table and say where the report is."""
     with as_file(files("experiments") / "configs") as folder:
         comparison = compare([folder / name for name in CONFIGS], out)
-    Console().print(to_rich(comparison))
+    Console().print(terminal_table(comparison).rich())
     typer.echo(f"Report: {out / 'comparison.html'}   Picture: {out / 'comparison.png'}")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedsim.attacks.picture import draw_attack
-from fedsim.attacks.plots import attack_plots
+from fedsim.attacks.charts import attack_chart, attack_panels
 from fedsim.attacks.schema import AttackReport
 from fedsim.report.html import render_page
+from fedsim.report.pictures import draw
+from fedsim.report.plots import plots
 from fedsim.utils.files import write_atomically
 
 
@@ -15,7 +16,7 @@ def write_attack(report: AttackReport, out: Path) -> None:
     """Write the three files into `out`; all are made before any is written."""
     contents: dict[str, bytes | str] = {
         "attack.json": report.model_dump_json(indent=2) + "\n",
-        "attack.png": draw_attack(report),
+        "attack.png": draw(attack_chart(report)),
         "attack.html": render_attack(report),
     }
     for name, content in contents.items():
@@ -24,4 +25,4 @@ def write_attack(report: AttackReport, out: Path) -> None:
 
 def render_attack(report: AttackReport) -> str:
     """Return the page: the run's guarantee, the attack's results, plots and all numbers."""
-    return render_page("attack.html.jinja", report=report, plots=attack_plots(report))
+    return render_page("attack.html.jinja", report=report, plots=plots(attack_panels(report)))

@@ -109,12 +109,12 @@ def compare_command(
 def _sweep(
     sources: list[Path], out: Path, variations: list[str], overrides: list[str], runner: Runner
 ) -> int:
-    from fedsim.report.tables import to_rich
+    from fedsim.report.comparison import terminal_table
     from fedsim.sweep.compare import sweep
 
     result = sweep(sources, out, vary=variations, overrides=overrides, runner=runner)
     if result.comparison is not None:
-        Console().print(to_rich(result.comparison))
+        Console().print(terminal_table(result.comparison).rich())
         typer.echo(f"Report: {out / 'comparison.html'}")
     return _say_what_went_wrong(result, out)
 
@@ -134,19 +134,19 @@ def _cells(
 
 
 def _measure(cells: list[Cell], out: Path, tuned: list[str], seeds: int, runner: Runner) -> int:
-    from fedsim.report.measured.folder import write_measurement
-    from fedsim.report.measured.tables import to_rich
+    from fedsim.report.folder import write_grid
+    from fedsim.report.grid_result import grid_table
     from fedsim.sweep.cells import parse_variation
     from fedsim.sweep.measure import measure
     from fedsim.utils.locks import sole_writer
 
     keys = [parse_variation(text, "--tune") for text in tuned]
     with sole_writer(out):
-        measurement = measure(cells, out, keys=keys, seeds=seeds, runner=runner)
-        write_measurement(measurement, out)
-    Console().print(to_rich(measurement))
+        result = measure(cells, out, keys=keys, seeds=seeds, runner=runner)
+        write_grid(result, out)
+    Console().print(grid_table(result).rich())
     typer.echo(f"Report: {out / 'comparison.html'}")
-    failures = [reason for line in measurement.lines for reason in line.failures]
+    failures = [reason for line in result.lines for reason in line.failures]
     for reason in failures:
         typer.echo(f"Failed: {reason}", err=True)
     return FAILED if failures else 0

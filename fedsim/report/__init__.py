@@ -1,5 +1,6 @@
-"""Reports: what a run says about itself, and several runs side by side.
+"""What runs say about themselves, as tables, pictures and pages.
 
-`schema.py` has the types of report.json, `html.py` renders pages from `templates/`, `pictures.py`
-draws PNGs and `plots.py` plots for the pages; `measured/` is the same for grids over seeds.
+Start at `schema.py`, the types of `report.json`. `comparison.py` lays finished runs side by side,
+`grid_result.py` holds a grid over seeds; both are shown by `tables.py` and by `charts.py`, which
+`pictures.py` draws as PNG and `plots.py` as interactive figures of the pages.
 """

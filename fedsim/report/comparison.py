@@ -1,4 +1,4 @@
-"""Several runs side by side, as one value that every renderer reads.
+"""Several finished runs side by side: one value, and its tables.
 
 A comparison keeps what each run promised next to what it achieved, so that no rendering can
 show an ε without its δ, unit, neighbouring relation, sampler and accountant.
@@ -7,7 +7,8 @@ show an ε without its δ, unit, neighbouring relation, sampler and accountant.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 from fedsim.errors import ConfigError
@@ -21,7 +22,36 @@ from fedsim.report.schema import (
     RunReport,
     Scores,
 )
-from fedsim.report.wording import terms_text
+from fedsim.report.tables import UTILITY_NOTE, Table
+from fedsim.report.wording import (
+    NOTHING,
+    TOGETHER,
+    count_text,
+    decimal_text,
+    delta_text,
+    duration_text,
+    epsilon_text,
+    percent_text,
+    terms_text,
+)
+
+HEADS = (
+    "run",
+    "strategy",
+    "held-out loss",
+    "perplexity",
+    "top-1 accuracy",
+    "ε",
+    "δ",
+    "σ (noise multiplier)",
+    "unit",
+    "gradients",
+    "time",
+)
+# A terminal has 80 columns: heads as short as the numbers under them.
+TERMINAL_HEADS = ("run", "loss", "ppl", "top-1", "ε", "δ", "σ", "unit", "grads", "time")
+
+SCORES = {"loss", "perplexity", "accuracy_top1"}
 
 LabelledRun = tuple[str, RunReport, Sequence[RoundMetrics]]
 
@@ -58,7 +88,7 @@ class CurvePoint(Record):
 
 
 class ComparedRun(Record):
-    """A run's promise and its way."""
+    """A run: its promise, its losses over the rounds, and its scores before and after."""
 
     label: str
     strategy: str
@@ -97,12 +127,65 @@ def compare(reports: Sequence[LabelledRun]) -> Comparison:
         raise ConfigError("runs = []: give at least one run to compare")
     if len(set(labels)) < len(labels):
         raise ConfigError(f"labels = {labels}: give each run a label of its own")
+    runs = tuple(_compared(label, run, metrics) for label, run, metrics in reports)
     return Comparison(
-        rows=(*_starting_rows(reports), *(_run_row(label, run) for label, run, _ in reports)),
-        runs=tuple(_compared(label, run, metrics) for label, run, metrics in reports),
+        rows=(*_starting_rows(runs), *(_run_row(label, run) for label, run, _ in reports)),
+        runs=runs,
         captions=tuple(f"{label}: {terms_text(run.privacy)}" for label, run, _ in reports),
         notes=tuple(_notes([run for _, run, _ in reports])),
     )
+
+
+def cells(row: Row) -> list[str]:
+    """Return the row as displayed, a cell for each of `HEADS`.
+
+    A run without a guarantee has "none" for ε; a starting point, which released nothing, a dash.
+    """
+    epsilon = "none" if row.kind == "run" and row.epsilon is None else epsilon_text(row.epsilon)
+    if row.hypothetical:
+        epsilon += " (hypothetical)"
+    promised = row.epsilon is not None  # a δ without an ε would suggest a guarantee
+    return [
+        row.label,
+        row.strategy or NOTHING,
+        "diverged" if row.diverged else decimal_text(row.loss),
+        NOTHING if row.diverged else decimal_text(row.perplexity, 2),
+        NOTHING if row.diverged else percent_text(row.accuracy_top1),
+        epsilon,
+        delta_text(row.delta) if promised else NOTHING,
+        decimal_text(row.noise_multiplier),
+        row.unit if row.unit is not None and promised else NOTHING,
+        count_text(row.gradients),
+        NOTHING if row.seconds is None else duration_text(row.seconds),
+    ]
+
+
+def reading_notes(comparison: Comparison) -> list[str]:
+    """Return what is to be known of every such table."""
+    several = sum(run.privacy.epsilon is not None for run in comparison.runs) > 1
+    return [UTILITY_NOTE, TOGETHER] if several else [UTILITY_NOTE]
+
+
+def comparison_table(comparison: Comparison) -> Table:
+    """Return the table of the files, with the terms of each ε; its CSV has every field."""
+    return Table(
+        HEADS,
+        [cells(row) for row in comparison.rows],
+        notes=[*comparison.captions, *reading_notes(comparison), *comparison.notes],
+        left=(0, 1, 8),
+        dim=[number for number, row in enumerate(comparison.rows) if row.kind == "start"],
+        records=[row.model_dump() for row in comparison.rows],
+    )
+
+
+def terminal_table(comparison: Comparison) -> Table:
+    """Return the table with shorter heads, and the strategy behind a name that lacks it."""
+    table = comparison_table(comparison)
+    rows = [
+        [label if strategy == NOTHING or strategy in label else f"{label} ({strategy})", *numbers]
+        for label, strategy, *numbers in table.rows
+    ]
+    return replace(table, heads=TERMINAL_HEADS, rows=rows, left=(0, 7))
 
 
 def unique_labels(names: Sequence[str]) -> list[str]:
@@ -124,11 +207,19 @@ def unique_labels(names: Sequence[str]) -> list[str]:
 
 def distinct_starts(runs: Sequence[ComparedRun]) -> list[Scores]:
     """Return the starting points without repetition, in order of appearance."""
-    starts: list[Scores] = []
+    return [start for start, _ in _starts(runs)]
+
+
+def _starts(runs: Sequence[ComparedRun]) -> list[tuple[Scores, list[str]]]:
+    """Return each starting point with the labels of its runs."""
+    groups: list[tuple[Scores, list[str]]] = []
     for run in runs:
-        if not any(_same_start(run.initial, known) for known in starts):
-            starts.append(run.initial)
-    return starts
+        labels = next((labels for known, labels in groups if _same_start(run.initial, known)), None)
+        if labels is None:
+            groups.append((run.initial, [run.label]))
+        else:
+            labels.append(run.label)
+    return groups
 
 
 def _same_start(left: Scores, right: Scores) -> bool:
@@ -139,48 +230,25 @@ def _same_start(left: Scores, right: Scores) -> bool:
     )
 
 
-def _starting_rows(reports: Sequence[LabelledRun]) -> list[Row]:
-    groups: list[tuple[Scores, list[str]]] = []
-    for label, report, _ in reports:
-        start = report.utility.initial
-        group = next((labels for known, labels in groups if _same_start(start, known)), None)
-        if group is None:
-            groups.append((start, [label]))
-        else:
-            group.append(label)
+def _starting_rows(runs: Sequence[ComparedRun]) -> list[Row]:
+    groups = _starts(runs)
+    texts = [f" of {', '.join(labels)}" if len(groups) > 1 else "" for _, labels in groups]
     return [
-        Row(
-            kind="start",
-            label="starting point" + (f" of {', '.join(labels)}" if len(groups) > 1 else ""),
-            loss=start.loss,
-            perplexity=start.perplexity,
-            accuracy_top1=start.accuracy_top1,
-        )
-        for start, labels in groups
+        Row(kind="start", label=f"starting point{text}", **start.model_dump(include=SCORES))
+        for text, (start, _) in zip(texts, groups, strict=True)
     ]
 
 
 def _run_row(label: str, report: RunReport) -> Row:
-    final, privacy = report.utility.final, report.privacy
     return Row(
         kind="run",
         label=label,
         strategy=report.name,
-        loss=final.loss,
-        perplexity=final.perplexity,
-        accuracy_top1=final.accuracy_top1,
-        epsilon=privacy.epsilon,
-        delta=privacy.delta,
-        noise_multiplier=privacy.noise_multiplier,
-        unit=privacy.unit,
-        relation=privacy.relation,
-        sampler=privacy.sampler,
-        accountant=privacy.accountant,
-        noise=privacy.noise,
-        hypothetical=privacy.hypothetical,
         diverged=report.diverged is not None,
         gradients=report.cost.gradients,
         seconds=report.cost.seconds,
+        **report.utility.final.model_dump(include=SCORES),
+        **report.privacy.model_dump(include=set(Row.model_fields)),
     )
 
 
@@ -202,24 +270,17 @@ def _compared(label: str, report: RunReport, metrics: Sequence[RoundMetrics]) ->
 
 
 def _notes(reports: Sequence[RunReport]) -> list[str]:
-    private = [report for report in reports if report.privacy.epsilon is not None]
+    private = [report.privacy for report in reports if report.privacy.epsilon is not None]
+    texts = [(r.data.source, r.data.held_out_examples, r.utility.final.tokens) for r in reports]
     apart = "their ε are not directly comparable"
-    # Sampling makes equal budgets differ by chance: the expectation decides where it is known.
-    checks: list[tuple[str, Sequence[RunReport], Callable[[RunReport], object]]] = [
-        (f"have different δ; {apart}", private, lambda run: run.privacy.delta),
-        (f"protect different units; {apart}", private, lambda run: run.privacy.unit),
-        (
-            f"use different neighbouring relations; {apart}",
-            private,
-            lambda run: run.privacy.relation,
-        ),
-        (
-            "were scored on different held-out text",
-            reports,
-            lambda run: (run.data.source, run.data.held_out_examples, run.utility.final.tokens),
-        ),
+    checks: list[tuple[str, list[object]]] = [
+        (f"have different δ; {apart}", [terms.delta for terms in private]),
+        (f"protect different units; {apart}", [terms.unit for terms in private]),
+        (f"use different neighbouring relations; {apart}", [terms.relation for terms in private]),
+        ("were scored on different held-out text", [*texts]),
     ]
-    notes = [f"The runs {text}." for text, group, key in checks if len(set(map(key, group))) > 1]
+    notes = [f"The runs {text}." for text, values in checks if len(set(values)) > 1]
+    # Sampling makes equal budgets differ by chance: the expectation decides where it is known.
     budgets = [run.cost.expected_gradients or run.cost.gradients for run in reports]
     if max(budgets) > 1.01 * min(budgets):  # by the coins alone, equal budgets differ by as much
         notes.append("The runs had different gradient budgets.")

@@ -1,4 +1,4 @@
-"""Self-contained HTML pages, the privacy statement first."""
+"""Self-contained HTML pages, the privacy statement first: the frame of all, and a run's page."""
 
 from __future__ import annotations
 
@@ -8,10 +8,28 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from plotly.offline import get_plotlyjs
 
-from fedsim.report import tables, wording
-from fedsim.report.comparison import Comparison
-from fedsim.report.plots import comparison_plots, run_plots
-from fedsim.report.schema import RoundMetrics, RunReport, load_metrics, save_report
+from fedsim.report import wording
+from fedsim.report.charts import (
+    UNCOVERED,
+    Axis,
+    Level,
+    Panel,
+    curve,
+    epsilon_panel,
+    start_levels,
+)
+from fedsim.report.plots import plots
+from fedsim.report.schema import (
+    Privacy,
+    RoundMetrics,
+    RunReport,
+    Scores,
+    is_finite,
+    load_metrics,
+    save_report,
+)
+from fedsim.report.style import colour
+from fedsim.report.wording import decimal_text, terms_text
 from fedsim.utils.files import write_atomically
 
 MOST = 1_000  # of those with scores, and as many of the others: more than a screen has columns
@@ -53,7 +71,7 @@ def render_run(report: RunReport, metrics: Sequence[RoundMetrics]) -> str:
     return render_page(
         "run.html.jinja",
         report=report,
-        plots=run_plots(some, report.utility.initial, report.privacy),
+        plots=plots(run_panels(some, report.utility.initial, report.privacy)),
         scored=[line for line in some if line.held_out is not None],
         num_scored=sum(line.held_out is not None for line in metrics),
         num_left_out=len(metrics) - len(some),
@@ -61,16 +79,52 @@ def render_run(report: RunReport, metrics: Sequence[RoundMetrics]) -> str:
     )
 
 
-def render_comparison(comparison: Comparison) -> str:
-    """Return the page of several runs: each one's promise, the table, the plots."""
-    return render_page(
-        "comparison.html.jinja",
-        comparison=comparison,
-        columns=tables.COLUMNS,
-        cells=tables.cells,
-        reading_notes=tables.reading_notes(comparison),
-        plots=comparison_plots(comparison.runs),
-    )
+def run_panels(metrics: Sequence[RoundMetrics], initial: Scores, privacy: Privacy) -> list[Panel]:
+    """Return the panels of one run: held-out loss, ε, top-1 accuracy, cohort size.
+
+    Args:
+        metrics: the lines of `metrics.jsonl`.
+        initial: utility before the first round, drawn as a dashed line.
+        privacy: the promise; its terms stand below the plot of ε. Without a guarantee there is
+            no such plot: an ε on the way to none means nothing.
+    """
+    scored = [(line.round, line.held_out) for line in metrics if line.held_out is not None]
+    trained = [(line.round, line.train_loss) for line in metrics if line.train_loss is not None]
+    epsilons = [(line.round, line.epsilon) for line in metrics if is_finite(line.epsilon)]
+    cohorts = [(line.round, line.units) for line in metrics if line.units is not None]
+    losses = curve("held-out loss", [(at, scores.loss) for at, scores in scored], colour(0))
+    training = [curve("cohort's training loss", trained, width=1)] if trained else []
+    shares = [(at, 100 * scores.accuracy_top1) for at, scores in scored]
+    start = 100 * initial.accuracy_top1
+    panels = [
+        Panel(
+            "loss",
+            "Held-out loss",
+            UNCOVERED + (" The grey line is the training loss of each cohort." if trained else ""),
+            [*training, losses],
+            y=Axis("nats a token"),
+            levels=start_levels([initial.loss]),
+        ),
+        Panel(
+            "accuracy",
+            "Top-1 accuracy",
+            UNCOVERED,
+            [curve("top-1 accuracy", shares, colour(2))],
+            y=Axis("per cent"),
+            levels=[Level(start, f"start {decimal_text(start, 1)} %")] if is_finite(start) else [],
+        ),
+        Panel(
+            "cohort",
+            "Cohort size",
+            f"Units drawn a round. {UNCOVERED}",
+            [curve("cohort size", cohorts, colour(3), width=1.5)],
+            y=Axis("units", from_zero=True),
+        ),
+    ]
+    if epsilons and privacy.epsilon is not None:
+        spent = [curve("ε spent", epsilons, colour(1))]
+        panels.insert(1, epsilon_panel(f"{terms_text(privacy)}.", spent))
+    return panels
 
 
 def render_page(template: str, **values: object) -> str:

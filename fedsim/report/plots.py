@@ -1,4 +1,4 @@
-"""The interactive plots of the pages, as plotly figures in plain data.
+"""Panels as interactive plotly figures in plain data.
 
 Colours of text and grid are left to the page, which follows the reader's light or dark theme.
 Names are escaped: plotly reads a subset of HTML in its texts.
@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import html
 import json
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
 
-from fedsim.report.comparison import ComparedRun, distinct_starts
-from fedsim.report.schema import Privacy, RoundMetrics, Scores, is_finite
-from fedsim.report.style import colour, dash, shorten
-from fedsim.report.wording import NOT_COVERED, decimal_text, terms_text
-
-GREY = "#87909c"  # readable on white and on black
+from fedsim.report.charts import Axis, Panel, Series
+from fedsim.report.style import GREY
 
 
 class Plot(NamedTuple):
@@ -30,146 +27,158 @@ class Plot(NamedTuple):
     figure: dict[str, Any]
 
 
-def run_plots(metrics: Sequence[RoundMetrics], initial: Scores, privacy: Privacy) -> list[Plot]:
-    """Return the plots of one run: held-out loss, ε, top-1 accuracy, cohort size.
+def plots(panels: Iterable[Panel]) -> list[Plot]:
+    """Return a plot for each panel."""
+    return [Plot(panel.key, panel.title, panel.caption, _figure(panel)) for panel in panels]
 
-    Args:
-        metrics: the lines of `metrics.jsonl`.
-        initial: utility before the first round, drawn as a dashed line.
-        privacy: the promise; its terms stand below the plot of ε. Without a guarantee there is
-            no such plot: an ε on the way to none means nothing.
-    """
-    scored = [(line.round, line.held_out) for line in metrics if line.held_out is not None]
-    losses = [(number, scores.loss) for number, scores in scored]
-    accuracies = [(number, 100 * scores.accuracy_top1) for number, scores in scored]
-    trained = [(line.round, line.train_loss) for line in metrics if line.train_loss is not None]
-    epsilons = [(line.round, line.epsilon) for line in metrics if is_finite(line.epsilon)]
-    cohorts = [(line.round, line.units) for line in metrics if line.units is not None]
 
-    loss = base_figure("nats a token")
-    if trained:
-        _line(loss, trained, "cohort's training loss", GREY, width=1)
-    _line(loss, losses, "held-out loss", colour(0))
-    add_start(loss, initial.loss, decimal_text(initial.loss, 2))
-    accuracy = base_figure("per cent")
-    _line(accuracy, accuracies, "top-1 accuracy", colour(2))
-    add_start(
-        accuracy, 100 * initial.accuracy_top1, f"{decimal_text(100 * initial.accuracy_top1, 1)} %"
-    )
-    cohort = base_figure("units")
-    cohort.update_yaxes(rangemode="tozero")
-    _line(cohort, cohorts, "cohort size", colour(3), width=1.5)
-    uncovered = f"{NOT_COVERED[0].upper()}{NOT_COVERED[1:]}."
-    training = " The grey line is the training loss of each cohort." if trained else ""
-    plots = [Plot("loss", "Held-out loss", uncovered + training, plain_data(loss))]
-    if epsilons and privacy.epsilon is not None:
-        spent = base_figure("ε")
-        spent.update_yaxes(rangemode="tozero")
-        _line(spent, epsilons, "ε spent", colour(1))
-        plots.append(
-            Plot("epsilon", "Privacy loss ε spent", f"{terms_text(privacy)}.", plain_data(spent))
+def _figure(panel: Panel) -> dict[str, Any]:
+    figure = go.Figure(layout=_layout(panel))
+    # The unit stands at the top of its axis, where it reads without turning one's head.
+    figure.add_annotation(
+        text=panel.y.label, x=0, y=1, xref="paper", yref="paper", xanchor="left", yanchor="bottom",
+        xshift=-2, yshift=6, showarrow=False,
+    )  # fmt: skip
+    for series in panel.series:
+        if series.band:
+            figure.add_scatter(**_band(series))
+        figure.add_scatter(**_line(panel, series))
+    for cross in panel.crosses:
+        figure.add_scatter(
+            **_places(panel, [(cross.at, cross.value)]),
+            text=[_text(cross.text)],
+            hovertext=[_hover(cross.hover)],
+            hoverinfo="text",
+            mode="markers+text",
+            textposition="middle left" if cross.on_left else "middle right",
+            textfont={"color": cross.colour, "size": 11},
+            marker={"symbol": "x-thin", "size": 8, "line": {"width": 2, "color": cross.colour}},
+            cliponaxis=False,
+            showlegend=False,
         )
-    plots.append(Plot("accuracy", "Top-1 accuracy", uncovered, plain_data(accuracy)))
-    plots.append(
-        Plot("cohort", "Cohort size", f"Units drawn a round. {uncovered}", plain_data(cohort))
-    )
-    return plots
+    add_level = figure.add_vline if panel.rows else figure.add_hline
+    for level in panel.levels:
+        add_level(
+            level.value,
+            line={"color": GREY, "width": 1, "dash": "dash"},
+            annotation={"text": level.text, "font": {"size": 11}},
+            annotation_position="top right",
+        )
+    data: dict[str, Any] = json.loads(figure.to_json())
+    return data
 
 
-def comparison_plots(runs: Sequence[ComparedRun]) -> list[Plot]:
-    """Return held-out loss and, where any run spent one, ε against rounds for all runs."""
-    loss, spent = base_figure("nats a token"), base_figure("ε")
-    spent.update_yaxes(rangemode="tozero")
-    for figure in (loss, spent):
-        figure.update_layout(showlegend=True)
-    for index, run in enumerate(runs):
-        name = html.escape(shorten(run.label, 40))
-        curve = [(point.round, point.loss) for point in run.curve]
-        _line(loss, curve, name, colour(index), style=dash(index))
-        epsilons = [(point.round, point.epsilon) for point in run.curve if is_finite(point.epsilon)]
-        if epsilons and run.privacy.epsilon is not None:
-            _line(spent, epsilons, name, colour(index), style=dash(index))
-    for start in distinct_starts(runs):
-        add_start(loss, start.loss, decimal_text(start.loss, 2))
-    uncovered = f"{NOT_COVERED[0].upper()}{NOT_COVERED[1:]}."
-    plots = [Plot("loss", "Held-out loss", uncovered, plain_data(loss))]
-    if spent.data:
-        terms = ". ".join(f"{run.label}: {terms_text(run.privacy)}" for run in runs)
-        plots.append(Plot("epsilon", "Privacy loss ε spent", f"{terms}.", plain_data(spent)))
-    return plots
-
-
-def base_figure(unit: str, across: str = "round") -> Any:  # noqa: ANN401  (plotly has no types)
-    """Return an empty figure that cannot be zoomed: `unit` above the y axis, `across` below x."""
+def _layout(panel: Panel) -> dict[str, Any]:
     axis = {
         "zeroline": False,
         "showline": False,
         "ticks": "",
         "automargin": True,
         "ticklabelstandoff": 5,
-        "fixedrange": True,
+        "fixedrange": not panel.zoom,
     }
-    figure = go.Figure(layout={"template": "none"})
-    figure.update_layout(
-        height=300,
-        margin={"l": 8, "r": 16, "t": 26, "b": 8},
-        paper_bgcolor="rgba(0,0,0,0)",
-        plot_bgcolor="rgba(0,0,0,0)",
-        font={"family": "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif", "size": 12},
-        showlegend=False,
-        legend={"orientation": "h", "x": 0, "y": -0.27, "yanchor": "top"},
-        hovermode="x unified",
-        xaxis={
-            **axis,
+    title = {"text": panel.x.label, "standoff": 4, "font": {"size": 12}}
+    across = {"showgrid": bool(panel.rows), "title": title, **_scale(panel.x)}
+    up = {"nticks": 6, **_scale(panel.y)}
+    if panel.rows:
+        up = {
+            "range": [len(panel.rows) - 0.5, -0.6],
+            "tickvals": list(range(len(panel.rows))),
+            "ticktext": list(map(_text, panel.rows)),
             "showgrid": False,
-            "title": {"text": across, "standoff": 4, "font": {"size": 12}},
-            "rangemode": "tozero",
-        },
-        yaxis={**axis, "nticks": 6},
-    )
-    # The unit stands at the top of its axis, where it reads without turning one's head.
-    figure.add_annotation(
-        text=unit, x=0, y=1, xref="paper", yref="paper", xanchor="left", yanchor="bottom",
-        xshift=-2, yshift=6, showarrow=False,
-    )  # fmt: skip
-    return figure
+        }
+    height = max(240, 90 + 30 * len(panel.rows)) if panel.rows else 340 if panel.zoom else 300
+    return {
+        "template": "none",
+        "height": height,
+        "margin": {"l": 8, "r": 16, "t": 26, "b": 8},
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "font": {"family": "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif", "size": 12},
+        "showlegend": panel.legend,
+        "legend": {"orientation": "h", "x": 0, "y": -0.27, "yanchor": "top"},
+        "hovermode": "closest" if panel.closest else "x unified",
+        "hoverlabel": {"align": "left"},
+        "xaxis": {**axis, **across},
+        "yaxis": {**axis, **up},
+    }
 
 
-def _line(
-    figure: Any,  # noqa: ANN401
-    points: Iterable[tuple[int, float | None]],
-    name: str,
-    hue: str,
-    *,
-    width: float = 2.5,
-    style: str = "solid",
-) -> None:
-    """Add a curve; an infinite or NaN value is a gap."""
-    pairs = [(number, value if is_finite(value) else None) for number, value in points]
-    few = len(pairs) <= 60  # then marks show where the evaluations are
-    figure.add_scatter(
-        x=[number for number, _ in pairs],
-        y=[value for _, value in pairs],
-        name=name,
-        mode="lines+markers" if few and width > 2 else "lines",
-        line={"color": hue, "width": width, "dash": style},
-        marker={"size": 5},
-        hovertemplate="%{y:.4~g}",
-    )
+def _scale(axis: Axis) -> dict[str, Any]:
+    scale: dict[str, Any] = {"type": "log"} if axis.log else {}
+    if axis.from_zero:
+        scale["rangemode"] = "tozero"
+    if axis.limits is not None:
+        scale["range"] = [math.log10(end) if axis.log else end for end in axis.limits]
+    if axis.ticks:
+        scale["tickvals"] = list(axis.ticks)
+        scale["ticktext"] = [f"{tick:g}" for tick in axis.ticks]
+    return scale
 
 
-def add_start(figure: Any, value: float, text: str) -> None:  # noqa: ANN401
-    """Draw the starting point as a dashed level, if it is finite."""
-    if is_finite(value):
-        figure.add_hline(
-            y=value,
-            line={"color": GREY, "width": 1, "dash": "dash"},
-            annotation={"text": f"start {text}", "font": {"size": 11}},
-            annotation_position="top right",
-        )
+def _line(panel: Panel, series: Series) -> dict[str, Any]:
+    mode = "markers" if panel.rows else "lines+markers" if series.marks else "lines"
+    line = {
+        **_places(panel, [(point.at, point.value) for point in series.points]),
+        **_said(panel, series),
+        "mode": mode,
+        "line": {"color": series.colour, "width": series.width, "dash": series.dash},
+        "marker": {"size": 9 if panel.rows else 7 if series.band else 5, "color": series.colour},
+    }
+    if series.marks and all(point.has_interval for point in series.points):
+        line["error_x" if panel.rows else "error_y"] = {
+            "type": "data",
+            "symmetric": False,
+            "array": [max(0.0, point.high - point.value) for point in series.points],
+            "arrayminus": [max(0.0, point.value - point.low) for point in series.points],
+            "width": 0,
+            "thickness": 1,
+        }
+    return line
 
 
-def plain_data(figure: Any) -> dict[str, Any]:  # noqa: ANN401
-    """Return the figure as plotly's JSON."""
-    data: dict[str, Any] = json.loads(figure.to_json())
-    return data
+def _said(panel: Panel, series: Series) -> dict[str, Any]:
+    """Return the name, and what a pointer shows."""
+    name = _text(series.name)
+    said: dict[str, Any] = {"name": name, "legendgroup": name if series.band else None}
+    if any(point.hover for point in series.points):
+        return {**said, "text": [_hover(p.hover) for p in series.points], "hoverinfo": "text"}
+    if panel.closest:
+        return {**said, "hovertemplate": "(%{x:.4~g}, %{y:.4~g})"}
+    if any(point.has_interval for point in series.points):
+        return said
+    return {**said, "hovertemplate": "%{y:.4~g}"}
+
+
+def _band(series: Series) -> dict[str, Any]:
+    there, back = series.points, series.points[::-1]
+    name = _text(series.name)
+    return {
+        "x": [point.at for point in (*there, *back)],
+        "y": [point.high for point in there] + [point.low for point in back],
+        "text": [_hover(point.hover) for point in (*there, *back)],
+        "name": name,
+        "legendgroup": name,
+        "hoverinfo": "text",
+        "fill": "toself",
+        "fillcolor": f"{series.colour}2b",  # an alpha of a sixth
+        "line": {"width": 0},
+        "mode": "lines",
+        "hoveron": "points",
+        "showlegend": False,
+    }
+
+
+def _places(panel: Panel, pairs: Sequence[tuple[float, float]]) -> dict[str, Any]:
+    ats, values = [at for at, _ in pairs], [value for _, value in pairs]
+    return {"x": values, "y": ats} if panel.rows else {"x": ats, "y": values}
+
+
+def _hover(lines: Sequence[str]) -> str:
+    """Return lines as plotly shows them, the first bold."""
+    first, *others = map(_text, lines)
+    return "<br>".join([f"<b>{first}</b>", *others])
+
+
+def _text(text: str) -> str:
+    return html.escape(text, quote=False)

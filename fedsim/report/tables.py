@@ -1,125 +1,74 @@
-"""A comparison as Markdown, CSV, JSON and a table for the terminal."""
+"""A table of texts, as Markdown and for the terminal, with the numbers behind it as CSV."""
 
 from __future__ import annotations
 
 import csv
 import html
 import io
-from typing import Literal
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 from rich import box
-from rich.table import Table
+from rich import table as rich_table
 from rich.text import Text
 
-from fedsim.report.comparison import Comparison, Row
-from fedsim.report.wording import (
-    NOT_COVERED,
-    NOTHING,
-    TOGETHER,
-    count_text,
-    decimal_text,
-    delta_text,
-    duration_text,
-    epsilon_text,
-    percent_text,
-)
+from fedsim.report.wording import NOT_COVERED
 
-COLUMNS: tuple[tuple[str, Literal["left", "right"]], ...] = (
-    ("run", "left"),
-    ("strategy", "left"),
-    ("held-out loss", "right"),
-    ("perplexity", "right"),
-    ("top-1 accuracy", "right"),
-    ("ε", "right"),
-    ("δ", "right"),
-    ("σ (noise multiplier)", "right"),
-    ("unit", "left"),
-    ("gradients", "right"),
-    ("time", "right"),
-)
-# A terminal has 80 columns: heads as short as the numbers under them.
-TERMINAL_HEADS = ("run", "loss", "ppl", "top-1", "ε", "δ", "σ", "unit", "grads", "time")
 UTILITY_NOTE = f"Loss (nats a token), perplexity, top-1 accuracy and gradients: {NOT_COVERED}."
 
 
-def cells(row: Row) -> list[str]:
-    """Return the row as displayed, a cell for each of `COLUMNS`.
+@dataclass(frozen=True)
+class Table:
+    """A table as it is shown.
 
-    A run without a guarantee has "none" for ε; a starting point, which released nothing, a dash.
+    Attributes:
+        heads: one for each column.
+        rows: cells, as many as there are heads.
+        notes: sentences that have to be read with the table.
+        left: columns whose texts begin at the left; the others are numbers, at the right.
+        dim: rows that stand back.
+        records: the rows as values at full precision, for `csv`; all have the same keys.
     """
-    epsilon = "none" if row.kind == "run" and row.epsilon is None else epsilon_text(row.epsilon)
-    if row.hypothetical:
-        epsilon += " (hypothetical)"
-    return [
-        row.label,
-        row.strategy or NOTHING,
-        "diverged" if row.diverged else decimal_text(row.loss),
-        NOTHING if row.diverged else decimal_text(row.perplexity, 2),
-        NOTHING if row.diverged else percent_text(row.accuracy_top1),
-        epsilon,
-        # A δ without an ε would suggest a guarantee.
-        delta_text(row.delta) if row.epsilon is not None else NOTHING,
-        decimal_text(row.noise_multiplier),
-        row.unit if row.unit is not None and row.epsilon is not None else NOTHING,
-        count_text(row.gradients),
-        NOTHING if row.seconds is None else duration_text(row.seconds),
-    ]
 
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    notes: Sequence[str] = ()
+    left: Collection[int] = (0,)
+    dim: Collection[int] = ()
+    records: Sequence[Mapping[str, object]] = ()
 
-def reading_notes(comparison: Comparison) -> list[str]:
-    """Return what is to be known of every such table."""
-    several = sum(run.privacy.epsilon is not None for run in comparison.runs) > 1
-    return [UTILITY_NOTE, TOGETHER] if several else [UTILITY_NOTE]
+    def markdown(self) -> str:
+        """Return a pipe table, and the notes as a list below it."""
+        rule = [":---" if number in self.left else "---:" for number in range(len(self.heads))]
+        body = [[escape_markdown(cell) for cell in row] for row in self.rows]
+        table = "\n".join(f"| {' | '.join(row)} |" for row in (self.heads, rule, *body))
+        return f"{table}\n\n" + "\n".join(f"- {escape_markdown(n)}" for n in self.notes) + "\n"
 
+    def csv(self) -> str:
+        """Return the records; absent values are empty cells."""
+        stream = io.StringIO()
+        writer = csv.DictWriter(stream, list(self.records[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(self.records)
+        return stream.getvalue()
 
-def to_markdown(comparison: Comparison) -> str:
-    """Return a pipe table with the terms of each ε, and the notes, as a list below it."""
-    head = [name for name, _ in COLUMNS]
-    rule = ["---:" if side == "right" else ":---" for _, side in COLUMNS]
-    body = [[escape_markdown(cell) for cell in cells(row)] for row in comparison.rows]
-    table = "\n".join(f"| {' | '.join(line)} |" for line in (head, rule, *body))
-    lines = [*comparison.captions, *reading_notes(comparison), *comparison.notes]
-    return table + "\n\n" + "\n".join(f"- {escape_markdown(line)}" for line in lines) + "\n"
-
-
-def to_csv(comparison: Comparison) -> str:
-    """Return every field of every row at full precision; absent values are empty cells."""
-    stream = io.StringIO()
-    writer = csv.DictWriter(stream, fieldnames=list(Row.model_fields), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(row.model_dump() for row in comparison.rows)
-    return stream.getvalue()
-
-
-def to_json(comparison: Comparison) -> str:
-    """Return the whole comparison; `Comparison.model_validate_json` reads it back."""
-    return comparison.model_dump_json(indent=2) + "\n"
-
-
-def to_rich(comparison: Comparison) -> Table:
-    """Return a table for the terminal, with the terms of each ε as its caption.
-
-    The strategy stands behind the run's name, where the name does not contain it.
-    """
-    lines = [*comparison.captions, *reading_notes(comparison), *comparison.notes]
-    table = Table(
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        pad_edge=False,
-        caption=Text("\n".join(lines)),
-        caption_justify="left",
-    )
-    sides = [side for name, side in COLUMNS if name != "strategy"]
-    for side, name in zip(sides, TERMINAL_HEADS, strict=True):
-        # Fold: in a narrow terminal a number goes on in the next line and loses no digit.
-        table.add_column(name, justify=side, overflow="fold")
-    for row in comparison.rows:
-        style = "dim" if row.kind == "start" else None
-        # Text, not str: a label is data, and "[red]" in it is not a command.
-        label, strategy, *numbers = cells(row)
-        name = label if row.strategy is None or row.strategy in label else f"{label} ({strategy})"
-        table.add_row(*(Text(cell) for cell in (name, *numbers)), style=style)
-    return table
+    def rich(self) -> rich_table.Table:
+        """Return a table for the terminal, with the notes as its caption."""
+        table = rich_table.Table(
+            box=box.SIMPLE_HEAD,
+            padding=(0, 1, 0, 0),
+            pad_edge=False,
+            caption=Text("\n".join(self.notes)),
+            caption_justify="left",
+        )
+        for number, head in enumerate(self.heads):
+            # Fold: in a narrow terminal a number goes on in the next line and loses no digit.
+            left = number in self.left
+            table.add_column(head, justify="left" if left else "right", overflow="fold")
+        for number, row in enumerate(self.rows):
+            # Text, not str: a label is data, and "[red]" in it is not a command.
+            table.add_row(*map(Text, row), style="dim" if number in self.dim else None)
+        return table
 
 
 def escape_markdown(text: str) -> str:

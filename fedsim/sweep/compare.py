@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fedsim.errors import ConfigError
 from fedsim.report.comparison import Comparison
-from fedsim.report.comparison_folder import write_comparison
+from fedsim.report.folder import write_comparison
 from fedsim.sweep.cells import expand, parse_variation
 from fedsim.sweep.jobs import Job, Outcome, Runner, carry_out, check_folders, one_after_another
 from fedsim.utils.locks import sole_writer

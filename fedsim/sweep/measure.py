@@ -10,7 +10,7 @@ from fedsim.config import with_settings
 from fedsim.errors import ConfigError
 from fedsim.materials import load_materials
 from fedsim.planner.budget import at_budget
-from fedsim.report.measured.lines import Line, Measurement, filled
+from fedsim.report.grid_result import CellResult, GridResult, with_reports
 from fedsim.report.schema import load_report
 from fedsim.report.wording import TOGETHER
 from fedsim.sweep.cells import Cell, Variation
@@ -53,7 +53,7 @@ def measure(
     keys: Sequence[Variation] = (),
     seeds: int = 1,
     runner: Runner = one_after_another,
-) -> Measurement:
+) -> GridResult:
     """Tune and repeat every cell, and return what was found.
 
     Args:
@@ -82,7 +82,7 @@ def measure(
     jobs = sorted((job for of in repeats for job in of), key=lambda job: job.config.seed)
     check_folders(jobs)
     outcomes = carry_out(jobs, out, runner)
-    return Measurement(
+    return GridResult(
         lines=tuple(
             _line(choice, of, outcomes) for choice, of in zip(chosen, repeats, strict=True)
         ),
@@ -116,12 +116,12 @@ def _repeats(cell: Cell, seeds: int, out: Path) -> list[Job]:
     return jobs
 
 
-def _line(choice: Chosen, jobs: Sequence[Job], outcomes: Mapping[str, Outcome]) -> Line:
+def _line(choice: Chosen, jobs: Sequence[Job], outcomes: Mapping[str, Outcome]) -> CellResult:
     cell = choice.cell
     ended = [(job, outcomes[job.name]) for job in jobs]
     failures = [f"{job.name}: {end.reason}" for job, end in ended if not end.has_report]
     stopped = [f"{job.name}: {end.reason}" for job, end in ended if end.ending == "budget spent"]
-    bare = Line(
+    bare = CellResult(
         name=cell.name,
         source=cell.source,
         strategy=cell.config.strategy.name,
@@ -131,7 +131,7 @@ def _line(choice: Chosen, jobs: Sequence[Job], outcomes: Mapping[str, Outcome]) 
         stopped=tuple(stopped),
         failures=tuple([f"{cell.name}: {choice.failure}"] if choice.failure else failures),
     )
-    return filled(bare, [load_report(job.out) for job, end in ended if end.has_report])
+    return with_reports(bare, [load_report(job.out) for job, end in ended if end.has_report])
 
 
 def _positive(text: str) -> float:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fedsim.config import with_settings
 from fedsim.errors import ConfigError
-from fedsim.report.measured.lines import Tuning
+from fedsim.report.grid_result import Tuning
 from fedsim.report.schema import RunReport, load_report
 from fedsim.sweep.cells import Cell, Variation, labels_of, run_name
 from fedsim.sweep.jobs import Job, Outcome, Runner, carry_out

@@ -13,6 +13,7 @@ import tomli_w
 from PIL import Image
 from typer.testing import CliRunner
 
+from fedsim.attacks.charts import attack_chart
 from fedsim.attacks.folder import render_attack
 from fedsim.attacks.schema import AttackReport
 from fedsim.attacks.user_inference import bound_of
@@ -99,6 +100,14 @@ def test_a_page_with_a_guarantee_has_its_terms_and_its_bound(found: dict[str, An
     assert report.bound.auroc is not None
     for words in (f"{report.bound.auroc:.3f}", privacy.relation, "δ = ", "the guarantee's bound"):
         assert words in page.replace("&#39;", "'").replace("\\u0027", "'")
+    ((linear, log),) = attack_chart(report).rows
+    names = ["mean of users", "mean of canaries", "guessing", "the guarantee's bound"]
+    for panel in (linear, log):
+        assert [series.name for series in panel.series] == names
+        curve = report.groups[0].curves[0]
+        assert [point.at for point in panel.series[0].points] == [*curve.false_positive_rates]
+        assert [point.value for point in panel.series[0].points] == [*curve.true_positive_rates]
+    assert (linear.x.log, log.x.log) == (False, True)
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,10 @@ from experiments.browser import Browser, Page, find_browser, open_browser
 from experiments.screenshots import take
 from fedsim.errors import ConfigError
 from fedsim.report.comparison import compare
-from fedsim.report.html import render_comparison, render_run
-from fedsim.report.measured.page import render_measurement
-from tests.unit.report.measurement_samples import grid, line
+from fedsim.report.comparison_page import render_comparison
+from fedsim.report.grid_page import render_grid
+from fedsim.report.html import render_run
+from tests.unit.report.grid_samples import grid, line
 from tests.unit.report.report_samples import metrics, non_private, report
 
 needs_browser = pytest.mark.skipif(
@@ -57,15 +58,15 @@ def _cases() -> dict[str, Case]:
         "run": Case(lambda: render_run(run, lines), "loss", "held-out loss", 4, last, last, loss),
         "comparison": Case(both, "loss", "uls", 4, last, last, loss),
         "grid, privacy": Case(
-            lambda: render_measurement(measured),
+            lambda: render_grid(measured),
             *("epsilon-1", "els", spot.epsilon, spot.loss.mean, spot.loss.mean, mean),
         ),
         "grid, compute": Case(
-            lambda: render_measurement(measured),
+            lambda: render_grid(measured),
             *("budget-1", "els", spot.budget, spot.loss.mean, spot.loss.high, interval),
         ),
         "lines": Case(
-            lambda: render_measurement(alone),
+            lambda: render_grid(alone),
             *("lines", "only", only.mean, 0, 0, f"{only.mean:.4f}"),
         ),
     }

@@ -36,7 +36,7 @@ from fedsim.materials import load_materials
 from fedsim.planner.norms import Norms, draws, random_users
 from fedsim.planner.user_gradients import UserGradients
 from fedsim.planner.variants import tried
-from fedsim.report.measured.lines import Line, Measurement
+from fedsim.report.grid_result import CellResult, GridResult
 from fedsim.sweep.cells import Cell, parse_variation
 
 EPSILONS, GROUP_SIZES, COHORT_SIZES, LARGEST = (1, 8), (1, 2, 4, 8), (16, 32, 64, 128), 256
@@ -88,7 +88,7 @@ def starting_norms(config: Config) -> Norms:
     return Norms(UserGradients(materials, task, users))
 
 
-def complete(measurement: Measurement) -> dict[Key, Line]:
+def complete(measurement: GridResult) -> dict[Key, CellResult]:
     """Return the lines of the budgets below the first of which a run has no finite loss.
 
     Raises:
@@ -110,7 +110,7 @@ def complete(measurement: Measurement) -> dict[Key, Line]:
     return usable
 
 
-def compare(measurement: Measurement, gradient_norm: Callable[[int], float]) -> Compared:
+def compare(measurement: GridResult, gradient_norm: Callable[[int], float]) -> Compared:
     """Return every strategy's sub-optimality on the mean losses, with intervals."""
     lines = complete(measurement)
     sigmas = {(key[0], key[2]): line.noise_multiplier or 0.0 for key, line in lines.items()}
@@ -148,7 +148,7 @@ def standard_errors(by_seed: Mapping[Key, npt.NDArray[np.float64]]) -> dict[floa
     return errors
 
 
-def conditions(measurement: Measurement, norms: Norms) -> list[str]:
+def conditions(measurement: GridResult, norms: Norms) -> list[str]:
     """Return the means, and the conditions of the analysis."""
     task = compare(measurement, norms)
     largest = max(size * cohort for _, size, cohort in task.losses)
@@ -184,12 +184,12 @@ def study(norms: Norms) -> Trained:
     )
 
 
-def _key(line: Line) -> Key:
+def _key(line: CellResult) -> Key:
     settings = line.settings
     return float(settings["epsilon"]), int(settings["group_size"]), int(settings["cohort_size"])
 
 
-def _terms(measurement: Measurement) -> str:
+def _terms(measurement: GridResult) -> str:
     epsilons = ", ".join(dict.fromkeys(line.settings["epsilon"] for line in measurement.lines))
     terms = "; or ".join(dict.fromkeys(line.terms for line in measurement.lines if line.terms))
     return f"each loss is of runs promised ε = {epsilons}; {terms}"

@@ -24,8 +24,8 @@ from experiments.studies.common.series import distinct, draw_rows, pick
 from experiments.studies.common.trained import Trained, base, cell
 from fedsim.materials import load_materials
 from fedsim.planner.weighing import Weighed, weigh
-from fedsim.report.measured.folder import write_measurement
-from fedsim.report.measured.lines import Line, Measurement, interval
+from fedsim.report.folder import write_grid
+from fedsim.report.grid_result import CellResult, GridResult, interval
 from fedsim.sweep.cells import Cell, parse_variation
 
 EPSILONS, BUDGETS = (1, 4, 16, 64), (32, 128, 512)
@@ -80,7 +80,7 @@ class Recommendation(NamedTuple):
     needed: float
 
 
-def compare(weighed: Weighed, uls: Line, els: Line) -> Recommendation:
+def compare(weighed: Weighed, uls: CellResult, els: CellResult) -> Recommendation:
     """Return the recommendation beside two lines whose seeds are the same."""
     complete = len(uls.losses) == len(els.losses) and not (uls.num_diverged or els.num_diverged)
     gaps = [a - b for a, b in zip(uls.losses, els.losses, strict=True)] if complete else []
@@ -101,7 +101,7 @@ def compare(weighed: Weighed, uls: Line, els: Line) -> Recommendation:
     )
 
 
-def recommendations(measurement: Measurement) -> list[Recommendation]:
+def recommendations(measurement: GridResult) -> list[Recommendation]:
     """Return the recommendation of each budget and ε beside its runs."""
     rows = []
     for budget, epsilon in product(
@@ -125,7 +125,7 @@ def counts(rows: Sequence[Recommendation]) -> list[str]:
     ]
 
 
-def picture(measurement: Measurement) -> Figure:
+def picture(measurement: GridResult) -> Figure:
     """Draw loss against ε for each budget, and against the budget for each ε."""
     return draw_rows(
         measurement,
@@ -157,4 +157,4 @@ def run(out: Path, *, quick: bool) -> None:
     """Train both strategies everywhere, and write the study and its report into `out`."""
     STUDY(out, quick=quick)
     text = (out / "measurement.json").read_text(encoding="utf-8")
-    write_measurement(Measurement.model_validate_json(text), out)
+    write_grid(GridResult.model_validate_json(text), out)

@@ -8,21 +8,21 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.studies.common.output import clean, legend, new_figure
-from fedsim.report.measured.lines import Line, Measurement
+from fedsim.report.grid_result import CellResult, GridResult
 from fedsim.report.style import MUTED, colour
 
 
-def distinct(lines: Sequence[Line], key: str) -> list[str]:
+def distinct(lines: Sequence[CellResult], key: str) -> list[str]:
     """Return the values that a setting takes, in order of appearance; "source" is one too."""
     return list(dict.fromkeys(value_of(line, key) for line in lines))
 
 
-def value_of(line: Line, key: str) -> str:
+def value_of(line: CellResult, key: str) -> str:
     """Return a setting as text; "" where a line does not have it."""
     return line.source if key == "source" else line.settings.get(key, "")
 
 
-def pick(lines: Sequence[Line], **settings: str) -> list[Line]:
+def pick(lines: Sequence[CellResult], **settings: str) -> list[CellResult]:
     """Return the lines with these settings."""
     return [
         line
@@ -32,7 +32,7 @@ def pick(lines: Sequence[Line], **settings: str) -> list[Line]:
 
 
 def draw(
-    measurement: Measurement,
+    measurement: GridResult,
     *,
     x: str,
     series: str,
@@ -64,7 +64,7 @@ def draw(
 
 
 def draw_rows(
-    measurement: Measurement, *, series: str, rows: Sequence[tuple[str, str]], title: str
+    measurement: GridResult, *, series: str, rows: Sequence[tuple[str, str]], title: str
 ) -> Figure:
     """Draw several rows of panels, each with the setting of its axis and of its panels."""
     counts = [len(distinct(measurement.lines, panels)) for _, panels in rows]
@@ -78,7 +78,9 @@ def draw_rows(
     return figure
 
 
-def _row(axes: Sequence[Axes], lines: Sequence[Line], x: str, *, series: str, panels: str) -> None:
+def _row(
+    axes: Sequence[Axes], lines: Sequence[CellResult], x: str, *, series: str, panels: str
+) -> None:
     loss = "held-out loss, nats a token"
     for panel, name in zip(axes, distinct(lines, panels), strict=True):
         title = name if panels == "source" else f"{panels} = {name}" if name else ""
@@ -93,7 +95,7 @@ def _row(axes: Sequence[Axes], lines: Sequence[Line], x: str, *, series: str, pa
             panel.axhline(max(starts), color=MUTED, lw=0.8, ls="--", label="starting point")
 
 
-def _note(measurement: Measurement) -> str:
+def _note(measurement: GridResult) -> str:
     terms = [line.terms for line in measurement.lines if line.epsilon is not None]
     return "; or ".join(dict.fromkeys(terms or ["No guarantee"])) + ". Bars: 95 % over seeds."
 
@@ -112,7 +114,7 @@ def _positions(axes: Axes, values: Sequence[str]) -> dict[str, float]:
     return positions
 
 
-def _series(axes: Axes, lines: Mapping[float, Line], label: str, index: int) -> None:
+def _series(axes: Axes, lines: Mapping[float, CellResult], label: str, index: int) -> None:
     good = {at: line.loss for at, line in sorted(lines.items()) if line.loss is not None}
     losses = list(good.values())
     axes.errorbar(

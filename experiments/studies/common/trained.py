@@ -15,8 +15,7 @@ from matplotlib.figure import Figure
 from experiments.studies.common.output import Records, Result, Study, Table
 from fedsim.config import Config, load_config, with_settings
 from fedsim.planner.variants import changed
-from fedsim.report.measured.lines import Measurement
-from fedsim.report.measured.tables import HEADS, captions, cells, records, to_json
+from fedsim.report.grid_result import HEADS, GridResult, captions, cells, records
 from fedsim.sweep.cells import Cell, Variation
 from fedsim.sweep.jobs import Runner, one_after_another
 from fedsim.sweep.measure import measure
@@ -54,9 +53,9 @@ class Trained:
     title: str
     explanation: str | None
     cells: Callable[[bool], Sequence[Cell]]
-    draw: Callable[[Measurement], Figure]
-    notes: Callable[[Measurement], Sequence[str]] = lambda _: ()
-    more: Callable[[Measurement], Mapping[str, Records]] = lambda _: {}
+    draw: Callable[[GridResult], Figure]
+    notes: Callable[[GridResult], Sequence[str]] = lambda _: ()
+    more: Callable[[GridResult], Mapping[str, Records]] = lambda _: {}
     keys: Sequence[Variation] = ()
     quick_keys: Sequence[Variation] = ()
     seeds: int = 3
@@ -80,7 +79,7 @@ class Trained:
             seeds=1 if quick else self.seeds,
             runner=one_after_another if quick else _side_by_side(),
         )
-        write_atomically(out / "measurement.json", to_json(measurement))
+        write_atomically(out / "measurement.json", f"{measurement.model_dump_json(indent=2)}\n")
         tuning = measurement.tuning
         settings = [
             *captions(measurement),

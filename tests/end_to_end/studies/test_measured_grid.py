@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from fedsim.cli.main import app
 from fedsim.errors import ConfigError
-from fedsim.report.measured.lines import Measurement
+from fedsim.report.grid_result import GridResult
 from fedsim.report.schema import load_report
 from tests.conftest import small_config
 
@@ -52,8 +52,8 @@ def measured(configs: Path) -> Path:
     return out
 
 
-def read(out: Path) -> Measurement:
-    return Measurement.model_validate_json((out / "comparison.json").read_text(encoding="utf-8"))
+def read(out: Path) -> GridResult:
+    return GridResult.model_validate_json((out / "comparison.json").read_text(encoding="utf-8"))
 
 
 def test_every_line_has_its_seeds_and_the_better_setting(measured: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from experiments.studies.charles_2024 import gradient_diversity, tradeoffs
 from experiments.studies.charles_2024.tradeoffs import Recommendation
 from experiments.studies.common import trained
-from fedsim.report.measured.lines import Measurement
+from fedsim.report.grid_result import GridResult
 from tests.conftest import small_config
 from tests.end_to_end.commands import fedsim
 from tests.end_to_end.studies.test_studies import TRAINED
@@ -58,7 +58,7 @@ def quick(name: str, out: Path) -> tuple[list[dict[str, str]], str]:
 def test_a_quick_run_leaves_table_picture_and_runs(name: str, tmp_path: Path) -> None:
     rows, page = quick(name, tmp_path)
     text = (tmp_path / "measurement.json").read_text(encoding="utf-8")
-    measurement = Measurement.model_validate_json(text)
+    measurement = GridResult.model_validate_json(text)
     assert len(rows) == len(measurement.lines) > 0
     assert [line.failures for line in measurement.lines if line.failures] == []
     assert all(line.loss is not None for line in measurement.lines)

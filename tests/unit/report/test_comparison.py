@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import itertools
 import json
 import math
 from pathlib import Path
@@ -16,12 +15,20 @@ from PIL import Image
 from rich.console import Console
 
 from fedsim.errors import ConfigError
-from fedsim.report.comparison import Comparison, compare, unique_labels
-from fedsim.report.comparison_folder import write_comparison
-from fedsim.report.pictures import draw_comparison
+from fedsim.report.comparison import (
+    HEADS,
+    Comparison,
+    cells,
+    compare,
+    comparison_table,
+    terminal_table,
+    unique_labels,
+)
+from fedsim.report.comparison_page import comparison_chart
+from fedsim.report.folder import write_comparison
+from fedsim.report.pictures import draw
 from fedsim.report.schema import Utility
-from fedsim.report.style import shorten, spread
-from fedsim.report.tables import COLUMNS, cells, to_csv, to_json, to_markdown, to_rich
+from fedsim.report.style import shorten
 from tests.unit.report.report_samples import (
     metrics,
     non_private,
@@ -51,7 +58,7 @@ def three(**changes: object) -> Comparison:
 
 def lines_of(comparison: Comparison, width: int = 200) -> str:
     console = Console(file=io.StringIO(), width=width)
-    console.print(to_rich(comparison))
+    console.print(terminal_table(comparison).rich())
     file = console.file
     assert isinstance(file, io.StringIO)
     return file.getvalue()
@@ -81,7 +88,7 @@ def test_each_distinct_start_has_one_row_that_names_its_runs() -> None:
 
 
 def test_every_run_has_the_terms_of_its_epsilon() -> None:
-    for text in (to_markdown(three()), lines_of(three())):
+    for text in (comparison_table(three()).markdown(), lines_of(three())):
         for terms in (
             "uls: ε at δ = 1e-5; unit: user; neighbouring relation: add or remove one user; "
             "sampler: Poisson over users; accountant: pld",
@@ -119,7 +126,7 @@ def test_different_held_out_text_and_budgets_are_noted() -> None:
 
 def test_csv_keeps_full_precision_and_any_label() -> None:
     comparison = compare([(HOSTILE, report(), metrics())])
-    start, run = csv.DictReader(io.StringIO(to_csv(comparison)))
+    start, run = csv.DictReader(io.StringIO(comparison_table(comparison).csv()))
     assert run["label"] == HOSTILE
     assert float(run["perplexity"]) == math.exp(2.4)
     assert (run["epsilon"], run["delta"], run["relation"]) == (
@@ -132,15 +139,15 @@ def test_csv_keeps_full_precision_and_any_label() -> None:
 
 def test_json_reads_back_as_the_same_comparison() -> None:
     comparison = three()
-    assert Comparison.model_validate_json(to_json(comparison)) == comparison
+    assert Comparison.model_validate_json(comparison.model_dump_json()) == comparison
 
 
 def test_a_markdown_cell_cannot_be_left() -> None:
-    text = to_markdown(compare([(HOSTILE, report(), metrics())]))
+    text = comparison_table(compare([(HOSTILE, report(), metrics())])).markdown()
     table = text.split("\n\n")[0].split("\n")
     assert len(table) == 4
     for line in table:
-        assert line.replace("\\|", "").count("|") == len(COLUMNS) + 1
+        assert line.replace("\\|", "").count("|") == len(HEADS) + 1
     assert "<script" not in text
 
 
@@ -169,37 +176,41 @@ def test_unique_labels_are_unique_and_the_first_of_each_name_keeps_it(names: lis
         assert labels[names.index(name)] == name
 
 
-@given(st.lists(st.floats(-10, 10), max_size=8), st.floats(0.01, 5))
-def test_spread_keeps_order_centre_and_distance(positions: list[float], gap: float) -> None:
-    placed = spread(positions, gap)
-    pairs = sorted(zip(positions, placed, strict=True))
-    heights = sorted(placed)
-    assert all(b - a >= gap - 1e-9 for a, b in itertools.pairwise(heights))
-    assert [p for _, p in pairs] == heights or len(set(positions)) < len(positions)
-    assert sum(placed) == pytest.approx(sum(positions), abs=1e-8)
-
-
 def test_shorten_cuts_with_an_ellipsis() -> None:
     assert shorten("a\nb", 5) == "a b"
     assert shorten("abcdefgh", 5) == "abcd…"
 
 
 def test_the_picture_is_1600_by_700_and_grows_with_its_runs() -> None:
-    few = Image.open(io.BytesIO(draw_comparison(three())))
+    few = Image.open(io.BytesIO(draw(comparison_chart(three()))))
     many = compare([(f"run {i}", report(), metrics()) for i in range(9)])
     assert few.size == (1600, 700)
     assert len(few.convert("RGB").getcolors(1_600 * 700) or []) > 100
-    width, height = Image.open(io.BytesIO(draw_comparison(many))).size
+    width, height = Image.open(io.BytesIO(draw(comparison_chart(many)))).size
     assert (width, height > 700) == (1600, True)
+
+
+def test_the_picture_holds_every_curve_and_every_perplexity_with_its_epsilon() -> None:
+    ((loss, perplexity),) = comparison_chart(three()).rows
+    for series, run in zip(loss.series, three().runs, strict=True):
+        assert series.name == run.label
+        assert [(p.at, p.value) for p in series.points] == [(p.round, p.loss) for p in run.curve]
+    assert [level.text for level in loss.levels] == ["start 3.30"]
+    assert perplexity.rows == [
+        "uls · 11.0 · ε = 8.00",
+        "els · 11.0 · ε = 8.00",
+        "plain · 11.0 · no guarantee",
+    ]
+    assert [one.points[0].value for one in perplexity.series] == [math.exp(2.4)] * 3
 
 
 def test_the_picture_survives_divergence_empty_curves_and_hostile_labels() -> None:
     lost = scores(3.0).model_copy(update={"loss": math.nan, "perplexity": math.inf})
     utility = Utility(initial=lost, final=lost)
     comparison = compare([(HOSTILE, report(utility=utility), ()), ("b", report(), ())])
-    assert Image.open(io.BytesIO(draw_comparison(comparison))).size == (1600, 700)
+    assert Image.open(io.BytesIO(draw(comparison_chart(comparison)))).size == (1600, 700)
     alone = compare([("only", report(utility=utility), ())])
-    assert Image.open(io.BytesIO(draw_comparison(alone))).size == (1600, 700)
+    assert Image.open(io.BytesIO(draw(comparison_chart(alone)))).size == (1600, 700)
 
 
 def test_the_folder_holds_five_forms_and_equal_titles_are_numbered(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ from plotly.offline import get_plotlyjs
 
 from fedsim.errors import ConfigError
 from fedsim.report.comparison import compare
-from fedsim.report.html import render_comparison, render_run, write_reports
+from fedsim.report.comparison_page import render_comparison
+from fedsim.report.html import render_run, write_reports
 from fedsim.report.schema import RunReport, Utility
 from tests.unit.report.report_samples import (
     metrics,

@@ -24,28 +24,28 @@ from experiments.studies.charles_2024.estimate_and_double_text import (
     standard_errors,
 )
 from fedsim.errors import ConfigError
-from fedsim.report.measured.lines import Measurement
-from tests.unit.report.measurement_samples import line
+from fedsim.report.grid_result import GridResult
+from tests.unit.report.grid_samples import line
 
 SPLITS = [(1, 16), (1, 32), (1, 64), (2, 16), (2, 32), (4, 16)]
 
 
 def measured(
     losses: dict[tuple[int, int], list[float]], epsilons: tuple[str, ...] = ("1", "8")
-) -> Measurement:
+) -> GridResult:
     lines = [
         line(losses=of, epsilon=epsilon, group_size=str(size), cohort_size=str(cohort))
         for epsilon in epsilons
         for (size, cohort), of in losses.items()
     ]
-    return Measurement(lines=tuple(lines), seeds=(0, 1))
+    return GridResult(lines=tuple(lines), seeds=(0, 1))
 
 
 def alike(_size: int) -> float:
     return 1.0
 
 
-def by_noise(spread: float) -> Measurement:
+def by_noise(spread: float) -> GridResult:
     """Losses that fall with M: two seeds at a distance, and a share of `spread` that is not."""
     signs = dict(zip(SPLITS, (1, -1, 1, -1, 1, -1), strict=True))
     return measured(
@@ -81,7 +81,7 @@ def test_what_a_seed_shares_is_no_spread() -> None:
 
 
 def test_the_interval_is_as_wide_as_the_seeds_differ() -> None:
-    def width(measurement: Measurement) -> float:
+    def width(measurement: GridResult) -> float:
         interval = compare(measurement, alike).spread.interval(chosen(MAX_GROUP))
         return interval.high - interval.low
 

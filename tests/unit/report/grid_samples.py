@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from fedsim.report.measured.lines import Line, Measurement, Tuning, interval
+from fedsim.report.grid_result import CellResult, GridResult, Tuning, interval
 from fedsim.report.wording import terms_text
 from tests.unit.report.report_samples import non_private, privacy
 
@@ -19,10 +19,10 @@ def line(
     promised: bool = True,
     failures: tuple[str, ...] = (),
     **settings: str,
-) -> Line:
+) -> CellResult:
     """Return a line of seeds 0, 1, …; without losses, of runs of which none ended."""
     name = ",".join([source, *(f"{key}={value}" for key, value in settings.items())])
-    bare = Line(
+    bare = CellResult(
         name=name, source=source, strategy="uls", settings=settings, chosen={}, failures=failures
     )
     if not losses:
@@ -30,7 +30,7 @@ def line(
     epsilon = 0.9995 * float(settings.get("epsilon", 8))
     promise = privacy(epsilon=epsilon) if promised else non_private()
     good = [loss for loss in losses if math.isfinite(loss)]
-    return Line.model_validate(
+    return CellResult.model_validate(
         {
             **dict(bare),
             "chosen": {"learning_rate": "0.1"},
@@ -55,7 +55,7 @@ def line(
     )
 
 
-def grid() -> Measurement:
+def grid() -> GridResult:
     """Return 3 configs x 3 ε x 2 budgets: one line failed, one diverged, one in part."""
     lines = []
     for number, source in enumerate(("uls", "els", "plain")):
@@ -93,4 +93,4 @@ def grid() -> Measurement:
         tried={one.name: {"0.1": 3.0, "1": math.nan} for one in lines},
         statement="learning_rate chosen for each line by held-out loss.",
     )
-    return Measurement(lines=tuple(lines), seeds=(0, 1, 2), tuning=tuning, notes=("Together.",))
+    return GridResult(lines=tuple(lines), seeds=(0, 1, 2), tuning=tuning, notes=("Together.",))

@@ -12,67 +12,83 @@ from PIL import Image
 from plotly.offline import get_plotlyjs
 
 from fedsim.accounting.statement import noise_terms
-from fedsim.report.measured.lines import Line, Measurement
-from fedsim.report.measured.page import promises, render_measurement, runs, tried
-from fedsim.report.measured.panels import charts, limits, trouble
-from fedsim.report.measured.picture import draw_measurement
-from fedsim.report.measured.plots import hover_text, measurement_plots
-from tests.unit.report.measurement_samples import BUDGETS, EPSILONS, grid, line
+from fedsim.report.grid_charts import (
+    grid_chart,
+    grid_panels,
+    hover_lines,
+    loss_limits,
+    problem_text,
+    slices,
+)
+from fedsim.report.grid_page import promises, render_grid, runs, trial_rows
+from fedsim.report.grid_result import CellResult, GridResult
+from fedsim.report.pictures import draw
+from fedsim.report.plots import plots
+from tests.unit.report.grid_samples import BUDGETS, EPSILONS, grid, line
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(1)>$x_"
 TERMS = "unit: user; neighbouring relation: add or remove one user; sampler: Poisson over users"
 
 
-def of(*lines: Line) -> Measurement:
-    return Measurement(lines=lines, seeds=(0, 1, 2))
+def of(*lines: CellResult) -> GridResult:
+    return GridResult(lines=lines, seeds=(0, 1, 2))
 
 
-def own(measurement: Measurement) -> str:
-    return render_measurement(measurement).replace(get_plotlyjs(), "")
+def own(measurement: GridResult) -> str:
+    return render_grid(measurement).replace(get_plotlyjs(), "")
 
 
-def traces(measurement: Measurement) -> list[dict[str, Any]]:
+def traces(measurement: GridResult) -> list[dict[str, Any]]:
     """Return all that plotly draws, as the page holds it."""
     found = re.findall(r'json" id="figure-[^"]*">(.*?)</script>', own(measurement))
     return [trace for figure in found for trace in json.loads(figure)["data"]]
 
 
-def test_charts_are_over_what_varies_with_a_panel_for_each_value_of_the_other() -> None:
-    over_epsilon, over_budget = charts(grid())
-    assert [panel.held for panel in over_epsilon.panels] == [
+def test_panels_are_over_what_varies_one_for_each_value_of_the_other() -> None:
+    over_epsilon, over_budget = grid_panels(grid())
+    assert [panel.title for panel in over_epsilon.panels] == [
         f"{budget} gradients a round" for budget in BUDGETS
     ]
-    assert [panel.held for panel in over_budget.panels] == [f"ε = {value}" for value in EPSILONS]
+    assert [panel.title for panel in over_budget.panels] == [f"ε = {value}" for value in EPSILONS]
     one_budget = of(*(one for one in grid().lines if one.settings["budget"] == "32"))
-    (only,) = charts(one_budget)
-    assert (only.axis, len(only.panels)) == ("epsilon", 1)
-    assert charts(of(line("a"), line("b"))) == []
+    (only,) = grid_panels(one_budget)
+    assert (only.title, len(only.panels)) == ("Privacy and loss", 1)
+    (rows,) = grid_panels(of(line("a"), line("b")))
+    assert [panel.rows for panel in rows.panels] == [["a, ε = 8.00", "b, ε = 8.00"]]
 
 
 def test_every_line_is_in_every_chart() -> None:
-    for chart in charts(grid()):
+    for over in ("epsilon", "budget"):
         placed = [
-            spot.line.name
-            for panel in chart.panels
-            for series in panel.series
-            for spot in series.spots
+            place.line.name
+            for part in slices(grid().lines, over)
+            for curve in part.curves
+            for place in curve.places
         ]
         assert sorted(placed) == sorted(one.name for one in grid().lines)
 
 
 def test_a_line_to_which_the_grid_gave_no_epsilon_is_in_every_panel() -> None:
     lines = (line("a", epsilon="1"), line("a", epsilon="4"), line("plain", promised=False))
-    (chart,) = charts(of(*lines))
-    (panel,) = chart.panels
-    level = next(series for series in panel.series if series.label == "plain")
+    (part,) = slices(lines, "epsilon")
+    level = next(curve for curve in part.curves if curve.label == "plain")
     assert level.level
-    assert len(level.spots) == 1
+    assert len(level.places) == 1
 
 
 def test_other_settings_are_series_of_their_own() -> None:
     lines = [line("a", epsilon=e, group_size=k) for e in ("1", "4") for k in ("2", "8")]
-    (chart,) = charts(of(*lines))
-    assert chart.labels == ["a, group_size = 2", "a, group_size = 8"]
+    (group,) = grid_panels(of(*lines))
+    (panel,) = group.panels
+    assert [series.name for series in panel.series] == ["a, group_size = 2", "a, group_size = 8"]
+
+
+def test_the_picture_has_the_panels_of_the_page() -> None:
+    chart = grid_chart(grid())
+    assert [panel for row in chart.rows for panel in row] == [
+        panel for group in grid_panels(grid()) for panel in group.panels
+    ]
+    assert [len(row) for row in chart.rows] == [len(BUDGETS), len(EPSILONS)]
 
 
 def test_the_points_are_the_measurements_numbers() -> None:
@@ -109,10 +125,10 @@ def test_what_failed_or_diverged_is_a_cross_that_says_so() -> None:
 def test_what_blew_up_is_marked_and_does_not_flatten_the_others() -> None:
     blown = line("blown", losses=(1e9, 2e9))
     lines = (line("a"), blown)
-    low, high = limits(lines)
+    low, high = loss_limits(lines)
     assert 2.5 < low < 3.0 < 3.3 < high < 4.0
-    assert trouble(blown, (low, high)) == "loss 1.5e+09"
-    assert trouble(line("a"), (low, high)) == ""
+    assert problem_text(blown, (low, high)) == "loss 1.5e+09"
+    assert problem_text(line("a"), (low, high)) == ""
 
 
 def test_runs_keep_their_seeds_where_one_failed() -> None:
@@ -138,7 +154,7 @@ def test_an_epsilon_is_never_without_its_terms() -> None:
     assert first < page.index("<table", body) < page.index('class="plot"', body)
     for figure in re.findall(r"<figure.*?</figure>", page, re.DOTALL):
         assert f"uls: ε at δ = 1e-5; {TERMS}; accountant: pld; {noise_terms('seeded')}." in figure
-    hovered = hover_text(next(one for one in grid().lines if one.loss and one.epsilon))
+    hovered = hover_lines(next(one for one in grid().lines if one.loss and one.epsilon))
     assert all(part in hovered for part in (*TERMS.split("; "), "ε at δ = 1e-5", "ε = 1.00"))
 
 
@@ -152,11 +168,11 @@ def test_a_hypothetical_epsilon_is_called_so() -> None:
 def test_nothing_that_ran_promises_nothing() -> None:
     failed = of(line("a", losses=(), failures=("a,seed=0: no",)))
     assert "nothing is promised" in own(failed)
-    assert Image.open(io.BytesIO(draw_measurement(failed))).size[0] == 1600
+    assert Image.open(io.BytesIO(draw(grid_chart(failed)))).size[0] == 1600
 
 
 def test_tuning_shows_what_was_tried_and_chosen() -> None:
-    heads, rows = tried(grid())
+    heads, rows = trial_rows(grid())
     assert heads == ["0.1", "1"]
     assert dict(rows)["els,epsilon=4,budget=32"] == ["3.0000 (chosen)", "failed or diverged"]
     page = own(grid())
@@ -178,10 +194,10 @@ def test_names_are_text_in_the_page_and_in_the_plots() -> None:
 
 
 def test_the_pictures_grow_with_their_panels_and_survive_any_name() -> None:
-    both = Image.open(io.BytesIO(draw_measurement(grid()))).size
-    alone = Image.open(io.BytesIO(draw_measurement(of(line(HOSTILE), line("_b")))))
+    both = Image.open(io.BytesIO(draw(grid_chart(grid())))).size
+    alone = Image.open(io.BytesIO(draw(grid_chart(of(line(HOSTILE), line("_b"))))))
     hostile = [line(HOSTILE, epsilon=value) for value in ("1", "4")]
-    one = Image.open(io.BytesIO(draw_measurement(of(*hostile)))).size
+    one = Image.open(io.BytesIO(draw(grid_chart(of(*hostile))))).size
     assert both[0] == alone.size[0] == one[0] == 1600
     assert both[1] > one[1]
     assert len(alone.convert("RGB").getcolors(2_000_000) or []) > 100
@@ -189,7 +205,7 @@ def test_the_pictures_grow_with_their_panels_and_survive_any_name() -> None:
 
 def test_plots_can_be_zoomed() -> None:
     for measurement in (grid(), of(line("a"))):
-        for group in measurement_plots(measurement):
-            for plot in group.plots:
+        for group in grid_panels(measurement):
+            for plot in plots(group.panels):
                 assert plot.figure["layout"]["xaxis"]["fixedrange"] is False
                 assert plot.figure["layout"]["yaxis"]["fixedrange"] is False

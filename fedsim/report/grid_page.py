@@ -5,10 +5,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from fedsim.report.grid_charts import UNCOVERED, grid_panels
+from fedsim.report.grid_result import (
+    INTERVAL_NOTE,
+    CellResult,
+    GridResult,
+    grid_table,
+    terms,
+)
 from fedsim.report.html import render_page
-from fedsim.report.measured.lines import Line, Measurement
-from fedsim.report.measured.plots import UNCOVERED, measurement_plots
-from fedsim.report.measured.tables import HEADS, INTERVAL_NOTE, cells, terms
+from fedsim.report.plots import plots
 from fedsim.report.tables import UTILITY_NOTE
 from fedsim.report.wording import NO_GUARANTEE, NOTHING, decimal_text, delta_text, epsilon_text
 
@@ -30,42 +36,41 @@ class Promise:
     facts: tuple[tuple[str, str], ...]
 
 
-def render_measurement(measurement: Measurement) -> str:
+def render_grid(result: GridResult) -> str:
     """Return a page that opens offline, as those of `fedsim.report.html`."""
     return render_page(
-        "measurement.html.jinja",
-        measurement=measurement,
-        promises=promises(measurement),
-        heads=HEADS,
-        cells=cells,
-        terms=terms(measurement),
+        "grid.html.jinja",
+        result=result,
+        promises=promises(result),
+        table=grid_table(result),
+        terms=terms(result),
         notes=(INTERVAL_NOTE, UTILITY_NOTE),
-        groups=measurement_plots(measurement),
+        groups=[(group, plots(group.panels)) for group in grid_panels(result)],
         uncovered=UNCOVERED,
-        tried=tried(measurement),
-        runs=[run for line in measurement.lines for run in runs(line)],
-        failures=[reason for line in measurement.lines for reason in line.failures],
+        tried=trial_rows(result),
+        runs=[run for line in result.lines for run in runs(line)],
+        failures=[reason for line in result.lines for reason in line.failures],
     )
 
 
-def promises(measurement: Measurement) -> list[Promise]:
+def promises(result: GridResult) -> list[Promise]:
     """Return what each config promises; lines of which no run ended promise nothing."""
-    alike: dict[tuple[object, ...], list[Line]] = {}
-    for line in measurement.lines:
+    alike: dict[tuple[object, ...], list[CellResult]] = {}
+    for line in result.lines:
         if line.losses:
             key = (line.source, line.terms, line.delta, line.hypothetical)
             alike.setdefault(key, []).append(line)
     return [_promise(lines) for lines in alike.values()]
 
 
-def tried(measurement: Measurement) -> tuple[list[str], list[tuple[str, list[str]]]]:
+def trial_rows(result: GridResult) -> tuple[list[str], list[tuple[str, list[str]]]]:
     """Return the settings that tuning tried, and for each line the loss that each one gave."""
-    if measurement.tuning is None:
+    if result.tuning is None:
         return [], []
-    table = measurement.tuning.tried
+    table = result.tuning.tried
     heads = list(dict.fromkeys(setting for losses in table.values() for setting in losses))
     rows = []
-    chosen = {line.name: ", ".join(line.chosen.values()) for line in measurement.lines}
+    chosen = {line.name: ", ".join(line.chosen.values()) for line in result.lines}
     for name, losses in table.items():
         row = []
         for setting in heads:
@@ -75,7 +80,7 @@ def tried(measurement: Measurement) -> tuple[list[str], list[tuple[str, list[str
     return heads, rows
 
 
-def runs(line: Line) -> list[tuple[str, str]]:
+def runs(line: CellResult) -> list[tuple[str, str]]:
     """Return every run of a line and its loss, then what failed."""
     ended = [
         (f"{line.name},seed={seed}", "diverged" if not math.isfinite(loss) else f"{loss:.4f}")
@@ -84,12 +89,12 @@ def runs(line: Line) -> list[tuple[str, str]]:
     return [*ended, *((line.name, f"failed: {reason}") for reason in line.failures)]
 
 
-def _promise(lines: list[Line]) -> Promise:
+def _promise(lines: list[CellResult]) -> Promise:
     first = lines[0]
     if first.epsilon is None:
         sampler = ("Sampler", first.sampler or NOTHING)
         return Promise(first.source, NO_GUARANTEE, guaranteed=False, facts=(sampler,))
-    # Without a guarantee is a line of its own terms: whoever is here has an ε.
+    # Lines without a guarantee have other terms: all of these have an ε.
     values = sorted({line.epsilon for line in lines if line.epsilon is not None})
     texts = ", ".join(dict.fromkeys(epsilon_text(value) for value in values))
     headline = f"ε = {texts} at δ = {delta_text(first.delta)} for each {first.unit}"

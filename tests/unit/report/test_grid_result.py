@@ -7,8 +7,15 @@ import math
 import numpy as np
 import pytest
 
-from fedsim.report.measured.lines import Interval, Line, Measurement, Tuning, interval
-from fedsim.report.measured.tables import captions, to_csv, to_json, to_markdown
+from fedsim.report.grid_result import (
+    CellResult,
+    GridResult,
+    Interval,
+    Tuning,
+    captions,
+    grid_table,
+    interval,
+)
 
 
 def test_the_interval_is_students() -> None:
@@ -33,8 +40,8 @@ def test_the_interval_covers_at_its_rate() -> None:
     assert abs(covered - 0.95) < 4 * math.sqrt(0.95 * 0.05 / 4_000)
 
 
-def _measurement() -> Measurement:
-    bad = Line(
+def _measurement() -> GridResult:
+    bad = CellResult(
         name="b",
         source="uls",
         strategy="uls",
@@ -42,7 +49,7 @@ def _measurement() -> Measurement:
         chosen={},
         failures=("b,seed=0: RuntimeError: no",),
     )
-    good = Line(
+    good = CellResult(
         name="a",
         source="uls",
         strategy="uls",
@@ -62,11 +69,11 @@ def _measurement() -> Measurement:
         num_diverged=1,
     )
     tuning = Tuning(keys=("rate",), runs=4, gradients=10, seconds=1.0, tried={}, statement="Said.")
-    return Measurement(lines=(good, bad), seeds=(0, 1, 2), tuning=tuning, notes=("Note.",))
+    return GridResult(lines=(good, bad), seeds=(0, 1, 2), tuning=tuning, notes=("Note.",))
 
 
 def test_what_diverged_and_what_failed_is_shown() -> None:
-    page = to_markdown(_measurement())
+    page = grid_table(_measurement()).markdown()
     assert "3, 1 diverged" in page
     assert "0, 1 failed" in page
     assert "Failed: b,seed=0: RuntimeError: no" in page
@@ -87,9 +94,9 @@ def test_runs_that_stopped_early_and_trials_that_failed_are_said() -> None:
 
 def test_json_reads_back_and_csv_has_every_line() -> None:
     measurement = _measurement()
-    text = to_json(measurement)
-    assert to_json(Measurement.model_validate_json(text)) == text
-    rows = to_csv(measurement).splitlines()
+    text = measurement.model_dump_json()
+    assert GridResult.model_validate_json(text).model_dump_json() == text
+    rows = grid_table(measurement).csv().splitlines()
     assert len(rows) == 3
     assert "set.budget" in rows[0]
     assert "nan" in rows[1]

@@ -13,6 +13,7 @@ from fedsim.config import Config
 from fedsim.errors import ConfigError
 from fedsim.materials import Materials
 from fedsim.report.schema import load_report
+from fedsim.runner.tracking import epsilon_terms
 from fedsim.strategy import build_plan
 from tests.conftest import small_config
 
@@ -33,6 +34,17 @@ def test_the_noise_keeps_epsilon_by_the_black_box(speeches: Path, materials: Mat
     assert tight.noise_multiplier == els.noise_multiplier < black.noise_multiplier
     assert black.pool.tolist() == els.pool.tolist()
     assert (black.sampling, black.clip, black.units_per_user) == (els.sampling, els.clip, 3)
+
+
+def test_every_epsilon_of_a_run_names_the_accountant_that_gave_it(
+    speeches: Path, materials: Materials
+) -> None:
+    """The accountant is the strategy's own where the config names none."""
+    for accountant in (None, "mixture"):
+        config = config_for(speeches, {}, accountant=accountant)
+        terms = epsilon_terms(build_plan(config, materials), config)
+        assert f"{accountant or 'group-privacy'} accountant" in terms
+        assert "δ = 0.001, for one user, add-or-remove-one user, Poisson sampling of ex" in terms
 
 
 def test_one_record_a_user_costs_the_same_either_way(speeches: Path, materials: Materials) -> None:

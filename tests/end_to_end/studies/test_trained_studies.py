@@ -13,8 +13,8 @@ from experiments.studies.common import trained
 from experiments.studies.common.verdicts import Verdict, sentences
 from fedsim.report.measured.lines import Interval, Measurement
 from tests.conftest import small_config
-from tests.end_to_end.commands import fedsim
 from tests.end_to_end.studies.test_studies import TRAINED
+from tests.helpers.commands import fedsim
 
 MORE = {"estimate-and-double-text": "suboptimality.csv", "tradeoffs": "comparison.md"}
 

@@ -126,6 +126,8 @@ def _failed(tests: Sequence[str], tree: Path) -> set[str]:
 
         os.chdir(tree)
         os.environ |= {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
+        for name in [name for name in sys.modules if name.partition(".")[0] == "tests"]:
+            del sys.modules[name]  # this machinery's own package, of another tree
         sys.path[:] = [str(tree), *(path for path in sys.path if Path(path) != ROOT)]
         options = ["-q", *OPTIONS, "--tb=no", "-rfE", f"--basetemp={folder / 'tmp'}"]
         return int(pytest.main([*options, *tests]))

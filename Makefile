@@ -50,10 +50,11 @@ coverage: $(VENV)/.installed-dev
 	$(BIN)/coverage html --quiet --fail-under 0
 	$(BIN)/coverage report
 
-# Fails where a protection can go, or something can be changed, that no test notices.
+# Fails where a protection can go that no test notices; then lists the changes that none notices.
 mutation: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.mutation pitfalls
-	$(BIN)/python -m tests.mutation mutants
+	$(BIN)/mutmut run
+	$(BIN)/mutmut results
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedsim needs Python 3.11 or newer")'
@@ -73,4 +74,4 @@ $(VENV)/.installed-docs: $(VENV)/.installed
 
 clean:
 	rm -rf $(VENV) $(VENV)-oldest runs build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache \
-		.coverage .coverage.* htmlcov
+		.coverage .coverage.* htmlcov mutants

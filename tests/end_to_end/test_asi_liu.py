@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from fedsim.accounting.ledger import Ledger
-from fedsim.cli.main import main
 from fedsim.report.schema import load_report
-from tests.conftest import small_config
+from tests.helpers.commands import Done, fedsim, write_config
 
 STRATEGY: dict[str, Any] = {
     "name": "asi-liu",
@@ -22,35 +21,20 @@ STRATEGY: dict[str, Any] = {
 PRIVACY = {"noise_multiplier": None, "epsilon": 200.0}  # 24 users are few for the test
 
 
-def run(
-    speeches: Path, out: Path, monkeypatch: pytest.MonkeyPatch, *options: str, resume: bool = False
-) -> int | str | None:
-    config = out.with_suffix(".toml")
-    config.write_text(
-        small_config(speeches, strategy=STRATEGY, privacy=PRIVACY).to_toml(), encoding="utf-8"
-    )
+def run(speeches: Path, out: Path, *options: str, resume: bool = False) -> Done:
+    path = out.with_suffix(".toml")
+    config = write_config(path, speeches, strategy=STRATEGY, privacy=PRIVACY)
     sets = [part for option in options for part in ("--set", option)]
-    taken_up = ["--resume"] if resume else []
-    monkeypatch.setattr(
-        "sys.argv", ["fedsim", "run", str(config), "--out", str(out), *sets, *taken_up]
-    )
-    with pytest.raises(SystemExit) as ended:
-        main()
-    return ended.value.code
+    return fedsim("run", config, "--out", out, *sets, *(["--resume"] if resume else []))
 
 
-def test_concentrated_users_train(
-    speeches: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_concentrated_users_train(speeches: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    assert run(speeches, out, monkeypatch) == 0
-    said = capsys.readouterr().out
-    assert "under the replace-one user relation" in said
-    assert "all 24 users, tested for concentration" in said
-    assert "by the above-threshold accountant" in said
+    done = run(speeches, out)
+    assert done.returncode == 0, done.stderr
+    assert "under the replace-one user relation" in done.stdout
+    assert "all 24 users, tested for concentration" in done.stdout
+    assert "by the above-threshold accountant" in done.stdout
     privacy = load_report(out).privacy
     assert privacy.epsilon is not None
     assert 150 < privacy.epsilon <= 200
@@ -60,15 +44,11 @@ def test_concentrated_users_train(
     assert any("AboveThreshold" in sentence for sentence in privacy.assumptions)
 
 
-def test_others_halt_the_run_which_is_charged_and_reported(
-    speeches: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_others_halt_the_run_which_is_charged_and_reported(speeches: Path, tmp_path: Path) -> None:
     out, apart = tmp_path / "run", "strategy.concentration_radius=1e-6"
-    assert run(speeches, out, monkeypatch, apart) == 1
-    assert "Halted: round 0: the users' gradients are not concentrated" in capsys.readouterr().err
+    done = run(speeches, out, apart)
+    assert done.returncode == 1
+    assert "Halted: round 0: the users' gradients are not concentrated" in done.stderr
     report = load_report(out)
     assert report.cost.rounds == 0
     assert report.utility.final.loss == report.utility.initial.loss  # nothing was released
@@ -76,7 +56,8 @@ def test_others_halt_the_run_which_is_charged_and_reported(
     assert report.privacy.epsilon > 100  # that it halted is not free
     ledger = (out / "ledger.json").read_text(encoding="utf-8")
     assert Ledger.from_json(json.loads(ledger)).num_releases == 2  # all that were planned
-    assert run(speeches, out, monkeypatch, apart, resume=True) == 1  # the same noise, the same end
+    again = run(speeches, out, apart, resume=True)
+    assert again.returncode == 1  # the same noise, the same end
     assert (out / "ledger.json").read_text(encoding="utf-8") == ledger
 
 
@@ -95,25 +76,16 @@ def test_others_halt_the_run_which_is_charged_and_reported(
     ],
 )
 def test_what_is_not_proved_is_refused_in_one_sentence(
-    override: str,
-    complaint: str,
-    speeches: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    override: str, complaint: str, speeches: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
-    assert run(speeches, out, monkeypatch, override) == 2
-    assert complaint in capsys.readouterr().err
+    assert complaint in run(speeches, out, override).complaint
     assert not out.exists()
 
 
 def test_gradients_that_do_not_fit_are_refused(
-    speeches: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    speeches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("strategies.asi_liu.MOST_BYTES", 200_000)
-    assert run(speeches, tmp_path / "run", monkeypatch) == 2
-    assert "holds the gradients of all 24 users at once" in capsys.readouterr().err
+    complaint = run(speeches, tmp_path / "run").complaint
+    assert "holds the gradients of all 24 users at once" in complaint

@@ -8,25 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from fedsim.audit import mechanism, tables
-from fedsim.cli.main import app
-from fedsim.errors import ConfigError
-from tests.conftest import small_config
+from tests.helpers.commands import fedsim, fedsim_json, write_config
 from tests.privacy.planted_bugs import __main__ as planted_bugs
 from tests.privacy.planted_bugs.mutants import judge, mutants
 
 
 def test_a_run_is_audited_and_no_model_is_left(speeches: Path, tmp_path: Path) -> None:
-    config = tmp_path / "run.toml"
-    privacy = {"delta": 1e-6}
-    config.write_text(small_config(speeches, privacy=privacy).to_toml(), encoding="utf-8")
+    config = write_config(tmp_path / "run.toml", speeches, privacy={"delta": 1e-6})
     out = tmp_path / "out"
-    arguments = ["audit", str(config), "--canaries", "60", "--out", str(out), "--json"]
-    done = CliRunner().invoke(app, arguments, catch_exceptions=False)
-    assert done.exit_code == 0
-    printed = json.loads(done.stdout)
+    printed = fedsim_json("audit", config, "--canaries", "60", "--out", out)
     assert printed == json.loads((out / "audit.json").read_text(encoding="utf-8"))
     assert printed["holds"]
     assert printed["bound"]["epsilon"] <= printed["claimed_epsilon"]
@@ -38,8 +30,7 @@ def test_a_run_is_audited_and_no_model_is_left(speeches: Path, tmp_path: Path) -
 
 
 def test_an_override_without_a_config_is_refused() -> None:
-    with pytest.raises(ConfigError, match="--set"):
-        CliRunner().invoke(app, ["audit", "--set", "seed=1"], catch_exceptions=False)
+    assert "--set" in fedsim("audit", "--set", "seed=1").complaint
 
 
 def test_the_audit_of_the_mechanisms_can_fail() -> None:

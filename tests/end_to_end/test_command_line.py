@@ -10,7 +10,6 @@ import sys
 import sysconfig
 import time
 from pathlib import Path
-from typing import Any
 
 import dp_accounting
 import numpy as np
@@ -26,16 +25,11 @@ from fedsim.config import load_config
 from fedsim.materials import load_materials
 from fedsim.report.schema import load_metrics, load_report
 from tests.conftest import small_config
-from tests.end_to_end.commands import fedsim
+from tests.helpers.commands import fedsim, fedsim_json, write_config
 
 
 def command(*arguments: str | Path) -> list[str]:
     return [sys.executable, "-m", "fedsim.cli.main", *map(str, arguments)]
-
-
-def write_config(path: Path, speeches: Path, **sections: dict[str, Any]) -> Path:
-    path.write_text(small_config(speeches, **sections).to_toml(), encoding="utf-8")
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -240,12 +234,10 @@ def test_a_wrong_config_says_one_thing_and_writes_nothing(speeches: Path, tmp_pa
 
 
 def test_account_prints_one_json_object() -> None:
-    done = fedsim(
+    answer = fedsim_json(
         *("account", "uls", "--rounds", "100", "--users", "1000", "--cohort-size", "100"),
-        *("--noise-multiplier", "1.1", "--delta", "1e-5", "--json"),
+        *("--noise-multiplier", "1.1", "--delta", "1e-5"),
     )
-    assert done.returncode == 0, done.stderr
-    answer = json.loads(done.stdout)
     keys = {"epsilon", "delta", "noise_multiplier", "sampling_probability", "rounds"}
     assert keys | {"accountant", "relation"} <= answer.keys()
 

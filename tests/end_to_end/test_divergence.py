@@ -13,8 +13,7 @@ from fedsim.runner.checkpoint import latest_checkpoint, load_checkpoint
 from fedsim.runner.folder import RunFolder
 from fedsim.runner.training import NOT_PAID_FOR
 from fedsim.tensors import all_finite
-from tests.conftest import small_config
-from tests.end_to_end.commands import fedsim
+from tests.helpers.commands import fedsim, write_config
 
 FAR: dict[str, Any] = {"optimizer": "sgd", "learning_rate": 1e38}
 
@@ -22,9 +21,7 @@ FAR: dict[str, Any] = {"optimizer": "sgd", "learning_rate": 1e38}
 def write(path: Path, speeches: Path, name: str, **sections: dict[str, Any]) -> Path:
     strategy = {"name": name, "rounds": 6} | sections.pop("strategy", {})
     training = {"evaluate_every": 4, "checkpoint_every": 1, "keep_checkpoints": 9}
-    config = small_config(speeches, strategy=strategy, training=training, **sections)
-    path.write_text(config.to_toml(), encoding="utf-8")
-    return path
+    return write_config(path, speeches, strategy=strategy, training=training, **sections)
 
 
 def test_a_held_out_loss_that_is_not_finite_ends_the_run(speeches: Path, tmp_path: Path) -> None:

@@ -11,15 +11,13 @@ import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
-from typer.testing import CliRunner
 
-from fedsim.cli.main import app
 from fedsim.config import load_config
-from fedsim.errors import ConfigError
 from fedsim.materials import load_materials
 from fedsim.report.schema import load_report
 from fedsim.runner.launch import run
 from tests.conftest import small_config
+from tests.helpers.commands import fedsim, fedsim_json
 
 
 @pytest.fixture(scope="module")
@@ -31,10 +29,7 @@ def finished(speeches: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def found(finished: Path) -> dict[str, Any]:
-    arguments = ["evaluate", str(finished), "--personalise", "2", "--json"]
-    done = CliRunner().invoke(app, arguments, catch_exceptions=False)
-    assert done.exit_code == 0
-    printed: dict[str, Any] = json.loads(done.stdout)
+    printed = fedsim_json("evaluate", finished, "--personalise", "2")
     assert printed == json.loads((finished / "evaluation.json").read_text(encoding="utf-8"))
     return printed
 
@@ -100,8 +95,7 @@ def test_every_held_out_user_is_personalised_or_counted(
 
 
 def test_a_folder_without_a_run_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="holds no finished run"):
-        CliRunner().invoke(app, ["evaluate", str(tmp_path)], catch_exceptions=False)
+    assert "holds no finished run" in fedsim("evaluate", tmp_path).complaint
 
 
 def test_without_held_out_users_there_is_nobody_to_personalise_for(
@@ -112,7 +106,5 @@ def test_without_held_out_users_there_is_nobody_to_personalise_for(
     (other / "config.toml").write_text(
         text.replace("held_out_users = 0.3", "held_out_users = 0.0"), encoding="utf-8"
     )
-    with pytest.raises(ConfigError, match="no user is left to personalise for"):
-        CliRunner().invoke(
-            app, ["evaluate", str(other), "--personalise", "1"], catch_exceptions=False
-        )
+    done = fedsim("evaluate", other, "--personalise", "1")
+    assert "no user is left to personalise for" in done.complaint

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fedsim.cli.main import main
 from fedsim.config import Config, load_config
 from fedsim.materials import Materials
 from fedsim.report.schema import load_report
 from fedsim.runner.summary import expected_gradients
 from fedsim.strategy import build_plan
 from tests.conftest import small_config
+from tests.helpers.commands import fedsim, fedsim_json, write_config
 
 PROMISE = {"epsilon": 6.0, "noise_multiplier": None}
 NUMBERS = [
@@ -24,38 +23,9 @@ NUMBERS = [
 ]
 
 
-class Typed:
-    """Runs a command in this process and keeps what it printed."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-        self._patch, self._capture = monkeypatch, capsys
-        self.out = self.err = ""
-
-    def __call__(self, *arguments: str | Path) -> int | str | None:
-        self._patch.setattr("sys.argv", ["fedsim", *map(str, arguments)])
-        self._capture.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main()
-        self.out, self.err = self._capture.readouterr()
-        return ended.value.code
-
-    def json(self, *arguments: str | Path) -> dict[str, Any]:
-        assert self(*arguments, "--json") == 0, self.err
-        found: dict[str, Any] = json.loads(self.out)  # one object and nothing else
-        return found
-
-
-@pytest.fixture
-def typed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Typed:
-    monkeypatch.setenv("COLUMNS", "200")
-    return Typed(monkeypatch, capsys)
-
-
 @pytest.fixture
 def config(tmp_path: Path, speeches: Path) -> Path:
-    path = tmp_path / "mine.toml"
-    path.write_text(small_config(speeches, privacy=PROMISE).to_toml(), encoding="utf-8")
-    return path
+    return write_config(tmp_path / "mine.toml", speeches, privacy=PROMISE)
 
 
 def check_candidate(found: dict[str, Any], config: Config, materials: Materials) -> None:
@@ -71,9 +41,9 @@ def check_candidate(found: dict[str, Any], config: Config, materials: Materials)
 
 
 def test_the_planned_config_runs_as_it_is(
-    typed: Typed, config: Path, materials: Materials, tmp_path: Path
+    config: Path, materials: Materials, tmp_path: Path
 ) -> None:
-    found = typed.json("plan", config, "--budget", "20")
+    found = fedsim_json("plan", config, "--budget", "20")
     assert found["budget"] == 20.0
     assert found["users"] == materials.split.num_users
     norms = {int(size): norm for size, norm in found["gradient_norms"]["median"].items()}
@@ -93,18 +63,17 @@ def test_the_planned_config_runs_as_it_is(
     written = Path(found["config"])
     assert written == config.with_name("mine.plan.toml")
     check_candidate(found, load_config(written), materials)
-    assert typed("run", written, "--out", tmp_path / "run") == 0, typed.err
+    done = fedsim("run", written, "--out", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
     privacy = load_report(tmp_path / "run").privacy
     assert privacy.epsilon is not None
     assert privacy.epsilon <= 6.0
     assert privacy.noise_stddev == pytest.approx(found["strategies"][chosen]["noise_stddev"])
 
 
-def test_private_norms_are_taken_off(
-    typed: Typed, config: Path, materials: Materials, tmp_path: Path
-) -> None:
+def test_private_norms_are_taken_off(config: Path, materials: Materials, tmp_path: Path) -> None:
     out = tmp_path / "private.toml"
-    found = typed.json("plan", config, "--private-norms", "1.5", "--out", out)
+    found = fedsim_json("plan", config, "--private-norms", "1.5", "--out", out)
     norms = found["gradient_norms"]
     assert norms["private"]
     assert norms["epsilon"] == 1.5
@@ -121,12 +90,13 @@ def test_private_norms_are_taken_off(
 
 
 def test_people_get_a_table_and_are_told_what_was_replaced(
-    typed: Typed, config: Path, materials: Materials
+    config: Path, materials: Materials
 ) -> None:
-    assert typed("plan", config, "--set", "strategy.clip.normalise=true") == 0, typed.err
-    assert "in the place of a former plan" not in typed.out
+    done = fedsim("plan", config, "--set", "strategy.clip.normalise=true")
+    assert done.returncode == 0, done.stderr
+    assert "in the place of a former plan" not in done.stdout
     for part in ("noise multiplier", "Recommended: ", "Not private", "L(1)/L(G)", "fedsim run"):
-        assert part in typed.out
+        assert part in done.stdout
     planned = load_config(config.with_name("mine.plan.toml"))
     assert planned.strategy.clip.normalise
     before = small_config(Path(planned.data.source), privacy=PROMISE)
@@ -139,13 +109,14 @@ def test_people_get_a_table_and_are_told_what_was_replaced(
     assert expected_gradients(planned, materials, build_plan(planned, materials)) == pytest.approx(
         own
     )
-    assert typed("plan", config) == 0, typed.err
-    assert "in the place of a former plan" in typed.out
+    again = fedsim("plan", config)
+    assert again.returncode == 0, again.stderr
+    assert "in the place of a former plan" in again.stdout
     assert not load_config(config.with_name("mine.plan.toml")).strategy.clip.normalise
 
 
-def test_numbers_show_the_two_extremes(typed: Typed) -> None:
-    found = typed.json("plan", *NUMBERS, "--gradient-diversity", "0.5")
+def test_numbers_show_the_two_extremes() -> None:
+    found = fedsim_json("plan", *NUMBERS, "--gradient-diversity", "0.5")
     alike, middle, diverse = found["cases"]
     for case, share in ((alike, 0.0), (middle, 0.5), (diverse, 1.0)):
         uls, els = case["strategies"]["uls"], case["strategies"]["els"]
@@ -162,9 +133,9 @@ def test_numbers_show_the_two_extremes(typed: Typed) -> None:
     assert diverse["recommendation"]["strategy"] == "uls"
     ratios = [case["recommendation"]["variance_ratio"] for case in found["cases"]]
     assert ratios == sorted(ratios)
-    assert typed("plan", *NUMBERS) == 0
-    assert "alike: L_ULS = L_ELS" in typed.out
-    assert "diverse: L_ULS = L_ELS/√G" in typed.out
+    shown = fedsim("plan", *NUMBERS).stdout
+    assert "alike: L_ULS = L_ELS" in shown
+    assert "diverse: L_ULS = L_ELS/√G" in shown
 
 
 @pytest.mark.parametrize(
@@ -184,27 +155,20 @@ def test_numbers_show_the_two_extremes(typed: Typed) -> None:
         ("--set strategy.sampling.kind=fixed-size", "strategy.sampling"),
     ],
 )
-def test_wrong_input_is_one_sentence(
-    typed: Typed, config: Path, arguments: str, complaint: str
-) -> None:
-    assert typed("plan", config, *arguments.split()) == 2
-    assert complaint in typed.err
-    assert typed.err.startswith("Error: ")
-    assert len(typed.err.splitlines()) == 1
-    assert typed.out == ""
+def test_wrong_input_is_one_sentence(config: Path, arguments: str, complaint: str) -> None:
+    said = fedsim("plan", config, *arguments.split()).complaint
+    assert complaint in said
+    assert len(said.splitlines()) == 1
     assert not config.with_name("mine.plan.toml").exists()
 
 
-def test_no_promise_and_no_place(typed: Typed, config: Path, speeches: Path) -> None:
+def test_no_promise_and_no_place(config: Path, speeches: Path) -> None:
     before = config.read_text(encoding="utf-8")
-    assert typed("plan", config, "--out", config) == 2
-    assert "exists, and no plan wrote it" in typed.err
+    assert "exists, and no plan wrote it" in fedsim("plan", config, "--out", config).complaint
     assert config.read_text(encoding="utf-8") == before
     raw = tomllib.loads(before)
     assert raw["privacy"].pop("epsilon") == 6.0
-    config.write_text(small_config(speeches).to_toml(), encoding="utf-8")
-    assert typed("plan", config) == 2
-    assert "privacy.epsilon = None" in typed.err
+    assert "privacy.epsilon = None" in fedsim("plan", write_config(config, speeches)).complaint
 
 
 @pytest.mark.parametrize(
@@ -222,7 +186,5 @@ def test_no_promise_and_no_place(typed: Typed, config: Path, speeches: Path) -> 
     ],
     ids=str,
 )
-def test_wrong_numbers(typed: Typed, given: list[str], complaint: str) -> None:
-    assert typed("plan", *given) == 2
-    assert complaint in typed.err
-    assert typed.out == ""
+def test_wrong_numbers(given: list[str], complaint: str) -> None:
+    assert complaint in fedsim("plan", *given).complaint

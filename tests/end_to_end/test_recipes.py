@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import tomli_w
 
-from fedsim.cli.main import main
 from fedsim.data.config import recipe_names
 from fedsim.report.schema import load_report
+from tests.helpers.commands import fedsim
 from tests.unit.preparation.recipe_samples import on_sample
 
 # Users of the prepared sample, and texts of them, counted by hand in
@@ -27,13 +27,6 @@ COUNTS = {
 }
 
 
-def run(config: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> int | str | None:
-    monkeypatch.setattr("sys.argv", ["fedsim", "run", str(config), "--out", str(out)])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    return ended.value.code
-
-
 def config_of(data: dict[str, Any], folder: Path) -> Path:
     raw = {
         "data": data,
@@ -47,10 +40,11 @@ def config_of(data: dict[str, Any], folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", recipe_names())
-def test_a_round_on_the_sample(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_round_on_the_sample(name: str, tmp_path: Path) -> None:
     # Truncated, a text is an example: the report's counts are then the counts by hand.
     data = on_sample(name) | {"cutting": "truncate", "sequence_length": 32}
-    assert run(config_of(data, tmp_path), tmp_path / "run", monkeypatch) == 0
+    done = fedsim("run", config_of(data, tmp_path), "--out", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
     report = load_report(tmp_path / "run")
     users, texts = COUNTS[name]
     assert report.data.users == users
@@ -60,27 +54,22 @@ def test_a_round_on_the_sample(name: str, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_recipe_without_its_hub_says_how_to_do_without(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
-    assert run(config_of({"recipe": "cc-news"}, tmp_path), tmp_path / "run", monkeypatch) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("Error: data.source = 'vblagoje/cc_news': ")
-    assert "give data.source that path" in said
+    done = fedsim("run", config_of({"recipe": "cc-news"}, tmp_path), "--out", tmp_path / "run")
+    assert done.complaint.startswith("Error: data.source = 'vblagoje/cc_news': ")
+    assert "give data.source that path" in done.stderr
     assert not (tmp_path / "run").exists()
 
 
-def test_a_store_is_not_prepared_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    sample = on_sample("cc-news")
-    built = ["data", "build", sample["source"], "--recipe", "cc-news", "--tokenizer", "tiny-gpt"]
-    monkeypatch.setattr("sys.argv", ["fedsim", *built, "--out", str(tmp_path / "store")])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 0
-    data = {"recipe": "cc-news", "source": str(tmp_path / "store")}
-    assert run(config_of(data, tmp_path), tmp_path / "run", monkeypatch) == 2
-    assert "data.recipe = 'cc-news': data.source = " in capsys.readouterr().err
-    assert run(config_of({**data, "preparation": []}, tmp_path), tmp_path / "run", monkeypatch) == 0
+def test_a_store_is_not_prepared_again(tmp_path: Path) -> None:
+    source, store, out = on_sample("cc-news")["source"], tmp_path / "store", tmp_path / "run"
+    built = ("data", "build", source, "--recipe", "cc-news", "--tokenizer", "tiny-gpt")
+    assert fedsim(*built, "--out", store).returncode == 0
+    data = {"recipe": "cc-news", "source": str(store)}
+    refused = fedsim("run", config_of(data, tmp_path), "--out", out)
+    assert "data.recipe = 'cc-news': data.source = " in refused.complaint
+    config = config_of({**data, "preparation": []}, tmp_path)
+    assert fedsim("run", config, "--out", out).returncode == 0

@@ -12,7 +12,7 @@ from fedsim.materials import load_materials
 from fedsim.runner.folder import RunFolder
 from fedsim.utils import files as paths
 from tests.conftest import small_config
-from tests.end_to_end.commands import fedsim
+from tests.helpers.commands import fedsim
 
 SEED = 918_273_645
 

@@ -19,8 +19,7 @@ from fedsim.errors import BudgetSpentError, ConfigError
 from fedsim.report.schema import load_report
 from fedsim.runner.shared_ledger import SharedAccount, SharedLedger, read_shared
 from fedsim.sampling import PoissonSampling, Relation
-from tests.conftest import small_config
-from tests.end_to_end.commands import fedsim
+from tests.helpers.commands import fedsim, fedsim_json, write_config
 
 COST = RoundCost(PoissonSampling(0.25), 1.0)
 BOTH = Relation.ADD_OR_REMOVE
@@ -34,9 +33,7 @@ def budget_for(rounds: int, delta: float) -> float:
 
 def write(path: Path, speeches: Path, ledger: Path, budget: float, **privacy: object) -> Path:
     shared = {"ledger": str(ledger), "epsilon": budget, "delta": 1e-3}
-    config = small_config(speeches, privacy={"shared": shared, **privacy})
-    path.write_text(config.to_toml(), encoding="utf-8")
-    return path
+    return write_config(path, speeches, privacy={"shared": shared, **privacy})
 
 
 @pytest.mark.parametrize("noise", ["seeded", "secure"])
@@ -57,8 +54,7 @@ def test_siblings_stop_before_they_exceed_the_common_budget(
     assert read_shared(ledger).ledger.costs == [(COST, 6)]
     assert [load_report(tmp_path / name).privacy.rounds for name in ("first", "second")] == [4, 2]
     assert (tmp_path / "second" / "model" / "model.safetensors").exists()
-    told = fedsim("account", "ledger", ledger, "--json")
-    facts = json.loads(told.stdout)
+    facts = fedsim_json("account", "ledger", ledger)
     assert (facts["basis"], facts["epsilon"]) == ("filter", budget)
     assert facts["if_fixed_in_advance"]["epsilon"] == pytest.approx(epsilon(COST, 6, 1e-3))
     assert (facts["delta"], facts["unit"], facts["relation"]) == (1e-3, "user", "add-or-remove-one")
@@ -105,9 +101,9 @@ def test_what_cannot_share(
     speeches: Path, tmp_path: Path, strategy: dict[str, Any], privacy: dict[str, Any], message: str
 ) -> None:
     shared = {"ledger": str(tmp_path / "people.json"), "epsilon": 9.0, "delta": 1e-3}
-    config = small_config(speeches, strategy=strategy, privacy={"shared": shared, **privacy})
-    (tmp_path / "mine.toml").write_text(config.to_toml(), encoding="utf-8")
-    done = fedsim("run", tmp_path / "mine.toml", "--out", tmp_path / "out")
+    sections = {"strategy": strategy, "privacy": {"shared": shared, **privacy}}
+    config = write_config(tmp_path / "mine.toml", speeches, **sections)
+    done = fedsim("run", config, "--out", tmp_path / "out")
     assert done.returncode in (2, 3)
     assert message in done.stderr
     assert not (tmp_path / "people.json").exists()

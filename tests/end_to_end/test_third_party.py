@@ -19,7 +19,7 @@ from fedsim.config import ModelConfig
 from fedsim.errors import ConfigError
 from fedsim.materials import load_model
 from tests.conftest import small_config
-from tests.end_to_end.commands import fedsim as fedsim_here
+from tests.helpers.commands import fedsim as fedsim_here
 from tests.third_party.fedsim_example.by_size import by_size
 from tests.third_party.fedsim_example.byte_model import ByteModel, load
 from tests.third_party.fedsim_example.csv_tracker import CsvTracker

@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from fedsim.cli.main import main
-from tests.conftest import small_config
-
-EPSILON = {"epsilon": 4.0, "noise_multiplier": None}
+from tests.helpers.commands import fedsim, write_config
 
 
 @pytest.fixture
-def nulls(tmp_path: Path) -> Path:
-    path = tmp_path / "nulls.jsonl"
-    path.write_text('{"author": null, "body": "to be or not"}\n' * 3, encoding="utf-8")
-    return path
+def config(speeches: Path, tmp_path: Path) -> Path:
+    return write_config(tmp_path / "c.toml", speeches)
 
 
-def run(
-    config: Path, out: Path, monkeypatch: pytest.MonkeyPatch, *options: str
-) -> int | str | None:
-    monkeypatch.setattr("sys.argv", ["fedsim", "run", str(config), "--out", str(out), *options])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    return ended.value.code
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "out"
 
 
 @pytest.mark.parametrize(
@@ -60,57 +52,30 @@ def run(
     ],
 )
 def test_one_message_and_nothing_written(
-    override: str,
-    complaint: str,
-    speeches: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    override: str, complaint: str, config: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    config, out = tmp_path / "c.toml", tmp_path / "out"
-    config.write_text(small_config(speeches).to_toml(), encoding="utf-8")
-    if (
-        "model.name_or_path" in override
-    ):  # a folder is not pre-trained here, and the small config says that it is
+    if "model.name_or_path" in override:  # the small config says of its model: not pre-trained
         text = config.read_text(encoding="utf-8").replace("pretraining_steps = 0", "")
         config.write_text(text, encoding="utf-8")
-    assert run(config, out, monkeypatch, "--set", override) == 2
-    said = capsys.readouterr()
-    assert complaint in said.err
-    assert said.err.startswith("Error: ")
-    assert "Traceback" not in said.err
-    assert said.out == ""
+    assert complaint in fedsim("run", config, "--out", out, "--set", override).complaint
     assert not out.exists()
 
 
-def test_a_user_column_of_nulls(
-    nulls: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    config = tmp_path / "c.toml"
-    config.write_text(small_config(nulls).to_toml(), encoding="utf-8")
-    assert run(config, tmp_path / "out", monkeypatch) == 2
-    assert "data.user_column = 'author': all values are null" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
+def test_a_user_column_of_nulls(tmp_path: Path, out: Path) -> None:
+    nulls = tmp_path / "nulls.jsonl"
+    nulls.write_text('{"author": null, "body": "to be or not"}\n' * 3, encoding="utf-8")
+    config = write_config(tmp_path / "c.toml", nulls)
+    complaint = fedsim("run", config, "--out", out).complaint
+    assert "data.user_column = 'author': all values are null" in complaint
+    assert not out.exists()
 
 
-def test_a_config_that_is_not_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(tmp_path / "none.toml", tmp_path / "out", monkeypatch) == 2
-    assert "none.toml" in capsys.readouterr().err
-
-
-def test_a_config_that_is_not_toml(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config = tmp_path / "c.toml"
-    config.write_text("seed = = 1", encoding="utf-8")
-    assert run(config, tmp_path / "out", monkeypatch) == 2
-    assert "is not TOML" in capsys.readouterr().err
+def test_a_config_that_is_not_there_or_not_toml(tmp_path: Path, out: Path) -> None:
+    path = tmp_path / "c.toml"
+    assert "c.toml" in fedsim("run", path, "--out", out).complaint
+    path.write_text("seed = = 1", encoding="utf-8")
+    assert "is not TOML" in fedsim("run", path, "--out", out).complaint
 
 
 @pytest.mark.parametrize(
@@ -123,83 +88,45 @@ def test_a_config_that_is_not_toml(
     ],
 )
 def test_els_refuses_what_nobody_has_proved(
-    changes: dict[str, object],
-    complaint: str,
-    speeches: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    changes: dict[str, object], complaint: str, speeches: Path, tmp_path: Path, out: Path
 ) -> None:
     els = {"name": "els", "cohort_size": None, "batch_size": 9.0}
-    config = tmp_path / "c.toml"
-    text = small_config(speeches, strategy={**els, **changes}).to_toml()
-    config.write_text(text, encoding="utf-8")
-    assert run(config, tmp_path / "out", monkeypatch) == 2
-    assert complaint in capsys.readouterr().err
+    config = write_config(tmp_path / "c.toml", speeches, strategy={**els, **changes})
+    assert complaint in fedsim("run", config, "--out", out).complaint
 
 
-def test_resume_with_another_config_names_what_changed(
-    speeches: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    config, out = tmp_path / "c.toml", tmp_path / "out"
-    config.write_text(small_config(speeches).to_toml(), encoding="utf-8")
+def test_resume_with_another_config_names_what_changed(config: Path, out: Path) -> None:
     out.mkdir()
     (out / "config.toml").write_text(config.read_text(encoding="utf-8"), encoding="utf-8")
     changed = ("--resume", "--set", "server.learning_rate=0.5", "--set", "seed=9")
-    assert run(config, out, monkeypatch, *changed) == 2
-    assert "seed, server.learning_rate differ" in capsys.readouterr().err
+    complaint = fedsim("run", config, "--out", out, *changed).complaint
+    assert "seed, server.learning_rate differ" in complaint
 
 
-def test_a_taken_folder_is_not_overwritten(
-    speeches: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    config, out = tmp_path / "c.toml", tmp_path / "out"
-    config.write_text(small_config(speeches).to_toml(), encoding="utf-8")
+def test_a_taken_folder_is_not_overwritten(config: Path, out: Path) -> None:
     out.mkdir()
     (out / "thesis.txt").write_text("years of work", encoding="utf-8")
-    assert run(config, out, monkeypatch) == 2
-    assert "already there" in capsys.readouterr().err
+    assert "already there" in fedsim("run", config, "--out", out).complaint
     assert [path.name for path in out.iterdir()] == ["thesis.txt"]
 
 
-def test_an_out_that_cannot_be_made(
-    speeches: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    config, file = tmp_path / "c.toml", tmp_path / "file"
-    config.write_text(small_config(speeches).to_toml(), encoding="utf-8")
-    file.write_text("not a folder", encoding="utf-8")
-    assert run(config, file / "run", monkeypatch) == 2
-    assert "cannot be written" in capsys.readouterr().err
+def test_an_out_that_cannot_be_made(config: Path, out: Path) -> None:
+    out.write_text("not a folder", encoding="utf-8")
+    assert "cannot be written" in fedsim("run", config, "--out", out / "run").complaint
 
 
 @pytest.mark.parametrize("arguments", [["run"], ["wombat"], ["account", "uls", "--rounds", "x"]])
-def test_a_wrong_command_line(
-    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("sys.argv", ["fedsim", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 2
-    assert "Traceback" not in capsys.readouterr().err
+def test_a_wrong_command_line(arguments: list[str]) -> None:
+    done = fedsim(*arguments)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
 
 
-def test_a_run_without_held_out_text_says_so(
-    speeches: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    config = tmp_path / "c.toml"
-    text = small_config(speeches, data={"held_out_examples": 0.0}, strategy={"rounds": 1}).to_toml()
-    config.write_text(text, encoding="utf-8")
-    assert run(config, tmp_path / "out", monkeypatch) == 0
-    assert "No text was held out" in capsys.readouterr().out
+def test_a_run_without_held_out_text_says_so(speeches: Path, tmp_path: Path, out: Path) -> None:
+    sections: dict[str, dict[str, Any]] = {
+        "data": {"held_out_examples": 0.0},
+        "strategy": {"rounds": 1},
+    }
+    done = fedsim("run", write_config(tmp_path / "c.toml", speeches, **sections), "--out", out)
+    assert done.returncode == 0, done.stderr
+    assert "No text was held out" in done.stdout

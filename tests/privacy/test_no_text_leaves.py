@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import small_config
-from tests.end_to_end.commands import Done, fedsim
+from tests.helpers.commands import Done, fedsim
 
 WORD, NAME = "qvoxmarker", "zyxperson"
 NUM_USERS = 16

@@ -19,8 +19,8 @@ from fedsim.seeding import stream
 from fedsim.strategy import build_plan
 from fedsim.tensors import Tensors, l2_norm
 from tests.conftest import small_config
-from tests.end_to_end.commands import fedsim as command
 from tests.end_to_end.test_run_identity import holding
+from tests.helpers.commands import fedsim as command
 
 PAGE = Path(__file__).parents[2] / "docs" / "privacy.md"
 LEDGER = "people.json"

@@ -17,7 +17,7 @@ from experiments.studies.charles_2024.lemma_1 import renyi_divergences
 from fedsim.accounting.accountants import epsilon
 from fedsim.accounting.events import RoundCost
 from fedsim.sampling import PoissonSampling
-from tests.end_to_end.commands import Done, fedsim
+from tests.helpers.commands import Done, fedsim
 
 NAMES = [
     "accountant-gap",

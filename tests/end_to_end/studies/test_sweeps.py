@@ -19,8 +19,8 @@ from fedsim.sweep.jobs import Job
 from fedsim.sweep.ray import OnRay
 from fedsim.utils.locks import LOCK
 from tests.conftest import small_config
-from tests.end_to_end.commands import fedsim
 from tests.end_to_end.grids.test_ray import run_alone
+from tests.helpers.commands import fedsim
 
 STEM = "uls"
 ROUNDS = 20

@@ -13,8 +13,8 @@ from experiments.studies.charles_2024.tradeoffs import Recommendation
 from experiments.studies.common import trained
 from fedsim.report.grid_result import GridResult
 from tests.conftest import small_config
-from tests.end_to_end.commands import fedsim
 from tests.end_to_end.studies.test_studies import TRAINED
+from tests.helpers.commands import fedsim
 
 MORE = {  # file to its least number of lines
     "estimate-and-double-text": {"suboptimality.csv": 6},

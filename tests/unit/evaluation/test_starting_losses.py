@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import copy
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from fedsim.cli.main import app
 from fedsim.config import ModelConfig, parse_config
 from fedsim.data.split import split_store
 from fedsim.errors import ConfigError
@@ -24,6 +21,7 @@ from fedsim.materials import Materials, load_materials, load_model
 from fedsim.strategy import build_plan
 from fedsim.tensors import Tensors
 from tests.conftest import small_config
+from tests.helpers.commands import fedsim_json
 
 
 @pytest.fixture
@@ -128,10 +126,9 @@ def test_the_table_has_a_row_a_rule_with_what_it_chooses(
     materials: Materials, tmp_path: Path
 ) -> None:
     materials.model.save(materials.model.initial_parameters(), tmp_path / "model")
-    arguments = ["data", "selections", str(materials.store.path), "--group-size", "1", "--json"]
-    arguments += ["--model", str(tmp_path / "model")]
-    done = CliRunner().invoke(app, arguments, catch_exceptions=False)
-    rows = {row["selection"]: row for row in json.loads(done.stdout)["rows"]}
+    options = ("--group-size", "1", "--model", tmp_path / "model")
+    found = fedsim_json("data", "selections", materials.store.path, *options)
+    rows = {row["selection"]: row for row in found["rows"]}
     assert set(rows) == {
         "random",
         "longest",

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
 import os
 from collections.abc import Iterator
 from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 from fedsim.cli.main import main
+from tests.conftest import small_config
 
 _LOGGERS = ("fedsim", "strategies", "clients", "experiments")
 
@@ -23,6 +26,16 @@ class Done:
     returncode: int
     stdout: str
     stderr: str
+
+    @property
+    def complaint(self) -> str:
+        """The one message of a command that refused its input, without what was logged before."""
+        assert self.returncode == 2, self.stderr
+        assert self.stdout == ""
+        assert "Traceback" not in self.stderr
+        _, *messages = f"\n{self.stderr}".split("\nError: ")
+        assert len(messages) == 1, self.stderr
+        return f"Error: {messages[0]}"
 
 
 def fedsim(*arguments: str | Path, folder: Path | None = None) -> Done:
@@ -45,6 +58,20 @@ def fedsim(*arguments: str | Path, folder: Path | None = None) -> Done:
             status = ended.code
     assert isinstance(status, int)
     return Done(status, out.getvalue(), err.getvalue())
+
+
+def fedsim_json(*arguments: str | Path) -> dict[str, Any]:
+    """Run `fedsim` with `--json` and return the one object that it prints."""
+    done = fedsim(*arguments, "--json")
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def write_config(path: Path, source: Path, **sections: dict[str, Any]) -> Path:
+    """Write the small config on `source`, with sections laid over it, and return where."""
+    path.write_text(small_config(source, **sections).to_toml(), encoding="utf-8")
+    return path
 
 
 @contextmanager

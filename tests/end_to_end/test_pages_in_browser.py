@@ -9,13 +9,13 @@ from typing import NamedTuple
 
 import pytest
 
-from experiments.browser import Browser, Page, find_browser, open_browser
-from experiments.screenshots import take
 from fedsim.errors import ConfigError
 from fedsim.report.comparison import compare
 from fedsim.report.comparison_page import render_comparison
 from fedsim.report.grid_page import render_grid
 from fedsim.report.html import render_run
+from tests.helpers.browser import Browser, Page, find_browser, open_browser
+from tests.helpers.screenshots import take
 from tests.unit.report.grid_samples import grid, line
 from tests.unit.report.report_samples import metrics, non_private, report
 

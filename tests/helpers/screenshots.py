@@ -1,4 +1,4 @@
-"""Pictures of pages for the README: `python -m experiments.screenshots OUT.html picture.png`."""
+"""Pictures of pages for the README: `python -m tests.helpers.screenshots OUT.html picture.png`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from experiments.browser import open_browser
 from fedsim.errors import ConfigError
 from fedsim.utils.files import write_atomically
+from tests.helpers.browser import open_browser
 
 
 def take(page: Path, picture: Path, *, selector: str = "body", width: int = 1200) -> None:

@@ -96,8 +96,8 @@ def _from_config(
     from fedsim.config import load_config
     from fedsim.materials import default_device, load_materials, new_data_seed
     from fedsim.planner.answer import of_data, sentences
+    from fedsim.planner.compare_strategies import compare_strategies
     from fedsim.planner.config_file import check_target, write_config
-    from fedsim.planner.weighing import weigh
 
     loaded = load_config(config, overrides)
     target = out or config.with_name(f"{config.stem}.plan.toml")
@@ -107,9 +107,11 @@ def _from_config(
         materials = load_materials(
             loaded.seed, loaded.data, loaded.model, device, new_data_seed(loaded)
         )
-        weighed = weigh(loaded, materials, budget=budget, private_norms=private_norms)
-    answer = of_data(weighed)
-    write_config(target, weighed, config.name, sentences(weighed))
+        comparison = compare_strategies(
+            loaded, materials, budget=budget, private_norms=private_norms
+        )
+    answer = of_data(comparison)
+    write_config(target, comparison, config.name, sentences(comparison))
     if as_json:
         typer.echo(json.dumps({**answer, "config": str(target)}, allow_nan=False))
         return
@@ -121,11 +123,11 @@ def _from_config(
 def _from_numbers(numbers: Numbers, diversity: float | None, as_json: bool) -> None:
     from fedsim.cli.plan_tables import print_supposed
     from fedsim.planner.answer import of_numbers
-    from fedsim.planner.numbers import ALIKE, DIVERSE, suppose
+    from fedsim.planner.numbers import ALIKE, DIVERSE, scenario
 
     cases = sorted({ALIKE, DIVERSE} | ({diversity} if diversity is not None else set()))
     with status_when_slow("planning: noise"):
-        answer = of_numbers(numbers, [suppose(numbers, case) for case in cases])
+        answer = of_numbers(numbers, [scenario(numbers, case) for case in cases])
     if as_json:
         typer.echo(json.dumps(answer, allow_nan=False))
     else:

@@ -11,12 +11,12 @@ from fedsim.accounting.events import RoundCost
 from fedsim.accounting.planning import signal_to_noise
 from fedsim.accounting.statement import PrivacyTerms, finite_or_none
 from fedsim.planner.candidates import Candidate
+from fedsim.planner.compare_strategies import StrategyComparison
 from fedsim.planner.cost import MEMORY_NOTE, TIME_NOTE, cost
 from fedsim.planner.doubling import Doubling
 from fedsim.planner.noise import Noise
 from fedsim.planner.norms import NON_PRIVATE, USER_SIZES, PrivateNorms
-from fedsim.planner.numbers import Numbers, Supposed
-from fedsim.planner.weighing import Weighed
+from fedsim.planner.numbers import Numbers, Scenario
 from fedsim.sampling import PoissonSampling
 
 FROM_NUMBERS = (
@@ -26,28 +26,28 @@ FROM_NUMBERS = (
 )
 
 
-def sentences(weighed: Weighed) -> tuple[str, ...]:
+def sentences(comparison: StrategyComparison) -> tuple[str, ...]:
     """Return what a reader of the plan has to know about where its numbers come from."""
-    norms, config = weighed.norms, weighed.config
+    norms, config = comparison.norms, comparison.config
     if not isinstance(norms, PrivateNorms):
         return NON_PRIVATE, USER_SIZES
     left, delta = config.privacy.epsilon or 0.0, config.privacy.delta or 0.0
-    spent = norms.sentence(left, delta, weighed.chosen.plan.sampling.guaranteed)
+    spent = norms.sentence(left, delta, comparison.chosen.plan.sampling.guaranteed)
     return spent, f"{USER_SIZES} The signal, another query, was not computed."
 
 
-def notes(weighed: Weighed) -> tuple[str, ...]:
+def notes(comparison: StrategyComparison) -> tuple[str, ...]:
     """Return the sentences with what time and memory were made of."""
-    return (*sentences(weighed), TIME_NOTE, MEMORY_NOTE)
+    return (*sentences(comparison), TIME_NOTE, MEMORY_NOTE)
 
 
-def of_data(weighed: Weighed) -> dict[str, Any]:
+def of_data(comparison: StrategyComparison) -> dict[str, Any]:
     """Return the JSON object of a plan from a config and its data."""
-    norms = weighed.norms
+    norms = comparison.norms
     sizes = norms.gradients.materials.split.user_sizes
     private = isinstance(norms, PrivateNorms)
     return {
-        "budget": weighed.budget,
+        "budget": comparison.budget,
         "users": len(sizes),
         "max_size": int(sizes.max()),
         "num_parameters": norms.gradients.num_parameters,
@@ -63,14 +63,16 @@ def of_data(weighed: Weighed) -> dict[str, Any]:
             else [],
             "epsilon": norms.epsilon if isinstance(norms, PrivateNorms) else None,
         },
-        "doublings": _doublings(weighed.doublings),
-        "strategies": {one.noise.strategy: _strategy(weighed, one) for one in weighed.candidates},
-        "recommendation": asdict(weighed.recommendation),
-        "notes": list(notes(weighed)),
+        "doublings": _doublings(comparison.doublings),
+        "strategies": {
+            one.noise.strategy: _strategy(comparison, one) for one in comparison.candidates
+        },
+        "recommendation": asdict(comparison.recommendation),
+        "notes": list(notes(comparison)),
     }
 
 
-def of_numbers(numbers: Numbers, supposed: list[Supposed]) -> dict[str, Any]:
+def of_numbers(numbers: Numbers, supposed: list[Scenario]) -> dict[str, Any]:
     """Return the JSON object of a plan from numbers."""
     return {
         "budget": numbers.budget,
@@ -100,9 +102,9 @@ def statement(one: Candidate) -> str:
     return _terms(one, privacy.epsilon).sentence()
 
 
-def _strategy(weighed: Weighed, one: Candidate) -> dict[str, Any]:
-    noise, d = one.noise, weighed.norms.gradients.num_parameters
-    signal = weighed.signals[noise.strategy]
+def _strategy(comparison: StrategyComparison, one: Candidate) -> dict[str, Any]:
+    noise, d = one.noise, comparison.norms.gradients.num_parameters
+    signal = comparison.signals[noise.strategy]
     return (
         _noise(noise)
         | _terms(one).to_json()
@@ -116,7 +118,7 @@ def _strategy(weighed: Weighed, one: Candidate) -> dict[str, Any]:
             else signal_to_noise(
                 mean_gradient_norm=signal, noise_stddev=noise.stddev, num_parameters=d
             ),
-            "cost": asdict(cost(weighed, one)),
+            "cost": asdict(cost(comparison, one)),
         }
     )
 

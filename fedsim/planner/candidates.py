@@ -1,4 +1,4 @@
-"""The two runs that are weighed: the config as ULS and as ELS, at one budget, with their plans."""
+"""The two runs that are compared: the config as ULS and as ELS, at one budget, with their plans."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedsim.planner.variants import changed, tried
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """A config ready to run, and what its strategy makes of it."""
+    """A config ready to run, and its plan."""
 
     config: Config
     plan: RoundPlan
@@ -26,7 +26,7 @@ class Candidate:
 
 
 def check_plannable(config: Config) -> None:
-    """Raise `ConfigError` where the two strategies could not be weighed at one promise."""
+    """Raise `ConfigError` where the two strategies cannot be compared at one promise."""
     privacy, local = config.privacy, config.strategy.local
     if privacy.epsilon is None or privacy.delta is None:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""The planned config as a file: TOML that `fedsim run` takes, with why it is so as comments."""
+"""Write the planned config: TOML for `fedsim run`, with the reasons as comments."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import textwrap
 from pathlib import Path
 
 from fedsim.errors import ConfigError
-from fedsim.planner.weighing import Weighed
+from fedsim.planner.compare_strategies import StrategyComparison
 from fedsim.utils.files import write_atomically
 
 _MARK = "# Planned by `fedsim plan`"
@@ -35,16 +35,18 @@ def check_target(path: Path) -> bool:
     raise ConfigError(f"--out {path}: exists, and no plan wrote it; name another file")
 
 
-def write_config(path: Path, weighed: Weighed, origin: str, sentences: tuple[str, ...]) -> None:
+def write_config(
+    path: Path, comparison: StrategyComparison, origin: str, sentences: tuple[str, ...]
+) -> None:
     """Write the recommended config, with `sentences` as comments above it.
 
     Raises:
         ConfigError: it cannot be written.
     """
     lines = [f"{_MARK} from {origin}."]
-    for sentence in (weighed.recommendation.reason, *sentences, CLIP_NORM):
+    for sentence in (comparison.recommendation.reason, *sentences, CLIP_NORM):
         lines += [f"# {line}" for line in textwrap.wrap(sentence, 97)]
     try:
-        write_atomically(path, "\n".join(lines) + "\n\n" + weighed.chosen.config.to_toml())
+        write_atomically(path, "\n".join(lines) + "\n\n" + comparison.chosen.config.to_toml())
     except OSError as error:
         raise ConfigError(f"--out {path}: cannot be written: {error}") from None

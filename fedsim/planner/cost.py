@@ -1,11 +1,11 @@
-"""What a planned run takes: time from gradients that were just timed, memory from what is known."""
+"""Estimate time and memory of a planned run, from gradients that were timed."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from fedsim.planner.candidates import Candidate
-from fedsim.planner.weighing import Weighed
+from fedsim.planner.compare_strategies import StrategyComparison
 from fedsim.utils.machine import peak_memory_bytes
 
 # Server-side bytes a trained parameter: itself (float32), the sum and the estimate (float64).
@@ -34,15 +34,15 @@ class Cost:
     memory_bytes: int
 
 
-def cost(weighed: Weighed, candidate: Candidate) -> Cost:
+def cost(comparison: StrategyComparison, candidate: Candidate) -> Cost:
     """Return what the run of a candidate takes, both candidates at the same B."""
     config = candidate.config
-    each = weighed.seconds_per_gradient[candidate.noise.strategy]
-    a_round = None if each is None else each * weighed.budget
-    d = weighed.norms.gradients.num_parameters
+    each = comparison.seconds_per_gradient[candidate.noise.strategy]
+    a_round = None if each is None else each * comparison.budget
+    d = comparison.norms.gradients.num_parameters
     server = d * (_BYTES + _OPTIMIZER_BYTES[config.server.optimizer])
     return Cost(
-        gradients_per_round=weighed.budget,
+        gradients_per_round=comparison.budget,
         seconds_per_gradient=each,
         seconds_per_round=a_round,
         seconds=None if a_round is None else a_round * config.strategy.rounds,

@@ -1,4 +1,4 @@
-"""L(G), what users' gradients measure, from a sample of users: plainly, or privately and paid for.
+"""L(G), the median norm of users' averaged gradients, from a sample: plain, or private and charged.
 
 Charles et al. 2024, App. I, take the median norm over 128 random users at the starting model. That
 is a query on private data which nobody accounts for. `PrivateNorms` asks the same question with

@@ -18,9 +18,9 @@ from fedsim.accounting.planning import (
     uls_noise_stddev,
 )
 from fedsim.errors import ConfigError
+from fedsim.planner.compare_strategies import START_COHORT
 from fedsim.planner.doubling import Doubling, Point, estimate_and_double
 from fedsim.planner.noise import Noise, Recommendation, recommend
-from fedsim.planner.weighing import START_COHORT
 from fedsim.sampling import PoissonSampling
 
 ALIKE, DIVERSE = 0.0, 1.0
@@ -28,7 +28,7 @@ ALIKE, DIVERSE = 0.0, 1.0
 
 @dataclass(frozen=True)
 class Numbers:
-    """What is known, all of it public.
+    """The public numbers of a plan.
 
     Attributes:
         users: N >= 2.
@@ -69,7 +69,7 @@ class Numbers:
 
 
 @dataclass(frozen=True)
-class Supposed:
+class Scenario:
     """The plan for one supposed diversity of gradients; lengths are in units of L_ELS."""
 
     gradient_diversity: float
@@ -79,7 +79,7 @@ class Supposed:
     recommendation: Recommendation
 
 
-def suppose(numbers: Numbers, gradient_diversity: float) -> Supposed:
+def scenario(numbers: Numbers, gradient_diversity: float) -> Scenario:
     """Return both strategies' noise for one D, with Poisson sampling under add-or-remove-one.
 
     Raises:
@@ -121,7 +121,7 @@ def suppose(numbers: Numbers, gradient_diversity: float) -> Supposed:
         ),
     )
     els = _els(numbers)
-    return Supposed(gradient_diversity, els, uls, doublings, recommend(els, uls))
+    return Scenario(gradient_diversity, els, uls, doublings, recommend(els, uls))
 
 
 def _els(numbers: Numbers) -> Noise:

@@ -1,4 +1,4 @@
-"""Gradients of some users at the starting model: how long they are, and how long their mean is."""
+"""Norms of sampled users' gradients at the starting model, and of their clipped mean."""
 
 from __future__ import annotations
 

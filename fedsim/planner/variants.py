@@ -1,4 +1,4 @@
-"""A config with some keys changed, and the plan that a strategy would make of it, unsaid."""
+"""Build a changed config, and its plan without logging."""
 
 from __future__ import annotations
 

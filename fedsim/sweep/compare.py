@@ -20,7 +20,7 @@ class RunsFailedError(RuntimeError):
 
 @dataclass(frozen=True)
 class Sweep:
-    """What became of all runs.
+    """How all runs ended.
 
     Attributes:
         comparison: of the runs that have a report; None where none has.

@@ -1,4 +1,4 @@
-"""A grid measured: settings tuned line by line, every line repeated over seeds."""
+"""Run a grid of configs over seeds, each line with its own tuned settings."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def measure(
     seeds: int = 1,
     runner: Runner = one_after_another,
 ) -> GridResult:
-    """Tune and repeat every cell, and return what was found.
+    """Tune and repeat every cell, and return the results.
 
     Args:
         cells: of one or several grids; their names differ.

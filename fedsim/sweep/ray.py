@@ -128,7 +128,7 @@ def _find_a_machine(ray: Any, cpus: float, gpus: float) -> None:  # noqa: ANN401
 
 
 def _wait_for_room(ray: Any, cpus: float, gpus: float) -> None:  # noqa: ANN401
-    """Place a task that does nothing: Ray itself would wait for ever where others hold all."""
+    """Place a task that does nothing: Ray itself would wait without end where others hold all."""
     free = ray.available_resources()
     fits = cpus <= free.get("CPU", 0.0) + 1e-9 and gpus <= free.get("GPU", 0.0) + 1e-9
     patience = _SLOW_START if fits else _PATIENCE

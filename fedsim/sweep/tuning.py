@@ -1,4 +1,4 @@
-"""Settings chosen for each line of a comparison by trying them, and what that cost."""
+"""Tune settings for each line of a grid by trial runs, and count their cost."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NOT_TUNED = ("privacy", "data")
 
 @dataclass(frozen=True)
 class Chosen:
-    """What tuning gave: a cell with its best settings, or why there is none.
+    """The result of tuning: a cell with its best settings, or why there is none.
 
     Attributes:
         cell: with the settings laid over; as it was where nothing worked.

@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 from experiments.studies.common.series import distinct, draw_rows, pick
 from experiments.studies.common.trained import Trained, base, cell
 from fedsim.materials import load_materials
-from fedsim.planner.weighing import Weighed, weigh
+from fedsim.planner.compare_strategies import StrategyComparison, compare_strategies
 from fedsim.report.folder import write_grid
 from fedsim.report.grid_result import CellResult, GridResult, interval
 from fedsim.sweep.cells import Cell, parse_variation
@@ -33,11 +33,11 @@ QUICK_EPSILONS, QUICK_BUDGETS = (4,), (32,)
 
 
 @cache
-def planned(epsilon: int, budget: int) -> Weighed:
+def planned(epsilon: int, budget: int) -> StrategyComparison:
     """Return the plans that `fedsim plan` compares for the base config at this ε and budget."""
     config = base(f"privacy.epsilon={epsilon}", "strategy.cohort_size=32")
     materials = load_materials(config.seed, config.data, config.model, "cpu")
-    return weigh(config, materials, budget=budget)
+    return compare_strategies(config, materials, budget=budget)
 
 
 def grid(quick: bool) -> list[Cell]:
@@ -80,13 +80,13 @@ class Recommendation(NamedTuple):
     needed: float
 
 
-def compare(weighed: Weighed, uls: CellResult, els: CellResult) -> Recommendation:
+def compare(comparison: StrategyComparison, uls: CellResult, els: CellResult) -> Recommendation:
     """Return the recommendation beside two lines whose seeds are the same."""
     complete = len(uls.losses) == len(els.losses) and not (uls.num_diverged or els.num_diverged)
     gaps = [a - b for a, b in zip(uls.losses, els.losses, strict=True)] if complete else []
-    gap, size = interval(gaps), weighed.uls.noise.group_size
-    diversity = weighed.norms(1) / weighed.norms(size)
-    advice = weighed.recommendation
+    gap, size = interval(gaps), comparison.uls.noise.group_size
+    diversity = comparison.norms(1) / comparison.norms(size)
+    advice = comparison.recommendation
     return Recommendation(
         epsilon=uls.settings["epsilon"],
         budget=uls.settings["budget"],

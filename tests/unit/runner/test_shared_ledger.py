@@ -20,7 +20,7 @@ from fedsim.cli.ledger import facts
 from fedsim.config import Config
 from fedsim.errors import BudgetSpentError, ConfigError
 from fedsim.materials import Materials
-from fedsim.planner.weighing import weigh
+from fedsim.planner.compare_strategies import compare_strategies
 from fedsim.runner.shared_ledger import SharedAccount, SharedLedger, read_shared, register_together
 from fedsim.sampling import FixedSizeSampling, PoissonSampling, Relation
 from tests.conftest import small_config
@@ -208,7 +208,7 @@ def test_releases_that_the_ledger_would_not_know_of_are_refused(
         speeches, privacy={"shared": shared, "noise_multiplier": None, "epsilon": 8.0}
     )
     with pytest.raises(ConfigError, match=r"--private-norms with privacy\.shared"):
-        weigh(asked, materials, private_norms=1.0)
+        compare_strategies(asked, materials, private_norms=1.0)
     assert not (tmp_path / "people.json").exists()
 
 

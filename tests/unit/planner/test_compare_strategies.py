@@ -13,18 +13,18 @@ from fedsim.errors import ConfigError
 from fedsim.materials import Materials
 from fedsim.noise import rounding_share
 from fedsim.planner.candidates import as_els, as_uls, candidate, enough, median_user_size
+from fedsim.planner.compare_strategies import StrategyComparison, compare_strategies
 from fedsim.planner.noise import Noise, recommend
-from fedsim.planner.numbers import Numbers, suppose
-from fedsim.planner.weighing import Weighed, weigh
+from fedsim.planner.numbers import Numbers, scenario
 from fedsim.strategy import build_plan
 from tests.conftest import small_config
 
 PROMISE = {"epsilon": 6.0, "noise_multiplier": None}
 
 
-def weighed(speeches: Path, materials: Materials, **sections: dict[str, Any]) -> Weighed:
+def weighed(speeches: Path, materials: Materials, **sections: dict[str, Any]) -> StrategyComparison:
     sections = {**sections, "privacy": {**PROMISE, **sections.get("privacy", {})}}
-    return weigh(small_config(speeches, **sections), materials, budget=20.0)
+    return compare_strategies(small_config(speeches, **sections), materials, budget=20.0)
 
 
 def test_the_median_user_is_a_user(materials: Materials) -> None:
@@ -123,6 +123,6 @@ def test_a_denominator_that_condition_7_does_not_know_is_not_argued_with_it() ->
 
 def test_numbers_with_few_examples_a_user_begin_where_the_budget_can_be_met() -> None:
     numbers = Numbers(100, 8, 8, 8.0, 1e-5, 10, 700.0)
-    uls = suppose(numbers, 0.0).uls
+    uls = scenario(numbers, 0.0).uls
     assert uls.group_size == 8
     assert uls.size == 87.5

@@ -29,8 +29,8 @@ START_COHORT = 32  # Charles et al. 2024, App. I.1
 
 
 @dataclass(frozen=True, eq=False)
-class Weighed:
-    """A plan before training.
+class StrategyComparison:
+    """ULS and ELS at one promise and one compute, before training.
 
     Attributes:
         config: as it was given.
@@ -66,14 +66,14 @@ class Weighed:
         return self.els if self.recommendation.strategy == "els" else self.uls
 
 
-def weigh(
+def compare_strategies(
     config: Config,
     materials: Materials,
     *,
     budget: float | None = None,
     private_norms: float | None = None,
-) -> Weighed:
-    """Plan both strategies at one promise and one compute, and weigh their noise.
+) -> StrategyComparison:
+    """Plan both strategies at one promise and one compute, and compare their noise.
 
     Args:
         config: of a run; strategy, group size, clip norm and cohort or batch are what is planned.
@@ -107,7 +107,7 @@ def weigh(
     uls = candidate(as_uls(config, point.group_size, uls_norm), materials, budget)
     plain = private_norms is None
     gradients = norms.gradients
-    return Weighed(
+    return StrategyComparison(
         config=config,
         budget=budget,
         norms=norms,

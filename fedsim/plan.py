@@ -9,15 +9,16 @@ same fields. A plan that cannot be kept is refused here.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict
 
+from fedsim.accounting.accountants import choose
 from fedsim.accounting.events import RoundCost
 from fedsim.clip_policy import ClipPolicy, ConstantClip, NextClip
 from fedsim.clipping import Clip
@@ -37,6 +38,14 @@ class TaskSpec(BaseModel):
 
     name: str
     options: Mapping[str, Any] = {}
+
+
+class TestingEstimator(Estimator, Protocol):
+    """An estimator whose sensitivity is proved for rounds that pass a test."""
+
+    def around(self, executor: Executor, sampling: Sampling, seed: int) -> Executor:
+        """Return an executor that tests each round by the sampler's terms."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,8 +74,6 @@ class RoundPlan:
         assumptions: sentences that the guarantee rests on, for the report.
         dropped: training examples that the strategy leaves out, a count for each reason.
         accountant: what adds up the rounds, by name; None for the mechanism's own.
-        around: puts something between the round and the clients' executor, given the seed; by
-            default nothing.
 
     Raises:
         ValueError: a combination without a proof, or fields that disagree.
@@ -115,7 +122,6 @@ class RoundPlan:
     assumptions: tuple[str, ...] = ()
     dropped: Mapping[str, int] = field(default_factory=dict)
     accountant: str | None = None
-    around: Callable[[Executor, int], Executor] = lambda executor, _seed: executor
 
     def __post_init__(self) -> None:
         if len(self.pool) == 0:
@@ -140,8 +146,20 @@ class RoundPlan:
             )
         if reason := self.clip_policy.unproved(self.relation):
             raise ValueError(f"clip_policy: {reason}")
-        _ = self.cost  # refuses what has no event
-        _ = self.noise_stddev  # refuses noise without a bound, and more than all for a count
+        if self.entropy == "secure" and not self.sampling.guaranteed:
+            raise ValueError(
+                f"entropy = 'secure' with {self.sampling.kind!r} sampling: the order of a pass is "
+                'drawn again every round; take "seeded"'
+            )
+        cost = self.cost  # refuses what has no event
+        if self.noise_stddev:  # refuses noise without a bound, and more than all for a count
+            choose([cost], self.accountant, self.relation)  # refuses what has no proof
+
+    def around(self, executor: Executor) -> Executor:
+        """Return the executor, within the test of each round that the estimator's proof needs."""
+        if self.sampling.test is None:
+            return executor
+        return cast(TestingEstimator, self.estimator).around(executor, self.sampling, self.seed)
 
     def at(self, state: ServerState) -> RoundPlan:
         """Return the plan of the round that `state` is about to do: its clip, hence its noise.

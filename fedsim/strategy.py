@@ -24,7 +24,6 @@ from fedsim.config import Config, StrategyConfig
 from fedsim.config.schema import ClipConfig
 from fedsim.errors import ConfigError
 from fedsim.estimators import Estimator
-from fedsim.execution import Executor
 from fedsim.language_model import LanguageModel
 from fedsim.materials import Materials
 from fedsim.plan import RoundPlan, TaskSpec
@@ -83,7 +82,6 @@ def private_plan(
     assumptions: tuple[str, ...] = (),
     dropped: Mapping[str, int] | None = None,
     clip: Clip | None = None,
-    around: Callable[[Executor, int], Executor] = lambda executor, _seed: executor,
 ) -> RoundPlan:
     """Return the plan of a strategy: its own fields as given, all others from the config.
 
@@ -102,7 +100,6 @@ def private_plan(
         assumptions: sentences that the guarantee rests on, for the report.
         dropped: training examples that are left out, a count for each reason.
         clip: by default that of `strategy.clip`.
-        around: as in `RoundPlan`.
 
     Raises:
         ConfigError: no clip or δ, an unreachable ε, an accountant or a relation without a proof
@@ -111,25 +108,29 @@ def private_plan(
     strategy = config.strategy
     clip = clip or build_clip(strategy.clip, materials.model)
     noise = noise_multiplier(config, sampling, units_per_user)
-    return RoundPlan(
-        strategy=strategy.name,
-        unit=unit,
-        pool=pool,
-        sampling=sampling,
-        task=task,
-        clip=clip,
-        clip_policy=clip_policy(config, clip, noise, sampling.probability * population),
-        estimator=estimator,
-        noise_multiplier=noise,
-        units_per_user=units_per_user,
-        relation=neighbours(config),
-        optimizer=server_optimizer(config),
-        entropy=config.privacy.noise,
-        assumptions=assumptions if sampling.guaranteed else (*assumptions, _SHUFFLED),
-        dropped=dropped or {},
-        accountant=config.privacy.accountant,
-        around=around,
-    )
+    try:
+        return RoundPlan(
+            strategy=strategy.name,
+            unit=unit,
+            pool=pool,
+            sampling=sampling,
+            task=task,
+            clip=clip,
+            clip_policy=clip_policy(config, clip, noise, sampling.probability * population),
+            estimator=estimator,
+            noise_multiplier=noise,
+            units_per_user=units_per_user,
+            relation=neighbours(config),
+            optimizer=server_optimizer(config),
+            entropy=config.privacy.noise,
+            assumptions=assumptions if sampling.guaranteed else (*assumptions, _SHUFFLED),
+            dropped=dropped or {},
+            accountant=config.privacy.accountant,
+        )
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise ConfigError(f"strategy.name = {strategy.name!r}: {error}") from error
 
 
 def public_size(

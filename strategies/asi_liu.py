@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from fedsim.accounting.above_threshold import failure_probability
-from fedsim.concentration.filter import Filtered, FilteredMean
-from fedsim.concentration.sampling import ConcentratedSampling, halting_test
+from fedsim.concentration.filter import FilteredMean
+from fedsim.concentration.sampling import ConcentratedSampling
 from fedsim.config import Config
 from fedsim.errors import ConfigError
 from fedsim.materials import Materials
@@ -53,7 +53,6 @@ def build(config: Config, materials: Materials) -> RoundPlan:
     _check_memory(num_users, materials)
     sampling = ConcentratedSampling(num_users, privacy.epsilon / 2.0)
     _check_population(config, sampling)
-    test, radius = halting_test(num_users, sampling.test_epsilon), strategy.concentration_radius
     replacing = privacy.model_copy(update={"relation": privacy.relation or "replace-one"})
     return private_plan(
         config.model_copy(update={"privacy": replacing}),
@@ -63,9 +62,8 @@ def build(config: Config, materials: Materials) -> RoundPlan:
         population=num_users,
         sampling=sampling,
         task=user_task(strategy),
-        estimator=FilteredMean(radius, num_users),
+        estimator=FilteredMean(strategy.concentration_radius, num_users),
         assumptions=(not_hidden(num_users, "users"), *_ASSUMPTIONS),
-        around=lambda inner, seed: Filtered(inner, test, radius, seed),
     )
 
 

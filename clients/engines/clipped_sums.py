@@ -30,6 +30,8 @@ _UNDERFLOW = 1e-28
 # Outside, float32 is too coarse: squares of 1e15 are near its largest number, factors of 1e-30 near
 # its denormal ones. Such units are computed one by one in float64.
 _LARGEST_SQUARE, _LEAST_FACTOR = 1e30, 1e-30
+# A clipped update of so small a norm may have entries that float32 holds with few digits.
+_LEAST_BOUND = 1e-25
 
 
 def block_squares(values: torch.Tensor) -> torch.Tensor:
@@ -101,6 +103,8 @@ def clip_factors(
     squares_at_most = squares + _UNDERFLOW if error else squares
     factors = clip.batch_factors(list(layout), squares_at_most, norm_error=error)
     plain = (squares.sum(dim=1) < _LARGEST_SQUARE) & (factors.amin(dim=1) > _LEAST_FACTOR)
+    if error and clip.bound < _LEAST_BOUND:
+        plain = torch.zeros_like(plain)
     return factors, plain
 
 

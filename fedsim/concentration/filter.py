@@ -11,7 +11,12 @@ import numpy.typing as npt
 import torch
 
 from fedsim.clipping import Clip
-from fedsim.concentration.sampling import CONCENTRATION, AboveThreshold
+from fedsim.concentration.sampling import (
+    CONCENTRATION,
+    AboveThreshold,
+    ConcentratedSampling,
+    halting_test,
+)
 from fedsim.errors import HaltedError
 from fedsim.estimators import WeightedSum
 from fedsim.execution import Executor, Keys
@@ -20,6 +25,8 @@ from fedsim.seeding import stream
 from fedsim.tensors import Tensors, scale
 
 _COLUMNS = 65_536  # of the gradients that are float64 at once
+# A distance errs by a few 1e-8 of the norms: below, users who are many τ apart would seem one.
+_LEAST_RADIUS = 1e-6
 
 Matrix = npt.NDArray[np.float64]
 
@@ -89,7 +96,16 @@ class FilteredMean:
         return scale(total.values, 1.0 / total.weight if total.weight else 0.0)
 
     def sensitivity(self, bound: float) -> float:
-        """Return 24 τ/N, whatever the clip's bound is: concentration bounds what a user moves."""
+        """Return 24 τ/N: concentration bounds what a user moves, and not the clip.
+
+        Raises:
+            ValueError: τ is so small beside the clip's bound that `distances` are rounding.
+        """
+        if self.radius < _LEAST_RADIUS * bound:
+            raise ValueError(
+                f"radius = {self.radius}: distances between updates of norm {bound:g} are only "
+                f"known to {_LEAST_RADIUS:g} of it; take a larger radius or a lower clip"
+            )
         return 24.0 * self.radius / self.num_users
 
     @property
@@ -98,8 +114,19 @@ class FilteredMean:
         return 0.0
 
     def unproved(self, sampling: Sampling, relation: Relation, units_per_user: int) -> str | None:
-        """Return None: what the proof rests on, its sampler insists on."""
+        """Return "another relation …" or "a population of …", if the proof does not cover it."""
+        if relation is not Relation.REPLACE or units_per_user > 1:
+            return "another relation than replace-one, or several units of a user"
+        population = getattr(sampling, "population", None)
+        if population != self.num_users:
+            return f"a population of {population} where num_users = {self.num_users}"
         return None
+
+    def around(self, executor: Executor, sampling: Sampling, seed: int) -> Executor:
+        """Return the executor within the filter, which tests each round; see `Filtered`."""
+        assert isinstance(sampling, ConcentratedSampling)  # noqa: S101  (the plan has compared)
+        test = halting_test(self.num_users, sampling.test_epsilon)
+        return Filtered(executor, test, self.radius, seed)
 
     def describe(self) -> dict[str, float | str]:
         """Return the kind, τ and N."""

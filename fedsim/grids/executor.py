@@ -36,7 +36,7 @@ def build_executor(
     Args:
         config: of the run; its `executor` section says how the work is cut and where it is done.
         materials: of the config.
-        plan: of the rounds; what its strategy puts around the executor is included.
+        plan: of the rounds; the test of each round that it needs is included.
         grid: any `flwr.serverapp.Grid`.
         device: of the server, in torch's spelling.
     """
@@ -55,7 +55,7 @@ def build_executor(
         config.executor.shard_size,
         unit_tokens(plan, materials),
     )
-    return plan.around(executor, plan.seed)
+    return plan.around(executor)
 
 
 class GridExecutor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from clients.engines.clipped_sums import clip_factors
+from clients.engines.clipped_sums import block_squares, clip_factors, sum_of_rows
 from clients.engines.per_example.batched import Buffers
 from clients.engines.per_example.ghost import Ghost
 from clients.engines.per_example.gradient_terms import (
@@ -217,3 +217,15 @@ def test_a_unit_of_many_positions_is_formed_twice_and_clipped_to_the_bound(cut: 
     )
     summed = gradients.weighted_sum(factors)["w.weight"]
     assert l2_norm({"w": summed - exact}) <= rounding_share(units) * BOUND
+
+
+@pytest.mark.parametrize("norm", [1e-20, 1e-30, 1e-36, 1e-39, 1e-41])
+@pytest.mark.parametrize("entry", [1e-3, 1e-6, 1e-9, 3e-13])
+def test_what_float32_holds_with_few_digits_is_left_to_float64(norm: float, entry: float) -> None:
+    """Clipped entries below 1e-38 lose digits: at a norm of 1e-39 they gave 1.00018 times that."""
+    rows = torch.full((1, 200_000), entry)
+    clip = FlatClip(l2_clip_norm=norm)
+    factors, plain = clip_factors(clip, {"w": rows[0]}, block_squares(rows)[:, None])
+    clipped = sum_of_rows(factors[:, 0].float(), rows)
+    assert not plain.any() or float(clipped.norm()) <= norm
+    assert bool(plain.all()) or norm < 1e-25 or float(factors.min()) < 1e-30

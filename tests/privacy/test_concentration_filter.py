@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import dp_accounting
 import numpy as np
@@ -36,7 +37,7 @@ from fedsim.state import ServerState
 from fedsim.tensors import Tensors
 
 N, RADIUS = 600, 1.0
-BOUND = FilteredMean(RADIUS, N).sensitivity(math.inf)
+BOUND = FilteredMean(RADIUS, N).sensitivity(1.0)
 EDGE = 100  # users who are near just so many others that each one more or less counts
 
 
@@ -99,7 +100,7 @@ def test_random_neighbours_keep_it(seed: int) -> None:
     rows[: rng.integers(0, 9)] *= rng.uniform(2, 9)
     if concentration_score(distances(rows), RADIUS) < 2 * 60 / 3 + 1:
         pytest.skip("not concentrated")
-    bound = FilteredMean(RADIUS, 60).sensitivity(math.inf)
+    bound = FilteredMean(RADIUS, 60).sensitivity(1.0)
     for user in range(0, 60, 7):
         place = rng.normal(size=2) * rng.uniform(0, 4)
         assert moved(rows, replaced(rows, user, (place[0], place[1]))) <= bound
@@ -123,7 +124,6 @@ class Planted:
 
 def plan_of(num_users: int, test_epsilon: float, noise_multiplier: float) -> RoundPlan:
     law = ConcentratedSampling(num_users, test_epsilon)
-    test = halting_test(num_users, test_epsilon)
     return RoundPlan(
         strategy="asi-liu",
         unit="user",
@@ -137,13 +137,12 @@ def plan_of(num_users: int, test_epsilon: float, noise_multiplier: float) -> Rou
         relation=Relation.REPLACE,
         optimizer=ServerOptimizer("sgd", 1.0),
         entropy="seeded",
-        around=lambda inner, seed: Filtered(inner, test, RADIUS, seed),
     )
 
 
 def test_released_noise_is_the_plans() -> None:
     plan = plan_of(20, 1e6, 0.8)
-    after, record = run_round(ServerState(0, LAYOUT), plan, plan.around(Planted(0.0), 0))
+    after, record = run_round(ServerState(0, LAYOUT), plan, plan.around(Planted(0.0)))
     release = torch.cat([value.flatten() for value in after.parameters.values()]).numpy()
     assert plan.noise_stddev == pytest.approx(0.8 * 24 * RADIUS / 20)
     for factor, fits in ((1.0, True), (1.05, False), (0.95, False)):
@@ -154,7 +153,7 @@ def test_released_noise_is_the_plans() -> None:
 
 def test_outliers_have_no_part_in_the_mean() -> None:
     spread = 1.0  # 200 apart in norm: τ is 1
-    plan = dataclasses.replace(plan_of(20, 1e6, 0.0), around=lambda inner, _seed: inner)
+    plan = plan_of(20, 1e6, 0.0)
     filtered = Filtered(Planted(spread), halting_test(10, 1e6), RADIUS, 0)
     total = filtered.clipped_sum(
         LAYOUT, np.arange(20), plan.clip, 0
@@ -168,7 +167,35 @@ def test_a_round_that_is_not_concentrated_halts_and_releases_nothing() -> None:
     plan = plan_of(20, 1e6, 1.0)  # the score is 13.6 of 20, the threshold 16
     state = ServerState(0, LAYOUT)
     with pytest.raises(HaltedError, match="round 0: the users' gradients are not concentrated"):
-        run_round(state, plan, plan.around(Planted(1.0), 0))
+        run_round(state, plan, plan.around(Planted(1.0)))
+
+
+def test_a_radius_that_distances_cannot_resolve_is_refused() -> None:
+    """Users 3e-9 of their norm apart have a measured distance of 0."""
+    close = torch.full((3, 2_000), 0.02, dtype=torch.float64)
+    close[2, 0] += 3e-9
+    assert distances(close).max() < 1e-7
+    plan = plan_of(20, 1e6, 0.8)
+    with pytest.raises(ValueError, match=r"radius = 1e-11: distances between updates of norm 1 "):
+        dataclasses.replace(plan, estimator=FilteredMean(1e-11, 20))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"estimator": FilteredMean(RADIUS, 10**6)}, "population of 20 where num_users = 1000000"),
+        ({"relation": Relation.ADD_OR_REMOVE}, "another relation than replace-one"),
+        ({"units_per_user": 2}, "several units of a user"),
+        ({"accountant": "rdp"}, "accountant = 'rdp'"),
+    ],
+)
+def test_what_the_proof_does_not_cover_is_refused(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        dataclasses.replace(plan_of(20, 1e6, 0.8), **changes)
+
+
+def test_the_plan_puts_the_filter_around_by_itself() -> None:
+    assert isinstance(plan_of(20, 1e6, 0.8).around(Planted(0.0)), Filtered)
 
 
 def test_epsilon_is_the_test_and_the_gaussians() -> None:

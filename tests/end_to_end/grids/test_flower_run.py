@@ -87,7 +87,7 @@ def test_two_simulated_nodes_give_the_model_of_one_process(
     speeches: Path, tmp_path: Path, env: dict[str, str]
 ) -> None:
     """Relative paths, a space in one of them, and nothing left running or lying about."""
-    config = two_rounds(speeches, shard_size=1)
+    config = two_rounds(speeches, shard_size=2)
     write(config, tmp_path)
     expected = fedsim.run(config, tmp_path / "one")
     status, output, errors = fedsim_command(

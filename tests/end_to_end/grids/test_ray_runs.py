@@ -25,7 +25,7 @@ from tests.end_to_end.grids.ray_runs import (
     write_config,
 )
 
-KILLS = 4  # each costs a start of torch; ten were tried by hand
+KILLS = 2  # each costs a start of torch; ten were tried by hand
 RAY = {"grid": "ray", "workers": 2, "cpus_per_worker": 0.5}
 
 
@@ -34,9 +34,9 @@ def config(speeches: Path) -> Config:
     """One-user shards, one after the other: a run long enough to be disturbed."""
     return small_config(
         speeches,
-        strategy={"rounds": 40, "cohort_size": 16, "group_size": 8},
+        strategy={"rounds": 20, "cohort_size": 12, "group_size": 8},
         executor={"shard_size": 1, "engine": "loop"},
-        training={"evaluate_every": 40, "checkpoint_every": 10},
+        training={"evaluate_every": 20, "checkpoint_every": 10},
     )
 
 
@@ -173,7 +173,9 @@ def test_a_task_that_raises_and_resume(
         {"fedsim.strategies faulty": "faulty:build", "fedsim.tasks faulty": "faulty:Task"},
     )
     changes = {
-        "strategy": config.strategy.model_copy(update={"name": "faulty", "rounds": 6}),
+        "strategy": config.strategy.model_copy(
+            update={"name": "faulty", "rounds": 5, "cohort_size": 6}
+        ),
         "training": config.training.model_copy(update={"evaluate_every": 2, "checkpoint_every": 2}),
     }
     config = config.model_copy(update=changes)

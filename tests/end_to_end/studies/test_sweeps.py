@@ -23,7 +23,7 @@ from tests.end_to_end.grids.test_ray import run_alone
 from tests.helpers.commands import fedsim
 
 STEM = "uls"
-ROUNDS = 20
+ROUNDS = 12
 GROUP_SIZES = ("--vary", "strategy.group_size=2,3")
 CELLS = [f"{STEM},source={s}.jsonl,group_size={k}" for s in ("here", "later") for k in (2, 3)]
 ON_RAY = ("--grid", "ray", "--workers", "2", "--set", "executor.cpus_per_worker=0.5")

@@ -22,7 +22,13 @@ from fedsim.errors import ConfigError
 from fedsim.estimators import ClippedDenominator, FixedDenominator
 from fedsim.materials import Materials
 from fedsim.plan import RoundPlan, TaskSpec
-from fedsim.sampling import FixedSizeSampling, PoissonSampling, Relation, TruncatedPoissonSampling
+from fedsim.sampling import (
+    FixedSizeSampling,
+    PoissonSampling,
+    Relation,
+    ShuffledSampling,
+    TruncatedPoissonSampling,
+)
 from fedsim.server_optimizer import ServerOptimizer
 from fedsim.strategy import build_plan
 from tests.conftest import small_config
@@ -56,6 +62,9 @@ def make_plan(**changes: Any) -> RoundPlan:  # noqa: ANN401
         ({"sampling": PoissonSampling(0.2)}, "0.25: differs from sampling.probability = 0.2"),
         ({"estimator": ClippedDenominator(0.3, 8.0)}, "sampling_probability = 0.3: differs"),
         ({"units_per_user": 0}, "units_per_user = 0"),
+        ({"accountant": "nobodys"}, "accountant = 'nobodys': unknown"),
+        ({"sampling": FixedSizeSampling(5, 20)}, "relation = 'add-or-remove-one': "),
+        ({"sampling": ShuffledSampling(5, 20), "entropy": "secure"}, "entropy = 'secure' with"),
         (
             {"sampling": PoissonSampling(1.0), "estimator": FilteredMean(1.0, 20)},
             "filtered-mean.*not proved for .poisson",

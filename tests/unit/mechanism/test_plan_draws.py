@@ -85,7 +85,7 @@ def test_the_defaults_are_those_that_promise_most_and_do_nothing_else() -> None:
     assert plan.dropped == {}
     assert plan.moving_clip_norm is None
     executor = object()
-    assert plan.around(executor, 3) is executor  # type: ignore[arg-type]
+    assert plan.around(executor) is executor  # type: ignore[arg-type]
 
 
 def test_a_task_keeps_its_name_and_options() -> None:

@@ -24,7 +24,8 @@ class Unit:
 
     Attributes:
         key: the unit's index in the data (a user or an example).
-        tokens: (num_examples, length) int64, padded with 0 on the right; may have no rows.
+        tokens: (num_examples, length) int64, padded with 0 on the right; may have no rows. Token
+            ids, and -1 - id for context tokens: see `fedsim.evaluation.losses`.
         lengths: (num_examples,) int64.
         weight: in [0, 1].
         streams: (num_examples,) int64, what each example's draws (its place in local training,

@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from fedsim.tensors import Tensors
@@ -80,5 +82,28 @@ class LanguageModel(Protocol):
 
         It is read back before a run ends: by transformers, or by the loader that its `config.json`
         names as `fedsim_model`.
+        """
+        ...
+
+
+class ChatModel(LanguageModel, Protocol):
+    """A language model that reads conversations too, which chat data needs."""
+
+    def chat_encoder(
+        self, loss_on: str, chat_template: str | None, field: str
+    ) -> Callable[[Sequence[str]], list[npt.NDArray[np.int64]]]:
+        """Return what makes tokens of conversations; it can be pickled, as `encoder`.
+
+        A conversation is a JSON text: see `fedsim.data.sources.conversations`. Tokens are ids, and
+        -1 - id for those that do not count in a loss.
+
+        Args:
+            loss_on: which tokens count: "all", "assistant" or "completion".
+            chat_template: a Jinja file, or "tokenizer" or None for the tokenizer's own template;
+                with None, prompts and completions that are strings go through none.
+            field: the config's key and value that asks, for errors.
+
+        Raises:
+            ConfigError: there is no template, or it cannot be read.
         """
         ...

@@ -40,6 +40,31 @@ def speeches(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+ANSWERS: dict[str, Any] = {"text_column": None, "messages_column": "messages"}
+"""Keys of [data] that read `answers`."""
+
+
+@pytest.fixture(scope="session")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A JSONL of 24 users with 1 to 6 conversations of one or two questions and answers."""
+    path = tmp_path_factory.mktemp("answers") / "answers.jsonl"
+    rng = np.random.default_rng(8)
+    rows = [
+        {
+            "author": f"user-{user}",
+            "messages": [
+                {"role": role, "content": " ".join(rng.choice(WORDS, rng.integers(1, 8)))}
+                for _ in range(rng.integers(1, 3))
+                for role in ("user", "assistant")
+            ],
+        }
+        for user in range(24)
+        for _ in range(rng.integers(1, 7))
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
 def small_config(source: Path, **sections: dict[str, Any]) -> Config:
     """Return a config of a few quick rounds on `source`; sections are laid over it key by key."""
     raw: dict[str, Any] = {

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-from fedsim.evaluation.losses import predicted_mask
+from fedsim.evaluation.losses import predicted_mask, token_ids
 
 
 @dataclass(frozen=True, eq=False)
@@ -16,7 +16,7 @@ class Batch:
     """Rows of one or more sequences, with the weight of each prediction.
 
     Attributes:
-        tokens: (rows, length) int64, padded on the right.
+        tokens: (rows, length) int64 ids, padded on the right.
         shares: (rows, length), the weight of the loss of predicting the token after this one; 0
             where there is none to predict.
         positions: (rows, length) int64 of tokens in their sequences, where rows have several; or
@@ -119,7 +119,7 @@ def weighted_loss(
         lengths: (examples,) int64.
         weights: (examples,); those of weight 0 have no influence.
     """
-    following = tokens.roll(-1, dims=1)[..., None]
+    following = token_ids(tokens).roll(-1, dims=1)[..., None]
     shares = mean_shares(tokens, lengths, weights)
     total: torch.Tensor = _SumOfLosses.apply(logits, following, shares.to(logits.dtype))[0]  # type: ignore[no-untyped-call]
     return total

@@ -16,7 +16,7 @@ from torch.func import grad_and_value, vmap
 from clients.models.dropout import row_streams, unit_streams
 from fedsim.clipping import Clip
 from fedsim.estimators import WeightedSum
-from fedsim.evaluation.losses import example_losses
+from fedsim.evaluation.losses import example_losses, token_ids
 from fedsim.execution import Accumulator, Keys, Task, Unit, Update
 from fedsim.language_model import LanguageModel
 from fedsim.tensors import Tensors, l2_norm, zeros_like
@@ -85,7 +85,7 @@ class VmapEngine:
         streams: torch.Tensor | None = None,
     ) -> torch.Tensor:
         with row_streams(streams):
-            logits = self._model.logits(parameters, tokens)
+            logits = self._model.logits(parameters, token_ids(tokens))
         return example_losses(logits, tokens, lengths).mean()
 
 

@@ -24,6 +24,18 @@ from fedsim.data.sources.shakespeare import public_speeches
 
 END_OF_TEXT = "<|endoftext|>"
 UNKNOWN, BEGIN, END = "<unk>", "<s>", "</s>"
+CHAT_TEMPLATE = """\
+{%- for message in messages -%}
+{{ message.role }}:
+{% if message.role == 'assistant' -%}
+{% generation %}{{ message.content }}{{ eos_token }}{% endgeneration %}
+{%- else -%}
+{{ message.content }}
+{% endif %}
+{%- endfor -%}
+{%- if add_generation_prompt %}assistant:
+{% endif -%}
+"""
 NO_LIMIT = 10**9  # how long a text may be is the data store's business
 
 
@@ -44,6 +56,7 @@ def byte_pair_tokenizer(vocabulary_size: int) -> PreTrainedTokenizerFast:
         bos_token=END_OF_TEXT,
         eos_token=END_OF_TEXT,
         pad_token=END_OF_TEXT,
+        chat_template=CHAT_TEMPLATE,
         model_max_length=NO_LIMIT,
     )
 

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from tokenizers import models
+from tokenizers import Tokenizer, models
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from clients.models.chat import ChatEncoder
 from clients.models.cpu_kernels import fuse_activations, onednn_products
 from clients.models.dropout import install_dropout
 from clients.models.encoders import encoder_of
@@ -80,6 +81,42 @@ class TransformersModel:
         A special token that is spelt out in a text is read as text: no text can end early.
         """
         return self.encoder(texts)
+
+    def chat_encoder(self, loss_on: str, chat_template: str | None, field: str) -> ChatEncoder:
+        """Return the encoder of conversations; see `ChatEncoder`.
+
+        Args:
+            loss_on: which tokens count.
+            chat_template: a Jinja file, or "tokenizer" or None for the tokenizer's own template;
+                with None, prompts and completions that are strings go through none.
+            field: the config's key and value that asks, for errors.
+
+        Raises:
+            ConfigError: the file cannot be read; the tokenizer is none of the package
+                `tokenizers`, which says where in a text a token stands.
+        """
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        if not isinstance(backend, Tokenizer):
+            raise ConfigError(
+                f"{field}: the tokenizer of {self.name!r} is none of the package tokenizers, so "
+                "a conversation's tokens cannot be told apart; take a model with a fast tokenizer"
+            )
+        template = self.tokenizer.chat_template
+        if isinstance(template, dict):
+            template = template.get("default")
+        if chat_template not in (None, "tokenizer"):
+            try:
+                template = Path(chat_template).expanduser().read_text(encoding="utf-8")
+            except (OSError, ValueError) as error:
+                raise ConfigError(f"data.chat_template = {chat_template!r}: {error}") from error
+        begin, end = _begin_and_end(self.tokenizer, self.name)
+        wraps = chat_template is not None
+        special = {
+            name: value
+            for name, value in self.tokenizer.special_tokens_map.items()
+            if isinstance(value, str)
+        }
+        return ChatEncoder(backend.to_str(), begin, end, template, special, wraps, loss_on, field)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of token ids; begin and end tokens are left out."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from clients.models.dropout import row_streams
-from fedsim.evaluation.losses import example_losses
+from fedsim.evaluation.losses import example_losses, token_ids
 from fedsim.execution import Unit, Update
 from fedsim.language_model import LanguageModel
 from fedsim.tensors import Tensors, zeros_like
@@ -32,7 +32,7 @@ def mean_gradient(model: LanguageModel, parameters: Tensors, unit: Unit) -> Upda
         lengths = unit.lengths[rows].to(model.device)
         streams = None if unit.streams is None else unit.streams[rows].to(model.device)
         with row_streams(streams):
-            logits = model.logits(leaves, tokens)
+            logits = model.logits(leaves, token_ids(tokens))
         loss = example_losses(logits, tokens, lengths).sum() / count
         gradients = torch.autograd.grad(loss, list(leaves.values()))
         for name, gradient in zip(leaves, gradients, strict=True):

@@ -14,7 +14,7 @@ from fedsim.config import ModelConfig, parse_config
 from fedsim.data.building.build import build_store, terminal_progress
 from fedsim.data.config import load_recipe, recipe_names
 from fedsim.data.inspection import inspect_store
-from fedsim.data.reading import cache_key, records
+from fedsim.data.reading import cache_key, encoder, records
 from fedsim.data.store import TokenStore
 from fedsim.errors import ConfigError
 from fedsim.registry import names
@@ -33,6 +33,18 @@ def build(
         str | None, typer.Option(help="The column that says whose a text is.")
     ] = None,
     text_column: Annotated[str | None, typer.Option(help="The column that holds the text.")] = None,
+    messages_column: Annotated[
+        str | None, typer.Option(help="Or the column of conversations: lists of role and content.")
+    ] = None,
+    prompt_column: Annotated[str | None, typer.Option(help="Or the column of prompts…")] = None,
+    completion_column: Annotated[str | None, typer.Option(help="…and that of answers.")] = None,
+    chat_template: Annotated[
+        str | None,
+        typer.Option(help="A Jinja file, or `tokenizer`: strings too go through its template."),
+    ] = None,
+    loss_on: Annotated[
+        str | None, typer.Option(help="Tokens that count: all, assistant or completion.")
+    ] = None,
     recipe: Annotated[
         str | None, typer.Option(help="Take what is not given from a recipe of `data recipes`.")
     ] = None,
@@ -64,6 +76,11 @@ def build(
         "source": source,
         "user_column": user_column,
         "text_column": text_column,
+        "messages_column": messages_column,
+        "prompt_column": prompt_column,
+        "completion_column": completion_column,
+        "chat_template": chat_template,
+        "loss_on": loss_on,
         "sequence_length": sequence_length,
         "cutting": cutting,
         "preparation": [_step(text) for text in prepare] if prepare else None,
@@ -82,18 +99,20 @@ def build(
     steps = 0 if tokenizer in names("models") else None
     untrained = ModelConfig(name_or_path=tokenizer, pretraining_steps=steps)
     model = load_model(untrained, sequence_length=config.sequence_length)
+    encode = encoder(config, model)
     try:
         with terminal_progress() as progress:
             store = build_store(
                 records(config),
-                encode=model.encoder,
+                encode=encode,
                 vocabulary_size=model.vocabulary_size,
                 tokenizer_fingerprint=model.tokenizer_fingerprint,
                 sequence_length=config.sequence_length,
                 cutting=config.cutting,
+                loss_on=config.counted,
                 destination=out,
                 source=config.source,
-                key=cache_key(config, model),
+                key=cache_key(config, model, encode),
                 num_workers=workers,
                 progress=progress,
             )
@@ -175,6 +194,8 @@ def _step(text: str) -> dict[str, Any]:
 
 def _check_given(given: dict[str, Any]) -> None:
     options = {"source": "SOURCE", "user_column": "--user-column", "text_column": "--text-column"}
+    if given["messages_column"] or given["prompt_column"] or given["completion_column"]:
+        del options["text_column"]
     missing = [option for key, option in options.items() if given[key] is None]
     if missing:
         raise ConfigError(f"give {', '.join(missing)}, or --recipe; see fedsim data recipes")

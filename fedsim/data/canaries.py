@@ -17,6 +17,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +26,7 @@ from fedsim.data.building.build import build_store
 from fedsim.data.config import CanaryConfig
 from fedsim.data.store import Indices, TokenStore
 from fedsim.data.store.keys import base, hashes
-from fedsim.data.store.manifest import USERS
+from fedsim.data.store.manifest import USERS, LossOn
 from fedsim.errors import ConfigError
 from fedsim.seeding import stream
 from fedsim.utils import files as paths
@@ -62,6 +63,7 @@ def with_canaries(
                 tokenizer_fingerprint=store.manifest["tokenizer_fingerprint"],
                 sequence_length=store.manifest["sequence_length"],
                 cutting="split",  # nothing is longer than before
+                loss_on=cast(LossOn, store.manifest["loss_on"]),
                 destination=destination,
                 source=f"{store.manifest['source']} with {config.num_users} canaries",
                 key=key,

@@ -5,12 +5,14 @@ from __future__ import annotations
 import difflib
 import tomllib
 from functools import lru_cache
+from itertools import permutations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from fedsim.data.preparation.prepare import AnyStep
+from fedsim.data.store.manifest import LossOn
 from fedsim.utils.section import Fraction, Section
 
 FOLDER = Path(__file__).parent / "recipes"
@@ -87,16 +89,31 @@ class CanaryConfig(Section):
     shared_tokens: Annotated[int, Field(ge=1, le=100)]
 
 
+TextKind = Literal["text", "messages", "prompt"]
+_TEXT_COLUMNS = ("text_column", "messages_column", "prompt_column")
+_COUNTED: dict[TextKind, LossOn] = {
+    "text": "all",
+    "messages": "assistant",
+    "prompt": "completion",
+}
+
+
 class DataConfig(Section):
     """The source of the text, its columns, its preparation, and what is held out.
 
-    A `recipe` gives the keys that are not given themselves.
+    A `recipe` gives the keys that are not given themselves. `loss_on` left out is "assistant" for
+    messages, "completion" for prompts, and "all" for texts.
     """
 
     recipe: str | None = None
     source: str = "shakespeare"
     user_column: str = "speaker"
     text_column: str = "text"
+    messages_column: str | None = None
+    prompt_column: str | None = None
+    completion_column: str | None = None
+    chat_template: str | None = None
+    loss_on: LossOn | None = None
     sequence_length: Annotated[int, Field(ge=2)] = 64
     cutting: Literal["split", "truncate", "join"] = "split"
     held_out_examples: Fraction = 0.1
@@ -110,4 +127,45 @@ class DataConfig(Section):
     @classmethod
     def _with_recipe(cls, given: Any) -> Any:  # noqa: ANN401  (before validation it is anything)
         name = given.get("recipe") if isinstance(given, dict) else None
-        return with_recipe(name, given) if isinstance(name, str) else given
+        keys = with_recipe(name, given) if isinstance(name, str) else given
+        if isinstance(keys, dict) and keys.get("source") == "shakespeare-chat":
+            return {"messages_column": "messages", **keys}
+        return keys
+
+    @model_validator(mode="after")
+    def _one_kind_of_text(self) -> DataConfig:
+        columns = {"prompt_column": self.prompt_column, "completion_column": self.completion_column}
+        for key, other in permutations(columns):
+            if columns[key] is not None and columns[other] is None:
+                raise ValueError(f"{key} = {columns[key]!r}: without a {other}; give both")
+        default = DataConfig.model_fields["text_column"].default
+        given = [key for key in _TEXT_COLUMNS if getattr(self, key) not in (None, default)]
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)}: texts are of one kind; give one of them")
+        needed = {"assistant": "messages_column", "completion": "prompt_column"}.get(self.counted)
+        if needed is not None and getattr(self, needed) is None:
+            raise ValueError(f"loss_on = {self.loss_on!r}: needs data.{needed}")
+        if self.text_kind == "text":
+            if self.chat_template is not None:
+                raise ValueError(
+                    f"chat_template = {self.chat_template!r}: only messages go through a template; "
+                    "give messages_column, or prompt_column and completion_column"
+                )
+        elif changing := [step.step for step in self.preparation if step.changes_text]:
+            raise ValueError(
+                f"preparation: {', '.join(changing)}: changes texts, which conversations are not; "
+                "leave it out"
+            )
+        return self
+
+    @property
+    def text_kind(self) -> TextKind:
+        """What the texts are: plain, lists of messages, or prompts with completions."""
+        if self.messages_column is not None:
+            return "messages"
+        return "text" if self.prompt_column is None else "prompt"
+
+    @property
+    def counted(self) -> LossOn:
+        """Which tokens count in a loss: `loss_on`, or its default for the kind of the texts."""
+        return self.loss_on or _COUNTED[self.text_kind]

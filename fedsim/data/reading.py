@@ -6,9 +6,10 @@ import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from fedsim.data.building.build import build_store, terminal_progress
+from fedsim.data.building.tokenise import Encode
 from fedsim.data.config import DataConfig
 from fedsim.data.preparation.prepare import Prepared, fingerprint, needed_columns
 from fedsim.data.sources.local_files import identity
@@ -19,7 +20,7 @@ from fedsim.errors import ConfigError
 from fedsim.utils import files as paths
 
 if TYPE_CHECKING:  # torch takes seconds to import, and nothing here computes with it
-    from fedsim.language_model import LanguageModel
+    from fedsim.language_model import ChatModel, LanguageModel
 
 
 def records(config: DataConfig) -> Iterator[tuple[str | None, str | None]]:
@@ -32,9 +33,40 @@ def records(config: DataConfig) -> Iterator[tuple[str | None, str | None]]:
         ConfigError: (while iterating) as of `fedsim.data.sources.rows.rows`.
     """
     steps = config.preparation
-    spec = SourceSpec(config.source, config.user_column, config.text_column)
-    raw = rows(spec, needed_columns(steps))
+    column = {
+        "text": config.text_column,
+        "messages": config.messages_column,
+        "prompt": config.prompt_column,
+    }[config.text_kind]
+    raw = rows(
+        SourceSpec(
+            config.source,
+            config.user_column,
+            column or config.text_column,
+            config.text_kind,
+            config.completion_column,
+        ),
+        needed_columns(steps),
+    )
     return Prepared(raw, steps) if steps else ((user, text) for user, text, _ in raw)
+
+
+def encoder(config: DataConfig, model: LanguageModel) -> Encode:
+    """Return what makes tokens of the config's records.
+
+    Raises:
+        ConfigError: conversations for a model that has no chat template, and none is given.
+    """
+    if config.text_kind == "text":
+        return model.encoder
+    column = config.messages_column or config.prompt_column
+    field = f"data.{config.text_kind}_column = {column!r}"
+    if not hasattr(model, "chat_encoder"):
+        raise ConfigError(f"{field}: the model {model.name!r} reads no conversations")
+    encode: Encode = cast("ChatModel", model).chat_encoder(
+        config.counted, config.chat_template, field
+    )
+    return encode
 
 
 def source_fingerprint(config: DataConfig) -> str:
@@ -58,17 +90,19 @@ def open_or_build(config: DataConfig, model: LanguageModel) -> TokenStore:
     path = Path(config.source).expanduser()
     if is_store(path):
         return _fitting(TokenStore.open(path), config, model)
-    destination = paths.cache_dir() / "stores" / cache_key(config, model)
+    encode = encoder(config, model)
+    destination = paths.cache_dir() / "stores" / cache_key(config, model, encode)
     if not destination.exists():
         try:
             with terminal_progress() as progress:
                 return build_store(
                     records(config),
-                    encode=model.encoder,
+                    encode=encode,
                     vocabulary_size=model.vocabulary_size,
                     tokenizer_fingerprint=model.tokenizer_fingerprint,
                     sequence_length=config.sequence_length,
                     cutting=config.cutting,
+                    loss_on=config.counted,
                     destination=destination,
                     source=config.source,
                     key=destination.name,
@@ -79,8 +113,14 @@ def open_or_build(config: DataConfig, model: LanguageModel) -> TokenStore:
     return TokenStore.open(destination)
 
 
-def cache_key(config: DataConfig, model: LanguageModel) -> str:
-    """Return a SHA-256 (hex) of everything that the content of a store depends on."""
+def cache_key(config: DataConfig, model: LanguageModel, encode: Encode) -> str:
+    """Return a SHA-256 (hex) of everything that the content of a store depends on.
+
+    Args:
+        config: the source and its treatment.
+        model: of the tokenizer.
+        encode: of `encoder`; a chat template is part of it.
+    """
     parts = [
         FORMAT_VERSION,
         source_fingerprint(config),
@@ -89,6 +129,12 @@ def cache_key(config: DataConfig, model: LanguageModel) -> str:
         model.tokenizer_fingerprint,
         config.sequence_length,
         config.cutting,
+        config.prompt_column,
+        config.completion_column,
+        config.messages_column,
+        config.counted,
+        getattr(encode, "template", None),
+        getattr(encode, "wraps", None),
     ]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
@@ -102,8 +148,13 @@ def _fitting(store: TokenStore, config: DataConfig, model: LanguageModel) -> Tok
             f"{model.name!r} ({model.tokenizer_fingerprint[:12]}…); build it with "
             f"--tokenizer {model.name}"
         )
-    for field in ("sequence_length", "cutting"):
-        configured, stored = config.model_dump()[field], dict(manifest)[field]
+    configured_as = {
+        "sequence_length": config.sequence_length,
+        "cutting": config.cutting,
+        "loss_on": config.counted,
+    }
+    for field, configured in configured_as.items():
+        stored = dict(manifest)[field]
         if configured != stored:
             raise ConfigError(
                 f"data.{field} = {configured!r}: the store {config.source!r} was made with "

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from fedsim.data.store import Indices, TokenStore
-from fedsim.evaluation.losses import predicted_mask
+from fedsim.evaluation.losses import predicted_mask, token_ids
 from fedsim.evaluation.scoring import batches_by_length
 from fedsim.language_model import LanguageModel
 from fedsim.tensors import Tensors
@@ -16,16 +16,15 @@ HEADS = (10, 50, 100)
 
 
 def most_frequent(store: TokenStore, examples: Indices, vocabulary_size: int) -> Indices:
-    """Return token ids from the most frequent on, counted over all but the examples' first ids.
+    """Return token ids from the most frequent on, counted over the predictions that count.
 
     Counted on the text that is given: what comes of private text is private.
     """
     counts = np.zeros(vocabulary_size, np.int64)
     for places in batches_by_length(store.lengths(examples)):
         tokens, lengths = store.padded(examples[places])
-        columns = np.arange(tokens.shape[1])
-        inside = (columns[None, :] < lengths[:, None]) & (columns > 0)
-        counts += np.bincount(tokens[inside], minlength=vocabulary_size)
+        counted = predicted_mask(torch.from_numpy(tokens), torch.from_numpy(lengths)).numpy()
+        counts += np.bincount(tokens[:, 1:][counted], minlength=vocabulary_size)
     return np.argsort(-counts, kind="stable")
 
 
@@ -55,7 +54,7 @@ def head_word_histogram(
     counts = {head: torch.zeros(TOP + 1, dtype=torch.int64) for head in HEADS}
     for places in batches_by_length(store.lengths(examples)):
         padded, lengths = (torch.from_numpy(part) for part in store.padded(examples[places]))
-        logits = model.logits(on_device, padded.to(model.device))[:, :-1]
+        logits = model.logits(on_device, token_ids(padded).to(model.device))[:, :-1]
         likeliest = logits.topk(min(TOP, logits.shape[-1]), dim=-1).indices.cpu()
         ranks = rank[likeliest[predicted_mask(padded, lengths)]]
         for head, histogram in counts.items():

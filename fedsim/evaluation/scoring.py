@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from fedsim.data.store import Indices, TokenStore
-from fedsim.evaluation.losses import predicted_mask, token_losses
+from fedsim.evaluation.losses import predicted_mask, token_ids, token_losses
 from fedsim.language_model import LanguageModel
 from fedsim.tensors import Tensors
 
@@ -27,7 +27,7 @@ class ExampleScores:
         nats: summed negative log-likelihood of the predicted tokens, float64.
         correct: tokens that got the highest logit, int64. A true token outside the vocabulary
             counts as wrong, whatever was predicted (McMahan et al. 2018, App. B).
-        tokens: predicted tokens, int64; all but an example's first.
+        tokens: predicted tokens that count, int64: all but an example's first and context tokens.
     """
 
     nats: npt.NDArray[np.float64]
@@ -92,13 +92,14 @@ def score_padded(
     Args:
         model: the network.
         parameters: its weights, on its device.
-        padded: (sequences, longest of them) token ids, padded on the right.
+        padded: (sequences, longest of them) tokens, padded on the right.
         lengths: (sequences,).
     """
     tokens = torch.from_numpy(padded).to(model.device)
-    logits = model.logits(parameters, tokens)
+    ids = token_ids(tokens)
+    logits = model.logits(parameters, ids)
     mask = predicted_mask(tokens, torch.from_numpy(lengths).to(model.device))
-    targets = tokens[:, 1:]
+    targets = ids[:, 1:]
     right = (logits[:, :-1].argmax(dim=-1) == targets) & mask
     if model.unknown_token_id is not None:
         right &= targets != model.unknown_token_id

@@ -43,9 +43,13 @@ def plain_mean(model: LanguageModel, unit: Unit) -> dict[str, torch.Tensor]:
     mean = zeros_like(parameters)
     for row, length in zip(unit.tokens, unit.lengths.tolist(), strict=True):
         leaves = {name: value.clone().requires_grad_() for name, value in parameters.items()}
-        tokens = row[None, :length]  # no padding at all
-        logits = model.logits(leaves, tokens)
-        loss = torch.nn.functional.cross_entropy(logits[0, :-1], tokens[0, 1:])
+        own = row[None, :length]  # no padding at all
+        ids = torch.where(own < 0, -1 - own, own)
+        logits = model.logits(leaves, ids)
+        counts = own[0, 1:] >= 0
+        if not counts.any():
+            continue
+        loss = torch.nn.functional.cross_entropy(logits[0, :-1][counts], ids[0, 1:][counts])
         gradients = torch.autograd.grad(loss, list(leaves.values()))
         for name, gradient in zip(leaves, gradients, strict=True):
             mean[name] += gradient / len(unit.lengths)

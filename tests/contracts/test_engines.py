@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
 from typing import cast
 from unittest import mock
 
@@ -30,7 +32,7 @@ from fedsim.execution import Engine, Keys, Task, Unit
 from fedsim.language_model import LanguageModel
 from fedsim.materials import Materials, load_materials
 from fedsim.tensors import Tensors, l2_norm
-from tests.conftest import small_config
+from tests.conftest import ANSWERS, small_config
 from tests.contracts.definition import CLIP_MARGIN, Case, plain_mean
 
 
@@ -73,10 +75,15 @@ MODELS = {
 }
 
 
-@pytest.fixture(scope="module", params=list(MODELS.values()), ids=list(MODELS))
-def stuff(request: pytest.FixtureRequest, speeches: object) -> Iterator[Materials]:
-    config = small_config(str(speeches))  # type: ignore[arg-type]
-    yield load_materials(0, config.data, request.param, "cpu")
+@pytest.fixture(scope="module", params=[*MODELS, "tiny-gpt answers"])
+def stuff(request: pytest.FixtureRequest, speeches: Path, answers: Path) -> Materials:
+    """With "answers" only the tokens of answers count."""
+    if request.param == "tiny-gpt answers":
+        data = small_config(answers, data=ANSWERS).data
+        found = load_materials(0, data, MODELS["tiny-gpt"], "cpu")
+        assert found.store.manifest["loss_on"] == "assistant"
+        return found
+    return load_materials(0, small_config(speeches).data, MODELS[request.param], "cpu")
 
 
 @pytest.fixture(scope="module", params=list(TASKS.values()), ids=list(TASKS))
@@ -191,6 +198,49 @@ def test_broken_parameters_give_counted_zeros_never_nan(
     total = make_engine(materials.model)(task, parameters, np.arange(5), clip, 0)
     assert total.num_non_finite == total.num_unclipped == total.num_units == 5
     assert l2_norm(total.values) == 0.0
+
+
+class OtherEnds(AveragedGradient):
+    """The second half of every example is context tokens, drawn by a seed."""
+
+    def __init__(self, materials: Materials, seed: int) -> None:
+        super().__init__(materials, group_size=3, user_weight_cap=4)
+        self._draw = np.random.default_rng(seed)
+
+    def units(self, keys: Keys, round: int) -> list[Unit]:
+        return [self._other(unit) for unit in super().units(keys, round)]
+
+    def unit(self, key: int, round: int) -> Unit:
+        return self.units(np.array([key]), round)[0]
+
+    def _other(self, unit: Unit) -> Unit:
+        tokens = unit.tokens.clone()
+        for row, length in enumerate(unit.lengths.tolist()):
+            size = length - (length + 1) // 2
+            drawn = self._draw.integers(0, self._model.vocabulary_size, size)
+            tokens[row, length - size : length] = ~torch.from_numpy(drawn)
+        return dataclasses.replace(unit, tokens=tokens)
+
+
+@pytest.mark.parametrize("make_engine", ENGINES.values(), ids=ENGINES)
+def test_what_follows_the_last_token_that_counts_moves_nothing(
+    materials: Materials, make_engine: Callable[[LanguageModel], Engine]
+) -> None:
+    """Neither sum nor loss nor weight: other context tokens there, and the same numbers."""
+    parameters = materials.model.initial_parameters()
+    engine = make_engine(materials.model)
+    first, second = (
+        engine(OtherEnds(materials, seed), parameters, np.arange(8), FlatClip(l2_clip_norm=0.05), 0)
+        for seed in (1, 2)
+    )
+    assert l2_norm(first.values) > 0.0
+    assert relative(first, second) < 1e-6
+    assert first.loss == pytest.approx(second.loss, rel=1e-6)
+    assert first.weight == second.weight
+    beside = engine(
+        AveragedGradient(materials, group_size=3), parameters, np.arange(8), NoClip(), 0
+    )
+    assert relative(first, beside) > 1e-2  # so that the ends could have moved it
 
 
 def test_padding_and_batch_mates_do_not_change_a_gradient(materials: Materials) -> None:

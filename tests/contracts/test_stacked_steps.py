@@ -54,6 +54,7 @@ def users_apart(model: TransformersModel) -> dict[str, torch.Tensor]:
 
 def batch(model: TransformersModel) -> StepBatch:
     tokens = torch.randint(0, min(model.vocabulary_size, 50), (USERS, ROWS, LENGTH))
+    tokens[:, 0, 3:6] = ~tokens[:, 0, 3:6]  # context tokens, whose predictions do not count
     lengths = torch.tensor([[LENGTH, 5], [7, LENGTH], [LENGTH, LENGTH]])
     weights = torch.tensor([[0.5, 0.5], [0.5, 0.5], [1.0, 0.0]], dtype=torch.float64)
     return StepBatch(slice(0, USERS), tokens, lengths, weights)

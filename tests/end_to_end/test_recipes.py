@@ -17,13 +17,16 @@ from tests.unit.preparation.recipe_samples import on_sample
 # tests/unit/preparation/test_recipes.py; the store drops BookSum's null and its empty summary.
 COUNTS = {
     "arxiv-abstracts": (3, 9),
+    "aya": (3, 8),
     "booksum": (4, 10),
     "cc-news": (4, 10),
     "enron-chua": (3, 11),
     "enron-kandpal": (2, 5),
+    "open-assistant": (3, 8),
     "reddit": (2, 5),
     "reddit-1600-words": (2, 4),
     "stack-overflow": (4, 11),
+    "wildchat": (3, 7),
 }
 
 

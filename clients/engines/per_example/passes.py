@@ -7,11 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch.nn.functional import pad
 
 from clients.engines.cross_entropy import Batch
 from clients.engines.per_example.gradient_terms import Segments
 from clients.engines.per_example.packing import Placement, placed
 from clients.models.dropout import unit_streams
+from fedsim.evaluation.losses import token_ids
 from fedsim.execution import Unit
 
 # The fixed cost of a pass, as a number of tokens: on a CPU, for each thread (threads speed up the
@@ -73,15 +75,18 @@ class _Sequences:
         self._placement = placement
         self._tokens = torch.cat([unit.tokens.flatten() for unit in units])
         self._lengths = torch.cat([unit.lengths for unit in units])
-        # Each of a unit's sequences counts the same, each of a sequence's predictions too.
+        # Each of a unit's sequences has the same weight, and so has each of a sequence's
+        # predictions that count.
         sizes = torch.tensor([len(unit.lengths) for unit in units])
         widths = torch.tensor([unit.tokens.shape[1] for unit in units]).repeat_interleave(sizes)
         self._begins = widths.cumsum(0) - widths
         per_unit = sizes.repeat_interleave(sizes).double()
-        self._shares = 1.0 / (per_unit * (self._lengths - 1).clamp(min=1))
+        counted = pad((self._tokens >= 0).cumsum(0), (1, 0))  # of the tokens before each
+        predicted = counted[self._begins + self._lengths] - counted[self._begins + 1]
+        self._shares = 1.0 / (per_unit * predicted.clamp(min=1))
 
     def in_rows(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """Return tokens, shares and positions of rows, each (rows, length).
+        """Return token ids, shares and positions of rows, each (rows, length).
 
         Shares are the weights of the predictions of the next token. Positions are None where every
         row has one sequence.
@@ -99,9 +104,10 @@ class _Sequences:
         ends = lengths.cumsum(0)
         inside = torch.arange(int(ends[-1])) - (ends - lengths).repeat_interleave(lengths)
         flat = starts.repeat_interleave(lengths) + inside
+        own = self._tokens[self._begins[here].repeat_interleave(lengths) + inside]
         tokens = torch.zeros(size, dtype=torch.int64).flatten()
-        tokens[flat] = self._tokens[self._begins[here].repeat_interleave(lengths) + inside]
-        predicts = inside + 1 < lengths.repeat_interleave(lengths)
+        tokens[flat] = token_ids(own)
+        predicts = (inside + 1 < lengths.repeat_interleave(lengths)) & (own.roll(-1) >= 0)
         shares = torch.zeros(len(tokens), dtype=torch.float64)
         shares[flat] = self._shares[here].repeat_interleave(lengths) * predicts
         positions = None

@@ -32,6 +32,7 @@ from clients.models.mixed_precision import in_float32
 from clients.tasks.fedavg import LocalSGD
 from fedsim.clipping import Clip
 from fedsim.estimators import WeightedSum
+from fedsim.evaluation.losses import token_ids
 from fedsim.execution import Keys, Task, Unit
 from fedsim.language_model import LanguageModel
 from fedsim.tensors import Tensors
@@ -236,7 +237,8 @@ class LocalVmap:
         lengths: torch.Tensor,
         weights: torch.Tensor,
     ) -> torch.Tensor:
-        return weighted_loss(self._model.logits(parameters, tokens), tokens, lengths, weights)
+        logits = self._model.logits(parameters, token_ids(tokens))
+        return weighted_loss(logits, tokens, lengths, weights)
 
 
 class LocalVmapOrLoop(VectorisedOrLoop):

@@ -16,6 +16,7 @@ from clients.engines.per_example.verification import compare, refuse_other_uses
 from clients.engines.stacked.forward import Stack, forward_for, stacked_forwards
 from clients.engines.stacked.step_batches import StepBatch
 from clients.tasks.mean_gradient import mean_gradient
+from fedsim.evaluation.losses import token_ids
 from fedsim.execution import Unit
 from fedsim.tensors import Tensors
 
@@ -63,7 +64,8 @@ class StackedSteps:
         weights = batch.weights.flatten().to(device, dtype)
         tokens, lengths = batch.tokens.flatten(0, 1).to(device), batch.lengths.flatten().to(device)
         # The gradient is scaled, so that what comes back is the step.
-        step = Batch(tokens, mean_shares(tokens, lengths, weights), scale=-learning_rate)
+        shares = mean_shares(tokens, lengths, weights)
+        step = Batch(token_ids(tokens), shares, scale=-learning_rate)
         terms: list[tuple[str, Term]] = []
 
         def sink(name: str, term: Term) -> None:
@@ -92,7 +94,7 @@ class StackedSteps:
         batch = StepBatch(slice(0, 2), tokens.expand(2, 1, -1), ends, weights)
         stack = {name: torch.stack([value, 1.01 * value]) for name, value in parameters.items()}
         before = {name: value.clone() for name, value in stack.items()}
-        single = Batch(tokens, mean_shares(tokens, lengths, torch.ones(1)))
+        single = Batch(token_ids(tokens), mean_shares(tokens, lengths, torch.ones(1)))
         refuse_other_uses(self._model, self._layers, parameters, single)
         self(stack, parameters, batch, _LONG_STEP, first=False)
         for user in range(2):

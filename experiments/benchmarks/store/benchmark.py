@@ -17,7 +17,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow as pa
 import torch
 
 from experiments.benchmarks.store import sample

@@ -25,7 +25,7 @@ from fedsim.data.building.segments import Segments
 from fedsim.data.building.tokenise import BatchTokeniser, Cutting, Encode, Record
 from fedsim.data.building.workers import tokenise_batches
 from fedsim.data.store import TokenStore, integrity
-from fedsim.data.store.manifest import FORMAT_VERSION, Manifest, write_manifest
+from fedsim.data.store.manifest import FORMAT_VERSION, LossOn, Manifest, write_manifest
 from fedsim.errors import ConfigError
 
 ReportLine = Callable[[str], None]
@@ -42,6 +42,7 @@ def build_store(
     tokenizer_fingerprint: str,
     sequence_length: int,
     cutting: Cutting,
+    loss_on: LossOn = "all",
     destination: Path,
     source: str,
     key: str | None = None,
@@ -53,12 +54,15 @@ def build_store(
     Args:
         records: (user, text); a record with a null or an empty text is dropped, counted. What
             the iterable itself dropped, it may count in a mapping `dropped`, reason to number.
-        encode: texts to their token ids; used in other processes if it can be pickled.
+        encode: texts to their token ids, -1 - id for context tokens; used in other processes if it
+            can be pickled.
         vocabulary_size: every id is below it.
         tokenizer_fingerprint: of the tokenizer behind `encode`, hex.
         sequence_length: most ids an example may have, at least 2.
         cutting: "split" a longer text into pieces that overlap in one token, or "truncate" it;
             or "join" a user's texts end to end and cut them into examples of nearly equal length.
+        loss_on: which tokens count; "all" where `encode` gives no context tokens. An example in
+            which none counts is dropped, counted; not with "join", where its loss is 0.
         destination: a folder that does not exist yet. Its parent receives a hidden folder.
         source: the source in words, for the manifest.
         key: of everything the content depends on. What a build of the same key and destination
@@ -72,7 +76,7 @@ def build_store(
         FileExistsError: `destination` exists; also when another process made it meanwhile.
         ValueError: `encode` gave an id outside the vocabulary.
     """
-    tokeniser = BatchTokeniser(encode, vocabulary_size, sequence_length, cutting)
+    tokeniser = BatchTokeniser(encode, vocabulary_size, sequence_length, cutting, loss_on)
     report = progress or (lambda line: None)
     with build_folder(destination, key) as place:
         segments = Segments(place.parts, tokeniser)
@@ -95,6 +99,7 @@ def build_store(
             tokenizer_fingerprint=tokenizer_fingerprint,
             sequence_length=sequence_length,
             cutting=cutting,
+            loss_on=loss_on,
             dropped=dict(sorted(segments.dropped.items())),
             dtype=tokeniser.dtype,
             source=source,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any, Literal
 
 import numpy as np
@@ -12,16 +13,17 @@ import numpy.typing as npt
 
 from fedsim.data.sources.records import EMPTY_TEXT, NULL_TEXT, NULL_USER
 from fedsim.data.store import Indices, ranks, runs
-from fedsim.data.store.manifest import disk_dtype
+from fedsim.data.store.manifest import LossOn, disk_dtype, narrowest
 
 Record = tuple[str | None, str | None]
 Encode = Callable[[Sequence[str]], Sequence[Sequence[int] | npt.NDArray[Any]]]
 Cutting = Literal["split", "truncate", "join"]
-Ids = npt.NDArray[np.unsignedinteger[Any]]
+Ids = npt.NDArray[np.integer[Any]]
 
 SHORT_TEXT = "fewer than 2 tokens"
 LONG_TEXT = "longer than 10,000,000 characters"
 CUT_TOKENS = "tokens beyond sequence_length"
+UNCOUNTED = "examples without a token that counts"
 
 MOST_CHARACTERS = 10_000_000
 """The longest novels have fewer; a longer text is a file without line ends, and tokenising it
@@ -37,9 +39,10 @@ class TokenisedBatch:
         users: per usable text its user.
         pieces: per usable text its number of pieces, int64, at least 1.
         lengths: per piece its number of ids, int64, at least 2.
-        ids: of all pieces, end to end, in the narrowest dtype that holds the vocabulary.
+        ids: of all pieces, end to end, in the dtype of the store; -1 - id for context tokens.
         begins_as_ends: per usable text whether its first id is its last; used to join.
-        dropped: reason to count: of records, except `CUT_TOKENS`, which counts tokens.
+        dropped: reason to count: of records, except `CUT_TOKENS`, which counts tokens, and
+            `UNCOUNTED`, which counts pieces.
     """
 
     num_records: int
@@ -56,8 +59,9 @@ class BatchTokeniser:
     """Encode and cut records into pieces. Sent to worker processes, so it holds settings alone.
 
     Attributes:
-        encode: texts to their ids.
+        encode: texts to their ids, -1 - id for context tokens.
         vocabulary_size: every id is below it.
+        loss_on: which tokens count; "all" where `encode` gives no context tokens.
         sequence_length: most ids of a piece, at least 2.
         cutting: "split", "truncate", or "join", which leaves texts whole: they are cut after they
             are joined with the user's other texts.
@@ -67,11 +71,12 @@ class BatchTokeniser:
     vocabulary_size: int
     sequence_length: int
     cutting: Cutting
+    loss_on: LossOn = "all"
 
     @property
     def dtype(self) -> str:
-        """Name of the narrowest dtype that holds the vocabulary."""
-        return "uint16" if self.vocabulary_size <= 1 << 16 else "uint32"
+        """Name of the narrowest dtype that holds the tokens."""
+        return narrowest(self.vocabulary_size, self.loss_on)
 
     def __call__(self, batch: Sequence[Record]) -> TokenisedBatch:
         """Encode and cut one batch.
@@ -99,6 +104,11 @@ class BatchTokeniser:
         if self.cutting != "join" and len(sizes) and sizes.max() > self.sequence_length:
             pieces, starts, lengths = self._cut(sizes, ends - sizes, dropped)
             ids = ids[runs(starts, lengths)]
+        if self.cutting != "join" and self.loss_on != "all":
+            ids, pieces, lengths = _counting(ids, pieces, lengths, dropped)
+            left = pieces > 0
+            users = list(compress(users, left.tolist()))
+            pieces, shared = pieces[left], shared[left]
         narrow = ids.astype(disk_dtype(self.dtype))
         return TokenisedBatch(len(batch), users, pieces, lengths, narrow, shared, dropped)
 
@@ -120,11 +130,25 @@ class BatchTokeniser:
         return pieces, np.repeat(starts, pieces) + within, lengths
 
     def _check(self, ids: npt.NDArray[np.int64]) -> None:
-        outside = ids[(ids < 0) | (ids >= self.vocabulary_size)]
+        least = 0 if self.loss_on == "all" else -self.vocabulary_size
+        outside = ids[(ids < least) | (ids >= self.vocabulary_size)]
         if outside.size:
             raise ValueError(
                 f"encode gave the id {outside[0]}, the vocabulary has {self.vocabulary_size}"
             )
+
+
+def _counting(
+    ids: npt.NDArray[np.int64], pieces: Indices, lengths: Indices, dropped: Counter[str]
+) -> tuple[npt.NDArray[np.int64], Indices, Indices]:
+    """Return the ids of the pieces with a prediction that counts, texts' pieces, and lengths."""
+    counted = np.concatenate(([0], np.cumsum(ids >= 0)))
+    ends = np.cumsum(lengths)
+    wanted = counted[ends] > counted[ends - lengths + 1]  # the first token is not predicted
+    dropped[UNCOUNTED] += int((~wanted).sum())
+    of_text = np.repeat(np.arange(len(pieces)), pieces)
+    left = np.bincount(of_text[wanted], minlength=len(pieces)).astype(np.int64)
+    return ids[np.repeat(wanted, lengths)], left, lengths[wanted]
 
 
 def _usable(batch: Sequence[Record], dropped: Counter[str]) -> Iterator[tuple[str, str]]:

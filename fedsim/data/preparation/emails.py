@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from email.utils import getaddresses
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -55,6 +55,8 @@ class StripQuotes(Step):
     Everything from a line such as "-----Original Message-----" or "On … wrote:" on, and every
     line that begins with ">". Streams.
     """
+
+    changes_text: ClassVar[bool] = True
 
     step: Literal["strip-quotes"] = "strip-quotes"
 

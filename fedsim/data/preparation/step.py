@@ -9,6 +9,7 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from types import TracebackType
+from typing import ClassVar
 
 from fedsim.data.sources.records import Record
 from fedsim.utils.section import Section
@@ -21,7 +22,12 @@ class Step(Section):
 
     A step streams: it holds no more than its class says. It sees no null and no empty text, and
     must give the same records for the same input whenever it runs.
+
+    Attributes:
+        changes_text: whether the step rewrites texts, which it cannot do to conversations.
     """
+
+    changes_text: ClassVar[bool] = False
 
     step: str
 

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 from urllib.parse import urlsplit
 
 from publicsuffixlist import PublicSuffixList
@@ -95,6 +95,8 @@ class DropUrls(Step):
 
 class StripUrls(Step):
     """Cut URLs out of texts, and drop a text that was nothing else. Streams."""
+
+    changes_text: ClassVar[bool] = True
 
     step: Literal["strip-urls"] = "strip-urls"
 

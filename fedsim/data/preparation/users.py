@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from email.utils import parseaddr
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -189,6 +189,8 @@ class UserWords(Step):
     As McMahan et al. 2018, App. B, prepare Reddit, with 1600. The text in which a user's count is
     reached is cut there, its words joined by single spaces. In memory: a count a user, the spool.
     """
+
+    changes_text: ClassVar[bool] = True
 
     step: Literal["user-words"] = "user-words"
     count: Positive

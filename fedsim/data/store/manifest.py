@@ -6,16 +6,16 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypedDict, cast
+from typing import Any, Literal, TypedDict, cast, get_args
 
 import numpy as np
 
 from fedsim.errors import ConfigError
 from fedsim.utils.json_text import is_count, read_json
 
-FORMAT_VERSION = 3
-READABLE = (2, 3)
-"""Format 2 has no files of keys; they are computed when it is opened."""
+FORMAT_VERSION = 4
+
+LossOn = Literal["all", "assistant", "completion"]
 MANIFEST = "manifest.json"
 TOKENS = "tokens.bin"
 EXAMPLE_OFFSETS = "example_offsets.npy"
@@ -23,8 +23,7 @@ USER_OFFSETS = "user_offsets.npy"
 USERS = "users.jsonl"
 USER_KEYS = "user_keys.npy"
 EXAMPLE_KEYS = "example_keys.npy"
-KEYS = (USER_KEYS, EXAMPLE_KEYS)
-FILES = (TOKENS, EXAMPLE_OFFSETS, USER_OFFSETS, USERS, *KEYS)
+FILES = (TOKENS, EXAMPLE_OFFSETS, USER_OFFSETS, USERS, USER_KEYS, EXAMPLE_KEYS)
 
 
 def _is_size(value: object) -> bool:
@@ -35,7 +34,7 @@ def _are_files(value: object) -> bool:
     """Whether they are exactly the store's files, with their facts: no path leads outside."""
     return (
         isinstance(value, dict)
-        and value.keys() in (set(FILES), set(FILES) - set(KEYS))
+        and value.keys() == set(FILES)
         and all(isinstance(facts, dict) and facts.keys() == _FACTS for facts in value.values())
         and all(is_count(facts["bytes"]) for facts in value.values())
         and all(isinstance(facts["sha256"], str) for facts in value.values())
@@ -50,8 +49,9 @@ _FITS: Mapping[str, Callable[[Any], bool]] = {
     "tokenizer_fingerprint": lambda value: isinstance(value, str),
     "sequence_length": _is_size,
     "cutting": lambda value: value in ("split", "truncate", "join"),
+    "loss_on": lambda value: value in get_args(LossOn),
     "dropped": lambda value: isinstance(value, dict) and all(map(is_count, value.values())),
-    "dtype": lambda value: value in ("uint16", "uint32"),
+    "dtype": lambda value: value in ("uint16", "uint32", "int16", "int32"),
     "source": lambda value: isinstance(value, str),
     "files": _are_files,
 }
@@ -75,8 +75,9 @@ class Manifest(TypedDict):
         tokenizer_fingerprint: SHA-256 (hex) of the tokenizer that made the ids.
         sequence_length: most tokens an example may have.
         cutting: what happened to longer texts, "split", "truncate" or "join".
+        loss_on: which tokens count in a loss, "all", "assistant" or "completion".
         dropped: reason to count, for everything in the source that is not in the store.
-        dtype: of the stored ids, "uint16" or "uint32".
+        dtype: of the stored tokens, see `narrowest`.
         source: where the records came from, in words.
         files: every other file of the store by its name.
         sha256: of all of the above, see `fingerprint`.
@@ -89,6 +90,7 @@ class Manifest(TypedDict):
     tokenizer_fingerprint: str
     sequence_length: int
     cutting: str
+    loss_on: str
     dropped: dict[str, int]
     dtype: str
     source: str
@@ -99,6 +101,13 @@ class Manifest(TypedDict):
 def disk_dtype(name: str) -> np.dtype[Any]:
     """Return the dtype of tokens.bin: little-endian on every machine."""
     return np.dtype(name).newbyteorder("<")
+
+
+def narrowest(vocabulary_size: int, loss_on: LossOn) -> str:
+    """Return the narrowest dtype for ids and, unless all count, for -1 - id of context tokens."""
+    if loss_on == "all":
+        return "uint16" if vocabulary_size <= 1 << 16 else "uint32"
+    return "int16" if vocabulary_size <= 1 << 15 else "int32"
 
 
 def fingerprint(manifest: Manifest) -> str:
@@ -134,18 +143,16 @@ def read_manifest(folder: Path) -> Manifest:
         version, keys = content["version"], set(content)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise damaged(folder, f"{MANIFEST}: {error!r}") from error
-    if type(version) is not int or version not in READABLE:
+    if version != FORMAT_VERSION or type(version) is not int:
         raise ConfigError(
             f"store {str(folder)!r}: format version {version!r}, this fedsim reads "
-            f"{' and '.join(map(str, READABLE))}; build it again"
+            f"{FORMAT_VERSION}; build it again"
         )
     if missing := set(Manifest.__annotations__) - keys:
         raise damaged(folder, f"{MANIFEST} lacks {', '.join(sorted(missing))}")
     manifest = cast(Manifest, content)
     if wrong := [key for key, fits in _FITS.items() if not fits(content[key])]:
         raise damaged(folder, f"{MANIFEST}: {', '.join(wrong)} cannot be so")
-    if (set(manifest["files"]) == set(FILES)) != (version == FORMAT_VERSION):
-        raise damaged(folder, f"{MANIFEST}: files cannot be so in format {version}")
     if fingerprint(manifest) != manifest["sha256"]:
         raise damaged(folder, f"{MANIFEST} is not as it was written")
     return manifest

@@ -2,7 +2,8 @@
 
     manifest.json        format version, counts, how the tokens were made, what was dropped, and
                          the size and SHA-256 of the other files
-    tokens.bin           all token ids, uint16 or uint32, little-endian, ordered by user
+    tokens.bin           all tokens, little-endian, ordered by user: ids as uint16 or uint32; where
+                         not all count in a loss, int16 or int32 with -1 - id for context tokens
     example_offsets.npy  int64, examples + 1: example e is tokens[offsets[e] : offsets[e + 1]]
     user_offsets.npy     int64, users + 1: user u has the examples offsets[u] … offsets[u + 1] - 1
     users.jsonl          the users' names, one JSON string a line
@@ -17,7 +18,6 @@ text: keep the folder where the source may be kept.
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from fedsim.data.store import integrity
 from fedsim.data.store.integrity import open_row
-from fedsim.data.store.keys import Hashes, example_keys, user_keys
+from fedsim.data.store.keys import Hashes
 from fedsim.data.store.manifest import (
     EXAMPLE_KEYS,
     EXAMPLE_OFFSETS,
@@ -34,7 +34,6 @@ from fedsim.data.store.manifest import (
     TOKENS,
     USER_KEYS,
     USER_OFFSETS,
-    USERS,
     Manifest,
     damaged,
     disk_dtype,
@@ -42,9 +41,6 @@ from fedsim.data.store.manifest import (
 )
 
 Indices = npt.NDArray[np.int64]
-
-
-log = logging.getLogger(__name__)
 
 
 class TokenStore:
@@ -58,9 +54,6 @@ class TokenStore:
         example_keys: (examples,) uint64, a hash of each example's tokens.
     """
 
-    user_keys: Hashes
-    example_keys: Hashes
-
     def __init__(self, path: Path, manifest: Manifest) -> None:
         self.path = path
         self.manifest = manifest
@@ -68,19 +61,8 @@ class TokenStore:
         self._tokens = np.asarray(np.memmap(path / TOKENS, disk_dtype(manifest["dtype"]), mode="r"))
         self._example_offsets = open_row(path / EXAMPLE_OFFSETS, np.int64)
         self.user_offsets = open_row(path / USER_OFFSETS, np.int64)
-        if USER_KEYS in manifest["files"]:
-            self.user_keys = open_row(path / USER_KEYS, np.uint64)
-            self.example_keys = open_row(path / EXAMPLE_KEYS, np.uint64)
-        else:
-            log.warning(
-                "store %s: of format 2, without the keys of its users and examples; they are "
-                "computed each time it is opened: build it again",
-                path,
-            )
-            self.user_keys = user_keys(path / USERS, manifest["users"])
-            self.example_keys = np.concatenate(
-                list(example_keys(self._tokens, self._example_offsets))
-            )
+        self.user_keys: Hashes = open_row(path / USER_KEYS, np.uint64)
+        self.example_keys: Hashes = open_row(path / EXAMPLE_KEYS, np.uint64)
 
     @classmethod
     def open(cls, path: Path | str) -> TokenStore:
@@ -141,8 +123,8 @@ class TokenStore:
         _check(user, self.num_users, "user")
         return np.arange(self.user_offsets[user], self.user_offsets[user + 1], dtype=np.int64)
 
-    def example(self, index: int) -> npt.NDArray[np.uint16] | npt.NDArray[np.uint32]:
-        """Return a read-only view of one example's token ids, 2 to sequence_length of them.
+    def example(self, index: int) -> npt.NDArray[np.integer[Any]]:
+        """Return a read-only view of one example's tokens, 2 to sequence_length of them.
 
         Raises:
             IndexError: there is no such example.
@@ -159,7 +141,8 @@ class TokenStore:
         """Return these examples as one block.
 
         Returns:
-            tokens: (examples, longest of them) int64, padded with 0 on the right.
+            tokens: (examples, longest of them) int64, padded with 0 on the right; ids, and -1 - id
+                for context tokens.
             lengths: (examples,) int64.
             No indices give shapes (0, 0) and (0,).
         """
@@ -175,11 +158,11 @@ class TokenStore:
         rows *= np.arange(longest) < lengths[:, None]
         return rows.astype(np.int64), lengths
 
-    def _rows(self, length: int) -> npt.NDArray[np.unsignedinteger[Any]]:
+    def _rows(self, length: int) -> npt.NDArray[np.integer[Any]]:
         """Return a view in which row number r is the tokens r … r + length - 1."""
         (step,) = self._tokens.strides
         shape = (self.num_tokens - length + 1, length)
-        view: npt.NDArray[np.unsignedinteger[Any]] = np.lib.stride_tricks.as_strided(
+        view: npt.NDArray[np.integer[Any]] = np.lib.stride_tricks.as_strided(
             self._tokens, shape, (step, step), writeable=False
         )
         return view

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import datasets
-import pyarrow  # type: ignore[import-untyped]
-import pyarrow.parquet  # type: ignore[import-untyped]
+import pyarrow
+import pyarrow.parquet
 
 from fedsim.data.config import DataConfig
 from fedsim.data.reading import records, source_fingerprint

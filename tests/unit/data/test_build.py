@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from fedsim.data import reading
 from fedsim.data.building import build as build_module
 from fedsim.data.building import merge, segments
+from fedsim.data.building.tokenise import Encode
 from fedsim.data.config import DataConfig
 from fedsim.data.reading import open_or_build
 from fedsim.data.store import TokenStore
@@ -241,7 +242,7 @@ def test_two_builders_at_once_agree(source: DataConfig, monkeypatch: pytest.Monk
     together = threading.Barrier(2, timeout=10)
     read = []
 
-    def key(config: DataConfig, model: LanguageModel) -> str:
+    def key(config: DataConfig, model: LanguageModel, encode: Encode) -> str:
         together.wait()
         return "key"
 

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import datasets
-import pyarrow as pa  # type: ignore[import-untyped]
-import pyarrow.parquet as pq  # type: ignore[import-untyped]
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from fedsim.data.config import DataConfig

@@ -21,7 +21,7 @@ from clients.engines.per_example.packing import ROW_TOKENS, num_rows, placed, ro
 from clients.engines.per_example.passes import passes
 from clients.models.transformers_model import TransformersModel
 from fedsim.clipping import FlatClip
-from fedsim.evaluation.losses import example_losses
+from fedsim.evaluation.losses import example_losses, token_ids
 from fedsim.execution import Unit
 from fedsim.tensors import Tensors
 from tests.contracts.definition import CLIP_MARGIN
@@ -35,6 +35,7 @@ def unit(key: int, lengths: list[int], streams: bool = False) -> Unit:
     tokens = torch.zeros(len(lengths), max(lengths), dtype=torch.int64)
     for row, length in enumerate(lengths):
         tokens[row, :length] = (torch.arange(length) * (key + 3) + row) % VOCABULARY
+        tokens[row, 2 : length // 2] = ~tokens[row, 2 : length // 2]  # context tokens
     of_rows = torch.arange(len(lengths)) if streams else None
     return Unit(key, tokens, torch.tensor(lengths), streams=of_rows)
 
@@ -253,5 +254,7 @@ def test_logits_of_a_row_are_those_of_its_sequences() -> None:
     logits = model.logits(parameters, part.batch.tokens, part.batch.positions)
     nats = -logits.log_softmax(-1).gather(-1, part.batch.tokens.roll(-1, 1)[..., None])[..., 0]
     together = (nats * part.batch.shares).sum()
-    apart = example_losses(model.logits(parameters, one.tokens), one.tokens, one.lengths).mean()
+    apart = example_losses(
+        model.logits(parameters, token_ids(one.tokens)), one.tokens, one.lengths
+    ).mean()
     torch.testing.assert_close(together, apart)

@@ -14,11 +14,12 @@ from fedsim.data.reading import records
 from fedsim.errors import ConfigError
 from tests.unit.preparation.recipe_samples import SAMPLES, on_sample
 
-EXPECTED: dict[str, tuple[dict[str, int], dict[str, int]]] = {
+EXPECTED: dict[str, tuple[dict[str | None, int], dict[str, int]]] = {
     "arxiv-abstracts": (
         {"Pavel Nadolsky": 3, "Louis Theran": 4, "David Callan": 2},
         {"null user": 1, "null text": 1, "min-examples: user has fewer than 2": 1},
     ),
+    "aya": ({"u-ana": 3, "u-kofi": 2, "u-mei": 4}, {}),  # an empty answer is the store's to drop
     "booksum": ({"27681": 3, "110": 3, "161": 3, "1232": 3}, {}),  # nulls are the store's to drop
     "cc-news": (
         {"riverpost.co.uk": 3, "hilltimes.com": 3, "bert.blogspot.com": 2, "10.1.2.3": 2},
@@ -43,6 +44,7 @@ EXPECTED: dict[str, tuple[dict[str, int], dict[str, int]]] = {
             "min-examples: user has fewer than 2": 1,
         },
     ),
+    "open-assistant": ({"v-1": 3, "v-2": 3, "v-3": 2}, {}),
     "reddit": (
         {"slowtrain": 3, "valley_walker": 2},
         {
@@ -65,6 +67,7 @@ EXPECTED: dict[str, tuple[dict[str, int], dict[str, int]]] = {
         {"00000001": 3, "00000042": 4, "00000108": 2, "00000777": 2},
         {"sort-by-time: no time": 1},
     ),
+    "wildchat": ({"3f1a": 3, "9c0d": 2, "77b2": 2, None: 1}, {}),
 }
 
 
@@ -124,7 +127,7 @@ def test_keys_that_are_given_win() -> None:
     ("given", "complaint"),
     [
         ({"recipe": "cc-newz"}, "recipe = 'cc-newz': unknown; did you mean 'cc-news'?"),
-        ({"recipe": "wombat"}, "recipe = 'wombat': unknown; known: arxiv-abstracts, booksum"),
+        ({"recipe": "wombat"}, "recipe = 'wombat': unknown; known: arxiv-abstracts, aya"),
         ({"recipe": "stack-overflow"}, "no hub holds this set; give data.source a local copy: "),
         ({"recipe": 3}, "data.recipe = 3"),
     ],

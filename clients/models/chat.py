@@ -1,0 +1,172 @@
+"""Conversations to token ids by a chat template, and which of the tokens count in a loss."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from jinja2 import TemplateError
+from tokenizers import Encoding, Tokenizer
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from fedsim.errors import ConfigError
+
+Ids = npt.NDArray[np.int64]
+Messages = list[dict[str, str]]
+Span = tuple[int, int]
+
+_MARK = re.compile(r"{%-?\s*generation\s*-?%}")
+
+
+@dataclass(frozen=True)
+class ChatEncoder:
+    """Encode conversations as `fedsim.data.sources.conversations` writes them.
+
+    Lists of messages go through the chat template, in which special tokens are what they say, and
+    which alone decides on begin and end tokens. A prompt and a completion that are strings become
+    a user's and an assistant's message where `wraps` says so. Else they are joined as they stand,
+    between a begin and an end token, and special tokens spelt out in them are read as text.
+
+    Attributes:
+        tokenizer: of the package `tokenizers`, as JSON.
+        begin: id before a text without a template.
+        end: id after it.
+        template: Jinja, or None where only strings are to be encoded.
+        special: what a template may use by name, such as "bos_token".
+        wraps: whether strings go through the template.
+        loss_on: "all"; "assistant": the assistant's turns, with the tokens that end them, as the
+            template's {% generation %} marks say or else what a turn adds to the template's own
+            prompt for it; "completion": what follows the prompt.
+        field: the config's key and value, for errors.
+    """
+
+    tokenizer: str
+    begin: int
+    end: int
+    template: str | None
+    special: Mapping[str, str]
+    wraps: bool
+    loss_on: str
+    field: str
+
+    def __call__(self, texts: Sequence[str]) -> list[Ids]:
+        """Return the ids of each conversation, and -1 - id for tokens that do not count.
+
+        Raises:
+            ConfigError: the template refuses a conversation, or renders earlier turns otherwise
+                than they were; messages without a template.
+        """
+        return [self._encoded(**json.loads(text)) for text in texts]
+
+    def _encoded(
+        self,
+        messages: Messages | None = None,
+        prompt: Messages | str | None = None,
+        completion: Messages | str | None = None,
+    ) -> Ids:
+        if isinstance(prompt, str) and isinstance(completion, str):
+            if not self.wraps:
+                return self._of_strings(prompt, completion)
+            prompt = [{"role": "user", "content": prompt}]
+            completion = [{"role": "assistant", "content": completion}]
+        if isinstance(prompt, list) and isinstance(completion, list):
+            ids = self._tokens(self._rendered(prompt + completion)).ids
+            before = self._tokens(self._rendered(prompt, answering=True)).ids
+            return self._counting(ids, np.arange(len(ids)) >= _common(before, ids))
+        assert messages is not None  # noqa: S101  (what the source writes)
+        if self.loss_on == "all":
+            return np.array(self._tokens(self._rendered(messages)).ids, np.int64)
+        text, spans = self._answers(messages)
+        encoding = self._tokens(text)
+        starts, ends = np.array(encoding.offsets, np.int64).reshape(-1, 2).T
+        counts = np.zeros(len(starts), np.bool_)
+        for first, last in spans:
+            counts |= (starts < last) & (ends > first)
+        return self._counting(encoding.ids, counts)
+
+    def _of_strings(self, prompt: str, completion: str) -> Ids:
+        self._tokenizer.encode_special_tokens = True
+        before = self._tokenizer.encode(prompt, add_special_tokens=False).ids
+        whole = self._tokenizer.encode(prompt + completion, add_special_tokens=False).ids
+        ids = [self.begin, *whole, self.end]
+        return self._counting(ids, np.arange(len(ids)) >= _common([self.begin, *before], ids))
+
+    def _counting(self, ids: Sequence[int], counts: npt.NDArray[np.bool_]) -> Ids:
+        tokens = np.array(ids, np.int64)
+        return tokens if self.loss_on == "all" else np.where(counts, tokens, ~tokens)
+
+    def _tokens(self, text: str) -> Encoding:
+        self._tokenizer.encode_special_tokens = False
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+    def _answers(self, messages: Messages) -> tuple[str, list[Span]]:
+        """Return the rendered conversation, and where in it the assistant's turns are."""
+        marked, spans = self._render(messages)
+        if spans:
+            return marked, spans
+        for number, message in enumerate(messages):
+            if message["role"] != "assistant":
+                continue
+            before = self._rendered(messages[:number], answering=True)
+            until = self._rendered(messages[: number + 1])
+            if not (until.startswith(before) and marked.startswith(until)):
+                raise ConfigError(
+                    f"{self.field}: the chat template renders earlier turns otherwise once others "
+                    "follow, so the assistant's cannot be told apart; mark them in it by "
+                    "{% generation %}, and give it as data.chat_template"
+                )
+            spans.append((len(before), len(until)))
+        return marked, spans
+
+    def _rendered(self, messages: Messages, *, answering: bool = False) -> str:
+        return self._render(messages, answering=answering)[0]
+
+    def _render(self, messages: Messages, *, answering: bool = False) -> tuple[str, list[Span]]:
+        """Return the text, and the spans of characters that {% generation %} marks."""
+        if self.template is None:
+            raise ConfigError(
+                f"{self.field}: the model's tokenizer has no chat template; give one as "
+                "data.chat_template, a Jinja file, or take an instruction-tuned model"
+            )
+        try:
+            rendered: Any = render_jinja_template(
+                conversations=[messages],
+                chat_template=self.template,
+                return_assistant_tokens_mask=_MARK.search(self.template) is not None,
+                add_generation_prompt=answering,
+                **self._special,
+            )
+        except (TemplateError, TypeError, ValueError) as error:
+            roles = ", ".join(message["role"] for message in messages[:8])
+            raise ConfigError(
+                f"{self.field}: the chat template refuses a conversation of {roles}"
+                f"{', …' if len(messages) > 8 else ''}: {str(error).splitlines()[0]}"
+            ) from error
+        texts, spans = rendered
+        return texts[0], [(int(first), int(last)) for first, last in next(iter(spans), ())]
+
+    @property
+    def _special(self) -> dict[str, Any]:
+        return dict(self.special)
+
+    @cached_property
+    def _tokenizer(self) -> Tokenizer:
+        tokenizer = Tokenizer.from_str(self.tokenizer)
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        return tokenizer
+
+    def __getstate__(self) -> dict[str, object]:
+        return {name: value for name, value in vars(self).items() if name != "_tokenizer"}
+
+
+def _common(prompt: Sequence[int], whole: Sequence[int]) -> int:
+    """Return how many ids both begin with."""
+    pairs = enumerate(zip(prompt, whole, strict=False))
+    return next((place for place, (own, other) in pairs if own != other), len(prompt))

@@ -1,0 +1,173 @@
+"""Conversations from the source to the store: what is read, cut, kept, and which tokens count."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow
+import pyarrow.parquet
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedsim.data.building.tokenise import UNCOUNTED, BatchTokeniser, Cutting
+from fedsim.data.config import DataConfig
+from fedsim.data.reading import records
+from fedsim.data.store.keys import example_keys
+from fedsim.errors import ConfigError
+from tests.unit.data.data_samples import build
+
+TALK = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "I."}]
+
+
+def letters(texts: Sequence[str]) -> list[npt.NDArray[np.int64]]:
+    return [np.frombuffer(text.encode(), np.uint8).astype(np.int64) for text in texts]
+
+
+def small_ones(texts: Sequence[str]) -> list[npt.NDArray[np.int64]]:
+    """The letters of texts; capital ones are context tokens."""
+    return [np.where((ids >= 65) & (ids <= 90), ~ids, ids) for ids in letters(texts)]
+
+
+def write(path: Path, rows: list[dict[str, object]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def read(source: Path, **data: object) -> list[tuple[str | None, object]]:
+    config = DataConfig.model_validate({"source": str(source), "user_column": "u", **data})
+    return [(user, json.loads(text) if text else text) for user, text in records(config)]
+
+
+def test_messages_of_every_kind_of_file(tmp_path: Path) -> None:
+    """Other keys of a message are left out; a CSV has JSON in its cells."""
+    extra = [{**message, "language": "English"} for message in TALK]
+    rows: list[dict[str, object]] = [
+        {"u": "a", "m": TALK},
+        {"u": "b", "m": extra},
+        {"u": "c", "m": None},
+        {"u": "d", "m": []},
+    ]
+    wanted = [("a", {"messages": TALK}), ("b", {"messages": TALK}), ("c", None), ("d", "")]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "x.parquet")
+    with (tmp_path / "x.csv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerows([("u", "m"), *((row["u"], json.dumps(row["m"])) for row in rows)])
+    for source in (write(tmp_path / "x.jsonl", rows), tmp_path / "x.parquet"):
+        assert read(source, messages_column="m") == wanted
+    assert read(tmp_path / "x.csv", messages_column="m")[:2] == wanted[:2]
+
+
+def test_prompts_are_strings_or_messages(tmp_path: Path) -> None:
+    columns = {"prompt_column": "p", "completion_column": "c"}
+    strings = write(tmp_path / "s.jsonl", [{"u": "a", "p": "Q", "c": "A"}, {"u": "a", "p": "Q"}])
+    assert read(strings, **columns) == [("a", {"prompt": "Q", "completion": "A"}), ("a", None)]
+    lists = write(tmp_path / "l.jsonl", [{"u": "a", "p": TALK[:1], "c": TALK[1:]}])
+    assert read(lists, **columns) == [("a", {"prompt": TALK[:1], "completion": TALK[1:]})]
+    mixed = write(tmp_path / "m.jsonl", [{"u": "a", "p": "Q", "c": TALK}])
+    with pytest.raises(ConfigError, match=r"data.completion_column = 'c': one holds strings and"):
+        read(mixed, **columns)
+
+
+@pytest.mark.parametrize(
+    ("messages", "said"),
+    [
+        ("hello", "holds strings; wanted: lists of messages"),
+        (["hello"], "holds lists of str"),
+        ([{"from": "human", "value": "hello"}], "holds messages with the keys from, value"),
+        ([{"role": "user", "content": [1]}], "holds messages with the keys content, role"),
+        ({"role": "user"}, "holds dict values"),
+    ],
+)
+def test_what_is_no_conversation_is_named(messages: object, said: str, tmp_path: Path) -> None:
+    source = write(tmp_path / "x.jsonl", [{"u": "a", "m": messages}])
+    with pytest.raises(ConfigError, match=rf"^data.messages_column = 'm': {said}"):
+        read(source, messages_column="m")
+
+
+def test_a_step_that_rewrites_texts_is_refused() -> None:
+    steps = [{"step": "strip-urls"}]
+    with pytest.raises(ValueError, match="strip-urls: changes texts"):
+        DataConfig.model_validate({"messages_column": "m", "preparation": steps, "source": "x"})
+
+
+def test_the_built_in_answers_are_each_speakers_own() -> None:
+    talks = list(records(DataConfig(source="shakespeare-chat", messages_column="messages")))
+    speeches: dict[str | None, set[str | None]] = {}
+    for user, text in records(DataConfig()):
+        speeches.setdefault(user, set()).add(text)
+    assert len(talks) > 10_000
+    for user, text in talks[:200]:
+        line, answer = json.loads(text or "")["messages"]
+        assert (line["role"], answer["role"]) == ("user", "assistant")
+        assert answer["content"] in speeches[user]
+
+
+def pieces(ids: npt.NDArray[np.integer], lengths: npt.NDArray[np.int64]) -> list[list[int]]:
+    ends = np.cumsum(lengths).tolist()
+    return [ids[end - size : end].tolist() for end, size in zip(ends, lengths, strict=True)]
+
+
+@given(
+    st.lists(st.text("abcXYZ", min_size=1, max_size=40), max_size=6),
+    st.sampled_from(["split", "truncate"]),
+    st.integers(2, 9),
+)
+def test_cutting_keeps_which_tokens_count(texts: list[str], cutting: Cutting, longest: int) -> None:
+    """The pieces are those of all tokens, less the ones in which no prediction counts."""
+    batch = [("u", text) for text in texts]
+    cut = BatchTokeniser(small_ones, 256, longest, cutting, "assistant")(batch)
+    whole = BatchTokeniser(letters, 256, longest, cutting)(batch)
+    before = pieces(whole.ids, whole.lengths)
+    counting = [piece for piece in before if any(letter >= 97 for letter in piece[1:])]
+    after = pieces(cut.ids, cut.lengths)
+    assert [[~token if token < 0 else token for token in piece] for piece in after] == counting
+    assert all((token < 0) == (max(token, ~token) < 97) for piece in after for token in piece)
+    assert cut.dropped[UNCOUNTED] == len(before) - len(counting)
+    assert cut.pieces.sum() == len(counting)
+    assert len(cut.users) == len(cut.pieces) == len(cut.begins_as_ends)
+    assert (cut.pieces > 0).all()
+
+
+def test_a_store_gives_back_what_counts(tmp_path: Path) -> None:
+    """A user without a token that counts is not in it; padding and ids are as ever."""
+    rows = [("a", "abC"), ("b", "XYZ"), ("a", "Xy"), ("c", "abcdefghXYZabc")]
+    store = build(rows, tmp_path / "store", encode=small_ones, loss_on="assistant")
+    assert (store.num_users, store.manifest["loss_on"]) == (2, "assistant")
+    assert store.manifest["dtype"] == "int16"
+    assert store.manifest["dropped"][UNCOUNTED] == 1
+    tokens, _ = store.padded(np.arange(4))
+    assert store.example(0).tolist() == [97, 98, ~67]
+    assert tokens[1].tolist() == [~88, 121, 0, 0, 0, 0, 0, 0]
+    assert tokens[3].tolist() == [104, ~88, ~89, ~90, 97, 98, 99, 0]
+    store.verify()
+
+
+@pytest.mark.parametrize(
+    ("size", "on", "dtype"),
+    [
+        (1 << 15, "assistant", "int16"),
+        ((1 << 15) + 1, "completion", "int32"),
+        (1 << 16, "all", "uint16"),
+        ((1 << 16) + 1, "all", "uint32"),
+    ],
+)
+def test_the_vocabularys_size_decides_on_the_bytes(size: int, on: str, dtype: str) -> None:
+    top = size - 1
+    tokens = np.array([top, top if on == "all" else ~top, top])
+    tokeniser = BatchTokeniser(lambda _: [tokens], size, 8, "split", on)  # type: ignore[arg-type]
+    assert tokeniser.dtype == dtype
+    assert tokeniser([("u", "x")]).ids.tolist() == tokens.tolist()
+
+
+def test_an_examples_key_tells_what_counts() -> None:
+    offsets = np.array([0, 2, 4])
+    (keys,) = example_keys(np.array([5, 6, 5, ~6], np.int16), offsets)
+    assert keys[0] != keys[1]
+    (plain,) = example_keys(np.array([5, 6, 5, 6], np.uint16), offsets)
+    assert plain.tolist() == [keys[0]] * 2

@@ -111,16 +111,20 @@ def load_model(
     A folder whose `config.json` says `"fedsim_model": NAME` is opened by the loader of that name,
     which must be installed; any other folder, GGUF file or hub id by the one for transformers.
     """
-    saved_by = _saved_by(Path(config.name_or_path).expanduser())
-    if config.name_or_path in names("models"):
-        loader = resolve("models", config.name_or_path, "model.name_or_path")
-    elif saved_by is not None:
+    name = loader_name(config.name_or_path)
+    field = "model.name_or_path"
+    if name not in (config.name_or_path, "transformers"):
         field = f"model.name_or_path = {config.name_or_path!r}: fedsim_model in its config.json"
-        loader = resolve("models", saved_by, field)
-    else:
-        loader = resolve("models", "transformers", "model.name_or_path")
+    loader = resolve("models", name, field)
     model: LanguageModel = loader(config, seed=seed, sequence_length=sequence_length, device=device)
     return model
+
+
+def loader_name(name_or_path: str) -> str:
+    """Return the name of the loader (entry points `fedsim.models`) of a model."""
+    if name_or_path in names("models"):
+        return name_or_path
+    return _saved_by(Path(name_or_path).expanduser()) or "transformers"
 
 
 def _saved_by(folder: Path) -> str | None:

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import hashlib
 from importlib.metadata import entry_points
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from fedsim.errors import ConfigError
+
+OWN = "fedsim-dp"
 
 
 def names(group: str) -> list[str]:
@@ -15,10 +20,29 @@ def names(group: str) -> list[str]:
 
 
 def distribution(group: str, name: str) -> str:
-    """Return the name and version of the package that registered `name`; "" for no such name."""
+    """Return the name and version of the package that registered `name`; "" for no such name.
+
+    A package other than fedsim's is edited without a new version: a SHA-256 (hex) of the Python
+    files of the entry point's top-level module follows.
+    """
     entries = [entry for entry in entry_points(group=f"fedsim.{group}") if entry.name == name]
     dist = entries[0].dist if entries else None
-    return "" if dist is None else f"{dist.name} {dist.version}"
+    if dist is None:
+        return ""
+    named = f"{dist.name} {dist.version}"
+    return named if dist.name == OWN else f"{named} {_source_digest(entries[0].module)}"
+
+
+def _source_digest(module: str) -> str:
+    spec = find_spec(module.partition(".")[0])
+    digest = hashlib.sha256()
+    places = list(spec.submodule_search_locations or ()) if spec else []
+    files = [path for place in places for path in sorted(Path(place).rglob("*.py"))]
+    if spec is not None and spec.origin is not None and not places:
+        files = [Path(spec.origin)]
+    for path in files:
+        digest.update(f"{path.name}\0".encode() + path.read_bytes() + b"\0")
+    return digest.hexdigest()
 
 
 def resolve(group: str, name: str, field: str) -> Any:  # noqa: ANN401  (each group has its own protocol)

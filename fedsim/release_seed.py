@@ -9,7 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from fedsim.config import Config
-from fedsim.materials import Materials
+from fedsim.materials import Materials, loader_name
 from fedsim.registry import distribution, names
 
 _COMPUTE = ("fedsim-dp", "dp-accounting", "torch", "transformers", "peft", "numpy", "scipy")
@@ -21,7 +21,8 @@ def release_seed(config: Config, materials: Materials, *more: object) -> int:
     It is a function of `Materials.seed`, of all that the run trains with, of the stored text, of
     the files of the model and of the weights that training starts from, of the versions of fedsim
     and of what it computes with, and of the package behind each name in the config that a plug-in
-    may have. Two runs of which any of these differs share no draw, though their seeds are equal.
+    may have, its source included where it is not fedsim's own. Two runs of which any of these
+    differs share no draw, though their seeds are equal.
     With the same noise the difference of their releases would have none: the same config on last
     month's text and on this month's would show what the new users added.
 
@@ -68,7 +69,7 @@ def _plug_ins(config: Config) -> dict[str, str]:
     """Return the package and version behind what a config names and entry points resolve."""
     named = {
         "strategies": config.strategy.name,
-        "models": config.model.name_or_path,
+        "models": loader_name(config.model.name_or_path),
     }
     return {group: distribution(group, name) for group, name in named.items()}
 

@@ -309,8 +309,20 @@ class ShuffledSampling:
         return _poisson_event(self.probability, noise_multiplier, units_per_user)
 
 
+_LEAST_RATE = 2.0**-20
+
+
 def _poisson(num_units: int, probability: float, source: RandomSource) -> Indices:
-    return np.flatnonzero(source.random(num_units) < probability).astype(np.int64)
+    """Return the units whose coin fell.
+
+    A uniform has 53 bits, and `< q` holds with q rounded up to a multiple of 2⁻⁵³: coins of a small
+    rate are the first coins of 2⁻²⁰ and then, for those, of what is left of it.
+    """
+    drawn = np.arange(num_units)
+    while 0.0 < probability < _LEAST_RATE:
+        drawn = drawn[source.random(len(drawn)) < _LEAST_RATE]
+        probability /= _LEAST_RATE
+    return drawn[source.random(len(drawn)) < probability].astype(np.int64)
 
 
 def _uniform_subset(num_units: int, size: int, source: RandomSource) -> Indices:

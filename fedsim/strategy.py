@@ -7,6 +7,7 @@ clip, clip policy, noise multiplier, relation, optimizer and the source of noise
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -27,7 +28,7 @@ from fedsim.estimators import Estimator
 from fedsim.language_model import LanguageModel
 from fedsim.materials import Materials
 from fedsim.plan import RoundPlan, TaskSpec
-from fedsim.registry import distribution, resolve
+from fedsim.registry import OWN, distribution, resolve
 from fedsim.release_seed import release_seed
 from fedsim.sampling import (
     FixedSizeSampling,
@@ -59,6 +60,9 @@ def build_plan(config: Config, materials: Materials) -> RoundPlan:
         *map(repr, (plan.sampling, plan.clip, plan.clip_policy, plan.estimator, plan.optimizer)),
         *(plan.noise_multiplier, plan.noise_stddev, plan.units_per_user, plan.relation.value),
     ]
+    if not distribution("strategies", config.strategy.name).startswith(f"{OWN} "):
+        # What another's strategy makes its pool of may be nowhere in the config.
+        made.append(hashlib.sha256(np.ascontiguousarray(plan.pool, "<i8").tobytes()).hexdigest())
     return replace(plan, seed=release_seed(config, materials, made))
 
 

@@ -8,7 +8,10 @@ for the sampler's own.
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from fedsim.accounting.above_threshold import AboveThresholdAccountant
@@ -18,6 +21,11 @@ from fedsim.accounting.pld import PldAccountant
 from fedsim.accounting.renyi import MomentsAccountant, RdpAccountant
 from fedsim.errors import ConfigError
 from fedsim.sampling import Relation
+
+# A δ that is no more than this is not looked at closely. A noise multiplier above this is taken to
+# be this, which costs more: grids of losses have a least width.
+_NOTHING = 1e-30
+_MOST_NOISE = 1e5
 
 
 class Accountant(Protocol):
@@ -183,7 +191,9 @@ def delta(
         return 0.0
     if cost.noise_multiplier == 0.0:
         return 1.0
-    return chosen.delta(parts, epsilon, relation)
+    if (distance := most_apart(parts)) < _NOTHING:
+        return distance
+    return chosen.delta(_resolved(parts), epsilon, relation)
 
 
 def epsilon_curve(
@@ -222,7 +232,30 @@ def epsilon_of_composition(
         return 0.0
     if any(cost.noise_multiplier == 0.0 for cost, _ in parts):
         return float("inf")
-    return chosen.epsilon(parts, delta, relation)
+    if most_apart(parts) <= delta:
+        return 0.0
+    return chosen.epsilon(_resolved(parts), delta, relation)
+
+
+def most_apart(costs: Composition) -> float:
+    """Return a bound on the δ of these rounds at ε = 0, infinite where none is known.
+
+    Each round a user's coins fall with probability at most units · q, and then what is released
+    moves by at most 2 units of sensitivity, replacing and displacing included, which is
+    erf(2 units/(z√8)) in total variation; the rounds add up. Or all rounds together, as if every
+    coin had fallen, are one Gaussian mechanism. Where this is below δ no accountant is asked: its
+    grid would have no width.
+    """
+    if any(cost.sampling.test is not None for cost, _ in costs):
+        return math.inf
+    shifts = [2.0 * cost.units_per_user / cost.noise_multiplier for cost, _ in costs]
+    apart = [math.erf(shift / math.sqrt(8.0)) for shift in shifts]
+    fell = [rounds * cost.units_per_user * cost.sampling.probability for cost, rounds in costs]
+    together = math.hypot(
+        *(shift * math.sqrt(rounds) for shift, (_, rounds) in zip(shifts, costs, strict=True))
+    )
+    one_by_one = math.fsum(map(operator.mul, fell, apart))
+    return min(1.0001 * one_by_one, math.erf(together / math.sqrt(8.0)))
 
 
 def _released(costs: Composition) -> Composition:
@@ -230,3 +263,11 @@ def _released(costs: Composition) -> Composition:
         if rounds < 0:
             raise ConfigError(f"rounds = {rounds!r}: give an integer >= 0")
     return [(cost, rounds) for cost, rounds in costs if rounds > 0]
+
+
+def _resolved(costs: Composition) -> Composition:
+    """Return costs that are no less, and that a grid of losses can hold."""
+    return [
+        (replace(cost, noise_multiplier=min(cost.noise_multiplier, _MOST_NOISE)), rounds)
+        for cost, rounds in costs
+    ]

@@ -252,7 +252,10 @@ def _pmf(width: float, first: int, masses: Array, infinite: float) -> pld_pmf.PL
     Mass lost to rounding would be lost once a round, so it is scaled up. Mass that rounding added
     stays: an upper bound is not scaled down.
     """
-    masses *= max(1.0, (1.0 - infinite) / math.fsum(masses))
+    total = math.fsum(masses)
+    if total == 0.0:  # too narrow a window for numbers: every loss is as if at its upper end
+        masses[-1] = total = 1.0 - infinite
+    masses *= max(1.0, (1.0 - infinite) / total)
     return pld_pmf.DensePLDPmf(width, first, masses, infinite, True)
 
 

@@ -72,6 +72,12 @@ def _show(line: str) -> None:
 
 def _check_that_others_find(config: Config) -> None:
     """Raise `ConfigError` for relative paths: SuperLink and SuperNodes work in other folders."""
+    shared = config.privacy.shared
+    if shared is not None and not Path(shared.ledger).expanduser().is_absolute():
+        raise ConfigError(
+            f"privacy.shared.ledger = {shared.ledger!r}: on a SuperLink give an absolute path of a "
+            "disk that all runs share"
+        )
     for field, value in (
         ("data.source", config.data.source),
         ("model.name_or_path", config.model.name_or_path),

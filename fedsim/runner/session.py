@@ -107,6 +107,8 @@ class _Session:
     def run(self, grid: Grid, device: str) -> None:
         """Begin or take up the run and train to its end."""
         self.folder.begin(self.config, sources(self.config, self.materials), self.materials.seed)
+        if self.account is not None:
+            self.account.check_holds(self.folder.read_ledger())
         taken_up = self.folder.take_up(secure=not self._repeats())
         self.state = taken_up or self._start()
         self._prepare_epsilons()

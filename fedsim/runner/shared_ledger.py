@@ -276,6 +276,21 @@ class SharedAccount:
         if self.path.exists():
             self._read()
 
+    def check_holds(self, own: Ledger) -> None:
+        """Raise `ConfigError` unless the file holds all that a resumed run has released.
+
+        Args:
+            own: the run's own ledger. A release is charged here before it is charged there.
+        """
+        shared = self._read().ledger if self.path.exists() else Ledger()
+        missing = _counts(own) - _counts(shared)
+        if missing:
+            raise ConfigError(
+                f"privacy.shared.ledger = {str(self.path)!r}: lacks {missing.total()} releases of "
+                "this run; resume it with the ledger that it was begun with, from the folder that "
+                "it was begun in if the path is relative"
+            )
+
     def register(self, planned: Composition) -> None:
         """Register what several runs will release, before the first of them begins.
 
@@ -341,6 +356,11 @@ class SharedAccount:
     def _read(self) -> SharedLedger:
         if not self.path.exists():
             return self.terms
+        if self.path.stat().st_nlink > 1:  # a write would replace this name, and leave the others
+            raise ConfigError(
+                f"privacy.shared.ledger = {str(self.path)!r}: the file has another name (a hard "
+                "link), under which runs would have a budget of their own; keep one name"
+            )
         shared = read_shared(self.path)
         if shared.terms != self.terms.terms:
             raise ConfigError(
@@ -350,6 +370,14 @@ class SharedAccount:
                 "share its budget"
             )
         return shared
+
+
+def _counts(ledger: Ledger) -> Counter[tuple[RoundCost, str]]:
+    """Return how many releases there are of each cost and id."""
+    counts: Counter[tuple[RoundCost, str]] = Counter()
+    for item in ledger.items:
+        counts[item.cost, item.release] += item.num_rounds
+    return counts
 
 
 def shared_account(config: SharedLedgerConfig | None, plan: RoundPlan) -> SharedAccount | None:
@@ -373,6 +401,7 @@ def shared_account(config: SharedLedgerConfig | None, plan: RoundPlan) -> Shared
         )
     _, relation = choose([plan.cost], plan.accountant, plan.relation)
     terms = SharedLedger(config.epsilon, config.delta, relation)
-    account = SharedAccount(Path(config.ledger).expanduser(), terms)
+    # By its one true name: a link would have a lock of its own, and be replaced by the first write.
+    account = SharedAccount(Path(config.ledger).expanduser().resolve(), terms)
     account.check()
     return account

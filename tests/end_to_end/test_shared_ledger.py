@@ -63,6 +63,46 @@ def test_siblings_stop_before_they_exceed_the_common_budget(
     assert "6 rounds of Poisson sampling of units with probability 0.25" in said
 
 
+def test_a_link_is_the_ledger_itself_and_a_second_name_is_refused(
+    speeches: Path, tmp_path: Path
+) -> None:
+    """A write replaces a name: through another one there would be two budgets."""
+    ledger, link = tmp_path / "people.json", tmp_path / "link.json"
+    link.symlink_to(ledger)
+    budget = budget_for(6, 1e-3)
+    for name, path, rate in [("first", ledger, 0.1), ("second", link, 0.2)]:
+        config = write(tmp_path / f"{name}.toml", speeches, path, budget)
+        done = fedsim("run", config, "--out", tmp_path / name, "--set", f"seed={int(rate * 10)}")
+    assert done.returncode == 3
+    assert link.is_symlink()
+    assert read_shared(ledger).ledger.costs == [(COST, 6)]
+    second = tmp_path / "second name.json"
+    second.hardlink_to(ledger)
+    config = write(tmp_path / "third.toml", speeches, second, budget)
+    done = fedsim("run", config, "--out", tmp_path / "third")
+    assert f"privacy.shared.ledger = '{second}': the file has another name" in done.complaint
+    assert not (tmp_path / "third").exists()
+
+
+@pytest.mark.parametrize("noise", ["seeded", "secure"])
+def test_a_run_is_resumed_with_the_ledger_that_it_was_begun_with(
+    speeches: Path, tmp_path: Path, noise: str
+) -> None:
+    """A relative path in another folder would be a new ledger, with the whole budget."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    there.mkdir()
+    three = epsilon(COST, 3, 1e-3) * (1.0 + 1e-9)
+    config = write(tmp_path / "c.toml", speeches, Path("people.json"), three)
+    order = ("run", config, "--out", tmp_path / "run", "--set", f"privacy.noise={noise}")
+    assert fedsim(*order, folder=here).returncode == 3
+    done = fedsim(*order, "--resume", folder=there)
+    assert "lacks 3 releases of this run; resume it with the ledger that" in done.complaint
+    assert not (there / "people.json").exists()
+    assert fedsim(*order, "--resume", folder=here).returncode == 3
+    assert read_shared(here / "people.json").ledger.costs == [(COST, 3)]
+
+
 def test_the_same_seeded_run_is_charged_once(speeches: Path, tmp_path: Path) -> None:
     ledger = tmp_path / "people.json"
     config = write(tmp_path / "mine.toml", speeches, ledger, budget_for(4, 1e-3))

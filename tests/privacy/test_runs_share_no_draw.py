@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import json
 from dataclasses import replace
 from importlib import metadata
@@ -16,8 +17,12 @@ from safetensors.torch import load_file, save_file
 
 from fedsim.config import Config, with_settings
 from fedsim.materials import Materials, load_materials
+from fedsim.plan import RoundPlan
+from fedsim.registry import distribution
 from fedsim.strategy import build_plan
+from strategies import uls
 from tests.conftest import small_config
+from tests.end_to_end.grids.ray_runs import plugin
 
 STRATEGIES: dict[str, dict[str, Any]] = {
     "uls": {},
@@ -148,6 +153,59 @@ def test_another_version_of_a_plug_in_is_another_draw(
     before = noise(config, materials)
     monkeypatch.setattr("fedsim.release_seed.distribution", lambda group, name: "other 2.0")
     assert not set(noise(config, materials)) & set(before)
+
+
+PLUG_IN = """
+from dataclasses import replace
+from strategies import uls
+
+def build(config, materials):
+    plan = uls.build(config, materials)
+    return replace(plan, pool=plan.pool)
+"""
+
+
+def test_an_edited_plug_in_of_the_same_version_is_another_draw(
+    materials: Materials, speeches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its source is part of the seed; so is its pool, which may come from anywhere."""
+    entry = {"fedsim.strategies faulty": "faulty:build"}
+    site = plugin(tmp_path / "site", PLUG_IN, entry)
+    monkeypatch.syspath_prepend(site)
+    config = small_config(speeches, strategy={"name": "faulty"})
+    before = noise(config, materials)
+    assert noise(config, materials) == before
+    (site / "faulty.py").write_text(PLUG_IN + "# edited\n", encoding="utf-8")
+    assert noise(config, materials) != before
+    (site / "faulty.py").write_text(PLUG_IN, encoding="utf-8")
+    assert noise(config, materials) == before
+
+    def backwards(config: Config, materials: Materials) -> RoundPlan:
+        return replace(
+            uls.build(config, materials), pool=np.arange(materials.split.num_users)[::-1]
+        )
+
+    monkeypatch.setattr(importlib.import_module("faulty"), "build", backwards)
+    assert noise(config, materials) != before
+
+
+def test_the_loader_that_a_saved_folder_asks_for_is_part_of_the_seed(
+    materials: Materials, speeches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "model"
+    materials.model.save(materials.model.initial_parameters(), folder)
+    content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    (folder / "config.json").write_text(json.dumps({**content, "fedsim_model": "tiny-gpt"}))
+    model = {"name_or_path": str(folder), "pretraining_steps": None}
+    config = small_config(speeches, model=model)
+    before = noise(config, materials)
+
+    def other(group: str, name: str) -> str:
+        changed = (group, name) == ("models", "tiny-gpt")
+        return "another version" if changed else distribution(group, name)
+
+    monkeypatch.setattr("fedsim.release_seed.distribution", other)
+    assert noise(config, materials) != before
 
 
 def test_all_bits_of_the_digest_are_used(materials: Materials, speeches: Path) -> None:

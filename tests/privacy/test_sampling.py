@@ -71,3 +71,36 @@ def test_probability_one_takes_everybody() -> None:
 def test_a_probability_is_in_the_half_open_interval(probability: float) -> None:
     with pytest.raises(ValueError, match="probability"):
         PoissonSampling(probability)
+
+
+class Even:
+    """Gives the uniforms (i + 1/2)/n: so many fall below a bound as there should."""
+
+    def random(self, size: int) -> npt.NDArray[np.float64]:
+        return (np.arange(size) + 0.5) / max(size, 1)
+
+    def standard_normal(self, size: int) -> npt.NDArray[np.float64]:
+        raise AssertionError(size)
+
+
+@pytest.mark.parametrize("rate", [2.0**-19, 2.0**-21, 2.0**-23])
+def test_coins_of_small_rates_fall_as_often_as_they_are_charged_for(rate: float) -> None:
+    drawn = PoissonSampling(rate).draw(1 << 23, 0, lambda _: Even())
+    assert len(drawn) == max(1, int(rate * (1 << 23)))
+
+
+def test_a_rate_below_the_bits_of_a_uniform_is_not_rounded_up() -> None:
+    """One uniform of 53 bits is below 1e-20 with probability 1.1e-16, which is 11,000 times it."""
+
+    class Zeros(Even):
+        """The first unit's coins fall again and again; it is asked about each part of the rate."""
+
+        asked = 0
+
+        def random(self, size: int) -> npt.NDArray[np.float64]:
+            self.asked += 1
+            return np.where(np.arange(size) == 0, 2.0**-53, 0.9)
+
+    coins = Zeros()
+    assert PoissonSampling(1e-20).draw(50, 0, lambda _: coins).tolist() == [0]
+    assert coins.asked == 4  # 2⁻²⁰ three times, and the rest

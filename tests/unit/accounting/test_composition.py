@@ -12,10 +12,10 @@ from dp_accounting.pld import pld_pmf
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from scipy import optimize, stats
 
-from fedsim.accounting.accountants import delta, epsilon
+from fedsim.accounting.accountants import delta, epsilon, most_apart
 from fedsim.accounting.composition import ComposedPld
 from fedsim.accounting.events import RoundCost
-from fedsim.sampling import PoissonSampling
+from fedsim.sampling import PoissonSampling, Relation
 
 WIDTH = 0.25
 
@@ -163,4 +163,26 @@ def test_below_what_a_pld_resolves_the_rate_itself_is_charged(units: int) -> Non
     cost = RoundCost(PoissonSampling(1e-24), 1.0, units)
     assert delta(cost, 10, 0.0) == pytest.approx(1e-23 * units)
     assert epsilon(cost, 10, 1.01e-23 * units) == 0.0
-    assert epsilon(cost, 10, 0.99e-23 * units) == math.inf
+    assert epsilon(cost, 10, 0.6e-23 * units) == math.inf
+
+
+@pytest.mark.parametrize("relation", list(Relation))
+def test_what_hardly_tells_anything_apart_is_answered_without_a_grid(relation: Relation) -> None:
+    """Rates and noise at which a grid has no width: each once crashed, or took minutes."""
+    for rate, noise, rounds, at in (
+        (1e-20, 1.0, 10**6, 1e-10),
+        (4.5e-19, 7.8, 10**6, 1e-12),
+        (5e-9, 4.4e8, 10**6, 5.5e-6),
+        (1.1e-19, 1e7, 10, 1.1e-20),
+    ):
+        assert epsilon(RoundCost(PoissonSampling(rate), noise), rounds, at, None, relation) == 0.0
+    assert epsilon(RoundCost(PoissonSampling(1.1e-14), 3.3e6), 10**6, 7.7e-20) >= 0.0
+
+
+@pytest.mark.parametrize(("rate", "noise", "units"), [(0.3, 2.0, 1), (1e-3, 0.5, 1), (0.1, 5.0, 3)])
+def test_the_bound_without_a_grid_is_one(rate: float, noise: float, units: int) -> None:
+    cost = RoundCost(PoissonSampling(rate), noise, units)
+    for rounds in (1, 5, 40):
+        bound = most_apart([(cost, rounds)])
+        assert delta(cost, rounds, 0.0) <= bound * (1 + 1e-6)
+        assert bound <= 30 * delta(cost, rounds, 0.0)  # so that it says something

@@ -107,3 +107,18 @@ class ChatModel(LanguageModel, Protocol):
             ConfigError: there is no template, or it cannot be read.
         """
         ...
+
+
+class AdapterModel(LanguageModel, Protocol):
+    """A language model of which an adapter may be all that is trained.
+
+    Attributes:
+        is_adapter: whether every trainable parameter belongs to an adapter.
+    """
+
+    @property
+    def is_adapter(self) -> bool: ...
+
+    def save_adapter(self, parameters: Tensors, folder: Path) -> None:
+        """Write a folder that `peft.PeftModel.from_pretrained` opens on the network."""
+        ...

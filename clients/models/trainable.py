@@ -13,10 +13,13 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from clients.models.model_files import quietly
+from fedsim.config import ModelConfig
 from fedsim.errors import ConfigError
 
 
-def select_trainable(names: Sequence[str], pattern: str, *, lora: bool = False) -> list[str]:
+def select_trainable(
+    names: Sequence[str], pattern: str, *, lora: bool = False, freeze_a: bool = False
+) -> list[str]:
     """Return the names to train, in the order given.
 
     Args:
@@ -24,6 +27,8 @@ def select_trainable(names: Sequence[str], pattern: str, *, lora: bool = False) 
         pattern: "all", or a regular expression searched anywhere in a name.
         lora: whether adapters were added; "all" then means all of the adapters and nothing else,
             since the point of an adapter is that the rest stays still.
+        freeze_a: whether "all" leaves out the adapters' first matrices, A (FFA-LoRA, Sun et al.
+            2024, arXiv:2403.12313: with A still, noise enters the product once).
 
     Raises:
         ConfigError: not a regular expression, or it finds no name.
@@ -34,7 +39,8 @@ def select_trainable(names: Sequence[str], pattern: str, *, lora: bool = False) 
         ['wte.weight', 'h.0.ln_1.weight']
     """
     if pattern == "all":
-        return [name for name in names if not lora or ".lora_" in name]
+        chosen = [name for name in names if not lora or ".lora_" in name]
+        return [name for name in chosen if not (freeze_a and _FIRST.search(name))]
     try:
         expression = re.compile(pattern)
     except re.error as error:
@@ -58,24 +64,23 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(shown) + (", ..." if len(shown) < len(names) else "")
 
 
+_FIRST = re.compile(r"\.lora_(embedding_)?A\.")
 _ADAPTED = (nn.Linear, nn.Embedding, Conv1D)
 
 
-def add_lora(
-    module: PreTrainedModel, rank: int, targets: Sequence[str] = (), dropout: float = 0.0
-) -> PeftModel:
-    """Return `module` with adapters of `rank` > 0 inside; it computes what it computed before.
+def add_lora(module: PreTrainedModel, config: ModelConfig) -> PeftModel:
+    """Return `module` with adapters inside; it computes what it computed before.
 
-    An adapted weight is W + 2·B·A: A is drawn from torch's global generator (so call this
-    under `torch.random.fork_rng`), B starts at zero. With
-    `dropout` the adapters' inputs go through dropout layers.
+    An adapted weight is W + (α/rank)·B·A, or α/√rank with `lora_rank_stabilised` (Kalajdzievski
+    2023, arXiv:2312.03732): A is drawn from torch's global generator (so call this under
+    `torch.random.fork_rng`), B starts at zero. With `dropout` the adapters' inputs go through
+    dropout layers.
 
     Args:
         module: the network; it is changed in place.
-        rank: of the adapters.
-        targets: ends of the names of the modules to adapt; by default peft's for the architecture,
-            or every linear layer but the output layer where peft has none.
-        dropout: the probability of those layers; 0 for none.
+        config: `lora_rank` > 0; `lora_alpha`, by default twice that; `lora_target_modules`, by
+            default peft's for the architecture, or every linear layer but the output layer where
+            peft has none; `dropout`, 0 for none.
 
     Raises:
         ConfigError: no module is called so, or it is of a kind that has no adapter.
@@ -83,22 +88,25 @@ def add_lora(
     default = TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING.get(
         module.config.model_type, "all-linear"
     )
-    config = LoraConfig(
-        r=rank,
-        lora_alpha=2 * rank,
-        lora_dropout=dropout,
-        target_modules=list(targets) or default,
+    targets = list(config.lora_target_modules)
+    adapters = LoraConfig(
+        task_type="CAUSAL_LM",
+        r=config.lora_rank,
+        lora_alpha=config.lora_alpha or 2 * config.lora_rank,
+        use_rslora=config.lora_rank_stabilised,
+        lora_dropout=config.dropout,
+        target_modules=targets or default,
         fan_in_fan_out=any(isinstance(part, Conv1D) for part in module.modules()),
     )
     try:
         with quietly():
-            return get_peft_model(module, config)
+            return get_peft_model(module, adapters)
     except ValueError as error:
         linear = {name for name, part in module.named_modules() if isinstance(part, _ADAPTED)}
         known = sorted({name.rpartition(".")[2] for name in linear})
         reason = str(error).splitlines()[0]
         raise ConfigError(
-            f"model.lora_target_modules = {list(targets)}: {reason} Known: {', '.join(known)}"
+            f"model.lora_target_modules = {targets}: {reason} Known: {', '.join(known)}"
         ) from error
 
 

@@ -6,8 +6,10 @@ import copy
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 import torch
+from peft import PeftModel
 from tokenizers import Tokenizer, models
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -37,6 +39,7 @@ class TransformersModel:
         tokenizer: the transformers tokenizer.
         encoder: what `encode` calls; it can be sent to a process that has no network.
         places: every name in the module that a trainable parameter goes by, to the first.
+        is_adapter: whether adapters are all that is trained.
         dropout: the probability with which an engine is to let entries be dropped.
     """
 
@@ -71,9 +74,15 @@ class TransformersModel:
         fuse_activations(module)
         self.module = _prepared(module, config, seed).to(self.device)
         names = [name for name, _ in self.module.named_parameters()]
-        selected = select_trainable(names, config.trainable, lora=config.lora_rank > 0)
+        selected = select_trainable(
+            names,
+            config.trainable,
+            lora=config.lora_rank > 0,
+            freeze_a=config.lora_freeze_a,
+        )
         self._trainable = _subset(self.module, selected)
         self.places = _places(self.module, set(selected))
+        self.is_adapter = all(".lora_" in name for name in selected)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Return, per text, its ids between a begin and an end token; never truncated.
@@ -159,6 +168,27 @@ class TransformersModel:
         logits = torch.Tensor(output.logits)
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
+    def save_adapter(self, parameters: Tensors, folder: Path) -> None:
+        """Write adapter_config.json and the adapter's weights (safetensors), for peft.
+
+        Raises:
+            ValueError: `parameters` are not exactly the trainable ones.
+        """
+        twin = cast(PeftModel, self._twin(parameters))
+        for part in twin.peft_config.values():
+            part.base_model_name_or_path = self.name
+        with quietly():
+            twin.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
+
+    def _twin(self, parameters: Tensors) -> nn.Module:
+        check_same_layout(self._trainable, parameters)
+        twin = copy.deepcopy(self.module)
+        with torch.no_grad():
+            for name, value in _subset(twin, list(parameters)).items():
+                value.copy_(parameters[name])
+        return twin
+
     def save(self, parameters: Tensors, folder: Path) -> None:
         """Write a transformers folder (safetensors) with these parameters and the tokenizer.
 
@@ -168,12 +198,7 @@ class TransformersModel:
         Raises:
             ValueError: `parameters` are not exactly the trainable ones.
         """
-        check_same_layout(self._trainable, parameters)
-        twin = copy.deepcopy(self.module)
-        with torch.no_grad():
-            for name, value in _subset(twin, list(parameters)).items():
-                value.copy_(parameters[name])
-        plain = merged(twin)
+        plain = merged(self._twin(parameters))
         plain.config.pad_token_id = self._pad_token_id
         with quietly():
             plain.save_pretrained(folder)
@@ -186,9 +211,7 @@ def _prepared(module: PreTrainedModel, config: ModelConfig, seed: int) -> nn.Mod
     if config.lora_rank > 0:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(stream(seed, "model").integers(2**63)))
-            prepared = add_lora(
-                module, config.lora_rank, config.lora_target_modules, config.dropout
-            )
+            prepared = add_lora(module, config)
     if config.dropout > 0.0 and install_dropout(prepared, config.dropout) == 0:
         raise ConfigError(
             f"model.dropout = {config.dropout}: the network of {config.name_or_path!r} has no "

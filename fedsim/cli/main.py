@@ -36,7 +36,6 @@ app = typer.Typer(
     name="fedsim",
     help="Fine-tune language models with user-level differential privacy, and see what it costs.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 account_app.command(name="ledger")(ledger_command)

@@ -78,10 +78,15 @@ class ModelConfig(Section):
     `dropout` is that of all `nn.Dropout` layers of the network and of its adapters, except the
     ones of attention weights: no attention weight is ever dropped.
     `lora_target_modules` are ends of module names, such as "q_proj"; empty for peft's choice.
+    `lora_alpha` is twice the rank if left out; `lora_rank_stabilised` divides it by the rank's root
+    (rsLoRA); `lora_freeze_a` trains the second matrices alone (FFA-LoRA).
     """
 
     name_or_path: str = "tiny-gpt"
     lora_rank: Annotated[int, Field(ge=0)] = 0
+    lora_alpha: Annotated[int, Field(ge=1)] | None = None
+    lora_rank_stabilised: bool = False
+    lora_freeze_a: bool = False
     lora_target_modules: tuple[str, ...] = ()
     trainable: str = "all"
     pretraining_steps: Annotated[int, Field(ge=0)] | None = None
@@ -89,10 +94,10 @@ class ModelConfig(Section):
 
     @model_validator(mode="after")
     def _targets_with_adapters(self) -> ModelConfig:
-        if self.lora_target_modules and not self.lora_rank:
-            raise ValueError(
-                "lora_target_modules needs lora_rank: without adapters none has a place"
-            )
+        options = ("target_modules", "alpha", "rank_stabilised", "freeze_a")
+        given = [f"lora_{name}" for name in options if getattr(self, f"lora_{name}")]
+        if given and not self.lora_rank:
+            raise ValueError(f"{given[0]} needs lora_rank: without adapters it has no place")
         return self
 
 

@@ -65,6 +65,11 @@ class RunFolder:
         return self.path / "model"
 
     @property
+    def adapter(self) -> Path:
+        """What was trained as an adapter, as peft opens it; where nothing else was trained."""
+        return self.path / "adapter"
+
+    @property
     def report(self) -> Path:
         """The report, as data."""
         return self.path / "report.json"

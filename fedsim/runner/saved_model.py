@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
 
 from fedsim.data.store import Indices, TokenStore
 from fedsim.evaluation.scoring import score_examples
-from fedsim.language_model import LanguageModel
+from fedsim.language_model import AdapterModel, LanguageModel
 from fedsim.tensors import Tensors
 from fedsim.utils.files import folder_beside, naming, rename_synced, sync_all
 
 
 def save_model(model: LanguageModel, parameters: Tensors, folder: Path) -> None:
-    """Save into a hidden folder beside `folder`, and rename that when it is on the disk.
+    """Save the whole network in `folder`; see `_save`."""
+    _save(lambda new: model.save(parameters, new), folder)
+
+
+def save_adapter(model: LanguageModel, parameters: Tensors, folder: Path) -> None:
+    """Save what was trained as an adapter of peft, where the model `is_adapter`; see `_save`."""
+    if getattr(model, "is_adapter", False):
+        _save(lambda new: cast(AdapterModel, model).save_adapter(parameters, new), folder)
+
+
+def _save(write: Callable[[Path], None], folder: Path) -> None:
+    """Write into a hidden folder beside `folder`, and rename that when it is on the disk.
 
     A folder that is there already makes way first: for a moment there is none, never a mixture.
 
@@ -23,7 +36,7 @@ def save_model(model: LanguageModel, parameters: Tensors, folder: Path) -> None:
         OSError: the disk is full or cannot be written; it names `folder`.
     """
     with naming(folder), folder_beside(folder) as new:
-        model.save(parameters, new)
+        write(new)
         sync_all(new)
         if not folder.exists():
             rename_synced(new, folder)

@@ -31,7 +31,7 @@ from fedsim.runner.checkpoint import save_checkpoint
 from fedsim.runner.folder import RunFolder
 from fedsim.runner.log import run_log
 from fedsim.runner.progress import RoundProgress
-from fedsim.runner.saved_model import check_served, save_model
+from fedsim.runner.saved_model import check_served, save_adapter, save_model
 from fedsim.runner.shared_ledger import SharedAccount, shared_account
 from fedsim.runner.summary import as_held_out, summarise
 from fedsim.runner.tracking import TrackerFactory, epsilon_terms, find_trackers, tracking
@@ -248,6 +248,7 @@ class _Session:
 
     def _evaluate_saved(self, state: ServerState) -> Evaluation:
         save_model(self.materials.model, state.parameters, self.folder.model)
+        save_adapter(self.materials.model, state.parameters, self.folder.adapter)
         saved = load_model(
             ModelConfig(name_or_path=str(self.folder.model)),
             sequence_length=self.config.data.sequence_length,

@@ -43,6 +43,15 @@ def finished(speeches: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
+def test_a_shell_completes_commands() -> None:
+    script = Path(sysconfig.get_path("scripts")) / "fedsim"
+    typed = {"_FEDSIM_COMPLETE": "complete_bash", "COMP_WORDS": "fedsim ev", "COMP_CWORD": "1"}
+    done = subprocess.run(
+        [script], capture_output=True, text=True, check=False, env={**os.environ, **typed}
+    )
+    assert done.stdout.split() == ["evaluate"]
+
+
 def test_the_run_folder_has_what_the_contract_names(finished: Path) -> None:
     names = {"config.toml", "metrics.jsonl", "ledger.json", "checkpoints", "model", "report.json"}
     assert names | {"report.html"} <= {path.name for path in finished.iterdir()}

@@ -64,7 +64,8 @@ def place(speeches: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
             (folder / noise / "my.toml").write_text(config.to_toml(), encoding="utf-8")
             run = folder / noise / "run"
             promise = {"noise": noise, "epsilon": 4.0, "noise_multiplier": None}
-            other = small_config(speeches, privacy=promise)
+            adapters = {"lora_rank": 2, "trainable": "all"}
+            other = small_config(speeches, privacy=promise, model=adapters)
             (folder / noise / "other.toml").write_text(other.to_toml(), encoding="utf-8")
             for arguments in (
                 ("run", folder / noise / "my.toml", "--out", run),

@@ -32,6 +32,25 @@ def ledger_command(
     typer.echo(found["statement"])
 
 
+def verify_command(
+    folder: Annotated[Path, typer.Argument(help="A model or adapter that fedsim wrote.")],
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Compute a model's ε again from its privacy.json; refuse one that was edited."""
+    from fedsim.accounting.promise import verify
+
+    content = verify(folder)
+    if as_json:
+        typer.echo(json.dumps(content, allow_nan=False))
+        return
+    typer.echo(content["statement"])
+    if content["epsilon"] is not None:
+        typer.echo(
+            "The releases that the file lists cost that. How training was done it cannot show."
+        )
+
+
 def facts(shared: SharedLedger) -> dict[str, Any]:
     """Return what is promised and spent, and which rule stands behind it.
 

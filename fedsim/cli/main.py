@@ -25,7 +25,7 @@ from fedsim.cli.compare import SeveralNumbers, compare_command
 from fedsim.cli.data import app as data_app
 from fedsim.cli.evaluate import evaluate_command
 from fedsim.cli.flower import flower_command
-from fedsim.cli.ledger import ledger_command
+from fedsim.cli.ledger import ledger_command, verify_command
 from fedsim.cli.output import say_what_came_out
 from fedsim.cli.plan import plan_command
 from fedsim.cli.study import study_command
@@ -39,6 +39,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 account_app.command(name="ledger")(ledger_command)
+account_app.command(name="verify")(verify_command)
 app.add_typer(account_app, name="account")
 app.add_typer(data_app, name="data")
 app.command(name="study")(study_command)

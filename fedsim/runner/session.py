@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -13,6 +14,7 @@ from flwr.serverapp import Grid
 
 from fedsim.accounting.accountants import epsilon_curve
 from fedsim.accounting.budget import Budget
+from fedsim.accounting.promise import NAME, promise
 from fedsim.config import Config, ModelConfig
 from fedsim.errors import BudgetSpentError, DivergedError, HaltedError
 from fedsim.evaluation.metrics import Evaluation, evaluate
@@ -26,6 +28,7 @@ from fedsim.materials import (
 from fedsim.plan import RoundPlan
 from fedsim.release_seed import sources
 from fedsim.report.html import write_reports
+from fedsim.report.model_card import model_card
 from fedsim.report.schema import HeldOut, RoundMetrics
 from fedsim.runner.checkpoint import save_checkpoint
 from fedsim.runner.folder import RunFolder
@@ -33,11 +36,12 @@ from fedsim.runner.log import run_log
 from fedsim.runner.progress import RoundProgress
 from fedsim.runner.saved_model import check_served, save_adapter, save_model
 from fedsim.runner.shared_ledger import SharedAccount, shared_account
-from fedsim.runner.summary import as_held_out, summarise
+from fedsim.runner.summary import as_held_out, privacy_terms, summarise
 from fedsim.runner.tracking import TrackerFactory, epsilon_terms, find_trackers, tracking
 from fedsim.runner.training import check_held_out, train, without_scores
 from fedsim.state import RoundRecord, ServerState
 from fedsim.strategy import build_plan
+from fedsim.utils.files import write_atomically
 from fedsim.utils.locks import check_no_writer, sole_writer
 
 log = logging.getLogger("fedsim")
@@ -186,7 +190,26 @@ class _Session:
             seconds=self._elapsed(),
             diverged=diverged,
         )
+        self._write_promise(report.privacy.assumptions)
         write_reports(self.folder.path, report)
+
+    def _write_promise(self, assumptions: tuple[str, ...]) -> None:
+        """Write the promise and a card into the folders that are given away."""
+        terms = privacy_terms(self.config, self.plan, self.state)
+        costs = self.state.ledger.costs if self.private else []
+        content = promise(terms, costs, self.plan.relation, assumptions)
+        base = self.config.model.name_or_path
+        if (
+            Path(base).expanduser().exists()
+        ):  # where it lies on this machine is no reader's business
+            base = Path(base).name
+        for folder in (self.folder.model, self.folder.adapter):
+            if folder.exists():
+                adapter = folder == self.folder.adapter
+                card = model_card(content, base, adapter=adapter)
+                write_atomically(folder / "README.md", card)
+                text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+                write_atomically(folder / NAME, text)
 
     def _start(self) -> ServerState:
         # A kill before the first checkpoint loses rounds, never charges: see RunFolder.take_up.

@@ -182,18 +182,7 @@ def privacy_block(
         of_data: sentences that the guarantee owes to how the data were made.
     """
     private = plan.noise_multiplier > 0.0
-    terms = PrivacyTerms.of(
-        plan.cost,
-        f"{plan.unit}s",
-        rounds=state.ledger.num_releases if private else state.round,
-        delta=config.privacy.delta if private else None,
-        accountant=plan.accountant if private else None,
-        relation=plan.relation,
-        noise=plan.entropy,
-    )
-    if terms.delta is not None:
-        epsilon = state.ledger.epsilon(terms.delta, terms.accountant, plan.relation)
-        terms = replace(terms, epsilon=epsilon)
+    terms = privacy_terms(config, plan, state)
     return Privacy(
         **{**terms.to_json(), "accountant": terms.accountant if private else None},
         epsilon=finite_or_none(terms.epsilon),
@@ -205,6 +194,24 @@ def privacy_block(
         hypothetical=private and not terms.guaranteed,
         statement=terms.sentence(),
     )
+
+
+def privacy_terms(config: Config, plan: RoundPlan, state: ServerState) -> PrivacyTerms:
+    """Return what the run's releases promise, ε computed from the ledger; without noise, inf."""
+    private = plan.noise_multiplier > 0.0
+    terms = PrivacyTerms.of(
+        plan.cost,
+        f"{plan.unit}s",
+        rounds=state.ledger.num_releases if private else state.round,
+        delta=config.privacy.delta if private else None,
+        accountant=plan.accountant if private else None,
+        relation=plan.relation,
+        noise=plan.entropy,
+    )
+    if terms.delta is None:
+        return terms
+    epsilon = state.ledger.epsilon(terms.delta, terms.accountant, plan.relation)
+    return replace(terms, epsilon=epsilon)
 
 
 def expected_gradients(config: Config, materials: Materials, plan: RoundPlan) -> float:

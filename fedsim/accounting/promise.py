@@ -1,0 +1,159 @@
+"""privacy.json: a model's ε with all that it rests on, written beside the weights, and its check.
+
+    format        1
+    statement     the promise as a sentence
+    epsilon       null where there is no finite guarantee
+    delta, unit, relation, accountant, noise, hypothetical
+    sampled       "users" or "examples": what one coin was flipped on
+    releases      a list of {cost, rounds}: sampler, noise multiplier and units a user of a round
+    assumptions   sentences that the guarantee rests on
+    software      what computed it
+    digests       SHA-256 (hex) of the JSON of each of the above
+
+A digest shows that a field was changed by hand; it is no signature. That ε follows from the
+releases is computed again, so a promise that is better than its releases is refused whatever its
+digests say.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from fedsim.accounting.accountants import epsilon_of_composition
+from fedsim.accounting.events import Composition, RoundCost
+from fedsim.accounting.statement import PrivacyTerms
+from fedsim.errors import ConfigError
+from fedsim.sampling import Relation
+from fedsim.utils.json_text import is_count, read_json
+
+NAME = "privacy.json"
+_FORMAT = 1
+_KEYS = (
+    "format",
+    "statement",
+    "epsilon",
+    "delta",
+    "unit",
+    "relation",
+    "accountant",
+    "noise",
+    "hypothetical",
+    "sampled",
+    "releases",
+    "assumptions",
+    "software",
+)
+_ROUNDING = 1e-6  # relative: other versions of numpy and scipy
+
+
+def promise(
+    terms: PrivacyTerms, costs: Composition, relation: Relation, assumptions: tuple[str, ...]
+) -> dict[str, Any]:
+    """Return the content of privacy.json.
+
+    Args:
+        terms: what is promised.
+        costs: of all releases, each with its rounds; empty where there is no guarantee.
+        relation: of `terms`.
+        assumptions: sentences that the guarantee rests on.
+    """
+    finite = terms.delta is not None and terms.epsilon < float("inf")
+    content: dict[str, Any] = {
+        "format": _FORMAT,
+        "statement": terms.sentence(),
+        "epsilon": terms.epsilon if finite else None,
+        "delta": terms.delta,
+        "unit": terms.unit,
+        "relation": relation.value,
+        "accountant": terms.accountant if finite else None,
+        "noise": terms.noise if finite else None,
+        "hypothetical": finite and not terms.guaranteed,
+        "sampled": "examples" if "example" in terms.sampler else "users",
+        "releases": [{"cost": cost.to_json(), "rounds": rounds} for cost, rounds in costs],
+        "assumptions": list(assumptions),
+        "software": f"fedsim-dp {version('fedsim-dp')}",
+    }
+    return {**content, "digests": {key: _digest(content[key]) for key in _KEYS}}
+
+
+def verify(folder: Path) -> dict[str, Any]:
+    """Check a folder's privacy.json and return it.
+
+    Raises:
+        ConfigError: there is none, it is of another format, a field was edited, or ε is not that
+            of the releases; the message names the field.
+    """
+    path = folder / NAME
+    try:
+        content = read_json(path)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise ConfigError(f"{path}: not JSON: {error}") from None
+    if not isinstance(content, Mapping) or content.get("format") != _FORMAT:
+        raise ConfigError(f"{path}: not a promise of format {_FORMAT}, which this fedsim reads")
+    digests = content.get("digests")
+    if set(content) != {*_KEYS, "digests"} or not isinstance(digests, Mapping):
+        raise ConfigError(f"{path}: its fields are not those of format {_FORMAT}")
+    for key in _KEYS:
+        if digests.get(key) != _digest(content[key]):
+            raise ConfigError(f"{path}: {key} = {_shown(content[key])}: was edited")
+    if content["epsilon"] is not None:
+        _check_epsilon(path, content)
+    return dict(content)
+
+
+def _check_epsilon(path: Path, content: Mapping[str, Any]) -> None:
+    """Compute ε and the statement again."""
+    costs = _costs(path, content["releases"])
+    stated, delta, accountant = content["epsilon"], content["delta"], content["accountant"]
+    try:
+        relation = Relation(content["relation"])
+        found = epsilon_of_composition(costs, delta, accountant, relation)
+    except (ConfigError, ValueError, TypeError) as error:
+        raise ConfigError(f"{path}: cannot be computed again: {error}") from None
+    if not isinstance(stated, int | float) or not found <= stated * (1.0 + _ROUNDING):
+        raise ConfigError(f"{path}: epsilon = {stated!r}: its releases cost {found:.6g}")
+    terms = PrivacyTerms.of(
+        costs[0][0],
+        content["sampled"],
+        rounds=sum(rounds for _, rounds in costs),
+        delta=delta,
+        epsilon=stated,
+        accountant=accountant,
+        relation=relation,
+        noise=content["noise"],
+    )
+    if terms.sentence() != content["statement"]:
+        raise ConfigError(f"{path}: statement: is not that of its releases: {terms.sentence()}")
+    if content["hypothetical"] is terms.guaranteed:
+        raise ConfigError(f"{path}: hypothetical = {content['hypothetical']}: {terms.sampler}")
+
+
+def _costs(path: Path, releases: Any) -> list[tuple[RoundCost, int]]:  # noqa: ANN401  (untrusted)
+    wrong = ConfigError(f"{path}: releases = {_shown(releases)}: not what fedsim writes")
+    if not isinstance(releases, list) or not releases:
+        raise wrong
+    costs = []
+    for item in releases:
+        if not isinstance(item, Mapping) or not is_count(item.get("rounds")):
+            raise wrong
+        try:
+            costs.append((RoundCost.from_json(item["cost"]), item["rounds"]))
+        except (ConfigError, KeyError) as error:
+            raise ConfigError(f"{path}: releases: {error}") from None
+    return costs
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def _shown(value: object) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else f"{text[:60]}…"

@@ -1,0 +1,62 @@
+"""The README.md of a folder that is given away: the hub's metadata, and what is promised."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from fedsim.accounting.promise import NAME
+
+_NOT_COVERED = (
+    "the text from which the starting weights and the tokenizer were made",
+    "the choice of settings after looking at earlier runs on the same text",
+    "other models trained on the same users' text: their ε add up, unless they shared a ledger",
+    "what somebody who knows a user's text can learn of people whom that text speaks about",
+)
+
+
+def model_card(promise: Mapping[str, Any], base: str, *, adapter: bool) -> str:
+    """Return the card as Markdown with a YAML head; it has no number that ε does not cover.
+
+    Args:
+        promise: the content of privacy.json.
+        base: what training started from: a name, a folder or a hub id.
+        adapter: whether the folder holds an adapter or a whole model.
+    """
+    library = "peft" if adapter else "transformers"
+    name = "adapter" if adapter else "model"
+    head = [
+        "---",
+        f"library_name: {library}",
+        "pipeline_tag: text-generation",
+        *([f"base_model: {json.dumps(base, ensure_ascii=False)}"] if base.count("/") == 1 else []),
+        "tags: [fedsim, differential-privacy, user-level-privacy]",
+        "---",
+    ]
+    assumptions = promise["assumptions"] or ["none: there is no guarantee"]
+    body = [
+        f"# A language {name} trained by fedsim",
+        "",
+        f"Trained from `{base}` with {promise['software']}.",
+        "",
+        "## Privacy",
+        "",
+        promise["statement"],
+        "",
+        "It rests on:",
+        "",
+        *(f"- {sentence}" for sentence in assumptions),
+        "",
+        "No ε covers:",
+        "",
+        *(f"- {sentence}" for sentence in _NOT_COVERED),
+        "",
+        "## How to check it",
+        "",
+        f"`{NAME}` has sampler, noise multiplier and number of rounds. `fedsim account verify",
+        "FOLDER` computes ε from them again, and refuses a file that was edited. It cannot see",
+        "whether training was done as the file says.",
+        "",
+    ]
+    return "\n".join([*head, *body])

@@ -1,0 +1,134 @@
+"""The promise that travels with a model: checked by the command, refused where it was edited."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsim.report.schema import load_report
+from tests.helpers.commands import fedsim, write_config
+
+STRATEGIES: dict[str, dict[str, Any]] = {
+    "uls": {},
+    "els": {"name": "els", "cohort_size": None, "batch_size": 6},
+    "group-privacy": {"name": "group-privacy", "cohort_size": None, "batch_size": 6},
+    "shuffled": {"sampling": {"kind": "shuffled"}},
+}
+
+
+@pytest.fixture(scope="module")
+def finished(speeches: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with adapters."""
+    folder = tmp_path_factory.mktemp("promise")
+    model = {"lora_rank": 2, "trainable": "all"}
+    config = write_config(folder / "c.toml", speeches, model=model)
+    done = fedsim("run", config, "--out", folder / "run")
+    assert done.returncode == 0, done.stderr
+    return folder / "run"
+
+
+def edited(folder: Path, to: Path, key: str, value: object, *, sealed: bool = False) -> Path:
+    """A copy of a folder in which a field says something else, its digest too if `sealed`."""
+    shutil.copytree(folder, to)
+    content = json.loads((to / "privacy.json").read_text(encoding="utf-8"))
+    content[key] = value
+    if sealed:
+        text = json.dumps(value, sort_keys=True).encode()
+        content["digests"][key] = hashlib.sha256(text).hexdigest()
+    (to / "privacy.json").write_text(json.dumps(content), encoding="utf-8")
+    return to
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_every_strategys_promise_is_computed_again(
+    name: str, speeches: Path, tmp_path: Path
+) -> None:
+    privacy = {"epsilon": 8.0, "noise_multiplier": None} if name == "uls" else {}
+    config = write_config(tmp_path / "c.toml", speeches, strategy=STRATEGIES[name], privacy=privacy)
+    done = fedsim("run", config, "--out", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    checked = fedsim("account", "verify", tmp_path / "run" / "model")
+    assert checked.returncode == 0, checked.stderr
+    report = load_report(tmp_path / "run").privacy
+    assert report.statement in checked.stdout
+    content = json.loads((tmp_path / "run" / "model" / "privacy.json").read_text())
+    assert content["epsilon"] == report.epsilon
+    assert content["hypothetical"] == (name == "shuffled")
+
+
+def test_the_card_says_the_promise_and_nothing_measured(finished: Path) -> None:
+    report = load_report(finished)
+    for folder, library in (("model", "transformers"), ("adapter", "peft")):
+        card = (finished / folder / "README.md").read_text(encoding="utf-8")
+        assert card.startswith(f"---\nlibrary_name: {library}\n")
+        assert report.privacy.statement in card
+        assert all(sentence in card for sentence in report.privacy.assumptions)
+        for score in (report.utility.final.loss, report.utility.final.perplexity):
+            assert f"{score:.3f}" not in card
+        done = fedsim("account", "verify", finished / folder, "--json")
+        assert json.loads(done.stdout)["statement"] == report.privacy.statement
+
+
+def test_without_noise_it_says_that_there_is_no_guarantee(speeches: Path, tmp_path: Path) -> None:
+    strategy = {"name": "non-private", "cohort_size": None, "batch_size": 6, "clip": None}
+    privacy = {"noise_multiplier": None, "delta": None, "noise": None}
+    config = write_config(tmp_path / "c.toml", speeches, strategy=strategy, privacy=privacy)
+    done = fedsim("run", config, "--out", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    checked = fedsim("account", "verify", tmp_path / "run" / "model")
+    assert (checked.returncode, checked.stdout[:21]) == (0, "No privacy guarantee:")
+    assert "No privacy guarantee" in (tmp_path / "run" / "model" / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("epsilon", 0.1),
+        ("delta", 1e-9),
+        ("noise", "secure"),
+        ("relation", "zero-out-one"),
+        ("releases", []),
+        ("assumptions", []),
+        ("statement", "Nothing can be found."),
+        ("hypothetical", True),
+        ("accountant", "rdp"),
+    ],
+)
+def test_an_edited_field_is_named(finished: Path, tmp_path: Path, key: str, value: object) -> None:
+    folder = edited(finished / "model", tmp_path / "edited", key, value)
+    said = fedsim("account", "verify", folder).complaint
+    assert f"{key} = " in said
+    assert said.endswith(": was edited\n")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("epsilon", 0.1, "epsilon = 0.1: its releases cost "),
+        ("delta", 1e-9, "its releases cost"),
+        ("statement", "Nothing can be found.", "statement: is not that of its releases"),
+        ("noise", "secure", "statement: is not that of its releases"),
+        ("hypothetical", True, "hypothetical = True"),
+        ("releases", [{"cost": {}, "rounds": 1}], "releases: "),
+        ("releases", [], "releases = []: not what fedsim writes"),
+        ("relation", "nobody", "cannot be computed again"),
+        ("accountant", "moment", "cannot be computed again: accountant = 'moment'"),
+        ("format", 2, "not a promise of format 1"),
+    ],
+)
+def test_a_promise_better_than_its_releases_is_refused_whatever_its_digests_say(
+    finished: Path, tmp_path: Path, key: str, value: object, said: str
+) -> None:
+    folder = edited(finished / "model", tmp_path / "edited", key, value, sealed=True)
+    assert said in fedsim("account", "verify", folder).complaint
+
+
+def test_a_folder_without_a_promise_is_wrong_input(tmp_path: Path) -> None:
+    assert "privacy.json: cannot be read" in fedsim("account", "verify", tmp_path).complaint
+    (tmp_path / "privacy.json").write_text("{", encoding="utf-8")
+    assert "privacy.json: not JSON" in fedsim("account", "verify", tmp_path).complaint

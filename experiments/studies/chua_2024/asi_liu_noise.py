@@ -126,7 +126,7 @@ def compute(epsilon: float, rounds: int, cohort_size: int) -> Point:
     stddevs = (
         userwise / cohort_size,
         printed_sensitivity(epsilon, rounds) * printed,
-        FilteredMean(1.0, NUM_USERS).sensitivity(math.inf) * proved,
+        FilteredMean(1.0, NUM_USERS).sensitivity(1.0) * proved,
     )
     return Point(
         epsilon,

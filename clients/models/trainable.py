@@ -90,7 +90,8 @@ def add_lora(module: PreTrainedModel, config: ModelConfig) -> PeftModel:
     )
     targets = list(config.lora_target_modules)
     adapters = LoraConfig(
-        task_type="CAUSAL_LM",
+        # A network of ours does not generate, and peft's class for those that do wants that.
+        task_type="CAUSAL_LM" if hasattr(module, "prepare_inputs_for_generation") else None,
         r=config.lora_rank,
         lora_alpha=config.lora_alpha or 2 * config.lora_rank,
         use_rslora=config.lora_rank_stabilised,

@@ -199,17 +199,15 @@ class _Session:
         costs = self.state.ledger.costs if self.private else []
         content = promise(terms, costs, self.plan.relation, assumptions)
         base = self.config.model.name_or_path
-        if (
-            Path(base).expanduser().exists()
-        ):  # where it lies on this machine is no reader's business
-            base = Path(base).name
+        if Path(base).expanduser().exists():
+            base = Path(base).name  # where it lies on this machine is no reader's business
         for folder in (self.folder.model, self.folder.adapter):
             if folder.exists():
                 adapter = folder == self.folder.adapter
                 card = model_card(content, base, adapter=adapter)
-                write_atomically(folder / "README.md", card)
                 text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
                 write_atomically(folder / NAME, text)
+                write_atomically(folder / "README.md", card)
 
     def _start(self) -> ServerState:
         # A kill before the first checkpoint loses rounds, never charges: see RunFolder.take_up.

@@ -169,15 +169,15 @@ def test_an_edited_plug_in_of_the_same_version_is_another_draw(
     materials: Materials, speeches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its source is part of the seed; so is its pool, which may come from anywhere."""
-    entry = {"fedsim.strategies faulty": "faulty:build"}
-    site = plugin(tmp_path / "site", PLUG_IN, entry)
+    entry = {"fedsim.strategies edited": "edited:build"}
+    site = plugin(tmp_path / "site", PLUG_IN, entry, name="edited")
     monkeypatch.syspath_prepend(site)
-    config = small_config(speeches, strategy={"name": "faulty"})
+    config = small_config(speeches, strategy={"name": "edited"})
     before = noise(config, materials)
     assert noise(config, materials) == before
-    (site / "faulty.py").write_text(PLUG_IN + "# edited\n", encoding="utf-8")
+    (site / "edited.py").write_text(PLUG_IN + "# edited\n", encoding="utf-8")
     assert noise(config, materials) != before
-    (site / "faulty.py").write_text(PLUG_IN, encoding="utf-8")
+    (site / "edited.py").write_text(PLUG_IN, encoding="utf-8")
     assert noise(config, materials) == before
 
     def backwards(config: Config, materials: Materials) -> RoundPlan:
@@ -185,7 +185,7 @@ def test_an_edited_plug_in_of_the_same_version_is_another_draw(
             uls.build(config, materials), pool=np.arange(materials.split.num_users)[::-1]
         )
 
-    monkeypatch.setattr(importlib.import_module("faulty"), "build", backwards)
+    monkeypatch.setattr(importlib.import_module("edited"), "build", backwards)
     assert noise(config, materials) != before
 
 

@@ -114,18 +114,21 @@ def assert_same_run(left: Path, right: Path) -> None:
     assert (left / "metrics.jsonl").read_text() == (right / "metrics.jsonl").read_text()
 
 
-def plugin(folder: Path, module: str, entry_points: Mapping[str, str]) -> Path:
+def plugin(
+    folder: Path, module: str, entry_points: Mapping[str, str], name: str = "faulty"
+) -> Path:
     """Make an installed distribution of one module, as a third party would, and return its folder.
 
     Args:
         folder: to be put on PYTHONPATH.
-        module: the source of `faulty.py`.
+        module: the source.
         entry_points: what it offers, "group name" to "module:object".
+        name: of the module and of the distribution.
     """
-    info = folder / "faulty-1.0.dist-info"
+    info = folder / f"{name}-1.0.dist-info"
     info.mkdir(parents=True)
-    (folder / "faulty.py").write_text(module, encoding="utf-8")
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: faulty\nVersion: 1.0\n")
+    (folder / f"{name}.py").write_text(module, encoding="utf-8")
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
     lines = [
         f"[{key.split()[0]}]\n{key.split()[1]} = {value}" for key, value in entry_points.items()
     ]

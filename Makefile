@@ -64,8 +64,10 @@ $(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
 	touch $@
 
+# flwr-datasets 0.6 asks for datasets < 5, and works with what is pinned here.
 $(VENV)/.installed-dev: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-deps flwr-datasets==0.6.1 seaborn==0.13.2
 	touch $@
 
 $(VENV)/.installed-docs: $(VENV)/.installed

@@ -37,8 +37,8 @@ def _prepared(spec_json: str) -> tuple[Task, Engine, Materials]:
     """Build what a run's messages have in common; a long-lived worker does it once a run."""
     # Not at the top: Flower's simulation imports this module in one thread while the ServerApp
     # loads its model in another, and transformers cannot be imported in two at once.
-    from clients.engine_choice import choose_engine  # noqa: PLC0415
-    from clients.models.mixed_precision import in_precision  # noqa: PLC0415
+    from fedsim.clients.engine_choice import choose_engine  # noqa: PLC0415
+    from fedsim.clients.models.mixed_precision import in_precision  # noqa: PLC0415
 
     spec = ClientSpec.model_validate_json(spec_json)
     check_device(spec.device)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 from typing import cast
 
-from clients.engines.loop import VectorisedOrLoop, loop
-from clients.engines.per_example import chunks
-from clients.engines.per_example.capture import NotCovered, OpenModel, find_layers
-from clients.engines.per_example.ghost import ghost
-from clients.engines.per_example.materialised import materialised
-from clients.engines.stacked.local_vmap import LocalVmapOrLoop
-from clients.engines.vmap import VmapEngine
-from clients.models.dropout import drops
+from fedsim.clients.engines.loop import VectorisedOrLoop, loop
+from fedsim.clients.engines.per_example import chunks
+from fedsim.clients.engines.per_example.capture import NotCovered, OpenModel, find_layers
+from fedsim.clients.engines.per_example.ghost import ghost
+from fedsim.clients.engines.per_example.materialised import materialised
+from fedsim.clients.engines.stacked.local_vmap import LocalVmapOrLoop
+from fedsim.clients.engines.vmap import VmapEngine
+from fedsim.clients.models.dropout import drops
 from fedsim.clipping import Clip
 from fedsim.estimators import WeightedSum
 from fedsim.execution import Engine, Keys, Task

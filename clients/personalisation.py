@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from clients.engines.stacked.local_vmap import LocalVmap
-from clients.engines.stacked.step_batches import LocalUser
+from fedsim.clients.engines.stacked.local_vmap import LocalVmap
+from fedsim.clients.engines.stacked.step_batches import LocalUser
 from fedsim.data.store import Indices, TokenStore
 from fedsim.evaluation.scoring import score_examples
 from fedsim.execution import Unit

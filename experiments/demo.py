@@ -16,7 +16,7 @@ CONFIGS = ("demo-uls.toml", "demo-els.toml", "demo-non-private.toml")
 
 def run(out: Path) -> None:
     """Run the three configs, print the table and say where the report is."""
-    with as_file(files("experiments") / "configs") as folder:
+    with as_file(files("fedsim.experiments") / "configs") as folder:
         comparison = compare([folder / name for name in CONFIGS], out)
     Console().print(terminal_table(comparison).rich())
     typer.echo(f"Report: {out / 'comparison.html'}   Picture: {out / 'comparison.png'}")

@@ -1,6 +1,7 @@
 """Number of runs that a shared budget pays for, by four rules.
 
-`python -m experiments.filter_cost` prints the table of docs/accounting.md. Every run is calibrated
+`python -m fedsim.experiments.filter_cost` prints the table of docs/accounting.md. Every run is
+calibrated
 to the same ε at the budget's δ.
 
 - fixed in advance: the tight composition of all runs, a theorem if they were registered together.

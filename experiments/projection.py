@@ -1,6 +1,6 @@
 """Projected time and cost of large runs, from measured constants.
 
-`python -m experiments.projection docs/benchmarks/grids.json` prints the table of the docs page.
+`python -m fedsim.experiments.projection docs/benchmarks/grids.json` prints the docs page's table.
 """
 
 from __future__ import annotations

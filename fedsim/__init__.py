@@ -49,8 +49,8 @@ if TYPE_CHECKING:
     from fedsim.plan import RoundPlan, TaskSpec
     from fedsim.report.schema import RoundMetrics, RunReport, load_metrics, load_report
     from fedsim.round import run_round
+    from fedsim.runner.finished import Run
     from fedsim.runner.launch import run
-    from fedsim.runner.tracking import Tracker
     from fedsim.runner.training import train
     from fedsim.sampling import (
         FixedSizeSampling,
@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from fedsim.state import ServerState
     from fedsim.strategy import build_plan, private_plan
     from fedsim.sweep.compare import compare
+    from fedsim.trackers.tracking import Tracker
 
 __all__ = [
     "Budget",
@@ -84,6 +85,7 @@ __all__ = [
     "RoundCost",
     "RoundMetrics",
     "RoundPlan",
+    "Run",
     "RunReport",
     "ServerOptimizer",
     "ServerState",
@@ -127,8 +129,9 @@ _HOMES = {
     "fedsim.plan": "RoundPlan TaskSpec",
     "fedsim.report.schema": "RoundMetrics RunReport load_metrics load_report",
     "fedsim.round": "run_round",
+    "fedsim.runner.finished": "Run",
     "fedsim.runner.launch": "run",
-    "fedsim.runner.tracking": "Tracker",
+    "fedsim.trackers.tracking": "Tracker",
     "fedsim.runner.training": "train",
     "fedsim.sampling": "FixedSizeSampling PoissonSampling Relation ShuffledSampling "
     "TruncatedPoissonSampling",

@@ -9,7 +9,7 @@ from fedsim.config import Config
 from fedsim.errors import ConfigError
 from fedsim.materials import Materials
 from fedsim.plan import RoundPlan
-from strategies import els
+from fedsim.strategies import els
 
 _BLACK_BOX = "group-privacy"
 

@@ -17,6 +17,7 @@ from fedsim.round import run_round
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("fedsim", "strategies", "clients", "experiments")
+LINKED = PACKAGES[1:]  # installed, and imported, as fedsim.strategies and so on
 FORBIDDEN = {
     "fedsim": {"strategies", "clients", "experiments", "tests"},
     "strategies": {"clients", "experiments", "tests"},
@@ -36,6 +37,13 @@ def imported(path: Path) -> set[str]:
     return modules
 
 
+def top(module: str) -> str:
+    """The folder at the top of the repository that holds a module."""
+    first, _, rest = module.partition(".")
+    inner = rest.partition(".")[0]
+    return inner if first == "fedsim" and inner in LINKED else first
+
+
 @pytest.mark.parametrize("package", PACKAGES)
 def test_imports_point_inwards(package: str) -> None:
     files = list((ROOT / package).rglob("*.py"))
@@ -44,9 +52,24 @@ def test_imports_point_inwards(package: str) -> None:
         f"{path.relative_to(ROOT)} imports {module}"
         for path in files
         for module in imported(path)
-        if module.split(".")[0] in FORBIDDEN[package]
+        if top(module) in FORBIDDEN[package]
     }
     assert not wrong
+
+
+def test_no_name_but_fedsim_is_taken_in_an_environment() -> None:
+    """A user's own folder or package called `clients` neither hides ours nor is hidden by it."""
+    wrong = {
+        f"{path.relative_to(ROOT)} imports {module}"
+        for package in (*PACKAGES, "tests")
+        for path in (ROOT / package).rglob("*.py")
+        for module in imported(path)
+        if module.split(".")[0] in LINKED
+    }
+    assert not wrong
+    assert {(ROOT / "fedsim" / name).resolve() for name in LINKED} == {
+        ROOT / name for name in LINKED
+    }
 
 
 def test_only_grids_touch_the_inside_of_flower_and_ray() -> None:
@@ -66,7 +89,7 @@ def test_only_grids_touch_the_inside_of_flower_and_ray() -> None:
 
 def test_the_client_app_is_light_to_import() -> None:
     """Flower imports it beside the ServerApp's thread; transformers cannot be imported twice."""
-    code = "import clients.app, sys; sys.exit('transformers' in sys.modules)"
+    code = "import fedsim.clients.app, sys; sys.exit('transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
@@ -84,8 +107,15 @@ def test_run_round_fits_a_screen_and_never_asks_for_the_strategy() -> None:
     assert " if " not in source.replace("if total.num_units", "")
 
 
+def module_of(path: Path) -> str:
+    """The name under which a file is imported."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    inside = ("fedsim", *parts) if parts[0] in LINKED else parts
+    return ".".join(inside).removesuffix(".__init__")
+
+
 MODULES = {
-    str(path.relative_to(ROOT).with_suffix("")).replace("/", ".").removesuffix(".__init__"): path
+    module_of(path): path
     for package in (*PACKAGES, "tests")
     for path in (ROOT / package).rglob("*.py")
     if "third_party" not in path.parts
@@ -110,7 +140,7 @@ def test_no_files_import_each_other_in_a_circle() -> None:
     TopologicalSorter(graph).prepare()  # a CycleError names the circle
 
 
-@pytest.mark.parametrize("package", ["clients", "fedsim.data"])
+@pytest.mark.parametrize("package", ["fedsim.clients", "fedsim.data"])
 def test_no_folders_of_a_package_import_each_other_in_a_circle(package: str) -> None:
     """A folder and the files of its parent count as two: one of them stands below the other."""
     folders: dict[str, set[str]] = {}
@@ -183,7 +213,8 @@ def test_help_and_accounting_do_not_wait_for_torch() -> None:
     assert done.stdout == "set()\n"
 
 
-@pytest.mark.parametrize("extra", ["tensorboard", "ray", "gguf"])
+@pytest.mark.parametrize("extra", ["tensorboard", "wandb", "mlflow", "ray", "gguf"])
 def test_a_run_starts_without_the_optional_packages(extra: str) -> None:
-    code = f"import sys; sys.modules[{extra!r}] = None; import fedsim.runner.launch, clients.app"
+    modules = "fedsim.runner.launch, fedsim.clients.app"
+    code = f"import sys; sys.modules[{extra!r}] = None; import {modules}"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

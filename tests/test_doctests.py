@@ -13,7 +13,7 @@ import fedsim
 ROOT = Path(__file__).parent.parent
 MODULES = sorted(
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-    for package in ("fedsim", "strategies", "clients")
+    for package in ("fedsim", "fedsim/strategies", "fedsim/clients")
     for path in (ROOT / package).rglob("*.py")
     if ">>> " in path.read_text(encoding="utf-8")  # nothing else is imported for it
 )

@@ -13,7 +13,7 @@ from itertools import groupby
 import torch
 from torch.func import grad_and_value, vmap
 
-from clients.models.dropout import row_streams, unit_streams
+from fedsim.clients.models.dropout import row_streams, unit_streams
 from fedsim.clipping import Clip
 from fedsim.estimators import WeightedSum
 from fedsim.evaluation.losses import example_losses, token_ids

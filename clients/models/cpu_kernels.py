@@ -22,7 +22,7 @@ def fuse_activations(module: PreTrainedModel) -> None:
     """Make GPT-2's GELU one kernel instead of eight passes over the widest activations.
 
     Changes `module` in place; it computes what it computed before, up to rounding. Attention is
-    left alone: see `clients.models.loading.open_pretrained`.
+    left alone: see `fedsim.clients.models.loading.open_pretrained`.
     """
     for part in module.modules():
         for name, child in part.named_children():

@@ -16,10 +16,10 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-import clients.models.mcmahan_lstm  # noqa: F401  (registers its model type, so that its folders open)
-from clients.models.model_files import check_folder, quietly
-from clients.models.transformers_model import TransformersModel
+import fedsim.clients.models.mcmahan_lstm  # noqa: F401  (registers its model type, so that its folders open)
 from fedsim import registry
+from fedsim.clients.models.model_files import check_folder, quietly
+from fedsim.clients.models.transformers_model import TransformersModel
 from fedsim.config import ModelConfig
 from fedsim.errors import ConfigError
 

@@ -17,10 +17,10 @@ from transformers import (
 )
 from transformers.modeling_outputs import CausalLMOutput
 
-from clients.models.lstm_recurrence import Recurrence
-from clients.models.pretraining import Schedule, describe_origin, pretrained
-from clients.models.tokenizers import word_tokenizer
-from clients.models.transformers_model import TransformersModel
+from fedsim.clients.models.lstm_recurrence import Recurrence
+from fedsim.clients.models.pretraining import Schedule, describe_origin, pretrained
+from fedsim.clients.models.tokenizers import word_tokenizer
+from fedsim.clients.models.transformers_model import TransformersModel
 from fedsim.config import ModelConfig
 
 _SHORTEST = 1e-12  # norm by which a row is divided at least, as in `torch.nn.functional.normalize`

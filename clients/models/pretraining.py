@@ -26,8 +26,8 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from clients.models.model_files import check_folder, quietly
-from clients.models.tokenizers import public_text
+from fedsim.clients.models.model_files import check_folder, quietly
+from fedsim.clients.models.tokenizers import public_text
 from fedsim.errors import ConfigError
 from fedsim.utils.files import cache_dir, folder_beside, naming, rename_synced, sync_all
 

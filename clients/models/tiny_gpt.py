@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from transformers import GPT2Config
 
-from clients.models.pretraining import Schedule, describe_origin, pretrained
-from clients.models.tokenizers import byte_pair_tokenizer
-from clients.models.transformers_model import TransformersModel
+from fedsim.clients.models.pretraining import Schedule, describe_origin, pretrained
+from fedsim.clients.models.tokenizers import byte_pair_tokenizer
+from fedsim.clients.models.transformers_model import TransformersModel
 from fedsim.config import ModelConfig
 
 NAME = "tiny-gpt"

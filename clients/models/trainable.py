@@ -12,7 +12,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from clients.models.model_files import quietly
+from fedsim.clients.models.model_files import quietly
 from fedsim.config import ModelConfig
 from fedsim.errors import ConfigError
 

@@ -14,12 +14,12 @@ from tokenizers import Tokenizer, models
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from clients.models.chat import ChatEncoder
-from clients.models.cpu_kernels import fuse_activations, onednn_products
-from clients.models.dropout import install_dropout
-from clients.models.encoders import encoder_of
-from clients.models.model_files import quietly
-from clients.models.trainable import add_lora, merged, select_trainable
+from fedsim.clients.models.chat import ChatEncoder
+from fedsim.clients.models.cpu_kernels import fuse_activations, onednn_products
+from fedsim.clients.models.dropout import install_dropout
+from fedsim.clients.models.encoders import encoder_of
+from fedsim.clients.models.model_files import quietly
+from fedsim.clients.models.trainable import add_lora, merged, select_trainable
 from fedsim.config import ModelConfig
 from fedsim.errors import ConfigError
 from fedsim.seeding import stream
@@ -151,7 +151,7 @@ class TransformersModel:
             tokens: (batch, length) int64 on `device`.
             positions: (batch, length) int64, where rows hold several sequences: counted from 0 in
                 each. Networks differ in how they use it; see `row_tokens` in
-                `clients.engines.per_example.packing`.
+                `fedsim.clients.engines.per_example.packing`.
 
         Raises:
             ValueError: `parameters` are not exactly the trainable ones.

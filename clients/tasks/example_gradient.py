@@ -7,8 +7,8 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from clients.models.dropout import drops, example_streams
-from clients.tasks.mean_gradient import mean_gradient
+from fedsim.clients.models.dropout import drops, example_streams
+from fedsim.clients.tasks.mean_gradient import mean_gradient
 from fedsim.evaluation.scoring import owners
 from fedsim.execution import Keys, Unit, Update
 from fedsim.materials import Materials

@@ -8,9 +8,9 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from clients.models.dropout import at_step
-from clients.tasks.mean_gradient import mean_gradient
-from clients.tasks.user_examples import UserTask
+from fedsim.clients.models.dropout import at_step
+from fedsim.clients.tasks.mean_gradient import mean_gradient
+from fedsim.clients.tasks.user_examples import UserTask
 from fedsim.data.selection import CohortRule
 from fedsim.data.store.keys import base, hashes
 from fedsim.execution import Unit, Update

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from clients.tasks.mean_gradient import mean_gradient
-from clients.tasks.user_examples import UserTask
+from fedsim.clients.tasks.mean_gradient import mean_gradient
+from fedsim.clients.tasks.user_examples import UserTask
 from fedsim.execution import Unit, Update
 from fedsim.tensors import Tensors
 

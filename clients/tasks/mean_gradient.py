@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from clients.models.dropout import row_streams
+from fedsim.clients.models.dropout import row_streams
 from fedsim.evaluation.losses import example_losses, token_ids
 from fedsim.execution import Unit, Update
 from fedsim.language_model import LanguageModel

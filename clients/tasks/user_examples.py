@@ -8,8 +8,8 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from clients.models.dropout import drops, example_streams
-from clients.models.mixed_precision import in_float32
+from fedsim.clients.models.dropout import drops, example_streams
+from fedsim.clients.models.mixed_precision import in_float32
 from fedsim.data.selection import CohortRule, cohort_block
 from fedsim.evaluation.starting_losses import losses_for
 from fedsim.execution import Keys, Unit

@@ -1,4 +1,4 @@
-"""Benchmark results as a page and a picture: `python -m experiments.benchmarks.page a.json b.json`.
+"""Benchmark results as a page and a picture: `python -m fedsim.experiments.benchmarks.page JSON…`.
 
 Each file is what `fedsim bench NAME --json` printed. Writes `docs/benchmarks.md` and
 `docs/benchmarks.png`, or `benchmarks.*` in the folder after `--out`.
@@ -13,8 +13,8 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from experiments.benchmarks.picture import draw
 from fedsim.errors import ConfigError
+from fedsim.experiments.benchmarks.picture import draw
 from fedsim.utils.files import write_atomically
 
 Answer = Mapping[str, Any]
@@ -24,13 +24,13 @@ Columns = Mapping[str, Callable[[Result], str]]
 _HEAD = """# Benchmarks
 
 Times are medians of repetitions taken in turns in one process; a ratio compares what ran side by
-side. This page is written by `python -m experiments.benchmarks.page`; to measure again:
+side. This page is written by `python -m fedsim.experiments.benchmarks.page`; to measure again:
 
 ```
-python -m experiments.benchmarks.peers.install
+python -m fedsim.experiments.benchmarks.peers.install
 fedsim bench engines --json > docs/benchmarks/engines.json
 fedsim bench peers --json > docs/benchmarks/peers.json
-python -m experiments.benchmarks.page docs/benchmarks/*.json
+python -m fedsim.experiments.benchmarks.page docs/benchmarks/*.json
 ```
 
 ![Seconds of each engine over the floor's, and of peers over fedsim's](benchmarks.png)
@@ -185,7 +185,7 @@ def _measured_on(answers: Sequence[Answer]) -> str:
 
 def main() -> None:
     """Write the page from the files on the command line."""
-    parser = argparse.ArgumentParser(prog="python -m experiments.benchmarks.page")
+    parser = argparse.ArgumentParser(prog="python -m fedsim.experiments.benchmarks.page")
     parser.add_argument("files", nargs="+", type=Path)
     parser.add_argument("--out", type=Path, default=Path("docs"))
     chosen = parser.parse_args()

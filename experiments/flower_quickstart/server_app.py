@@ -8,8 +8,8 @@ import torch
 from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 
-from experiments.flower_quickstart.client_app import load_data, make_model
-from strategies.flower import DPFedAvg
+from fedsim.experiments.flower_quickstart.client_app import load_data, make_model
+from fedsim.strategies.flower import DPFedAvg
 
 log = logging.getLogger("flwr")
 app = ServerApp()

@@ -68,10 +68,8 @@ def run_command(
     from fedsim.config import load_config
     from fedsim.runner.launch import run
 
-    folder = run(
-        load_config(config, overrides or []), out or Path("runs") / config.stem, resume=resume
-    )
-    say_what_came_out(folder)
+    laid_over = load_config(config, overrides or [])
+    say_what_came_out(run(laid_over, out or Path("runs") / config.stem, resume=resume).path)
 
 
 @app.command(name="demo")
@@ -87,8 +85,7 @@ def demo_command(
 def main() -> None:
     """Run a command and turn its errors into the contract's exit statuses."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
-    for package in ("fedsim", "strategies", "clients", "experiments"):
-        logging.getLogger(package).setLevel(logging.INFO)
+    logging.getLogger("fedsim").setLevel(logging.INFO)
     try:
         status = app(standalone_mode=False)
     except ClickException as error:

@@ -33,14 +33,6 @@ def status_when_slow(message: str) -> Iterator[None]:
 def say_what_came_out(folder: Path) -> None:
     """Print the promise, the utility and where model and report are."""
     from fedsim.report.schema import load_report
-    from fedsim.report.wording import NOT_COVERED
+    from fedsim.report.wording import outcome_text
 
-    report = load_report(folder)
-    before, after = report.utility.initial, report.utility.final
-    typer.echo(report.privacy.statement)
-    if after.tokens:
-        scores = f"Held-out loss {before.loss:.4f} -> {after.loss:.4f} nats a token"
-        typer.echo(f"{scores} ({NOT_COVERED}).")
-    else:
-        typer.echo("No text was held out, so no utility was measured; see data.held_out_examples.")
-    typer.echo(f"Model: {folder / 'model'}   Report: {folder / 'report.html'}")
+    typer.echo(outcome_text(folder, load_report(folder)))

@@ -10,6 +10,7 @@ JSON has no infinity and no NaN, yet a run can diverge. Such a number is written
 from __future__ import annotations
 
 import math
+import os
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -228,21 +229,21 @@ def save_report(run_dir: Path, report: RunReport) -> Path:
     return path
 
 
-def load_report(run_dir: Path) -> RunReport:
+def load_report(run_dir: str | os.PathLike[str]) -> RunReport:
     """Read the `report.json` of a run folder.
 
     Raises:
         ConfigError: no such folder or file, or what it holds is not a report.
     """
-    path = run_dir / REPORT_FILE
-    text = _read(run_dir, path)
+    path = Path(run_dir) / REPORT_FILE
+    text = _read(path)
     try:
         return RunReport.model_validate_json(text)
     except ValidationError as error:
         raise ConfigError(f"{path}: {_explain(error)}") from None
 
 
-def load_metrics(run_dir: Path) -> tuple[RoundMetrics, ...]:
+def load_metrics(run_dir: str | os.PathLike[str]) -> tuple[RoundMetrics, ...]:
     """Read the `metrics.jsonl` of a run folder, in increasing order of rounds.
 
     Blank lines are skipped; an empty file gives an empty tuple.
@@ -250,10 +251,10 @@ def load_metrics(run_dir: Path) -> tuple[RoundMetrics, ...]:
     Raises:
         ConfigError: no such folder or file, a malformed line, or rounds that do not increase.
     """
-    path = run_dir / METRICS_FILE
+    path = Path(run_dir) / METRICS_FILE
     metrics: list[RoundMetrics] = []
     # Not splitlines(): it also splits at characters that JSON strings may contain.
-    for number, line in enumerate(_read(run_dir, path).split("\n"), start=1):
+    for number, line in enumerate(_read(path).split("\n"), start=1):
         if not line.strip():
             continue
         try:
@@ -274,7 +275,8 @@ def is_finite(value: float | None) -> bool:
     return value is not None and math.isfinite(value)
 
 
-def _read(run_dir: Path, path: Path) -> str:
+def _read(path: Path) -> str:
+    run_dir = path.parent
     if not run_dir.is_dir():
         raise ConfigError(f"run folder {run_dir}: no such folder; give what `fedsim run` wrote")
     try:

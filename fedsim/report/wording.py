@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from decimal import ROUND_CEILING, Decimal
+from pathlib import Path
 
 from pydantic import JsonValue
 
 from fedsim.accounting.statement import noise_terms
-from fedsim.report.schema import Privacy
+from fedsim.report.schema import Privacy, RunReport
 
 TOGETHER = (
     "Each ε is of one run by itself. Runs on the same people's text add up: whoever sees several "
@@ -18,6 +19,17 @@ TOGETHER = (
 NOT_COVERED = "computed on private text, not covered by the guarantee"
 NO_GUARANTEE = "No privacy guarantee"
 NOTHING = "–"
+
+
+def outcome_text(folder: Path, report: RunReport) -> str:
+    """Return the promise, the utility and where model and report are, in three lines."""
+    before, after = report.utility.initial, report.utility.final
+    utility = "No text was held out, so no utility was measured; see data.held_out_examples."
+    if after.tokens:
+        losses = f"Held-out loss {before.loss:.4f} -> {after.loss:.4f} nats a token"
+        utility = f"{losses} ({NOT_COVERED})."
+    places = f"Model: {folder / 'model'}   Report: {folder / 'report.html'}"
+    return "\n".join([report.privacy.statement, utility, places])
 
 
 def epsilon_text(epsilon: float | None) -> str:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 from flwr.serverapp import Grid
 
@@ -14,26 +17,48 @@ from fedsim.grids.in_process import InProcessGrid
 from fedsim.grids.ray_cluster import Share
 from fedsim.grids.ray_grid import RayGrid
 from fedsim.registry import resolve
+from fedsim.runner.finished import Run
+from fedsim.runner.given import with_given
 from fedsim.runner.session import execute
 
 _CLIENT_APP = "default"
 
 
-def run(config: Config, out: Path | str, *, resume: bool = False) -> Path:
-    """Carry out a run, its server in this process, and return its folder.
+def run(
+    config: Config | Mapping[str, Any] | str | os.PathLike[str],
+    out: str | os.PathLike[str] | None = None,
+    *,
+    resume: bool = False,
+    data: object = None,
+    model: object = None,
+    tokenizer: object = None,
+) -> Run:
+    """Carry out a run, its server in this process, and return it.
 
     Args:
-        config: from `load_config` or `parse_config`.
-        out: the run folder, absent or empty unless `resume`.
+        config: a TOML file, its content as nested dictionaries, or what `load_config` returns.
+        out: the run folder, absent or empty unless `resume`; by default a new one in `runs/`.
         resume: take up the run in `out` from its last checkpoint.
+        data: in place of `data.source`: a `datasets.Dataset`, a pandas frame, a list of
+            dictionaries, or a partitioner of flwr-datasets (its partitions are the users). A copy
+            is kept in fedsim's cache folder, beside the token store that is made of it.
+        model: in place of `model.name_or_path`: a network of transformers; a copy is kept, too.
+        tokenizer: that of `model`.
 
     Raises:
         ConfigError: config or input is wrong; nothing was written.
         BudgetSpentError: the privacy budget ended first; model and report are written.
     """
-    with open_grid(config.executor) as grid:
-        wait_for_nodes(grid, config.executor.workers)
-        return execute(config, Path(out), grid, resume=resume)
+    given = with_given(config, data, model, tokenizer)
+    path = Path(out) if out is not None else _new_folder()
+    with open_grid(given.executor) as grid:
+        wait_for_nodes(grid, given.executor.workers)
+        return Run(execute(given, path, grid, resume=resume))
+
+
+def _new_folder() -> Path:
+    numbered = (Path("runs") / f"run-{number:03d}" for number in count(1))
+    return next(path for path in numbered if not path.exists())
 
 
 @contextmanager

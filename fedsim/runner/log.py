@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 LOG = "run.log"
-PACKAGES = ("fedsim", "strategies", "clients", "experiments")
+LOGGER = "fedsim"  # every module of ours is below it
 _BYTES, _BACKUPS = 2_000_000, 3
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
@@ -37,9 +37,8 @@ def run_log(folder: Path) -> Iterator[None]:
     """
     handler = _Quiet(folder / LOG, maxBytes=_BYTES, backupCount=_BACKUPS, encoding="utf-8")
     handler.setFormatter(logging.Formatter(_FORMAT))
-    loggers = [logging.getLogger(name) for name in PACKAGES]
-    for logger in loggers:
-        logger.addHandler(handler)
+    logger = logging.getLogger(LOGGER)
+    logger.addHandler(handler)
     try:
         _say(handler, logging.INFO, f"fedsim {version('fedsim-dp')} begins")
         yield
@@ -49,8 +48,7 @@ def run_log(folder: Path) -> Iterator[None]:
         _say(handler, logging.ERROR, f"ended by {type(error).__name__}")
         raise
     finally:
-        for logger in loggers:
-            logger.removeHandler(handler)
+        logger.removeHandler(handler)
         handler.close()
 
 

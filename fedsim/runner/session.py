@@ -37,10 +37,10 @@ from fedsim.runner.progress import RoundProgress
 from fedsim.runner.saved_model import check_served, save_adapter, save_model
 from fedsim.runner.shared_ledger import SharedAccount, shared_account
 from fedsim.runner.summary import as_held_out, privacy_terms, summarise
-from fedsim.runner.tracking import TrackerFactory, epsilon_terms, find_trackers, tracking
 from fedsim.runner.training import check_held_out, train, without_scores
 from fedsim.state import RoundRecord, ServerState
 from fedsim.strategy import build_plan
+from fedsim.trackers.tracking import TrackerFactory, epsilon_terms, find_trackers, tracking
 from fedsim.utils.files import write_atomically
 from fedsim.utils.locks import check_no_writer, sole_writer
 

@@ -3,7 +3,7 @@
 Start at `strategy.py`.
 """
 
-from strategies.flower.strategy import (
+from fedsim.strategies.flower.strategy import (
     DPFedAvg,
 )
 

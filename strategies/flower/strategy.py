@@ -20,8 +20,14 @@ from fedsim.errors import BudgetSpentError
 from fedsim.plan import RoundPlan
 from fedsim.round import run_round
 from fedsim.state import ServerState
-from strategies.flower.plan import node_plan, noise_multiplier_of, parameters_of, require, sampling
-from strategies.flower.replies import Replies
+from fedsim.strategies.flower.plan import (
+    node_plan,
+    noise_multiplier_of,
+    parameters_of,
+    require,
+    sampling,
+)
+from fedsim.strategies.flower.replies import Replies
 
 log = logging.getLogger("flwr")  # the log of the app that this is part of
 

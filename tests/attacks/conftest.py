@@ -59,4 +59,4 @@ def letters(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def attacked(letters: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the finished run."""
-    return run(attacked_config(letters), tmp_path_factory.mktemp("attacked") / "run")
+    return run(attacked_config(letters), tmp_path_factory.mktemp("attacked") / "run").path

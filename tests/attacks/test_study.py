@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.studies.kandpal_2023 import user_inference_runs as runs
+from fedsim.experiments.studies.kandpal_2023 import user_inference_runs as runs
 
 
 @pytest.fixture

@@ -22,11 +22,11 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from clients.engines.per_example.capture import OpenModel
-from clients.models.mcmahan_lstm import McMahanLstmConfig, McMahanLstmForCausalLM
-from clients.models.tokenizers import word_tokenizer
-from clients.models.transformers_model import TransformersModel
-from clients.tasks.mean_gradient import mean_gradient
+from fedsim.clients.engines.per_example.capture import OpenModel
+from fedsim.clients.models.mcmahan_lstm import McMahanLstmConfig, McMahanLstmForCausalLM
+from fedsim.clients.models.tokenizers import word_tokenizer
+from fedsim.clients.models.transformers_model import TransformersModel
+from fedsim.clients.tasks.mean_gradient import mean_gradient
 from fedsim.config import ModelConfig
 from fedsim.estimators import WeightedSum
 from fedsim.execution import Keys, Unit, Update

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from clients.engines.clipped_sums import PartialSum
-from clients.engines.loop import loop
-from clients.engines.per_example.capture import OpenModel
-from clients.engines.per_example.ghost import ghost
-from clients.engines.per_example.materialised import materialised
-from clients.engines.stacked.local_vmap import LocalVmap
-from clients.engines.stacked.step_batches import LocalUser, add_stack
-from clients.tasks.fedavg import LocalSGD
-from clients.tasks.fedsgd import AveragedGradient
+from fedsim.clients.engines.clipped_sums import PartialSum
+from fedsim.clients.engines.loop import loop
+from fedsim.clients.engines.per_example.capture import OpenModel
+from fedsim.clients.engines.per_example.ghost import ghost
+from fedsim.clients.engines.per_example.materialised import materialised
+from fedsim.clients.engines.stacked.local_vmap import LocalVmap
+from fedsim.clients.engines.stacked.step_batches import LocalUser, add_stack
+from fedsim.clients.tasks.fedavg import LocalSGD
+from fedsim.clients.tasks.fedsgd import AveragedGradient
 from fedsim.clipping import FlatClip, NoClip
 from fedsim.execution import Engine, Unit
 from fedsim.language_model import LanguageModel

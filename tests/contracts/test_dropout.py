@@ -12,21 +12,21 @@ import torch
 from scipy import stats
 from torch import nn
 
-from clients.engine_choice import choose_engine
-from clients.engines.loop import loop
-from clients.engines.stacked.local_vmap import LocalVmap
-from clients.models.dropout import (
+from fedsim.clients.engine_choice import choose_engine
+from fedsim.clients.engines.loop import loop
+from fedsim.clients.engines.stacked.local_vmap import LocalVmap
+from fedsim.clients.models.dropout import (
     StreamDropout,
     at_step,
     example_streams,
     install_dropout,
     row_streams,
 )
-from clients.models.tokenizers import word_tokenizer
-from clients.models.transformers_model import TransformersModel
-from clients.tasks.example_gradient import ExampleGradient
-from clients.tasks.fedavg import LocalSGD
-from clients.tasks.fedsgd import AveragedGradient
+from fedsim.clients.models.tokenizers import word_tokenizer
+from fedsim.clients.models.transformers_model import TransformersModel
+from fedsim.clients.tasks.example_gradient import ExampleGradient
+from fedsim.clients.tasks.fedavg import LocalSGD
+from fedsim.clients.tasks.fedsgd import AveragedGradient
 from fedsim.clipping import FlatClip
 from fedsim.config import ModelConfig
 from fedsim.errors import ConfigError
@@ -254,7 +254,7 @@ def test_local_training_drops_anew_at_each_step_and_goes_by_loop(
     update = task.update(parameters, unit, 0).values
     again = task.update(parameters, unit, 0).values
     assert all(torch.equal(value, again[name]) for name, value in update.items())
-    monkeypatch.setattr("clients.tasks.fedavg.at_step", lambda streams, _step: streams)
+    monkeypatch.setattr("fedsim.clients.tasks.fedavg.at_step", lambda streams, _step: streams)
     other = task.update(parameters, unit, 0).values
     assert not all(torch.equal(value, other[name]) for name, value in update.items())
 

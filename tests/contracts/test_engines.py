@@ -12,18 +12,18 @@ import numpy as np
 import pytest
 import torch
 
-from clients.engine_choice import Auto, choice, choose_engine
-from clients.engines.loop import loop
-from clients.engines.per_example.capture import OpenModel
-from clients.engines.per_example.ghost import ghost
-from clients.engines.per_example.materialised import materialised
-from clients.engines.stacked.local_vmap import LocalVmapOrLoop
-from clients.engines.vmap import VmapEngine
-from clients.models import cpu_kernels as onednn_products
-from clients.tasks.example_gradient import ExampleGradient
-from clients.tasks.fedavg import LocalSGD
-from clients.tasks.fedsgd import AveragedGradient
-from clients.tasks.mean_gradient import mean_gradient
+from fedsim.clients.engine_choice import Auto, choice, choose_engine
+from fedsim.clients.engines.loop import loop
+from fedsim.clients.engines.per_example.capture import OpenModel
+from fedsim.clients.engines.per_example.ghost import ghost
+from fedsim.clients.engines.per_example.materialised import materialised
+from fedsim.clients.engines.stacked.local_vmap import LocalVmapOrLoop
+from fedsim.clients.engines.vmap import VmapEngine
+from fedsim.clients.models import cpu_kernels as onednn_products
+from fedsim.clients.tasks.example_gradient import ExampleGradient
+from fedsim.clients.tasks.fedavg import LocalSGD
+from fedsim.clients.tasks.fedsgd import AveragedGradient
+from fedsim.clients.tasks.mean_gradient import mean_gradient
 from fedsim.clipping import Clip, FlatClip, NoClip, NormalisedClip, layer_of, layers_of
 from fedsim.clipping import PerLayerClip as PerLayer
 from fedsim.config import ModelConfig
@@ -261,7 +261,7 @@ def test_users_larger_than_a_microbatch_get_the_same_mean(
     key = int(materials.split.user_sizes.argmax())
     parameters = materials.model.initial_parameters()
     whole = mean_gradient(materials.model, parameters, task.unit(key, 0))
-    monkeypatch.setattr("clients.tasks.mean_gradient._MICROBATCH", 2)
+    monkeypatch.setattr("fedsim.clients.tasks.mean_gradient._MICROBATCH", 2)
     pieces = mean_gradient(materials.model, parameters, task.unit(key, 0))
     difference = {name: whole.values[name] - pieces.values[name] for name in whole.values}
     assert l2_norm(difference) < 1e-6 * l2_norm(whole.values)

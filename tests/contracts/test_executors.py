@@ -11,7 +11,7 @@ from flwr.app import Error, Message
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clients.app import app
+from fedsim.clients.app import app
 from fedsim.clipping import FlatClip
 from fedsim.config import Config
 from fedsim.estimators import WeightedSum

@@ -9,17 +9,17 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from clients.engines.loop import loop
-from clients.engines.per_example import capture
-from clients.engines.per_example import ghost_norms as pairs
-from clients.engines.per_example import layer_rules as rules
-from clients.engines.per_example.batched import BatchedEngine
-from clients.engines.per_example.capture import OpenModel
-from clients.engines.per_example.ghost import ghost
-from clients.engines.per_example.gradient_terms import Product, Rows, Segments, Term, Total
-from clients.engines.per_example.layer_rules import Call, Rule
-from clients.engines.per_example.materialised import materialised
-from clients.models.lstm_recurrence import Recurrence
+from fedsim.clients.engines.loop import loop
+from fedsim.clients.engines.per_example import capture
+from fedsim.clients.engines.per_example import ghost_norms as pairs
+from fedsim.clients.engines.per_example import layer_rules as rules
+from fedsim.clients.engines.per_example.batched import BatchedEngine
+from fedsim.clients.engines.per_example.capture import OpenModel
+from fedsim.clients.engines.per_example.ghost import ghost
+from fedsim.clients.engines.per_example.gradient_terms import Product, Rows, Segments, Term, Total
+from fedsim.clients.engines.per_example.layer_rules import Call, Rule
+from fedsim.clients.engines.per_example.materialised import materialised
+from fedsim.clients.models.lstm_recurrence import Recurrence
 from fedsim.clipping import Clip, FlatClip, NoClip, NormalisedClip, PerLayerClip, layers_of
 from fedsim.estimators import WeightedSum
 from fedsim.execution import Unit
@@ -48,7 +48,7 @@ ENGINES: dict[str, tuple[Make, Callable[..., bool] | None]] = {
 def make_engine(request: pytest.FixtureRequest, monkeypatch: Patch) -> Make:
     make, cheaper = ENGINES[request.param]
     if cheaper is not None:
-        monkeypatch.setattr("clients.engines.per_example.ghost.ghost_is_cheaper", cheaper)
+        monkeypatch.setattr("fedsim.clients.engines.per_example.ghost.ghost_is_cheaper", cheaper)
     return make
 
 
@@ -116,7 +116,7 @@ def test_small_budgets_give_the_same_sum(make_engine: Make, num_bytes: int) -> N
 def test_units_whole_in_a_pass_or_spread_over_passes(
     make_engine: Make, num_tokens: int, monkeypatch: Patch
 ) -> None:
-    monkeypatch.setattr("clients.engines.per_example.chunks.CPU_TOKENS", num_tokens)
+    monkeypatch.setattr("fedsim.clients.engines.per_example.chunks.CPU_TOKENS", num_tokens)
     model, parameters = network("gpt2 tied", torch.float64)
     lengths = torch.tensor([4, 4])
     units = [Unit(key, torch.arange(8).view(2, 4) + key, lengths) for key in range(5)]
@@ -193,7 +193,7 @@ def test_out_of_memory_halves_the_chunk_and_goes_on(
             raise torch.OutOfMemoryError("out of memory")
         return capture.run(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("clients.engines.per_example.batched.run", short_of_memory)
+    monkeypatch.setattr("fedsim.clients.engines.per_example.batched.run", short_of_memory)
     total = engine(task, parameters, task.keys, NoClip(), 0)
     expected = loop(task, parameters, task.keys, NoClip(), 0)
     same_counts(total, expected)
@@ -251,7 +251,7 @@ def test_a_broken_rule_is_noticed(
     if layer is None:
         make: Make = ghost
         monkeypatch.setattr(
-            "clients.engines.per_example.ghost.ghost_is_cheaper", ENGINES["ghost, pairs"][1]
+            "fedsim.clients.engines.per_example.ghost.ghost_is_cheaper", ENGINES["ghost, pairs"][1]
         )
         assert compare(make, name, torch.float64, clip) < 1e-10
         monkeypatch.setattr(pairs, "cross_term", wrong)
@@ -260,8 +260,10 @@ def test_a_broken_rule_is_noticed(
         assert compare(make, name, torch.float64, clip) < 1e-10
         monkeypatch.setitem(rules.RULES, layer, Rule(wrong, rules.RULES[layer].hook))  # type: ignore[arg-type]
     with monkeypatch.context() as unchecked:
-        unchecked.setattr("clients.engines.per_example.batched.verified", lambda *_arguments: 1)
-        unchecked.setattr("clients.engines.per_example.chunks.CPU_BYTES", 2**60)
+        unchecked.setattr(
+            "fedsim.clients.engines.per_example.batched.verified", lambda *_arguments: 1
+        )
+        unchecked.setattr("fedsim.clients.engines.per_example.chunks.CPU_BYTES", 2**60)
         assert compare(make, name, torch.float64, clip) > 1e-5
     assert not caplog.records
     assert compare(make, name, torch.float64, clip) == 0.0  # the loop's own sum

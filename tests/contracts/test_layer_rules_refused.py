@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-from clients.engines.clipped_sums import norm_error
-from clients.engines.loop import loop
-from clients.engines.per_example.batched import BatchedEngine
-from clients.engines.per_example.capture import OpenModel
-from clients.engines.per_example.ghost import ghost
-from clients.engines.per_example.materialised import materialised
-from clients.engines.per_example.verification import verified
+from fedsim.clients.engines.clipped_sums import norm_error
+from fedsim.clients.engines.loop import loop
+from fedsim.clients.engines.per_example.batched import BatchedEngine
+from fedsim.clients.engines.per_example.capture import OpenModel
+from fedsim.clients.engines.per_example.ghost import ghost
+from fedsim.clients.engines.per_example.materialised import materialised
+from fedsim.clients.engines.per_example.verification import verified
 from fedsim.clipping import FlatClip
 from fedsim.execution import Unit
 from tests.contracts.layer_samples import (
@@ -166,7 +166,7 @@ def test_no_users_text_decides_whether_the_rules_hold(
         units.append(arguments[3])
         return verified(*arguments)
 
-    monkeypatch.setattr("clients.engines.per_example.batched.verified", noted)
+    monkeypatch.setattr("fedsim.clients.engines.per_example.batched.verified", noted)
     network = Base()
     model = cast(OpenModel, Opened(network))
     parameters = {name: value.detach().clone() for name, value in network.named_parameters()}

@@ -9,14 +9,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clients.engines.per_example.capture import NotCovered
-from clients.engines.stacked import forward as stacked_forward
-from clients.engines.stacked.rule_steps import StackedSteps
-from clients.engines.stacked.step_batches import StepBatch
-from clients.models.mcmahan_lstm import UnitScores
-from clients.models.tokenizers import word_tokenizer
-from clients.models.transformers_model import TransformersModel
-from clients.tasks.mean_gradient import mean_gradient
+from fedsim.clients.engines.per_example.capture import NotCovered
+from fedsim.clients.engines.stacked import forward as stacked_forward
+from fedsim.clients.engines.stacked.rule_steps import StackedSteps
+from fedsim.clients.engines.stacked.step_batches import StepBatch
+from fedsim.clients.models.mcmahan_lstm import UnitScores
+from fedsim.clients.models.tokenizers import word_tokenizer
+from fedsim.clients.models.transformers_model import TransformersModel
+from fedsim.clients.tasks.mean_gradient import mean_gradient
 from fedsim.config import ModelConfig
 from fedsim.execution import Unit
 from fedsim.materials import load_model

@@ -10,7 +10,7 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
-from clients.models.transformers_model import TransformersModel
+from fedsim.clients.models.transformers_model import TransformersModel
 from fedsim.config import ModelConfig
 from fedsim.materials import load_model
 from tests.helpers.commands import fedsim, write_config

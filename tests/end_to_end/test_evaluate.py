@@ -24,7 +24,7 @@ from tests.helpers.commands import fedsim, fedsim_json
 def finished(speeches: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("evaluated")
     config = small_config(speeches, data={"held_out_users": 0.3})
-    return run(config, folder / "run")
+    return run(config, folder / "run").path
 
 
 @pytest.fixture(scope="module")

@@ -66,7 +66,7 @@ def test_a_schedule_over_examples_that_are_normalised(speeches: Path, tmp_path: 
     schedule = {"kind": "exponential", "final_l2_clip_norm": 0.01, "rounds": 2}
     clip = {"l2_clip_norm": 1.0, "normalise": True, "schedule": schedule}
     els = {"name": "els", "cohort_size": None, "batch_size": 9, "clip": clip}
-    out = fedsim.run(small_config(speeches, strategy=els), tmp_path / "run")
+    out = fedsim.run(small_config(speeches, strategy=els), tmp_path / "run").path
     lines = load_metrics(out)[1:]
     assert [line.clip_norm for line in lines] == pytest.approx([1.0, 0.1, 0.01, 0.01])
     assert {line.released_share for line in lines} == {None}

@@ -21,7 +21,7 @@ def test_rounds_that_are_repeated_are_charged_once_and_others_again(
     speeches: Path, tmp_path: Path
 ) -> None:
     config = small_config(speeches, training={"keep_checkpoints": 2})
-    folder = RunFolder(fedsim.run(config, tmp_path / "run"))
+    folder = RunFolder(fedsim.run(config, tmp_path / "run").path)
     before = load_report(folder.path).privacy
     cut_off(folder)
     fedsim.run(config, folder.path, resume=True)

@@ -22,7 +22,7 @@ def run(speeches: Path, out: Path, **sections: dict[str, Any]) -> tuple[Privacy,
     """Return the promise and the cohorts' sizes of a short run."""
     strategy = {"rounds": 4, **sections.pop("strategy", {})}
     config = small_config(speeches, strategy=strategy, **sections)
-    folder = fedsim.run(config, out)
+    folder = fedsim.run(config, out).path
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return fedsim.load_report(folder).privacy, [line["units"] for line in lines[1:]]
 

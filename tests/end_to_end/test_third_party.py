@@ -113,7 +113,6 @@ def test_the_package_uses_public_names_only() -> None:
     for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom) and node.module and not node.level:
-                assert node.module.split(".")[0] not in {"strategies", "clients", "experiments"}
                 assert not node.module.startswith("fedsim."), f"{path.name}: {node.module}"
                 used |= {alias.name for alias in node.names if node.module == "fedsim"}
     assert {"RoundPlan", "ModelConfig", "RoundMetrics"} <= used <= set(fedsim.__all__)

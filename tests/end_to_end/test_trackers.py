@@ -1,17 +1,21 @@
-"""Who is told the metrics is told all of them, once: TensorBoard's files are read back."""
+"""Who is told the metrics is told all of them, once: each tracker's files are read back."""
 
 from __future__ import annotations
 
 import json
+import re
 import shutil
+import struct
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from mlflow import MlflowClient
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+from wandb.proto import wandb_internal_pb2
 
 import fedsim
 from fedsim.config import Config
@@ -25,18 +29,79 @@ TERMS = (
 )
 
 
+Scalar = tuple[str, int, float]
+
+
 def tracked(speeches: Path, *names: str) -> Config:
     return small_config(speeches, training={"trackers": names, "keep_checkpoints": 9})
 
 
-def events(run: Path) -> list[tuple[str, int, float]]:
-    """Return every scalar of every file, as it was written."""
+def events(run: Path) -> list[Scalar]:
+    """Return every scalar of every file of TensorBoard, as it was written."""
     return [
         (value.tag, event.step, float(value.tensor.float_val[0]))
         for path in sorted((run / "tensorboard").glob("events.*"))
         for event in EventFileLoader(str(path)).Load()
         for value in event.summary.value
     ]
+
+
+def records(run: Path) -> Iterator[Any]:
+    """Yield what W&B wrote to be synchronised: a file in LevelDB's format for logs."""
+    (path,) = (run / "wandb").glob("offline-run-*/run-*.wandb")
+    content, place, whole = path.read_bytes(), 7, b""
+    while place + 7 <= len(content):
+        left = 2**15 - place % 2**15
+        if left < 7:
+            place += left
+            continue
+        _, length, kind = struct.unpack("<IHB", content[place : place + 7])
+        whole += content[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):  # whole, or the last part
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(whole)
+            whole = b""
+            yield record
+
+
+def history(run: Path) -> list[Scalar]:
+    found = []
+    for record in records(run):
+        if record.WhichOneof("record_type") == "history":
+            line = {item.nested_key[0]: json.loads(item.value_json) for item in record.history.item}
+            step = int(line["_step"])
+            found += [(key, step, value) for key, value in line.items() if key[0] != "_"]
+    return found
+
+
+def client(run: Path) -> MlflowClient:
+    return MlflowClient(tracking_uri=f"sqlite:///{run / 'mlflow' / 'mlflow.db'}")
+
+
+def measured(run: Path) -> list[Scalar]:
+    """Return the metrics of the only run that is not deleted."""
+    database = client(run)
+    (found,) = database.search_runs([database.get_experiment_by_name("fedsim").experiment_id])
+    assert found.data.tags["epsilon_terms"] == TERMS
+    assert found.info.status == "FINISHED"
+    return [
+        (metric.key, metric.step, metric.value)
+        for name in found.data.metrics
+        for metric in database.get_metric_history(found.info.run_id, name)
+    ]
+
+
+def spelt(name: str) -> str:
+    """Return a tag as MLflow allows it."""
+    return re.sub(r"[^/\w.\- :]+", "-", name).strip("-")
+
+
+SHOWN: dict[str, Callable[[Path], list[Scalar]]] = {
+    "tensorboard": events,
+    "wandb": history,
+    "mlflow": measured,
+}
 
 
 def numbers(tree: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
@@ -47,9 +112,7 @@ def numbers(tree: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
     return found
 
 
-def assert_events_are_the_metrics(run: Path) -> None:
-    found = events(run)
-    assert max(Counter((tag, step) for tag, step, _ in found).values()) == 1
+def assert_they_show_the_metrics(run: Path) -> None:
     expected = {}
     for text in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
         line = json.loads(text)
@@ -58,17 +121,22 @@ def assert_events_are_the_metrics(run: Path) -> None:
         for name, value in numbers(line).items():
             tag = f"epsilon ({TERMS})" if name == "epsilon" else f"not covered by ε/{name}"
             expected[tag, step] = pytest.approx(value, rel=1e-6)
-    assert {(tag, step): value for tag, step, value in found} == expected
+    for name, read in SHOWN.items():
+        found = read(run)
+        assert max(Counter((tag, step) for tag, step, _ in found).values()) == 1
+        as_shown = {(spelt(tag), step): value for (tag, step), value in expected.items()}
+        wanted = as_shown if name == "mlflow" else expected
+        assert {(tag, step): value for tag, step, value in found} == wanted
 
 
 @pytest.fixture(scope="module")
 def finished(speeches: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    config = tracked(speeches, "tensorboard")
-    return fedsim.run(config, tmp_path_factory.mktemp("tracked") / "run")
+    config = tracked(speeches, *SHOWN)
+    return fedsim.run(config, tmp_path_factory.mktemp("tracked") / "run").path
 
 
 def test_every_number_of_the_metrics_is_there_once(finished: Path) -> None:
-    assert_events_are_the_metrics(finished)
+    assert_they_show_the_metrics(finished)
     tags = {tag for tag, _, _ in events(finished)}
     private = {f"not covered by ε/{name}" for name in ("held_out/loss", "train_loss", "units")}
     assert private | {f"epsilon ({TERMS})"} <= tags
@@ -81,9 +149,24 @@ def test_what_is_done_again_after_a_kill_is_there_once(finished: Path, tmp_path:
     (run / "report.json").unlink()
     (run / "tensorboard" / "notes.txt").write_text("mine")
     fedsim.run(fedsim.load_config(run / "config.toml"), run, resume=True)
-    assert_events_are_the_metrics(run)
-    assert sorted(events(run)) == sorted(events(finished))
+    assert_they_show_the_metrics(run)
+    for read in SHOWN.values():
+        assert sorted(read(run)) == sorted(read(finished))
     assert (run / "tensorboard" / "notes.txt").read_text() == "mine"
+
+
+def test_nothing_of_machine_text_or_seed_is_recorded(finished: Path, speeches: Path) -> None:
+    """Offline files are made to be sent; a seed makes seeded noise known."""
+    sent = list(records(finished))
+    assert not any(record.WhichOneof("record_type") == "environment" for record in sent)
+    (begun,) = [record.run for record in sent if record.WhichOneof("record_type") == "run"]
+    assert (begun.host, begun.git.remote_url, begun.notes) == ("", "", f"ε: {TERMS}")
+    config = {item.key: json.loads(item.value_json) for item in begun.config.update}
+    assert {"strategy", "privacy", "server"} <= set(config) <= {*config, "_wandb"}
+    assert not {"seed", "data", "model"} & set(config)
+    (folder,) = (finished / "wandb").glob("offline-run-*")
+    (text,) = folder.glob("run-*.wandb")
+    assert str(speeches).encode() not in text.read_bytes()
 
 
 class Recorder:
@@ -114,7 +197,7 @@ def test_others_are_told_through_the_same_door(
         made[-1].breaks_in = 3 if len(made) == 1 else -1
         return made[-1]
 
-    monkeypatch.setattr("fedsim.runner.tracking.resolve", lambda *_name: make)
+    monkeypatch.setattr("fedsim.trackers.tracking.resolve", lambda *_name: make)
     config, run = tracked(speeches, "mine"), tmp_path / "run"
     with pytest.raises(ConnectionError):
         fedsim.run(config, run)
@@ -130,19 +213,32 @@ def test_others_are_told_through_the_same_door(
 def test_no_epsilon_without_a_promise(speeches: Path, tmp_path: Path) -> None:
     non_private = {"name": "non-private", "rounds": 1}
     config = small_config(speeches, strategy=non_private, training={"trackers": ("tensorboard",)})
-    run = fedsim.run(config, tmp_path / "run")
+    run = fedsim.run(config, tmp_path / "run").path
     assert not [tag for tag, _, _ in events(run) if "epsilon" in tag]
     assert events(run)
 
 
-def test_a_tracker_that_is_not_there_is_named_first(
-    speeches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("name", "needed"),
+    [("tensorboard", "tensorboard"), ("wandb", "wandb"), ("mlflow", "mlflow")],
+)
+def test_a_tracker_whose_package_is_not_there_is_named_first(
+    speeches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, needed: str
 ) -> None:
+    for module in list(sys.modules):
+        if module.partition(".")[0] == needed or module in (
+            "torch.utils.tensorboard",
+            f"fedsim.trackers.{name}",
+        ):
+            monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, needed, None)
+    message = rf"needs the package {needed}.*; pip install 'fedsim-dp\[{name}\]'$"
+    with pytest.raises(ConfigError, match=message):
+        fedsim.run(tracked(speeches, name), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_tracker_of_another_name_is_refused(speeches: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"tensorbord.: did you mean .tensorboard"):
         fedsim.run(tracked(speeches, "tensorbord"), tmp_path / "run")
-    for module in ("torch.utils.tensorboard", "fedsim.runner.tensorboard"):
-        monkeypatch.delitem(sys.modules, module, raising=False)
-    monkeypatch.setitem(sys.modules, "tensorboard", None)
-    with pytest.raises(ConfigError, match=r"needs the package tensorboard; pip install -c .*\]'$"):
-        fedsim.run(tracked(speeches, "tensorboard"), tmp_path / "run")
     assert not (tmp_path / "run").exists()

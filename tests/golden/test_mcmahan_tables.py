@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from experiments.studies.mcmahan_2018.moments_tables import (
+from fedsim.accounting.accountants import epsilon
+from fedsim.accounting.events import RoundCost
+from fedsim.experiments.studies.mcmahan_2018.moments_tables import (
     DELTA_EXPONENT,
     TABLE_1,
     TABLE_1_ROUNDS,
@@ -15,8 +17,6 @@ from experiments.studies.mcmahan_2018.moments_tables import (
     Table1Row,
     Table2Row,
 )
-from fedsim.accounting.accountants import epsilon
-from fedsim.accounting.events import RoundCost
 from fedsim.sampling import PoissonSampling
 
 # The PLDs of a few hundred rounds at q = 1e-6 need grids of 1e-7 nats: most of a minute each.

@@ -16,8 +16,6 @@ from unittest.mock import patch
 from fedsim.cli.main import main
 from tests.conftest import small_config
 
-_LOGGERS = ("fedsim", "strategies", "clients", "experiments")
-
 
 @dataclass(frozen=True)
 class Done:
@@ -79,12 +77,12 @@ def _own_logging() -> Iterator[None]:
     """Let the command set up logging as in a process that has none yet."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
-    levels = {name: logging.getLogger(name).level for name in _LOGGERS}
+    ours = logging.getLogger("fedsim")
+    own_level = ours.level
     root.handlers[:] = []
     try:
         yield
     finally:
         root.handlers[:] = handlers
         root.setLevel(level)
-        for name, before in levels.items():
-            logging.getLogger(name).setLevel(before)
+        ours.setLevel(own_level)

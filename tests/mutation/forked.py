@@ -21,7 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 
-OURS = ("fedsim", "strategies", "clients", "tests")
+OURS = ("fedsim", "tests")
 OPTIONS = [
     *("-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:anyio"),
     *("-W", "ignore::pytest.PytestAssertRewriteWarning"),  # plugins were imported before
@@ -39,7 +39,7 @@ def warm_up(tests: Sequence[str]) -> None:
     command = [sys.executable, "-c", code, *OPTIONS, *tests]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     for name in done.stdout.splitlines()[-1].split():
-        if name.partition(".")[0] not in (*OURS, "experiments"):
+        if name.partition(".")[0] not in OURS:
             with contextlib.suppress(ImportError):  # what another module made up
                 importlib.import_module(name)
     mine = {"tests", *(name for name in sys.modules if name.startswith(__package__))}

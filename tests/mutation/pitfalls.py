@@ -94,7 +94,7 @@ def copied(folder: Path) -> Path:
     for name in _COPIED:
         source = ROOT / name
         if source.is_dir():
-            shutil.copytree(source, tree / name, ignore=ignore)
+            shutil.copytree(source, tree / name, ignore=ignore, symlinks=True)
         else:
             shutil.copy(source, tree / name)
     return tree

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from clients.engines.clipped_sums import block_squares, clip_factors, sum_of_rows
-from clients.engines.per_example.batched import Buffers
-from clients.engines.per_example.ghost import Ghost
-from clients.engines.per_example.gradient_terms import (
+from fedsim.clients.engines.clipped_sums import block_squares, clip_factors, sum_of_rows
+from fedsim.clients.engines.per_example.batched import Buffers
+from fedsim.clients.engines.per_example.ghost import Ghost
+from fedsim.clients.engines.per_example.gradient_terms import (
     Gradients,
     Product,
     Rows,
@@ -16,8 +16,8 @@ from clients.engines.per_example.gradient_terms import (
     Term,
     Total,
 )
-from clients.engines.per_example.materialised import Materialised
-from clients.models.mcmahan_lstm import NormalisedRows, unit_rows
+from fedsim.clients.engines.per_example.materialised import Materialised
+from fedsim.clients.models.mcmahan_lstm import NormalisedRows, unit_rows
 from fedsim.clipping import FlatClip
 from fedsim.noise import rounding_share
 from fedsim.tensors import add, l2_norm

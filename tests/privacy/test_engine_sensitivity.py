@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import nn
 
-from clients.engines.clipped_sums import sum_of_rows
-from clients.engines.per_example.batched import BatchedEngine
-from clients.engines.per_example.capture import OpenModel
-from clients.engines.per_example.ghost import ghost
-from clients.engines.per_example.materialised import materialised
-from clients.tasks.fedsgd import AveragedGradient
+from fedsim.clients.engines.clipped_sums import sum_of_rows
+from fedsim.clients.engines.per_example.batched import BatchedEngine
+from fedsim.clients.engines.per_example.capture import OpenModel
+from fedsim.clients.engines.per_example.ghost import ghost
+from fedsim.clients.engines.per_example.materialised import materialised
+from fedsim.clients.tasks.fedsgd import AveragedGradient
 from fedsim.clipping import Clip, FlatClip, NormalisedClip, PerLayerClip, layers_of
 from fedsim.execution import Engine, Unit
 from fedsim.language_model import LanguageModel
@@ -73,7 +73,7 @@ def test_a_newcomer_who_shifts_every_chunk_moves_the_others_by_what_is_stated(
     """One in front moves the last unit of each chunk to the next; all alike are off alike."""
     model, parameters = network("gpt2 tied", torch.float32)
     if make is ghost:  # chunks of one pass
-        monkeypatch.setattr("clients.engines.per_example.chunks.CPU_TOKENS", CHUNK * 2 * 8)
+        monkeypatch.setattr("fedsim.clients.engines.per_example.chunks.CPU_TOKENS", CHUNK * 2 * 8)
     num_bytes = 2 * CHUNK * sum(value.nbytes for value in parameters.values())
     engine = make(model) if make is ghost else make(model, num_bytes)
     chunks = []

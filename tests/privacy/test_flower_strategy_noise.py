@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 from scipy import stats
 
-from strategies.flower import DPFedAvg
+from fedsim.strategies.flower import DPFedAvg
 from tests.unit.grids.flower_apps import Local, ManyNodes, Weights, client, record, weights_of
 
 START = {"wide": np.zeros((150, 200), np.float32), "bias": np.zeros(30_000, np.float32)}

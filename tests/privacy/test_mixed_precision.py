@@ -13,13 +13,13 @@ import pytest
 import torch
 
 import fedsim
-from clients.engines.loop import loop
-from clients.engines.per_example.batched import BatchedEngine
-from clients.engines.per_example.ghost import Ghost
-from clients.engines.stacked.local_vmap import LocalVmap
-from clients.models.mixed_precision import MixedPrecision, in_precision
-from clients.tasks.fedavg import LocalSGD
-from clients.tasks.fedsgd import AveragedGradient
+from fedsim.clients.engines.loop import loop
+from fedsim.clients.engines.per_example.batched import BatchedEngine
+from fedsim.clients.engines.per_example.ghost import Ghost
+from fedsim.clients.engines.stacked.local_vmap import LocalVmap
+from fedsim.clients.models.mixed_precision import MixedPrecision, in_precision
+from fedsim.clients.tasks.fedavg import LocalSGD
+from fedsim.clients.tasks.fedsgd import AveragedGradient
 from fedsim.clipping import Clip, FlatClip, NoClip
 from fedsim.config import ModelConfig
 from fedsim.estimators import WeightedSum
@@ -176,7 +176,7 @@ def test_all_but_the_logits_is_the_models_own(materials: Materials) -> None:
 
 def test_a_run_resumes_to_the_same_bits(speeches: Path, tmp_path: Path) -> None:
     config = small_config(speeches, executor={"precision": "bfloat16"})
-    whole = fedsim.run(config, tmp_path / "whole")
+    whole = fedsim.run(config, tmp_path / "whole").path
     cut = tmp_path / "cut"
     shutil.copytree(whole, cut)
     shutil.rmtree(cut / "model")
@@ -186,5 +186,5 @@ def test_a_run_resumes_to_the_same_bits(speeches: Path, tmp_path: Path) -> None:
     fedsim.run(config, cut, resume=True)
     weights = Path("model", "model.safetensors")
     assert (cut / weights).read_bytes() == (whole / weights).read_bytes()
-    exact = fedsim.run(small_config(speeches), tmp_path / "exact")
+    exact = fedsim.run(small_config(speeches), tmp_path / "exact").path
     assert (exact / weights).read_bytes() != (whole / weights).read_bytes()

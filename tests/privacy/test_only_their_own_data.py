@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 import torch
 
-from clients.engine_choice import choose_engine
-from clients.tasks.fedavg import LocalSGD
+from fedsim.clients.engine_choice import choose_engine
+from fedsim.clients.tasks.fedavg import LocalSGD
 from fedsim.clipping import FlatClip
 from fedsim.config import Config
 from fedsim.data.store.manifest import USERS

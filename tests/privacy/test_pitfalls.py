@@ -12,17 +12,17 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from clients.app import app
-from clients.engines.loop import loop
-from clients.engines.per_example.capture import OpenModel
-from clients.engines.per_example.ghost import ghost
-from clients.engines.per_example.materialised import materialised
-from clients.engines.vmap import VmapEngine
-from clients.models.transformers_model import TransformersModel
-from clients.tasks.mean_gradient import mean_gradient
 from fedsim.accounting.accountants import epsilon
 from fedsim.accounting.events import RoundCost
 from fedsim.accounting.ledger import Ledger
+from fedsim.clients.app import app
+from fedsim.clients.engines.loop import loop
+from fedsim.clients.engines.per_example.capture import OpenModel
+from fedsim.clients.engines.per_example.ghost import ghost
+from fedsim.clients.engines.per_example.materialised import materialised
+from fedsim.clients.engines.vmap import VmapEngine
+from fedsim.clients.models.transformers_model import TransformersModel
+from fedsim.clients.tasks.mean_gradient import mean_gradient
 from fedsim.clipping import FlatClip
 from fedsim.config import ModelConfig
 from fedsim.execution import Engine, Unit
@@ -67,7 +67,7 @@ def test_a_round_is_one_release_in_whatever_pieces_it_is_computed(
     start = ServerState(0, materials.model.initial_parameters())
     after = []
     for shard_size, microbatch in ((0, 64), (2, 1)):
-        monkeypatch.setattr("clients.tasks.mean_gradient._MICROBATCH", microbatch)
+        monkeypatch.setattr("fedsim.clients.tasks.mean_gradient._MICROBATCH", microbatch)
         state, executor = start, GridExecutor(InProcessGrid(app), spec, shard_size)
         for _ in range(2):
             state, _ = run_round(state, plan, executor)

@@ -19,8 +19,8 @@ from fedsim.config import Config, with_settings
 from fedsim.materials import Materials, load_materials
 from fedsim.plan import RoundPlan
 from fedsim.registry import distribution
+from fedsim.strategies import uls
 from fedsim.strategy import build_plan
-from strategies import uls
 from tests.conftest import small_config
 from tests.end_to_end.grids.ray_runs import plugin
 
@@ -157,7 +157,7 @@ def test_another_version_of_a_plug_in_is_another_draw(
 
 PLUG_IN = """
 from dataclasses import replace
-from strategies import uls
+from fedsim.strategies import uls
 
 def build(config, materials):
     plan = uls.build(config, materials)

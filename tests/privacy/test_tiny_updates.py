@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from clients.engines.clipped_sums import PartialSum
-from clients.engines.stacked.step_batches import LocalUser, add_stack
+from fedsim.clients.engines.clipped_sums import PartialSum
+from fedsim.clients.engines.stacked.step_batches import LocalUser, add_stack
 from fedsim.clipping import FlatClip
 from fedsim.execution import Unit
 from fedsim.tensors import l2_norm

@@ -15,6 +15,7 @@ from fedsim.materials import load_materials
 from fedsim.release_seed import sources
 from fedsim.runner.checkpoint import load_checkpoint
 from fedsim.runner.folder import RunFolder
+from fedsim.runner.given import with_given
 from fedsim.seeding import stream
 from fedsim.strategy import build_plan
 from fedsim.tensors import Tensors, l2_norm
@@ -58,7 +59,7 @@ def place(speeches: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
                     },
                 },
                 server={"optimizer": "sgd", "learning_rate": 1.0},
-                training={"trackers": ["tensorboard"]},
+                training={"trackers": ["tensorboard", "wandb", "mlflow"]},
             )
             (folder / noise).mkdir()
             (folder / noise / "my.toml").write_text(config.to_toml(), encoding="utf-8")
@@ -77,6 +78,8 @@ def place(speeches: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
             ):
                 done = command(*arguments)
                 assert done.returncode == 0, done.stderr
+        rows = [json.loads(line) for line in speeches.read_text(encoding="utf-8").splitlines()]
+        with_given(other, data=rows)
     return folder
 
 

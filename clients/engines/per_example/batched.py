@@ -11,16 +11,22 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from clients.engines.clipped_sums import PartialSum, clip_factors, norm_error, shares
-from clients.engines.loop import loop
-from clients.engines.per_example import chunks
-from clients.engines.per_example.capture import HookedLayer, NotCovered, OpenModel, find_layers, run
-from clients.engines.per_example.chunks import keep_large_blocks
-from clients.engines.per_example.gradient_terms import Gradients
-from clients.engines.per_example.packing import row_tokens
-from clients.engines.per_example.passes import passes
-from clients.engines.per_example.verification import CannotTell, made_up_unit, verified
-from clients.models.mixed_precision import in_float32
+from fedsim.clients.engines.clipped_sums import PartialSum, clip_factors, norm_error, shares
+from fedsim.clients.engines.loop import loop
+from fedsim.clients.engines.per_example import chunks
+from fedsim.clients.engines.per_example.capture import (
+    HookedLayer,
+    NotCovered,
+    OpenModel,
+    find_layers,
+    run,
+)
+from fedsim.clients.engines.per_example.chunks import keep_large_blocks
+from fedsim.clients.engines.per_example.gradient_terms import Gradients
+from fedsim.clients.engines.per_example.packing import row_tokens
+from fedsim.clients.engines.per_example.passes import passes
+from fedsim.clients.engines.per_example.verification import CannotTell, made_up_unit, verified
+from fedsim.clients.models.mixed_precision import in_float32
 from fedsim.clipping import Clip
 from fedsim.estimators import WeightedSum
 from fedsim.execution import Keys, Task, Unit

@@ -16,10 +16,10 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from clients.engines.cross_entropy import Batch, losses_and_gradient
-from clients.engines.per_example.gradient_terms import Product, Term
-from clients.engines.per_example.layer_rules import Call, Rule, rule_for
-from clients.models.dropout import row_streams
+from fedsim.clients.engines.cross_entropy import Batch, losses_and_gradient
+from fedsim.clients.engines.per_example.gradient_terms import Product, Term
+from fedsim.clients.engines.per_example.layer_rules import Call, Rule, rule_for
+from fedsim.clients.models.dropout import row_streams
 from fedsim.language_model import LanguageModel
 from fedsim.tensors import Tensors
 
@@ -27,7 +27,7 @@ Sink = Callable[[str, Term], None]
 
 
 class OpenModel(LanguageModel, Protocol):
-    """A language model with access to its network; see `clients.models.transformers_model`."""
+    """A language model with access to its network; see `clients/models/transformers_model.py`."""
 
     @property
     def module(self) -> nn.Module:

@@ -10,7 +10,7 @@ from functools import lru_cache
 
 import torch
 
-from clients.engines.per_example.packing import num_rows
+from fedsim.clients.engines.per_example.packing import num_rows
 from fedsim.execution import Unit
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3

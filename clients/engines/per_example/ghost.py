@@ -17,11 +17,11 @@ from typing import Literal
 
 import torch
 
-from clients.engines.clipped_sums import GROUP, GROUPS, block_squares, sum_of_rows
-from clients.engines.per_example.batched import BatchedEngine, Buffers
-from clients.engines.per_example.capture import OpenModel
-from clients.engines.per_example.ghost_norms import ghost_is_cheaper, ghost_norms
-from clients.engines.per_example.gradient_terms import (
+from fedsim.clients.engines.clipped_sums import GROUP, GROUPS, block_squares, sum_of_rows
+from fedsim.clients.engines.per_example.batched import BatchedEngine, Buffers
+from fedsim.clients.engines.per_example.capture import OpenModel
+from fedsim.clients.engines.per_example.ghost_norms import ghost_is_cheaper, ghost_norms
+from fedsim.clients.engines.per_example.gradient_terms import (
     MergedRows,
     Product,
     Rows,
@@ -51,7 +51,7 @@ _Way = Literal["ghost", "formed", "formed twice"]
 
 
 class Ghost:
-    """Keeps the terms of one chunk; see `clients.engines.per_example.gradient_terms.Gradients`.
+    """Keeps the terms of one chunk; see `Gradients` in `gradient_terms.py`.
 
     Vectors and tables of looked-up rows are added as the very numbers whose norms were taken.
     What products add is never formed, and is rounded otherwise than what the norm was taken of. So

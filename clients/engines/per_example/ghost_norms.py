@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from clients.engines.per_example.gradient_terms import Product, Rows, Segment, Term, by_unit
+from fedsim.clients.engines.per_example.gradient_terms import Product, Rows, Segment, Term, by_unit
 
 # Inner products are summed in float32 over at least as many entries, and then over these blocks.
 _BLOCK = 64

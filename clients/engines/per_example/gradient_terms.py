@@ -13,7 +13,7 @@ from typing import Protocol, Self
 
 import torch
 
-from clients.engines.clipped_sums import block_squares
+from fedsim.clients.engines.clipped_sums import block_squares
 
 
 def write_product(out: torch.Tensor, left: torch.Tensor, right: torch.Tensor, *, add: bool) -> None:

@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from clients.engines.per_example.gradient_terms import Product, Rows, Term, Total
-from clients.models.lstm_recurrence import Recurrence
-from clients.models.mcmahan_lstm import NormalisedRows, UnitScores
+from fedsim.clients.engines.per_example.gradient_terms import Product, Rows, Term, Total
+from fedsim.clients.models.lstm_recurrence import Recurrence
+from fedsim.clients.models.mcmahan_lstm import NormalisedRows, UnitScores
 
 
 @dataclass(frozen=True)

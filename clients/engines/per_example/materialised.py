@@ -14,10 +14,10 @@ from itertools import accumulate
 
 import torch
 
-from clients.engines.clipped_sums import block_squares, sum_of_rows
-from clients.engines.per_example.batched import BatchedEngine, Buffers
-from clients.engines.per_example.capture import NotCovered, OpenModel
-from clients.engines.per_example.gradient_terms import (
+from fedsim.clients.engines.clipped_sums import block_squares, sum_of_rows
+from fedsim.clients.engines.per_example.batched import BatchedEngine, Buffers
+from fedsim.clients.engines.per_example.capture import NotCovered, OpenModel
+from fedsim.clients.engines.per_example.gradient_terms import (
     Chain,
     MergedRows,
     Product,
@@ -171,7 +171,7 @@ def _two(side: torch.Tensor, start: int, size: int, distance: int) -> torch.Tens
 
 
 class Materialised:
-    """Collects the terms of one chunk; see `clients.engines.per_example.gradient_terms.Gradients`.
+    """Collects the terms of one chunk; see `Gradients` in `gradient_terms.py`.
 
     The rows whose norms are taken are the rows that are added: the clip's margin is `norm_error`.
     """

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import torch
 
-from clients.engines.per_example.capture import OpenModel
-from clients.models.transformers_model import max_positions
+from fedsim.clients.engines.per_example.capture import OpenModel
+from fedsim.clients.models.transformers_model import max_positions
 from fedsim.execution import Unit
 from fedsim.tensors import Tensors
 

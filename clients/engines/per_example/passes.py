@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch.nn.functional import pad
 
-from clients.engines.cross_entropy import Batch
-from clients.engines.per_example.gradient_terms import Segments
-from clients.engines.per_example.packing import Placement, placed
-from clients.models.dropout import unit_streams
+from fedsim.clients.engines.cross_entropy import Batch
+from fedsim.clients.engines.per_example.gradient_terms import Segments
+from fedsim.clients.engines.per_example.packing import Placement, placed
+from fedsim.clients.models.dropout import unit_streams
 from fedsim.evaluation.losses import token_ids
 from fedsim.execution import Unit
 

@@ -7,11 +7,17 @@ from dataclasses import fields
 
 import torch
 
-from clients.engines.cross_entropy import Batch
-from clients.engines.per_example.capture import HookedLayer, NotCovered, OpenModel, hooked, run
-from clients.engines.per_example.gradient_terms import Gradients, Term
-from clients.engines.per_example.passes import passes
-from clients.tasks.mean_gradient import mean_gradient
+from fedsim.clients.engines.cross_entropy import Batch
+from fedsim.clients.engines.per_example.capture import (
+    HookedLayer,
+    NotCovered,
+    OpenModel,
+    hooked,
+    run,
+)
+from fedsim.clients.engines.per_example.gradient_terms import Gradients, Term
+from fedsim.clients.engines.per_example.passes import passes
+from fedsim.clients.tasks.mean_gradient import mean_gradient
 from fedsim.execution import Unit
 from fedsim.language_model import LanguageModel
 from fedsim.tensors import Tensors, l2_norm

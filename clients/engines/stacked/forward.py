@@ -17,9 +17,9 @@ import torch.nn.functional as F
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from clients.engines.per_example.capture import HookedLayer
-from clients.models.lstm_recurrence import Recurrence, recur
-from clients.models.mcmahan_lstm import UnitRows, UnitScores
+from fedsim.clients.engines.per_example.capture import HookedLayer
+from fedsim.clients.models.lstm_recurrence import Recurrence, recur
+from fedsim.clients.models.mcmahan_lstm import UnitRows, UnitScores
 
 # Of recurrent weights: sixteen users' of the built-in LSTM, which a small machine's cache keeps.
 _CACHE_BYTES = 16 * 2**20

@@ -16,20 +16,25 @@ from typing import cast
 import torch
 from torch.func import grad_and_value, vmap
 
-from clients.engines.clipped_sums import PartialSum
-from clients.engines.cross_entropy import weighted_loss
-from clients.engines.loop import VectorisedOrLoop, loop
-from clients.engines.per_example import chunks
-from clients.engines.per_example.batched import Buffers
-from clients.engines.per_example.capture import NotCovered, OpenModel
-from clients.engines.per_example.chunks import keep_large_blocks
-from clients.engines.per_example.verification import CannotTell, made_up_unit
-from clients.engines.stacked.forward import even_parts
-from clients.engines.stacked.rule_steps import StackedSteps
-from clients.engines.stacked.step_batches import LocalUser, StepBatch, add_stack, step_batches
-from clients.models.dropout import drops
-from clients.models.mixed_precision import in_float32
-from clients.tasks.fedavg import LocalSGD
+from fedsim.clients.engines.clipped_sums import PartialSum
+from fedsim.clients.engines.cross_entropy import weighted_loss
+from fedsim.clients.engines.loop import VectorisedOrLoop, loop
+from fedsim.clients.engines.per_example import chunks
+from fedsim.clients.engines.per_example.batched import Buffers
+from fedsim.clients.engines.per_example.capture import NotCovered, OpenModel
+from fedsim.clients.engines.per_example.chunks import keep_large_blocks
+from fedsim.clients.engines.per_example.verification import CannotTell, made_up_unit
+from fedsim.clients.engines.stacked.forward import even_parts
+from fedsim.clients.engines.stacked.rule_steps import StackedSteps
+from fedsim.clients.engines.stacked.step_batches import (
+    LocalUser,
+    StepBatch,
+    add_stack,
+    step_batches,
+)
+from fedsim.clients.models.dropout import drops
+from fedsim.clients.models.mixed_precision import in_float32
+from fedsim.clients.tasks.fedavg import LocalSGD
 from fedsim.clipping import Clip
 from fedsim.estimators import WeightedSum
 from fedsim.evaluation.losses import token_ids

@@ -9,13 +9,19 @@ from __future__ import annotations
 
 import torch
 
-from clients.engines.cross_entropy import Batch, mean_shares
-from clients.engines.per_example.capture import NotCovered, OpenModel, find_layers, run
-from clients.engines.per_example.gradient_terms import Chain, Product, Segments, Term, write_product
-from clients.engines.per_example.verification import compare, refuse_other_uses
-from clients.engines.stacked.forward import Stack, forward_for, stacked_forwards
-from clients.engines.stacked.step_batches import StepBatch
-from clients.tasks.mean_gradient import mean_gradient
+from fedsim.clients.engines.cross_entropy import Batch, mean_shares
+from fedsim.clients.engines.per_example.capture import NotCovered, OpenModel, find_layers, run
+from fedsim.clients.engines.per_example.gradient_terms import (
+    Chain,
+    Product,
+    Segments,
+    Term,
+    write_product,
+)
+from fedsim.clients.engines.per_example.verification import compare, refuse_other_uses
+from fedsim.clients.engines.stacked.forward import Stack, forward_for, stacked_forwards
+from fedsim.clients.engines.stacked.step_batches import StepBatch
+from fedsim.clients.tasks.mean_gradient import mean_gradient
 from fedsim.evaluation.losses import token_ids
 from fedsim.execution import Unit
 from fedsim.tensors import Tensors

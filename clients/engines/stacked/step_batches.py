@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from clients.engines.clipped_sums import (
+from fedsim.clients.engines.clipped_sums import (
     PartialSum,
     block_squares,
     clip_factors,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 
-from experiments.benchmarks.engines.cases import Case
-from experiments.benchmarks.engines.engine_memory import memory_rows
-from experiments.benchmarks.engines.gpu import gpu_rows
-from experiments.benchmarks.engines.measured import measured
+from fedsim.experiments.benchmarks.engines.cases import Case
+from fedsim.experiments.benchmarks.engines.engine_memory import memory_rows
+from fedsim.experiments.benchmarks.engines.gpu import gpu_rows
+from fedsim.experiments.benchmarks.engines.measured import measured
 from fedsim.utils.machine import Row
 
 log = logging.getLogger(__name__)

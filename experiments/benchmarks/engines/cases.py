@@ -9,16 +9,16 @@ from typing import ClassVar, Literal, cast
 import numpy as np
 import torch
 
-from clients.models.mixed_precision import in_precision
-from clients.tasks.fedavg import LocalSGD
-from clients.tasks.fedsgd import AveragedGradient
-from clients.tasks.mean_gradient import mean_gradient
-from experiments.benchmarks.engines.networks import network
+from fedsim.clients.models.mixed_precision import in_precision
+from fedsim.clients.tasks.fedavg import LocalSGD
+from fedsim.clients.tasks.fedsgd import AveragedGradient
+from fedsim.clients.tasks.mean_gradient import mean_gradient
 from fedsim.config import ModelConfig, Precision
 from fedsim.data.config import DataConfig
 from fedsim.data.split import Split
 from fedsim.data.store import TokenStore
 from fedsim.execution import Keys, Task, Unit, Update
+from fedsim.experiments.benchmarks.engines.networks import network
 from fedsim.language_model import LanguageModel
 from fedsim.materials import Materials, load_materials
 from fedsim.tensors import Tensors

@@ -1,6 +1,7 @@
 """Peak memory of private gradients and of a non-private step, each in its own process.
 
-`python -m experiments.benchmarks.engines.engine_memory ghost gpt2-small 32` computes once and
+`python -m fedsim.experiments.benchmarks.engines.engine_memory ghost gpt2-small 32` computes once
+and
 prints the seconds and the process's peak resident bytes, which never go down again.
 """
 
@@ -13,13 +14,13 @@ from typing import Any, cast
 
 import torch
 
-from clients.engine_choice import choose_engine
-from clients.engines.per_example.capture import OpenModel
-from clients.engines.per_example.chunks import keep_large_blocks
-from experiments.benchmarks.engines.cases import Case, Workload, workload
-from experiments.benchmarks.engines.floor import summed_loss
-from experiments.benchmarks.timing import in_own_process
+from fedsim.clients.engine_choice import choose_engine
+from fedsim.clients.engines.per_example.capture import OpenModel
+from fedsim.clients.engines.per_example.chunks import keep_large_blocks
 from fedsim.clipping import FlatClip
+from fedsim.experiments.benchmarks.engines.cases import Case, Workload, workload
+from fedsim.experiments.benchmarks.engines.floor import summed_loss
+from fedsim.experiments.benchmarks.timing import in_own_process
 from fedsim.utils.machine import Row, peak_memory_bytes
 
 _PLAIN, _GHOST = "non-private", "ghost"

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch.nn import functional as F
 
-from experiments.benchmarks.engines.cases import Workload
 from fedsim.execution import Unit
+from fedsim.experiments.benchmarks.engines.cases import Workload
 
 BATCH_SIZES = (32, 64, 128)
 _NOT_PREDICTED = -100

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import torch
 
-from experiments.benchmarks.engines.cases import Case
-from experiments.benchmarks.engines.measured import measured
-from experiments.benchmarks.engines.networks import network
 from fedsim.config import Precision
+from fedsim.experiments.benchmarks.engines.cases import Case
+from fedsim.experiments.benchmarks.engines.measured import measured
+from fedsim.experiments.benchmarks.engines.networks import network
 from fedsim.utils.machine import Row
 
 _USERS, _GROUP_SIZE, _LENGTH = 64, 16, 128  # 1024 sequences, as Chua et al. 2024, Table 12

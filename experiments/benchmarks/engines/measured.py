@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-from clients.engine_choice import choose_engine
-from clients.engines.per_example.chunks import keep_large_blocks
-from experiments.benchmarks.engines.cases import Case, Workload, rectangular, workload
-from experiments.benchmarks.engines.floor import BATCH_SIZES, floor, num_examples
+from fedsim.clients.engine_choice import choose_engine
+from fedsim.clients.engines.per_example.chunks import keep_large_blocks
 from fedsim.clipping import FlatClip
 from fedsim.execution import Engine
+from fedsim.experiments.benchmarks.engines.cases import Case, Workload, rectangular, workload
+from fedsim.experiments.benchmarks.engines.floor import BATCH_SIZES, floor, num_examples
 from fedsim.tensors import Tensors, l2_norm
 from fedsim.utils.machine import Row, interleaved
 
@@ -25,7 +25,7 @@ CLIP = FlatClip(l2_clip_norm=0.1)  # below these gradients' norms: every unit is
 _OFTEN = (FLOOR, AUTO, RECTANGULAR)  # the others are shown for orientation
 _BATCHED = ("materialised", "ghost", "vmap")
 # Relative. Engines promise 1e-5 of an update, which a sum may double; `ghost` scales an update down
-# by as much as its bound on a norm is above the norm, see `clients.engines.per_example.ghost`.
+# by as much as its bound on a norm is above the norm, see `ghost.py`.
 _TOLERANCE, _TOLERANCE_GHOST = 1e-4, 3e-3
 
 # A floor of fewer seconds is repeated more often: of 5 to 7 repetitions, two engines that are the

@@ -6,9 +6,9 @@ from functools import lru_cache
 
 from transformers import GPT2Config
 
-from clients.models.pretraining import random_start
-from clients.models.tokenizers import byte_pair_tokenizer
-from clients.models.transformers_model import TransformersModel
+from fedsim.clients.models.pretraining import random_start
+from fedsim.clients.models.tokenizers import byte_pair_tokenizer
+from fedsim.clients.models.transformers_model import TransformersModel
 from fedsim.config import ModelConfig
 from fedsim.language_model import LanguageModel
 from fedsim.materials import load_model

@@ -13,10 +13,16 @@ from statistics import median
 import numpy as np
 from flwr.serverapp import Grid
 
-from experiments.benchmarks.grids.compute_bound import throughput
-from experiments.benchmarks.grids.null_client import CLIP, NAME, app, null_spec, parameters_of
-from experiments.benchmarks.grids.population import population_round
-from experiments.benchmarks.timing import in_own_process, repeated, row_of
+from fedsim.experiments.benchmarks.grids.compute_bound import throughput
+from fedsim.experiments.benchmarks.grids.null_client import (
+    CLIP,
+    NAME,
+    app,
+    null_spec,
+    parameters_of,
+)
+from fedsim.experiments.benchmarks.grids.population import population_round
+from fedsim.experiments.benchmarks.timing import in_own_process, repeated, row_of
 from fedsim.grids.executor import GridExecutor
 from fedsim.grids.in_process import InProcessGrid
 from fedsim.grids.ray_cluster import Share
@@ -74,6 +80,6 @@ def _rounds(grid: Grid, parameters: int, users: int, shard_size: int) -> list[fl
 def _flower(parameters: int, nodes: int, stock: bool) -> list[float]:
     """Return the seconds of Flower's rounds but the first, in a process without our Ray."""
     settings = {"parameters": parameters, "nodes": nodes, "rounds": 4, "stock": stock}
-    module = "experiments.benchmarks.grids.flower_engine"
+    module = "fedsim.experiments.benchmarks.grids.flower_engine"
     seconds: list[float] = in_own_process(module, json.dumps(settings))
     return seconds[1:]

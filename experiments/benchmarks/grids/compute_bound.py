@@ -6,10 +6,10 @@ from statistics import median
 
 import numpy as np
 
-from experiments.benchmarks.timing import repeated, row_of
 from fedsim.clipping import FlatClip
 from fedsim.config import ModelConfig
 from fedsim.data.config import DataConfig
+from fedsim.experiments.benchmarks.timing import repeated, row_of
 from fedsim.grids.executor import GridExecutor
 from fedsim.grids.ray_cluster import Share
 from fedsim.grids.ray_grid import RayGrid

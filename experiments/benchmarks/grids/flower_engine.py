@@ -1,6 +1,6 @@
 """Times of Flower's simulation engine on rounds without gradients, in its own process.
 
-`python -m experiments.benchmarks.grids.flower_engine '{"parameters": 1000000, "nodes": 200,
+`python -m fedsim.experiments.benchmarks.grids.flower_engine '{"parameters": 1000000, "nodes": 200,
 "rounds": 4, "stock": true}'` prints the seconds of each round as a JSON list on the last line.
 """
 
@@ -19,8 +19,8 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 
-from experiments.benchmarks.grids.null_client import CLIP, null_spec, parameters_of
-from experiments.benchmarks.grids.null_client import app as client_app
+from fedsim.experiments.benchmarks.grids.null_client import CLIP, null_spec, parameters_of
+from fedsim.experiments.benchmarks.grids.null_client import app as client_app
 from fedsim.grids.executor import GridExecutor
 
 

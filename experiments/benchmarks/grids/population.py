@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from experiments.benchmarks.grids.null_client import NAME, null_spec, parameters_of
-from experiments.benchmarks.timing import repeated, row_of
 from fedsim.clipping import FlatClip
 from fedsim.estimators import FixedDenominator
+from fedsim.experiments.benchmarks.grids.null_client import NAME, null_spec, parameters_of
+from fedsim.experiments.benchmarks.timing import repeated, row_of
 from fedsim.grids.executor import GridExecutor
 from fedsim.grids.ray_cluster import Share
 from fedsim.grids.ray_grid import RayGrid

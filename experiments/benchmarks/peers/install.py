@@ -1,4 +1,4 @@
-"""Builder of the peers' environment: `python -m experiments.benchmarks.peers.install`.
+"""Builder of the peers' environment: `python -m fedsim.experiments.benchmarks.peers.install`.
 
 pfl and Opacus live in an environment of their own: their pins and Flower's cannot be met together.
 """
@@ -21,7 +21,7 @@ PACKAGES = (
     "pfl==0.6.0",
     "opacus==1.6.0",
 )
-COMMAND = "python -m experiments.benchmarks.peers.install"
+COMMAND = "python -m fedsim.experiments.benchmarks.peers.install"
 _DONE = "packages.json"
 
 

@@ -17,14 +17,19 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from clients.engine_choice import choose_engine
-from clients.engines.per_example.capture import OpenModel
-from clients.engines.per_example.chunks import keep_large_blocks
-from experiments.benchmarks.engines.cases import LOCAL_LEARNING_RATE, Case, Workload, workload
-from experiments.benchmarks.engines.measured import CLIP
-from experiments.benchmarks.peers.install import python
-from experiments.benchmarks.peers.partner import TOLERANCE, Partner, distance
-from experiments.benchmarks.timing import row_of
+from fedsim.clients.engine_choice import choose_engine
+from fedsim.clients.engines.per_example.capture import OpenModel
+from fedsim.clients.engines.per_example.chunks import keep_large_blocks
+from fedsim.experiments.benchmarks.engines.cases import (
+    LOCAL_LEARNING_RATE,
+    Case,
+    Workload,
+    workload,
+)
+from fedsim.experiments.benchmarks.engines.measured import CLIP
+from fedsim.experiments.benchmarks.peers.install import python
+from fedsim.experiments.benchmarks.peers.partner import TOLERANCE, Partner, distance
+from fedsim.experiments.benchmarks.timing import row_of
 from fedsim.seeding import stream
 from fedsim.tensors import Tensors
 from fedsim.utils.machine import Row

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from experiments.benchmarks.grids.null_client import parameters_of
-from experiments.benchmarks.timing import repeated
 from fedsim.estimators import FixedDenominator, WeightedSum
+from fedsim.experiments.benchmarks.grids.null_client import parameters_of
+from fedsim.experiments.benchmarks.timing import repeated
 from fedsim.noise import add_gaussian_
 from fedsim.seeding import secret_stream, stream
 from fedsim.server_optimizer import ServerOptimizer

@@ -1,6 +1,7 @@
 """Peak memory of the server, by cohort size: replies are folded as they arrive.
 
-`python -m experiments.benchmarks.server.memory 5000` runs one case, in a process of its own because
+`python -m fedsim.experiments.benchmarks.server.memory 5000` runs one case, in a process of its own
+because
 a peak never goes down again, and prints the bytes.
 """
 
@@ -14,10 +15,10 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.benchmarks.grids.population import plan_of
-from experiments.benchmarks.timing import in_own_process
 from fedsim.config import ModelConfig
 from fedsim.data.config import DataConfig
+from fedsim.experiments.benchmarks.grids.population import plan_of
+from fedsim.experiments.benchmarks.timing import in_own_process
 from fedsim.grids.executor import GridExecutor
 from fedsim.grids.ray_cluster import Share
 from fedsim.grids.ray_grid import RayGrid

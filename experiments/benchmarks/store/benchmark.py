@@ -20,12 +20,12 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from experiments.benchmarks.store import sample
-from experiments.benchmarks.timing import in_own_process, row_of
 from fedsim.data.selection import CohortBlock, cohort_block, select
 from fedsim.data.split import split_store
 from fedsim.data.store import Indices, TokenStore
 from fedsim.data.store.keys import base
+from fedsim.experiments.benchmarks.store import sample
+from fedsim.experiments.benchmarks.timing import in_own_process, row_of
 from fedsim.seeding import stream
 from fedsim.utils import files as paths
 from fedsim.utils.machine import Row, interleaved
@@ -36,7 +36,7 @@ _REPETITIONS = 18
 _IN_A_ROW = 3
 _ROWS_AT_ONCE = 1_000  # of a record batch, as `datasets` writes them
 _OPENINGS = 5
-_STEPS = "experiments.benchmarks.store.steps"
+_STEPS = "fedsim.experiments.benchmarks.store.steps"
 
 
 def run(users: int = sample.USERS, examples: int = sample.EXAMPLES) -> list[Row]:

@@ -1,6 +1,6 @@
 """Steps of the benchmark `store`, each run in its own process.
 
-`python -m experiments.benchmarks.store.steps STEP FOLDER USERS EXAMPLES` prints a JSON object.
+`python -m fedsim.experiments.benchmarks.store.steps STEP FOLDER USERS EXAMPLES` prints JSON.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any
 
 def build(folder: Path, users: int, examples: int) -> dict[str, Any]:
     """Build the made-up store through the real builder; seconds, peak bytes, sizes."""
-    from experiments.benchmarks.store import sample  # noqa: PLC0415
     from fedsim.data.building.build import build_store  # noqa: PLC0415
     from fedsim.data.building.workers import default_workers  # noqa: PLC0415
+    from fedsim.experiments.benchmarks.store import sample  # noqa: PLC0415
 
     sizes = sample.user_sizes(users, examples)
     started = time.perf_counter()

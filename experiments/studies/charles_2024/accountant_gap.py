@@ -19,7 +19,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from experiments.studies.common.output import (
+from fedsim.accounting.accountants import epsilon
+from fedsim.accounting.events import RoundCost
+from fedsim.experiments.studies.common.output import (
     Result,
     Table,
     epsilon_number,
@@ -29,8 +31,6 @@ from experiments.studies.common.output import (
     steps,
     study,
 )
-from fedsim.accounting.accountants import epsilon
-from fedsim.accounting.events import RoundCost
 from fedsim.report.style import INK, colour
 from fedsim.sampling import PoissonSampling
 

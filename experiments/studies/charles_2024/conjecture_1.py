@@ -20,9 +20,17 @@ from typing import NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.studies.charles_2024 import lemma_1
-from experiments.studies.common.output import Result, Table, legend, listed, panels, steps, study
 from fedsim.accounting.calibration import calibrate_noise_multiplier
+from fedsim.experiments.studies.charles_2024 import lemma_1
+from fedsim.experiments.studies.common.output import (
+    Result,
+    Table,
+    legend,
+    listed,
+    panels,
+    steps,
+    study,
+)
 from fedsim.report.style import MUTED, colour
 from fedsim.sampling import PoissonSampling
 

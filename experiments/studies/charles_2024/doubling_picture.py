@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from experiments.studies.charles_2024.doubling_analysis import (
+from fedsim.experiments.studies.charles_2024.doubling_analysis import (
     PRINTED,
     STRATEGIES,
     Excess,
@@ -21,8 +21,8 @@ from experiments.studies.charles_2024.doubling_analysis import (
     best,
     budgets,
 )
-from experiments.studies.common.intervals import Interval
-from experiments.studies.common.output import clean, legend, new_figure
+from fedsim.experiments.studies.common.intervals import Interval
+from fedsim.experiments.studies.common.output import clean, legend, new_figure
 from fedsim.report.style import INK, colour
 
 Chosen = Callable[[Excess], bool]

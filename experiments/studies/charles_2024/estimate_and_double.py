@@ -20,9 +20,19 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from experiments.studies.charles_2024.doubling_analysis import STRATEGIES, Excess, suboptimality
-from experiments.studies.charles_2024.doubling_picture import Compared, Spread, chosen, draw, shown
-from experiments.studies.charles_2024.mean_simulation import (
+from fedsim.experiments.studies.charles_2024.doubling_analysis import (
+    STRATEGIES,
+    Excess,
+    suboptimality,
+)
+from fedsim.experiments.studies.charles_2024.doubling_picture import (
+    Compared,
+    Spread,
+    chosen,
+    draw,
+    shown,
+)
+from fedsim.experiments.studies.charles_2024.mean_simulation import (
     Errors,
     Grid,
     Population,
@@ -30,7 +40,7 @@ from experiments.studies.charles_2024.mean_simulation import (
     draw_population,
     run_sweeps,
 )
-from experiments.studies.common.output import Result, Table, listed, steps, study
+from fedsim.experiments.studies.common.output import Result, Table, listed, steps, study
 
 USERS, EXAMPLES_PER_USER, DIMENSION, DELTA = 512, 32, 32, 1e-6
 SAMPLED_USERS = 128  # whose gradients estimate L_ULS

@@ -26,12 +26,12 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from experiments.studies.charles_2024.doubling_analysis import suboptimality
-from experiments.studies.charles_2024.doubling_picture import Compared, Spread, draw, means
-from experiments.studies.common.output import check_folder
-from experiments.studies.common.trained import Trained, base, cell, with_noise
 from fedsim.config import Config
 from fedsim.errors import ConfigError
+from fedsim.experiments.studies.charles_2024.doubling_analysis import suboptimality
+from fedsim.experiments.studies.charles_2024.doubling_picture import Compared, Spread, draw, means
+from fedsim.experiments.studies.common.output import check_folder
+from fedsim.experiments.studies.common.trained import Trained, base, cell, with_noise
 from fedsim.materials import load_materials
 from fedsim.planner.norms import Norms, draws, random_users
 from fedsim.planner.user_gradients import UserGradients

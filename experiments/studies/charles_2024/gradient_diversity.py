@@ -22,10 +22,10 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.studies.common.output import Result, Table, legend, panels, steps, study
 from fedsim.accounting.calibration import calibrate_noise_multiplier
 from fedsim.config import parse_config
 from fedsim.execution import Task, Unit
+from fedsim.experiments.studies.common.output import Result, Table, legend, panels, steps, study
 from fedsim.materials import Materials, load_materials
 from fedsim.registry import resolve
 from fedsim.report.style import MUTED, colour

@@ -13,8 +13,8 @@ from itertools import product
 
 import numpy as np
 
-from experiments.studies.common.series import draw
-from experiments.studies.common.trained import Trained, base, cell
+from fedsim.experiments.studies.common.series import draw
+from fedsim.experiments.studies.common.trained import Trained, base, cell
 from fedsim.materials import load_materials
 from fedsim.sweep.cells import Cell, parse_variation
 

@@ -19,15 +19,23 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from experiments.studies.charles_2024.mean_simulation import (
+from fedsim.experiments.studies.charles_2024.mean_simulation import (
     Grid,
     Sampler,
     Sweep,
     draw_population,
     run_sweeps,
 )
-from experiments.studies.common.intervals import mean_interval, ratio_interval
-from experiments.studies.common.output import Result, Table, legend, listed, panels, steps, study
+from fedsim.experiments.studies.common.intervals import mean_interval, ratio_interval
+from fedsim.experiments.studies.common.output import (
+    Result,
+    Table,
+    legend,
+    listed,
+    panels,
+    steps,
+    study,
+)
 from fedsim.report.style import MUTED, colour
 
 USERS, EXAMPLES_PER_USER, DIMENSION, DELTA = 256, 16, 32, 1e-6

@@ -17,7 +17,6 @@ from typing import NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.studies.common.output import Result, Table, legend, number, panels, steps, study
 from fedsim.accounting.calibration import calibrate_noise_multiplier
 from fedsim.accounting.planning import (
     els_adds_no_more_noise,
@@ -25,6 +24,15 @@ from fedsim.accounting.planning import (
     equal_compute_probability,
     uls_noise_stddev,
     variance_ratio,
+)
+from fedsim.experiments.studies.common.output import (
+    Result,
+    Table,
+    legend,
+    number,
+    panels,
+    steps,
+    study,
 )
 from fedsim.report.style import colour
 from fedsim.sampling import PoissonSampling

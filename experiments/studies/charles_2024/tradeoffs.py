@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 from matplotlib.figure import Figure
 
-from experiments.studies.common.series import distinct, draw_rows, pick
-from experiments.studies.common.trained import Trained, base, cell
+from fedsim.experiments.studies.common.series import distinct, draw_rows, pick
+from fedsim.experiments.studies.common.trained import Trained, base, cell
 from fedsim.materials import load_materials
 from fedsim.planner.compare_strategies import StrategyComparison, compare_strategies
 from fedsim.report.folder import write_grid

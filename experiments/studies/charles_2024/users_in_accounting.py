@@ -11,10 +11,10 @@ from __future__ import annotations
 from functools import partial
 from itertools import product
 
-from experiments.studies.common.series import draw
-from experiments.studies.common.trained import Trained, base, cell, with_noise
 from fedsim.accounting.calibration import calibrate_noise_multiplier
 from fedsim.config import Config
+from fedsim.experiments.studies.common.series import draw
+from fedsim.experiments.studies.common.trained import Trained, base, cell, with_noise
 from fedsim.materials import load_materials
 from fedsim.planner.budget import at_budget
 from fedsim.sampling import PoissonSampling

@@ -22,11 +22,19 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments.studies.chua_2024.concentration_of_users import Measured, measure
-from experiments.studies.common.output import Result, Table, legend, number, panels, steps, study
 from fedsim.accounting.calibration import calibrate_noise_multiplier
 from fedsim.concentration.filter import FilteredMean
 from fedsim.concentration.sampling import ConcentratedSampling
+from fedsim.experiments.studies.chua_2024.concentration_of_users import Measured, measure
+from fedsim.experiments.studies.common.output import (
+    Result,
+    Table,
+    legend,
+    number,
+    panels,
+    steps,
+    study,
+)
 from fedsim.report.style import colour
 from fedsim.sampling import PoissonSampling
 

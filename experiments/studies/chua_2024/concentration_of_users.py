@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from clients.tasks.fedsgd import AveragedGradient
+from fedsim.clients.tasks.fedsgd import AveragedGradient
 from fedsim.clipping import FlatClip
 from fedsim.concentration.filter import Matrix, distances
 from fedsim.config import parse_config

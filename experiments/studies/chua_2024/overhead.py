@@ -21,7 +21,8 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 
-from experiments.studies.chua_2024.round_stages import (
+from fedsim.config import Config, with_settings
+from fedsim.experiments.studies.chua_2024.round_stages import (
     BATCH_SIZES,
     Parts,
     Prepared,
@@ -30,16 +31,23 @@ from experiments.studies.chua_2024.round_stages import (
     parts,
     prepare,
 )
-from experiments.studies.common.output import Result, Table, clean, legend, new_figure, steps, study
-from experiments.studies.common.trained import QUICK, base
-from fedsim.config import Config, with_settings
+from fedsim.experiments.studies.common.output import (
+    Result,
+    Table,
+    clean,
+    legend,
+    new_figure,
+    steps,
+    study,
+)
+from fedsim.experiments.studies.common.trained import QUICK, base
 from fedsim.materials import Materials, load_materials
 from fedsim.planner.budget import at_budget
 from fedsim.report.style import INK, colour
 from fedsim.runner.launch import open_grid
 from fedsim.runner.summary import expected_gradients
-from fedsim.runner.tracking import epsilon_terms
 from fedsim.strategy import build_plan
+from fedsim.trackers.tracking import epsilon_terms
 from fedsim.utils.machine import machine, versions
 
 COHORT, QUICK_COHORT = 64, 8

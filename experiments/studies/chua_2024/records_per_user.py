@@ -15,8 +15,8 @@ from __future__ import annotations
 from functools import partial
 from itertools import product
 
-from experiments.studies.common.series import draw
-from experiments.studies.common.trained import Trained, base, cell
+from fedsim.experiments.studies.common.series import draw
+from fedsim.experiments.studies.common.trained import Trained, base, cell
 from fedsim.sweep.cells import Cell, parse_variation
 
 EPSILONS, RECORDS = (1, 8), (1, 2, 4, 8)

@@ -11,10 +11,10 @@ import torch
 from flwr.serverapp import Grid
 from torch.nn.utils.rnn import pad_sequence
 
-from clients.engine_choice import choose_engine
 from fedsim.accounting.budget import Budget
 from fedsim.accounting.ledger import Ledger
 from fedsim.accounting.pld import composed, single_round
+from fedsim.clients.engine_choice import choose_engine
 from fedsim.config import Config
 from fedsim.estimators import WeightedSum
 from fedsim.evaluation.losses import example_losses

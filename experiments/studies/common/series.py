@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.studies.common.output import clean, legend, new_figure
+from fedsim.experiments.studies.common.output import clean, legend, new_figure
 from fedsim.report.grid_result import CellResult, GridResult
 from fedsim.report.style import MUTED, colour
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from experiments.studies.common.output import Records, Result, Study, Table
 from fedsim.config import Config, load_config, with_settings
+from fedsim.experiments.studies.common.output import Records, Result, Study, Table
 from fedsim.planner.variants import changed
 from fedsim.report.grid_result import HEADS, GridResult, captions, cells, records
 from fedsim.sweep.cells import Cell, Variation
@@ -22,7 +22,7 @@ from fedsim.sweep.measure import measure
 from fedsim.sweep.ray import OnRay
 from fedsim.utils.files import write_atomically
 
-CONFIG = files("experiments") / "configs" / "study.toml"
+CONFIG = files("fedsim.experiments") / "configs" / "study.toml"
 RUNS = "runs"
 QUICK = (
     "strategy.rounds=2",

@@ -20,8 +20,18 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.studies.common.output import Form, Result, Study, Table, clean, new_figure, steps
-from experiments.studies.kandpal_2023.user_inference_runs import (
+from fedsim.attacks.folder import write_attack
+from fedsim.attacks.user_inference import attack_run
+from fedsim.experiments.studies.common.output import (
+    Form,
+    Result,
+    Study,
+    Table,
+    clean,
+    new_figure,
+    steps,
+)
+from fedsim.experiments.studies.kandpal_2023.user_inference_runs import (
     BATCH_SIZE,
     CLIP,
     EXAMPLE_DELTA,
@@ -33,8 +43,6 @@ from experiments.studies.kandpal_2023.user_inference_runs import (
     Scale,
     cases,
 )
-from fedsim.attacks.folder import write_attack
-from fedsim.attacks.user_inference import attack_run
 from fedsim.report.schema import load_report
 from fedsim.report.style import INK, MUTED, colour
 from fedsim.report.wording import terms_text

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from experiments.studies.common.series import draw
-from experiments.studies.common.trained import Trained, base, cell, with_noise
+from fedsim.experiments.studies.common.series import draw
+from fedsim.experiments.studies.common.trained import Trained, base, cell, with_noise
 from fedsim.sweep.cells import Cell
 
 # Norms of the updates of a user are about 1.3 at the start: the least clip cuts nearly all.

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from experiments.studies.common.series import draw
-from experiments.studies.common.trained import Trained, base, cell, with_noise
+from fedsim.experiments.studies.common.series import draw
+from fedsim.experiments.studies.common.trained import Trained, base, cell, with_noise
 from fedsim.sweep.cells import Cell
 
 COHORT = 64

@@ -17,7 +17,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
-from experiments.studies.common.output import (
+from fedsim.accounting.accountants import epsilon
+from fedsim.accounting.events import RoundCost
+from fedsim.accounting.planning import delta_of_population
+from fedsim.experiments.studies.common.output import (
     Result,
     Table,
     epsilon_number,
@@ -26,9 +29,6 @@ from experiments.studies.common.output import (
     steps,
     study,
 )
-from fedsim.accounting.accountants import epsilon
-from fedsim.accounting.events import RoundCost
-from fedsim.accounting.planning import delta_of_population
 from fedsim.report.style import INK, MUTED, colour
 from fedsim.sampling import PoissonSampling
 

@@ -89,7 +89,7 @@ def test_two_simulated_nodes_give_the_model_of_one_process(
     """Relative paths, a space in one of them, and nothing left running or lying about."""
     config = two_rounds(speeches, shard_size=2)
     write(config, tmp_path)
-    expected = fedsim.run(config, tmp_path / "one")
+    expected = fedsim.run(config, tmp_path / "one").path
     status, output, errors = fedsim_command(
         ["flower", "config.toml", "--out", "of flower", "--workers", "2"], tmp_path, env
     )
@@ -162,7 +162,7 @@ def test_two_supernodes_give_the_model_of_one_process(
     """Two shards or so a round, as each is a new process."""
     config = two_rounds(speeches, shard_size=5)
     write(config, tmp_path)
-    expected = fedsim.run(config, tmp_path / "one")
+    expected = fedsim.run(config, tmp_path / "one").path
     command = ["flower", "config.toml", "--out", "two", "--workers", "2", "--superlink", superlink]
     status, output, errors = fedsim_command(command, tmp_path, env)
     assert status == 0, errors

@@ -19,7 +19,7 @@ from flwr.app import Message
 from safetensors.torch import load_file
 
 import fedsim
-from clients.app import app
+from fedsim.clients.app import app
 from fedsim.clipping import FlatClip
 from fedsim.config import Config
 from fedsim.data.config import DataConfig

@@ -34,7 +34,7 @@ def config(speeches: Path) -> Config:
     """One-user shards, one after the other: a run long enough to be disturbed."""
     return small_config(
         speeches,
-        strategy={"rounds": 20, "cohort_size": 12, "group_size": 8},
+        strategy={"rounds": 40, "cohort_size": 12, "group_size": 8},
         executor={"shard_size": 1, "engine": "loop"},
         training={"evaluate_every": 20, "checkpoint_every": 10},
     )
@@ -43,7 +43,7 @@ def config(speeches: Path) -> Config:
 @pytest.fixture(scope="module")
 def undisturbed(config: Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """In this process, which has one thread, as Ray gives a worker."""
-    return fedsim.run(config, tmp_path_factory.mktemp("undisturbed") / "run")
+    return fedsim.run(config, tmp_path_factory.mktemp("undisturbed") / "run").path
 
 
 def test_workers_killed_in_one_run(config: Config, undisturbed: Path, tmp_path: Path) -> None:
@@ -147,9 +147,9 @@ def test_a_removed_node_changes_nothing(
 
 FAULTY = """
 import dataclasses, os, pathlib
-from clients.tasks.fedsgd import AveragedGradient
+from fedsim.clients.tasks.fedsgd import AveragedGradient
 from fedsim.plan import TaskSpec
-from strategies import uls
+from fedsim.strategies import uls
 
 class Task(AveragedGradient):
     def update(self, parameters, unit, round):
@@ -198,7 +198,7 @@ def test_a_task_that_raises_and_resume(
     assert run_to_end(tmp_path / "log2", "run", path, "--out", run, "--resume", **env) == 0
     monkeypatch.setenv("FAULT", str(fault))
     monkeypatch.syspath_prepend(site)
-    assert_same_run(run, fedsim.run(config, tmp_path / "whole"))
+    assert_same_run(run, fedsim.run(config, tmp_path / "whole").path)
 
 
 def charged(run: Path) -> int:

@@ -59,7 +59,7 @@ RUNS: dict[str, dict[str, dict[str, Any]]] = {
 def test_a_whole_run(sections: dict[str, dict[str, Any]], speeches: Path, tmp_path: Path) -> None:
     short = {"rounds": 2, **sections.get("strategy", {})}
     config = small_config(speeches, **{**sections, "strategy": short})
-    out = fedsim.run(config, tmp_path / "run")
+    out = fedsim.run(config, tmp_path / "run").path
     report = fedsim.load_report(out)
     private = config.strategy.name != "non-private"
     assert (report.privacy.epsilon is not None) == private

@@ -13,9 +13,9 @@ import pytest
 from PIL import Image
 from scipy import stats
 
-from experiments.studies.charles_2024.lemma_1 import renyi_divergences
 from fedsim.accounting.accountants import epsilon
 from fedsim.accounting.events import RoundCost
+from fedsim.experiments.studies.charles_2024.lemma_1 import renyi_divergences
 from fedsim.sampling import PoissonSampling
 from tests.helpers.commands import Done, fedsim
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from experiments.studies.charles_2024 import gradient_diversity, tradeoffs
-from experiments.studies.charles_2024.tradeoffs import Recommendation
-from experiments.studies.common import trained
+from fedsim.experiments.studies.charles_2024 import gradient_diversity, tradeoffs
+from fedsim.experiments.studies.charles_2024.tradeoffs import Recommendation
+from fedsim.experiments.studies.common import trained
 from fedsim.report.grid_result import GridResult
 from tests.conftest import small_config
 from tests.end_to_end.studies.test_studies import TRAINED

@@ -22,7 +22,9 @@ def run(folder: Path, seconds: float, seed: int) -> Outcome:
     rng = np.random.default_rng(seed)
     world, judged = World.make(folder, seed), Judged()
     end = time.monotonic() + seconds
-    logging.getLogger("clients").setLevel(logging.ERROR)  # a fresh engine warns of each new start
+    logging.getLogger("fedsim.clients").setLevel(
+        logging.ERROR
+    )  # a fresh engine warns of each new start
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # numpy's and torch's word that arithmetic went wrong
         trials = 0

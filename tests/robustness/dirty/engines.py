@@ -10,16 +10,16 @@ from typing import cast
 import numpy as np
 import torch
 
-from clients.engine_choice import Auto
-from clients.engines.loop import loop
-from clients.engines.per_example.capture import OpenModel
-from clients.engines.per_example.ghost import ghost
-from clients.engines.per_example.materialised import materialised
-from clients.engines.stacked.local_vmap import LocalVmap
-from clients.engines.vmap import VmapEngine
-from clients.tasks.example_gradient import ExampleGradient
-from clients.tasks.fedavg import LocalSGD
-from clients.tasks.fedsgd import AveragedGradient
+from fedsim.clients.engine_choice import Auto
+from fedsim.clients.engines.loop import loop
+from fedsim.clients.engines.per_example.capture import OpenModel
+from fedsim.clients.engines.per_example.ghost import ghost
+from fedsim.clients.engines.per_example.materialised import materialised
+from fedsim.clients.engines.stacked.local_vmap import LocalVmap
+from fedsim.clients.engines.vmap import VmapEngine
+from fedsim.clients.tasks.example_gradient import ExampleGradient
+from fedsim.clients.tasks.fedavg import LocalSGD
+from fedsim.clients.tasks.fedsgd import AveragedGradient
 from fedsim.clipping import Clip
 from fedsim.execution import Engine, Keys, Task
 from fedsim.language_model import LanguageModel

@@ -11,8 +11,8 @@ import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from clients.engines.loop import loop
-from clients.tasks.fedsgd import AveragedGradient
+from fedsim.clients.engines.loop import loop
+from fedsim.clients.tasks.fedsgd import AveragedGradient
 from fedsim.clip_policy import AdaptiveClip
 from fedsim.clipping import Clip, FlatClip
 from fedsim.concentration.filter import Filtered

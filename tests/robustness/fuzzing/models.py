@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import GPT2LMHeadModel
 
-import clients.models.tiny_gpt
+import fedsim.clients.models.tiny_gpt
 from fedsim.config import ModelConfig
 from fedsim.materials import load_model
 from tests.robustness.fuzzing.mutations import Dice, changed_bytes, changed_tree, pick
@@ -21,7 +21,7 @@ from tests.robustness.fuzzing.store import Payload
 from tests.robustness.fuzzing.target import Target, believe
 
 # Imported before readers are forked, so that none of them waits for it.
-NETWORKS = (GPT2LMHeadModel, clients.models.tiny_gpt)
+NETWORKS = (GPT2LMHeadModel, fedsim.clients.models.tiny_gpt)
 _MODEL, _WEIGHTS = "model", "model.safetensors"
 _OUTSIDE = "../../outside/secret.safetensors"
 _CODE = """

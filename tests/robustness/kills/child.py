@@ -28,9 +28,9 @@ _IMPORTED = (
     "fedsim.cli.main",
     "fedsim.runner.launch",
     "fedsim.runner.session",
-    "clients.app",
-    "clients.models.tiny_gpt",
-    "strategies.uls",
+    "fedsim.clients.app",
+    "fedsim.clients.models.tiny_gpt",
+    "fedsim.strategies.uls",
     "plotly.offline",
     "tests.robustness.kills.child",
 )

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from experiments.benchmarks import accounting
 from fedsim import registry
 from fedsim.accounting import pld
 from fedsim.accounting.accountants import epsilon
 from fedsim.accounting.events import RoundCost
 from fedsim.cli.main import app
 from fedsim.errors import ConfigError
+from fedsim.experiments.benchmarks import accounting
 from fedsim.sampling import PoissonSampling
 from fedsim.utils import machine as benchmarking
 from fedsim.utils.files import cache_dir

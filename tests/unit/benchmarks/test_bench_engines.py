@@ -10,19 +10,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from clients.engine_choice import choose_engine
-from clients.engines.loop import loop
-from experiments.benchmarks.engines import benchmark as engines
-from experiments.benchmarks.engines import gpu, measured
-from experiments.benchmarks.engines.cases import Case, Kind, rectangular, workload
-from experiments.benchmarks.engines.floor import floor
-from experiments.benchmarks.page import write
-from experiments.benchmarks.peers import install, run
-from experiments.benchmarks.peers.partner import distance
+from fedsim.clients.engine_choice import choose_engine
+from fedsim.clients.engines.loop import loop
 from fedsim.clipping import Clip, NoClip
 from fedsim.errors import ConfigError
 from fedsim.estimators import WeightedSum
 from fedsim.execution import Engine, Keys, Task
+from fedsim.experiments.benchmarks.engines import benchmark as engines
+from fedsim.experiments.benchmarks.engines import gpu, measured
+from fedsim.experiments.benchmarks.engines.cases import Case, Kind, rectangular, workload
+from fedsim.experiments.benchmarks.engines.floor import floor
+from fedsim.experiments.benchmarks.page import write
+from fedsim.experiments.benchmarks.peers import install, run
+from fedsim.experiments.benchmarks.peers.partner import distance
 from fedsim.language_model import LanguageModel
 from fedsim.tensors import Tensors, l2_norm
 from fedsim.utils.machine import Row
@@ -168,7 +168,7 @@ def test_peers_without_their_environment_say_how_to_build_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FEDSIM_CACHE", str(tmp_path))
-    with pytest.raises(ConfigError, match=r"python -m experiments.benchmarks.peers.install"):
+    with pytest.raises(ConfigError, match=r"python -m fedsim.experiments.benchmarks.peers.install"):
         run.run()
     (tmp_path / "peers").mkdir()
     (tmp_path / "peers" / "packages.json").write_text('["pfl==0.5.0"]', encoding="utf-8")

@@ -6,10 +6,10 @@ import numpy as np
 import torch
 from flwr.app import ArrayRecord, Message, RecordDict
 
-from experiments.benchmarks.grids.benchmark import with_ratios
-from experiments.benchmarks.grids.null_client import app, null_spec, parameters_of
-from experiments.benchmarks.grids.population import plan_of
-from experiments.benchmarks.server import benchmark as server
+from fedsim.experiments.benchmarks.grids.benchmark import with_ratios
+from fedsim.experiments.benchmarks.grids.null_client import app, null_spec, parameters_of
+from fedsim.experiments.benchmarks.grids.population import plan_of
+from fedsim.experiments.benchmarks.server import benchmark as server
 from fedsim.grids.executor import GridExecutor
 from fedsim.grids.in_process import InProcessGrid
 from fedsim.round import run_round

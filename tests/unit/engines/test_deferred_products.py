@@ -10,11 +10,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clients.engines.per_example.batched import Buffers
-from clients.engines.per_example.ghost import Ghost
-from clients.engines.per_example.gradient_terms import Product, Rows, Segments
-from clients.engines.per_example.materialised import DeferredProducts, Materialised
-from clients.models.mcmahan_lstm import NormalisedRows, unit_rows
+from fedsim.clients.engines.per_example.batched import Buffers
+from fedsim.clients.engines.per_example.ghost import Ghost
+from fedsim.clients.engines.per_example.gradient_terms import Product, Rows, Segments
+from fedsim.clients.engines.per_example.materialised import DeferredProducts, Materialised
+from fedsim.clients.models.mcmahan_lstm import NormalisedRows, unit_rows
 
 SIDES = ("left", "right")
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from clients.engines.clipped_sums import PartialSum, norm_error
-from clients.engines.loop import loop
-from clients.engines.stacked.local_vmap import LocalVmap
-from clients.tasks.fedavg import LocalSGD
+from fedsim.clients.engines.clipped_sums import PartialSum, norm_error
+from fedsim.clients.engines.loop import loop
+from fedsim.clients.engines.stacked.local_vmap import LocalVmap
+from fedsim.clients.tasks.fedavg import LocalSGD
 from fedsim.clipping import FlatClip
 from fedsim.materials import Materials
 from fedsim.tensors import l2_norm

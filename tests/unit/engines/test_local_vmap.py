@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 import torch
 
-from clients.engines.clipped_sums import norm_error
-from clients.engines.cross_entropy import weighted_loss
-from clients.engines.loop import loop
-from clients.engines.per_example.capture import NotCovered
-from clients.engines.stacked import local_vmap
-from clients.engines.stacked.local_vmap import LocalVmap, LocalVmapOrLoop
-from clients.engines.stacked.rule_steps import StackedSteps
-from clients.engines.stacked.step_batches import StepBatch
-from clients.models.transformers_model import TransformersModel
-from clients.tasks.fedavg import LocalSGD
-from clients.tasks.fedsgd import AveragedGradient
+from fedsim.clients.engines.clipped_sums import norm_error
+from fedsim.clients.engines.cross_entropy import weighted_loss
+from fedsim.clients.engines.loop import loop
+from fedsim.clients.engines.per_example.capture import NotCovered
+from fedsim.clients.engines.stacked import local_vmap
+from fedsim.clients.engines.stacked.local_vmap import LocalVmap, LocalVmapOrLoop
+from fedsim.clients.engines.stacked.rule_steps import StackedSteps
+from fedsim.clients.engines.stacked.step_batches import StepBatch
+from fedsim.clients.models.transformers_model import TransformersModel
+from fedsim.clients.tasks.fedavg import LocalSGD
+from fedsim.clients.tasks.fedsgd import AveragedGradient
 from fedsim.clipping import Clip, FlatClip, NoClip, NormalisedClip, layers_of
 from fedsim.clipping import PerLayerClip as PerLayer
 from fedsim.config import ModelConfig

@@ -11,15 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PretrainedConfig
 
-from clients.engines.loop import loop
-from clients.engines.per_example import batched, capture
-from clients.engines.per_example.batched import BatchedEngine
-from clients.engines.per_example.capture import OpenModel
-from clients.engines.per_example.ghost import ghost
-from clients.engines.per_example.materialised import materialised
-from clients.engines.per_example.packing import ROW_TOKENS, num_rows, placed, row_tokens
-from clients.engines.per_example.passes import passes
-from clients.models.transformers_model import TransformersModel
+from fedsim.clients.engines.loop import loop
+from fedsim.clients.engines.per_example import batched, capture
+from fedsim.clients.engines.per_example.batched import BatchedEngine
+from fedsim.clients.engines.per_example.capture import OpenModel
+from fedsim.clients.engines.per_example.ghost import ghost
+from fedsim.clients.engines.per_example.materialised import materialised
+from fedsim.clients.engines.per_example.packing import ROW_TOKENS, num_rows, placed, row_tokens
+from fedsim.clients.engines.per_example.passes import passes
+from fedsim.clients.models.transformers_model import TransformersModel
 from fedsim.clipping import FlatClip
 from fedsim.evaluation.losses import example_losses, token_ids
 from fedsim.execution import Unit
@@ -187,7 +187,7 @@ def test_memory_that_runs_out_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> N
     def without_memory(*_arguments: object) -> None:
         raise torch.OutOfMemoryError("out of memory")
 
-    monkeypatch.setattr("clients.engines.per_example.packing._keeps_apart", without_memory)
+    monkeypatch.setattr("fedsim.clients.engines.per_example.packing._keeps_apart", without_memory)
     with pytest.raises(torch.OutOfMemoryError):
         row_tokens(model, parameters)
 
@@ -221,7 +221,7 @@ def test_rows_give_what_sequences_give(
     max_tokens: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("clients.engines.per_example.chunks.CPU_TOKENS", max_tokens)
+    monkeypatch.setattr("fedsim.clients.engines.per_example.chunks.CPU_TOKENS", max_tokens)
     model, parameters = network(name, torch.float32)
     units = [
         *(unit(key, [3 + key, 9, 20, 2, 17 + key, 40]) for key in range(5)),

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from flwr.cli.config_utils import load_and_validate
 
-from clients.app import app as client_app
 from fedsim.cli.main import main
+from fedsim.clients.app import app as client_app
 from fedsim.config import ExecutorConfig
 from fedsim.errors import BudgetSpentError, ConfigError
 from fedsim.grids.executor import wait_for_nodes
@@ -171,7 +171,7 @@ def test_the_app_folder_is_one_that_flower_takes_and_that_is_shipped() -> None:
     named = set(config["tool"]["flwr"]["app"]["config"])
     run = FlowerRun(Path("c.toml"), Path("out"), resume=False, workers=1)
     assert set(run.settings()) == named
-    assert resolve("flower_apps", "default", "test").__name__ == "experiments.flower_app"
+    assert resolve("flower_apps", "default", "test").__name__ == "fedsim.experiments.flower_app"
 
 
 class LateGrid(InProcessGrid):

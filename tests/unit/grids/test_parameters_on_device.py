@@ -11,7 +11,7 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from clients.app import app
+from fedsim.clients.app import app
 from fedsim.errors import ConfigError
 from fedsim.grids import ray_worker, records
 from fedsim.grids.executor import GridExecutor

@@ -15,9 +15,9 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 from trl.trainer.sft_config import SFTConfig
 from trl.trainer.sft_trainer import SFTTrainer
 
-from clients.models.chat import ChatEncoder
-from clients.models.tokenizers import byte_pair_tokenizer
-from clients.models.transformers_model import TransformersModel
+from fedsim.clients.models.chat import ChatEncoder
+from fedsim.clients.models.tokenizers import byte_pair_tokenizer
+from fedsim.clients.models.transformers_model import TransformersModel
 from fedsim.config import ModelConfig
 from fedsim.errors import ConfigError
 from fedsim.materials import load_model

@@ -8,8 +8,8 @@ import pytest
 from tokenizers import Tokenizer, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from clients.models.encoders import FastEncoder, SlowEncoder, encoder_of
-from clients.models.tokenizers import END_OF_TEXT, byte_pair_tokenizer, word_tokenizer
+from fedsim.clients.models.encoders import FastEncoder, SlowEncoder, encoder_of
+from fedsim.clients.models.tokenizers import END_OF_TEXT, byte_pair_tokenizer, word_tokenizer
 
 TEXTS = [
     "To be, or not to be",

@@ -9,7 +9,7 @@ from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 from transformers.activations import NewGELUActivation
 
-from clients.models.cpu_kernels import fuse_activations
+from fedsim.clients.models.cpu_kernels import fuse_activations
 
 
 def test_it_computes_what_it_computed_before_without_the_slow_module() -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from clients.models.loading import open_pretrained
+from fedsim.clients.models.loading import open_pretrained
 from fedsim.errors import ConfigError
 from fedsim.materials import Materials
 

@@ -11,9 +11,9 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from clients.models.loading import load
-from clients.models.transformers_model import TransformersModel
 from fedsim import registry
+from fedsim.clients.models.loading import load
+from fedsim.clients.models.transformers_model import TransformersModel
 from fedsim.config import ModelConfig
 from fedsim.errors import ConfigError
 from fedsim.materials import load_model

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.functional import normalize
 
-from clients.models.mcmahan_lstm import (
+from fedsim.clients.models.mcmahan_lstm import (
     McMahanLstmConfig,
     McMahanLstmForCausalLM,
     NormalisedRows,
@@ -18,7 +18,7 @@ from clients.models.mcmahan_lstm import (
     load,
     unit_rows,
 )
-from clients.models.tokenizers import word_tokenizer
+from fedsim.clients.models.tokenizers import word_tokenizer
 from fedsim.config import ModelConfig
 
 Rows = Callable[[torch.Tensor], torch.Tensor]

@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch.func import grad, vmap
 from transformers.pytorch_utils import Conv1D
 
-from clients.models import cpu_kernels as onednn_products
-from clients.models.cpu_kernels import is_faster
-from clients.models.cpu_kernels import onednn_products as by_onednn
+from fedsim.clients.models import cpu_kernels as onednn_products
+from fedsim.clients.models.cpu_kernels import is_faster
+from fedsim.clients.models.cpu_kernels import onednn_products as by_onednn
 from fedsim.materials import Materials
 
 ROWS, WIDTH, COLUMNS = 600, 96, 1000

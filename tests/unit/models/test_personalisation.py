@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from clients.personalisation import _halves, _local_user, personalise
-from clients.tasks.mean_gradient import mean_gradient
+from fedsim.clients.personalisation import _halves, _local_user, personalise
+from fedsim.clients.tasks.mean_gradient import mean_gradient
 from fedsim.config import ModelConfig
 from fedsim.data.building.build import build_store
 from fedsim.data.store import TokenStore

@@ -9,10 +9,10 @@ import pytest
 import torch
 from transformers import GPT2Config, PreTrainedModel
 
-from clients.models import pretraining
-from clients.models.pretraining import Schedule, describe_origin, pretrained, random_start
-from clients.models.tiny_gpt import load as load_tiny_gpt
-from clients.models.tokenizers import END_OF_TEXT, byte_pair_tokenizer, public_text
+from fedsim.clients.models import pretraining
+from fedsim.clients.models.pretraining import Schedule, describe_origin, pretrained, random_start
+from fedsim.clients.models.tiny_gpt import load as load_tiny_gpt
+from fedsim.clients.models.tokenizers import END_OF_TEXT, byte_pair_tokenizer, public_text
 from fedsim.config import ModelConfig
 from fedsim.errors import ConfigError
 

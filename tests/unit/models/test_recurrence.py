@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.func import grad, vmap
 
-from clients.models.lstm_recurrence import recur
+from fedsim.clients.models.lstm_recurrence import recur
 
 HIDDEN, LENGTH = 5, 7
 # torch's gates stand in the order write, forget, candidate, read.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from clients.models.trainable import select_trainable
+from fedsim.clients.models.trainable import select_trainable
 from fedsim.errors import ConfigError
 
 NAMES = ["wte.weight", "h.0.attn.weight", "h.0.attn.lora_A.default.weight", "ln_f.bias"]

@@ -133,5 +133,5 @@ def test_no_accountant_is_asked_and_nothing_is_logged(
     with caplog.at_level(logging.INFO):
         at_budget(config, materials, BUDGET)
     assert not caplog.records
-    logging.getLogger("strategies").warning("heard again")
+    logging.getLogger("fedsim.strategies").warning("heard again")
     assert caplog.records

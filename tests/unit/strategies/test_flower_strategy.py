@@ -13,10 +13,10 @@ from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg, Result, Strategy
 
-from experiments.flower_quickstart import client_app, server_app
 from fedsim.accounting.accountants import epsilon
 from fedsim.errors import BudgetSpentError, ConfigError
-from strategies.flower import DPFedAvg
+from fedsim.experiments.flower_quickstart import client_app, server_app
+from fedsim.strategies.flower import DPFedAvg
 from tests.unit.grids.flower_apps import (
     BIG_NODE,
     Local,

@@ -13,8 +13,8 @@ from fedsim.config import Config
 from fedsim.errors import ConfigError
 from fedsim.materials import Materials
 from fedsim.report.schema import load_report
-from fedsim.runner.tracking import epsilon_terms
 from fedsim.strategy import build_plan
+from fedsim.trackers.tracking import epsilon_terms
 from tests.conftest import small_config
 
 POOLED: dict[str, Any] = {"name": "group-privacy", "cohort_size": None, "batch_size": 9}

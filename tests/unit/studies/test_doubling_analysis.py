@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from experiments.studies.charles_2024.doubling_analysis import (
+from fedsim.experiments.studies.charles_2024.doubling_analysis import (
     DOUBLING,
     MAX_COHORT,
     MAX_GROUP,

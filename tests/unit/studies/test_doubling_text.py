@@ -7,7 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from experiments.studies.charles_2024.doubling_analysis import (
+from fedsim.errors import ConfigError
+from fedsim.experiments.studies.charles_2024.doubling_analysis import (
     DOUBLING,
     MAX_COHORT,
     MAX_GROUP,
@@ -16,14 +17,13 @@ from experiments.studies.charles_2024.doubling_analysis import (
     STRATEGIES,
     at_epsilon,
 )
-from experiments.studies.charles_2024.doubling_picture import chosen, draw, means
-from experiments.studies.charles_2024.estimate_and_double_text import (
+from fedsim.experiments.studies.charles_2024.doubling_picture import chosen, draw, means
+from fedsim.experiments.studies.charles_2024.estimate_and_double_text import (
     compare,
     complete,
     grid,
     standard_errors,
 )
-from fedsim.errors import ConfigError
 from fedsim.report.grid_result import GridResult
 from tests.unit.report.grid_samples import line
 

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from experiments.studies.charles_2024 import gradient_diversity
-from experiments.studies.charles_2024.gradient_diversity import (
+from fedsim.accounting.planning import els_adds_no_more_noise
+from fedsim.execution import Task, Unit, Update
+from fedsim.experiments.studies.charles_2024 import gradient_diversity
+from fedsim.experiments.studies.charles_2024.gradient_diversity import (
     needed_ratio,
     points,
     trained,
     user_norms,
 )
-from fedsim.accounting.planning import els_adds_no_more_noise
-from fedsim.execution import Task, Unit, Update
 from fedsim.materials import Materials
 from fedsim.registry import resolve
 from fedsim.tensors import Tensors, l2_norm

@@ -7,7 +7,11 @@ import pytest
 import torch
 from scipy import stats
 
-from experiments.studies.charles_2024.mean_simulation import (
+from fedsim.accounting.accountants import epsilon
+from fedsim.clipping import Clip
+from fedsim.estimators import WeightedSum
+from fedsim.execution import Accumulator, Keys, Update
+from fedsim.experiments.studies.charles_2024.mean_simulation import (
     Grid,
     Population,
     Sampler,
@@ -19,11 +23,7 @@ from experiments.studies.charles_2024.mean_simulation import (
     simulate,
     unit_values,
 )
-from experiments.studies.common.intervals import mean_interval, ratio_interval
-from fedsim.accounting.accountants import epsilon
-from fedsim.clipping import Clip
-from fedsim.estimators import WeightedSum
-from fedsim.execution import Accumulator, Keys, Update
+from fedsim.experiments.studies.common.intervals import mean_interval, ratio_interval
 from fedsim.plan import RoundPlan
 from fedsim.runner.training import train
 from fedsim.sampling import PoissonSampling

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.studies.common.output import Result, Study, Table, panels, study
+from fedsim.experiments.studies.common.output import Result, Study, Table, panels, study
 
 RECORDS = [{"epsilon": 0.5, "users": 1_234}, {"epsilon": 8.0, "users": 5}]
 

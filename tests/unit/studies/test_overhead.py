@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from clients.engines.loop import loop
-from experiments.studies.chua_2024.overhead import Measured, count, rows
-from experiments.studies.chua_2024.round_stages import Stages, batches, parts, plain_gradient
+from fedsim.clients.engines.loop import loop
 from fedsim.clipping import FlatClip
 from fedsim.execution import Task
+from fedsim.experiments.studies.chua_2024.overhead import Measured, count, rows
+from fedsim.experiments.studies.chua_2024.round_stages import Stages, batches, parts, plain_gradient
 from fedsim.materials import Materials
 from fedsim.registry import resolve
 

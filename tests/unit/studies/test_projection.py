@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from experiments.projection import SETTINGS, Assumptions, Constants, Setting, project, table
+from fedsim.experiments.projection import SETTINGS, Assumptions, Constants, Setting, project, table
 
 ROOT = Path(__file__).parents[3]
 BY_HAND = Constants(transfer=1e-8, message=0.01, server=2e-8, coins=0.05)

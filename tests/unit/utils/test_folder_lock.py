@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments import demo
 from fedsim.errors import ConfigError
+from fedsim.experiments import demo
 from fedsim.runner.folder import RunFolder
 from fedsim.sweep.compare import compare
 from fedsim.sweep.jobs import Job, attempt

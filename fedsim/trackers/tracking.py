@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from fedsim.accounting.statement import PrivacyTerms
 from fedsim.config import Config
 from fedsim.plan import RoundPlan
 from fedsim.registry import resolve
-from fedsim.report.schema import RoundMetrics
+from fedsim.report.schema import METRICS_FILE, RoundMetrics, load_metrics
 
 
 class Tracker(Protocol):
@@ -60,6 +60,37 @@ def tracking(
                 tracker.on_round(line)
 
         yield tell
+
+
+_COVERED = ("clip_norm", "released_share")  # they follow from releases that were paid for
+
+
+def scalars(line: RoundMetrics, terms: str) -> Iterator[tuple[str, float]]:
+    """Yield a tag and a value for every number of a line but the round, NaN and infinities too.
+
+    The tag of ε has its terms; what is computed on private text, and no ε covers, stands under
+    "not covered by ε".
+    """
+    for name, value in _numbers(
+        line.model_dump(exclude={"round", "epsilon_terms"}, exclude_none=True)
+    ):
+        if name == "epsilon":
+            yield f"epsilon ({terms})", value
+        else:
+            yield name if name in _COVERED else f"not covered by ε/{name}", value
+
+
+def _numbers(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _numbers(value, f"{prefix}{key}/")
+        else:
+            yield f"{prefix}{key}", float(value)
+
+
+def lines_behind(run_dir: Path) -> tuple[RoundMetrics, ...]:
+    """Return the lines of rounds that are behind when a tracker begins; see `TrackerFactory`."""
+    return load_metrics(run_dir) if (run_dir / METRICS_FILE).exists() else ()
 
 
 def epsilon_terms(plan: RoundPlan, config: Config) -> str:

@@ -1,0 +1,114 @@
+"""A finished run, as Python and notebooks see it."""
+
+from __future__ import annotations
+
+import html
+import os
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedsim.report.html import HTML_FILE
+from fedsim.report.schema import RoundMetrics, RunReport, load_metrics, load_report
+from fedsim.report.wording import outcome_text
+from fedsim.runner.folder import RunFolder
+
+if TYPE_CHECKING:
+    from torch import nn
+    from transformers import PreTrainedTokenizerBase
+
+_HEIGHT = 720  # pixels of the page in a notebook
+
+
+@dataclass(frozen=True)
+class Run(os.PathLike[str]):
+    """A run folder; what is in it is read when first asked for.
+
+    It may stand wherever a path may.
+
+    Attributes:
+        path: the run folder.
+    """
+
+    path: Path
+
+    def __fspath__(self) -> str:
+        """Return the folder's path."""
+        return str(self.path)
+
+    @cached_property
+    def report(self) -> RunReport:
+        """The content of `report.json`."""
+        return load_report(self.path)
+
+    @cached_property
+    def metrics(self) -> tuple[RoundMetrics, ...]:
+        """The lines of `metrics.jsonl`, one a round."""
+        return load_metrics(self.path)
+
+    @property
+    def statement(self) -> str:
+        """What is promised to whom, in words."""
+        return self.report.privacy.statement
+
+    @property
+    def epsilon(self) -> float | None:
+        """The ε of `statement`, which says what it means; None without a finite guarantee."""
+        return self.report.privacy.epsilon
+
+    @cached_property
+    def model(self) -> nn.Module:
+        """The trained network: transformers' class where transformers has one for it."""
+        from transformers import CONFIG_MAPPING, AutoModelForCausalLM  # noqa: PLC0415  (slow)
+
+        from fedsim.config import ModelConfig  # noqa: PLC0415
+        from fedsim.materials import load_model  # noqa: PLC0415
+        from fedsim.utils.json_text import read_json  # noqa: PLC0415
+
+        folder = RunFolder(self.path).model
+        if read_json(folder / "config.json").get("model_type") in CONFIG_MAPPING:
+            network: nn.Module = AutoModelForCausalLM.from_pretrained(folder)
+            return network
+        own: nn.Module = load_model(ModelConfig(name_or_path=str(folder))).module  # type: ignore[attr-defined]
+        return own
+
+    @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer that `model` was trained with."""
+        from transformers import AutoTokenizer  # noqa: PLC0415  (slow)
+
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            RunFolder(self.path).model
+        )
+        return tokenizer
+
+    @property
+    def adapter(self) -> Path | None:
+        """The folder that `peft.PeftModel.from_pretrained` opens, where adapters were trained."""
+        folder = RunFolder(self.path).adapter
+        return folder if folder.exists() else None
+
+    def show(self) -> None:
+        """Show the report's page in a notebook; elsewhere print what `fedsim run` prints."""
+        if _in_notebook():
+            from IPython.display import HTML, display  # noqa: PLC0415  (a notebook has it)
+
+            display(HTML(self._repr_html_()))
+        else:
+            print(outcome_text(self.path, self.report))  # noqa: T201  (what it is for)
+
+    def _repr_html_(self) -> str:
+        """Return the page in a frame, for notebooks."""
+        page = html.escape((self.path / HTML_FILE).read_text(encoding="utf-8"))
+        style = f"width:100%;height:{_HEIGHT}px;border:0"
+        return f'<iframe srcdoc="{page}" style="{style}" title="{self.path.name}"></iframe>'
+
+
+def _in_notebook() -> bool:
+    try:
+        from IPython import get_ipython  # noqa: PLC0415
+    except ModuleNotFoundError:
+        return False
+    shell: Any = get_ipython()
+    return shell is not None and hasattr(shell, "kernel")

@@ -1,0 +1,139 @@
+"""From Python: dictionaries as configs, data and networks that one holds, and what comes back."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pandas
+import pytest
+import torch
+from flwr_datasets.partitioner import DirichletPartitioner, NaturalIdPartitioner
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import fedsim
+from fedsim.errors import ConfigError
+from tests.conftest import small_config
+
+
+def rows_of(speeches: Path) -> list[dict[str, str]]:
+    return [json.loads(line) for line in speeches.read_text(encoding="utf-8").splitlines()]
+
+
+def settings(**data: object) -> dict[str, Any]:
+    """A config as people write it in a notebook."""
+    raw = small_config(Path("unused")).model_dump(exclude_none=True)
+    del raw["data"]["source"]
+    raw["data"] |= data
+    return dict(raw)
+
+
+@pytest.fixture(scope="module")
+def finished(speeches: Path, tmp_path_factory: pytest.TempPathFactory) -> fedsim.Run:
+    rows = datasets.Dataset.from_list(rows_of(speeches))
+    return fedsim.run(settings(), tmp_path_factory.mktemp("python") / "run", data=rows)
+
+
+def test_what_comes_back_is_the_run(finished: fedsim.Run, tmp_path: Path) -> None:
+    assert finished.report == fedsim.load_report(finished) == fedsim.load_report(finished.path)
+    assert finished.metrics == fedsim.load_metrics(finished)
+    assert finished.epsilon == finished.report.privacy.epsilon
+    assert finished.statement.startswith("Every user has")
+    assert os.fspath(finished) == str(finished.path)
+    assert finished.adapter is None
+    ids = finished.tokenizer("the king shall ride", return_tensors="pt")["input_ids"]
+    assert torch.isfinite(finished.model(ids).logits).all()
+    assert finished.model.generate(ids, max_new_tokens=3).shape[1] == ids.shape[1] + 3  # type: ignore[operator]
+
+
+def test_it_shows_itself(finished: fedsim.Run, capsys: pytest.CaptureFixture[str]) -> None:
+    finished.show()
+    said = capsys.readouterr().out
+    assert said.startswith(finished.statement)
+    assert "Held-out loss" in said
+    page = finished._repr_html_()
+    assert page.startswith('<iframe srcdoc="&lt;!')
+    assert "Every user has" in page
+
+
+@pytest.mark.parametrize("kind", ["frame", "list", "config", "file"])
+def test_however_it_is_given_it_is_the_same_run(
+    kind: str, finished: fedsim.Run, speeches: Path, tmp_path: Path
+) -> None:
+    rows = rows_of(speeches)
+    config: Any = settings()
+    data: Any = rows
+    if kind == "frame":
+        data = pandas.DataFrame(rows)
+    elif kind == "config":
+        config = small_config(Path("unused"))
+    elif kind == "file":
+        config = tmp_path / "config.toml"
+        config.write_text(small_config(Path("unused")).to_toml(), encoding="utf-8")
+    run = fedsim.run(config, tmp_path / "run", data=data)
+    assert run.statement == finished.statement
+    assert run.report.data.users == finished.report.data.users
+    if kind != "frame":  # its file has other types, so its noise is another
+        assert run.report.utility == finished.report.utility
+
+
+def test_a_new_folder_each_time(
+    speeches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = small_config(speeches, strategy={"rounds": 1})
+    paths = [fedsim.run(config).path for _ in range(2)]
+    assert paths == [Path("runs/run-001"), Path("runs/run-002")]
+
+
+def test_a_network_that_one_holds(finished: fedsim.Run, speeches: Path, tmp_path: Path) -> None:
+    folder = finished.path / "model"
+    held = AutoModelForCausalLM.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    before = {name: value.clone() for name, value in held.state_dict().items()}
+    config = settings(source=str(speeches))
+    config["model"] = {"trainable": "ln_"}
+    run = fedsim.run(config, tmp_path / "given", model=held, tokenizer=tokenizer)
+    config["model"]["name_or_path"] = str(folder)
+    named = fedsim.run(config, tmp_path / "named")
+    assert run.report.utility.initial == named.report.utility.initial
+    assert run.report.utility.final.loss != run.report.utility.initial.loss
+    assert all(torch.equal(value, before[name]) for name, value in held.state_dict().items())
+    resumed = fedsim.run(run.path / "config.toml", run.path, resume=True)
+    assert resumed.report.utility == run.report.utility
+
+
+@pytest.mark.parametrize("kind", ["natural", "dirichlet"])
+def test_partitions_of_flower_datasets_are_users(kind: str, speeches: Path, tmp_path: Path) -> None:
+    partitioner: Any = NaturalIdPartitioner(partition_by="author")
+    if kind == "dirichlet":
+        partitioner = DirichletPartitioner(
+            num_partitions=9, partition_by="author", alpha=0.5, min_partition_size=1
+        )
+    partitioner.dataset = datasets.Dataset.from_list(rows_of(speeches))
+    run = fedsim.run(settings(), tmp_path / "run", data=partitioner)
+    assert run.report.data.users == (24 if kind == "natural" else 9)
+
+
+def test_what_cannot_be_read_is_named(finished: fedsim.Run, speeches: Path, tmp_path: Path) -> None:
+    rows = datasets.Dataset.from_list(rows_of(speeches))
+    model = finished.model
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"config": 3}, "config: a int; give a TOML file's path, a dictionary or a Config"),
+        ({"data": datasets.DatasetDict(train=rows)}, "data: a DatasetDict; give a datasets.Data"),
+        ({"data": rows.to_iterable_dataset()}, "data: a IterableDataset; .*from_generator"),
+        ({"data": "rows.csv"}, "data: a str; .*a path belongs in data.source"),
+        ({"model": model}, "model, tokenizer: give both or neither"),
+        ({"model": torch.nn.Linear(1, 1), "tokenizer": finished.tokenizer}, "model: a Linear; "),
+        ({"model": model, "tokenizer": "gpt2"}, "tokenizer: a str; give one of transformers"),
+        ({"config": {"data": 3}, "data": rows}, "data: a int; give a dictionary"),
+        ({"config": {"strategy": {"roundz": 3}}}, "strategy.roundz"),
+        ({"config": tmp_path / "none.toml"}, "none.toml"),
+    ]
+    for given, message in wrong:
+        with pytest.raises(ConfigError, match=message):
+            fedsim.run(**{"config": settings(), "out": tmp_path / "run", **given})
+    assert not (tmp_path / "run").exists()

@@ -52,10 +52,13 @@ def sources(config: Config, materials: Materials) -> dict[str, str]:
     Both with `Materials.seed` in front: they are in the run folder, and where that seed is secret
     a guess of the text cannot be checked against them. A built-in model and a hub id have no files.
     """
-    return {
+    found = {
         "data.source": _digest([materials.seed, materials.store.manifest["files"]]),
         "model.name_or_path": _digest([materials.seed, _files(config.model.name_or_path)]),
     }
+    if config.model.adapter is not None:
+        found["model.adapter"] = _digest([materials.seed, _files(config.model.adapter)])
+    return found
 
 
 def _settings(config: Config) -> list[str]:

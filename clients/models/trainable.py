@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import cast
 
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model
 from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
+from safetensors import SafetensorError
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
@@ -64,6 +66,8 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(shown) + (", ..." if len(shown) < len(names) else "")
 
 
+_ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
+_SHOWN = 300  # characters of a reason
 _FIRST = re.compile(r"\.lora_(embedding_)?A\.")
 _ADAPTED = (nn.Linear, nn.Embedding, Conv1D)
 
@@ -109,6 +113,39 @@ def add_lora(module: PreTrainedModel, config: ModelConfig) -> PeftModel:
         raise ConfigError(
             f"model.lora_target_modules = {targets}: {reason} Known: {', '.join(known)}"
         ) from error
+
+
+def open_adapter(module: PreTrainedModel, folder: str, base: str) -> PeftModel:
+    """Return `module` with the adapters of a folder inside.
+
+    Args:
+        module: the network; it is changed in place.
+        folder: of peft: adapter_config.json and weights as safetensors.
+        base: what `module` was opened from, for errors.
+
+    Raises:
+        ConfigError: no such folder, not LoRA, or adapters of another network: of modules that this
+            one lacks, of other sizes, or fewer or more than it needs.
+    """
+    path = Path(folder).expanduser()
+    field = f"model.adapter = {folder!r}"
+    missing = [name for name in _ADAPTER_FILES if not (path / name).is_file()]
+    if missing:
+        raise ConfigError(f"{field}: there is no {missing[0]}; give a folder that peft saved")
+    try:
+        with quietly():
+            settings = PeftConfig.from_pretrained(str(path))
+            if not isinstance(settings, LoraConfig):
+                raise ConfigError(f"{field}: {settings.peft_type} adapters; only LoRA is read")
+            adapted = get_peft_model(module, settings)
+            loaded = adapted.load_adapter(str(path), "default")
+    except (RuntimeError, ValueError, TypeError, KeyError, SafetensorError) as error:
+        reason = " ".join(str(error).split())[:_SHOWN]
+        raise ConfigError(f"{field}: does not fit {base!r}: {reason}") from error
+    absent = [name for name in loaded.missing_keys if ".lora_" in name]
+    if wrong := [*absent, *loaded.unexpected_keys]:
+        raise ConfigError(f"{field}: is of another network than {base!r}: {wrong[0]}")
+    return cast(PeftModel, adapted)
 
 
 def merged(module: nn.Module) -> PreTrainedModel:

@@ -19,7 +19,12 @@ from fedsim.clients.models.cpu_kernels import fuse_activations, onednn_products
 from fedsim.clients.models.dropout import install_dropout
 from fedsim.clients.models.encoders import encoder_of
 from fedsim.clients.models.model_files import quietly
-from fedsim.clients.models.trainable import add_lora, merged, select_trainable
+from fedsim.clients.models.trainable import (
+    add_lora,
+    merged,
+    open_adapter,
+    select_trainable,
+)
 from fedsim.config import ModelConfig
 from fedsim.errors import ConfigError
 from fedsim.seeding import stream
@@ -77,7 +82,7 @@ class TransformersModel:
         selected = select_trainable(
             names,
             config.trainable,
-            lora=config.lora_rank > 0,
+            lora=config.adapts,
             freeze_a=config.lora_freeze_a,
         )
         self._trainable = _subset(self.module, selected)
@@ -208,7 +213,9 @@ class TransformersModel:
 def _prepared(module: PreTrainedModel, config: ModelConfig, seed: int) -> nn.Module:
     """Return the network with its adapters and dropout, frozen, in evaluation mode."""
     prepared: nn.Module = module
-    if config.lora_rank > 0:
+    if config.adapter is not None:
+        prepared = open_adapter(module, config.adapter, config.name_or_path)
+    elif config.lora_rank > 0:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(stream(seed, "model").integers(2**63)))
             prepared = add_lora(module, config)

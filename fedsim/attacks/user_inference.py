@@ -79,7 +79,7 @@ def attack_run(
     start = _model(_starting_point(config), config, device)
     compared = start if reference is None else _reference(reference, config, materials)
     before = likelihoods.scores(compared, compared.initial_parameters())
-    saved = _model(ModelConfig(name_or_path=str(folder.model)), config, device)
+    saved = _model(folder.served(config), config, device)
     after = likelihoods.scores(saved, saved.initial_parameters())
     ratios = LogRatios(before.nats - after.nats, known.offsets)
     measured = [
@@ -131,9 +131,9 @@ def _report(
 
 def _finished(run_dir: Path) -> RunReport:
     folder = RunFolder(run_dir)
-    if not (folder.config.exists() and folder.model.exists() and folder.report.exists()):
+    if not (folder.config.exists() and folder.is_trained() and folder.report.exists()):
         raise ConfigError(
-            f"RUN_DIR = {str(run_dir)!r}: holds no finished run (config.toml, model/ and "
+            f"RUN_DIR = {str(run_dir)!r}: holds no finished run (config.toml, model/ or adapter/, "
             "report.json); finish it with fedsim run --resume, or give another"
         )
     return load_report(run_dir)
@@ -157,9 +157,13 @@ def _groups(split: Split, num_users: int, config: Config) -> dict[str, Indices]:
 
 
 def _starting_point(config: Config) -> ModelConfig:
-    """Return the config of the whole starting network: adapters begin as no change at all."""
+    """Return the config of the whole starting network: new adapters begin as no change at all."""
     model = config.model
-    return ModelConfig(name_or_path=model.name_or_path, pretraining_steps=model.pretraining_steps)
+    return ModelConfig(
+        name_or_path=model.name_or_path,
+        pretraining_steps=model.pretraining_steps,
+        adapter=model.adapter,
+    )
 
 
 def _reference(name: str, config: Config, materials: Materials) -> LanguageModel:

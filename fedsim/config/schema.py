@@ -79,7 +79,9 @@ class ModelConfig(Section):
     ones of attention weights: no attention weight is ever dropped.
     `lora_target_modules` are ends of module names, such as "q_proj"; empty for peft's choice.
     `lora_alpha` is twice the rank if left out; `lora_rank_stabilised` divides it by the rank's root
-    (rsLoRA); `lora_freeze_a` trains the second matrices alone (FFA-LoRA).
+    (rsLoRA); `lora_freeze_a` trains the second matrices alone (FFA-LoRA). `adapter` is a folder of
+    peft's with adapters of this model, to start from in place of new ones. With `merged = false` a
+    run that trains adapters leaves `adapter/` and no `model/`.
     """
 
     name_or_path: str = "tiny-gpt"
@@ -88,6 +90,8 @@ class ModelConfig(Section):
     lora_rank_stabilised: bool = False
     lora_freeze_a: bool = False
     lora_target_modules: tuple[str, ...] = ()
+    adapter: str | None = None
+    merged: bool = True
     trainable: str = "all"
     pretraining_steps: Annotated[int, Field(ge=0)] | None = None
     dropout: Fraction = 0.0
@@ -96,9 +100,20 @@ class ModelConfig(Section):
     def _targets_with_adapters(self) -> ModelConfig:
         options = ("target_modules", "alpha", "rank_stabilised", "freeze_a")
         given = [f"lora_{name}" for name in options if getattr(self, f"lora_{name}")]
-        if given and not self.lora_rank:
+        of_new = [name for name in given if name != "lora_freeze_a"]
+        if self.adapter is not None and (self.lora_rank or of_new):
+            name = "lora_rank" if self.lora_rank else of_new[0]
+            raise ValueError(f"{name} is of new adapters, and adapter names those that there are")
+        if given and not self.adapts:
             raise ValueError(f"{given[0]} needs lora_rank: without adapters it has no place")
+        if not self.merged and not (self.adapts and self.trainable == "all"):
+            raise ValueError("merged = false needs adapters, and nothing else that is trained")
         return self
+
+    @property
+    def adapts(self) -> bool:
+        """Whether there are adapters, new ones or those of a folder."""
+        return self.lora_rank > 0 or self.adapter is not None
 
 
 class FedSGD(Section):

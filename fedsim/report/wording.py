@@ -28,7 +28,13 @@ def outcome_text(folder: Path, report: RunReport) -> str:
     if after.tokens:
         losses = f"Held-out loss {before.loss:.4f} -> {after.loss:.4f} nats a token"
         utility = f"{losses} ({NOT_COVERED})."
-    places = f"Model: {folder / 'model'}   Report: {folder / 'report.html'}"
+    made = [folder / name for name in ("model", "adapter") if (folder / name).exists()]
+    places = "   ".join(
+        [
+            *(f"{path.name.capitalize()}: {path}" for path in made),
+            f"Report: {folder / 'report.html'}",
+        ]
+    )
     return "\n".join([report.privacy.statement, utility, places])
 
 

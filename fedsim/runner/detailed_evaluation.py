@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedsim.config import Config, ModelConfig
+from fedsim.config import Config
 from fedsim.data.store import Indices
 from fedsim.errors import ConfigError
 from fedsim.evaluation.generation import SAMPLE_TOKENS, SAMPLES, sample_texts
@@ -58,9 +58,9 @@ def evaluate_run(
         ConfigError: no such run, no model in it, or no held-out user to personalise for.
     """
     folder = RunFolder(run_dir)
-    if not folder.config.exists() or not folder.model.exists():
+    if not folder.config.exists() or not folder.is_trained():
         raise ConfigError(
-            f"RUN_DIR = {str(run_dir)!r}: holds no finished run (config.toml and model/)"
+            f"RUN_DIR = {str(run_dir)!r}: holds no finished run (config.toml, model/ or adapter/)"
         )
     config = folder.read_config()
     data_seed = folder.data_seed(config)
@@ -102,7 +102,7 @@ def _stages(
     config: Config, folder: RunFolder, materials: Materials, device: str
 ) -> dict[str, Weights]:
     saved = load_model(
-        ModelConfig(name_or_path=str(folder.model)),
+        folder.served(config),
         sequence_length=config.data.sequence_length,
         device=device,
     )

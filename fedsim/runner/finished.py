@@ -62,15 +62,15 @@ class Run(os.PathLike[str]):
         """The trained network: transformers' class where transformers has one for it."""
         from transformers import CONFIG_MAPPING, AutoModelForCausalLM  # noqa: PLC0415  (slow)
 
-        from fedsim.config import ModelConfig  # noqa: PLC0415
         from fedsim.materials import load_model  # noqa: PLC0415
         from fedsim.utils.json_text import read_json  # noqa: PLC0415
 
-        folder = RunFolder(self.path).model
-        if read_json(folder / "config.json").get("model_type") in CONFIG_MAPPING:
-            network: nn.Module = AutoModelForCausalLM.from_pretrained(folder)
+        folder = RunFolder(self.path)
+        merged = folder.model / "config.json"
+        if merged.exists() and read_json(merged).get("model_type") in CONFIG_MAPPING:
+            network: nn.Module = AutoModelForCausalLM.from_pretrained(folder.model)
             return network
-        own: nn.Module = load_model(ModelConfig(name_or_path=str(folder))).module  # type: ignore[attr-defined]
+        own: nn.Module = load_model(folder.served(folder.read_config())).module  # type: ignore[attr-defined]
         return own
 
     @cached_property
@@ -78,9 +78,9 @@ class Run(os.PathLike[str]):
         """The tokenizer that `model` was trained with."""
         from transformers import AutoTokenizer  # noqa: PLC0415  (slow)
 
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            RunFolder(self.path).model
-        )
+        folder = RunFolder(self.path)
+        made = folder.model if folder.model.exists() else folder.adapter
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(made)
         return tokenizer
 
     @property

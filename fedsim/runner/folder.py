@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.accounting.ledger import Ledger
-from fedsim.config import Config, load_config
+from fedsim.config import Config, ModelConfig, load_config
 from fedsim.errors import ConfigError
 from fedsim.materials import new_data_seed
 from fedsim.runner.checkpoint import newest_whole_state
@@ -63,6 +63,16 @@ class RunFolder:
     def model(self) -> Path:
         """The fine-tuned model, as transformers opens it."""
         return self.path / "model"
+
+    def served(self, config: Config) -> ModelConfig:
+        """Return what opens the trained model: `model/`, or the base with `adapter/`."""
+        if config.model.merged:
+            return ModelConfig(name_or_path=str(self.model))
+        return ModelConfig(name_or_path=config.model.name_or_path, adapter=str(self.adapter))
+
+    def is_trained(self) -> bool:
+        """Whether there is a trained model: what training leaves at its end."""
+        return self.model.exists() or self.adapter.exists()
 
     @property
     def adapter(self) -> Path:

@@ -15,7 +15,7 @@ from flwr.serverapp import Grid
 from fedsim.accounting.accountants import epsilon_curve
 from fedsim.accounting.budget import Budget
 from fedsim.accounting.promise import NAME, promise
-from fedsim.config import Config, ModelConfig
+from fedsim.config import Config
 from fedsim.errors import BudgetSpentError, DivergedError, HaltedError
 from fedsim.evaluation.metrics import Evaluation, evaluate
 from fedsim.grids.executor import build_executor
@@ -268,10 +268,11 @@ class _Session:
         )
 
     def _evaluate_saved(self, state: ServerState) -> Evaluation:
-        save_model(self.materials.model, state.parameters, self.folder.model)
+        if self.config.model.merged:
+            save_model(self.materials.model, state.parameters, self.folder.model)
         save_adapter(self.materials.model, state.parameters, self.folder.adapter)
         saved = load_model(
-            ModelConfig(name_or_path=str(self.folder.model)),
+            self.folder.served(self.config),
             sequence_length=self.config.data.sequence_length,
             device=str(self.materials.model.device),
         )

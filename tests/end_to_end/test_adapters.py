@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tomli_w
 import torch
 from peft import PeftModel
-from transformers import AutoModelForCausalLM
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
+import fedsim as library
 from fedsim.clients.models.transformers_model import TransformersModel
 from fedsim.config import ModelConfig
 from fedsim.materials import load_model
+from tests.conftest import small_config
 from tests.helpers.commands import fedsim, write_config
 
 
@@ -79,3 +86,91 @@ def test_without_adapters_there_is_no_such_folder(speeches: Path, tmp_path: Path
         done = fedsim("run", config, "--out", tmp_path / str(number))
         assert done.returncode == 0, done.stderr
         assert not (tmp_path / str(number) / "adapter").exists()
+
+
+@pytest.fixture(scope="module")
+def first(base: Path, speeches: Path, tmp_path_factory: pytest.TempPathFactory) -> library.Run:
+    """A run that leaves adapters alone."""
+    config = small_config(
+        speeches,
+        data={"held_out_users": 0.4},
+        model={
+            "name_or_path": str(base),
+            "pretraining_steps": None,
+            "lora_rank": 2,
+            "trainable": "all",
+            "merged": False,
+        },
+        server={"learning_rate": 0.05},
+    )
+    return library.run(config, tmp_path_factory.mktemp("first") / "run")
+
+
+def continued(first: library.Run, **model: Any) -> dict[str, Any]:  # noqa: ANN401
+    raw = library.load_config(first.path / "config.toml").model_dump(exclude_none=True)
+    keep = {"name_or_path": raw["model"]["name_or_path"]}
+    return {**raw, "model": {**keep, "adapter": str(first.adapter), **model}}
+
+
+def test_without_merged_weights_the_adapter_is_what_is_scored_and_attacked(
+    first: library.Run,
+) -> None:
+    assert first.adapter is not None
+    assert not (first.path / "model").exists()
+    assert {"README.md", "privacy.json"} <= {path.name for path in first.adapter.iterdir()}
+    before, after = first.report.utility.initial, first.report.utility.final
+    assert after.loss < before.loss
+    for arguments in (
+        ("account", "verify", first.adapter),
+        ("evaluate", first.path),
+        ("attack", first.path, "--samples", "1"),
+    ):
+        done = fedsim(*arguments)
+        assert done.returncode == 0, done.stderr
+    tokens = first.tokenizer("the king", return_tensors="pt")["input_ids"]
+    assert torch.isfinite(first.model(tokens).logits).all()
+
+
+def test_a_run_starts_from_a_folder_of_adapters(first: library.Run, tmp_path: Path) -> None:
+    """Where the first one ended, at the losses that it had."""
+    second = library.run(continued(first), tmp_path / "run")
+    ended = first.report.utility.final.loss
+    assert second.report.utility.initial.loss == pytest.approx(ended, rel=1e-6)
+    assert second.report.utility.final.loss != second.report.utility.initial.loss
+    assert second.adapter is not None
+    assert (second.path / "model").exists()
+    done = fedsim("attack", second.path, "--samples", "1")
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_adapter_that_does_not_fit_is_refused(first: library.Run, tmp_path: Path) -> None:
+    smaller = GPT2Config(vocab_size=10_000, n_embd=16, n_layer=1, n_head=2, n_positions=24)
+    GPT2LMHeadModel(smaller).save_pretrained(tmp_path / "smaller")
+    AutoTokenizer.from_pretrained(first.adapter).save_pretrained(tmp_path / "smaller")
+    (tmp_path / "prompt").mkdir()
+    settings = {"peft_type": "PROMPT_TUNING", "task_type": "CAUSAL_LM", "num_virtual_tokens": 3}
+    (tmp_path / "prompt" / "adapter_config.json").write_text(json.dumps(settings))
+    (tmp_path / "prompt" / "adapter_model.safetensors").write_bytes(b"")
+    shutil.copytree(str(first.adapter), tmp_path / "half")
+    content = (tmp_path / "half" / "adapter_model.safetensors").read_bytes()
+    (tmp_path / "half" / "adapter_model.safetensors").write_bytes(content[:-9])
+    shutil.copytree(str(first.adapter), tmp_path / "fewer")
+    some = load_file(tmp_path / "fewer" / "adapter_model.safetensors")
+    del some[min(some)]
+    save_file(some, tmp_path / "fewer" / "adapter_model.safetensors")
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"name_or_path": str(tmp_path / "smaller")}, "does not fit|is of another network"),
+        ({"adapter": str(tmp_path / "none")}, "there is no adapter_config.json; give a folder"),
+        ({"adapter": str(tmp_path / "prompt")}, "PROMPT_TUNING adapters; only LoRA is read"),
+        ({"adapter": str(tmp_path / "half")}, "does not fit"),
+        ({"adapter": str(tmp_path / "fewer")}, "is of another network than"),
+        ({"lora_rank": 4}, "lora_rank is of new adapters"),
+        ({"trainable": "ln_", "merged": False}, "merged = false needs adapters"),
+    ]
+    for model, message in cases:
+        config = tmp_path / "config.toml"
+        raw = continued(first, **model)
+        config.write_text(tomli_w.dumps(raw), encoding="utf-8")
+        done = fedsim("run", config, "--out", tmp_path / "run")
+        assert re.search(message, done.complaint), done.complaint
+    assert not (tmp_path / "run").exists()

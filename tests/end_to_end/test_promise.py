@@ -8,11 +8,15 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
 from fedsim.report.schema import load_report
 from tests.helpers.commands import fedsim, write_config
 
+SCHEMA = json.loads(
+    (Path(__file__).parents[2] / "docs" / "privacy.schema.json").read_text(encoding="utf-8")
+)
 STRATEGIES: dict[str, dict[str, Any]] = {
     "uls": {},
     "els": {"name": "els", "cohort_size": None, "batch_size": 6},
@@ -57,6 +61,7 @@ def test_every_strategys_promise_is_computed_again(
     report = load_report(tmp_path / "run").privacy
     assert report.statement in checked.stdout
     content = json.loads((tmp_path / "run" / "model" / "privacy.json").read_text())
+    jsonschema.validate(content, SCHEMA)
     assert content["epsilon"] == report.epsilon
     assert content["hypothetical"] == (name == "shuffled")
 

@@ -1,0 +1,39 @@
+"""`fedsim push`: give a trained model away, with its promise and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def push_command(
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A finished run's folder.")],
+    repo: Annotated[str, typer.Argument(metavar="REPO", help="OWNER/NAME on the hub.")],
+    *,
+    merged: Annotated[
+        bool, typer.Option("--merged", help="The whole model where there is an adapter, too.")
+    ] = False,
+    public: Annotated[
+        bool, typer.Option("--public", help="Make a new repository public; private by default.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List what would leave this machine; send nothing.")
+    ] = False,
+) -> None:
+    """Upload a run's adapter (or model), its card and its privacy.json, and no other file."""
+    from fedsim.cli.output import status_when_slow
+    from fedsim.runner.push import parcel, send
+
+    found = parcel(run_dir, merged=merged)
+    for path in found.files:
+        typer.echo(f"{path.stat().st_size:>13,}  {path.name}")
+    typer.echo(found.statement)
+    if dry_run:
+        typer.echo(
+            f"Nothing was sent. Without --dry-run these {len(found.files)} files go to {repo}."
+        )
+        return
+    with status_when_slow("sending …"):
+        typer.echo(send(found, repo, public=public))

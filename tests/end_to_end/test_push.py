@@ -1,0 +1,152 @@
+"""What is given away: the files of one folder, with a promise that holds, and nothing else."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helpers.commands import fedsim, write_config
+
+
+@pytest.fixture(scope="module")
+def finished(speeches: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("given")
+    model = {"lora_rank": 2, "trainable": "all"}
+    config = write_config(folder / "c.toml", speeches, model=model)
+    done = fedsim("run", config, "--out", folder / "run")
+    assert done.returncode == 0, done.stderr
+    return folder / "run"
+
+
+def listed(stdout: str) -> set[str]:
+    return {line.split()[-1] for line in stdout.splitlines() if line.startswith(" ")}
+
+
+@pytest.mark.parametrize(("options", "folder"), [((), "adapter"), (("--merged",), "model")])
+def test_a_dry_run_lists_every_file_of_one_folder_and_sends_nothing(
+    finished: Path, options: tuple[str, ...], folder: str
+) -> None:
+    done = fedsim("push", finished, "me/mine", "--dry-run", *options)
+    assert done.returncode == 0, done.stderr
+    assert listed(done.stdout) == {path.name for path in (finished / folder).iterdir()}
+    assert {"README.md", "privacy.json"} < listed(done.stdout)
+    assert "Every user has (ε = " in done.stdout
+    assert "Nothing was sent" in done.stdout
+
+
+def test_a_file_of_somebody_else_an_edited_promise_and_an_unfinished_run_are_refused(
+    finished: Path, tmp_path: Path
+) -> None:
+    for name, change in {
+        "notes": lambda run: (run / "adapter" / "metrics.jsonl").write_text("mine"),
+        "link": lambda run: (run / "adapter" / "vocab.txt").symlink_to(run / "metrics.jsonl"),
+        "folder": lambda run: (run / "adapter" / "more").mkdir(),
+        "edited": lambda run: (run / "adapter" / "privacy.json").write_text(
+            (run / "adapter" / "privacy.json").read_text().replace('"epsilon": 2', '"epsilon": 1')
+        ),
+        "unfinished": lambda run: (run / "report.json").unlink(),
+    }.items():
+        run = shutil.copytree(finished, tmp_path / name)
+        change(run)
+        done = fedsim("push", run, "me/mine", "--dry-run")
+        words = {"edited": "was edited", "unfinished": "holds no finished run"}
+        assert words.get(name, "not what fedsim writes there") in done.complaint
+
+
+class _Hub(http.server.BaseHTTPRequestHandler):
+    """Answers as the hub's interface does, as far as one upload of small files goes."""
+
+    seen: list[tuple[str, bytes]]
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.seen.append((self.path, body))
+        answers: dict[str, Any] = {
+            "/api/validate-yaml": {"errors": [], "warnings": []},
+            "/api/repos/create": {"url": "https://huggingface.co/me/mine"},
+            "/api/models/me/mine/commit/main": {
+                "commitUrl": "https://huggingface.co/me/mine/commit/1",
+                "commitOid": "1",
+            },
+        }
+        answer = answers.get(self.path)
+        if self.path.endswith("/preupload/main"):
+            files = json.loads(body)["files"]
+            answer = {
+                "files": [
+                    {"path": file["path"], "uploadMode": "regular", "shouldIgnore": False}
+                    for file in files
+                ]
+            }
+        self._say(200 if answer else 404, answer or {"error": "no such place"})
+
+    def do_GET(self) -> None:
+        self._say(200, {"sha": "0", "id": "me/mine", "siblings": []})
+
+    def _say(self, status: int, answer: object) -> None:
+        content = json.dumps(answer).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_arguments: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, bytes]]]:
+    """An address that takes an upload; what was sent to it."""
+    seen: list[tuple[str, bytes]] = []
+    handler = type("Hub", (_Hub,), {"seen": seen})
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    address = f"http://127.0.0.1:{server.server_port}"
+    for place in (
+        "huggingface_hub.constants.ENDPOINT",
+        "huggingface_hub.hf_api.constants.ENDPOINT",
+    ):
+        monkeypatch.setattr(place, address)
+    monkeypatch.setenv("HF_TOKEN", "hf_made_up")
+    yield seen
+    server.shutdown()
+    server.server_close()
+
+
+def test_those_files_and_no_other_are_sent(finished: Path, hub: list[tuple[str, bytes]]) -> None:
+    done = fedsim("push", finished, "me/mine")
+    assert done.returncode == 0, done.stderr
+    assert "https://huggingface.co/me/mine/commit/1" in done.stdout
+    created = json.loads(next(body for path, body in hub if path == "/api/repos/create"))
+    assert created["name"] == "mine"
+    assert created.get("visibility") == "private"
+    (commit,) = [body for path, body in hub if path.endswith("/commit/main")]
+    sent = [json.loads(line) for line in commit.splitlines()]
+    names = {line["value"]["path"] for line in sent if line["key"] == "file"}
+    assert names == {path.name for path in (finished / "adapter").iterdir()}
+
+
+def test_a_hub_that_is_not_there_is_one_sentence(
+    finished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place in (
+        "huggingface_hub.constants.ENDPOINT",
+        "huggingface_hub.hf_api.constants.ENDPOINT",
+    ):
+        monkeypatch.setattr(place, "http://127.0.0.1:9")
+    for repo, words in {
+        "me/mine": "the hub cannot be reached or refuses",
+        "mine": "give OWNER",
+    }.items():
+        done = fedsim("push", finished, repo)
+        assert done.returncode == 2
+        assert words in done.stderr
+        assert "Traceback" not in done.stderr

@@ -135,7 +135,7 @@ def _cells(
 
 def _measure(cells: list[Cell], out: Path, tuned: list[str], seeds: int, runner: Runner) -> int:
     from fedsim.report.folder import write_grid
-    from fedsim.report.grid_result import grid_table
+    from fedsim.report.grid_result import terminal_table
     from fedsim.sweep.cells import parse_variation
     from fedsim.sweep.measure import measure
     from fedsim.utils.locks import sole_writer
@@ -144,7 +144,7 @@ def _measure(cells: list[Cell], out: Path, tuned: list[str], seeds: int, runner:
     with sole_writer(out):
         result = measure(cells, out, keys=keys, seeds=seeds, runner=runner)
         write_grid(result, out)
-    Console().print(grid_table(result).rich())
+    Console().print(terminal_table(result).rich())
     typer.echo(f"Report: {out / 'comparison.html'}")
     failures = [reason for line in result.lines for reason in line.failures]
     for reason in failures:

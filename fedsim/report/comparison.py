@@ -49,7 +49,8 @@ HEADS = (
     "time",
 )
 # A terminal has 80 columns: heads as short as the numbers under them.
-TERMINAL_HEADS = ("run", "loss", "ppl", "top-1", "ε", "δ", "σ", "unit", "grads", "time")
+TERMINAL_HEADS = ("run", "loss", "ppl", "top-1", "ε", "σ", "grads", "time")
+_IN_THE_NOTES = (6, 8)  # δ and the unit, which stand there with the rest of ε's terms
 
 SCORES = {"loss", "perplexity", "accuracy_top1"}
 
@@ -181,11 +182,14 @@ def comparison_table(comparison: Comparison) -> Table:
 def terminal_table(comparison: Comparison) -> Table:
     """Return the table with shorter heads, and the strategy behind a name that lacks it."""
     table = comparison_table(comparison)
-    rows = [
-        [label if strategy == NOTHING or strategy in label else f"{label} ({strategy})", *numbers]
-        for label, strategy, *numbers in table.rows
-    ]
-    return replace(table, heads=TERMINAL_HEADS, rows=rows, left=(0, 7))
+    rows = []
+    for row in table.rows:
+        label, strategy, *numbers = (
+            cell for place, cell in enumerate(row) if place not in _IN_THE_NOTES
+        )
+        named = strategy == NOTHING or strategy in label
+        rows.append([label if named else f"{label} ({strategy})", *numbers])
+    return replace(table, heads=TERMINAL_HEADS, rows=rows, left=(0,))
 
 
 def unique_labels(names: Sequence[str]) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from scipy.stats import t as student
 
@@ -203,6 +204,18 @@ def grid_table(result: GridResult) -> Table:
     """Return the table; its CSV has settings and chosen values in columns of their own."""
     rows = [cells(line) for line in result.lines]
     return Table(HEADS, rows, captions(result), records=records(result))
+
+
+def terminal_table(result: GridResult) -> Table:
+    """Return the table with short names: what all lines have in common stands above it once."""
+    table = grid_table(result)
+    names = [row[0].split(",") for row in table.rows]
+    shared = [part for part in names[0] if all(part in name for name in names)] if names else []
+    short = [",".join(part for part in name if part not in shared) for name in names]
+    if not shared or not all(short):
+        return table
+    rows = [[name, *row[1:]] for name, row in zip(short, table.rows, strict=True)]
+    return replace(table, rows=rows, notes=[f"Every line: {', '.join(shared)}.", *table.notes])
 
 
 def records(result: GridResult) -> list[dict[str, object]]:

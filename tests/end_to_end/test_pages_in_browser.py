@@ -164,6 +164,20 @@ def test_a_grid_is_zoomed_by_dragging_and_put_back(page: Page, case: Case) -> No
 
 
 @needs_browser
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_a_telephone_shows_all_of_a_page(case: Case, browser: Browser, tmp_path: Path) -> None:
+    """Nothing is wider than 420 pixels, table cells and plots included, and cells have heads."""
+    file = tmp_path / "page.html"
+    file.write_text(case.render(), encoding="utf-8")
+    narrow = browser.open(file, width=420)
+    widest = "Math.max(...[...document.querySelectorAll('td, th, .plot, .card, svg')]"
+    assert narrow.evaluate(f"{widest}.map((one) => one.getBoundingClientRect().right))") <= 420
+    assert narrow.evaluate("document.documentElement.scrollWidth") <= 420
+    cells = "[...document.querySelectorAll('td:not(:first-child)')]"
+    assert narrow.evaluate(f"{cells}.every((cell) => cell.dataset.head)")
+
+
+@needs_browser
 def test_what_the_tests_above_look_for_is_seen(browser: Browser, tmp_path: Path) -> None:
     """Or a page could ask for what it likes and pass."""
     file = tmp_path / "bad.html"

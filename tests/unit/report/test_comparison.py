@@ -161,6 +161,14 @@ def test_the_terminal_table_shows_labels_as_they_are_and_loses_no_digit() -> Non
         assert number in narrow
 
 
+def test_no_name_is_broken_at_80_columns() -> None:
+    names = ("demo-uls", "demo-non-private", "a-name-of-thirty-letters-with-uls")
+    narrow = lines_of(compare([(name, report(), metrics()) for name in names]), width=80)
+    for name in (names[0], f"{names[1]} (uls)", names[2]):
+        assert any(line.strip().startswith(f"{name} ") for line in narrow.splitlines())
+    assert max(map(len, narrow.splitlines())) <= 80
+
+
 def test_no_runs_and_equal_labels_are_config_errors() -> None:
     with pytest.raises(ConfigError, match="at least one run"):
         compare([])

@@ -119,7 +119,7 @@ def test_what_failed_or_diverged_is_a_cross_that_says_so() -> None:
     )
     page = own(grid())
     assert "<li>uls,epsilon=1,budget=32: no trial gave a finite loss: diverged</li>" in page
-    assert '<td>els,epsilon=1,budget=32,seed=1</td><td class="right">diverged</td>' in page
+    assert re.search(r"<td>els,epsilon=1,budget=32,seed=1</td><td [^>]*>diverged</td>", page)
 
 
 def test_what_blew_up_is_marked_and_does_not_flatten_the_others() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import math
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from fedsim.report.grid_result import (
     CellResult,
@@ -15,7 +17,9 @@ from fedsim.report.grid_result import (
     captions,
     grid_table,
     interval,
+    terminal_table,
 )
+from tests.unit.report.grid_samples import grid, line
 
 
 def test_the_interval_is_students() -> None:
@@ -100,3 +104,17 @@ def test_json_reads_back_and_csv_has_every_line() -> None:
     assert len(rows) == 3
     assert "set.budget" in rows[0]
     assert "nan" in rows[1]
+
+
+def test_a_terminal_says_once_what_all_lines_have_in_common() -> None:
+    lines = tuple(line("chat", name=name, budget="24") for name in ("uls", "els", "non-private"))
+    console = Console(file=io.StringIO(), width=80)
+    console.print(terminal_table(grid().model_copy(update={"lines": lines})).rich())
+    file = console.file
+    assert isinstance(file, io.StringIO)
+    shown = file.getvalue()
+    assert "Every line: chat, budget=24." in shown
+    for name in ("name=uls", "name=els", "name=non-private"):
+        assert any(part.strip().startswith(f"{name} ") for part in shown.splitlines())
+    alone = terminal_table(grid().model_copy(update={"lines": lines[:1]}))
+    assert alone.rows[0][0] == "chat,name=uls,budget=24"

@@ -60,6 +60,7 @@ def _facts(found: dict[str, Any]) -> Table:
     for key in ("users", "examples", "tokens"):
         facts.add_row(key, f"{found[key]:,}")
     facts.add_row("examples per user", f"{found['examples_per_user']['mean']:,.1f} on average")
+    facts.add_row("loss on", f"{found['loss_on']} ({found['counted_tokens']:,} tokens count)")
     facts.add_row("longest example", f"{found['sequence_length']} ({found['cutting']})")
     return facts
 

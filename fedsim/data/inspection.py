@@ -32,6 +32,8 @@ def inspect_store(store: TokenStore) -> dict[str, Any]:
         "users": store.num_users,
         "examples": store.num_examples,
         "tokens": store.num_tokens,
+        "loss_on": store.manifest["loss_on"],
+        "counted_tokens": store.num_counted,
         "sequence_length": store.manifest["sequence_length"],
         "cutting": store.manifest["cutting"],
         "examples_per_user": {

@@ -114,6 +114,14 @@ class TokenStore:
         """Number of token ids, begin and end tokens counted."""
         return self.manifest["tokens"]
 
+    @property
+    def num_counted(self) -> int:
+        """How many tokens are predicted and count in the loss; reads all where not all count."""
+        if self.manifest["loss_on"] == "all":
+            return self.num_tokens - self.num_examples
+        firsts = self._tokens[self._example_offsets[:-1]] >= 0  # a first token is never predicted
+        return int(np.count_nonzero(self._tokens >= 0)) - int(np.count_nonzero(firsts))
+
     def user_examples(self, user: int) -> Indices:
         """Return the indices of one user's examples, ascending, never empty.
 

@@ -145,6 +145,7 @@ def test_a_store_gives_back_what_counts(tmp_path: Path) -> None:
     assert store.example(0).tolist() == [97, 98, ~67]
     assert tokens[1].tolist() == [~88, 121, 0, 0, 0, 0, 0, 0]
     assert tokens[3].tolist() == [104, ~88, ~89, ~90, 97, 98, 99, 0]
+    assert store.num_counted == 1 + 1 + 7 + 3  # a first token is not predicted
     store.verify()
 
 

@@ -32,9 +32,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("base") / "small-llama"
     own = load_model(ModelConfig(pretraining_steps=0), sequence_length=64)
     assert isinstance(own, TransformersModel)
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 64}
-    config = LlamaConfig(vocab_size=own.vocabulary_size, **sizes, **heads)
+    config = LlamaConfig(
+        vocab_size=own.vocabulary_size,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=64,
+    )
     LlamaForCausalLM(config).save_pretrained(folder)
     own.tokenizer.chat_template = TEMPLATE
     own.tokenizer.save_pretrained(folder)

@@ -6,7 +6,7 @@ import http.server
 import json
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,7 @@ def test_a_dry_run_lists_every_file_of_one_folder_and_sends_nothing(
 def test_a_file_of_somebody_else_an_edited_promise_and_an_unfinished_run_are_refused(
     finished: Path, tmp_path: Path
 ) -> None:
-    for name, change in {
+    changes: dict[str, Callable[[Path], object]] = {
         "notes": lambda run: (run / "adapter" / "metrics.jsonl").write_text("mine"),
         "link": lambda run: (run / "adapter" / "vocab.txt").symlink_to(run / "metrics.jsonl"),
         "folder": lambda run: (run / "adapter" / "more").mkdir(),
@@ -52,7 +52,8 @@ def test_a_file_of_somebody_else_an_edited_promise_and_an_unfinished_run_are_ref
             (run / "adapter" / "privacy.json").read_text().replace('"epsilon": 2', '"epsilon": 1')
         ),
         "unfinished": lambda run: (run / "report.json").unlink(),
-    }.items():
+    }
+    for name, change in changes.items():
         run = shutil.copytree(finished, tmp_path / name)
         change(run)
         done = fedsim("push", run, "me/mine", "--dry-run")

@@ -22,6 +22,7 @@ from fedsim.clients.models.model_files import check_folder, quietly
 from fedsim.clients.models.transformers_model import TransformersModel
 from fedsim.config import ModelConfig
 from fedsim.errors import ConfigError
+from fedsim.utils.files import shown_name
 
 
 def load(
@@ -48,8 +49,9 @@ def load(
             f"pre-trained here, and {name!r} is none; leave the key out"
         )
     module, tokenizer = open_pretrained(name)
+    shown = shown_name(name)
     origin = (
-        f"The starting point and the vocabulary are those of {name!r}; "
+        f"The starting point and the vocabulary are those of {shown!r}; "
         "fedsim does not know what text they were trained on."
     )
     return TransformersModel(

@@ -29,6 +29,7 @@ from fedsim.config import ModelConfig
 from fedsim.errors import ConfigError
 from fedsim.seeding import stream
 from fedsim.tensors import Tensors, check_same_layout
+from fedsim.utils.files import shown_name
 
 
 class TransformersModel:
@@ -181,7 +182,7 @@ class TransformersModel:
         """
         twin = cast(PeftModel, self._twin(parameters))
         for part in twin.peft_config.values():
-            part.base_model_name_or_path = self.name
+            part.base_model_name_or_path = shown_name(self.name)
         with quietly():
             twin.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)

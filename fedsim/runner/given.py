@@ -7,6 +7,7 @@ is given from Python is written to the cache folder under its own digest.
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import shutil
 import tempfile
@@ -18,6 +19,8 @@ from typing import Any, cast
 from fedsim.config import Config, load_config, parse_config
 from fedsim.errors import ConfigError
 from fedsim.utils import files
+
+log = logging.getLogger(__name__)
 
 PARTITION = "partition_id"  # the user column of what a partitioner gives
 
@@ -67,6 +70,12 @@ def _data_file(data: object) -> str:
     import datasets  # noqa: PLC0415  (slow, and needed for this alone)
 
     if _is_partitioner(data):
+        if type(data).__name__ != "NaturalIdPartitioner":
+            log.warning(
+                "data: the partitions of a %s are made-up users: an ε is of them, and not of the "
+                "people who wrote the text",
+                type(data).__name__,
+            )
         data = datasets.concatenate_datasets(
             [_named_partition(data, number) for number in range(data.num_partitions)]  # type: ignore[attr-defined]
         )

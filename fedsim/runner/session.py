@@ -41,7 +41,7 @@ from fedsim.runner.training import check_held_out, train, without_scores
 from fedsim.state import RoundRecord, ServerState
 from fedsim.strategy import build_plan
 from fedsim.trackers.tracking import TrackerFactory, epsilon_terms, find_trackers, tracking
-from fedsim.utils.files import write_atomically
+from fedsim.utils.files import shown_name, write_atomically
 from fedsim.utils.locks import check_no_writer, sole_writer
 
 log = logging.getLogger("fedsim")
@@ -198,9 +198,7 @@ class _Session:
         terms = privacy_terms(self.config, self.plan, self.state)
         costs = self.state.ledger.costs if self.private else []
         content = promise(terms, costs, self.plan.relation, assumptions)
-        base = self.config.model.name_or_path
-        if Path(base).expanduser().exists():
-            base = Path(base).name  # where it lies on this machine is no reader's business
+        base = shown_name(self.config.model.name_or_path)
         for folder in (self.folder.model, self.folder.adapter):
             if folder.exists():
                 adapter = folder == self.folder.adapter

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
+from pathlib import Path
 
 import torch
 from pydantic import JsonValue
@@ -228,6 +229,12 @@ def expected_gradients(config: Config, materials: Materials, plan: RoundPlan) ->
     return plan.sampling.probability * float(sizes.sum()) * epochs
 
 
+_OTHERS = (
+    "A conversation belongs to its user alone: to others who speak in it, or of whom it speaks, "
+    "nothing is promised."
+)
+
+
 def _assumptions(config: Config, plan: RoundPlan, origin: str, num_users: int) -> tuple[str, ...]:
     noise = (
         "Coins and noise were drawn under keys of the operating system that were not kept; who "
@@ -239,6 +246,7 @@ def _assumptions(config: Config, plan: RoundPlan, origin: str, num_users: int) -
     )
     return (
         "One identifier in the user column is one person, and no record belongs to two.",
+        *([] if config.data.text_kind == "text" else [_OTHERS]),
         *plan.assumptions,
         *clip_sentences(plan),
         noise,
@@ -265,7 +273,7 @@ def _shared(config: Config) -> tuple[str, ...]:
         f"{shared.delta:g} for the same unit and relation: by a privacy filter, whichever runs "
         "were chosen after looking at others, or by tight composition if nothing but what was "
         f"registered before the first release is ever released. `fedsim account ledger "
-        f"{shared.ledger}` says which, and names samplers and accountant.",
+        f"{Path(shared.ledger).name}` says which, and names samplers and accountant.",
     )
 
 

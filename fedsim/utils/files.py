@@ -23,6 +23,15 @@ _READING_TOO = {errno.EACCES, errno.EPERM, errno.EIO}
 _RUST = re.compile(r"\(os error (\d+)\)")  # safetensors and tokenizers raise classes of their own
 
 
+def shown_name(path_or_id: str) -> str:
+    """Return a file's or folder's own name, or what is no path as it is.
+
+    For what is given away: where a file lies on this machine is no reader's business.
+    """
+    path = Path(path_or_id).expanduser()
+    return path.resolve().name if path.exists() else path_or_id
+
+
 @contextmanager
 def naming(path: Path, *, keep: bool = False) -> Iterator[None]:
     """Let what the disk refuses in the block name the file: a write that fails does not.

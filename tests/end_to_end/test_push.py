@@ -12,14 +12,21 @@ from typing import Any
 
 import pytest
 
+from fedsim.config import ModelConfig
+from fedsim.materials import load_model
 from tests.helpers.commands import fedsim, write_config
 
 
 @pytest.fixture(scope="module")
 def finished(speeches: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("given")
-    model = {"lora_rank": 2, "trainable": "all"}
-    config = write_config(folder / "c.toml", speeches, model=model)
+    base = folder / "a place of mine" / "base"
+    own = load_model(ModelConfig(pretraining_steps=0), sequence_length=24)
+    own.save(own.initial_parameters(), base)
+    model = {"name_or_path": str(base), "pretraining_steps": None, "lora_rank": 2}
+    model["trainable"] = "all"
+    shared = {"ledger": str(folder / "people.json"), "epsilon": 9.0, "delta": 1e-3}
+    config = write_config(folder / "c.toml", speeches, model=model, privacy={"shared": shared})
     done = fedsim("run", config, "--out", folder / "run")
     assert done.returncode == 0, done.stderr
     return folder / "run"
@@ -39,6 +46,13 @@ def test_a_dry_run_lists_every_file_of_one_folder_and_sends_nothing(
     assert {"README.md", "privacy.json"} < listed(done.stdout)
     assert "Every user has (ε = " in done.stdout
     assert "Nothing was sent" in done.stdout
+
+
+@pytest.mark.parametrize("folder", ["adapter", "model"])
+def test_no_file_says_where_anything_lies_on_this_machine(finished: Path, folder: str) -> None:
+    for path in (finished / folder).iterdir():
+        assert b"a place of mine" not in path.read_bytes()
+        assert str(finished.parent).encode() not in path.read_bytes()
 
 
 def test_a_file_of_somebody_else_an_edited_promise_and_an_unfinished_run_are_refused(

@@ -22,26 +22,34 @@ def names(group: str) -> list[str]:
 def distribution(group: str, name: str) -> str:
     """Return the name and version of the package that registered `name`; "" for no such name.
 
-    A package other than fedsim's is edited without a new version: a SHA-256 (hex) of the Python
-    files of the entry point's top-level module follows.
+    A package other than fedsim's is edited without a new version: the entry point follows, and a
+    SHA-256 (hex) of all files of its top-level module but bytecode, with their places in it.
     """
     entries = [entry for entry in entry_points(group=f"fedsim.{group}") if entry.name == name]
     dist = entries[0].dist if entries else None
     if dist is None:
         return ""
     named = f"{dist.name} {dist.version}"
-    return named if dist.name == OWN else f"{named} {_source_digest(entries[0].module)}"
+    if dist.name == OWN:
+        return named
+    return f"{named} {entries[0].value} {_source_digest(entries[0].module)}"
 
 
 def _source_digest(module: str) -> str:
     spec = find_spec(module.partition(".")[0])
     digest = hashlib.sha256()
     places = list(spec.submodule_search_locations or ()) if spec else []
-    files = [path for place in places for path in sorted(Path(place).rglob("*.py"))]
+    files = {
+        str(path.relative_to(place)): path
+        for place in places
+        for path in sorted(Path(place).rglob("*"))
+        if path.is_file() and path.suffix != ".pyc"
+    }
     if spec is not None and spec.origin is not None and not places:
-        files = [Path(spec.origin)]
-    for path in files:
-        digest.update(f"{path.name}\0".encode() + path.read_bytes() + b"\0")
+        files = {Path(spec.origin).name: Path(spec.origin)}
+    for name, path in files.items():
+        content = path.read_bytes()
+        digest.update(f"{name}\0{len(content)}\0".encode() + content)
     return digest.hexdigest()
 
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -47,6 +48,18 @@ _KEYS = (
     "releases",
     "assumptions",
     "software",
+)
+_TRUTH = "hypothetical"
+_VALUES: dict[str, tuple[object, ...]] = {
+    "unit": ("user",),
+    "noise": ("secure", "seeded", None),
+    _TRUTH: (True, False),
+    "sampled": ("users", "examples"),
+}
+_NOTHING = re.compile(  # what `PrivacyTerms.sentence` says without a finite ε
+    r"No privacy guarantee: (the releases of \d+ rounds have no finite ε\.|the [\w-]+ accountant "
+    r"certifies no finite ε at δ = [\d.e-]+ for \d+ rounds of [\w -]+ with noise multiplier "
+    r"[\d.e+-]+; a larger δ may have one\.)"
 )
 _ROUNDING = 1e-6  # relative: other versions of numpy and scipy
 
@@ -103,9 +116,27 @@ def verify(folder: Path) -> dict[str, Any]:
     for key in _KEYS:
         if digests.get(key) != _digest(content[key]):
             raise ConfigError(f"{path}: {key} = {_shown(content[key])}: was edited")
+    for key, allowed in _VALUES.items():
+        if content[key] not in allowed or isinstance(content[key], bool) is not (key == _TRUTH):
+            raise ConfigError(f"{path}: {key} = {_shown(content[key])}: not what fedsim writes")
     if content["epsilon"] is not None:
         _check_epsilon(path, content)
+    elif not (isinstance(content["statement"], str) and _NOTHING.fullmatch(content["statement"])):
+        raise ConfigError(f"{path}: statement: promises something, and epsilon is null")
+    _check_card(folder, content["statement"])
     return dict(content)
+
+
+def _check_card(folder: Path, statement: str) -> None:
+    """Refuse a card that promises something else; it may say more, and it may be missing."""
+    path = folder / "README.md"
+    try:
+        card = path.read_text(encoding="utf-8") if path.exists() else statement
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from None
+    rest = card.replace(statement, "")
+    if rest == card or "(ε =" in rest or "differential privacy under" in rest:
+        raise ConfigError(f"{path}: was edited: its promise is not the statement of {NAME}")
 
 
 def _check_epsilon(path: Path, content: Mapping[str, Any]) -> None:
@@ -137,7 +168,7 @@ def _check_epsilon(path: Path, content: Mapping[str, Any]) -> None:
 
 def _costs(path: Path, releases: Any) -> list[tuple[RoundCost, int]]:  # noqa: ANN401  (untrusted)
     wrong = ConfigError(f"{path}: releases = {_shown(releases)}: not what fedsim writes")
-    if not isinstance(releases, list) or not releases:
+    if not isinstance(releases, list) or len(releases) != 1:  # a run's rounds are of one kind
         raise wrong
     costs = []
     for item in releases:

@@ -102,7 +102,8 @@ class DataConfig(Section):
     """The source of the text, its columns, its preparation, and what is held out.
 
     A `recipe` gives the keys that are not given themselves. `loss_on` left out is "assistant" for
-    messages, "completion" for prompts, and "all" for texts.
+    messages, "completion" for prompts, and "all" for texts. `made_up_by` names what made the users
+    up, where they are no people: reports then call them hypothetical.
     """
 
     recipe: str | None = None
@@ -122,6 +123,7 @@ class DataConfig(Section):
     held_out_limit: Annotated[int, Field(ge=1)] | None = None
     preparation: tuple[AnyStep, ...] = ()
     canaries: CanaryConfig | None = None
+    made_up_by: str | None = None
 
     @model_validator(mode="before")
     @classmethod

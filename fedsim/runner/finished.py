@@ -102,7 +102,8 @@ class Run(os.PathLike[str]):
         """Return the page in a frame, for notebooks."""
         page = html.escape((self.path / HTML_FILE).read_text(encoding="utf-8"))
         style = f"width:100%;height:{_HEIGHT}px;border:0"
-        return f'<iframe srcdoc="{page}" style="{style}" title="{self.path.name}"></iframe>'
+        frame = f'<iframe srcdoc="{page}" style="{style}" title="{self.path.name}"></iframe>'
+        return f"<div>{frame}</div>"  # else IPython warns: it knows frames of addresses only
 
 
 def _in_notebook() -> bool:

@@ -7,20 +7,20 @@ is given from Python is written to the cache folder under its own digest.
 from __future__ import annotations
 
 import hashlib
-import logging
+import hmac
+import json
 import os
+import secrets
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from fedsim.config import Config, load_config, parse_config
 from fedsim.errors import ConfigError
 from fedsim.utils import files
-
-log = logging.getLogger(__name__)
 
 PARTITION = "partition_id"  # the user column of what a partitioner gives
 
@@ -44,8 +44,8 @@ def with_given(
         kind = type(config).__name__
         raise ConfigError(f"config: a {kind}; give a TOML file's path, a dictionary or a Config")
     if data is not None:
-        columns = {"user_column": PARTITION} if _is_partitioner(data) else {}
-        raw["data"] = {**_section(raw, "data"), **columns, "source": _data_file(data)}
+        told = _told(data)
+        raw["data"] = {**_section(raw, "data"), **told, "source": _data_file(data)}
     if (model is None) != (tokenizer is None):
         raise ConfigError("model, tokenizer: give both or neither; they belong together")
     if model is not None:
@@ -61,28 +61,38 @@ def _section(raw: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return section
 
 
+def _told(data: object) -> dict[str, str]:
+    """Return the keys of [data] that a partitioner decides: who the users are."""
+    if not _is_partitioner(data):
+        return {}
+    natural = hasattr(data, "partition_id_to_natural_id")
+    made_up = {} if natural else {"made_up_by": type(data).__name__}
+    return {"user_column": PARTITION, **made_up}
+
+
 def _is_partitioner(data: object) -> bool:
     return hasattr(data, "load_partition") and hasattr(data, "num_partitions")
 
 
 def _data_file(data: object) -> str:
-    """Write rows as Parquet."""
+    """Write rows as Parquet, or as JSON Lines where each value has a type of its own.
+
+    Given one type for a column, one user's name or number would change how others are written.
+    """
     import datasets  # noqa: PLC0415  (slow, and needed for this alone)
 
+    if isinstance(data, list):
+        text = "".join(_line(number, row) for number, row in enumerate(data))
+        return _kept("data", lambda to: (to / "rows.jsonl").write_text(text, "utf-8"), "rows")
+    if type(data).__module__.partition(".")[0] == "pandas" and hasattr(data, "columns"):
+        frame: Any = data
+        options = {"orient": "records", "lines": True, "date_format": "iso", "double_precision": 15}
+        return _kept("data", lambda to: frame.to_json(to / "rows.jsonl", **options), "rows")
     if _is_partitioner(data):
-        if type(data).__name__ != "NaturalIdPartitioner":
-            log.warning(
-                "data: the partitions of a %s are made-up users: an ε is of them, and not of the "
-                "people who wrote the text",
-                type(data).__name__,
-            )
+        partitions: Any = data
         data = datasets.concatenate_datasets(
-            [_named_partition(data, number) for number in range(data.num_partitions)]  # type: ignore[attr-defined]
+            [_named_partition(partitions, number) for number in range(partitions.num_partitions)]
         )
-    elif isinstance(data, list):
-        data = datasets.Dataset.from_list(data)
-    elif type(data).__module__.partition(".")[0] == "pandas" and hasattr(data, "columns"):
-        data = datasets.Dataset.from_pandas(cast(Any, data), preserve_index=False)
     if not isinstance(data, datasets.Dataset):
         raise ConfigError(
             f"data: a {type(data).__name__}; give a datasets.Dataset (of a DatasetDict one split; "
@@ -90,12 +100,22 @@ def _data_file(data: object) -> str:
             "partitioner of flwr-datasets; a path belongs in data.source"
         )
     found = data
-    return _kept("data", lambda folder: found.to_parquet(str(folder / "rows.parquet")))
+    return _kept("data", lambda to: found.to_parquet(str(to / "rows.parquet")), "rows")
+
+
+def _line(number: int, row: object) -> str:
+    try:
+        return json.dumps(row, allow_nan=False) + "\n"
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"data: row {number}: {error}; give strings and numbers") from None
 
 
 def _named_partition(partitioner: Any, number: int) -> Any:  # noqa: ANN401  (an optional package's)
+    """Return a partition's rows under its natural id: its number moves when a user is added."""
     rows = partitioner.load_partition(number)
-    return rows.add_column(PARTITION, [f"partition {number}"] * len(rows))
+    natural = getattr(partitioner, "partition_id_to_natural_id", None)
+    name = f"partition {number}" if natural is None else str(natural[number])
+    return rows.add_column(PARTITION, [name] * len(rows))
 
 
 def _model_folder(model: object, tokenizer: object) -> str:
@@ -113,11 +133,24 @@ def _model_folder(model: object, tokenizer: object) -> str:
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
 
-    return _kept("model", save)
+    return _kept("model", save, Path(getattr(model.config, "_name_or_path", "")).name or "model")
 
 
-def _kept(kind: str, save: Callable[[Path], object]) -> str:
-    """Let `save` write into a folder of the cache that is named by what it wrote, once."""
+def _key(root: Path) -> bytes:
+    """Return the secret of the cache, made when first asked for."""
+    path = root / ".key"
+    if not path.exists():
+        scratch = root / f".key-{secrets.token_hex(8)}"
+        scratch.touch(0o600)
+        scratch.write_bytes(secrets.token_bytes(32))
+        with suppress(FileExistsError):  # another process was faster
+            os.link(scratch, path)
+        scratch.unlink()
+    return path.read_bytes()
+
+
+def _kept(kind: str, save: Callable[[Path], object], name: str) -> str:
+    """Let `save` write into a folder `name` of the cache, below a digest of what it wrote, once."""
     root = files.cache_dir() / "given"
     root.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=f".{kind}-", dir=root))
@@ -128,7 +161,11 @@ def _kept(kind: str, save: Callable[[Path], object]) -> str:
             with path.open("rb") as content:
                 inner = hashlib.file_digest(content, "sha256").hexdigest()
             digest.update(f"{path.name} {inner}\n".encode())
-        folder = root / f"{kind}-{digest.hexdigest()[:32]}"
+        # Under a key of this cache: the path is in the run folder, where whoever has a guess of the
+        # text could compare a plain digest.
+        keyed = hmac.new(_key(root), digest.digest(), "sha256").hexdigest()
+        folder = root / f"{kind}-{keyed[:32]}" / name
+        folder.parent.mkdir(exist_ok=True)
         if not folder.exists():  # one that is there stays, with its times: stores are keyed by them
             with suppress(FileExistsError):  # another process was faster, with the same content
                 scratch.rename(folder)

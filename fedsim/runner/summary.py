@@ -235,6 +235,16 @@ _OTHERS = (
 )
 
 
+def _made_up(config: Config) -> tuple[str, ...]:
+    maker = config.data.made_up_by
+    if maker is None:
+        return ()
+    return (
+        f"Hypothetical users: they are partitions that a {maker} made of all rows, so ε is of "
+        "partitions as they stand, and of nobody who wrote the text.",
+    )
+
+
 def _assumptions(config: Config, plan: RoundPlan, origin: str, num_users: int) -> tuple[str, ...]:
     noise = (
         "Coins and noise were drawn under keys of the operating system that were not kept; who "
@@ -247,6 +257,7 @@ def _assumptions(config: Config, plan: RoundPlan, origin: str, num_users: int) -
     return (
         "One identifier in the user column is one person, and no record belongs to two.",
         *([] if config.data.text_kind == "text" else [_OTHERS]),
+        *_made_up(config),
         *plan.assumptions,
         *clip_sentences(plan),
         noise,

@@ -11,7 +11,7 @@ from pathlib import Path
 from fedsim.config import Config
 from fedsim.errors import ConfigError
 from fedsim.report.schema import RoundMetrics
-from fedsim.trackers.tracking import lines_behind, scalars
+from fedsim.trackers.tracking import lines_behind, scalars, shown_run
 
 try:
     from mlflow import MlflowClient
@@ -49,7 +49,7 @@ class MLflow:
         if kept.exists():
             self._client.delete_run(kept.read_text(encoding="utf-8"))
         tags = {"strategy": config.strategy.name, "epsilon_terms": terms or "no guarantee"}
-        run = self._client.create_run(experiment, run_name=run_dir.resolve().name, tags=tags)
+        run = self._client.create_run(experiment, run_name=shown_run(run_dir), tags=tags)
         self._id = run.info.run_id
         kept.write_text(self._id, encoding="utf-8")
         for line in lines_behind(run_dir):

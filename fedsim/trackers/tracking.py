@@ -88,6 +88,12 @@ def _numbers(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, f
             yield f"{prefix}{key}", float(value)
 
 
+def shown_run(run_dir: Path) -> str:
+    """Return what a run is called elsewhere: its folder's name without a seed in it."""
+    name = run_dir.resolve().name
+    return ",".join(part for part in name.split(",") if not part.startswith("seed=")) or "run"
+
+
 def lines_behind(run_dir: Path) -> tuple[RoundMetrics, ...]:
     """Return the lines of rounds that are behind when a tracker begins; see `TrackerFactory`."""
     return load_metrics(run_dir) if (run_dir / METRICS_FILE).exists() else ()

@@ -11,7 +11,7 @@ from typing import Any, cast
 from fedsim.config import Config
 from fedsim.errors import ConfigError
 from fedsim.report.schema import RoundMetrics
-from fedsim.trackers.tracking import lines_behind, scalars
+from fedsim.trackers.tracking import lines_behind, scalars, shown_run
 
 try:
     import wandb
@@ -44,7 +44,7 @@ class WeightsAndBiases:
         self._run = wandb.init(
             dir=str(run_dir),
             project=os.environ.get("WANDB_PROJECT", "fedsim"),
-            name=run_dir.resolve().name,
+            name=shown_run(run_dir),
             id=kept.read_text(encoding="utf-8"),
             resume="allow",
             mode=cast(Any, os.environ.get("WANDB_MODE", "offline")),  # W&B checks it

@@ -11,13 +11,23 @@ def parse_json(text: str | bytes) -> Any:  # noqa: ANN401  (whatever JSON can sa
     """Return what the text says.
 
     Raises:
-        ValueError: it is not JSON, not UTF-8, nested too deeply, or has an endless number.
+        ValueError: it is not JSON, not UTF-8, nested too deeply, has an endless number, or an
+            object has a key twice, of which a reader would see one and a program the other.
     """
     try:
         # Decoded here: json would guess at UTF-16 and others.
-        return json.loads(text.decode("utf-8") if isinstance(text, bytes) else text)
+        decoded = text.decode("utf-8") if isinstance(text, bytes) else text
+        return json.loads(decoded, object_pairs_hook=_once)
     except RecursionError:
         raise ValueError("nested too deeply") from None
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"the key {next(key for key in keys if keys.count(key) > 1)!r} twice")
+    return found
 
 
 def read_json(path: Path) -> Any:  # noqa: ANN401

@@ -112,3 +112,23 @@ def test_it_is_refused_in_one_sentence(
     done = fedsim("run", config, "--out", tmp_path / "run")
     assert re.search(message, done.complaint, re.DOTALL), done.complaint
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("kind", ["text", "messages"])
+def test_half_a_character_of_one_user_does_not_end_everybodys_run(
+    kind: str, tmp_path: Path
+) -> None:
+    """JSON can spell a lone surrogate; U+FFFD stands for it."""
+    broken = "a friend \ud83d of mine"
+    talk = [*turns("user"), {"role": "assistant", "content": broken}]
+    row = {"text": broken} if kind == "text" else {"messages": talk}
+    rows = [json.dumps({"author": f"user {number % 9}", **row}) for number in range(30)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(rows), encoding="utf-8")
+    data = (
+        {"text_column": "text"}
+        if kind == "text"
+        else {"text_column": None} | {"messages_column": "messages"}
+    )
+    config = write_config(tmp_path / "config.toml", tmp_path / "rows.jsonl", data=data)
+    done = fedsim("run", config, "--out", tmp_path / "run")
+    assert done.returncode == 0, done.stderr

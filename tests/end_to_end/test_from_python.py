@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ from flwr_datasets.partitioner import DirichletPartitioner, NaturalIdPartitioner
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import fedsim
+from fedsim.data.reading import records
 from fedsim.errors import ConfigError
+from fedsim.runner.given import with_given
 from tests.conftest import small_config
 
 
@@ -55,18 +58,20 @@ def test_it_shows_itself(finished: fedsim.Run, capsys: pytest.CaptureFixture[str
     assert said.startswith(finished.statement)
     assert "Held-out loss" in said
     page = finished._repr_html_()
-    assert page.startswith('<iframe srcdoc="&lt;!')
+    assert page.startswith('<div><iframe srcdoc="&lt;!')
     assert "Every user has" in page
 
 
-@pytest.mark.parametrize("kind", ["frame", "list", "config", "file"])
+@pytest.mark.parametrize("kind", ["dataset", "frame", "list", "config", "file"])
 def test_however_it_is_given_it_is_the_same_run(
     kind: str, finished: fedsim.Run, speeches: Path, tmp_path: Path
 ) -> None:
     rows = rows_of(speeches)
     config: Any = settings()
     data: Any = rows
-    if kind == "frame":
+    if kind == "dataset":
+        data = datasets.Dataset.from_list(rows)
+    elif kind == "frame":
         data = pandas.DataFrame(rows)
     elif kind == "config":
         config = small_config(Path("unused"))
@@ -76,7 +81,7 @@ def test_however_it_is_given_it_is_the_same_run(
     run = fedsim.run(config, tmp_path / "run", data=data)
     assert run.statement == finished.statement
     assert run.report.data.users == finished.report.data.users
-    if kind != "frame":  # its file has other types, so its noise is another
+    if kind == "dataset":  # other files are other sources, with noise of their own
         assert run.report.utility == finished.report.utility
 
 
@@ -106,16 +111,64 @@ def test_a_network_that_one_holds(finished: fedsim.Run, speeches: Path, tmp_path
     assert resumed.report.utility == run.report.utility
 
 
-@pytest.mark.parametrize("kind", ["natural", "dirichlet"])
-def test_partitions_of_flower_datasets_are_users(kind: str, speeches: Path, tmp_path: Path) -> None:
-    partitioner: Any = NaturalIdPartitioner(partition_by="author")
-    if kind == "dirichlet":
-        partitioner = DirichletPartitioner(
-            num_partitions=9, partition_by="author", alpha=0.5, min_partition_size=1
-        )
-    partitioner.dataset = datasets.Dataset.from_list(rows_of(speeches))
-    run = fedsim.run(settings(), tmp_path / "run", data=partitioner)
-    assert run.report.data.users == (24 if kind == "natural" else 9)
+def users_of(config: fedsim.Config) -> list[str | None]:
+    return [user for user, _ in records(config.data)]
+
+
+def test_partitions_of_flower_datasets_are_users_by_their_own_names(
+    speeches: Path, tmp_path: Path
+) -> None:
+    """A user more in front, and theirs are the names that they had."""
+    rows, newcomer = rows_of(speeches), {"author": "aa-new", "body": "the king"}
+    named = []
+    for given in (rows, [newcomer, *rows]):
+        natural = NaturalIdPartitioner(partition_by="author")
+        natural.dataset = datasets.Dataset.from_list(given)
+        named.append(sorted(map(str, users_of(with_given(settings(), data=natural)))))
+    assert named[0] == sorted(row["author"] for row in rows)
+    assert named[1] == ["aa-new", *named[0]]
+    run = fedsim.run(settings(), tmp_path / "run", data=natural)
+    assert run.report.data.users == 25
+    assert not any("Hypothetical" in text for text in run.report.privacy.assumptions)
+
+
+def test_users_that_a_partitioner_makes_up_are_called_hypothetical(
+    speeches: Path, tmp_path: Path
+) -> None:
+    drawn = DirichletPartitioner(
+        num_partitions=9, partition_by="author", alpha=0.5, min_partition_size=1
+    )
+    drawn.dataset = datasets.Dataset.from_list(rows_of(speeches))
+    run = fedsim.run(settings(), tmp_path / "run", data=drawn)
+    assert run.report.data.users == 9
+    card = (run.path / "model" / "README.md").read_text(encoding="utf-8")
+    assert "Hypothetical users: they are partitions that a DirichletPartitioner made" in card
+
+
+def test_one_users_name_or_number_does_not_change_how_others_are_written() -> None:
+    rows: list[dict[str, Any]] = [{"author": 7, "body": "a"}, {"author": 1.5, "body": "b"}]
+    for data in (rows, pandas.DataFrame(rows), pandas.DataFrame(rows, dtype=object)):
+        assert users_of(with_given(settings(), data=data)) == ["7", "1.5"]
+    for names in (["bob"], ["alice", "bob"]):
+        label = datasets.ClassLabel(names=names)
+        features = datasets.Features({"author": label, "body": datasets.Value("string")})
+        given = datasets.Dataset.from_list([{"author": "bob", "body": "a"}], features=features)
+        assert users_of(with_given(settings(), data=given)) == ["bob"]
+
+
+def test_a_guess_of_the_text_cannot_be_held_against_the_path(
+    speeches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another cache has another key; the same one finds what it has."""
+    rows = rows_of(speeches)
+    named = []
+    for cache in ("one", "one", "two"):
+        monkeypatch.setenv("FEDSIM_CACHE", str(tmp_path / cache))
+        named.append(Path(with_given(settings(), data=rows).data.source).parent.name)
+    assert named[0] == named[1] != named[2]
+    assert (tmp_path / "one" / "given" / ".key").stat().st_mode & 0o077 == 0
+    left = {path.name for path in (tmp_path / "one" / "given").iterdir()}
+    assert left == {".key", named[0]}
 
 
 def test_what_cannot_be_read_is_named(finished: fedsim.Run, speeches: Path, tmp_path: Path) -> None:
@@ -125,6 +178,7 @@ def test_what_cannot_be_read_is_named(finished: fedsim.Run, speeches: Path, tmp_
         ({"config": 3}, "config: a int; give a TOML file's path, a dictionary or a Config"),
         ({"data": datasets.DatasetDict(train=rows)}, "data: a DatasetDict; give a datasets.Data"),
         ({"data": rows.to_iterable_dataset()}, "data: a IterableDataset; .*from_generator"),
+        ({"data": [{"author": "a", "body": Decimal(1)}]}, "data: row 0: .*Decimal.*strings and"),
         ({"data": "rows.csv"}, "data: a str; .*a path belongs in data.source"),
         ({"model": model}, "model, tokenizer: give both or neither"),
         ({"model": torch.nn.Linear(1, 1), "tokenizer": finished.tokenizer}, "model: a Linear; "),

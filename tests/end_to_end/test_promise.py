@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -137,3 +138,52 @@ def test_a_folder_without_a_promise_is_wrong_input(tmp_path: Path) -> None:
     assert "privacy.json: cannot be read" in fedsim("account", "verify", tmp_path).complaint
     (tmp_path / "privacy.json").write_text("{", encoding="utf-8")
     assert "privacy.json: not JSON" in fedsim("account", "verify", tmp_path).complaint
+
+
+def sealed(content: dict[str, Any]) -> str:
+    """The file with digests that fit, as somebody who knows how they are made would write it."""
+    digests = {
+        key: hashlib.sha256(json.dumps(content[key], sort_keys=True).encode()).hexdigest()
+        for key in content
+        if key != "digests"
+    }
+    return json.dumps({**content, "digests": digests})
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"epsilon": None}, "statement: promises something, and epsilon is null"),
+        ({"unit": "household"}, "unit = .household."),
+        ({"sampled": "users, (ε = 0.01, δ = 1e-9)"}, "sampled = "),
+        ({"noise": "quiet"}, "noise = "),
+        ({"hypothetical": 0}, "hypothetical = 0"),
+        ({"releases": "twice"}, "releases = "),
+    ],
+)
+def test_no_field_can_promise_what_its_releases_do_not(
+    finished: Path, tmp_path: Path, change: dict[str, Any], said: str
+) -> None:
+    """Whatever its digests say."""
+    folder = shutil.copytree(finished / "adapter", tmp_path / "adapter")
+    content = json.loads((folder / "privacy.json").read_text(encoding="utf-8"))
+    if change.get("releases") == "twice":
+        change = {"releases": content["releases"] * 2}
+    (folder / "privacy.json").write_text(sealed({**content, **change}), encoding="utf-8")
+    assert re.search(said, fedsim("account", "verify", folder).complaint)
+
+
+def test_a_key_twice_and_a_card_that_promises_more_are_refused(
+    finished: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(finished / "adapter", tmp_path / "adapter")
+    text = (folder / "privacy.json").read_text(encoding="utf-8")
+    (folder / "privacy.json").write_text('{"epsilon": 0.01,' + text[1:], encoding="utf-8")
+    assert "the key 'epsilon' twice" in fedsim("account", "verify", folder).complaint
+    (folder / "privacy.json").write_text(text, encoding="utf-8")
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    (folder / "README.md").write_text(card + "\nTrained on plays.\n", encoding="utf-8")
+    assert fedsim("account", "verify", folder).returncode == 0
+    for other in (card + "\nEvery user has (ε = 0.01, δ = 1e-9).\n", "# A model\n"):
+        (folder / "README.md").write_text(other, encoding="utf-8")
+        assert "README.md: was edited" in fedsim("account", "verify", folder).complaint

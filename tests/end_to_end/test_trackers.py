@@ -21,6 +21,7 @@ import fedsim
 from fedsim.config import Config
 from fedsim.errors import ConfigError
 from fedsim.report.schema import RoundMetrics
+from fedsim.trackers.tracking import shown_run
 from tests.conftest import small_config
 
 TERMS = (
@@ -167,6 +168,12 @@ def test_nothing_of_machine_text_or_seed_is_recorded(finished: Path, speeches: P
     (folder,) = (finished / "wandb").glob("offline-run-*")
     (text,) = folder.glob("run-*.wandb")
     assert str(speeches).encode() not in text.read_bytes()
+
+
+def test_a_run_of_many_seeds_is_shown_without_its_seed() -> None:
+    """`compare --seeds` names folders by them, and a seed makes seeded noise known."""
+    assert shown_run(Path("runs/uls,epsilon=4,seed=987654321")) == "uls,epsilon=4"
+    assert shown_run(Path("runs/seed=3")) == "run"
 
 
 class Recorder:

@@ -189,6 +189,31 @@ def test_an_edited_plug_in_of_the_same_version_is_another_draw(
     assert noise(config, materials) != before
 
 
+def test_every_file_of_a_plug_in_and_its_place_is_part_of_the_seed(
+    materials: Materials, speeches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it reads too: a table beside its code may decide what a unit adds."""
+    entry = {"fedsim.strategies placed": "placed:build"}
+    site = plugin(tmp_path / "site", "", entry, name="placed")
+    (site / "placed.py").unlink()
+    (site / "placed" / "inner").mkdir(parents=True)
+    (site / "placed" / "__init__.py").write_text(PLUG_IN, encoding="utf-8")
+    (site / "placed" / "inner" / "table.json").write_text("1")
+    monkeypatch.syspath_prepend(site)
+    config = small_config(speeches, strategy={"name": "placed"})
+    drawn = [noise(config, materials)]
+    (site / "placed" / "inner" / "table.json").write_text("2")
+    drawn.append(noise(config, materials))
+    (site / "placed" / "inner").rename(site / "placed" / "other")
+    drawn.append(noise(config, materials))
+    (site / "placed-1.0.dist-info" / "entry_points.txt").write_text(
+        "[fedsim.strategies]\nplaced = placed:build2\n"
+    )
+    (site / "placed" / "__init__.py").write_text(PLUG_IN + "build2 = build\n")
+    drawn.append(noise(config, materials))
+    assert len({tuple(values) for values in drawn}) == 4
+
+
 def test_the_loader_that_a_saved_folder_asks_for_is_part_of_the_seed(
     materials: Materials, speeches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

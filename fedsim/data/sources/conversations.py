@@ -48,6 +48,8 @@ def answer_text(prompt: object, completion: object, prompts: str, completions: s
                 "strings in both, or lists of messages in both"
             )
         prompt, completion = _messages(prompt, prompts), _messages(completion, completions)
+    if isinstance(prompt, str) and isinstance(completion, str):
+        prompt, completion = whole_text(prompt), whole_text(completion)
     if not completion:
         return ""
     return json.dumps({"prompt": prompt, "completion": completion}, ensure_ascii=False)
@@ -72,7 +74,19 @@ def _message(message: Any, field: str) -> dict[str, str]:  # noqa: ANN401  (what
     role, content = message.get("role"), message.get("content")
     if not (isinstance(role, str) and isinstance(content, str)):
         raise _wrong(field, f"messages with the keys {', '.join(sorted(map(str, message)))}")
-    return {"role": role, "content": content}
+    return {"role": role, "content": whole_text(content)}
+
+
+def whole_text(text: str) -> str:
+    """Return the text with U+FFFD for half of a character (a lone surrogate), which no file holds.
+
+    JSON can spell one, tokenizers refuse it, and one user's text must not end everybody's run.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
 
 
 def _wrong(field: str, what: str) -> ConfigError:

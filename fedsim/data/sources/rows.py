@@ -17,7 +17,7 @@ from itertools import islice, repeat
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from fedsim.data.sources.conversations import answer_text, messages_text
+from fedsim.data.sources.conversations import answer_text, messages_text, whole_text
 from fedsim.data.sources.local_files import ON_DISK, load_saved, local_files, unusable
 from fedsim.data.sources.records import NO_COLUMNS, RawRecord
 from fedsim.data.sources.shakespeare import BUILT_IN
@@ -231,10 +231,19 @@ def _dataset_batches(
     if first is None:
         return
     _check_columns(needed, dataset.column_names or list(first))
+    # A class is stored as its place among the names, which moves when one is added.
+    classes = {
+        name: feature.names
+        for name, feature in (dataset.features or {}).items()
+        if name in needed and hasattr(feature, "int2str")
+    }
     for batch in dataset.iter(batch_size=_BATCH):
         height = len(next(iter(batch.values())))
         # A later file may lack a column that the first one has.
-        yield {name: batch.get(name) or [None] * height for name in needed}
+        columns = {name: batch.get(name) or [None] * height for name in needed}
+        for name, known in classes.items():
+            columns[name] = [None if code is None else known[code] for code in columns[name]]
+        yield columns
 
 
 def _load(source: str, local: tuple[str, list[Path]] | None, scratch: str) -> Any:  # noqa: ANN401
@@ -298,8 +307,10 @@ def _texts(batch: Batch, spec: SourceSpec) -> list[str | None]:
 
 
 def _text(value: object, spec: SourceSpec) -> str | None:
-    if value is None or isinstance(value, str):
-        return value
+    if value is None:
+        return None
+    if isinstance(value, str):
+        return whole_text(value)
     raise _wrong_texts(spec, f"{type(value).__name__} values")
 
 

@@ -197,7 +197,7 @@ def test_every_file_of_a_plug_in_and_its_place_is_part_of_the_seed(
     site = plugin(tmp_path / "site", "", entry, name="placed")
     (site / "placed.py").unlink()
     (site / "placed" / "inner").mkdir(parents=True)
-    (site / "placed" / "__init__.py").write_text(PLUG_IN, encoding="utf-8")
+    (site / "placed" / "__init__.py").write_text(PLUG_IN + "build2 = build\n", encoding="utf-8")
     (site / "placed" / "inner" / "table.json").write_text("1")
     monkeypatch.syspath_prepend(site)
     config = small_config(speeches, strategy={"name": "placed"})
@@ -209,7 +209,6 @@ def test_every_file_of_a_plug_in_and_its_place_is_part_of_the_seed(
     (site / "placed-1.0.dist-info" / "entry_points.txt").write_text(
         "[fedsim.strategies]\nplaced = placed:build2\n"
     )
-    (site / "placed" / "__init__.py").write_text(PLUG_IN + "build2 = build\n")
     drawn.append(noise(config, materials))
     assert len({tuple(values) for values in drawn}) == 4
 

@@ -80,8 +80,8 @@ def test_the_folder_has_a_picture_and_a_page_of_every_line(measured: Path) -> No
     for line in read(measured).lines:
         assert line.loss is not None
         for seed, loss in zip((0, 1), line.losses, strict=True):
-            row = f'{line.name},seed={seed}</td><td class="right" data-head="held-out loss">{loss:.4f}<'
-            assert row in page
+            cell = f'<td class="right" data-head="held-out loss">{loss:.4f}</td>'
+            assert f"{line.name},seed={seed}</td>{cell}" in page
 
 
 def test_what_was_cut_off_is_taken_up_and_nothing_else(configs: Path, measured: Path) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import difflib
 import hashlib
-from importlib.metadata import entry_points
+import sys
+from functools import lru_cache
+from importlib.metadata import EntryPoints, entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ OWN = "fedsim-dp"
 
 def names(group: str) -> list[str]:
     """Return the names registered under `fedsim.<group>`, sorted."""
-    return sorted({entry.name for entry in entry_points(group=f"fedsim.{group}")})
+    return sorted(_registered(group).names)
 
 
 def distribution(group: str, name: str) -> str:
@@ -25,7 +27,7 @@ def distribution(group: str, name: str) -> str:
     A package other than fedsim's is edited without a new version: the entry point follows, and a
     SHA-256 (hex) of all files of its top-level module but bytecode, with their places in it.
     """
-    entries = [entry for entry in entry_points(group=f"fedsim.{group}") if entry.name == name]
+    entries = list(_registered(group).select(name=name))
     dist = entries[0].dist if entries else None
     if dist is None:
         return ""
@@ -65,10 +67,27 @@ def resolve(group: str, name: str, field: str) -> Any:  # noqa: ANN401  (each gr
     Raises:
         ConfigError: nothing is registered under that name.
     """
-    entries = [entry for entry in entry_points(group=f"fedsim.{group}") if entry.name == name]
-    if entries:
-        return entries[0].load()
+    for entry in _registered(group).select(name=name):
+        return entry.load()
     known = names(group)
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     raise ConfigError(f"{field} = {name!r}: {hint}known: {', '.join(known)}")
+
+
+def _registered(group: str) -> EntryPoints:
+    return _read(f"fedsim.{group}", *map(_state, sys.path))
+
+
+@lru_cache(maxsize=64)
+def _read(group: str, *path: tuple[str, int]) -> EntryPoints:
+    """Read a group of all packages on the path: 30 ms where there are a few hundred."""
+    return entry_points(group=group)
+
+
+def _state(folder: str) -> tuple[str, int]:
+    """Return a place of imports, and when a package was last put there or taken away."""
+    try:
+        return folder, Path(folder).stat().st_mtime_ns
+    except OSError:
+        return folder, 0

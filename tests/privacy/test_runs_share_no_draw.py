@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib
 import json
+import shutil
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -206,9 +207,10 @@ def test_every_file_of_a_plug_in_and_its_place_is_part_of_the_seed(
     drawn.append(noise(config, materials))
     (site / "placed" / "inner").rename(site / "placed" / "other")
     drawn.append(noise(config, materials))
-    (site / "placed-1.0.dist-info" / "entry_points.txt").write_text(
-        "[fedsim.strategies]\nplaced = placed:build2\n"
-    )
+    installed = site / "placed-1.0.dist-info"
+    before = installed.rename(site / "before")  # as an installer does it
+    shutil.copytree(before, installed)
+    (installed / "entry_points.txt").write_text("[fedsim.strategies]\nplaced = placed:build2\n")
     drawn.append(noise(config, materials))
     assert len({tuple(values) for values in drawn}) == 4
 

@@ -16,9 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Message
-from safetensors.torch import load_file
 
-import fedsim
 from fedsim.clients.app import app
 from fedsim.clipping import FlatClip
 from fedsim.config import Config
@@ -194,24 +192,3 @@ def test_too_few_resources_are_named_before_ray_is_started() -> None:
     assert "needs 64 GPUs, this machine has" in gpus
     assert cpus.endswith(" False")
     assert gpus.endswith(" False")
-
-
-def test_a_whole_run_on_ray(speeches: Path, tmp_path: Path) -> None:
-    """In this process and on two workers: the same model to the bit.
-
-    The environment names a cluster that is not there: attaching to it would fail.
-    """
-    one, two = tmp_path / "one", tmp_path / "two"
-    fedsim.run(small_config(speeches, executor={"shard_size": 2}), one)
-    ray: dict[str, Any] = {"grid": "ray", "workers": 2, "cpus_per_worker": 0.5, "shard_size": 2}
-    path = tmp_path / "two.toml"
-    path.write_text(small_config(speeches, executor=ray).to_toml(), encoding="utf-8")
-    code = f"""
-from pathlib import Path
-import fedsim
-fedsim.run(fedsim.load_config(Path({str(path)!r})), {str(two)!r})
-"""
-    run_alone(code, RAY_ADDRESS="127.0.0.1:1")
-    models = [load_file(run / "model" / "model.safetensors") for run in (one, two)]
-    assert fedsim.load_report(two).privacy.rounds == 4
-    assert all(np.array_equal(models[0][key], models[1][key]) for key in models[0])

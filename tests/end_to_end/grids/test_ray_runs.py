@@ -47,10 +47,14 @@ def undisturbed(config: Config, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 def test_workers_killed_in_one_run(config: Config, undisturbed: Path, tmp_path: Path) -> None:
-    """SIGKILL in the middle of rounds: the same model to the bit, each release charged once."""
+    """SIGKILL in the middle of rounds: the same model to the bit, each release charged once.
+
+    The environment names a cluster that is not there: attaching to it would fail.
+    """
     path = write_config(tmp_path / "config.toml", config, **RAY)
     killed: set[psutil.Process] = set()
-    with started(tmp_path / "log", "run", path, "--out", tmp_path / "run") as command:
+    elsewhere = {"RAY_ADDRESS": "127.0.0.1:1"}
+    with started(tmp_path / "log", "run", path, "--out", tmp_path / "run", **elsewhere) as command:
         while len(killed) < KILLS:
             await_another_round(command, tmp_path / "run")
             victims = until(lambda: command.workers() or not command.running, "a busy worker")

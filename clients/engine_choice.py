@@ -10,9 +10,7 @@ from fedsim.clients.engines.per_example import chunks
 from fedsim.clients.engines.per_example.capture import NotCovered, OpenModel, find_layers
 from fedsim.clients.engines.per_example.ghost import ghost
 from fedsim.clients.engines.per_example.materialised import materialised
-from fedsim.clients.engines.stacked.local_vmap import LocalVmapOrLoop
 from fedsim.clients.engines.vmap import VmapEngine
-from fedsim.clients.models.dropout import drops
 from fedsim.clipping import Clip
 from fedsim.estimators import WeightedSum
 from fedsim.execution import Engine, Keys, Task
@@ -31,20 +29,17 @@ def choose_engine(
     """Return the engine of that name for this task and model.
 
     Args:
-        name: "auto" is `LocalVmapOrLoop` for local training (`loop` with dropout, whose streams a
-            stack of users does not carry), and `Auto` for mean gradients. The config has checked
-            it.
+        name: "auto" is `loop` for local training, and `Auto` for mean gradients. The config has
+            checked it. The last bits of a gradient depend on the shape of the pass that computes
+            it, hence on who shares the pass; local steps can make any distance of that, so each
+            user takes them alone.
         task: what units compute.
         model: the model that they compute it with.
         tokens_per_unit: the most tokens of a unit, a public number: the choice of the engine must
             not depend on private text. None stands for units of a large pass.
     """
     if name == "auto":
-        averages = task.averages_gradients
-        if drops(model) and not averages:
-            log.info("%s: engine loop, for local training with dropout", model.name)
-            return loop
-        return Auto(model, tokens_per_unit) if averages else LocalVmapOrLoop(model)
+        return Auto(model, tokens_per_unit) if task.averages_gradients else loop
     return _engine(name, model)
 
 

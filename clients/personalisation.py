@@ -1,7 +1,7 @@
 """Personalisation: some local epochs on half of a user's examples, scored on the other half.
 
-Charles et al. 2024, App. J.2. Users train side by side, each on a copy of the parameters in a
-stack, as in DP-FedAvg; nothing is clipped, summed or noised, and nothing of it is released.
+Charles et al. 2024, App. J.2. A user takes local steps as in DP-FedAvg; nothing is clipped, summed
+or noised, and nothing of it is released.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedsim.clients.engines.stacked.local_vmap import LocalVmap
-from fedsim.clients.engines.stacked.step_batches import LocalUser
+from fedsim.clients.tasks.fedavg import local_steps
 from fedsim.data.store import Indices, TokenStore
 from fedsim.evaluation.scoring import score_examples
 from fedsim.execution import Unit
@@ -55,25 +54,14 @@ def personalise(
     eligible = [int(user) for user in users if len(store.user_examples(int(user))) > 1]
     on_device = {name: value.to(model.device) for name, value in parameters.items()}
     pairs = [_halves(store, user, seed) for user in eligible]
-    locals_ = [
-        _local_user(store, user, own, training, seed)
-        for user, (own, _) in zip(eligible, pairs, strict=True)
-    ]
-    engine = LocalVmap(model)
     without, after, tokens = (np.zeros(len(eligible)) for _ in range(3))
-    places = sorted(range(len(eligible)), key=lambda place: locals_[place].order)
-    while places:
-        chunk = places[: engine.users_at_once(on_device)]
-        places = places[len(chunk) :]
-        chosen = [locals_[place] for place in chunk]
-        stack, _ = engine.trained(chosen, on_device, training.learning_rate)
-        for row, place in enumerate(chunk):
-            reserved = pairs[place][1]
-            own = {name: value[row] for name, value in stack.items()}
-            before = score_examples(model, on_device, store, reserved)
-            then = score_examples(model, own, store, reserved)
-            tokens[place] = before.tokens.sum()
-            without[place], after[place] = before.nats.sum(), then.nats.sum()
+    for place, (user, (own, reserved)) in enumerate(zip(eligible, pairs, strict=True)):
+        unit, batches = _local_user(store, user, own, training, seed)
+        trained, _ = local_steps(model, on_device, unit, batches, training.learning_rate)
+        before = score_examples(model, on_device, store, reserved)
+        then = score_examples(model, trained, store, reserved)
+        tokens[place] = before.tokens.sum()
+        without[place], after[place] = before.nats.sum(), then.nats.sum()
     with np.errstate(invalid="ignore", divide="ignore"):
         without, after = without / tokens, after / tokens
     left_out = len(users) - len(eligible)
@@ -94,11 +82,11 @@ def _halves(store: TokenStore, user: int, seed: int) -> tuple[Indices, Indices]:
 
 def _local_user(
     store: TokenStore, user: int, examples: Indices, training: Personalisation, seed: int
-) -> LocalUser:
+) -> tuple[Unit, list[torch.Tensor]]:
     tokens, lengths = (torch.from_numpy(part) for part in store.padded(examples))
     batches: list[torch.Tensor] = []
     for epoch in range(training.epochs):
         shuffling = stream(seed, "personalisation", 1 + epoch, int(store.user_keys[user]))
         order = torch.from_numpy(shuffling.permutation(len(examples)))
         batches += torch.split(order, training.batch_size)
-    return LocalUser(Unit(user, tokens, lengths), batches)
+    return Unit(user, tokens, lengths), batches

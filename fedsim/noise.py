@@ -6,11 +6,11 @@ are rounded depends on who is there. What the noise is scaled to is therefore no
 S·(1 + `rounding_share(W)`), W the weight of all units in the sum: 2⁻¹⁸·W, or 0.04 % for W = 100.
 The share is of two sums, with and without the unit. Three parts, u = 2⁻²⁴:
 
-- *Proved*: 48u·W. The engines `materialised` and `local_vmap` add clipped rows in float32, where a
-  term is rounded 24 times at most, each 128 rows (`sum_of_rows` in `clipped_sums`); either
-  sum is within 24u·W·S of the exact one. So does `ghost` with units of many positions. From there
-  on, across chunks, shards and nodes, and from the first unit on in the engines `loop` and `vmap`
-  and under Flower, sums are float64: their rounding is at most n·2⁻⁵³·W·S for n units.
+- *Proved*: 48u·W. The engine `materialised` adds clipped rows in float32, where a term is rounded
+  24 times at most, each 128 rows (`sum_of_rows` in `clipped_sums`); either sum is within 24u·W·S of
+  the exact one. So does `ghost` with units of many positions. From there on, across chunks, shards
+  and nodes, and from the first unit on in local training, the engines `loop` and `vmap` and under
+  Flower, sums are float64: their rounding is at most n·2⁻⁵³·W·S for n units.
 - *Measured, not proved*: the other 16u·W are for what has no proved bound. `ghost` adds the other
   units by one matrix product over the positions of all; any order of summation is allowed to be off
   by as many u as there are positions, times lengths that may exceed S. And the last bits of

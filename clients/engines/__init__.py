@@ -3,7 +3,6 @@
 loop.py         the reference: one unit after the other, as the algorithms are printed
 vmap.py         many units by `torch.func`
 per_example/    `materialised` and `ghost`: many units in one pass, by layer rules
-stacked/        local training of many users at once
 
 `clipped_sums.py` holds what the fast engines share: float32 norms with their error bound, clip
 factors, and the sum. `cross_entropy.py` holds losses and their gradients.

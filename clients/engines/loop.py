@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 
-import torch
-
 from fedsim.clipping import Clip
 from fedsim.estimators import WeightedSum
 from fedsim.execution import Accumulator, Engine, Keys, Task
@@ -38,11 +36,9 @@ def loop(
 class VectorisedOrLoop:
     """A vectorised engine until torch raises; from then on `loop`, with one warning."""
 
-    def __init__(self, model: LanguageModel, engine: Engine, *, halves: bool = False) -> None:
-        """Wrap an engine; if it `halves` its chunks by itself, lack of memory is not its end."""
+    def __init__(self, model: LanguageModel, engine: Engine) -> None:
         self._model = model
         self._engine = engine
-        self._halves = halves
 
     def __call__(
         self, task: Task, parameters: Tensors, keys: Keys, clip: Clip, round: int
@@ -51,8 +47,7 @@ class VectorisedOrLoop:
         try:
             return self._engine(task, parameters, keys, clip, round)
         except (RuntimeError, NotImplementedError) as error:
-            out_of_memory = isinstance(error, torch.OutOfMemoryError)
-            if self._engine is loop or (out_of_memory and self._halves):
+            if self._engine is loop:
                 raise
             reason = str(error).splitlines()[0]
             log.warning("%s: vmap cannot, computing by loop: %s", self._model.name, reason)

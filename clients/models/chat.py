@@ -21,6 +21,7 @@ Ids = npt.NDArray[np.int64]
 Messages = list[dict[str, str]]
 Span = tuple[int, int]
 
+_ROLES = {"system", "developer", "user", "assistant", "tool", "function", "ipython"}
 _MARK = re.compile(r"{%-?\s*generation\s*-?%}")
 
 
@@ -143,13 +144,18 @@ class ChatEncoder:
                 **self._special,
             )
         except (TemplateError, TypeError, ValueError) as error:
-            roles = ", ".join(message["role"] for message in messages[:8])
             raise ConfigError(
-                f"{self.field}: the chat template refuses a conversation of {roles}"
-                f"{', …' if len(messages) > 8 else ''}: {str(error).splitlines()[0]}"
-            ) from error
+                f"{self.field}: the chat template refuses a conversation of "
+                f"{_roles(messages)}: {self._own_words(error)}"
+            ) from None
         texts, spans = rendered
         return texts[0], [(int(first), int(last)) for first, last in next(iter(spans), ())]
+
+    def _own_words(self, error: Exception) -> str:
+        """Return the error's text if it is the template's: it may quote a conversation."""
+        words = str(error).split("\n")[0].strip()
+        own = bool(words) and words in (self.template or "")
+        return words if own else f"{type(error).__name__} (what it says may quote it)"
 
     @property
     def _special(self) -> dict[str, Any]:
@@ -164,6 +170,12 @@ class ChatEncoder:
 
     def __getstate__(self) -> dict[str, object]:
         return {name: value for name, value in vars(self).items() if name != "_tokenizer"}
+
+
+def _roles(messages: Messages) -> str:
+    """Return the roles of the first eight messages; one that is no known role may be a name."""
+    shown = [m["role"] if m["role"] in _ROLES else "another role" for m in messages[:8]]
+    return ", ".join(shown) + (", …" if len(messages) > 8 else "")
 
 
 def _common(prompt: Sequence[int], whole: Sequence[int]) -> int:

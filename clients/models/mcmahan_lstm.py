@@ -139,7 +139,7 @@ class NormalisedRows:
     1e-12, which is divided by that, is not turned.
 
     Attributes:
-        rows: as they are stored, (rows, width), or a stack of tables.
+        rows: as they are stored, (rows, width).
         inverse: what they are multiplied by, see `UnitRows`.
     """
 
@@ -151,24 +151,9 @@ class NormalisedRows:
         """Upper bound on how many times longer the map makes a row."""
         return 1.01 * float(self.inverse.max())
 
-    def of_user(self, user: int) -> NormalisedRows:
-        """Return the map for one table of a stack; this one, where there is no stack."""
-        if self.rows.dim() == 2:
-            return self
-        return NormalisedRows(self.rows[user], self.inverse[user])
-
-    def of_rows(self, rows: slice) -> NormalisedRows:
-        """Return the map for some rows of one table."""
-        return NormalisedRows(self.rows[rows], self.inverse[rows])
-
     def __call__(self, gradient: torch.Tensor) -> None:
         """Change a gradient, (rows, width), in place."""
         gradient.addcmul_(self.rows, self._along(gradient), value=-1.0).mul_(self.inverse)
-
-    def add(self, table: torch.Tensor, gradient: torch.Tensor) -> None:
-        """Add what the map makes of a gradient to a table, which may be the rows themselves."""
-        gradient.addcmul_(self.rows, self._along(gradient), value=-1.0)
-        table.addcmul_(gradient, self.inverse)  # rounded once, as a step is
 
     def _along(self, gradient: torch.Tensor) -> torch.Tensor:
         """Return (w·g)/r², (rows, 1), and 0 for short rows."""

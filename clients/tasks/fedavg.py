@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import ClassVar
 
 import numpy as np
@@ -14,6 +14,7 @@ from fedsim.clients.tasks.user_examples import UserTask
 from fedsim.data.selection import CohortRule
 from fedsim.data.store.keys import base, hashes
 from fedsim.execution import Unit, Update
+from fedsim.language_model import LanguageModel
 from fedsim.materials import Materials
 from fedsim.tensors import Tensors, add_
 
@@ -81,20 +82,36 @@ class LocalSGD(UserTask):
 
         The loss is that of the first pass, the parameters moving under it.
         """
-        count = len(unit.lengths)
-        local = {name: value.detach().clone() for name, value in parameters.items()}
-        loss, seen = 0.0, 0
-        for number, rows in enumerate(self.batches(unit, round)):
-            streams = at_step(unit.streams, number)
-            batch = Unit(
-                unit.key,
-                unit.tokens[rows],
-                unit.lengths[rows],
-                streams=None if streams is None else streams[rows],
-            )
-            step = mean_gradient(self._model, local, batch)
-            add_(local, step.values, dict.fromkeys(local, -self.learning_rate))
-            loss += step.loss * len(rows) / count if seen < count else 0.0
-            seen += len(rows)
+        batches = list(self.batches(unit, round))
+        local, loss = local_steps(self._model, parameters, unit, batches, self.learning_rate)
         moved = {name: value - local[name] for name, value in parameters.items()}
-        return Update(moved, loss=loss, num_gradients=seen)
+        return Update(moved, loss=loss, num_gradients=sum(map(len, batches)))
+
+
+def local_steps(
+    model: LanguageModel,
+    parameters: Tensors,
+    unit: Unit,
+    batches: Iterable[torch.Tensor],
+    learning_rate: float,
+) -> tuple[dict[str, torch.Tensor], float]:
+    """Return the parameters after a step on each batch of a unit's rows, and the loss.
+
+    The loss is the mean over the first pass through the examples, before each of its steps.
+    """
+    count = len(unit.lengths)
+    local = {name: value.detach().clone() for name, value in parameters.items()}
+    loss, seen = 0.0, 0
+    for number, rows in enumerate(batches):
+        streams = at_step(unit.streams, number)
+        batch = Unit(
+            unit.key,
+            unit.tokens[rows],
+            unit.lengths[rows],
+            streams=None if streams is None else streams[rows],
+        )
+        step = mean_gradient(model, local, batch)
+        add_(local, step.values, dict.fromkeys(local, -learning_rate))
+        loss += step.loss * len(rows) / count if seen < count else 0.0
+        seen += len(rows)
+    return local, loss

@@ -22,6 +22,8 @@ from fedsim.utils import files as paths
 if TYPE_CHECKING:  # torch takes seconds to import, and nothing here computes with it
     from fedsim.language_model import ChatModel, LanguageModel
 
+_READING = 2  # another number where the same source gives other users or texts than before
+
 
 def records(config: DataConfig) -> Iterator[tuple[str | None, str | None]]:
     """Return an iterator over (user, text) in the source's order, prepared as the config says.
@@ -123,6 +125,7 @@ def cache_key(config: DataConfig, model: LanguageModel, encode: Encode) -> str:
     """
     parts = [
         FORMAT_VERSION,
+        _READING,
         source_fingerprint(config),
         config.user_column,
         config.text_column,

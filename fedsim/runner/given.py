@@ -9,14 +9,20 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import math
 import os
 import secrets
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
+from uuid import UUID
+
+import numpy as np
 
 from fedsim.config import Config, load_config, parse_config
 from fedsim.errors import ConfigError
@@ -65,13 +71,19 @@ def _told(data: object) -> dict[str, str]:
     """Return the keys of [data] that a partitioner decides: who the users are."""
     if not _is_partitioner(data):
         return {}
-    natural = hasattr(data, "partition_id_to_natural_id")
-    made_up = {} if natural else {"made_up_by": type(data).__name__}
-    return {"user_column": PARTITION, **made_up}
+    if _is_natural(data):
+        return {"user_column": str(data._partition_by)}  # type: ignore[attr-defined]
+    return {"user_column": PARTITION, "made_up_by": type(data).__name__}
 
 
 def _is_partitioner(data: object) -> bool:
-    return hasattr(data, "load_partition") and hasattr(data, "num_partitions")
+    kind = type(data)  # asked for by the object, the number is counted, which a null id breaks off
+    return hasattr(kind, "load_partition") and hasattr(kind, "num_partitions")
+
+
+def _is_natural(data: object) -> bool:
+    """Whether a partitioner makes a partition of each value of a column: then that names users."""
+    return hasattr(type(data), "partition_id_to_natural_id") and hasattr(data, "_partition_by")
 
 
 def _data_file(data: object) -> str:
@@ -86,9 +98,10 @@ def _data_file(data: object) -> str:
         return _kept("data", lambda to: (to / "rows.jsonl").write_text(text, "utf-8"), "rows")
     if type(data).__module__.partition(".")[0] == "pandas" and hasattr(data, "columns"):
         frame: Any = data
-        options = {"orient": "records", "lines": True, "date_format": "iso", "double_precision": 15}
-        return _kept("data", lambda to: frame.to_json(to / "rows.jsonl", **options), "rows")
-    if _is_partitioner(data):
+        return _data_file([_plain(row) for row in frame.to_dict("records")])
+    if _is_natural(data):
+        data = data.dataset  # type: ignore[attr-defined]
+    elif _is_partitioner(data):
         partitions: Any = data
         data = datasets.concatenate_datasets(
             [_named_partition(partitions, number) for number in range(partitions.num_partitions)]
@@ -110,12 +123,26 @@ def _line(number: int, row: object) -> str:
         raise ConfigError(f"data: row {number}: {error}; give strings and numbers") from None
 
 
+def _plain(value: Any) -> Any:  # noqa: ANN401  (whatever a frame holds)
+    """Return a value of a frame as JSON has it, in full: no digits lost, a missing one as null."""
+    if isinstance(value, dict):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple, np.ndarray)):
+        return [_plain(inner) for inner in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    if type(value).__name__ in ("NAType", "NaTType"):
+        return None
+    if isinstance(value, float) and math.isnan(value):
+        return None
+    if isinstance(value, (date, Decimal, UUID)):
+        return str(value)
+    return value
+
+
 def _named_partition(partitioner: Any, number: int) -> Any:  # noqa: ANN401  (an optional package's)
-    """Return a partition's rows under its natural id: its number moves when a user is added."""
     rows = partitioner.load_partition(number)
-    natural = getattr(partitioner, "partition_id_to_natural_id", None)
-    name = f"partition {number}" if natural is None else str(natural[number])
-    return rows.add_column(PARTITION, [name] * len(rows))
+    return rows.add_column(PARTITION, [f"partition {number}"] * len(rows))
 
 
 def _model_folder(model: object, tokenizer: object) -> str:

@@ -32,7 +32,7 @@ class WeightsAndBiases:
     """
 
     def __init__(self, run_dir: Path, config: Config, terms: str) -> None:
-        folder = run_dir / "wandb"
+        self._folder = folder = run_dir / "wandb"
         folder.mkdir(exist_ok=True)
         for earlier in folder.glob("offline-run-*"):
             shutil.rmtree(earlier)
@@ -70,5 +70,9 @@ class WeightsAndBiases:
         self._run.log(dict(scalars(line, self._terms)), step=line.round)
 
     def close(self) -> None:
-        """Write what is waiting and end the run."""
+        """Write what is waiting, end the run and remove W&B's own logs, which hold its path."""
         self._run.finish()
+        for logs in self._folder.glob("*run-*/logs"):
+            shutil.rmtree(logs)
+        for link in self._folder.glob("debug*.log"):
+            link.unlink()

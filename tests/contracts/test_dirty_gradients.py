@@ -9,17 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from fedsim.clients.engines.clipped_sums import PartialSum
 from fedsim.clients.engines.loop import loop
 from fedsim.clients.engines.per_example.capture import OpenModel
 from fedsim.clients.engines.per_example.ghost import ghost
 from fedsim.clients.engines.per_example.materialised import materialised
-from fedsim.clients.engines.stacked.local_vmap import LocalVmap
-from fedsim.clients.engines.stacked.step_batches import LocalUser, add_stack
-from fedsim.clients.tasks.fedavg import LocalSGD
 from fedsim.clients.tasks.fedsgd import AveragedGradient
 from fedsim.clipping import FlatClip, NoClip
-from fedsim.execution import Engine, Unit
+from fedsim.execution import Engine
 from fedsim.language_model import LanguageModel
 from fedsim.tensors import all_finite, l2_norm
 from tests.contracts.definition import CLIP_MARGIN
@@ -71,11 +67,11 @@ def test_padding_up_to_a_longer_neighbour_drops_nobody(
 
 
 @pytest.mark.parametrize("factor", [1e20, 1e-42, 0.0, float("nan")])
-@pytest.mark.parametrize("make", [materialised, ghost, LocalVmap])
+@pytest.mark.parametrize("make", [materialised, ghost])
 def test_a_first_unit_that_tells_nothing_does_not_end_the_layer_rules(
     world: World, make: Callable[[OpenModel], Engine], factor: float
 ) -> None:
-    task = (LocalSGD if make is LocalVmap else AveragedGradient)(world.materials, group_size=3)
+    task = AveragedGradient(world.materials, group_size=3)
     engine = make(cast(OpenModel, world.materials.model))
     parameters, words = world.materials.model.initial_parameters(), vocabulary()
     world.model.poison(
@@ -84,19 +80,7 @@ def test_a_first_unit_that_tells_nothing_does_not_end_the_layer_rules(
     engine(task, parameters, np.arange(USERS - 1), CLIP, 0)
     world.model.poison({})
     engine(task, parameters, np.arange(USERS), CLIP, 1)
-    if isinstance(engine, LocalVmap):
-        assert engine._by_rules is not None
-    else:
-        assert not engine._refused  # type: ignore[attr-defined]
-
-
-def test_a_stack_whose_sum_leaves_float32_is_added_one_by_one() -> None:
-    values = torch.full((2, 3), 3e38)
-    units = [Unit(key, torch.ones(1, 2, dtype=torch.int64), torch.tensor([2])) for key in range(2)]
-    users = [LocalUser(unit, [torch.tensor([0])]) for unit in units]
-    total = PartialSum({"w": torch.zeros(3)}, NoClip())
-    assert add_stack(total, users, {"w": values}, torch.zeros(2)) == users
-    assert (total.result().num_units, l2_norm(total.result().values)) == (0, 0.0)
+    assert not engine._refused  # type: ignore[attr-defined]
 
 
 def test_random_dirt(world: World) -> None:

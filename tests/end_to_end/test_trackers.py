@@ -168,6 +168,8 @@ def test_nothing_of_machine_text_or_seed_is_recorded(finished: Path, speeches: P
     (folder,) = (finished / "wandb").glob("offline-run-*")
     (text,) = folder.glob("run-*.wandb")
     assert str(speeches).encode() not in text.read_bytes()
+    for path in (finished / "wandb").rglob("*"):  # its name may hold a seed
+        assert not path.is_file() or str(finished).encode() not in path.read_bytes()
 
 
 def test_a_run_of_many_seeds_is_shown_without_its_seed() -> None:

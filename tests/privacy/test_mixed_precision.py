@@ -16,7 +16,6 @@ import fedsim
 from fedsim.clients.engines.loop import loop
 from fedsim.clients.engines.per_example.batched import BatchedEngine
 from fedsim.clients.engines.per_example.ghost import Ghost
-from fedsim.clients.engines.stacked.local_vmap import LocalVmap
 from fedsim.clients.models.mixed_precision import MixedPrecision, in_precision
 from fedsim.clients.tasks.fedavg import LocalSGD
 from fedsim.clients.tasks.fedsgd import AveragedGradient
@@ -42,7 +41,6 @@ MODELS = {
 WAYS: dict[str, tuple[Callable[[LanguageModel], Engine], bool]] = {
     **{name: (make, True) for name, make in ENGINES.items() if name != "auto"},
     "loop, fedavg": (lambda _model: loop, False),
-    "local vmap, fedavg": (LocalVmap, False),
 }
 
 

@@ -254,7 +254,11 @@ ENGINES = {
     **{f"uls, {name}": ({}, name) for name in ("loop", "materialised", "ghost", "vmap")},
     **{f"els, {name}": (STRATEGIES["els"], name) for name in ("loop", "materialised", "ghost")},
     "local training, loop": (STRATEGIES["uls, local training"], "loop"),
-    "local training, stacks": (STRATEGIES["uls, local training"], "auto"),
+    "local training, auto": (STRATEGIES["uls, local training"], "auto"),
+    "many large local steps": (
+        {"local": {"task": "fedavg", "epochs": 10, "batch_size": 2, "learning_rate": 0.5}},
+        "auto",
+    ),
 }
 
 

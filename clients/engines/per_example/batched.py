@@ -114,7 +114,7 @@ class BatchedEngine:
         try:
             total.count(empty, torch.zeros(len(empty)), num_gradients=0, num_unclipped=len(empty))
             if non_empty and self._limits is None:
-                self._limits = self._verify(parameters, made_up_unit(self._model, non_empty[0]))
+                self._limits = self._verify(parameters, made_up_unit(self._model))
             self._add_all(total, chunks.in_order(non_empty, self._row_tokens), add_alone)
             return total.result()
         except CannotTell:
@@ -142,7 +142,8 @@ class BatchedEngine:
             bytes_per_token = verified(model, self._layers, parameters, unit, two_units)
         except torch.OutOfMemoryError:
             raise
-        except RuntimeError as error:  # shapes, or in-place changes, that rules do not foresee
+        # Shapes or in-place changes that rules do not foresee; fewer positions than made-up tokens.
+        except (RuntimeError, IndexError) as error:
             raise NotCovered(f"some layer ({str(error).splitlines()[0]})") from error
         self._row_tokens = row_tokens(model, parameters)
         device = self._model.device

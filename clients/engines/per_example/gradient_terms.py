@@ -139,18 +139,6 @@ class Chain(Protocol):
         """Change the gradient of a table, or of some of its rows."""
         ...
 
-    def add(self, table: torch.Tensor, gradient: torch.Tensor) -> None:
-        """Add the mapped gradient to the parameter; `gradient` may be overwritten."""
-        ...
-
-    def of_user(self, user: int) -> Chain:
-        """Return the map for one of the parameters of a stack; itself where there is no stack."""
-        ...
-
-    def of_rows(self, rows: slice) -> Chain:
-        """Return the map for some rows of one table."""
-        ...
-
 
 @dataclass(frozen=True, eq=False)
 class _Tensors:

@@ -17,6 +17,7 @@ from fedsim.clients.engines.per_example.capture import (
 )
 from fedsim.clients.engines.per_example.gradient_terms import Gradients, Term
 from fedsim.clients.engines.per_example.passes import passes
+from fedsim.clients.models.dropout import drops
 from fedsim.clients.tasks.mean_gradient import mean_gradient
 from fedsim.execution import Unit
 from fedsim.language_model import LanguageModel
@@ -36,15 +37,15 @@ class CannotTell(Exception):  # noqa: N818 (a finding, not a fault)
     """The gradients are not finite, or zero, huge or tiny: no comparison this time."""
 
 
-def made_up_unit(model: LanguageModel, like: Unit) -> Unit:
+def made_up_unit(model: LanguageModel) -> Unit:
     """Return a unit of three short examples, whose tokens are spread over the vocabulary.
 
-    At most as wide as the padded examples of `like`, and with dropout streams if it has some.
+    It depends on the model alone: a text that took part in it would decide how everybody's
+    gradients are computed and clipped.
     """
-    width = min(_TOKENS, like.tokens.shape[1])
-    ids = torch.arange(1, _EXAMPLES * width + 1).view(_EXAMPLES, width) * 7919
-    lengths = torch.tensor([width, max(1, width - 1), max(1, width // 2)])
-    streams = None if like.streams is None else torch.arange(_EXAMPLES)
+    ids = torch.arange(1, _EXAMPLES * _TOKENS + 1).view(_EXAMPLES, _TOKENS) * 7919
+    lengths = torch.tensor([_TOKENS, _TOKENS - 1, _TOKENS // 2])
+    streams = torch.arange(_EXAMPLES) if drops(model) else None
     return Unit(0, ids % model.vocabulary_size, lengths, streams=streams)
 
 

@@ -7,6 +7,9 @@ from typing import Any
 
 from fedsim.errors import ConfigError
 
+# Of other forms of conversations. A message may have any key, so no other is shown in an error.
+_OTHER_KEYS = ("from", "value", "author", "text", "message")
+
 
 def messages_text(value: object, field: str) -> str | None:
     """Return `{"messages": …}` of a list of messages; None for a null, "" for an empty list.
@@ -73,7 +76,8 @@ def _message(message: Any, field: str) -> dict[str, str]:  # noqa: ANN401  (what
         raise _wrong(field, f"lists of {type(message).__name__}")
     role, content = message.get("role"), message.get("content")
     if not (isinstance(role, str) and isinstance(content, str)):
-        raise _wrong(field, f"messages with the keys {', '.join(sorted(map(str, message)))}")
+        known = " and ".join(key for key in _OTHER_KEYS if key in message)
+        raise _wrong(field, f"messages with the keys {known}" if known else "other messages")
     return {"role": role, "content": whole_text(content)}
 
 

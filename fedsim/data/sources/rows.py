@@ -11,6 +11,7 @@ import importlib
 import json
 import logging
 import math
+import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from itertools import islice, repeat
@@ -29,6 +30,7 @@ _NO_HUB = (
     "to do without the hub, save the dataset where there is a network "
     "(datasets.load_dataset(…).save_to_disk(FOLDER), or its files) and give data.source that path"
 )
+_QUOTED = re.compile(r"(['\"]).*\1", re.DOTALL)
 _BATCH = 1000
 _SHOWN = 500  # characters of the columns' names in a message
 
@@ -124,6 +126,8 @@ def _batches(spec: SourceSpec, extra: Mapping[str, str], scratch: str) -> Iterat
             reason = f"{reason}; {_NO_HUB}"
         elif "codec can't decode" in reason:
             reason = f"{_undecodable(local[1])}; convert it to UTF-8, with iconv for example"
+        elif local[0] in ("parquet", "arrow"):  # pyarrow quotes the value that it cannot take
+            reason = _QUOTED.sub("…", reason)
         raise unusable(spec.source, reason) from error
 
 
@@ -226,37 +230,55 @@ def _json_values(path: Path) -> Iterator[tuple[str, Any]]:
 def _dataset_batches(
     source: str, needed: Mapping[str, str], local: tuple[str, list[Path]] | None, scratch: str
 ) -> Iterator[Batch]:
-    dataset = _load(source, local, scratch)
-    first = next(iter(dataset), None)
-    if first is None:
-        return
-    _check_columns(needed, dataset.column_names or list(first))
-    # A class is stored as its place among the names, which moves when one is added.
-    classes = {
-        name: feature.names
-        for name, feature in (dataset.features or {}).items()
-        if name in needed and hasattr(feature, "int2str")
-    }
-    for batch in dataset.iter(batch_size=_BATCH):
-        height = len(next(iter(batch.values())))
-        # A later file may lack a column that the first one has.
-        columns = {name: batch.get(name) or [None] * height for name in needed}
-        for name, known in classes.items():
-            columns[name] = [None if code is None else known[code] for code in columns[name]]
-        yield columns
+    checked = False
+    for dataset in _load(source, local, scratch):
+        first = next(iter(dataset), None)
+        if first is None:
+            continue
+        if not checked:
+            _check_columns(needed, dataset.column_names or list(first))
+            checked = True
+        # A class is stored as its place among the names, which moves when one is added.
+        classes = {
+            name: feature.names
+            for name, feature in (dataset.features or {}).items()
+            if name in needed and hasattr(feature, "int2str")
+        }
+        for batch in dataset.iter(batch_size=_BATCH):
+            height = len(next(iter(batch.values())))
+            # A later file may lack a column that the first one has.
+            columns = {name: batch.get(name) or [None] * height for name in needed}
+            for name, known in classes.items():
+                columns[name] = [_class_name(code, known) for code in columns[name]]
+            yield columns
 
 
-def _load(source: str, local: tuple[str, list[Path]] | None, scratch: str) -> Any:  # noqa: ANN401
-    """Return the dataset, streaming or memory-mapped; `scratch` receives lock files."""
+def _class_name(code: int | None, known: list[str]) -> str | None:
+    """Return the name of a class; None for a row without a label, which is stored as -1."""
+    return None if code is None or code < 0 else known[code]
+
+
+def _load(
+    source: str, local: tuple[str, list[Path]] | None, scratch: str
+) -> Iterator[Any]:  # of an untyped module
+    """Yield datasets, streaming or memory-mapped; `scratch` receives lock files.
+
+    Files one by one: `datasets` gives all the types and class names of the first, which would
+    write the users of the others in another way.
+    """
     datasets = _datasets()
     options = {"split": "train", "streaming": True, "cache_dir": scratch}
     if local is None:
-        return datasets.load_dataset(source, **options)
+        yield datasets.load_dataset(source, **options)
+        return
     loader, files = local
     if loader == ON_DISK:
-        return load_saved(datasets, Path(source).expanduser())
-    paths = [glob.escape(str(path.resolve())) for path in files if path.stat().st_size]
-    return datasets.load_dataset(loader, data_files=paths, **options) if paths else []
+        yield load_saved(datasets, Path(source).expanduser())
+        return
+    for path in files:
+        if path.stat().st_size:
+            file = glob.escape(str(path.resolve()))
+            yield datasets.load_dataset(loader, data_files=[file], **options)
 
 
 def _check_columns(needed: Mapping[str, str], columns: list[str]) -> None:

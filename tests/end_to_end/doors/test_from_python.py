@@ -16,6 +16,7 @@ from flwr_datasets.partitioner import DirichletPartitioner, NaturalIdPartitioner
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import fedsim
+from fedsim.config import parse_config
 from fedsim.data.reading import records
 from fedsim.errors import ConfigError
 from fedsim.runner.given import with_given
@@ -154,6 +155,56 @@ def test_one_users_name_or_number_does_not_change_how_others_are_written() -> No
         features = datasets.Features({"author": label, "body": datasets.Value("string")})
         given = datasets.Dataset.from_list([{"author": "bob", "body": "a"}], features=features)
         assert users_of(with_given(settings(), data=given)) == ["bob"]
+
+
+def labelled(names: list[str], *rows: tuple[int, str]) -> datasets.Dataset:
+    """A data set of users that are classes, each row with its class's place among the names."""
+    features = {"author": datasets.ClassLabel(names=names), "body": datasets.Value("string")}
+    rows_ = [{"author": code, "body": text} for code, text in rows]
+    return datasets.Dataset.from_list(rows_, features=datasets.Features(features))
+
+
+def by_author(data: datasets.Dataset) -> NaturalIdPartitioner:
+    partitioner = NaturalIdPartitioner(partition_by="author")
+    partitioner.dataset = data
+    return partitioner
+
+
+def test_users_of_a_partitioner_have_the_names_of_the_column() -> None:
+    """Of a class its name, which no newcomer moves; of 7.0 and a missing one what a list gives."""
+    for names in (["bob", "carol"], ["aaron", "bob", "carol"]):
+        place = names.index("bob")
+        given = by_author(labelled(names, (place, "a"), (place + 1, "b"), (-1, "nobody's")))
+        assert users_of(with_given(settings(), data=given)) == ["bob", "carol", None]
+    rows = [{"author": author, "body": "a"} for author in (7.0, 7.5, None)]
+    given = by_author(datasets.Dataset.from_list(rows))
+    assert users_of(with_given(settings(), data=given)) == ["7", "7.5", None]
+
+
+def test_each_file_has_class_names_and_types_of_its_own(tmp_path: Path) -> None:
+    labelled(["bob"], (0, "a")).to_parquet(tmp_path / "a.parquet")
+    labelled(["alice", "bob"], (0, "b"), (1, "c"), (-1, "d")).to_parquet(tmp_path / "b.parquet")
+    rows = [{"author": author, "body": "e"} for author in ("007", "7")]
+    datasets.Dataset.from_list(rows).to_parquet(tmp_path / "c.parquet")
+    found = users_of(parse_config(settings(source=str(tmp_path))))
+    assert found == ["bob", "alice", "bob", None, "007", "7"]
+
+
+def test_a_frame_keeps_every_digit_and_its_missing_users_rename_nobody() -> None:
+    large = [123456789012345680, 123456789012346016]
+    for authors, expected in (
+        (large, [str(author) for author in large]),
+        ([*large, None], [*(str(author) for author in large), None]),
+        (
+            [0.1, 0.1 + 2**-55, 0.30000000000000004],
+            ["0.1", "0.10000000000000003", "0.30000000000000004"],
+        ),
+        ([Decimal("1.10"), pandas.NA, "half \ud800"], ["1.10", None, "half \ud800"]),
+        (pandas.to_datetime([0, 1], unit="ns"), None),
+    ):
+        frame = pandas.DataFrame({"author": authors, "body": "a"})
+        found = users_of(with_given(settings(), data=frame))
+        assert found == expected or (expected is None and len(set(found)) == 2)
 
 
 def test_a_guess_of_the_text_cannot_be_held_against_the_path(

@@ -15,7 +15,6 @@ from fedsim.clients.engines.loop import loop
 from fedsim.clients.engines.per_example.capture import OpenModel
 from fedsim.clients.engines.per_example.ghost import ghost
 from fedsim.clients.engines.per_example.materialised import materialised
-from fedsim.clients.engines.stacked.local_vmap import LocalVmap
 from fedsim.clients.engines.vmap import VmapEngine
 from fedsim.clients.tasks.example_gradient import ExampleGradient
 from fedsim.clients.tasks.fedavg import LocalSGD
@@ -37,12 +36,6 @@ ROWS = (float("nan"), float("inf"), float("-inf"), 1e-45, 1e15, 1e20, 1e30, -1e3
 _SMALL = 40_000  # bytes: several chunks and passes a call
 
 
-def _by_vmap(model: LanguageModel) -> Engine:
-    engine = LocalVmap(model)
-    engine._verified = True  # as if no layer had a rule
-    return engine
-
-
 ENGINES: dict[str, Callable[[LanguageModel], Engine]] = {
     "loop": lambda _: loop,
     "vmap": VmapEngine,
@@ -52,12 +45,7 @@ ENGINES: dict[str, Callable[[LanguageModel], Engine]] = {
     "ghost, small": lambda model: ghost(cast(OpenModel, model), _SMALL),
     "auto": Auto,
 }
-LOCAL_ENGINES: dict[str, Callable[[LanguageModel], Engine]] = {
-    "local loop": lambda _: loop,
-    "local rules": LocalVmap,
-    "local rules, small": lambda model: LocalVmap(model, _SMALL),
-    "local vmap": _by_vmap,
-}
+LOCAL_ENGINES: dict[str, Callable[[LanguageModel], Engine]] = {"local loop": lambda _: loop}
 
 
 @dataclass

@@ -79,8 +79,8 @@ def test_prompts_are_strings_or_messages(tmp_path: Path) -> None:
     [
         ("hello", "holds strings; wanted: lists of messages"),
         (["hello"], "holds lists of str"),
-        ([{"from": "human", "value": "hello"}], "holds messages with the keys from, value"),
-        ([{"role": "user", "content": [1]}], "holds messages with the keys content, role"),
+        ([{"from": "human", "value": "hello"}], "holds messages with the keys from and value"),
+        ([{"role": "user", "content": [1]}], "holds other messages"),
         ({"role": "user"}, "holds dict values"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import traceback
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -185,6 +186,18 @@ def test_a_role_that_the_template_refuses_is_named() -> None:
     wrong = json.dumps({"messages": [{"role": "system", "content": "Be kind."}]})
     with pytest.raises(ConfigError, match=r"^data: the chat template refuses.*of system: System"):
         encoder(tokenizer(ours, special), "assistant")([wrong])
+
+
+def test_a_refusal_quotes_no_conversation() -> None:
+    """A template may put what a user wrote into its error, and a role may be anything."""
+    refusing = "{{ raise_exception('what is ' + messages[0].role + messages[0].content) }}"
+    messages = [{"role": "Jane Roe", "content": "HIV clinic"}]
+    with pytest.raises(ConfigError) as refused:
+        encoder(tokenizer(refusing, ["<s>"]), "all")([json.dumps({"messages": messages})])
+    said = "".join(traceback.format_exception(refused.value))
+    assert "a conversation of another role: TemplateError" in said
+    assert "Jane" not in said
+    assert "clinic" not in said
 
 
 def test_a_template_that_rewrites_earlier_turns_is_refused() -> None:

@@ -47,10 +47,10 @@ def store(model: LanguageModel, tmp_path_factory: pytest.TempPathFactory) -> Tok
 def one_at_a_time(model: LanguageModel, store: TokenStore, user: int) -> float:
     """Train by plain steps of gradient descent and score: nats per predicted token."""
     own, reserved = _halves(store, user, 7)
-    local = _local_user(store, user, own, TRAINING, 7)
+    unit, batches = _local_user(store, user, own, TRAINING, 7)
     parameters = model.initial_parameters()
-    for rows in local.batches:
-        batch = Unit(user, local.unit.tokens[rows], local.unit.lengths[rows])
+    for rows in batches:
+        batch = Unit(user, unit.tokens[rows], unit.lengths[rows])
         gradient = mean_gradient(model, parameters, batch).values
         parameters = {name: value - 0.1 * gradient[name] for name, value in parameters.items()}
     scores = score_examples(model, parameters, store, reserved)

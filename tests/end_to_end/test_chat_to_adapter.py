@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from fedsim.clients.models.transformers_model import TransformersModel
 from fedsim.config import ModelConfig
 from fedsim.materials import load_model
 from tests.conftest import WORDS
+from tests.helpers.commands import page_command
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "how-to" / "chat-to-adapter.md"
@@ -76,14 +76,7 @@ def test_the_commands_of_the_page(place: Path) -> None:
     (place / "answers.yaml").write_text(task[1], encoding="utf-8")
     asked = [{"question": "Who comes here?", "answer": "A friend."}] * 3
     (place / "answers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in asked))
-    said = []
-    for command in commands():
-        done = subprocess.run(
-            ["sh", "-c", command], cwd=place, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        said.append(done.stdout)
-    trained, verified, pushed, scored = said
+    trained, verified, pushed, scored = (page_command(line, place) for line in commands())
     assert "Every user has (ε = 7.99" in trained
     assert trained.splitlines()[0] in verified
     assert "adapter_model.safetensors" in pushed

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.helpers.commands import page_command
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
@@ -58,22 +58,10 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, str]]:
         if file:
             (folder / file).write_text(inside, encoding="utf-8")
         elif language == "sh":
-            last = shell(inside, folder)
+            last = "".join(page_command(line, folder) for line in inside.splitlines())
         elif language == "text":
             answers.append((inside, last))
     return answers
-
-
-def shell(commands: str, folder: Path) -> str:
-    """Run a block as a reader would, the interpreter's scripts first on the path."""
-    scripts = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    environment = {**os.environ, "PATH": scripts, "COLUMNS": "100"}
-    command = ["sh", "-e", "-c", commands]
-    done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def test_answers_are_those_that_the_page_shows(printed: list[tuple[str, str]]) -> None:

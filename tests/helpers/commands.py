@@ -6,6 +6,9 @@ import io
 import json
 import logging
 import os
+import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
@@ -64,6 +67,23 @@ def fedsim_json(*arguments: str | Path) -> dict[str, Any]:
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found
+
+
+def page_command(line: str, folder: Path) -> str:
+    """Return what a line of a page's shell block prints: `fedsim` in this process, others by sh."""
+    words = shlex.split(os.path.expandvars(line))
+    if words[0] == "fedsim":
+        done = fedsim(*words[1:], folder=folder)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+    command = ["sh", "-e", "-c", line]
+    scripts = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    environment = {**os.environ, "PATH": scripts}
+    other = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    assert other.returncode == 0, other.stdout + other.stderr
+    return other.stdout
 
 
 def write_config(path: Path, source: Path, **sections: dict[str, Any]) -> Path:

@@ -22,6 +22,7 @@ import pytest
 import fedsim
 from fedsim.config import Config
 from tests.conftest import small_config
+from tests.helpers.commands import fedsim as fedsim_here
 
 LIMIT = 900.0  # seconds; far above what a run takes on a loaded machine
 SCRIPTS = Path(sysconfig.get_path("scripts"))
@@ -40,10 +41,10 @@ def env(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     }
 
 
-def two_rounds(source: Path, shard_size: int, cohort_size: int = 6) -> Config:
+def rounds_of(count: int, source: Path, shard_size: int, cohort_size: int = 6) -> Config:
     return small_config(
         source,
-        strategy={"rounds": 2, "cohort_size": cohort_size},
+        strategy={"rounds": count, "cohort_size": cohort_size},
         executor={"shard_size": shard_size},
     )
 
@@ -87,7 +88,7 @@ def test_two_simulated_nodes_give_the_model_of_one_process(
     speeches: Path, tmp_path: Path, env: dict[str, str]
 ) -> None:
     """Relative paths, a space in one of them, and nothing left running or lying about."""
-    config = two_rounds(speeches, shard_size=2)
+    config = rounds_of(2, speeches, shard_size=2)
     write(config, tmp_path)
     expected = fedsim.run(config, tmp_path / "one").path
     status, output, errors = fedsim_command(
@@ -159,8 +160,8 @@ def superlink(tmp_path_factory: pytest.TempPathFactory, env: dict[str, str]) -> 
 def test_two_supernodes_give_the_model_of_one_process(
     superlink: str, speeches: Path, tmp_path: Path, env: dict[str, str]
 ) -> None:
-    """Two shards or so a round, as each is a new process."""
-    config = two_rounds(speeches, shard_size=5)
+    """One round of two shards or so, as each is a new process."""
+    config = rounds_of(1, speeches, shard_size=5)
     write(config, tmp_path)
     expected = fedsim.run(config, tmp_path / "one").path
     command = ["flower", "config.toml", "--out", "two", "--workers", "2", "--superlink", superlink]
@@ -171,25 +172,28 @@ def test_two_supernodes_give_the_model_of_one_process(
 
 
 def test_wrong_input_and_a_failure_inside_have_their_own_status(
-    superlink: str, speeches: Path, tmp_path: Path, env: dict[str, str]
+    superlink: str,
+    speeches: Path,
+    tmp_path: Path,
+    env: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What only the ServerApp can find wrong is a 2; what breaks in it is a 1, and says why."""
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
     link = ["--superlink", superlink]
-    write(two_rounds(speeches, shard_size=1, cohort_size=500), tmp_path)
-    status, _, errors = fedsim_command(
-        ["flower", "config.toml", "--out", "wrong", *link], tmp_path, env
-    )
-    assert status == 2, errors
-    assert "Error: strategy.cohort_size = 500: larger than the population" in errors
+    write(rounds_of(2, speeches, shard_size=1, cohort_size=500), tmp_path)
+    done = fedsim_here("flower", "config.toml", "--out", "wrong", *link, folder=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert "Error: strategy.cohort_size = 500: larger than the population" in done.stderr
     assert not (tmp_path / "wrong").exists()
-    config = two_rounds(speeches, shard_size=1)
+    config = rounds_of(2, speeches, shard_size=1)
     write(config, tmp_path)
     broken = tmp_path / "broken"
     (broken / "metrics.jsonl").mkdir(parents=True)  # where a file is to be read and written
     write(config, broken)
-    status, output, errors = fedsim_command(
-        ["flower", "config.toml", "--out", "broken", "--resume", *link], tmp_path, env
-    )
-    assert (status, output) == (1, "")
-    assert "Failed: the run failed: ServerApp failed with exception: [Errno 21]" in errors
-    assert "The end of its log:" in errors
+    arguments = ("flower", "config.toml", "--out", "broken", "--resume", *link)
+    done = fedsim_here(*arguments, folder=tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "Failed: the run failed: ServerApp failed with exception: [Errno 21]" in done.stderr
+    assert "The end of its log:" in done.stderr

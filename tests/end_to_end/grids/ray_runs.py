@@ -82,12 +82,6 @@ def started(log: Path, *arguments: object, **env: str) -> Iterator[Command]:
         command.end()
 
 
-def run_to_end(log: Path, *arguments: object, **env: str) -> int:
-    """Return the exit status of a command."""
-    with started(log, *arguments, **env) as command:
-        return command.wait()
-
-
 def until(condition: Callable[[], Any], what: str) -> Any:  # noqa: ANN401
     """Return what `condition` gives as soon as it is true."""
     deadline = time.monotonic() + PATIENCE

@@ -10,9 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 from fedsim.config import Config, parse_config
 from fedsim.materials import Materials, load_materials
+
+# How long an example takes says what else the machine does.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 WORDS = ["the", "king", "shall", "ride", "to", "war", "with", "all", "my", "lord", "come", "again"]
 

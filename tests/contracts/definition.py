@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -24,9 +24,15 @@ class Case:
     materials: Materials
     task: Task
     updates: list[tuple[float, dict[str, torch.Tensor]]]
+    _sums: dict[str, WeightedSum] = field(default_factory=dict)
 
     def sum(self, clip: Clip) -> WeightedSum:
         """Return Σ w·clip(mean over examples of ∇ of its mean loss)."""
+        if repr(clip) not in self._sums:  # every engine asks for the same ones
+            self._sums[repr(clip)] = self._sum(clip)
+        return self._sums[repr(clip)]
+
+    def _sum(self, clip: Clip) -> WeightedSum:
         values = zeros_like(self.materials.model.initial_parameters(), torch.float64)
         unclipped = 0
         for weight, update in self.updates:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Callable, Sequence
+from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 from typing import Any
 
@@ -31,15 +32,21 @@ def sleeping() -> list[Row]:
     ]
 
 
-class Entry:
-    """What importlib's entry points offer, of a function."""
+Benchmark = Callable[[], Sequence[Row]]
 
-    def __init__(self, name: str, function: Callable[[], Sequence[Row]]) -> None:
-        self.name = name
-        self._function = function
 
-    def load(self) -> Callable[[], Sequence[Row]]:
-        return self._function
+def register(monkeypatch: pytest.MonkeyPatch, **functions: Benchmark) -> None:
+    """Register benchmarks in place of fedsim's own."""
+
+    class Entry(EntryPoint):
+        def load(self) -> Benchmark:
+            return functions[self.name]
+
+    def read(group: str, *_: object) -> EntryPoints:
+        assert group == "fedsim.benchmarks"
+        return EntryPoints(Entry(name, "none", group) for name in functions)
+
+    monkeypatch.setattr(registry, "_read", read)
 
 
 @pytest.fixture
@@ -55,11 +62,7 @@ def _fakes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         ran.append("sleeping")
         return sleeping()
 
-    def entry_points(group: str) -> list[Entry]:
-        assert group == "fedsim.benchmarks"
-        return [Entry("waking", waking), Entry("sleeping", asleep)]
-
-    monkeypatch.setattr(registry, "entry_points", entry_points)
+    register(monkeypatch, waking=waking, sleeping=asleep)
     return ran
 
 
@@ -181,9 +184,7 @@ def test_one_that_cannot_run_here_costs_the_others_nothing(
     def absent() -> list[Row]:
         raise ConfigError("peers: not installed")
 
-    monkeypatch.setattr(
-        registry, "entry_points", lambda group: [Entry("peers", absent), Entry("nap", sleeping)]
-    )
+    register(monkeypatch, peers=absent, nap=sleeping)
     done = CliRunner().invoke(app, ["bench", "--json"])
     assert done.exit_code == 0
     assert [row["case"] for row in json.loads(done.stdout)["rows"]] == ["long", "short"]

@@ -1,6 +1,7 @@
 """Projected time and cost of large runs, from measured constants.
 
-`python -m fedsim.experiments.projection docs/benchmarks/grids.json` prints the docs page's table.
+`python -m fedsim.experiments.projection docs/benchmarks/{grids,server}.json` prints the docs page's
+table.
 """
 
 from __future__ import annotations
@@ -56,8 +57,8 @@ class Constants:
     """Constants that `fedsim bench` measured.
 
     Attributes:
-        transfer: seconds per parameter and shard: out as float32, back as float64, on Ray.
-        message: seconds per shard besides.
+        transfer: seconds per parameter and worker: out as float32, a sum back as float32, on Ray.
+        message: seconds per worker besides.
         server: seconds per parameter for estimate, noise and step.
         coins: seconds a round for a population of 342,477 besides.
     """
@@ -70,22 +71,24 @@ class Constants:
     @classmethod
     def measured(cls, rows: Sequence[Mapping[str, Any]]) -> Constants:
         """Read them out of the rows of `fedsim bench grids server --json`."""
-        seconds = {(row["case"], row.get("engine")): float(row["seconds"]) for row in rows}
+        seconds = {(row["case"], row.get("engine")): float(row["seconds"] or 0.0) for row in rows}
         small, large = (seconds[f"round/{size}", "ray"] for size in ("1M", "10M"))
         slope = (large - small) / 9e6
         details = {row["case"]: row.get("details", {}) for row in rows}
-        noise = "noise, secure" if "noise, secure" in details else "noise"  # as it once was
-        parts = ("estimate", noise, "adam")
-        server = sum(details[part]["nanoseconds_per_parameter"] for part in parts) / 1e9
+        server = sum(details[part]["nanoseconds_per_parameter"] for part in SERVER_PARTS) / 1e9
         return cls(
-            transfer=slope / SHARDS_MEASURED,
-            message=max(0.0, small - 1e6 * slope) / SHARDS_MEASURED,
+            transfer=slope / WORKERS_MEASURED,
+            message=max(0.0, small - 1e6 * slope) / WORKERS_MEASURED,
             server=server,
             coins=max(0.0, seconds["population/342477", "ray"] - small - 1e6 * server),
         )
 
 
-SHARDS_MEASURED = 8  # of `round/*` on two workers: four each
+WORKERS_MEASURED = 2  # of `round/*`
+SERVER_PARTS = tuple(
+    f"gpt2-medium, 350M: {part}"
+    for part in ("estimate and noise, secure", "Adam's step", "is finite")
+)
 _FLOPS_PER_PARAMETER_AND_TOKEN = 6.0  # forward 2, backward 4
 
 
@@ -101,7 +104,7 @@ class Projection:
 
 
 def project(setting: Setting, constants: Constants, assumptions: Assumptions) -> Projection:
-    """Return the projection with one shard a worker; parts of a round follow one another."""
+    """Return the projection with one sum a worker; parts of a round follow one another."""
     tokens = setting.cohort_size * setting.group_size * setting.sequence_length
     flops = _FLOPS_PER_PARAMETER_AND_TOKEN * setting.parameters * tokens
     gradients = flops / (setting.gpus * assumptions.peak_flops * assumptions.utilisation)
@@ -139,5 +142,6 @@ def table(constants: Constants) -> str:
 
 
 if __name__ == "__main__":
-    measured = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    sys.stdout.write(table(Constants.measured(measured["rows"])) + "\n")
+    answers = [json.loads(Path(name).read_text(encoding="utf-8")) for name in sys.argv[1:]]
+    measured = [row for answer in answers for row in answer["rows"]]
+    sys.stdout.write(table(Constants.measured(measured)) + "\n")

@@ -10,9 +10,9 @@ from typing import Literal, Protocol
 import torch
 
 from fedsim.estimators import WeightedSum
-from fedsim.noise import add_gaussian_
+from fedsim.noise import release_
 from fedsim.sampling import Relation
-from fedsim.seeding import RandomSource
+from fedsim.seeding import NoiseKey
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class ClipPolicy(Protocol):
         """Return the multiplier of the estimate's noise, so that a round costs the given one."""
         ...
 
-    def after(self, round: int, scale: float, total: WeightedSum, noise: RandomSource) -> NextClip:
+    def after(self, round: int, scale: float, total: WeightedSum, noise: NoiseKey) -> NextClip:
         """Return the next round's scale and what was released for it.
 
         Args:
@@ -79,7 +79,7 @@ class ConstantClip(_WithoutRelease):
 
     constant = True
 
-    def after(self, round: int, scale: float, total: WeightedSum, noise: RandomSource) -> NextClip:
+    def after(self, round: int, scale: float, total: WeightedSum, noise: NoiseKey) -> NextClip:
         """Return the scale as it is."""
         return NextClip(scale)
 
@@ -122,7 +122,7 @@ class ClipSchedule(_WithoutRelease):
             return math.pow(self.final_scale, part)
         return (1.0 - part) + self.final_scale * part
 
-    def after(self, round: int, scale: float, total: WeightedSum, noise: RandomSource) -> NextClip:
+    def after(self, round: int, scale: float, total: WeightedSum, noise: NoiseKey) -> NextClip:
         """Return the next round's scale: a function of its number alone."""
         return NextClip(self.scale(round + 1))
 
@@ -198,12 +198,12 @@ class AdaptiveClip:
         # z/sqrt(1 - share²), written so that a share near 1 loses no digits.
         return noise_multiplier / math.sqrt((1.0 - share) * (1.0 + share))
 
-    def after(self, round: int, scale: float, total: WeightedSum, noise: RandomSource) -> NextClip:
+    def after(self, round: int, scale: float, total: WeightedSum, noise: NoiseKey) -> NextClip:
         """Return the next scale and the noisy share that it was computed from."""
         shifted = total.num_unclipped - 0.5 * total.num_units
         exact = {"": torch.tensor(shifted, dtype=torch.float64)}
-        noisy = add_gaussian_(exact, self.count_noise_stddev, noise)[""]
-        share = 0.5 + float(noisy) / self.expected_units
+        noisy, _ = release_(exact, 1.0, self.count_noise_stddev, noise)
+        share = 0.5 + float(noisy[""]) / self.expected_units
         log_scale = math.log(scale) - self.learning_rate * (share - self.quantile)
         return NextClip(math.exp(max(-_FURTHEST, min(log_scale, _FURTHEST))), share)
 

@@ -13,7 +13,7 @@ import torch
 
 from fedsim.noise import most_weight
 from fedsim.sampling import Relation, Sampling
-from fedsim.tensors import Tensors, add, add_, scale, zeros_like
+from fedsim.tensors import Tensors, add, add_, zeros_like
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,8 +87,8 @@ class Estimator(Protocol):
     @property
     def sampling_probability(self) -> float: ...  # noqa: D102
 
-    def __call__(self, total: WeightedSum) -> dict[str, torch.Tensor]:
-        """Return the estimate of the mean update, float64."""
+    def factor(self, total: WeightedSum) -> float:
+        """Return what the sum's values are multiplied by to be the estimate of the mean update."""
         ...
 
     def sensitivity(self, bound: float) -> float:
@@ -130,8 +130,8 @@ class FixedDenominator:
 
     Examples:
         >>> mean = FixedDenominator(sampling_probability=0.01, total_weight=1000.0)
-        >>> mean(WeightedSum({"w": torch.tensor([20.0])}, weight=17.0))["w"].item()
-        2.0
+        >>> mean.factor(WeightedSum({"w": torch.tensor([20.0])}, weight=17.0))
+        0.1
         >>> mean.sensitivity(bound=0.5)
         0.05
     """
@@ -149,9 +149,9 @@ class FixedDenominator:
         """q·W."""
         return self.sampling_probability * self.total_weight
 
-    def __call__(self, total: WeightedSum) -> dict[str, torch.Tensor]:
-        """Return Σ w·Δ / (qW)."""
-        return scale(total.values, 1.0 / self.denominator)
+    def factor(self, total: WeightedSum) -> float:
+        """Return 1 / (qW)."""
+        return 1.0 / self.denominator
 
     def sensitivity(self, bound: float) -> float:
         """Return bound / (qW)."""
@@ -184,10 +184,10 @@ class ClippedDenominator:
 
     Examples:
         >>> mean = ClippedDenominator(sampling_probability=0.01, min_weight=1000.0)
-        >>> mean(WeightedSum({"w": torch.tensor([20.0])}, weight=16.0))["w"].item()
-        1.25
-        >>> mean(WeightedSum({"w": torch.tensor([20.0])}, weight=2.0))["w"].item()
-        2.0
+        >>> mean.factor(WeightedSum({"w": torch.tensor([20.0])}, weight=16.0))
+        0.0625
+        >>> mean.factor(WeightedSum({"w": torch.tensor([20.0])}, weight=2.0))
+        0.1
         >>> mean.sensitivity(bound=0.5)
         0.1
     """
@@ -205,9 +205,9 @@ class ClippedDenominator:
         """q·W_min."""
         return self.sampling_probability * self.min_weight
 
-    def __call__(self, total: WeightedSum) -> dict[str, torch.Tensor]:
-        """Return Σ w·Δ / max(qW_min, Σ w)."""
-        return scale(total.values, 1.0 / max(self.least_denominator, total.weight))
+    def factor(self, total: WeightedSum) -> float:
+        """Return 1 / max(qW_min, Σ w)."""
+        return 1.0 / max(self.least_denominator, total.weight)
 
     def sensitivity(self, bound: float) -> float:
         """Return 2·bound / (qW_min)."""

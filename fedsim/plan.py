@@ -26,7 +26,14 @@ from fedsim.estimators import Estimator, WeightedSum
 from fedsim.execution import Executor
 from fedsim.noise import rounding_share
 from fedsim.sampling import Relation, Sampling
-from fedsim.seeding import RandomSource, secret_stream, stream
+from fedsim.seeding import (
+    NoiseKey,
+    RandomSource,
+    noise_key,
+    secret_noise_key,
+    secret_stream,
+    stream,
+)
 from fedsim.server_optimizer import ServerOptimizer
 from fedsim.state import ServerState
 
@@ -172,7 +179,8 @@ class RoundPlan:
 
     def next_clip(self, state: ServerState, total: WeightedSum) -> NextClip:
         """Return the next round's clip after the round that `state` was about to do."""
-        noise = self._source("clip", state.round)
+        secret = self._secret
+        noise = secret_noise_key() if secret else noise_key(self.seed, "clip", state.round)
         return self.clip_policy.after(state.round, state.clip_scale, total, noise)
 
     @property
@@ -228,11 +236,12 @@ class RoundPlan:
 
     def coins(self, round: int) -> RandomSource:
         """Return the source of a round's sampling coins."""
-        return self._source("sampling", round)
+        return secret_stream() if self._secret else stream(self.seed, "sampling", round)
 
-    def noise(self, round: int) -> RandomSource:
-        """Return the source of a round's noise."""
-        return self._source("noise", round)
+    def noise(self, round: int) -> NoiseKey:
+        """Return the key of a round's noise."""
+        return secret_noise_key() if self._secret else noise_key(self.seed, "noise", round)
 
-    def _source(self, purpose: Literal["sampling", "noise", "clip"], round: int) -> RandomSource:
-        return secret_stream() if self.entropy == "secure" else stream(self.seed, purpose, round)
+    @property
+    def _secret(self) -> bool:
+        return self.entropy == "secure"

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from fedsim.execution import Executor
-from fedsim.noise import add_gaussian_
+from fedsim.noise import release_
 from fedsim.plan import RoundPlan
 from fedsim.state import RoundRecord, ServerState
-from fedsim.tensors import l2_norm
 
 
 def run_round(
@@ -20,8 +19,8 @@ def run_round(
     3. Estimate: divide by the plan's denominator.
     4. Noise: Gaussian, its scale from the plan's clip and estimator. An empty cohort too.
     5. Account: charge the ledger, before the release is used for anything.
-    6. Step: the server optimizer takes the release as its gradient, and the clip policy says
-       which clip is next; an adaptive one from a noisy count that the charge has covered.
+    6. Step: the clip policy says which clip is next; an adaptive one from a noisy count that the
+       charge has covered. The server optimizer takes the release as its gradient.
 
     Nothing here knows which strategy made the plan. Raises whatever the executor raises when a
     shard cannot be computed; then nothing is released and the state is as it was.
@@ -29,13 +28,11 @@ def run_round(
     plan = plan.at(state)
     cohort = plan.cohort(state.round)
     total = executor.clipped_sum(state.parameters, cohort, plan.clip, state.round)
-    estimate = plan.estimator(total)
-    estimate_norm = l2_norm(estimate)
-    release = add_gaussian_(estimate, plan.noise_stddev, plan.noise(state.round))  # in its place
-    ledger = state.ledger.charge(state.round, plan.cost, plan.release_id)
-    parameters, optimizer_state = plan.optimizer.step(
-        state.parameters, release, state.optimizer_state
+    factor = plan.estimator.factor(total)
+    release, estimate_norm = release_(  # takes the sum's memory
+        total.values, factor, plan.noise_stddev, plan.noise(state.round)
     )
+    ledger = state.ledger.charge(state.round, plan.cost, plan.release_id)
     next_clip = plan.next_clip(state, total)
     record = RoundRecord(
         num_units=total.num_units,
@@ -45,6 +42,10 @@ def run_round(
         estimate_norm=estimate_norm,
         clip_norm=plan.moving_clip_norm,
         released_share=next_clip.released_share,
+    )
+    del total  # the step frees the release tensor by tensor
+    parameters, optimizer_state = plan.optimizer.step(
+        state.parameters, release, state.optimizer_state
     )
     after = ServerState(
         state.round + 1, parameters, optimizer_state, ledger, clip_scale=next_clip.scale

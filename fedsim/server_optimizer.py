@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
-from fedsim.tensors import Tensors, check_same_layout, l2_norm, scale
+from fedsim.tensors import Tensors, check_same_layout, l2_norm
 
 OptimizerName = Literal["sgd", "adam", "adafactor"]
 
-_CLASSES: dict[str, Callable[..., torch.optim.Optimizer]] = {
-    "sgd": torch.optim.SGD,
-    "adam": torch.optim.Adam,
-    "adafactor": torch.optim.Adafactor,
+_OPTIMIZERS: dict[str, Callable[[list[torch.Tensor], float], torch.optim.Optimizer]] = {
+    "sgd": lambda values, rate: torch.optim.SGD(values, lr=rate),
+    "adam": lambda values, rate: torch.optim.Adam(values, lr=rate, fused=True),  # one pass
+    "adafactor": lambda values, rate: torch.optim.Adafactor(values, lr=rate),
 }
 
 
@@ -35,13 +35,14 @@ class ServerOptimizer:
     max_gradient_norm: float | None = None
 
     def step(
-        self, parameters: Tensors, gradient: Tensors, state: Tensors
+        self, parameters: Tensors, gradient: dict[str, torch.Tensor], state: Tensors
     ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        """Return the next parameters and optimizer state; the arguments stay as they are.
+        """Return the next parameters and optimizer state; parameters and state stay as they are.
 
         Args:
             parameters: float32 tensors.
-            gradient: same layout, any float dtype.
+            gradient: same layout, any float dtype. Used up: the dict is empty afterwards, so that a
+                tensor's memory is free before the next tensor needs some.
             state: flat, "parameter/key" → tensor; empty before the first step.
 
         Examples:
@@ -51,40 +52,30 @@ class ServerOptimizer:
             (0.9, 1.0)
         """
         check_same_layout(parameters, gradient)
-        gradient = self._shortened(gradient)
-        moved = {name: value.detach().clone() for name, value in parameters.items()}
-        for name, value in moved.items():
-            value.grad = gradient[name].to(value.dtype)
-        optimizer = self._optimizer(moved.values())
-        optimizer.load_state_dict(self._nested(optimizer, list(moved), state))
-        optimizer.step()
-        for value in moved.values():
-            value.grad = None
-        return moved, self._flat(optimizer, list(moved))
-
-    def _shortened(self, gradient: Tensors) -> Tensors:
-        norm = math.inf if self.max_gradient_norm is None else self.max_gradient_norm
-        length = 0.0 if math.isinf(norm) else l2_norm(gradient)
-        return gradient if length <= norm else scale(gradient, norm / length)
-
-    def _optimizer(self, values: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
-        return _CLASSES[self.name](list(values), lr=self.learning_rate)
-
-    @staticmethod
-    def _nested(
-        optimizer: torch.optim.Optimizer, names: list[str], state: Tensors
-    ) -> dict[str, Any]:
-        nested: dict[int, dict[str, torch.Tensor]] = {}
+        factor = self._factor(gradient)
+        before: dict[str, dict[str, torch.Tensor]] = {name: {} for name in parameters}
         for path, value in state.items():
             name, _, key = path.rpartition("/")
-            nested.setdefault(names.index(name), {})[key] = value.clone()
-        return {**optimizer.state_dict(), "state": nested}
+            before[name][key] = value
+        moved: dict[str, torch.Tensor] = {}
+        after: dict[str, torch.Tensor] = {}
+        for name, value in parameters.items():
+            moved[name] = entry = value.detach().clone()
+            given = gradient.pop(name)
+            entry.grad = (given if factor == 1.0 else given * factor).to(entry.dtype)
+            del given
+            optimizer = _OPTIMIZERS[self.name]([entry], self.learning_rate)
+            if before[name]:
+                # What `load_state_dict` does, without its second copy.
+                optimizer.state[entry] = {
+                    key: old.to(entry.device, copy=True) for key, old in before[name].items()
+                }
+            optimizer.step()
+            entry.grad = None
+            after |= {f"{name}/{key}": new for key, new in optimizer.state[entry].items()}
+        return moved, after
 
-    @staticmethod
-    def _flat(optimizer: torch.optim.Optimizer, names: list[str]) -> dict[str, torch.Tensor]:
-        return {
-            f"{names[index]}/{key}": value
-            for index, entries in optimizer.state_dict()["state"].items()
-            for key, value in entries.items()
-            if isinstance(value, torch.Tensor)
-        }
+    def _factor(self, gradient: Tensors) -> float:
+        norm = math.inf if self.max_gradient_norm is None else self.max_gradient_norm
+        length = 0.0 if math.isinf(norm) else l2_norm(gradient)
+        return 1.0 if length <= norm else norm / length

@@ -15,6 +15,8 @@ import torch
 
 Tensors = Mapping[str, torch.Tensor]
 
+_PART = 2**16  # entries of a norm that are float64 at once
+
 
 def zeros_like(layout: Tensors, dtype: torch.dtype | None = None) -> dict[str, torch.Tensor]:
     """Return zeros with the names and shapes of `layout` (and its dtypes, unless one is given)."""
@@ -68,17 +70,26 @@ def l2_norm(tensors: Tensors) -> float:
         >>> l2_norm({"a": torch.tensor([3.0]), "b": torch.tensor([[0.0, 4.0]])})
         5.0
     """
-    norms = [torch.linalg.vector_norm(value, dtype=torch.float64) for value in tensors.values()]
-    return math.hypot(*map(float, norms))
+    return math.hypot(*(norm for value in tensors.values() for norm in _norms(value)))
+
+
+def _norms(value: torch.Tensor) -> list[float]:
+    """Return the norms of parts of a tensor that stay in the cache while they become float64.
+
+    Torch converts and adds in one loop without vector instructions, which takes four times as long.
+    """
+    if not value.is_cpu or value.dtype == torch.float64 or value.numel() <= _PART:
+        return [float(torch.linalg.vector_norm(value, dtype=torch.float64))]
+    return [
+        float(torch.linalg.vector_norm(part.double()))
+        for part in torch.split(value.detach().reshape(-1), _PART)
+    ]
 
 
 def all_finite(tensors: Tensors) -> bool:
-    """Return whether no entry is NaN or infinite.
-
-    One pass: the float64 norm of finite float32 entries cannot overflow (that of float64 entries
-    over 1e154 can, and counts as not finite).
-    """
-    return math.isfinite(l2_norm(tensors))
+    """Return whether no entry is NaN or infinite."""
+    ends = (end for value in tensors.values() if value.numel() for end in torch.aminmax(value))
+    return all(math.isfinite(float(end)) for end in ends)  # a NaN is both minimum and maximum
 
 
 def parameters_digest(tensors: Tensors) -> str:

@@ -52,6 +52,12 @@ plain loop over them.
 """
 _MEMORY = "## Peak memory\n\nOf a process that computes one step, over the non-private one's.\n"
 _GPU = "## GPU\n"
+_SERVER = """## The server's part of a round
+
+Over one pass that copies the parameters and adds to the copy; estimate and noise over as many of
+torch's float32 normals drawn by all cores (ours are float64 with tails to 12 deviations, added to
+the estimate and rounded). The peak is of two rounds, in float32 copies of the parameters.
+"""
 _OTHERS = "## Other benchmarks\n"
 
 
@@ -83,13 +89,15 @@ def page(answers: Sequence[Answer]) -> str:
     rows: list[Result] = [row for answer in answers for row in answer["rows"]]
     engines = [row for row in rows if row["benchmark"] == "engines"]
     peers = [row for row in rows if row["benchmark"] == "peers" and row.get("ratio") is not None]
-    others = [row for row in rows if row["benchmark"] not in ("engines", "peers")]
+    server = [row for row in rows if row["benchmark"] == "server"]
+    others = [row for row in rows if row["benchmark"] not in ("engines", "peers", "server")]
     gpu = [row for row in engines if row["case"].startswith("gpu/")]
     parts = [
         (_FLOOR, over_floor([row for row in engines if row not in gpu])),
         (_PEERS, table(peers, _PEER_COLUMNS)),
         (_MEMORY, table([r for r in engines if r["case"].startswith("memory/")], _MEMORY_COLUMNS)),
         (_GPU, table(gpu, _GPU_COLUMNS)),
+        (_SERVER, table(server, _SERVER_COLUMNS)),
         (_OTHERS, table(others, _OTHER_COLUMNS)),
     ]
     shown = [f"{text}\n{lines}" for text, lines in parts if lines]
@@ -160,6 +168,13 @@ _GPU_COLUMNS: Columns = {
     "users/s": _detail("users_per_second", ".1f"),
     "tokens/s": _detail("tokens_per_second", ",.0f"),
     "TFLOP/s": _detail("teraflops_per_second", ".1f"),
+}
+_SERVER_COLUMNS: Columns = {
+    "case": _CASE,
+    "seconds": lambda row: _number(row["seconds"], ".3g"),
+    "over": lambda row: str(row["details"].get("floor", "–")),
+    "ratio": lambda row: _number(row.get("ratio_to_floor"), ".2f"),
+    "copies at the peak": _detail("float32_copies", ".1f"),
 }
 _OTHER_COLUMNS: Columns = {
     "case": lambda row: f"{row['benchmark']}: {row['case']}",

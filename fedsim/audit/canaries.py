@@ -22,7 +22,7 @@ from fedsim.execution import Executor, Keys
 from fedsim.plan import RoundPlan
 from fedsim.seeding import stream
 from fedsim.server_optimizer import ServerOptimizer
-from fedsim.tensors import Tensors, l2_norm
+from fedsim.tensors import Tensors, l2_norm, scale
 
 Coordinate = tuple[str, int]
 Canary = tuple[Coordinate, ...]
@@ -97,7 +97,8 @@ class Watch:
         self._plan = plan
         self._entries: dict[str, list[tuple[int, int, float]]] = {}
         self._count = len(canaries)
-        one = plan.estimator(WeightedSum(planted_unit(plan.clip), weight=1.0, num_units=1))
+        alone = WeightedSum(planted_unit(plan.clip), weight=1.0, num_units=1)
+        one = scale(alone.values, plan.estimator.factor(alone))
         factors = [float(value) / l2_norm(one) ** 2 for value in one.values()]
         for number, canary in enumerate(canaries):
             for (name, index), factor in zip(canary, factors, strict=True):
@@ -126,7 +127,7 @@ class WatchedOptimizer(ServerOptimizer):
     watch: Callable[[Tensors], None] = field(kw_only=True)
 
     def step(
-        self, parameters: Tensors, gradient: Tensors, state: Tensors
+        self, parameters: Tensors, gradient: dict[str, torch.Tensor], state: Tensors
     ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """Show the release; then step as the server does."""
         self.watch(gradient)

@@ -25,7 +25,7 @@ from fedsim.clipping import Clip, NormalisedClip, PerLayerClip
 from fedsim.estimators import WeightedSum
 from fedsim.execution import Accumulator, Keys, Update
 from fedsim.plan import RoundPlan
-from fedsim.tensors import Tensors, l2_norm
+from fedsim.tensors import Tensors, l2_norm, scale
 
 _LARGE = 1e3  # a planted update over the clip's bound: every target is clipped
 
@@ -75,7 +75,8 @@ class Replicas:
 
     def _moved(self, release: Tensors) -> Scores:
         """Return (coordinates,): the release along each target's push over what one unit moves."""
-        one = self._plan.estimator(WeightedSum(self._added, weight=1.0, num_units=1))
+        alone = WeightedSum(self._added, weight=1.0, num_units=1)
+        one = scale(alone.values, self._plan.estimator.factor(alone))
         square = l2_norm(one) ** 2
         along = sum(release[name].numpy() * (float(one[name]) / square) for name in one)
         return np.asarray(along, dtype=np.float64)

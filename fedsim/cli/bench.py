@@ -20,10 +20,11 @@ def bench_command(
     """Measure, and print each case with its seconds."""
     from fedsim.errors import ConfigError
     from fedsim.registry import names, resolve
-    from fedsim.utils.machine import machine, versions
+    from fedsim.utils.machine import keep_freed_memory, machine, versions
 
     # All are resolved before the first runs: a typing error in the last costs no minutes.
     chosen = [resolve("benchmarks", name, "bench") for name in benchmarks or names("benchmarks")]
+    keep_freed_memory()  # as a run does
     console = Console(stderr=True)
     rows: list[Mapping[str, Any]] = []
     with console.status("measuring …"):

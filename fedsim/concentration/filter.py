@@ -22,7 +22,7 @@ from fedsim.estimators import WeightedSum
 from fedsim.execution import Executor, Keys
 from fedsim.sampling import Relation, Sampling
 from fedsim.seeding import stream
-from fedsim.tensors import Tensors, scale
+from fedsim.tensors import Tensors
 
 _COLUMNS = 65_536  # of the gradients that are float64 at once
 # A distance errs by a few 1e-8 of the norms: below, users who are many τ apart would seem one.
@@ -91,9 +91,9 @@ class FilteredMean:
         if not 0.0 < self.radius < float("inf"):
             raise ValueError(f"radius = {self.radius}: must be positive and finite")
 
-    def __call__(self, total: WeightedSum) -> dict[str, torch.Tensor]:
-        """Return the weighted mean; zero where no user has weight."""
-        return scale(total.values, 1.0 / total.weight if total.weight else 0.0)
+    def factor(self, total: WeightedSum) -> float:
+        """Return 1 / Σ w; zero where no user has weight."""
+        return 1.0 / total.weight if total.weight else 0.0
 
     def sensitivity(self, bound: float) -> float:
         """Return 24 τ/N: concentration bounds what a user moves, and not the clip.

@@ -216,7 +216,7 @@ class ServerConfig(Section):
 
 
 class ExecutorConfig(Section):
-    """Who computes, how, and in what portions; `shard_size` 0 cuts by work, several a worker.
+    """Who computes, how, and in what portions; `shard_size` 0 cuts by work, one a worker.
 
     With `precision` "bfloat16" the workers' networks multiply in bfloat16; parameters, norms,
     sums and noise keep their width, and the server evaluates in float32.

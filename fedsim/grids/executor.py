@@ -23,7 +23,6 @@ from fedsim.plan import RoundPlan
 from fedsim.tensors import Tensors, check_same_layout, l2_norm
 
 _MESSAGE_TYPE = "train"
-_SHARDS_A_NODE = 4  # of several nodes: one that is slow for a while is helped out by the others
 _PATIENCE = 120.0  # seconds in which a SuperNode, started with the run, has long connected
 _INTERVAL = 0.2
 
@@ -68,8 +67,8 @@ class GridExecutor:
     Args:
         grid: any `flwr.serverapp.Grid`.
         spec: what the clients must know.
-        shard_size: units a message; 0 cuts the cohort by work: whole for one node, into several
-            shards of about as many tokens each for more.
+        shard_size: units a message; 0 cuts the cohort by work: a shard a node, of about as many
+            tokens each, so that each node sends one sum.
         tokens: (num_keys,) what a unit brings, by its key; None where units are alike.
     """
 
@@ -92,10 +91,10 @@ class GridExecutor:
             RuntimeError: a shard failed; the message holds the worker's own error. Or no node is
                 there, and none came when it was waited for.
         """
-        total = WeightedSum.zero(parameters)
         nodes = wait_for_nodes(self._grid)
         pieces = self._cut(cohort, len(nodes))
         replies = self._replies(parameters, pieces, clip, nodes, round)
+        total: WeightedSum | None = None  # made with the first reply: it is large
         waiting: dict[int, WeightedSum] = {}
         folded = 0
         for reply in replies:
@@ -105,18 +104,17 @@ class GridExecutor:
                 reply, parameters, len(pieces[reply.shard]), clip, round
             )
             while folded in waiting:  # in shard order, so that the bits do not depend on timing
-                total = total.absorb_(waiting.pop(folded))
+                total = (total or WeightedSum.zero(parameters)).absorb_(waiting.pop(folded))
                 folded += 1
         if folded != len(pieces):
             raise RuntimeError(f"round {round}: {len(pieces) - folded} shards got no reply")
-        return total
+        return total or WeightedSum.zero(parameters)
 
     def _cut(self, cohort: Keys, num_nodes: int) -> list[Keys]:
         if self._shard_size:
             return list(shards(cohort, self._shard_size))
-        count = 1 if num_nodes == 1 else _SHARDS_A_NODE * num_nodes
         alike = np.ones(int(cohort.max(initial=0)) + 1, dtype=np.int64)
-        return even_shards(cohort, alike if self._tokens is None else self._tokens, count)
+        return even_shards(cohort, alike if self._tokens is None else self._tokens, num_nodes)
 
     def _replies(
         self,

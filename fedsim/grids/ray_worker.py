@@ -10,6 +10,7 @@ from flwr.clientapp import ClientApp
 
 from fedsim.grids.identity import answer, assume_identity
 from fedsim.registry import resolve
+from fedsim.utils.machine import keep_freed_memory
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ class Worker:
         self._app: ClientApp | None = None
         self._records: dict[str, ArrayRecord] = {}
         assume_identity()
+        keep_freed_memory()
 
     def ready(self) -> int:
         """Return the process id, which says that the process is there."""

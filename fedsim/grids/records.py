@@ -98,7 +98,10 @@ class ShardRequest:
 
 @dataclass(frozen=True, eq=False)
 class ShardReply:
-    """The weighted sum of one shard, under the shard's number."""
+    """The weighted sum of one shard, under the shard's number.
+
+    It travels as float32, half of what was summed; `fedsim.noise` covers that rounding.
+    """
 
     shard: int
     total: WeightedSum
@@ -117,7 +120,8 @@ class ShardReply:
                 "num_unclipped": total.num_unclipped,
             }
         )
-        return RecordDict({"counts": counts, "sum": to_record(total.values)})
+        rounded = {name: value.float() for name, value in total.values.items()}
+        return RecordDict({"counts": counts, "sum": to_record(rounded)})
 
     @classmethod
     def from_content(cls, content: RecordDict) -> ShardReply:
@@ -133,8 +137,8 @@ class ShardReply:
             weight = float(counts["weight"])  # type: ignore[arg-type]
         except Exception as error:  # Flower has errors of its own kinds for what it cannot open
             raise ValueError(f"{type(error).__name__}: {error}") from error
-        if any(value.dtype != torch.float64 for value in values.values()):
-            raise ValueError("a sum that is not float64")
+        if any(value.dtype != torch.float32 for value in values.values()):
+            raise ValueError("a sum that is not float32")
         if not all(is_count(count) for count in whole.values()) or not math.isfinite(loss):
             raise ValueError(f"counts that are none: {dict(counts)!r}")
         numbers = {name: int(count) for name, count in whole.items()}  # type: ignore[arg-type]

@@ -43,6 +43,7 @@ from fedsim.strategy import build_plan
 from fedsim.trackers.tracking import TrackerFactory, epsilon_terms, find_trackers, tracking
 from fedsim.utils.files import shown_name, write_atomically
 from fedsim.utils.locks import check_no_writer, sole_writer
+from fedsim.utils.machine import keep_freed_memory
 
 log = logging.getLogger("fedsim")
 
@@ -59,6 +60,7 @@ def execute(config: Config, out: Path, grid: Grid, *, resume: bool = False) -> P
         HaltedError: the strategy ended the run; model and report are written.
         DivergedError: parameters or held-out loss are not finite; a report says so.
     """
+    keep_freed_memory()
     folder = RunFolder(out)
     check_no_writer(out)
     _check(folder, config, resume)

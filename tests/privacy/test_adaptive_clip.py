@@ -21,9 +21,10 @@ from fedsim.noise import rounding_share
 from fedsim.plan import RoundPlan
 from fedsim.runner.summary import privacy_block
 from fedsim.sampling import PoissonSampling
+from fedsim.seeding import noise_key
 from fedsim.state import ServerState
 from fedsim.strategy import build_plan
-from fedsim.tensors import l2_norm
+from fedsim.tensors import l2_norm, scale
 from tests.conftest import small_config
 from tests.contracts.test_clips import CLIPS
 from tests.privacy.test_released_noise import CASES, p_value, released
@@ -60,7 +61,7 @@ def plan_of(clip: Clip, estimator: Estimator) -> RoundPlan:
 def distance(users: Sequence[User], one: User, plan: RoundPlan) -> float:
     """How far adding `one` moves the pair of releases, each part over its own noise."""
     without, with_one = total(users, plan.clip), total([*users, one], plan.clip)
-    before, after = plan.estimator(without), plan.estimator(with_one)
+    before, after = (scale(s.values, plan.estimator.factor(s)) for s in (without, with_one))
     update = l2_norm({name: after[name] - before[name] for name in after}) / plan.noise_stddev
     count = (shifted(with_one) - shifted(without)) / COUNT
     return math.hypot(update, count)
@@ -69,7 +70,7 @@ def distance(users: Sequence[User], one: User, plan: RoundPlan) -> float:
 def shifted(summed: WeightedSum) -> float:
     """The count as released, noise taken away: from what the policy says without noise."""
     silent = AdaptiveClip(0.5, 1.0, 1e-200, expected_units=1.0)
-    source = np.random.default_rng(0)
+    source = noise_key(0, "clip", 0)
     share = silent.after(0, 1.0, summed, source).released_share
     assert share is not None
     return share
@@ -170,8 +171,9 @@ def test_the_count_has_noise_of_its_own(speeches: Path, materials: Materials) ->
     rounds = range(2000)
     nobody = WeightedSum({})
     count = [plan.next_clip(ServerState(round, {}), nobody).scale for round in rounds]
-    for source in (plan.noise, plan.coins):
-        first = [float(source(round).standard_normal(1)[0]) for round in rounds]
+    noise = [float(plan.noise(round).chunk("", 0).random(1)[0]) for round in rounds]
+    coins = [float(plan.coins(round).random(1)[0]) for round in rounds]
+    for first in (noise, coins):
         assert abs(np.corrcoef(np.log(count), first)[0, 1]) < 0.1
     again = plan.next_clip(ServerState(7, {}), nobody)
     assert again == plan.next_clip(ServerState(7, {}), nobody)

@@ -34,7 +34,7 @@ from fedsim.sampling import Relation
 from fedsim.seeding import stream
 from fedsim.server_optimizer import ServerOptimizer
 from fedsim.state import ServerState
-from fedsim.tensors import Tensors
+from fedsim.tensors import Tensors, scale
 
 N, RADIUS = 600, 1.0
 BOUND = FilteredMean(RADIUS, N).sensitivity(1.0)
@@ -159,7 +159,7 @@ def test_outliers_have_no_part_in_the_mean() -> None:
         LAYOUT, np.arange(20), plan.clip, 0
     )  # a score of 13.6, halted below 8
     assert (total.weight, total.num_units) == (16.0, 20)
-    for value in plan.estimator(total).values():
+    for value in scale(total.values, plan.estimator.factor(total)).values():
         assert torch.equal(value, torch.full_like(value, spread))
 
 

@@ -307,9 +307,6 @@ class Named:
             return drawn[drawn < RATE]
         return drawn
 
-    def standard_normal(self, size: int) -> np.ndarray[Any, np.dtype[np.float64]]:
-        raise AssertionError(size)
-
 
 def _laws(count: int) -> list[tuple[Sampling, int]]:
     """Each sampler over so many units, and how many others one unit may displace."""

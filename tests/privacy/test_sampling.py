@@ -79,9 +79,6 @@ class Even:
     def random(self, size: int) -> npt.NDArray[np.float64]:
         return (np.arange(size) + 0.5) / max(size, 1)
 
-    def standard_normal(self, size: int) -> npt.NDArray[np.float64]:
-        raise AssertionError(size)
-
 
 @pytest.mark.parametrize("rate", [2.0**-19, 2.0**-21, 2.0**-23])
 def test_coins_of_small_rates_fall_as_often_as_they_are_charged_for(rate: float) -> None:

@@ -12,11 +12,12 @@ import torch
 
 from fedsim.config import load_config
 from fedsim.materials import load_materials
+from fedsim.noise import release_
 from fedsim.release_seed import sources
 from fedsim.runner.checkpoint import load_checkpoint
 from fedsim.runner.folder import RunFolder
 from fedsim.runner.given import with_given
-from fedsim.seeding import stream
+from fedsim.seeding import noise_key
 from fedsim.strategy import build_plan
 from fedsim.tensors import Tensors, l2_norm
 from tests.conftest import small_config
@@ -139,10 +140,9 @@ def _without(moved: Tensors, seed: int, stddev: float) -> Tensors:
     """What two rounds of SGD moved, less the noise that this seed would have drawn."""
     left = dict(moved)
     for round in (2, 3):
-        source = stream(seed, "noise", round)
-        for name in sorted(left):
-            drawn = torch.from_numpy(source.standard_normal(left[name].numel()))
-            left[name] = left[name] - stddev * drawn.view(left[name].shape)
+        zero = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in left.items()}
+        drawn, _ = release_(zero, 1.0, stddev, noise_key(seed, "noise", round))
+        left = {name: value - drawn[name] for name, value in left.items()}
     return left
 
 

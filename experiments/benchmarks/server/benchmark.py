@@ -1,61 +1,186 @@
-"""Times of the server's work in a round: fold a sum, estimate, step, draw noise."""
+"""The server's part of a round at the size of real models, beside what the memory allows.
+
+Each part's `ratio_to_floor` is to one pass that copies the parameters and adds to the copy; that of
+the noise is to the fastest generator of normals at hand, drawing as many with all cores.
+
+`python -m fedsim.experiments.benchmarks.server.benchmark CONFIG` prints the peak over two rounds of
+the model of a config, transformers' JSON, in float32 copies of the parameters.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from statistics import median
+import json
+import sys
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, LlamaConfig, PretrainedConfig
 
-from fedsim.estimators import FixedDenominator, WeightedSum
-from fedsim.experiments.benchmarks.grids.null_client import parameters_of
-from fedsim.experiments.benchmarks.timing import repeated
-from fedsim.noise import add_gaussian_
-from fedsim.seeding import secret_stream, stream
-from fedsim.server_optimizer import ServerOptimizer
-from fedsim.tensors import zeros_like
-from fedsim.utils.machine import Row, interleaved
+from fedsim.accounting.ledger import Ledger
+from fedsim.clipping import Clip
+from fedsim.estimators import WeightedSum
+from fedsim.execution import Keys
+from fedsim.experiments.benchmarks.grids.population import plan_of
+from fedsim.experiments.benchmarks.timing import in_own_process
+from fedsim.noise import CHUNK, release_
+from fedsim.round import run_round
+from fedsim.runner.training import check_parameters
+from fedsim.seeding import noise_key, secret_noise_key
+from fedsim.state import ServerState
+from fedsim.tensors import Tensors
+from fedsim.utils.machine import Row, interleaved, keep_freed_memory, peak_memory_bytes
 
-_TURNS = 7
+_TURNS = 5
+
+MODELS: Mapping[str, PretrainedConfig] = {
+    "SmolLM2-135M": LlamaConfig(
+        vocab_size=49_152,
+        hidden_size=576,
+        intermediate_size=1_536,
+        num_hidden_layers=30,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        tie_word_embeddings=True,
+    ),
+    "gpt2-medium, 350M": GPT2Config(n_embd=1_024, n_layer=24, n_head=16),
+}
 
 
-def run(parameters: int = 10_000_000) -> list[Row]:
-    """Return the seconds of each part, and its nanoseconds per parameter."""
-    values = parameters_of(parameters)
-    sums = {name: torch.ones_like(value, dtype=torch.float64) for name, value in values.items()}
-    total, part = WeightedSum(sums), WeightedSum(zeros_like(sums))
-    noised = zeros_like(sums)
-    estimator = FixedDenominator(0.01, 1_000)
-    optimizer = ServerOptimizer("adam", 0.01)
-    _, moments = optimizer.step(values, sums, {})
+def run(models: Mapping[str, PretrainedConfig] = MODELS) -> list[Row]:
+    """Return the rows of each model: parts, noise, peak."""
+    rows: list[Row] = []
+    for name, config in models.items():
+        shapes = shapes_of(config)
+        rows += _parts(name, shapes) + _noise(name, shapes)
+        if name in MODELS:
+            peak = in_own_process(__name__, config.to_json_string())
+            rows.append(Row(benchmark="server", case=f"{name}: peak", seconds=None, details=peak))
+    return rows
+
+
+def shapes_of(config: PretrainedConfig) -> dict[str, torch.Size]:
+    """Return the shapes of a model's parameters; none is allocated."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+    return {name: value.shape for name, value in model.named_parameters()}
+
+
+def _random(shapes: Mapping[str, torch.Size], dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return {
+        name: torch.empty(shape, dtype=torch.float32).normal_(generator=generator).to(dtype)
+        for name, shape in shapes.items()
+    }
+
+
+def _parts(model: str, shapes: Mapping[str, torch.Size]) -> list[Row]:
+    plan = plan_of(1_000, 100)
+    values, total = _random(shapes, torch.float32), _random(shapes, torch.float64)
+    copy = {name: torch.empty_like(value) for name, value in values.items()}
+    _, moments = plan.optimizer.step(values, dict(total), {})
+    state = ServerState(1, values, moments)
+
+    def copy_and_add() -> None:
+        for name, value in values.items():
+            copy[name].copy_(value).add_(value)
+
+    def estimate() -> dict[str, torch.Tensor]:
+        return release_(total, 1.0, 0.0, plan.noise(0))[0]
+
+    def step() -> ServerState:
+        return replace(state, parameters=plan.optimizer.step(values, dict(total), moments)[0])
+
+    def server() -> None:
+        release = estimate()
+        ledger = Ledger().charge(1, plan.cost, plan.release_id)
+        parameters, after = plan.optimizer.step(values, release, moments)
+        check_parameters(ServerState(2, parameters, after, ledger))
+
     tasks: dict[str, Callable[[], Any]] = {
-        "fold": lambda: total.absorb_(part),
-        "estimate": lambda: estimator(total),
-        "adam": lambda: optimizer.step(values, sums, moments),
+        "copy and add": copy_and_add,
+        "estimate": estimate,
+        "ledger": lambda: Ledger().charge(1, plan.cost, plan.release_id),
+        "Adam's step": step,
+        "is finite": lambda: check_parameters(state),
+        "all but noise": server,
     }
-    rows = [_row(name, median(repeated(task, _TURNS)), parameters) for name, task in tasks.items()]
-    sources: dict[str, Callable[[], Any]] = {
-        "noise, seeded": lambda: add_gaussian_(noised, 1.0, stream(0, "noise", 0)),
-        "noise, secure": lambda: add_gaussian_(noised, 1.0, secret_stream()),
+    return _rows(model, shapes, tasks, "copy and add")
+
+
+def _noise(model: str, shapes: Mapping[str, torch.Size]) -> list[Row]:
+    total = _random(shapes, torch.float64)
+    tasks: dict[str, Callable[[], Any]] = {
+        "fastest generator": lambda: _fastest(sum(map(torch.Size.numel, shapes.values()))),
+        "estimate and noise, seeded": lambda: release_(total, 1.0, 1.0, noise_key(0, "noise", 0)),
+        "estimate and noise, secure": lambda: release_(total, 1.0, 1.0, secret_noise_key()),
     }
-    interleaved(sources, [*sources])  # not counted
-    noise = interleaved(sources, [*sources] * _TURNS)
-    slowest = noise["noise, seeded"]
-    return rows + [
-        _row(name, seconds, parameters, slowest / seconds) for name, seconds in noise.items()
+    return _rows(model, shapes, tasks, "fastest generator")
+
+
+def _fastest(count: int) -> None:
+    """Draw so many normals on all cores in float32, kept in the cache: torch's own."""
+    threads = torch.get_num_threads()
+
+    def draw(thread: int) -> None:
+        generator = torch.Generator().manual_seed(thread)
+        room = torch.empty(CHUNK)
+        for _ in range(count // CHUNK // threads):
+            room.normal_(generator=generator)
+
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(draw, range(threads)))
+
+
+def _rows(
+    model: str,
+    shapes: Mapping[str, torch.Size],
+    tasks: Mapping[str, Callable[[], Any]],
+    floor: str,
+) -> list[Row]:
+    parameters = sum(map(torch.Size.numel, shapes.values()))
+    interleaved(tasks, [*tasks])  # not counted
+    seconds = interleaved(tasks, [*tasks] * _TURNS)
+    return [
+        Row(
+            benchmark="server",
+            case=f"{model}: {name}",
+            seconds=taken,
+            ratio_to_floor=taken / seconds[floor],
+            repetitions=_TURNS,
+            details={
+                "parameters": parameters,
+                "floor": floor,
+                "nanoseconds_per_parameter": 1e9 * taken / parameters,
+            },
+        )
+        for name, taken in seconds.items()
     ]
 
 
-def _row(name: str, seconds: float, parameters: int, ratio: float | None = None) -> Row:
-    return Row(
-        benchmark="server",
-        case=name,
-        seconds=seconds,
-        ratio=ratio,
-        repetitions=_TURNS,
-        details={
-            "parameters": parameters,
-            "nanoseconds_per_parameter": 1e9 * seconds / parameters,
-        },
-    )
+class _Given:
+    """Answers with a sum that is as large as a real one."""
+
+    def clipped_sum(self, parameters: Tensors, cohort: Keys, clip: Clip, round: int) -> WeightedSum:
+        return replace(WeightedSum.zero(parameters), num_units=len(cohort))
+
+
+def peak_of(config: PretrainedConfig) -> dict[str, float]:
+    """Return this process's peak over two rounds, less what it had before the parameters."""
+    keep_freed_memory()
+    shapes = shapes_of(config)
+    before = peak_memory_bytes()
+    state = ServerState(0, _random(shapes, torch.float32))
+    plan = plan_of(1_000, 100)
+    for _ in range(2):  # the first has no moments yet
+        state, _ = run_round(state, plan, _Given())
+        check_parameters(state)
+    copy = 4 * sum(value.numel() for value in state.parameters.values())
+    peak = peak_memory_bytes() - before
+    return {"peak_bytes": peak, "float32_copies": peak / copy}
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(peak_of(AutoConfig.for_model(**json.loads(sys.argv[1])))) + "\n")

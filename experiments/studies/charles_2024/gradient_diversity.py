@@ -95,7 +95,7 @@ def trained(materials: Materials, steps: int) -> Iterator[Tensors]:
         chosen = stream(materials.seed, "planning", 2, step).choice(pool, _BATCH, replace=False)
         tokens, lengths = materials.store.padded(np.sort(chosen))
         unit = Unit(0, torch.from_numpy(tokens), torch.from_numpy(lengths))
-        gradient = task.update(parameters, unit, 0).values
+        gradient = dict(task.update(parameters, unit, 0).values)
         parameters, state = optimizer.step(parameters, gradient, state)
         yield parameters
 

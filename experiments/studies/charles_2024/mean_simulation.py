@@ -14,6 +14,7 @@ from fedsim.accounting.calibration import calibrate_noise_multiplier
 from fedsim.accounting.planning import equal_compute_probability
 from fedsim.clipping import FlatClip, NormalisedClip
 from fedsim.estimators import FixedDenominator
+from fedsim.noise import release_
 from fedsim.plan import RoundPlan, TaskSpec
 from fedsim.sampling import PoissonSampling
 from fedsim.seeding import stream
@@ -158,11 +159,12 @@ def simulate(population: Population, plans: Sequence[RoundPlan], rounds: int) ->
         values, present = _by_trial(
             unit_values(population, units, first, round), units // len(first.pool), trials
         )
-        noise = first.noise(round).standard_normal(trials * dimension).astype(np.float32)
+        zeros = {"estimate": torch.zeros(trials * dimension, dtype=torch.float64)}
+        noise, _ = release_(zeros, 1.0, 1.0, first.noise(round))
         blocks = [slice(start, start + _BLOCK) for start in range(0, trials, _BLOCK)]
         sums = [clipped_sum(estimate[b], values[b], present[b], largest) for b in blocks]
         release = torch.cat(sums).mul_(scale)
-        release += stddev * torch.from_numpy(noise).view(trials, 1, dimension)
+        release += stddev * noise["estimate"].float().view(trials, 1, dimension)
         estimate -= rate * release
     return estimate
 

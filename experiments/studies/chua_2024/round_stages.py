@@ -23,13 +23,13 @@ from fedsim.grids.executor import build_executor
 from fedsim.grids.sharding import most_tokens_per_unit
 from fedsim.language_model import LanguageModel
 from fedsim.materials import Materials
-from fedsim.noise import add_gaussian_
+from fedsim.noise import release_
 from fedsim.plan import RoundPlan
 from fedsim.registry import resolve
 from fedsim.round import run_round
 from fedsim.state import ServerState
 from fedsim.strategy import build_plan
-from fedsim.tensors import Tensors, add_, l2_norm, zeros_like
+from fedsim.tensors import Tensors, add_, zeros_like
 from fedsim.utils.machine import interleaved
 
 BATCH_SIZES = (32, 64, 128)
@@ -207,7 +207,7 @@ def _tasks(
         "engine": lambda: run.engine(run.task, parameters, cohort, plan.clip, round),
         "executor": lambda: run.executor.clipped_sum(parameters, cohort, plan.clip, round),
         "release": lambda: _release(plan, total, round),
-        "step": lambda: plan.optimizer.step(parameters, released, state.optimizer_state),
+        "step": lambda: plan.optimizer.step(parameters, dict(released), state.optimizer_state),
         "charge": lambda: state.ledger.charge(round, plan.cost, plan.release_id),
         "whole": lambda: run_round(replace(state, ledger=Ledger()), plan, run.executor),
     }
@@ -218,9 +218,8 @@ def _floor_name(batch_size: int) -> str:
 
 
 def _release(plan: RoundPlan, total: WeightedSum, round: int) -> dict[str, torch.Tensor]:
-    estimate = plan.estimator(total)
-    l2_norm(estimate)
-    return add_gaussian_(estimate, plan.noise_stddev, plan.noise(round))
+    values = {name: value.clone() for name, value in total.values.items()}  # of many repetitions
+    return release_(values, plan.estimator.factor(total), plan.noise_stddev, plan.noise(round))[0]
 
 
 def _check_budget(run: Prepared) -> None:

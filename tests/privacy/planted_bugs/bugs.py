@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from fedsim.accounting.accountants import epsilon_of_composition
@@ -21,8 +22,8 @@ from fedsim.estimators import FixedDenominator, WeightedSum
 from fedsim.execution import Accumulator, Keys, Update
 from fedsim.plan import RoundPlan
 from fedsim.sampling import Coins, Indices, PoissonSampling
-from fedsim.seeding import RandomSource, stream
-from fedsim.tensors import add_, scale
+from fedsim.seeding import AesStream, NoiseKey
+from fedsim.tensors import add_, l2_norm
 from tests.privacy.planted_bugs.game import ChoosingExecutor
 
 
@@ -49,38 +50,52 @@ class ClipsTheMean(FixedDenominator):
 
     l2_clip_norm: float = 1.0
 
-    def __call__(self, total: WeightedSum) -> dict[str, torch.Tensor]:
-        return FlatClip(l2_clip_norm=self.l2_clip_norm)(super().__call__(total))
+    def factor(self, total: WeightedSum) -> float:
+        mean = super().factor(total)
+        return mean * min(1.0, self.l2_clip_norm / (mean * l2_norm(total.values)))
 
 
 @dataclass(frozen=True)
 class Undivided(FixedDenominator):
     """Releases the sum with the noise that is meant for the mean."""
 
-    def __call__(self, total: WeightedSum) -> dict[str, torch.Tensor]:
-        return dict(total.values)
+    def factor(self, total: WeightedSum) -> float:
+        return 1.0
 
 
 @dataclass(frozen=True)
 class RealisedDenominator(FixedDenominator):
     """Divides by the number of units that were drawn."""
 
-    def __call__(self, total: WeightedSum) -> dict[str, torch.Tensor]:
-        return scale(total.values, 1.0 / max(1, total.num_units))
+    def factor(self, total: WeightedSum) -> float:
+        return 1.0 / max(1, total.num_units)
 
 
 class SameNoise(RoundPlan):
     """Adds round 0's noise to every round."""
 
-    def noise(self, round: int) -> RandomSource:
+    def noise(self, round: int) -> NoiseKey:
         return super().noise(0)
 
 
 class SharedStream(RoundPlan):
     """Draws the noise from the stream that drew the cohort."""
 
-    def noise(self, round: int) -> RandomSource:
-        return stream(self.seed, "sampling", round)
+    def noise(self, round: int) -> NoiseKey:
+        coins = self.coins(round)
+
+        class OfCoins(AesStream):
+            def words(self, count: int, room: object = None) -> npt.NDArray[np.uint64]:
+                return (coins.random(count) * 2.0**53).astype(np.uint64) << np.uint64(11)
+
+            def random(self, size: int) -> npt.NDArray[np.float64]:
+                return coins.random(size)
+
+        class Shared(NoiseKey):
+            def chunk(self, parameter: str, index: int) -> AesStream:
+                return OfCoins(self.key)
+
+        return Shared(bytes(16))
 
 
 @dataclass(frozen=True)

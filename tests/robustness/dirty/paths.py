@@ -31,7 +31,7 @@ from fedsim.plan import TaskSpec
 from fedsim.planner.private_median import CANDIDATES, private_median
 from fedsim.planner.user_gradients import UserGradients
 from fedsim.sampling import Relation
-from fedsim.seeding import stream
+from fedsim.seeding import noise_key, stream
 from fedsim.tensors import Tensors, all_finite, l2_norm
 from tests.robustness.dirty.engines import World, poison
 from tests.robustness.dirty.sums import Judged, clip_length, random_clip
@@ -80,7 +80,7 @@ def adaptive(world: World, rng: np.random.Generator, judged: Judged) -> None:
     total = loop(task, parameters, keys, clip, 0)
     policy = AdaptiveClip(0.5, 0.2, 1.0, 5.0)
     scale, round = float(rng.choice([1e-9, 1.0, 1e9])), int(rng.integers(100))
-    after = policy.after(round, scale, total, stream(0, "clip", round))
+    after = policy.after(round, scale, total, noise_key(0, "clip", round))
     judged.count("adaptive clips", 1)
     judged.where = said
     judged.expect(1e-9 <= after.scale <= 1.0001e9, f"the clip's scale is {after.scale}")

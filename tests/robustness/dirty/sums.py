@@ -13,7 +13,7 @@ import torch
 from fedsim.clipping import Clip, FlatClip, NoClip, NormalisedClip, PerLayerClip, layers_of
 from fedsim.estimators import ClippedDenominator, FixedDenominator, WeightedSum
 from fedsim.execution import Accumulator, Update
-from fedsim.tensors import Tensors, all_finite, l2_norm
+from fedsim.tensors import Tensors, all_finite, l2_norm, scale
 
 _MARGIN = 3e-6  # of the bound: float32 arithmetic of the engines
 _CLOSE = 1e-4  # the directions of gradients, in other batches
@@ -154,7 +154,7 @@ def check_estimates(
     if clip.kind == "none":
         return
     for estimator in (FixedDenominator(0.3, 11.0), ClippedDenominator(0.3, 6.0)):
-        left, right = estimator(whole), estimator(without)
+        left, right = (scale(s.values, estimator.factor(s)) for s in (whole, without))
         moved = l2_norm({name: left[name] - right[name] for name in left})
         most = num_out * estimator.sensitivity(clip.bound)
         slack = _MARGIN * (most + max(l2_norm(left), l2_norm(right)))

@@ -229,9 +229,16 @@ def test_the_page_and_the_picture(tmp_path: Path) -> None:
         ),
     ]
     peer = Row(benchmark="peers", case="uls/tiny-gpt/4", engine="pfl", seconds=5.0, ratio=2.0)
-    other = Row(benchmark="server", case="fold", seconds=0.5)
+    other = Row(benchmark="store", case="open", seconds=0.5)
+    part = Row(
+        benchmark="server",
+        case="tiny: estimate",
+        seconds=0.25,
+        ratio_to_floor=1.5,
+        details={"floor": "copy and add"},
+    )
     (tmp_path / "a.json").write_text(_answer(*rows), encoding="utf-8")
-    (tmp_path / "b.json").write_text(_answer(peer, other), encoding="utf-8")
+    (tmp_path / "b.json").write_text(_answer(peer, other, part), encoding="utf-8")
     write([tmp_path / "a.json", tmp_path / "b.json"], tmp_path)
     text = (tmp_path / "benchmarks.md").read_text(encoding="utf-8")
     for line in (
@@ -239,7 +246,8 @@ def test_the_page_and_the_picture(tmp_path: Path) -> None:
         "| uls/tiny-gpt/4 | pfl | 5 | 2.00 |",
         "| memory/gpt2-small | ghost | 5.00 | 1.25 |",
         "| gpu/350m-full | auto | not measured: no CUDA device | – | – | – |",
-        "| server: fold | – | 0.5 | – |",
+        "| store: open | – | 0.5 | – |",
+        "| tiny: estimate | 0.25 | copy and add | 1.50 | – |",
         "- engines: cpus 2, torch 2.13",
     ):
         assert line in text.splitlines()

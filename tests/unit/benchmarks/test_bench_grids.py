@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from flwr.app import ArrayRecord, Message, RecordDict
+from transformers import GPT2Config
 
 from fedsim.experiments.benchmarks.grids.benchmark import with_ratios
 from fedsim.experiments.benchmarks.grids.null_client import app, null_spec, parameters_of
 from fedsim.experiments.benchmarks.grids.population import plan_of
 from fedsim.experiments.benchmarks.server import benchmark as server
+from fedsim.experiments.benchmarks.timing import in_own_process
 from fedsim.grids.executor import GridExecutor
 from fedsim.grids.in_process import InProcessGrid
 from fedsim.round import run_round
@@ -52,15 +53,30 @@ def test_ratios_are_per_user_and_to_flowers_own_way() -> None:
 
 
 def test_the_servers_parts() -> None:
-    rows = server.run(parameters=1_000)
-    assert [row["case"] for row in rows] == [
-        "fold",
+    tiny = GPT2Config(vocab_size=50, n_positions=16, n_embd=8, n_layer=1, n_head=2)
+    rows = server.run({"tiny": tiny})
+    assert [row["case"].removeprefix("tiny: ") for row in rows] == [
+        "copy and add",
         "estimate",
-        "adam",
-        "noise, seeded",
-        "noise, secure",
+        "ledger",
+        "Adam's step",
+        "is finite",
+        "all but noise",
+        "fastest generator",
+        "estimate and noise, seeded",
+        "estimate and noise, secure",
     ]
-    assert all((row["seconds"] or 0.0) > 0.0 for row in rows)
     first = rows[0]
     assert first["seconds"] is not None
-    assert np.isclose(first["details"]["nanoseconds_per_parameter"], first["seconds"] * 1e6)
+    assert first["details"]["parameters"] == sum(
+        shape.numel() for shape in server.shapes_of(tiny).values()
+    )
+    assert rows[5]["ratio_to_floor"] == (rows[5]["seconds"] or 0.0) / first["seconds"]
+
+
+def test_the_peak_counts_the_rounds_copies() -> None:
+    """Five at least: parameters, two moments, a float64 sum. A small model's working memory adds
+    some that depend on the machine's threads."""
+    config = GPT2Config(vocab_size=50_000, n_positions=16, n_embd=256, n_layer=1, n_head=2)
+    peak = in_own_process(server.__name__, config.to_json_string())
+    assert 5.0 < peak["float32_copies"] < 20.0

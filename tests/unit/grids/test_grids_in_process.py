@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -9,8 +11,11 @@ from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
+from fedsim.estimators import WeightedSum
+from fedsim.experiments.benchmarks.grids import null_client
+from fedsim.grids.executor import GridExecutor
 from fedsim.grids.in_process import InProcessGrid
-from fedsim.grids.records import LiveArray, from_record, to_record
+from fedsim.grids.records import LiveArray, ShardReply, from_record, to_record
 
 
 @pytest.fixture
@@ -86,3 +91,43 @@ def test_tensors_survive_a_record() -> None:
     assert all(torch.equal(back[name], tensors[name]) for name in tensors)
     back["w"] += 1.0  # a copy: writable, and the original stays
     assert not torch.equal(back["w"], tensors["w"])
+
+
+def test_what_travels_is_half_of_what_was_summed_and_within_its_bound() -> None:
+    """Rounding to float32 moves a sum by 2^-24 of its length at most, and all by as much."""
+    generator = torch.Generator().manual_seed(0)
+    moved, lengths, travelled = torch.zeros(10_000, dtype=torch.float64), 0.0, 0
+    for shard in range(8):
+        exact = torch.randn(10_000, generator=generator, dtype=torch.float64) * 10.0 ** (shard - 4)
+        total = WeightedSum({"w": exact}, weight=3.0, num_units=3)
+        content = ShardReply(shard, total).to_content()
+        travelled += sum(a.numpy().nbytes for a in content.array_records["sum"].values())
+        moved += ShardReply.from_content(content).total.values["w"].double() - exact
+        lengths += float(exact.norm())
+    assert travelled == 8 * 4 * 10_000
+    assert 0.0 < float(moved.norm()) <= 2.0**-24 * lengths
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_parameters_and_sums_travel_once_a_node(nodes: int) -> None:
+    class Nodes(InProcessGrid):
+        def __init__(self, app: ClientApp) -> None:
+            super().__init__(app)
+            self.sent: list[Message] = []
+
+        def get_node_ids(self) -> list[int]:
+            return list(range(2, 2 + nodes))
+
+        def send_and_receive(self, messages: Any, *, timeout: float | None = None) -> Any:  # noqa: ANN401
+            self.sent = list(messages)
+            return super().send_and_receive(self.sent)
+
+    grid = Nodes(null_client.app)
+    parameters = null_client.parameters_of(1_000)
+    GridExecutor(grid, null_client.null_spec()).clipped_sum(
+        parameters, np.arange(50), null_client.CLIP, 0
+    )
+    assert len(grid.sent) == nodes
+    assert {message.metadata.dst_node_id for message in grid.sent} == set(grid.get_node_ids())
+    records = {id(message.content.array_records["parameters"]) for message in grid.sent}
+    assert len(records) == 1  # one object: a grid with shared memory stores it once

@@ -83,14 +83,14 @@ BAD: dict[str, Callable[[RecordDict], None]] = {
     "weight": counts(weight=3.5),
     "negative weight": counts(weight=-0.1),
     "no weight": counts(weight=float("nan")),
-    "float32": values(Array(np.ones((2, 3), np.float32))),
+    "float64": values(Array(np.ones((2, 3), np.float64))),
     "text": values(Array(np.full((2, 3), b"x"))),
-    "shape": values(Array(np.ones((3, 2)))),
-    "NaN": values(Array(np.full((2, 3), np.nan))),
-    "infinite": values(Array(np.full((2, 3), -np.inf))),
-    "cut": values(Array("float64", (2, 3), "numpy.ndarray", b"\x93NUMPY")),
+    "shape": values(Array(np.ones((3, 2), np.float32))),
+    "NaN": values(Array(np.full((2, 3), np.float32(np.nan)))),
+    "infinite": values(Array(np.full((2, 3), np.float32(-np.inf)))),
+    "cut": values(Array("float32", (2, 3), "numpy.ndarray", b"\x93NUMPY")),
     "pickle": values(Array("object", (1,), "numpy.ndarray", b"\x80\x04N.")),
-    "kind": values(Array("float64", (2, 3), "pickle", b"")),
+    "kind": values(Array("float32", (2, 3), "pickle", b"")),
 }
 
 

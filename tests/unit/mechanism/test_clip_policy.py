@@ -24,7 +24,7 @@ from fedsim.plan import RoundPlan
 from fedsim.runner.checkpoint import load_checkpoint, save_checkpoint
 from fedsim.runner.training import train
 from fedsim.sampling import PoissonSampling, Relation
-from fedsim.seeding import stream
+from fedsim.seeding import noise_key
 from fedsim.state import RoundRecord, ServerState
 from fedsim.strategy import build_plan
 from fedsim.tensors import Tensors, zeros_like
@@ -126,7 +126,7 @@ def test_too_many_within_shrink_the_clip_and_too_few_grow_it(
 ) -> None:
     total = WeightedSum({}, 0.0, num_units=150, num_unclipped=num_unclipped)
     policy = adaptive(count_noise_stddev=1e-9)
-    after = policy.after(0, 2.0, total, stream(0, "clip"))
+    after = policy.after(0, 2.0, total, noise_key(0, "clip", 0))
     assert after.released_share == pytest.approx(float(not grows), abs=1e-6)
     assert after.scale == pytest.approx(2.0 * math.exp(0.1 if grows else -0.1), rel=1e-6)
 
@@ -147,7 +147,7 @@ def test_zeros_for_ever_leave_a_clip_that_can_be_used() -> None:
     policy, scale = adaptive(learning_rate=50.0), 1.0
     total = WeightedSum({}, 0.0, num_units=150, num_unclipped=150)
     for round in range(5):
-        scale = policy.after(round, scale, total, stream(0, "clip", round)).scale
+        scale = policy.after(round, scale, total, noise_key(0, "clip", round)).scale
     assert scale == pytest.approx(1e-9)
     assert FlatClip(l2_clip_norm=0.1).scaled(scale).bound > 0.0
 

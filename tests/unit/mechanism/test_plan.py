@@ -147,7 +147,7 @@ def test_the_release_is_named_after_what_can_be_repeated() -> None:
 
 def test_coins_and_noise_are_different_streams() -> None:
     plan = make_plan()
-    assert not np.array_equal(plan.coins(0).random(50), plan.noise(0).random(50))
+    assert not np.array_equal(plan.coins(0).random(50), plan.noise(0).chunk("", 0).random(50))
     assert np.array_equal(plan.coins(2).random(50), plan.coins(2).random(50))
     assert not np.array_equal(plan.coins(0).random(50), plan.coins(1).random(50))
 

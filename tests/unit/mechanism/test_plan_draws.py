@@ -12,7 +12,7 @@ from fedsim.clip_policy import ConstantClip, NextClip
 from fedsim.clipping import FlatClip
 from fedsim.estimators import WeightedSum
 from fedsim.plan import RoundPlan
-from fedsim.seeding import RandomSource, stream
+from fedsim.seeding import NoiseKey, noise_key, stream
 from fedsim.state import ServerState
 from tests.unit.mechanism.test_plan import make_plan
 
@@ -21,18 +21,18 @@ from tests.unit.mechanism.test_plan import make_plan
 def test_draws_have_the_address_of_their_purpose(round: int) -> None:
     """A run that is taken up by a later version must draw what it drew."""
     plan = make_plan(seed=11)
-    coins, noise = plan.coins(round).random(9), plan.noise(round).standard_normal(9)
+    coins = plan.coins(round).random(9)
     assert np.array_equal(coins, stream(11, "sampling", round).random(9))
-    assert np.array_equal(noise, stream(11, "noise", round).standard_normal(9))
+    assert plan.noise(round) == noise_key(11, "noise", round)
 
 
 @dataclass(frozen=True)
 class Listening(ConstantClip):
     """Keeps the noise that it was given for its count."""
 
-    heard: list[RandomSource] = field(default_factory=list)
+    heard: list[NoiseKey] = field(default_factory=list)
 
-    def after(self, round: int, scale: float, total: WeightedSum, noise: RandomSource) -> NextClip:
+    def after(self, round: int, scale: float, total: WeightedSum, noise: NoiseKey) -> NextClip:
         self.heard.append(noise)
         return NextClip(scale)
 
@@ -42,14 +42,15 @@ def test_the_noise_of_a_count_is_another_than_the_estimates() -> None:
     plan = make_plan(seed=11, clip_policy=listening)
     plan.next_clip(ServerState(7, {}), WeightedSum.zero({}))
     (noise,) = listening.heard
-    assert np.array_equal(noise.standard_normal(9), stream(11, "clip", 7).standard_normal(9))
+    assert noise == noise_key(11, "clip", 7)
 
 
 def test_a_secure_plan_has_a_new_key_for_every_draw(monkeypatch: pytest.MonkeyPatch) -> None:
     keys = iter(range(100))
-    monkeypatch.setattr("secrets.randbits", lambda bits: next(keys) if bits == 128 else None)
+    monkeypatch.setattr("secrets.token_bytes", lambda size: bytes([next(keys)]) * size)
     plan = make_plan(entropy="secure")
-    drawn = [plan.coins(0), plan.coins(0), plan.noise(0), plan.noise(0), plan.noise(1)]
+    noise = [plan.noise(round).chunk("w", 0) for round in (0, 0, 1)]
+    drawn = [plan.coins(0), plan.coins(0), *noise]
     assert next(keys) == len(drawn)
     assert len({source.random(1)[0] for source in drawn}) == len(drawn)
     assert plan.release_id == "secure"

@@ -1,11 +1,13 @@
-"""The digest of parameters: every bit, dtype, shape and name counts; order and strides do not."""
+"""Tensors: their digest, their norm, and whether they are finite."""
 
 from __future__ import annotations
+
+import math
 
 import pytest
 import torch
 
-from fedsim.tensors import parameters_digest
+from fedsim.tensors import all_finite, l2_norm, parameters_digest
 
 PARAMETERS = {"weight": torch.arange(6.0).reshape(2, 3), "bias": torch.tensor([0.0, 1.0])}
 
@@ -47,3 +49,24 @@ def test_a_digest_stays_what_it_is_from_version_to_version() -> None:
     assert parameters_digest(PARAMETERS) == (
         "41852eba7d16cb38caca296fd2c028abd3a757bc117b5eb217a5642b24a33527"
     )
+
+
+def test_a_norm_by_parts_is_the_norm_in_float64() -> None:
+    """Long float32 tensors are taken in parts; entries that float32 sums would lose count."""
+    values = torch.cat([torch.full((300_001,), 1e-4), torch.tensor([1e4])])
+    exact = math.sqrt(300_001 * float(values[0].double()) ** 2 + 1e8)
+    for value in (values, values.view(2, -1).T, values.requires_grad_()):
+        assert l2_norm({"a": value, "b": torch.zeros(0)}) == pytest.approx(exact, rel=1e-12)
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_one_entry_that_is_not_finite_is_seen(wrong: float, dtype: torch.dtype) -> None:
+    largest = torch.full((100_000,), torch.finfo(dtype).max, dtype=dtype)
+    values = {"none": torch.zeros(0, dtype=dtype), "a": largest, "b": -largest.view(10, -1)}
+    assert all_finite(values)
+    for place in (0, 77_777, 99_999):
+        broken = largest.clone()
+        broken[place] = wrong
+        assert not all_finite({**values, "b": broken})
+    assert all_finite({})

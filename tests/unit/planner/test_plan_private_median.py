@@ -33,9 +33,6 @@ class Fixed:
     def random(self, size: int) -> Values:
         return np.full(size, self._uniform)
 
-    def standard_normal(self, size: int) -> Values:
-        raise AssertionError("the mechanism draws no normals")
-
 
 def norms(count: int, middle: float = 3.0) -> Values:
     return middle * np.exp(0.3 * np.random.default_rng(count).standard_normal(count))

@@ -1,0 +1,109 @@
+"""Processes side by side: how much two runs on one machine get done, by how their threads wait.
+
+`python -m fedsim.experiments.benchmarks.processes SECONDS` clips and sums users of a small network
+for so long, after a line on its standard input, and prints how many it did.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from statistics import median
+from typing import IO, cast
+
+import torch
+
+from fedsim.clients.engine_choice import choose_engine
+from fedsim.clipping import FlatClip
+from fedsim.experiments.benchmarks.engines.cases import Case, workload
+from fedsim.utils.machine import Row
+
+_SECONDS, _TURNS = 10.0, 3
+
+_WAYS: Mapping[str, tuple[int, str, Mapping[str, str]]] = {
+    # case: processes, what it is compared with, environment of each
+    "alone, as torch waits by itself": (1, "alone, as torch waits by itself", {}),
+    "alone, passive": (1, "alone, as torch waits by itself", {"OMP_WAIT_POLICY": "PASSIVE"}),
+    "two, a thread each": (2, "two, a thread each", {"OMP_NUM_THREADS": "1"}),
+    "two, as torch waits by itself": (2, "two, a thread each", {}),
+    "two, passive": (2, "two, a thread each", {"OMP_WAIT_POLICY": "PASSIVE"}),
+}
+"""`fedsim` sets the passive policy, for itself and for what it starts."""
+
+
+def run(seconds: float = _SECONDS, turns: int = _TURNS) -> list[Row]:
+    """Return a row for each way; `ratio` is of the units that get done, to the way named there."""
+    done: dict[str, list[float]] = {name: [] for name in _WAYS}
+    for _ in range(turns):
+        for name, (processes, _, environment) in _WAYS.items():
+            done[name].append(units_a_second(processes, environment, seconds))
+    rates = {name: median(values) for name, values in done.items()}
+    return [
+        Row(
+            benchmark="processes",
+            case=name,
+            seconds=1.0 / rates[name],
+            repetitions=turns,
+            ratio=rates[name] / rates[reference],
+            details={"units_per_second": rates[name], "ratio_to": reference},
+        )
+        for name, (_, reference, _) in _WAYS.items()
+    ]
+
+
+def units_a_second(processes: int, environment: Mapping[str, str], seconds: float) -> float:
+    """Return how many units so many processes do together, each with all cores' threads."""
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("OMP_WAIT_POLICY", "OMP_NUM_THREADS")
+    }
+    command = [sys.executable, "-m", __name__, str(seconds)]
+    started = [
+        subprocess.Popen(  # noqa: S603
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**inherited, **environment},
+        )
+        for _ in range(processes)
+    ]
+    for process in started:
+        _pipe(process.stdout).readline()  # it is ready
+    for process in started:
+        _pipe(process.stdin).write("go\n")
+        _pipe(process.stdin).flush()
+    answers = [json.loads(process.communicate()[0]) for process in started]
+    return float(sum(answer["units_per_second"] for answer in answers))
+
+
+def _pipe(pipe: IO[str] | None) -> IO[str]:
+    return cast("IO[str]", pipe)
+
+
+def _work(seconds: float) -> float:
+    """Say when ready, wait for a line, and return the units done a second."""
+    work = workload(Case("uls", "tiny-gpt", num_units=16, group_size=4))
+    engine = choose_engine("auto", work.task, work.model)
+
+    def once() -> int:
+        clip = FlatClip(l2_clip_norm=0.1)
+        return engine(work.task, work.parameters, work.keys, clip, 0).num_units
+
+    once()
+    sys.stdout.write(f"ready, {torch.get_num_threads()} threads\n")
+    sys.stdout.flush()
+    sys.stdin.readline()
+    started, units = time.perf_counter(), 0
+    while time.perf_counter() - started < seconds:
+        units += once()
+    return units / (time.perf_counter() - started)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps({"units_per_second": _work(float(sys.argv[1]))}) + "\n")

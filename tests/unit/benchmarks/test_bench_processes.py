@@ -1,0 +1,26 @@
+"""The benchmark of processes side by side: one for a moment, and the ratios of given rates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from fedsim.experiments.benchmarks import processes
+
+
+def test_a_process_says_what_it_did() -> None:
+    assert processes.units_a_second(1, {"OMP_NUM_THREADS": "1"}, 0.05) > 0.0
+
+
+def test_ratios_are_to_the_way_that_the_row_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    def rate(count: int, environment: Mapping[str, str], seconds: float) -> float:
+        assert seconds == 3.0
+        return 100.0 if count == 1 else 80.0 if "OMP_WAIT_POLICY" in environment else 40.0
+
+    monkeypatch.setattr(processes, "units_a_second", rate)
+    rows = {row["case"]: row for row in processes.run(seconds=3.0, turns=2)}
+    assert rows["two, passive"]["ratio"] == 2.0
+    assert rows["two, as torch waits by itself"]["ratio"] == 1.0
+    assert rows["alone, passive"]["ratio"] == 1.0
+    assert rows["alone, passive"]["details"]["ratio_to"] == "alone, as torch waits by itself"

@@ -80,7 +80,7 @@ def test_the_bound_holds_and_types_stay_wide(
     task, engine = task_of(materials, averages=averages), make(materials.model)
     everybody = engine(task, parameters, USERS, CLIP, 0)
     assert l2_norm(everybody.values) <= len(USERS) * BOUND
-    for user in USERS[::3]:
+    for user in USERS[[0, -1]]:
         alone = engine(task, parameters, np.array([user]), CLIP, 0)
         assert 0.99 * BOUND <= l2_norm(alone.values) <= BOUND
         others = engine(task, parameters, np.delete(USERS, user), CLIP, 0)

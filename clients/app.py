@@ -25,7 +25,7 @@ _on_device = ParametersOnDevice()
 def train(message: Message, context: Context) -> Message:
     """Answer one shard."""
     request = ShardRequest.from_content(message.content)
-    task, engine, materials = _prepared(request.spec)
+    task, engine, materials = prepared(request.spec)
     clip = _clip(request.clip)
     parameters = _on_device(request.parameters, materials.model.device)
     total = engine(task, parameters, request.keys, clip, request.round)
@@ -33,7 +33,7 @@ def train(message: Message, context: Context) -> Message:
 
 
 @lru_cache(maxsize=4)
-def _prepared(spec_json: str) -> tuple[Task, Engine, Materials]:
+def prepared(spec_json: str) -> tuple[Task, Engine, Materials]:
     """Build what a run's messages have in common; a long-lived worker does it once a run."""
     # Not at the top: Flower's simulation imports this module in one thread while the ServerApp
     # loads its model in another, and transformers cannot be imported in two at once.

@@ -6,6 +6,7 @@ only source of the noise scale (McMahan et al. 2018, §2 and Lemma 1).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
@@ -13,7 +14,7 @@ import torch
 
 from fedsim.noise import most_weight
 from fedsim.sampling import Relation, Sampling
-from fedsim.tensors import Tensors, add, add_, zeros_like
+from fedsim.tensors import Tensors, add, fold_, zeros_like
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,14 +56,17 @@ class WeightedSum:
     def __add__(self, other: WeightedSum) -> WeightedSum:
         return self._with(add(self.values, other.values), other)
 
-    def absorb_(self, other: WeightedSum) -> WeightedSum:
-        """Return self + other, written into the tensors of self, which is used up by it.
+    def absorb_(self, others: Sequence[WeightedSum]) -> tuple[WeightedSum, list[float]]:
+        """Return self + others, and the L2 norm of each of the others' values.
 
-        For folding many sums of a large model without fresh memory for each.
+        It is written into the tensors of self, which is used up by it: for folding sums of a large
+        model without fresh memory for each.
         """
-        values = dict(self.values)
-        add_(values, other.values, dict.fromkeys(values, 1.0))
-        return self._with(values, other)
+        norms = fold_(self.values, [other.values for other in others])
+        total = self
+        for other in others:
+            total = total._with(self.values, other)
+        return total, norms
 
     def _with(self, values: Tensors, other: WeightedSum) -> WeightedSum:
         return WeightedSum(

@@ -27,9 +27,8 @@ The share is of two sums, with and without the unit. Three parts, u = 2⁻²⁴:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
@@ -37,7 +36,7 @@ import numpy.typing as npt
 import torch
 
 from fedsim.seeding import AesStream, NoiseKey
-from fedsim.tensors import Tensors
+from fedsim.tensors import Tensors, one_thread_an_operation
 
 CHUNK = 2**17
 """Entries of a parameter whose noise comes from one stream: 1 MiB of float64."""
@@ -109,7 +108,7 @@ def release_(
     if sum(len(chunk.entries) for chunk in chunks) <= CHUNK:
         lengths = work(chunks)
     else:
-        with _one_thread_an_operation(), ThreadPoolExecutor(threads) as pool:
+        with one_thread_an_operation(), ThreadPoolExecutor(threads) as pool:
             shares = [chunks[first::threads] for first in range(threads)]
             lengths = [length for share in pool.map(work, shares) for length in share]
     return release, math.hypot(*sorted(lengths)) * step
@@ -119,17 +118,6 @@ class _Chunk(NamedTuple):
     name: str
     number: int
     entries: torch.Tensor
-
-
-@contextmanager
-def _one_thread_an_operation() -> Iterator[None]:
-    """Keep torch from cutting an operation among threads, which have a chunk each already."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 class Normals:

@@ -1,7 +1,7 @@
 """Parameters, updates and sums as one plain value: a dict from parameter name to tensor.
 
-Every function here is pure: it returns new tensors and leaves its arguments alone,
-except `add_`, whose underscore says that it writes into its first argument.
+Every function here is pure: it returns new tensors and leaves its arguments alone, except those
+whose underscore says that they write into their first argument.
 """
 
 from __future__ import annotations
@@ -9,18 +9,28 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import torch
 
 Tensors = Mapping[str, torch.Tensor]
 
-_PART = 2**16  # entries of a norm that are float64 at once
+_PART = 2**16  # entries of a norm or a sum that are float64 at once
 
 
 def zeros_like(layout: Tensors, dtype: torch.dtype | None = None) -> dict[str, torch.Tensor]:
-    """Return zeros with the names and shapes of `layout` (and its dtypes, unless one is given)."""
-    return {name: torch.zeros_like(value, dtype=dtype) for name, value in layout.items()}
+    """Return contiguous zeros with the names, shapes and devices of `layout`, and its dtypes.
+
+    Args:
+        layout: what they look like.
+        dtype: in place of the layout's.
+    """
+    return {
+        name: torch.zeros_like(value, dtype=dtype, memory_format=torch.contiguous_format)
+        for name, value in layout.items()
+    }
 
 
 def check_same_layout(expected: Tensors, given: Tensors) -> None:
@@ -48,6 +58,61 @@ def add_(total: dict[str, torch.Tensor], update: Tensors, factors: Mapping[str, 
     check_same_layout(total, update)
     for name, value in total.items():
         value.add_(update[name], alpha=factors[name])
+
+
+def fold_(total: Tensors, sums: Sequence[Tensors]) -> list[float]:
+    """Add `sums`, one after the other, into `total` (float64), and return the L2 norm of each.
+
+    All are on the CPU. Part by part, which stays in the cache, by as many threads as torch has:
+    memory is passed over once, and the bits depend neither on the parts nor on the threads.
+
+    Examples:
+        >>> total = {"w": torch.zeros(2).double()}
+        >>> fold_(total, [{"w": torch.tensor([3.0, 4.0])}, {"w": torch.ones(2)}])[0]
+        5.0
+        >>> total["w"].tolist()
+        [4.0, 5.0]
+    """
+    for given in sums:
+        check_same_layout(total, given)
+    flat = [
+        (value.view(-1), [given[name].contiguous().view(-1) for given in sums])
+        for name, value in total.items()
+    ]
+    parts = [
+        (whole[start : start + _PART], [given[start : start + _PART] for given in added])
+        for whole, added in flat
+        for start in range(0, len(whole), _PART)
+    ]
+    threads = torch.get_num_threads() if len(parts) > 1 else 1
+
+    def work(of_a_thread: Sequence[tuple[torch.Tensor, list[torch.Tensor]]]) -> list[list[float]]:
+        double = torch.empty(_PART, dtype=torch.float64)
+        norms: list[list[float]] = [[] for _ in sums]
+        for whole, added in of_a_thread:
+            for given, lengths in zip(added, norms, strict=True):
+                wide = double[: len(given)].copy_(given)
+                lengths.append(float(torch.linalg.vector_norm(wide)))
+                whole.add_(wide)
+        return norms
+
+    with one_thread_an_operation(), ThreadPoolExecutor(threads) as pool:
+        shares = list(pool.map(work, [parts[first::threads] for first in range(threads)]))
+    return [
+        math.hypot(*sorted(length for share in shares for length in share[number]))
+        for number in range(len(sums))
+    ]
+
+
+@contextmanager
+def one_thread_an_operation() -> Iterator[None]:
+    """Keep torch from cutting an operation among threads, which have a part each already."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def scale(tensors: Tensors, factor: float) -> dict[str, torch.Tensor]:

@@ -20,9 +20,10 @@ from fedsim.grids.sharding import even_shards, unit_tokens
 from fedsim.materials import Materials, worker_device
 from fedsim.noise import rounding_share
 from fedsim.plan import RoundPlan
-from fedsim.tensors import Tensors, check_same_layout, l2_norm
+from fedsim.tensors import Tensors, check_same_layout
 
 _MESSAGE_TYPE = "train"
+_AT_ONCE = 8  # sums that are added in one pass over memory, and are there at once
 _PATIENCE = 120.0  # seconds in which a SuperNode, started with the run, has long connected
 _INTERVAL = 0.2
 
@@ -94,20 +95,24 @@ class GridExecutor:
         nodes = wait_for_nodes(self._grid)
         pieces = self._cut(cohort, len(nodes))
         replies = self._replies(parameters, pieces, clip, nodes, round)
-        total: WeightedSum | None = None  # made with the first reply: it is large
-        waiting: dict[int, WeightedSum] = {}
-        folded = 0
+        at_once = min(len(nodes), _AT_ONCE)
+        total: WeightedSum | None = None  # made with the first replies: it is large
+        waiting: dict[int, ShardReply] = {}
+        ready: list[ShardReply] = []
+        following = 0  # the shard after those that are ready
         for reply in replies:
-            if reply.shard in waiting or not folded <= reply.shard < len(pieces):
+            if reply.shard in waiting or not following <= reply.shard < len(pieces):
                 raise RuntimeError(f"round {round}: shard {reply.shard} came twice or unasked")
-            waiting[reply.shard] = _checked(
-                reply, parameters, len(pieces[reply.shard]), clip, round
-            )
-            while folded in waiting:  # in shard order, so that the bits do not depend on timing
-                total = (total or WeightedSum.zero(parameters)).absorb_(waiting.pop(folded))
-                folded += 1
-        if folded != len(pieces):
-            raise RuntimeError(f"round {round}: {len(pieces) - folded} shards got no reply")
+            _check(reply, parameters, len(pieces[reply.shard]), round)
+            waiting[reply.shard] = reply
+            while following in waiting:  # in shard order: the bits do not depend on timing
+                ready.append(waiting.pop(following))
+                following += 1
+            if len(ready) >= at_once or following == len(pieces):
+                total = _fold(total or WeightedSum.zero(parameters), ready, clip, round)
+                ready = []
+        if following != len(pieces):
+            raise RuntimeError(f"round {round}: {len(pieces) - following} shards got no reply")
         return total or WeightedSum.zero(parameters)
 
     def _cut(self, cohort: Keys, num_nodes: int) -> list[Keys]:
@@ -144,9 +149,7 @@ class GridExecutor:
             yield reply
 
 
-def _checked(
-    reply: ShardReply, layout: Tensors, num_units: int, clip: Clip, round: int
-) -> WeightedSum:
+def _check(reply: ShardReply, layout: Tensors, num_units: int, round: int) -> None:
     try:
         check_same_layout(layout, reply.total.values)
     except ValueError as error:
@@ -166,20 +169,29 @@ def _checked(
             f"round {round}: shard {reply.shard} counts {reply.total.num_non_finite} units that "
             f"are not finite, was sent {num_units}"
         )
-    weight, length = reply.total.weight, l2_norm(reply.total.values)
-    most = num_units + rounding_share(num_units)
-    # Also false for NaN, and for infinities where nothing is clipped.
-    if not (0.0 <= weight <= most and length < math.inf):
-        raise RuntimeError(
-            f"round {round}: shard {reply.shard} has weight {weight} and norm {length}, was sent "
-            f"{num_units} units"
-        )
-    if length > clip.bound * most:
-        raise RuntimeError(
-            f"round {round}: shard {reply.shard} has norm {length}, over {num_units} times the "
-            f"clip's bound {clip.bound}"
-        )
-    return reply.total
+
+
+def _fold(total: WeightedSum, replies: list[ShardReply], clip: Clip, round: int) -> WeightedSum:
+    """Return total + replies, written into `total`, once each is as long as its units may make it.
+
+    The norms are found while adding, in the same pass over memory.
+    """
+    total, norms = total.absorb_([reply.total for reply in replies])
+    for reply, length in zip(replies, norms, strict=True):
+        weight, num_units = reply.total.weight, reply.total.num_units
+        most = num_units + rounding_share(num_units)
+        # Also false for NaN, and for infinities where nothing is clipped.
+        if not (0.0 <= weight <= most and length < math.inf):
+            raise RuntimeError(
+                f"round {round}: shard {reply.shard} has weight {weight} and norm {length}, was "
+                f"sent {num_units} units"
+            )
+        if length > clip.bound * most:
+            raise RuntimeError(
+                f"round {round}: shard {reply.shard} has norm {length}, over {num_units} times the "
+                f"clip's bound {clip.bound}"
+            )
+    return total
 
 
 def wait_for_nodes(grid: Grid, count: int = 1, patience: float = _PATIENCE) -> list[int]:

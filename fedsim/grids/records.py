@@ -194,9 +194,9 @@ def to_record(tensors: Tensors) -> ArrayRecord:
     return record
 
 
-def from_record(record: ArrayRecord) -> dict[str, torch.Tensor]:
-    """Return the tensors of a record, copied: the wire's arrays may be read-only."""
-    return {name: torch.from_numpy(array.numpy().copy()) for name, array in record.items()}
+def from_record(record: ArrayRecord, device: torch.device | str = "cpu") -> dict[str, torch.Tensor]:
+    """Return the tensors of a record, copied to a device: the wire's arrays may be read-only."""
+    return {name: value.to(device, copy=True) for name, value in views_of(record).items()}
 
 
 class ParametersOnDevice:
@@ -218,7 +218,7 @@ class ParametersOnDevice:
             RuntimeError: they were written into after an earlier call.
         """
         if record is not self._record or device != self._device:
-            self._tensors = {k: v.to(device) for k, v in from_record(record).items()}
+            self._tensors = from_record(record, device)
             self._record, self._device = record, device
             self._versions = [value._version for value in self._tensors.values()]
         elif self._versions != [value._version for value in self._tensors.values()]:

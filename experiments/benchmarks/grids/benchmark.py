@@ -13,6 +13,7 @@ from statistics import median
 import numpy as np
 from flwr.serverapp import Grid
 
+from fedsim.experiments.benchmarks.grids.bytes import what_travels
 from fedsim.experiments.benchmarks.grids.compute_bound import throughput
 from fedsim.experiments.benchmarks.grids.null_client import (
     CLIP,
@@ -40,7 +41,7 @@ def run() -> list[Row]:
     rows: list[Row] = []
     for name, parameters in _SIZES.items():
         rows += _case(name, parameters)
-    return [*rows, population_round(_TWO), *throughput()]
+    return [*rows, what_travels(_TWO), population_round(_TWO), *throughput()]
 
 
 def _case(name: str, parameters: int) -> list[Row]:

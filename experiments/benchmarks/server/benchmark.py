@@ -24,16 +24,18 @@ from fedsim.clipping import Clip
 from fedsim.estimators import WeightedSum
 from fedsim.execution import Keys
 from fedsim.experiments.benchmarks.grids.population import plan_of
+from fedsim.experiments.benchmarks.server import large_round
 from fedsim.experiments.benchmarks.timing import in_own_process
 from fedsim.noise import CHUNK, release_
 from fedsim.round import run_round
 from fedsim.runner.training import check_parameters
 from fedsim.seeding import noise_key, secret_noise_key
 from fedsim.state import ServerState
-from fedsim.tensors import Tensors
+from fedsim.tensors import Tensors, fold_, zeros_like
 from fedsim.utils.machine import Row, interleaved, keep_freed_memory, peak_memory_bytes
 
 _TURNS = 5
+SUMS = 4  # as many as there is memory for
 
 MODELS: Mapping[str, PretrainedConfig] = {
     "SmolLM2-135M": LlamaConfig(
@@ -52,9 +54,11 @@ MODELS: Mapping[str, PretrainedConfig] = {
 def run(models: Mapping[str, PretrainedConfig] = MODELS) -> list[Row]:
     """Return the rows of each model: parts, noise, peak."""
     rows: list[Row] = []
+    if (name := "SmolLM2-135M") in models:  # first: this process keeps the memory of the parts
+        rows.append(in_own_process(large_round.__name__, name, models[name].to_json_string()))
     for name, config in models.items():
         shapes = shapes_of(config)
-        rows += _parts(name, shapes) + _noise(name, shapes)
+        rows += _parts(name, shapes) + _sums(name, shapes) + _noise(name, shapes)
         if name in MODELS:
             peak = in_own_process(__name__, config.to_json_string())
             rows.append(Row(benchmark="server", case=f"{name}: peak", seconds=None, details=peak))
@@ -108,6 +112,22 @@ def _parts(model: str, shapes: Mapping[str, torch.Size]) -> list[Row]:
         "all but noise": server,
     }
     return _rows(model, shapes, tasks, "copy and add")
+
+
+def _sums(model: str, shapes: Mapping[str, torch.Size]) -> list[Row]:
+    """Return the row of taking in what so many workers send: their norms, and the sum of all."""
+    sums = [_random(shapes, torch.float32) for _ in range(SUMS)]
+    total, copy = zeros_like(sums[0], torch.float64), zeros_like(sums[0])
+
+    def copy_and_add() -> None:
+        for name, value in sums[0].items():
+            copy[name].copy_(value).add_(value)
+
+    tasks: dict[str, Callable[[], Any]] = {
+        "copy and add": copy_and_add,
+        f"sums of {SUMS} workers": lambda: fold_(total, sums),
+    }
+    return _rows(model, shapes, tasks, "copy and add")[1:]
 
 
 def _noise(model: str, shapes: Mapping[str, torch.Size]) -> list[Row]:

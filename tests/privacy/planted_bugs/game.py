@@ -60,7 +60,7 @@ class PlantedExecutor:
             for key in keys.tolist():
                 unit = self.unit(key, self.weights.get(key, 1.0))
                 adding.add(Update(self.updates[key], loss=0.0, num_gradients=1), unit.weight)
-            total = total.absorb_(adding.total())
+            total += adding.total()
         return total
 
 

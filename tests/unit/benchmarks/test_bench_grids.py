@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import cast
+
+import numpy as np
 import torch
 from flwr.app import ArrayRecord, Message, RecordDict
+from flwr.serverapp import Grid
 from transformers import GPT2Config
 
+from fedsim.clients.app import app as own_app
 from fedsim.experiments.benchmarks.grids.benchmark import with_ratios
-from fedsim.experiments.benchmarks.grids.null_client import app, null_spec, parameters_of
+from fedsim.experiments.benchmarks.grids.bytes import Watched
+from fedsim.experiments.benchmarks.grids.null_client import CLIP, app, null_spec, parameters_of
 from fedsim.experiments.benchmarks.grids.population import plan_of
 from fedsim.experiments.benchmarks.server import benchmark as server
+from fedsim.experiments.benchmarks.server.large_round import app as timed_app
 from fedsim.experiments.benchmarks.timing import in_own_process
 from fedsim.grids.executor import GridExecutor
 from fedsim.grids.in_process import InProcessGrid
+from fedsim.materials import Materials
 from fedsim.round import run_round
 from fedsim.state import ServerState
 from fedsim.utils.machine import Row
+from tests.conftest import small_config
+from tests.contracts.test_executors import TASKS, client_spec
 
 
 def test_a_round_without_computation_is_a_whole_round() -> None:
@@ -41,6 +52,27 @@ def test_a_stock_message_comes_back_as_a_flower_client_would_send_it() -> None:
     assert reply.content.metric_records["metrics"]["num-examples"] == 1
 
 
+def test_a_watched_grid_counts_what_it_passes_on() -> None:
+    """A copy of the parameters out and a float32 sum in for each message, and little besides."""
+    parameters = parameters_of(100_000)
+    watched = Watched(InProcessGrid(app))
+    executor = GridExecutor(cast("Grid", watched), null_spec(), shard_size=50)
+    for _ in range(2):  # each round anew
+        executor.clipped_sum(parameters, np.arange(150), CLIP, 0)
+        assert 1.0 < watched.num_bytes / (3 * 2 * 4 * 100_000) < 1.05
+    assert watched.engine_seconds == [0.0] * 3
+
+
+def test_a_timed_client_answers_as_fedsims_own(speeches: Path, materials: Materials) -> None:
+    spec = client_spec(small_config(speeches), TASKS["fedsgd"])
+    parameters, cohort = materials.model.initial_parameters(), np.arange(4)
+    watched = Watched(InProcessGrid(timed_app))
+    timed = GridExecutor(cast("Grid", watched), spec).clipped_sum(parameters, cohort, CLIP, 0)
+    own = GridExecutor(InProcessGrid(own_app), spec).clipped_sum(parameters, cohort, CLIP, 0)
+    assert all(torch.equal(timed.values[name], value) for name, value in own.values.items())
+    assert watched.engine_seconds[0] > 0.0
+
+
 def test_ratios_are_per_user_and_to_flowers_own_way() -> None:
     rows = [
         Row(benchmark="grids", case="x", engine=name, seconds=1.0, details=details)
@@ -62,6 +94,7 @@ def test_the_servers_parts() -> None:
         "Adam's step",
         "is finite",
         "all but noise",
+        "sums of 4 workers",
         "fastest generator",
         "estimate and noise, seeded",
         "estimate and noise, secure",

@@ -31,9 +31,9 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[ArrayRecord]]:
     seen: list[ArrayRecord] = []
     real = records.from_record
 
-    def spy(record: ArrayRecord) -> dict[str, torch.Tensor]:
+    def spy(record: ArrayRecord, device: torch.device) -> dict[str, torch.Tensor]:
         seen.append(record)
-        return real(record)
+        return real(record, device)
 
     monkeypatch.setattr(records, "from_record", spy)
     yield seen

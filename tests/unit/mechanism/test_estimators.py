@@ -70,7 +70,8 @@ def test_every_count_is_added_and_nobody_is_zero() -> None:
     assert nobody.values["a"].dtype == torch.float64
     assert nobody.values["a"].tolist() == [0.0, 0.0]
     some = WeightedSum(VALUES, **{name: 2 + 3 * i for i, name in enumerate(counts)})
-    added, absorbed = some + some, nobody.absorb_(some).absorb_(some)
+    added, (absorbed, norms) = some + some, nobody.absorb_([some, some])
     for i, name in enumerate(counts):
         assert getattr(added, name) == getattr(absorbed, name) == 2 * (2 + 3 * i)
     assert added.values["a"].tolist() == absorbed.values["a"].tolist() == [6.0, -12.0]
+    assert norms == [math.hypot(3.0, 6.0)] * 2

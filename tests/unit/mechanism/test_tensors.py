@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from fedsim.tensors import all_finite, l2_norm, parameters_digest
+from fedsim.tensors import all_finite, fold_, l2_norm, parameters_digest, zeros_like
 
 PARAMETERS = {"weight": torch.arange(6.0).reshape(2, 3), "bias": torch.tensor([0.0, 1.0])}
 
@@ -70,3 +70,43 @@ def test_one_entry_that_is_not_finite_is_seen(wrong: float, dtype: torch.dtype) 
         broken[place] = wrong
         assert not all_finite({**values, "b": broken})
     assert all_finite({})
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_sums_folded_at_once_are_sums_folded_one_by_one(threads: int) -> None:
+    """To the bit, over parts, threads, empty and transposed tensors; norms are of each alone."""
+    generator = torch.Generator().manual_seed(3)
+    shapes = {"long": (3, 70_001), "empty": (0, 4), "scalar": (), "transposed": (50, 30)}
+    sums = [
+        {name: torch.randn(shape, generator=generator) * 10.0**k for name, shape in shapes.items()}
+        for k in range(-2, 3)
+    ]
+    for one in sums:
+        one["transposed"] = one["transposed"].T
+    expected = {name: value.double() for name, value in zeros_like(sums[0]).items()}
+    for one in sums:
+        expected = {name: value + one[name].double() for name, value in expected.items()}
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        total = zeros_like(sums[0], torch.float64)
+        norms = fold_(total, sums)
+        assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(total[name], value) for name, value in expected.items())
+    assert norms == pytest.approx([l2_norm(one) for one in sums], rel=1e-14)
+
+
+def test_a_sum_of_another_layout_is_refused_before_anything_is_added() -> None:
+    total = {"w": torch.zeros(2).double()}
+    with pytest.raises(ValueError, match="'w' has shape"):
+        fold_(total, [{"w": torch.ones(2)}, {"w": torch.ones(3)}])
+    assert total["w"].tolist() == [0.0, 0.0]
+
+
+def test_what_is_not_finite_has_a_norm_that_is_not() -> None:
+    wrong = {"w": torch.tensor([1.0, math.nan])}, {"w": torch.tensor([-math.inf, 0.0])}
+    nan, infinite = fold_({"w": torch.zeros(2).double()}, wrong)
+    assert math.isnan(nan)
+    assert infinite == math.inf

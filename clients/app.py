@@ -9,6 +9,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from pydantic import TypeAdapter
 
+from fedsim.clients.engines.clipped_sums import float32_products
 from fedsim.clipping import Clip
 from fedsim.execution import Engine, Task
 from fedsim.grids.records import ClientSpec, ParametersOnDevice, ShardReply, ShardRequest
@@ -28,7 +29,8 @@ def train(message: Message, context: Context) -> Message:
     task, engine, materials = prepared(request.spec)
     clip = _clip(request.clip)
     parameters = _on_device(request.parameters, materials.model.device)
-    total = engine(task, parameters, request.keys, clip, request.round)
+    with float32_products():
+        total = engine(task, parameters, request.keys, clip, request.round)
     return Message(ShardReply(request.shard, total).to_content(), reply_to=message)
 
 
@@ -43,6 +45,11 @@ def prepared(spec_json: str) -> tuple[Task, Engine, Materials]:
     spec = ClientSpec.model_validate_json(spec_json)
     check_device(spec.device)
     materials = load_materials(spec.seed, spec.data, spec.model, spec.device, spec.data_seed)
+    if spec.text_digest not in (None, materials.text_digest):
+        raise RuntimeError(
+            f"data.source = {spec.data.source!r}: this worker reads another text there than the "
+            "server; give all the same, and start the run again"
+        )
     materials = replace(materials, model=in_precision(materials.model, spec.precision))
     task: Task = resolve("tasks", spec.task.name, "task")(materials, **spec.task.options)
     size = most_tokens_per_unit(materials, spec.task.options.get("group_size"))

@@ -62,7 +62,8 @@ class _Clip(BaseModel):
 
     def factors(self, update: Tensors, *, norm_error: float = 0.0) -> dict[str, float]:
         """Return what each tensor of the update is multiplied by; see `batch_factors`."""
-        squares = [l2_norm({name: value}) ** 2 for name, value in update.items()]
+        norms = [l2_norm({name: value}) for name, value in update.items()]
+        squares = [norm * norm for norm in norms]  # `**` would raise where this is infinite
         row = torch.tensor([squares], dtype=torch.float64)
         factors = self.batch_factors(list(update), row, norm_error=norm_error)[0].tolist()
         return dict(zip(update, factors, strict=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import secrets
 from dataclasses import dataclass
@@ -59,15 +60,26 @@ class Materials:
         weights = parameters_digest({**module.state_dict(), **moving, **buffers})
         return hashlib.sha256("\0".join([weights, settings, str(module)]).encode()).hexdigest()
 
+    @cached_property
+    def text_digest(self) -> str:
+        """A SHA-256 (hex) of the stored text, with `seed` in front: who has no seed learns nothing.
 
-@lru_cache(maxsize=2)
+        Server and workers compare it, so that all work on the same text.
+        """
+        facts = [self.seed, self.store.manifest["files"]]
+        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
 def load_materials(
     seed: int, data: DataConfig, model: ModelConfig, device: str, data_seed: int | None = None
 ) -> Materials:
-    """Load or build everything that the config names; cached, since server and client share it.
+    """Load or build everything that the config names.
+
+    Cached, since server and client share it, for as long as the files of text and model stay as
+    they are.
 
     Args:
-        seed: of the config: what the starting model is drawn from, and who becomes a canary.
+        seed: of the config: what the starting model is drawn from.
         data: where the texts are and how they are split.
         model: where training starts.
         device: in torch's spelling.
@@ -77,12 +89,25 @@ def load_materials(
         ConfigError: an unknown model, an unreadable source, a missing column, a preparation of
             what is a store already, too few users to make canaries of.
     """
+    choices = seed if data_seed is None else data_seed
+    places = [data.source, model.name_or_path, model.adapter or ""]
+    return _load(seed, data, model, device, choices, *map(_version, places))
+
+
+@lru_cache(maxsize=2)
+def _load(
+    seed: int,
+    data: DataConfig,
+    model: ModelConfig,
+    device: str,
+    choices: int,
+    *_versions: tuple[object, ...],
+) -> Materials:
     language_model = load_model(model, seed, data.sequence_length, device)
     check_not_prepared_twice(data)
     store, canaries = with_canaries(
-        open_or_build(data, language_model), data.canaries, seed, language_model.vocabulary_size
+        open_or_build(data, language_model), data.canaries, choices, language_model.vocabulary_size
     )
-    choices = seed if data_seed is None else data_seed
     split = split_store(
         store,
         choices,
@@ -93,6 +118,16 @@ def load_materials(
         canaries=canaries,
     )
     return Materials(language_model, store, split, choices)
+
+
+def _version(place: str) -> tuple[object, ...]:
+    """Return what changes when a file, or a file in a folder, does; () for what is not there."""
+    path = Path(place).expanduser()
+    if not place or not path.exists():
+        return ()
+    files = sorted(path.rglob("*")) if path.is_dir() else [path]
+    states = [(file, file.stat()) for file in files if file.is_file()]
+    return tuple((str(file), at.st_size, at.st_mtime_ns, at.st_ino) for file, at in states)
 
 
 def new_data_seed(config: Config) -> int:

@@ -36,6 +36,7 @@ from fedsim.seeding import (
 )
 from fedsim.server_optimizer import ServerOptimizer
 from fedsim.state import ServerState
+from fedsim.utils.section import LEAST_BOUND
 
 
 class TaskSpec(BaseModel):
@@ -159,6 +160,11 @@ class RoundPlan:
                 'drawn again every round; take "seeded"'
             )
         cost = self.cost  # refuses what has no event
+        if self.clip.bound < LEAST_BOUND:
+            raise ValueError(
+                f"clip: a bound of {self.clip.bound:g} is under {LEAST_BOUND:g}, where float32 "
+                "sums are rounded by more than the noise covers"
+            )
         if self.noise_stddev:  # refuses noise without a bound, and more than all for a count
             choose([cost], self.accountant, self.relation)  # refuses what has no proof
 
@@ -221,13 +227,10 @@ class RoundPlan:
         """The id of a round's noise draw in the ledger: a seeded one can be repeated.
 
         A ledger is shared and kept apart from the seed, so it holds a one-way hash of the seed
-        (128 bits): the noise cannot be computed from it.
+        (128 bits): the noise cannot be computed from it. With secure noise it names the run.
         """
-        if self.entropy == "secure":
-            return "secure"
-        return (
-            "seeded:" + hashlib.sha256(f"fedsim/release-id/{self.seed}".encode()).hexdigest()[:32]
-        )
+        hashed = hashlib.sha256(f"fedsim/release-id/{self.seed}".encode()).hexdigest()
+        return f"{self.entropy}:{hashed[:32]}"
 
     def cohort(self, round: int) -> npt.NDArray[np.int64]:
         """Draw the units of a round, by their indices in the data."""

@@ -8,6 +8,7 @@ from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
 
+from fedsim.accounting.ledger import Ledger
 from fedsim.config import Config
 from fedsim.materials import Materials, loader_name
 from fedsim.registry import distribution, names
@@ -46,6 +47,19 @@ def release_seed(config: Config, materials: Materials, *more: object) -> int:
     return int.from_bytes(digest[:16], "little")
 
 
+def seed_after(seed: int, ledger: Ledger) -> int:
+    """Return the seed of a run that goes on after releases of other seeds.
+
+    Its rounds begin from what those releases made: on another path than that of a run that had this
+    seed from the start, which with the same noise would show the difference.
+
+    Args:
+        seed: of `release_seed`.
+        ledger: the run's own, with releases that are not of this seed.
+    """
+    return int(_digest([seed, ledger.to_json()])[:32], 16)
+
+
 def sources(config: Config, materials: Materials) -> dict[str, str]:
     """Return a SHA-256 (hex) of the stored text and one of the files of the model.
 
@@ -53,7 +67,7 @@ def sources(config: Config, materials: Materials) -> dict[str, str]:
     a guess of the text cannot be checked against them. A built-in model and a hub id have no files.
     """
     found = {
-        "data.source": _digest([materials.seed, materials.store.manifest["files"]]),
+        "data.source": materials.text_digest,
         "model.name_or_path": _digest([materials.seed, _files(config.model.name_or_path)]),
     }
     if config.model.adapter is not None:

@@ -7,7 +7,9 @@ terms errs by at most γ_k Σ|terms|, γ_k = ku/(1 - ku), u = 2⁻²⁴ (Higham 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -15,6 +17,7 @@ from fedsim.clipping import Clip
 from fedsim.estimators import WeightedSum
 from fedsim.execution import Accumulator, Unit
 from fedsim.tensors import Tensors, zeros_like
+from fedsim.utils.section import LEAST_BOUND
 
 # Squares are summed in float32 within blocks of so many entries, and over blocks in float64. The
 # error bound grows with the block: this one costs a margin of 3e-5 of the clip norm; shorter blocks
@@ -30,8 +33,24 @@ _UNDERFLOW = 1e-28
 # Outside, float32 is too coarse: squares of 1e15 are near its largest number, factors of 1e-30 near
 # its denormal ones. Such units are computed one by one in float64.
 _LARGEST_SQUARE, _LEAST_FACTOR = 1e30, 1e-30
-# A clipped update of so small a norm may have entries that float32 holds with few digits.
-_LEAST_BOUND = 1e-25
+
+
+@contextmanager
+def float32_products() -> Iterator[None]:
+    """Multiply float32 matrices in float32, whatever torch was told to use in its place.
+
+    The bounds here are not those of TF32 or bfloat16, which `set_float32_matmul_precision` allows.
+    """
+    mkldnn: Any = torch.backends.mkldnn  # which has what its type does not say
+    backends = (torch.backends.cuda.matmul, mkldnn.matmul)
+    before = [backend.fp32_precision for backend in backends]
+    try:
+        for backend in backends:
+            backend.fp32_precision = "ieee"
+        yield
+    finally:
+        for backend, precision in zip(backends, before, strict=True):
+            backend.fp32_precision = precision
 
 
 def block_squares(values: torch.Tensor) -> torch.Tensor:
@@ -103,7 +122,7 @@ def clip_factors(
     squares_at_most = squares + _UNDERFLOW if error else squares
     factors = clip.batch_factors(list(layout), squares_at_most, norm_error=error)
     plain = (squares.sum(dim=1) < _LARGEST_SQUARE) & (factors.amin(dim=1) > _LEAST_FACTOR)
-    if error and clip.bound < _LEAST_BOUND:
+    if error and clip.bound < LEAST_BOUND:
         plain = torch.zeros_like(plain)
     return factors, plain
 

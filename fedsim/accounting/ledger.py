@@ -34,7 +34,7 @@ class Releases:
         cost: the mechanism that made each of them.
         release: the id of the noise draw within the round. An id that begins with "seeded" is
             a draw that can be repeated, and must name all that decides it; any other id, such as
-            "secure", is a fresh draw each time.
+            one that begins with "secure", is a fresh draw each time.
     """
 
     first_round: int

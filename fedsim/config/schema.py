@@ -13,14 +13,14 @@ from pydantic import Field, ValidationError, model_validator
 from fedsim.config.errors import explain
 from fedsim.data.config import DataConfig
 from fedsim.errors import ConfigError
-from fedsim.utils.section import Fraction, Positive, Section
+from fedsim.utils.section import ClipNorm, Fraction, Positive, Section
 
 
 class ScheduleConfig(Section):
     """From the clip's norm to `final_l2_clip_norm` over `rounds`, then held; all rounds if None."""
 
     kind: Literal["linear", "exponential"]
-    final_l2_clip_norm: Positive
+    final_l2_clip_norm: ClipNorm
     rounds: Annotated[int, Field(ge=1)] | None = None
 
 
@@ -41,8 +41,8 @@ class ClipConfig(Section):
     """Flat: one bound. Per-layer: S/√m each, or `l2_clip_norms` layer by layer."""
 
     kind: Literal["flat", "per-layer"] = "flat"
-    l2_clip_norm: Positive | None = None
-    l2_clip_norms: dict[str, Positive] | None = None
+    l2_clip_norm: ClipNorm | None = None
+    l2_clip_norms: dict[str, ClipNorm] | None = None
     normalise: bool = False
     schedule: ScheduleConfig | None = None
     adaptive: AdaptiveConfig | None = None

@@ -37,7 +37,7 @@ def losses_for(materials: Materials, rule: CohortRule) -> Losses | None:
     count = materials.store.num_examples
     losses = _cached(path, count)
     if losses is None:
-        log.info("%s: scoring %d examples before training", materials.model.name, count)
+        log.info("%s: scoring all examples before training", materials.model.name)
         start = materials.model.initial_parameters()
         scores = score_examples(materials.model, start, materials.store, np.arange(count))
         losses = np.nan_to_num(scores.mean_nats(), nan=np.inf, posinf=np.inf).astype(np.float32)

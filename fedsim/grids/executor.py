@@ -45,6 +45,7 @@ def build_executor(
         ClientSpec(
             seed=config.seed,
             data_seed=materials.seed,
+            text_digest=materials.text_digest,
             data=config.data,
             model=config.model,
             task=plan.task,
@@ -81,7 +82,7 @@ class GridExecutor:
         tokens: npt.NDArray[np.int64] | None = None,
     ) -> None:
         self._grid = grid
-        self._spec = spec.model_dump_json()
+        self.spec = spec.model_dump_json()
         self._shard_size = shard_size
         self._tokens = tokens
 
@@ -132,7 +133,7 @@ class GridExecutor:
         record, clip_json = to_record(parameters), clip.model_dump_json()
         requests = [  # a list: Flower's grid of a SuperLink goes through the messages twice
             Message(
-                ShardRequest(self._spec, clip_json, round, number, keys, record).to_content(),
+                ShardRequest(self.spec, clip_json, round, number, keys, record).to_content(),
                 dst_node_id=nodes[number % len(nodes)],
                 message_type=_MESSAGE_TYPE,
                 group_id=str(round),

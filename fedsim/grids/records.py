@@ -50,6 +50,7 @@ class ClientSpec(BaseModel):
     device: str
     precision: Precision = "float32"
     data_seed: int | None = None  # as `load_materials` takes it
+    text_digest: str | None = None  # of the server's `Materials`; None: not compared
 
 
 @dataclass(frozen=True, eq=False)

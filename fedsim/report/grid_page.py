@@ -16,7 +16,14 @@ from fedsim.report.grid_result import (
 from fedsim.report.html import render_page
 from fedsim.report.plots import plots
 from fedsim.report.tables import UTILITY_NOTE
-from fedsim.report.wording import NO_GUARANTEE, NOTHING, decimal_text, delta_text, epsilon_text
+from fedsim.report.wording import (
+    NO_GUARANTEE,
+    NOISE_TEXTS,
+    NOTHING,
+    decimal_text,
+    delta_text,
+    epsilon_text,
+)
 
 
 @dataclass(frozen=True)
@@ -108,6 +115,7 @@ def _promise(lines: list[CellResult]) -> Promise:
         ("Neighbouring relation", first.relation or NOTHING),
         ("Sampler", first.sampler or NOTHING),
         ("Accountant", first.accountant or NOTHING),
+        ("Source of noise", NOISE_TEXTS[first.noise or "none"]),
         ("Noise multiplier", ", ".join(f"{value:.4g}" for value in noise) or NOTHING),
     )
     return Promise(first.source, headline, guaranteed=not first.hypothetical, facts=facts)

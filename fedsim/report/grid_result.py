@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Literal
 
 from scipy.stats import t as student
 
@@ -46,6 +47,7 @@ class CellResult(Record):
         settings: what varies, label to value as typed.
         chosen: what tuning chose, label to value.
         epsilon: the promise, with its terms; None without one.
+        noise: "secure", "seeded" or "none".
         budget: expected gradients a round.
         rounds: done, by those that finished.
         seeds: of the runs that finished, in their order.
@@ -72,6 +74,7 @@ class CellResult(Record):
     sampler: str | None = None
     accountant: str | None = None
     hypothetical: bool = False
+    noise: Literal["secure", "seeded", "none"] | None = None
     budget: NotNegative | None = None
     rounds: Count | None = None
     seeds: tuple[int, ...] = ()
@@ -159,6 +162,7 @@ def with_reports(line: CellResult, reports: Sequence[RunReport]) -> CellResult:
         "start": math.fsum(starts) / len(starts),
         "num_diverged": len(finals) - len(good),
         "seconds": math.fsum(report.cost.seconds for report in reports),
+        "noise": promise.noise,
         "terms": terms_text(promise),
     }
     return CellResult.model_validate({**dict(line), **values})

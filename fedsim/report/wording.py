@@ -146,17 +146,19 @@ def terms_text(privacy: Privacy) -> str:
     )
 
 
+NOISE_TEXTS = {
+    "seeded": "seeded: whoever knows the seed can recompute the noise and subtract it",
+    "secure": "secure: drawn under secret keys of the operating system",
+    "none": "none",
+}
+
+
 def privacy_facts(privacy: Privacy) -> list[tuple[str, str]]:
     """Return the rows of the privacy block, in reading order: a term, its value."""
     probability = privacy.sampling_probability
     sampler = privacy.sampler
     if probability is not None:
         sampler += f", probability {_value_text(probability)} a round"
-    noise = {
-        "seeded": "seeded: whoever knows the seed can recompute the noise and subtract it",
-        "secure": "secure: drawn under secret keys of the operating system",
-        "none": "none",
-    }[privacy.noise]
     facts = [
         ("Unit", privacy.unit),
         ("Neighbouring relation", privacy.relation),
@@ -166,7 +168,7 @@ def privacy_facts(privacy: Privacy) -> list[tuple[str, str]]:
         ("Rounds", count_text(privacy.rounds)),
         ("Noise multiplier", _value_text(privacy.noise_multiplier)),
         ("Noise standard deviation", _value_text(privacy.noise_stddev)),
-        ("Source of noise", noise),
+        ("Source of noise", NOISE_TEXTS[privacy.noise]),
         ("Clipping", settings_text(privacy.clip)),
         ("Denominator", settings_text(privacy.estimator)),
         ("Sampled units a user owns at most", count_text(privacy.units_per_user)),

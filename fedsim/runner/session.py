@@ -14,6 +14,7 @@ from flwr.serverapp import Grid
 
 from fedsim.accounting.accountants import epsilon_curve
 from fedsim.accounting.budget import Budget
+from fedsim.accounting.ledger import Ledger
 from fedsim.accounting.promise import NAME, promise
 from fedsim.config import Config
 from fedsim.errors import BudgetSpentError, DivergedError, HaltedError
@@ -26,7 +27,7 @@ from fedsim.materials import (
     load_model,
 )
 from fedsim.plan import RoundPlan
-from fedsim.release_seed import sources
+from fedsim.release_seed import seed_after, sources
 from fedsim.report.html import write_reports
 from fedsim.report.model_card import model_card
 from fedsim.report.schema import HeldOut, RoundMetrics
@@ -68,7 +69,7 @@ def execute(config: Config, out: Path, grid: Grid, *, resume: bool = False) -> P
     device = default_device(config.executor.gpus_per_worker)
     data_seed = folder.data_seed(config)
     materials = load_materials(config.seed, config.data, config.model, device, data_seed)
-    plan = build_plan(config, materials)
+    plan = _going_on(build_plan(config, materials), folder.read_ledger())
     account = shared_account(config.privacy.shared, plan)
     with sole_writer(out):
         _check(folder, config, resume)  # another process may have had it meanwhile
@@ -85,6 +86,16 @@ def execute(config: Config, out: Path, grid: Grid, *, resume: bool = False) -> P
                 raise
             session.finish()
     return folder.path
+
+
+def _going_on(plan: RoundPlan, charged: Ledger) -> RoundPlan:
+    """Return the plan, with draws of its own where releases of other draws came before it.
+
+    As when a seeded run is taken up with another version of what computes.
+    """
+    if all(item.release == plan.release_id for item in charged.items):
+        return plan
+    return replace(plan, seed=seed_after(plan.seed, charged))
 
 
 def _check(folder: RunFolder, config: Config, resume: bool) -> None:
@@ -109,6 +120,7 @@ class _Session:
     started: float = field(init=False, default_factory=time.monotonic)
     epsilons: dict[int, float] = field(init=False, default_factory=dict)
     final: Evaluation | None = field(init=False, default=None)
+    cut_short: bool = field(init=False, default=False)
 
     def run(self, grid: Grid, device: str) -> None:
         """Begin or take up the run and train to its end."""
@@ -135,14 +147,21 @@ class _Session:
                 config.strategy.rounds,
                 on_round=lambda state, record: bar.advance(self._on_round(state, record)),
                 budget=self._budget(),
-                before_round=self._charge_shared,
+                before_round=self._before_round,
             )
+
+    def _before_round(self, state: ServerState) -> None:
+        try:
+            self._charge_shared(state)
+        except BudgetSpentError:
+            self.cut_short = True
+            raise
 
     def _charge_shared(self, state: ServerState) -> None:
         """Charge the round in the ledger that other runs share, before anything of it is done."""
         if self.account is not None:
             plan, ahead = self.plan, self.config.strategy.rounds - state.round
-            self.account.charge(state.round, plan.cost, plan.release_id, ahead)
+            self.account.charge(state.round, plan.cost, plan.release_id, ahead, own=state.ledger)
 
     @property
     def _terms(self) -> str:
@@ -166,18 +185,29 @@ class _Session:
         What is proved is the price of the mechanism with its whole number of rounds. The price of
         those that came before the halt would be one chosen after looking.
         """
-        plan, state = self.plan, self.state
-        charged = state.ledger
-        for round in range(state.round, self.config.strategy.rounds):
-            charged = charged.charge(round, plan.cost, plan.release_id)
-        self.state = replace(state, ledger=charged)
-        self.folder.charge(charged)
+        state = self.state
+        self.state = self._planned()
+        self.folder.charge(self.state.ledger)
         with suppress(BudgetSpentError):  # then nothing is left that could be charged
             for round in range(state.round, self.config.strategy.rounds):
                 self._charge_shared(replace(state, round=round))
 
+    def _planned(self) -> ServerState:
+        """Return the state with all planned rounds charged."""
+        plan, charged = self.plan, self.state.ledger
+        for round in range(self.state.round, self.config.strategy.rounds):
+            charged = charged.charge(round, plan.cost, plan.release_id)
+        return replace(self.state, ledger=charged)
+
     def finish(self, diverged: str | None = None) -> None:
-        """Write the model, unless the last round already did, or it diverged, and the reports."""
+        """Write the model, unless the last round already did, or it diverged, and the reports.
+
+        Where others spent a shared budget and so ended the run, what is said counts all planned
+        rounds, as for a halt: they may have looked at it before. The ledgers keep what was
+        released.
+        """
+        if self.cut_short:
+            self.state = self._planned()
         if diverged:
             self.final = without_scores(self.materials, self.folder.model)
         final = self.final or self._evaluate_saved(self.state)
@@ -191,6 +221,7 @@ class _Session:
             title=self.folder.path.resolve().name,
             seconds=self._elapsed(),
             diverged=diverged,
+            cut_short=self.cut_short,
         )
         self._write_promise(report.privacy.assumptions)
         write_reports(self.folder.path, report)

@@ -29,6 +29,7 @@ from fedsim.utils.locks import locked, refuse_without, wait
 _VERSION = 2
 _KEYS = {"version", "epsilon", "delta", "relation", "order", "registered", "ledger"}
 _KEYS_OF_1 = _KEYS - {"order", "registered"}
+_NOTHING = Ledger()
 
 
 @dataclass(frozen=True)
@@ -282,8 +283,10 @@ class SharedAccount:
         Args:
             own: the run's own ledger. A release is charged here before it is charged there.
         """
-        shared = self._read().ledger if self.path.exists() else Ledger()
-        missing = _counts(own) - _counts(shared)
+        self._check_holds(own, self._read() if self.path.exists() else None)
+
+    def _check_holds(self, own: Ledger, shared: SharedLedger | None) -> None:
+        missing = _counts(own) - _counts(shared.ledger if shared else Ledger())
         if missing:
             raise ConfigError(
                 f"privacy.shared.ledger = {str(self.path)!r}: lacks {missing.total()} releases of "
@@ -305,7 +308,9 @@ class SharedAccount:
             if not shared.ledger.items and shared.registered != merged(planned):
                 self._write(shared.registering(planned))
 
-    def charge(self, round: int, cost: RoundCost, release: str, ahead: int) -> None:
+    def charge(
+        self, round: int, cost: RoundCost, release: str, ahead: int, own: Ledger = _NOTHING
+    ) -> None:
         """Charge one release, on disk when this returns, or refuse it and charge nothing.
 
         Processes that share the file wait for each other. The first release of all registers what
@@ -316,13 +321,16 @@ class SharedAccount:
             cost: of the release.
             release: its id; a seeded one that stands in the ledger already costs nothing.
             ahead: how many releases like it the run still plans, this one counted.
+            own: what the run has released before.
 
         Raises:
             BudgetSpentError: it would exceed the budget.
-            ConfigError: the file cannot be read, has another budget, or cannot be locked.
+            ConfigError: the file cannot be read, has another budget, lacks releases of this run
+                (it was removed or replaced meanwhile), or cannot be locked.
         """
         with self._locked():
             shared = self._read()
+            self._check_holds(own, shared)
             charged = shared.ledger.charge(round, cost, release)
             if charged is shared.ledger:
                 return

@@ -91,6 +91,7 @@ def summarise(
     title: str,
     seconds: float,
     diverged: str | None = None,
+    cut_short: bool = False,
 ) -> RunReport:
     """Return the report of a run that ended in `state`.
 
@@ -104,6 +105,8 @@ def summarise(
         title: the run folder's name.
         seconds: wall-clock time of training, evaluation and saving.
         diverged: why the run has no outcome, where it has none.
+        cut_short: whether a shared ledger that others spent ended it; the state's ledger then has
+            all planned rounds.
     """
     start = lines[0].held_out
     if start is None:
@@ -122,6 +125,7 @@ def summarise(
                 *assumptions(config.data.preparation, materials.store.manifest["dropped"]),
                 *about_canaries(len(materials.split.canaries)),
                 *((NOT_PAID_FOR,) if diverged else ()),
+                *_counted(config, state, cut_short),
             ),
         ),
         utility=Utility(
@@ -143,6 +147,23 @@ def summarise(
         versions={"python": platform.python_version()}
         | {name: version(name) for name in _PACKAGES},
     )
+
+
+def _counted(config: Config, state: ServerState, cut_short: bool) -> tuple[str, ...]:
+    """Return what is said where ε is of more rounds than those that led to the model."""
+    planned, releases = config.strategy.rounds, state.ledger.num_releases
+    if cut_short:
+        return (
+            f"Others spent the shared ledger's budget and ended the run after {state.round} rounds."
+            f" They may have looked at it before: ε is of all {planned} planned rounds.",
+        )
+    if (again := releases - planned) > 0:
+        return (
+            f"The run was cut off and taken up: {again} of the {releases} releases were made "
+            "again, with other noise. ε is of all of them, and supposes that nobody cut the run "
+            "off for what they showed.",
+        )
+    return ()
 
 
 def as_scores(evaluation: Evaluation) -> Scores:

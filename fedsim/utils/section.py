@@ -7,6 +7,10 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
+LEAST_BOUND = 1e-25
+"""Of a clip: a smaller update may have entries that float32 holds with few digits."""
+
+ClipNorm = Annotated[float, Field(ge=LEAST_BOUND, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 
 

@@ -36,3 +36,12 @@ def test_rounds_that_are_repeated_are_charged_once_and_others_again(
     assert before.epsilon is not None
     assert after.epsilon is not None
     assert after.epsilon > before.epsilon
+    again = "2 of the 6 releases were made again"
+    assert [again in " ".join(found.assumptions) for found in (before, after)] == [False, True]
+    # From round 0 again: rounds 3 and 4 now begin from other parameters than when they were drawn.
+    folder.report.unlink()
+    for checkpoint in folder.checkpoints.iterdir():
+        checkpoint.unlink()
+    fedsim.run(config, folder.path, resume=True)
+    assert load_report(folder.path).privacy.rounds == 10
+    assert len({item.release for item in folder.read_ledger().items}) == 3

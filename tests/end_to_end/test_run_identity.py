@@ -108,7 +108,6 @@ def test_a_run_does_not_go_on_with_other_texts(speeches: Path, tmp_path: Path, n
     before = {path: path.read_bytes() for path in files}
     for text, status in ((whole.replace("king", "lord", 1), 2), (whole, 0)):
         texts.write_text(text, encoding="utf-8")
-        load_materials.cache_clear()
         done = fedsim("run", config, "--out", folder.path, "--resume")
         assert done.returncode == status
         if status:

@@ -52,7 +52,13 @@ def test_siblings_stop_before_they_exceed_the_common_budget(
     assert "would exceed its budget" in done[1].stderr
     assert "Traceback" not in done[1].stderr
     assert read_shared(ledger).ledger.costs == [(COST, 6)]
-    assert [load_report(tmp_path / name).privacy.rounds for name in ("first", "second")] == [4, 2]
+    # The second was ended by what the first had spent: its ε is of all that it planned.
+    reports = [load_report(tmp_path / name) for name in ("first", "second")]
+    assert [(report.cost.rounds, report.privacy.rounds) for report in reports] == [(4, 4), (2, 4)]
+    assert reports[1].privacy.epsilon == pytest.approx(epsilon(COST, 4, 1e-3))
+    ended = "ended the run after 2 rounds"
+    assert [ended in " ".join(report.privacy.assumptions) for report in reports] == [False, True]
+    assert fedsim("account", "verify", tmp_path / "second" / "model").returncode == 0
     assert (tmp_path / "second" / "model" / "model.safetensors").exists()
     facts = fedsim_json("account", "ledger", ledger)
     assert (facts["basis"], facts["epsilon"]) == ("filter", budget)
@@ -88,7 +94,10 @@ def test_a_link_is_the_ledger_itself_and_a_second_name_is_refused(
 def test_a_run_is_resumed_with_the_ledger_that_it_was_begun_with(
     speeches: Path, tmp_path: Path, noise: str
 ) -> None:
-    """A relative path in another folder would be a new ledger, with the whole budget."""
+    """A relative path in another folder would be a new ledger, with the whole budget.
+
+    Or another run's: as many releases at the same cost are not those of this run.
+    """
     here, there = tmp_path / "here", tmp_path / "there"
     here.mkdir()
     there.mkdir()
@@ -96,9 +105,14 @@ def test_a_run_is_resumed_with_the_ledger_that_it_was_begun_with(
     config = write(tmp_path / "c.toml", speeches, Path("people.json"), three)
     order = ("run", config, "--out", tmp_path / "run", "--set", f"privacy.noise={noise}")
     assert fedsim(*order, folder=here).returncode == 3
-    done = fedsim(*order, "--resume", folder=there)
-    assert "lacks 3 releases of this run; resume it with the ledger that" in done.complaint
-    assert not (there / "people.json").exists()
+    other = ("run", config, "--out", tmp_path / "other", *order[4:], "--set", "seed=5")
+    for others in (0, 3):
+        if others:
+            assert fedsim(*other, folder=there).returncode == 3
+        done = fedsim(*order, "--resume", folder=there)
+        assert "lacks 3 releases of this run; resume it with the ledger that" in done.complaint
+        assert (there / "people.json").exists() == (others > 0)
+    assert read_shared(there / "people.json").ledger.costs == [(COST, 3)]
     assert fedsim(*order, "--resume", folder=here).returncode == 3
     assert read_shared(here / "people.json").ledger.costs == [(COST, 3)]
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 
+from fedsim.clients import app
 from fedsim.clients.engines.clipped_sums import block_squares, clip_factors, sum_of_rows
 from fedsim.clients.engines.per_example.batched import Buffers
 from fedsim.clients.engines.per_example.ghost import Ghost
@@ -18,10 +23,19 @@ from fedsim.clients.engines.per_example.gradient_terms import (
 )
 from fedsim.clients.engines.per_example.materialised import Materialised
 from fedsim.clients.models.mcmahan_lstm import NormalisedRows, unit_rows
-from fedsim.clipping import FlatClip
+from fedsim.clipping import Clip, FlatClip
+from fedsim.estimators import WeightedSum
+from fedsim.execution import Engine, Keys, Task
+from fedsim.grids.executor import GridExecutor
+from fedsim.grids.in_process import InProcessGrid
+from fedsim.materials import Materials
 from fedsim.noise import rounding_share
-from fedsim.tensors import add, l2_norm
+from fedsim.tensors import Tensors, add, l2_norm
+from tests.conftest import small_config
+from tests.contracts.test_executors import TASKS, client_spec
 
+MKLDNN: Any = torch.backends.mkldnn
+BACKENDS = (torch.backends.cuda.matmul, MKLDNN.matmul)
 BOUND = 1.1  # inside a binade: sums near it are not rounded more finely
 POSITIONS, WIDTH = 1000, 2048
 SIGNS = torch.tensor([1.0, -1.0]).repeat(POSITIONS // 2)
@@ -229,3 +243,34 @@ def test_what_float32_holds_with_few_digits_is_left_to_float64(norm: float, entr
     clipped = sum_of_rows(factors[:, 0].float(), rows)
     assert not plain.any() or float(clipped.norm()) <= norm
     assert bool(plain.all()) or norm < 1e-25 or float(factors.min()) < 1e-30
+
+
+def test_products_are_of_float32_whatever_torch_was_told(
+    speeches: Path, materials: Materials, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TF32 and bfloat16 are coarser than the proofs suppose; a plug-in may have asked for them."""
+    seen, true = [], app.prepared
+
+    def prepared(spec: str) -> tuple[Task, Engine, Materials]:
+        task, engine, loaded = true(spec)
+
+        def watched(
+            task: Task, parameters: Tensors, keys: Keys, clip: Clip, round: int
+        ) -> WeightedSum:
+            seen.append([backend.fp32_precision for backend in BACKENDS])
+            return engine(task, parameters, keys, clip, round)
+
+        return task, watched, loaded
+
+    monkeypatch.setattr(app, "prepared", prepared)
+    spec = client_spec(small_config(speeches), TASKS["fedsgd"])
+    executor = GridExecutor(InProcessGrid(app.app), spec)
+    torch.set_float32_matmul_precision("medium")
+    try:
+        executor.clipped_sum(
+            materials.model.initial_parameters(), np.arange(4), FlatClip(l2_clip_norm=1.0), 0
+        )
+        assert [backend.fp32_precision for backend in BACKENDS] == ["tf32", "bf16"]
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert seen == [["ieee", "ieee"]]

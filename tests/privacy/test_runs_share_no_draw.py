@@ -9,14 +9,17 @@ import shutil
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from fedsim.clients.app import app, prepared
 from fedsim.config import Config, with_settings
+from fedsim.grids.executor import GridExecutor, build_executor
+from fedsim.grids.in_process import InProcessGrid
 from fedsim.materials import Materials, load_materials
 from fedsim.plan import RoundPlan
 from fedsim.registry import distribution
@@ -90,12 +93,30 @@ def test_the_same_config_on_other_texts_is_another_draw(tmp_path: Path) -> None:
         rows[-1]["body"] = f"{last} shall ride to war"
         path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
         config = small_config(path, data={"held_out_examples": 0.0})
-        load_materials.cache_clear()
         found = load_materials(config.seed, config.data, config.model, "cpu")
         drawn.append((noise(config, found), coins(config, found)))
     assert drawn[0] == drawn[2]
     assert not set(drawn[0][0]) & set(drawn[1][0])
     assert not set(drawn[0][1]) & set(drawn[1][1])
+
+
+def test_no_worker_answers_for_a_text_that_the_server_does_not_have(tmp_path: Path) -> None:
+    """Both keep what they loaded; a file that changes between two runs is read again."""
+    path = tmp_path / "speeches.jsonl"
+    rows = [{"author": f"user-{n}", "body": "the king shall ride to war"} for n in range(12)] * 2
+    specs = []
+    for kept in (rows, rows[1:]):
+        path.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
+        config = small_config(path)
+        loaded = load_materials(config.seed, config.data, config.model, "cpu")
+        plan = build_plan(config, loaded)
+        executor = build_executor(config, loaded, plan, InProcessGrid(app), "cpu")
+        specs.append(cast("GridExecutor", executor).spec)
+        _, _, of_worker = prepared(specs[-1])
+        assert of_worker.text_digest == loaded.text_digest
+        assert of_worker.store.num_examples == len(kept)
+    with pytest.raises(RuntimeError, match="this worker reads another text there than the server"):
+        prepared.__wrapped__(specs[0])
 
 
 def test_the_same_config_on_other_weights_is_another_draw(

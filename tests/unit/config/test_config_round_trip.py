@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from fedsim.config import parse_config
 
 POSITIVE = st.floats(min_value=0.0, exclude_min=True, allow_infinity=False)
+NORM = st.floats(min_value=1e-25, allow_infinity=False)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 LOCAL = st.one_of(
     st.just({"task": "fedsgd"}),
@@ -19,11 +20,11 @@ LOCAL = st.one_of(
     ),
 )
 CLIP = st.one_of(
-    st.fixed_dictionaries({"l2_clip_norm": POSITIVE, "normalise": st.booleans()}),
+    st.fixed_dictionaries({"l2_clip_norm": NORM, "normalise": st.booleans()}),
     st.fixed_dictionaries(
         {
             "kind": st.just("per-layer"),
-            "l2_clip_norms": st.dictionaries(TEXT, POSITIVE, min_size=1, max_size=3),
+            "l2_clip_norms": st.dictionaries(TEXT, NORM, min_size=1, max_size=3),
         }
     ),
 )

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from fedsim.clipping import FlatClip, NormalisedClip
+from fedsim.clipping import Clip, FlatClip, NormalisedClip, PerLayerClip
 from fedsim.execution import Accumulator, Unit, Update, shards
+from fedsim.tensors import l2_norm
 
 TOKENS, LENGTHS = torch.zeros(1, 2, dtype=torch.int64), torch.tensor([2])
 LAYOUT = {"a": torch.zeros(2), "b": torch.zeros(1)}
@@ -46,6 +47,18 @@ def test_a_sum_by_hand(normalise: bool) -> None:
     assert found.weight == 2.75
     assert (found.num_units, found.num_non_finite, found.num_unclipped) == (4, 2, 3)
     assert (found.num_gradients, found.loss) == (8, 1.0)
+
+
+@pytest.mark.parametrize("clip", [FlatClip(l2_clip_norm=1.0), PerLayerClip.evenly(1.0, "ab")])
+def test_an_update_beyond_the_largest_norm_counts_as_not_finite(clip: Clip) -> None:
+    """Of one entry, whose norm is a number and its square is not; and of two."""
+    total = Accumulator(LAYOUT, clip)
+    for a, b in ([[0.1, 0.0], 1e160], [[1e160, 1e160], 0.1], [[0.1, 0.1], 1e150]):
+        values = {k: torch.tensor(v, dtype=torch.float64) for k, v in (("a", a), ("b", [b]))}
+        total.add(Update(values, 0.0, num_gradients=1), 1.0)
+    found = total.total()
+    assert (found.num_units, found.num_non_finite, found.weight) == (3, 2, 3.0)
+    assert l2_norm(found.values) <= 1.0
 
 
 def test_an_empty_sum_is_zero() -> None:

@@ -64,6 +64,7 @@ def make_plan(**changes: Any) -> RoundPlan:  # noqa: ANN401
         ({"units_per_user": 0}, "units_per_user = 0"),
         ({"accountant": "nobodys"}, "accountant = 'nobodys': unknown"),
         ({"sampling": FixedSizeSampling(5, 20)}, "relation = 'add-or-remove-one': "),
+        ({"clip": FlatClip(l2_clip_norm=1e-26)}, "clip: a bound of 1e-26 is under 1e-25"),
         ({"sampling": ShuffledSampling(5, 20), "entropy": "secure"}, "entropy = 'secure' with"),
         (
             {"sampling": PoissonSampling(1.0), "estimator": FilteredMean(1.0, 20)},
@@ -142,7 +143,9 @@ def test_noise_and_cost_derive_from_the_other_fields(
 def test_the_release_is_named_after_what_can_be_repeated() -> None:
     assert make_plan(seed=3).release_id == make_plan(seed=3).release_id
     assert make_plan(seed=3).release_id != make_plan(seed=4).release_id
-    assert make_plan(seed=3, entropy="secure").release_id == "secure"
+    secure = [make_plan(seed=seed, entropy="secure").release_id for seed in (3, 3, 4)]
+    assert secure[0] == secure[1] != secure[2]  # of one run, though it cannot be repeated
+    assert all(name.startswith("secure:") for name in secure)
 
 
 def test_coins_and_noise_are_different_streams() -> None:

@@ -61,6 +61,24 @@ def test_runs_chosen_after_looking_are_paid_for_by_the_filter(tmp_path: Path) ->
     assert dict(found.ledger.costs) == {COST: 20, OTHER: done}
 
 
+def test_a_file_that_vanishes_during_a_run_is_no_new_budget(tmp_path: Path) -> None:
+    """Nor is one in its place that lacks what the run has released."""
+    shared = account(tmp_path, epsilon_of_composition([(COST, 20)], DELTA))
+    own = Ledger()
+    for round in range(3):
+        shared.charge(round, COST, "secure:a", 10 - round, own=own)
+        own = own.charge(round, COST, "secure:a")
+    whole = shared.path.read_text()
+    for others in (0, 3):
+        shared.path.unlink()
+        assert charge(shared, COST, others, "secure:b") == others
+        with pytest.raises(ConfigError, match="lacks 3 releases of this run"):
+            shared.charge(3, COST, "secure:a", 7, own=own)
+        shared.path.write_text(whole)
+    shared.charge(3, COST, "secure:a", 7, own=own)
+    assert read_shared(shared.path).ledger.num_releases == 4
+
+
 def test_runs_registered_together_compose_tightly_and_close_the_ledger(tmp_path: Path) -> None:
     """The filter would not pay for both; that they were fixed in advance does, in any order."""
     tight = epsilon_of_composition([(COST, 20), (OTHER, 20)], DELTA)

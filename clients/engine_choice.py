@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from typing import cast
 
+from torch import nn
+
 from fedsim.clients.engines.loop import VectorisedOrLoop, loop
 from fedsim.clients.engines.per_example import chunks
 from fedsim.clients.engines.per_example.capture import NotCovered, OpenModel, find_layers
@@ -71,8 +73,11 @@ class Auto:
     def _choose(self, parameters: Tensors, tokens_per_unit: float) -> Engine:
         num_bytes = sum(value.nbytes for value in parameters.values())
         budget = chunks.memory_budget(self._model.device)
-        uncovered = _uncovered(self._model)
-        name = choice(tokens_per_unit, num_bytes, budget) if uncovered is None else "vmap"
+        name, reason = choice(tokens_per_unit, num_bytes, budget), ""
+        if _chooses_experts(self._model):
+            name, reason = "loop", "; rounding in a shared pass can tip a token's choice of experts"
+        elif (uncovered := _uncovered(self._model)) is not None:
+            name, reason = "vmap", f"; no layer rule for {uncovered}"
         entries = sum(value.numel() for value in parameters.values())
         log.info(
             "%s: engine %s, for %d trainable parameters (%.0f MB a unit), up to %.0f tokens a unit "
@@ -84,7 +89,7 @@ class Auto:
             tokens_per_unit,
             budget / 1e6,
             self._model.device,
-            "" if uncovered is None else f"; no layer rule for {uncovered}",
+            reason,
         )
         engine = _engine(name, self._model)
         return VectorisedOrLoop(self._model, engine) if name == "vmap" else engine
@@ -119,3 +124,13 @@ def _uncovered(model: LanguageModel) -> str | None:
     except NotCovered as layer:
         return str(layer)
     return None
+
+
+def _chooses_experts(model: LanguageModel) -> bool:
+    """Return whether tokens choose experts: a step, which the last bits of a pass can decide.
+
+    The bits depend on who shares the pass, so that a user could move others' gradients.
+    """
+    module = getattr(model, "module", None)
+    parts = module.modules() if isinstance(module, nn.Module) else ()
+    return any(type(part).__name__.endswith(("Experts", "Router")) for part in parts)

@@ -9,17 +9,31 @@ import numpy as np
 import torch
 from torch import nn
 from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GemmaConfig,
+    GemmaForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
     GPTNeoConfig,
     GPTNeoForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 from fedsim.clients.engines.per_example.capture import OpenModel
@@ -44,6 +58,12 @@ _LLAMA_LIKE: dict[str, Any] = {
     "attn_implementation": "eager",
     "pad_token_id": None,
 }
+_GEMMA: dict[str, Any] = _LLAMA_LIKE | {"head_dim": 6}
+_ONE_LAYER: dict[str, Any] = {"num_hidden_layers": 1}
+_EXPERTS: dict[str, Any] = (
+    _LLAMA_LIKE | _ONE_LAYER | {"num_experts_per_tok": 2, "experts_implementation": "eager"}
+)
+_QWEN_EXPERTS: dict[str, Any] = _EXPERTS | {"num_experts": 5, "moe_intermediate_size": 8}
 
 
 def _gpt2(tied: bool = True, positions: int = 16) -> PreTrainedModel:
@@ -65,6 +85,45 @@ def _gpt_neo(positions: int = 16) -> PreTrainedModel:
     )  # fmt: skip
     config._attn_implementation = "eager"
     return GPTNeoForCausalLM(config)
+
+
+def _gemma() -> PreTrainedModel:
+    return GemmaForCausalLM(GemmaConfig(**_GEMMA | _ONE_LAYER))
+
+
+def _gemma2() -> PreTrainedModel:
+    caps: dict[str, Any] = {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0}
+    return Gemma2ForCausalLM(Gemma2Config(**_GEMMA | _ONE_LAYER, **caps))
+
+
+def _gemma3() -> PreTrainedModel:
+    layers = ["sliding_attention", "full_attention"]
+    return Gemma3ForCausalLM(Gemma3TextConfig(**_GEMMA, sliding_window=4, layer_types=layers))
+
+
+def _opt() -> PreTrainedModel:
+    config = OPTConfig(
+        vocab_size=VOCABULARY, hidden_size=12, ffn_dim=20, num_hidden_layers=1,
+        num_attention_heads=2, max_position_embeddings=64, word_embed_proj_dim=8, dropout=0.0,
+        bos_token_id=1, eos_token_id=2, pad_token_id=None,
+    )  # fmt: skip
+    config._attn_implementation = "eager"
+    return OPTForCausalLM(config)
+
+
+def _mixtral() -> PreTrainedModel:
+    # The routers' logits are asked for: transformers would make a loss of them beside its own.
+    settings: dict[str, Any] = {"num_local_experts": 4, "output_router_logits": True}
+    return MixtralForCausalLM(MixtralConfig(**_EXPERTS, **settings))
+
+
+def _qwen2_moe() -> PreTrainedModel:
+    config = Qwen2MoeConfig(**_QWEN_EXPERTS, shared_expert_intermediate_size=16)
+    return Qwen2MoeForCausalLM(config)
+
+
+def _qwen3_moe() -> PreTrainedModel:
+    return Qwen3MoeForCausalLM(Qwen3MoeConfig(**_QWEN_EXPERTS, norm_topk_prob=True))
 
 
 def _lstm() -> PreTrainedModel:
@@ -91,6 +150,15 @@ NETWORKS: dict[str, tuple[_Make, ModelConfig]] = {
         lambda: Qwen3ForCausalLM(Qwen3Config(**_LLAMA_LIKE, head_dim=6, tie_word_embeddings=True)),
         ModelConfig(),
     ),
+    "gemma": (_gemma, ModelConfig()),
+    "gemma lora": (_gemma, ModelConfig(lora_rank=2)),
+    "gemma2": (_gemma2, ModelConfig()),
+    "gemma3": (_gemma3, ModelConfig()),
+    "opt": (_opt, ModelConfig()),
+    "mixtral": (_mixtral, ModelConfig()),
+    "mixtral down": (_mixtral, ModelConfig(trainable="down_proj")),
+    "qwen2-moe": (_qwen2_moe, ModelConfig()),
+    "qwen3-moe": (_qwen3_moe, ModelConfig()),
     "lstm": (_lstm, ModelConfig()),
     "lstm recurrence": (_lstm, ModelConfig(trainable="hidden_to_gates")),
     "lstm embedding": (_lstm, ModelConfig(trainable=r"^embedding")),
@@ -99,7 +167,7 @@ NETWORKS: dict[str, tuple[_Make, ModelConfig]] = {
 
 # Their norms or attention compute in float32 whatever the parameters are, so that the size of a
 # batch changes the last digits of that.
-ROUNDS_INSIDE = {"gpt-neo", "gpt-neo in rows", "llama", "llama lora", "qwen2", "qwen3"}
+ROUNDS_INSIDE = {name for name in NETWORKS if not name.startswith(("gpt2", "lstm"))}
 
 
 def network(name: str, dtype: torch.dtype) -> tuple[TransformersModel, dict[str, torch.Tensor]]:

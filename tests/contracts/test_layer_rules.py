@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
+from transformers.models.gemma.modeling_gemma import GemmaTextScaledWordEmbedding
+from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 from transformers.pytorch_utils import Conv1D
 
+from fedsim.clients.engine_choice import Auto
 from fedsim.clients.engines.loop import loop
 from fedsim.clients.engines.per_example import capture
 from fedsim.clients.engines.per_example import ghost_norms as pairs
@@ -16,7 +20,14 @@ from fedsim.clients.engines.per_example import layer_rules as rules
 from fedsim.clients.engines.per_example.batched import BatchedEngine
 from fedsim.clients.engines.per_example.capture import OpenModel
 from fedsim.clients.engines.per_example.ghost import ghost
-from fedsim.clients.engines.per_example.gradient_terms import Product, Rows, Segments, Term, Total
+from fedsim.clients.engines.per_example.gradient_terms import (
+    Product,
+    Rows,
+    Segments,
+    StackedProduct,
+    Term,
+    Total,
+)
 from fedsim.clients.engines.per_example.layer_rules import Call, Rule
 from fedsim.clients.engines.per_example.materialised import materialised
 from fedsim.clients.models.lstm_recurrence import Recurrence
@@ -62,6 +73,11 @@ def compare(make: Make, name: str, dtype: torch.dtype, clip: Clip) -> float:
     return relative(total, expected)
 
 
+def exactness(name: str) -> float:
+    """Return how far apart two ways to compute in float64 may be, relative."""
+    return 1e-6 if name in ROUNDS_INSIDE else 1e-10
+
+
 _BY_LOOP: dict[tuple[str, torch.dtype, str], WeightedSum] = {}
 
 
@@ -85,8 +101,7 @@ def same_counts(total: WeightedSum, expected: WeightedSum) -> None:
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_rules_are_exact(make_engine: Make, name: str, caplog: pytest.LogCaptureFixture) -> None:
-    clip = FlatClip(l2_clip_norm=0.1)
-    tolerance = 1e-6 if name in ROUNDS_INSIDE else 1e-10
+    clip, tolerance = FlatClip(l2_clip_norm=0.1), exactness(name)
     assert compare(make_engine, name, torch.float64, clip) < tolerance
     assert compare(make_engine, name, torch.float64, NoClip()) < tolerance
     assert compare(make_engine, name, torch.float32, clip) < CLIP_MARGIN
@@ -137,13 +152,51 @@ def test_the_bound_holds(make_engine: Make) -> None:
             assert norm <= clip.bound
 
 
+# --- mixtures of experts ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen2-moe", "qwen3-moe"])
+def test_no_expert_is_ever_full(name: str) -> None:
+    """However many tokens of others want the same experts, each token is computed as alone."""
+    model, parameters = network(name, torch.float64)
+    tokens = torch.arange(12)[None]
+    alone, crowd = (model.logits(parameters, tokens.expand(count, -1)) for count in (1, 200))
+    torch.testing.assert_close(crowd, alone.expand_as(crowd), rtol=0.0, atol=1e-6)
+
+
+def test_experts_by_the_kernels_that_transformers_takes(
+    make_engine: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Grouped products, which have no float64."""
+    model, parameters = network("mixtral", torch.float32)
+    model.module.set_experts_implementation("grouped_mm")  # type: ignore[operator]
+    task = GivenUnits(model, ragged_units())
+    total = make_engine(model)(task, parameters, task.keys, NoClip(), 0)
+    assert 0.0 < relative(total, by_loop("mixtral", torch.float32, NoClip())) < 1e-5
+    assert not caplog.records
+
+
+def test_auto_takes_each_unit_of_a_mixture_of_experts_alone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model, parameters = network("mixtral", torch.float32)
+    task, clip = GivenUnits(model, ragged_units()), FlatClip(l2_clip_norm=0.1)
+    with caplog.at_level("INFO"):
+        total = Auto(model, tokens_per_unit=8)(task, parameters, task.keys, clip, 0)
+    assert relative(total, by_loop("mixtral", torch.float32, clip)) == 0.0
+    (line,) = [record.message for record in caplog.records]
+    assert "engine loop" in line
+    assert "choice of experts" in line
+
+
 # --- what is not a number stays with its unit -------------------------------------------------
 
 
-def test_a_broken_unit_does_not_reach_the_others(make_engine: Make) -> None:
-    model, parameters = network("gpt2 untied", torch.float32)
-    broken = 7
-    parameters["transformer.wte.weight"][broken] = float("nan")
+@pytest.mark.parametrize("name", ["gpt2 untied", "mixtral"])
+def test_a_broken_unit_does_not_reach_the_others(make_engine: Make, name: str) -> None:
+    model, parameters = network(name, torch.float32)
+    broken, words = 7, next(iter(parameters))
+    parameters[words][broken] = float("nan")
     task = GivenUnits(model, ragged_units())
     for clip in (NoClip(), FlatClip(l2_clip_norm=0.1)):
         total = make_engine(model)(task, parameters, task.keys, clip, 0)
@@ -222,7 +275,15 @@ def _norm_of_the_raw_input(call: Call) -> Mapping[str, Term]:
 
 
 def _state_after_instead_of_before(call: Call) -> Mapping[str, Term]:
-    return {"weight": Product(call.gradient, call.output)}
+    return {"weight": Product(call.gradient, call.outputs[0])}
+
+
+def _next_expert(call: Call) -> Mapping[str, Term]:
+    terms = rules.experts(call)
+    wrong = terms["down_proj"]
+    assert isinstance(wrong, StackedProduct)
+    choices = (wrong.choices + 1) % wrong.num_matrices
+    return {**terms, "down_proj": replace(wrong, choices=choices)}
 
 
 def _no_cross_term(left: torch.Tensor, *_others: torch.Tensor) -> torch.Tensor:
@@ -236,6 +297,8 @@ MUTATIONS: dict[str, tuple[str, type[nn.Module] | None, object, str]] = {
     ),
     "norm not normalised": ("gpt2 tied", nn.LayerNorm, _norm_of_the_raw_input, "ln_"),
     "state not shifted": ("lstm", Recurrence, _state_after_instead_of_before, "hidden_to_gates"),
+    "words not scaled": ("gemma", GemmaTextScaledWordEmbedding, rules.embedding, "embed_tokens"),
+    "another expert's gradient": ("mixtral", MixtralExperts, _next_expert, "experts.down_proj"),
     "tied cross term dropped": ("gpt2 tied", None, _no_cross_term, "wte"),
 }
 
@@ -257,8 +320,9 @@ def test_a_broken_rule_is_noticed(
         monkeypatch.setattr(pairs, "cross_term", wrong)
     else:
         make = materialised
-        assert compare(make, name, torch.float64, clip) < 1e-10
-        monkeypatch.setitem(rules.RULES, layer, Rule(wrong, rules.RULES[layer].hook))  # type: ignore[arg-type]
+        assert compare(make, name, torch.float64, clip) < exactness(name)
+        hook = rules.RULES[layer].hook if layer in rules.RULES else "output"
+        monkeypatch.setitem(rules.RULES, layer, Rule(wrong, hook))  # type: ignore[arg-type]
     with monkeypatch.context() as unchecked:
         unchecked.setattr(
             "fedsim.clients.engines.per_example.batched.verified", lambda *_arguments: 1

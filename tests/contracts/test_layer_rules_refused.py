@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 import torch
 from torch import nn
+from transformers.models.gemma.modeling_gemma import GemmaTextScaledWordEmbedding
 
 from fedsim.clients.engines.clipped_sums import norm_error
 from fedsim.clients.engines.loop import loop
@@ -72,6 +73,31 @@ class Subclass(Base):
         self.hidden = Doubled(6, 6)
 
 
+class DoubledScaledWordEmbedding(GemmaTextScaledWordEmbedding):
+    """Called as Gemma's words are, but scaled twice."""
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return torch.Tensor(super().forward(tokens) * self.embed_scale)
+
+
+class CalledLikeGemmas(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = DoubledScaledWordEmbedding(VOCABULARY, 6, 0, 3.0)
+        self.words.padding_idx = None
+
+
+class Other(GemmaTextScaledWordEmbedding):
+    """Computes what its class does; nothing says so."""
+
+
+class SubclassOfGemmas(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = Other(VOCABULARY, 6, 0, 3.0)
+        self.words.padding_idx = None
+
+
 class InputChangedInPlace(Base):
     """What the hidden layer was given is another thing by the time its gradient comes."""
 
@@ -88,6 +114,15 @@ class PerSequenceSwitch(Base):
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         inner = torch.tanh(self.hidden(self.words(tokens).flip(0)))
         return torch.Tensor(self.output(inner.flip(0)))
+
+
+class PositionsFirst(Base):
+    """Tokens in a row, but those of all sequences' first positions in front."""
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        words = self.words(tokens).transpose(0, 1)
+        inner = torch.tanh(self.hidden(words.flatten(0, 1))).view(words.shape)
+        return torch.Tensor(self.output(inner.transpose(0, 1)))
 
 
 class MeanOfTheBatch(Base):
@@ -128,7 +163,10 @@ def test_a_plain_network_is_covered(
         (UsedAgainByHand, "hidden.weight"),
         (OwnParameter, "OwnParameter"),
         (Subclass, "hidden (Doubled)"),
+        (CalledLikeGemmas, "words.weight"),
+        (SubclassOfGemmas, "words (Other)"),
         (PerSequenceSwitch, "hidden"),
+        (PositionsFirst, "hidden"),
         (MeanOfTheBatch, "words"),
     ],
 )

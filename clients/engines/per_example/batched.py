@@ -142,8 +142,9 @@ class BatchedEngine:
             bytes_per_token = verified(model, self._layers, parameters, unit, two_units)
         except torch.OutOfMemoryError:
             raise
-        # Shapes or in-place changes that rules do not foresee; fewer positions than made-up tokens.
-        except (RuntimeError, IndexError) as error:
+        # Shapes, in-place changes, arguments or outputs that rules do not foresee; fewer positions
+        # than made-up tokens.
+        except (RuntimeError, LookupError, TypeError, ValueError, AttributeError) as error:
             raise NotCovered(f"some layer ({str(error).splitlines()[0]})") from error
         self._row_tokens = row_tokens(model, parameters)
         device = self._model.device

@@ -103,7 +103,7 @@ def _attribute(module: nn.Module, place: str) -> torch.Tensor:
 
 @contextmanager
 def hooked(
-    layers: Sequence[HookedLayer], parameters: Tensors, num_rows: int, sink: Sink | None
+    layers: Sequence[HookedLayer], parameters: Tensors, tokens: torch.Tensor, sink: Sink | None
 ) -> Iterator[None]:
     """Hook the layers' tensors; each gradient goes to `sink` as terms of named parameters.
 
@@ -112,9 +112,9 @@ def hooked(
     """
     handles = []
     for layer in layers:
-        hook = _LayerHooks(layer, parameters, num_rows, sink)
+        hook = _LayerHooks(layer, parameters, tokens, sink)
         handles.append(layer.module.register_forward_pre_hook(hook.before))
-        handles.append(layer.module.register_forward_hook(hook.after))
+        handles.append(layer.module.register_forward_hook(hook.after, with_kwargs=True))
     try:
         yield
     finally:
@@ -126,11 +126,11 @@ class _LayerHooks:
     """The hooks of one layer in one forward pass."""
 
     def __init__(
-        self, layer: HookedLayer, parameters: Tensors, num_rows: int, sink: Sink | None
+        self, layer: HookedLayer, parameters: Tensors, tokens: torch.Tensor, sink: Sink | None
     ) -> None:
         self._layer = layer
         self._parameters = {key: parameters[name] for key, name in layer.names.items()}
-        self._num_rows = num_rows
+        self._num_rows, self._num_tokens = len(tokens), tokens.numel()
         self._sink = sink
         self._hooks_input = layer.rule.hook == "input"
 
@@ -139,25 +139,41 @@ class _LayerHooks:
         return (self._start(args[0]), *args[1:]) if self._hooks_input else None
 
     def after(
-        self, module: nn.Module, args: tuple[Any, ...], output: torch.Tensor
-    ) -> torch.Tensor | None:
+        self,
+        module: nn.Module,
+        args: tuple[Any, ...],
+        named: dict[str, Any],
+        output: torch.Tensor | tuple[torch.Tensor, ...],
+    ) -> torch.Tensor | tuple[torch.Tensor, ...] | None:
         """Hook the output, and keep the call until the gradient comes."""
-        if not args or not isinstance(output, torch.Tensor):
+        part = self._layer.rule.part
+        if not args or isinstance(output, torch.Tensor) != (part is None):
             raise NotCovered(f"{self._layer.place}: called in a way that no rule describes")
+        outputs = (output,) if isinstance(output, torch.Tensor) else output
+        tensor = outputs[part or 0]
         if self._sink is None:
-            return output.detach().requires_grad_()
-        inputs = args[0].detach()
-        tensor = args[0] if self._hooks_input else self._start(self._spread(output))
-        # The output itself would hold, through its history, the tensor that holds this hook.
-        result = output.detach() if self._hooks_input else None
-        tensor.register_hook(partial(self._deliver, inputs, inputs._version, args[1:], result))
-        return None if self._hooks_input else tensor
+            tensor = tensor.detach().requires_grad_()
+        else:
+            tensor = args[0] if self._hooks_input else self._start(self._spread(tensor))
+            inputs = args[0].detach()
+            # Outputs themselves would hold, through their history, the tensor that holds this hook.
+            kept = self._hooks_input or part is not None
+            results = tuple(value.detach() for value in outputs) if kept else ()
+            call = partial(Call, module, others=args[1:], named=named, outputs=results)
+            tensor.register_hook(partial(self._deliver, call, inputs, inputs._version))
+            if self._hooks_input:
+                return None
+        return tensor if part is None else (*outputs[:part], tensor, *outputs[part + 1 :])
 
     def _spread(self, output: torch.Tensor) -> torch.Tensor:
-        """Expand an output that all sequences share, as of positions, to one row a sequence."""
+        """Expand an output that all sequences share, as of positions, to one row a sequence.
+
+        One that has a row for each token of all sequences in a row, as of experts, stays so.
+        """
         if output.shape[0] == 1 and isinstance(self._layer.module, nn.Embedding):
             output = output.expand(self._num_rows, *output.shape[1:])
-        if output.shape[0] != self._num_rows:
+        per_token = output.ndim == 2 and output.shape[0] == self._num_tokens
+        if output.shape[0] != self._num_rows and not per_token:
             raise NotCovered(f"{self._layer.place}: its output has no row for each sequence")
         return output
 
@@ -166,21 +182,17 @@ class _LayerHooks:
 
     def _deliver(
         self,
+        make: Callable[..., Call],
         inputs: torch.Tensor,
         version: int,
-        others: tuple[Any, ...],
-        output: torch.Tensor | None,
         gradient: torch.Tensor,
     ) -> None:
         if inputs._version != version:
             raise NotCovered(f"{self._layer.place}: its input was changed in place afterwards")
-        call = Call(
-            self._layer.module,
-            self._parameters,
-            inputs if inputs.dtype == torch.int64 else _three_sizes(inputs),
-            others,
-            output,
-            _three_sizes(gradient),
+        call = make(
+            parameters=self._parameters,
+            input=inputs if inputs.dtype == torch.int64 else self._by_row(inputs),
+            gradient=self._by_row(gradient),
         )
         assert self._sink is not None  # noqa: S101 (no hook is registered without one)
         for key, term in self._layer.rule.terms(call).items():
@@ -190,10 +202,9 @@ class _LayerHooks:
                 wide = term if late else term.to(self._parameters[key].dtype)
                 self._sink(self._layer.names[key], wide)
 
-
-def _three_sizes(values: torch.Tensor) -> torch.Tensor:
-    """Return (sequences, positions, size): heads and the like count as positions."""
-    return values[:, None] if values.ndim == 2 else values.flatten(1, -2)
+    def _by_row(self, values: torch.Tensor) -> torch.Tensor:
+        """Return (sequences, positions, size): heads and the like count as positions."""
+        return values.reshape(self._num_rows, -1, values.shape[-1])
 
 
 def _logits(model: OpenModel, parameters: Tensors, batch: Batch) -> torch.Tensor:
@@ -217,7 +228,7 @@ def run(
     frozen = {name: value.detach() for name, value in parameters.items()}
     with (
         torch.enable_grad(),
-        hooked(layers, frozen, len(batch.tokens), sink),
+        hooked(layers, frozen, batch.tokens, sink),
         row_streams(batch.streams),
     ):
         logits = _logits(model, frozen, batch)

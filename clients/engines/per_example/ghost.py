@@ -151,7 +151,9 @@ class Ghost:
 
         def way(unit: int) -> _Way:
             positions = sum(
-                of.counts[unit] * term.left.shape[1] if of.tokens is None else of.tokens[unit]
+                of.counts[unit] * term.left.shape[1]
+                if of.tokens is None
+                else of.tokens[unit] * term.per_token
                 for term, of in products
             )
             if ghost_is_cheaper(terms, positions):

@@ -12,7 +12,14 @@ from typing import NamedTuple
 
 import torch
 
-from fedsim.clients.engines.per_example.gradient_terms import Product, Rows, Segment, Term, by_unit
+from fedsim.clients.engines.per_example.gradient_terms import (
+    Product,
+    Rows,
+    Segment,
+    StackedProduct,
+    Term,
+    by_unit,
+)
 
 # Inner products are summed in float32 over at least as many entries, and then over these blocks.
 _BLOCK = 64
@@ -70,6 +77,11 @@ def ghost_norms(terms: Sequence[Term], segment: Segment) -> GhostNorms:
     right = _in_a_row([by_unit(term.right, segment) for term in products])
     u = torch.finfo(left.dtype).eps / 2.0
     of_left, of_right = _inner(left, left), _inner(right, right)
+    stacked = [term for term in products if isinstance(term, StackedProduct)]
+    if stacked:  # positions add up only where they chose the same matrix
+        choices = _in_a_row([by_unit(term.choices, segment).flatten(1) for term in stacked])
+        same = choices[:, :, None] == choices[:, None, :]
+        of_left, of_right = of_left.mul_(same), of_right.mul_(same)
     left_norms, right_norms = _norms(of_left, left), _norms(of_right, right)
     mass = (left_norms * right_norms).sum(dim=1)
     positions = (_present(of_left) & _present(of_right)).sum(dim=1)

@@ -1,14 +1,15 @@
 """Layer rules: from a layer's input and output gradient to the gradient terms of its parameters.
 
-A rule is found by a module's exact class, since a subclass may compute something else. A model with
-a layer without a rule is computed by `loop`; that a rule fits is verified by numbers before it is
-used (`verification.py`).
+A rule is found by a module's exact class, since a subclass may compute something else, or by the
+name that transformers gives a kind of layer in every family of models. A model with a layer without
+a rule is computed by `loop`; that a rule fits is verified by numbers before it is used
+(`verification.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -16,7 +17,14 @@ import torch.nn.functional as F
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from fedsim.clients.engines.per_example.gradient_terms import Product, Rows, Term, Total
+from fedsim.clients.engines.per_example.gradient_terms import (
+    Product,
+    Rows,
+    StackedProduct,
+    Term,
+    Total,
+    places_of,
+)
 from fedsim.clients.models.lstm_recurrence import Recurrence
 from fedsim.clients.models.mcmahan_lstm import NormalisedRows, UnitScores
 
@@ -30,7 +38,8 @@ class Call:
         parameters: its trainable ones, by attribute name.
         input: its first argument.
         others: its other arguments.
-        output: what it returned, where the hooked tensor is the input.
+        named: its arguments by name.
+        outputs: what it returned, where the hooked tensor is the input or one of several outputs.
         gradient: of the summed losses with respect to the hooked tensor.
     """
 
@@ -38,7 +47,8 @@ class Call:
     parameters: Mapping[str, torch.Tensor]
     input: torch.Tensor
     others: tuple[Any, ...]
-    output: Any
+    named: Mapping[str, Any]
+    outputs: tuple[torch.Tensor, ...]
     gradient: torch.Tensor
 
 
@@ -49,12 +59,14 @@ class Rule:
     Attributes:
         terms: from a call to {attribute name: term}.
         hook: the tensor whose gradient it needs.
+        part: which one of its outputs that is, where it returns several.
         fits: whether the rule describes this instance of the class.
         borrows: attribute names of parameters that another module owns, and how to find them.
     """
 
     terms: Callable[[Call], Mapping[str, Term]]
     hook: Literal["output", "input"] = "output"
+    part: int | None = None
     fits: Callable[[Any], bool] = lambda _module: True
     borrows: Callable[[Any], Mapping[str, torch.Tensor]] = lambda _module: {}
 
@@ -75,6 +87,21 @@ def embedding(call: Call) -> Mapping[str, Term]:
     return {"weight": Rows(ids, call.gradient, call.module.num_embeddings)}
 
 
+def scaled_embedding(call: Call) -> Mapping[str, Term]:
+    """Rule of y = scale·W[ids], the words of Gemma."""
+    return embedding(replace(call, gradient=call.gradient * call.module.embed_scale))
+
+
+def positional_embedding(call: Call) -> Mapping[str, Term]:
+    """Rule of y = W[ids] with ids that the module computes, the positions of OPT."""
+    # What it looks up in a table of row numbers are the ids.
+    numbers = torch.arange(call.module.num_embeddings, device=call.gradient.device)
+    table = {"weight": numbers.double()[:, None]}
+    arguments = (call.input, *call.others)
+    found = torch.func.functional_call(call.module, table, arguments, dict(call.named))
+    return embedding(replace(call, input=found[..., 0].long()))
+
+
 def layer_norm(call: Call) -> Mapping[str, Term]:
     """Rule of y = w ⊙ (x − mean)/std + b."""
     module = call.module
@@ -83,15 +110,61 @@ def layer_norm(call: Call) -> Mapping[str, Term]:
 
 
 def rms_norm(call: Call) -> Mapping[str, Term]:
-    """Rule of y = w ⊙ x/rms(x), as Llama, Mistral and Qwen compute it."""
-    size = (call.input.shape[-1],)
-    plain = F.rms_norm(call.input, size, eps=call.module.variance_epsilon)
-    return {"weight": Total(call.gradient * plain)}
+    """Rule of y = w ⊙ x/rms(x), of Llama, Mistral and Qwen, and of (1 + w) ⊙ x/rms(x), of Gemma."""
+    module, size = call.module, (call.input.shape[-1],)
+    eps = module.variance_epsilon if hasattr(module, "variance_epsilon") else module.eps
+    return {"weight": Total(call.gradient * F.rms_norm(call.input, size, eps=eps))}
+
+
+def router(call: Call) -> Mapping[str, Term]:
+    """Rule of the k largest of softmax(x·Wᵀ), made to sum to 1 or not: a token's shares of experts.
+
+    The hooked tensor is the shares; which experts a token chooses has no gradient.
+    """
+    logits, _, chosen = call.outputs
+
+    def shares(logits: torch.Tensor) -> torch.Tensor:
+        of_chosen = logits.softmax(dim=-1, dtype=torch.float32).gather(-1, chosen)
+        if getattr(call.module, "norm_topk_prob", True):
+            of_chosen = of_chosen / of_chosen.sum(dim=-1, keepdim=True)
+        return of_chosen
+
+    of_shares, pull, *_ = torch.func.vjp(shares, logits)
+    (gradient,) = pull(call.gradient.reshape(of_shares.shape).to(of_shares.dtype))
+    return {"weight": Product(gradient.view(*call.input.shape[:2], -1), call.input)}
+
+
+def experts(call: Call) -> Mapping[str, Term]:
+    """Rule of Σ over a token's experts of share·down(act(gate(x)) ⊙ up(x)), their weights stacked.
+
+    A position of the terms is a token at one of its experts.
+    """
+    module, (chosen, shares) = call.module, call.others
+    names = ("gate_up_proj", "down_proj")
+    gate_up, down = (call.parameters.get(name, getattr(module, name)) for name in names)
+    rows, length, _ = call.input.shape
+    each = chosen.shape[-1]
+    inputs = call.input.to(gate_up.dtype).repeat_interleave(each, dim=1)
+    after = call.gradient.repeat_interleave(each, dim=1) * shares.detach().view(rows, -1, 1)
+    after = after.to(down.dtype)
+    inner = after.new_empty(rows * length * each, down.shape[-1])
+    before = after.new_empty(rows * length * each, gate_up.shape[-2])
+    for expert, places in places_of(chosen.flatten(), module.num_experts):
+        product = F.linear(inputs.flatten(0, 1)[places], gate_up[expert])
+        inner[places], pull, *_ = torch.func.vjp(module._apply_gate, product)
+        (before[places],) = pull(after.flatten(0, 1)[places] @ down[expert])
+
+    def term(left: torch.Tensor, right: torch.Tensor) -> StackedProduct:
+        left, right = (side.view(rows, length * each, -1) for side in (left, right))
+        choices = chosen.view(rows, length, each)
+        return StackedProduct(left, right, choices=choices, num_matrices=module.num_experts)
+
+    return {"gate_up_proj": term(before, inputs), "down_proj": term(after, inner)}
 
 
 def recurrence(call: Call) -> Mapping[str, Term]:
     """gates(t) = from_input(t) + W·h(t−1): the gradient of its input is that of the gates."""
-    before = F.pad(call.output[:, :-1], (0, 0, 1, 0))
+    before = F.pad(call.outputs[0][:, :-1], (0, 0, 1, 0))
     return {"weight": Product(call.gradient, before)}
 
 
@@ -112,8 +185,13 @@ def _over_the_last_size(module: nn.LayerNorm) -> bool:
 
 
 def _only_a_weight(module: nn.Module) -> bool:
-    names = [name for name, _ in module.named_parameters()]
-    return names == ["weight"] and hasattr(module, "variance_epsilon")
+    return [name for name, _ in module.named_parameters()] == ["weight"]
+
+
+def _gated_without_biases(module: Any) -> bool:  # noqa: ANN401 (transformers sets the attributes)
+    names = {name for name, _ in module.named_parameters()}
+    plain = names == {"gate_up_proj", "down_proj"} and not getattr(module, "is_transposed", True)
+    return plain and not (module.has_post_expert_norm or module._is_expert_parallel)
 
 
 RULES: dict[type[nn.Module], Rule] = {
@@ -124,17 +202,20 @@ RULES: dict[type[nn.Module], Rule] = {
     Recurrence: Rule(recurrence, hook="input"),
     UnitScores: Rule(unit_scores, borrows=lambda module: {"embedding": module.embedding.weight}),
 }
-_RMS_NORM = Rule(rms_norm, fits=_only_a_weight)
+# Every model family of transformers has classes of its own with the same arithmetic: how their
+# names end.
+BY_NAME: dict[str, Rule] = {
+    "RMSNorm": Rule(rms_norm, fits=_only_a_weight),
+    "ScaledWordEmbedding": Rule(scaled_embedding, fits=_plain_embedding),
+    "LearnedPositionalEmbedding": Rule(positional_embedding, fits=_plain_embedding),
+    "TopKRouter": Rule(router, part=1, fits=_only_a_weight),
+    "Experts": Rule(experts, fits=_gated_without_biases),
+}
 
 
 def rule_for(module: nn.Module) -> Rule | None:
-    """Return the rule that describes `module`, or None.
-
-    Every model family of transformers has an RMSNorm class of its own with the same arithmetic;
-    they are told by name and by `variance_epsilon` (Gemma's, which adds 1 to the weight, calls
-    it `eps`).
-    """
-    rule = RULES.get(type(module))
-    if rule is None and type(module).__name__.endswith("RMSNorm"):
-        rule = _RMS_NORM
+    """Return the rule that describes `module`, or None."""
+    name = type(module).__name__
+    by_name = (rule for end, rule in BY_NAME.items() if name.endswith(end))
+    rule = RULES.get(type(module)) or next(by_name, None)
     return rule if rule is not None and rule.fits(module) else None

@@ -23,6 +23,7 @@ from fedsim.clients.engines.per_example.gradient_terms import (
     Product,
     Rows,
     Segments,
+    StackedProduct,
     Term,
     Total,
     merged,
@@ -209,7 +210,8 @@ class Materialised:
         passes = self._passes_of.setdefault(name, set())
         again = self._num_passes in passes
         passes.add(self._num_passes)
-        if isinstance(term, Total):  # vectors are small: zeros first, then always added to
+        # Vectors are small, and of a stack a unit uses some: zeros first, then always added to.
+        if isinstance(term, Total | StackedProduct):
             term.into(self._buffer(name, zero=True), self._segments, add=True)
             return
         if term.chain is not None:

@@ -114,7 +114,7 @@ def refuse_other_uses(
 ) -> None:
     """Raise `NotCovered` if a logit depends on a parameter with every hooked tensor detached."""
     leaves = {name: value.detach().requires_grad_() for name, value in parameters.items()}
-    with torch.enable_grad(), hooked(layers, leaves, len(batch.tokens), None):
+    with torch.enable_grad(), hooked(layers, leaves, batch.tokens, None):
         total = model.logits(leaves, batch.tokens).sum()
     if not total.requires_grad:
         return

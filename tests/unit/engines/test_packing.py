@@ -28,7 +28,10 @@ from tests.contracts.definition import CLIP_MARGIN
 from tests.contracts.layer_samples import NETWORKS, VOCABULARY, GivenUnits, network, relative
 
 CPU = torch.device("cpu")
-IN_ROWS = {"gpt2 in rows", "gpt-neo in rows", "llama", "llama lora", "qwen2", "qwen3"}
+IN_ROWS = {
+    "gpt2 in rows", "gpt-neo in rows", "llama", "llama lora", "qwen2", "qwen3", "gemma",
+    "gemma lora", "gemma2", "gemma3", "mixtral", "mixtral down", "qwen2-moe", "qwen3-moe",
+}  # fmt: skip
 
 
 def unit(key: int, lengths: list[int], streams: bool = False) -> Unit:

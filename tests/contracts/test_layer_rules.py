@@ -140,8 +140,9 @@ def test_units_whole_in_a_pass_or_spread_over_passes(
     assert relative(total, loop(task, parameters, task.keys, NoClip(), 0)) < 1e-10
 
 
-def test_the_bound_holds(make_engine: Make) -> None:
-    model, parameters = network("gpt2 tied", torch.float32)
+@pytest.mark.parametrize("name", ["gpt2 tied", "mixtral"])
+def test_the_bound_holds(make_engine: Make, name: str) -> None:
+    model, parameters = network(name, torch.float32)
     clip = FlatClip(l2_clip_norm=1e-3)
     engine = make_engine(model)
     for seed in range(4):

@@ -98,6 +98,35 @@ class SubclassOfGemmas(Base):
         self.words.padding_idx = None
 
 
+class PairTopKRouter(nn.Module):
+    """Returns less than the routers of transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.eye(6))
+
+    def forward(self, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        logits = inputs @ self.weight
+        return logits, logits.softmax(dim=-1)
+
+
+class CalledLikeRouters(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = PairTopKRouter()
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return torch.Tensor(self.output(self.router(self.hidden(self.words(tokens)))[1]))
+
+
+class SomeTokens(Base):
+    """The hidden layer sees the even tokens of all sequences in a row."""
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        inner, even = self.words(tokens), tokens % 2 == 0
+        return torch.Tensor(self.output(inner.index_put((even,), self.hidden(inner[even]))))
+
+
 class InputChangedInPlace(Base):
     """What the hidden layer was given is another thing by the time its gradient comes."""
 
@@ -167,6 +196,8 @@ def test_a_plain_network_is_covered(
         (SubclassOfGemmas, "words (Other)"),
         (PerSequenceSwitch, "hidden"),
         (PositionsFirst, "hidden"),
+        (SomeTokens, "hidden: its output has no row"),
+        (CalledLikeRouters, "some layer (not enough values"),
         (MeanOfTheBatch, "words"),
     ],
 )

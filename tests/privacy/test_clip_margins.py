@@ -18,6 +18,7 @@ from fedsim.clients.engines.per_example.gradient_terms import (
     Product,
     Rows,
     Segments,
+    StackedProduct,
     Term,
     Total,
 )
@@ -196,6 +197,22 @@ def test_terms_that_cancel_lose_nobody_elses(size: float) -> None:
         gradients.drop(coarse.nonzero()[:, 0])
         sums.append(gradients.weighted_sum(factors.where(~coarse[:, None], 0.0)))
     assert l2_norm(add(sums[1], {"w.weight": -sums[0]["w.weight"]})) <= rounding_share(others + 1)
+
+
+def test_tokens_count_at_each_of_their_experts() -> None:
+    """500 tokens at 8 of 9 experts each: formed twice, or the margin would be of per cents."""
+    torch.manual_seed(0)
+    units, tokens, each = 3, 500, 8
+    left, right = torch.randn(units, tokens * each, 6), torch.randn(units, tokens * each, 5)
+    choices = torch.rand(units, tokens, 9).topk(each).indices
+    parameters = {"experts": torch.zeros(9, 6, 5)}
+    gradients = Ghost(Buffers(), parameters, units)
+    gradients.start_pass(Segments([1] * units, whole=True, tokens=[tokens] * units))
+    gradients("experts", StackedProduct(left, right, choices=choices, num_matrices=9))
+    factors, _ = clip_factors(FlatClip(l2_clip_norm=BOUND), parameters, gradients.squares())
+    for unit in torch.eye(units)[:, :, None]:
+        alone = gradients.weighted_sum(factors * unit)
+        assert 0.9999 * BOUND <= l2_norm(alone) <= BOUND
 
 
 @pytest.mark.parametrize("cut", [None, 500], ids=["one pass", "two passes"])

@@ -134,12 +134,9 @@ class Accumulator:
         The check comes before the clip: min(1, S/NaN) is 1 in many a library. The unit keeps
         its weight, so a clipped denominator still counts it.
         """
-        factors = (
-            self._clip.factors(update.values, norm_error=self._norm_error)
-            if all_finite(update.values)
-            else {}
-        )
-        if factors and all(factor > 0.0 for factor in factors.values()):  # 0: of an infinite square
+        factors = self._clip.factors(update.values, norm_error=self._norm_error)
+        # A factor of 0 is of a number whose square is infinite.
+        if all_finite(update.values) and all(factor > 0.0 for factor in factors.values()):
             add_(self._values, update.values, {k: weight * f for k, f in factors.items()})
             whole = self._clip.unclipped_factor
             self._unclipped += all(factor == whole for factor in factors.values())

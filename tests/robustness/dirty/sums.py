@@ -195,7 +195,9 @@ def trial_of_sums(rng: np.random.Generator, judged: Judged) -> None:
             if included:
                 accumulator.add(Update(update, float(rng.choice(_SPECIAL)), 1), weight)
                 own.append(weight)
-                dropped += not all_finite(update)
+                squares = [l2_norm({k: v}) * l2_norm({k: v}) for k, v in update.items()]
+                clips = clip.kind != "none"
+                dropped += not (all_finite(update) and (math.isfinite(sum(squares)) or not clips))
         sums[name] = accumulator.total()
         check_sum(sums[name], own, dropped, clip, judged)
     whole, without, alone = sums["whole"], sums["without"], sums["alone"]

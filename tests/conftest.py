@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,9 @@ from fedsim.materials import Materials, load_materials
 # How long an example takes says what else the machine does.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
+
+DEVICE = os.environ.get("FEDSIM_TEST_DEVICE", "cpu")
+"""Where the tests compute that `fedsim.experiments.benchmarks.gpu` runs on a GPU."""
 
 WORDS = ["the", "king", "shall", "ride", "to", "war", "with", "all", "my", "lord", "come", "again"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import cast
 
 import numpy as np
@@ -19,9 +20,10 @@ from fedsim.clients.tasks.fedsgd import AveragedGradient
 from fedsim.clipping import Clip, FlatClip, NormalisedClip, PerLayerClip, layers_of
 from fedsim.execution import Engine, Unit
 from fedsim.language_model import LanguageModel
-from fedsim.materials import Materials
+from fedsim.materials import Materials, load_materials
 from fedsim.noise import rounding_share
 from fedsim.tensors import Tensors, l2_norm
+from tests.conftest import DEVICE, small_config
 from tests.contracts.layer_samples import VOCABULARY, GivenUnits, Opened, network
 from tests.contracts.test_engines import ENGINES
 
@@ -36,18 +38,23 @@ CLIPS: dict[str, Callable[[Tensors], Clip]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def on_device(speeches: Path) -> Materials:
+    config = small_config(speeches)
+    return load_materials(config.seed, config.data, config.model, DEVICE)
+
+
 @pytest.mark.parametrize("make_engine", ENGINES.values(), ids=ENGINES)
 @pytest.mark.parametrize("make_clip", CLIPS.values(), ids=CLIPS)
 def test_a_user_moves_the_sum_by_at_most_the_bound(
-    materials: Materials,
+    on_device: Materials,
     make_engine: Callable[[LanguageModel], Engine],
     make_clip: Callable[[Tensors], Clip],
 ) -> None:
     """Alone, exactly; among others, up to the share that the noise has for the sum's rounding."""
-    task, parameters = (
-        AveragedGradient(materials, group_size=3),
-        materials.model.initial_parameters(),
-    )
+    materials, task = on_device, AveragedGradient(on_device, group_size=3)
+    start = materials.model.initial_parameters()
+    parameters = {name: value.to(DEVICE) for name, value in start.items()}
     clip, engine = make_clip(parameters), make_engine(materials.model)
     users = np.arange(12)
     everybody = engine(task, parameters, users, clip, 0)
@@ -106,17 +113,17 @@ def test_a_newcomer_who_shifts_every_chunk_moves_the_others_by_what_is_stated(
 
 def test_a_sum_of_rows_is_within_its_bound_of_the_exact_one() -> None:
     """Every row rounds up, by a quarter of the last place: what a plain product loses."""
-    rows = torch.full((2048, 1), 0.75 * 2.0**-23)
+    rows = torch.full((2048, 1), 0.75 * 2.0**-23, device=DEVICE)
     rows[0] = 1.5
     rows = rows.expand(-1, 64).contiguous()
-    factors = torch.ones(len(rows))
+    factors = torch.ones(len(rows), device=DEVICE)
     exact = rows.double().sum(dim=0)
     bound = 24.0 * 2.0**-24 * float(torch.linalg.vector_norm(rows.double(), dim=1).sum())
     found = sum_of_rows(factors, rows)
     assert found.dtype == torch.float64
     assert float(torch.linalg.vector_norm(found - exact)) <= bound
     # Of rows that are all of the clip's length, as many as 2048 in one product are off by more.
-    same = torch.full((2048, 64), 0.1)
+    same = torch.full((2048, 64), 0.1, device=DEVICE)
     exact = same.double().sum(dim=0)
     share = float(torch.linalg.vector_norm(same.double(), dim=1).sum())
     assert float(torch.linalg.vector_norm(sum_of_rows(factors, same) - exact)) / share < 2.0**-22

@@ -26,7 +26,7 @@ from fedsim.execution import Engine, Task
 from fedsim.language_model import LanguageModel
 from fedsim.materials import Materials, load_materials
 from fedsim.tensors import Tensors, l2_norm
-from tests.conftest import small_config
+from tests.conftest import DEVICE, small_config
 from tests.contracts.test_engines import ENGINES, relative
 
 BOUND = 0.01  # far below any user's norm: everybody is clipped
@@ -47,7 +47,7 @@ WAYS: dict[str, tuple[Callable[[LanguageModel], Engine], bool]] = {
 @pytest.fixture(scope="module", params=list(MODELS.values()), ids=list(MODELS))
 def exact(request: pytest.FixtureRequest, speeches: Path) -> Iterator[Materials]:
     config = small_config(speeches)
-    yield load_materials(0, config.data, request.param, "cpu")
+    yield load_materials(0, config.data, request.param, DEVICE)
 
 
 def narrow(materials: Materials) -> Materials:
@@ -64,7 +64,7 @@ def start(materials: Materials) -> dict[str, torch.Tensor]:
     """Parameters of which none is zero: LoRA starts with gradients that are."""
     generator = torch.Generator().manual_seed(0)
     return {
-        name: value + 0.02 * torch.randn(value.shape, generator=generator)
+        name: (value + 0.02 * torch.randn(value.shape, generator=generator)).to(DEVICE)
         for name, value in materials.model.initial_parameters().items()
     }
 
@@ -137,7 +137,7 @@ def test_a_norm_taken_of_other_numbers_than_the_sum_breaks_the_bound(
     To bfloat16 and away from zero, so that how a processor's own products round decides nothing.
     """
     config = small_config(speeches, model={"trainable": "all"})
-    exact = load_materials(0, config.data, config.model, "cpu")
+    exact = load_materials(0, config.data, config.model, DEVICE)
     materials = narrow(exact)
     engine = cast(BatchedEngine, ENGINES["ghost"](materials.model))
     task, parameters = task_of(materials, averages=True), start(exact)

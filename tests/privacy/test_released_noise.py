@@ -21,9 +21,12 @@ from fedsim.runner.summary import privacy_block
 from fedsim.state import ServerState
 from fedsim.strategy import build_plan
 from fedsim.tensors import Tensors
-from tests.conftest import small_config
+from tests.conftest import DEVICE, small_config
 
-LAYOUT = {"wide": torch.zeros(150, 200), "bias": torch.zeros(30_000)}
+LAYOUT = {
+    "wide": torch.zeros(150, 200, device=DEVICE),
+    "bias": torch.zeros(30_000, device=DEVICE),
+}
 
 CASES: dict[str, dict[str, Any]] = {
     "uls": {},
@@ -53,7 +56,7 @@ def released(plan: RoundPlan, nobody: bool) -> npt.NDArray[np.float64]:
     before = ServerState(0, LAYOUT)
     after, _ = run_round(before, plan, ZeroUpdates(nobody))
     moved = [(LAYOUT[name] - after.parameters[name]).flatten() for name in LAYOUT]
-    return torch.cat(moved).double().numpy()
+    return torch.cat(moved).double().cpu().numpy()
 
 
 def p_value(sample: npt.NDArray[np.float64], stddev: float) -> float:

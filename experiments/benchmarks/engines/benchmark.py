@@ -6,7 +6,6 @@ import logging
 
 from fedsim.experiments.benchmarks.engines.cases import Case
 from fedsim.experiments.benchmarks.engines.engine_memory import memory_rows
-from fedsim.experiments.benchmarks.engines.gpu import gpu_rows
 from fedsim.experiments.benchmarks.engines.measured import measured
 from fedsim.utils.machine import Row
 
@@ -31,7 +30,7 @@ CASES = (
 
 
 def run() -> list[Row]:
-    """Return every case's times, then peak memory, then the GPU's times or that there is none."""
+    """Return every case's times, then peak memory."""
     rows: list[Row] = []
     for case in CASES:
         of_case = measured(case)
@@ -39,4 +38,4 @@ def run() -> list[Row]:
         # All cases take minutes: show each as it is finished.
         ratios = ", ".join(f"{row['engine']} {row['ratio_to_floor']:.2f}" for row in of_case)
         log.info("%s, times the floor: %s", case.name, ratios)
-    return [*rows, *memory_rows(), *gpu_rows()]
+    return [*rows, *memory_rows()]

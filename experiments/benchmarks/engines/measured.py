@@ -63,13 +63,13 @@ def measured(
     often, seldom = repetitions or _repetitions(once)
     for name, contestant in contestants.items():
         contestant.warm_up(whole=seldom > 1 or name in _OFTEN)
-    _forget_peak(case)
     order = _order([FLOOR, *contestants], often, seldom)
     tasks: dict[str, Callable[[], None]] = {
         FLOOR: partial(_computed_floor, plain, batch_size),
         **contestants,
     }
     seconds = interleaved(tasks, order)
+    peaks = {} if case.device == "cpu" else {name: _peak(task) for name, task in tasks.items()}
     extra = _differences(contestants)
     extra[FLOOR] = {"batch_size": batch_size}
     if RECTANGULAR in seconds:
@@ -84,7 +84,7 @@ def measured(
             repetitions=order.count(name),
             details=_details(case, plain if name in (FLOOR, RECTANGULAR) else work, taken)
             | extra.get(name, {})
-            | _peak(case),
+            | peaks.get(name, {}),
         )
         for name, taken in seconds.items()
     ]
@@ -183,13 +183,8 @@ def _details(case: Case, work: Workload, seconds: float) -> dict[str, Any]:
     }
 
 
-def _forget_peak(case: Case) -> None:
-    if case.device != "cpu":
-        torch.cuda.reset_peak_memory_stats()
-
-
-def _peak(case: Case) -> dict[str, int]:
-    """Return the GPU's peak over all repetitions of the case; a process's never goes down."""
-    if case.device == "cpu":
-        return {}
-    return {"peak_bytes_of_case": torch.cuda.max_memory_allocated()}
+def _peak(task: Callable[[], None]) -> dict[str, int]:
+    """Return the most bytes of the GPU that tensors take while a task computes."""
+    torch.cuda.reset_peak_memory_stats()
+    task()
+    return {"peak_bytes": torch.cuda.max_memory_allocated()}

@@ -6,6 +6,7 @@ from statistics import median
 
 import numpy as np
 
+from fedsim.clients.tasks.fedsgd import AveragedGradient
 from fedsim.clipping import FlatClip
 from fedsim.config import ModelConfig
 from fedsim.data.config import DataConfig
@@ -30,26 +31,49 @@ _SPEC = ClientSpec(
 )
 
 
-def throughput() -> list[Row]:
-    """Return the seconds of a round on the speakers with the most text, by number of workers."""
-    materials = load_materials(_SPEC.seed, _SPEC.data, _SPEC.model, _SPEC.device)
+def throughput(
+    spec: ClientSpec = _SPEC,
+    *,
+    cohort_size: int = _COHORT,
+    gpus: float = 0.0,
+    repetitions: int = 5,
+) -> list[Row]:
+    """Return the seconds of a round on the speakers with the most text, by number of workers.
+
+    Args:
+        spec: what is computed: averaged gradients of at most so many examples a user.
+        cohort_size: how many speakers.
+        gpus: the share of each worker.
+        repetitions: that are counted.
+    """
+    materials = load_materials(spec.seed, spec.data, spec.model, "cpu")
     parameters = materials.model.initial_parameters()
-    sizes = materials.split.user_sizes
-    cohort = np.sort(np.argsort(sizes)[-_COHORT:]).astype(np.int64)
-    tokens = np.minimum(sizes, _GROUP_SIZE)
-    seconds = {}
-    for workers in (1, 2):
-        with RayGrid("default", Share(workers, cpus=1.0, gpus=0.0)) as grid:
-            executor = GridExecutor(grid, _SPEC, tokens=tokens)
-            seconds[workers] = repeated(lambda: executor.clipped_sum(parameters, cohort, _CLIP, 0))  # noqa: B023
+    sizes, group_size = materials.split.user_sizes, int(spec.task.options["group_size"])
+    cohort = np.sort(np.argsort(sizes)[-cohort_size:]).astype(np.int64)
+    work = np.minimum(sizes, group_size)
+    units = AveragedGradient(materials, group_size=group_size).units(cohort, 0)
+    tokens = sum(int(unit.lengths.sum()) for unit in units)
+    with RayGrid("default", Share(2, cpus=1.0, gpus=gpus)) as grid:
+        # The whole cohort as one shard goes to one worker, and the other waits.
+        executors = {1: GridExecutor(grid, spec, cohort_size), 2: GridExecutor(grid, spec, 0, work)}
+        seconds = {
+            workers: repeated(
+                lambda: executor.clipped_sum(parameters, cohort, _CLIP, 0),  # noqa: B023
+                repetitions,
+            )
+            for workers, executor in executors.items()
+        }
     return [
         row_of(
             "grids",
-            "gradients/64x16",
+            f"gradients/{cohort_size}x{group_size}",
             f"ray, {workers} worker{'s' * (workers > 1)}",
             taken,
             ratio=median(seconds[1]) / median(taken),
-            details={"users_per_second": _COHORT / median(taken)},
+            details={
+                "users_per_second": cohort_size / median(taken),
+                "tokens_per_second": tokens / median(taken),
+            },
         )
         for workers, taken in seconds.items()
     ]

@@ -73,7 +73,7 @@ def large_round(name: str, config: PretrainedConfig, cohort_size: int = _COHORT)
     `outside` is the share of a round in which the slower worker's engine did not compute.
     """
     with TemporaryDirectory() as folder:
-        _save(config, Path(folder))
+        save_random(config, Path(folder))
         spec = ClientSpec(
             seed=0,
             data=DataConfig(sequence_length=_LENGTH, cutting="split"),
@@ -109,7 +109,7 @@ def large_round(name: str, config: PretrainedConfig, cohort_size: int = _COHORT)
     )
 
 
-def _save(config: PretrainedConfig, folder: Path) -> None:
+def save_random(config: PretrainedConfig, folder: Path) -> None:
     """Leave a model of random weights with the small model's tokenizer."""
     model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
     model.save_pretrained(folder)

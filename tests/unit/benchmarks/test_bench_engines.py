@@ -17,9 +17,10 @@ from fedsim.errors import ConfigError
 from fedsim.estimators import WeightedSum
 from fedsim.execution import Engine, Keys, Task
 from fedsim.experiments.benchmarks.engines import benchmark as engines
-from fedsim.experiments.benchmarks.engines import gpu, measured
+from fedsim.experiments.benchmarks.engines import measured
 from fedsim.experiments.benchmarks.engines.cases import Case, Kind, rectangular, workload
 from fedsim.experiments.benchmarks.engines.floor import floor
+from fedsim.experiments.benchmarks.gpu import speed
 from fedsim.experiments.benchmarks.page import write
 from fedsim.experiments.benchmarks.peers import install, run
 from fedsim.experiments.benchmarks.peers.partner import distance
@@ -123,27 +124,14 @@ def test_an_engine_that_computes_something_else_is_no_result(
         measure(small("uls"), "auto", "loop")
 
 
-def test_without_a_gpu_the_rows_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    rows = gpu.gpu_rows()
-    assert [row["case"] for row in rows] == [
-        "gpu/gpt2-small-lora",
-        "gpu/gpt2-small-lora/bfloat16",
-        "gpu/gpt2-medium-lora",
-        "gpu/gpt2-medium-lora/bfloat16",
-        "gpu/350m-full",
-        "gpu/350m-full/bfloat16",
-    ]
-    assert all(row["seconds"] is None for row in rows)
-    assert all(row["details"] == {"not_measured": "no CUDA device"} for row in rows)
-
-
 def test_operations_a_second_are_counted_from_tokens() -> None:
-    rows = gpu.case_rows(small("uls"), batch_sizes=(4,), repetitions=(1, 1))
+    rows = speed.case_rows(small("uls"), 1.03, batch_sizes=(4,), repetitions=(1, 1))
     parameters = workload(small("uls")).model.num_parameters
     for row in rows:
         expected = 6 * parameters * row["details"]["tokens_per_second"] / 1e12
         assert row["details"]["teraflops_per_second"] == pytest.approx(expected)
+        assert row["details"].get("goal") == (1.03 if row["engine"] == "auto" else None)
+        assert "of_arithmetic" not in row["details"]  # of no GPU
 
 
 def test_the_floor_computes_in_the_precision_of_the_engines() -> None:
@@ -221,11 +209,19 @@ def test_the_page_and_the_picture(tmp_path: Path) -> None:
             details={"peak_bytes": 5 * 2**30},
         ),
         Row(
-            benchmark="engines",
-            case="gpu/350m-full",
+            benchmark="gpu",
+            case="350 M",
             engine="auto",
-            seconds=None,
-            details={"not_measured": "no CUDA device"},
+            seconds=2.0,
+            ratio_to_floor=1.0203,
+            details={"goal": 1.03, "peak_bytes": 3 * 2**30, "of_arithmetic": 0.9},
+        ),
+        Row(
+            benchmark="gpu",
+            case="tests",
+            engine="all",
+            seconds=60.0,
+            details={"result": "RuntimeError: a | b\nand more"},
         ),
     ]
     peer = Row(benchmark="peers", case="uls/tiny-gpt/4", engine="pfl", seconds=5.0, ratio=2.0)
@@ -245,10 +241,11 @@ def test_the_page_and_the_picture(tmp_path: Path) -> None:
         "| uls/tiny-gpt/4 | 2 | 1.25 | 1,638 |",
         "| uls/tiny-gpt/4 | pfl | 5 | 2.00 |",
         "| memory/gpt2-small | ghost | 5.00 | 1.25 |",
-        "| gpu/350m-full | auto | not measured: no CUDA device | – | – | – |",
+        "| 350 M | auto | 2 | 1.020 | 1.03 | – | 0.90 | 3.00 | – |",
+        r"| tests | all | 60 | – | – | – | – | – | RuntimeError: a \| b |",
         "| store: open | – | 0.5 | – |",
         "| tiny: estimate | 0.25 | copy and add | 1.50 | – |",
-        "- engines: cpus 2, torch 2.13",
+        "- engines, gpu: cpus 2, torch 2.13",
     ):
         assert line in text.splitlines()
     assert (tmp_path / "benchmarks.png").read_bytes().startswith(b"\x89PNG")

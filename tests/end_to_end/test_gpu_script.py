@@ -1,0 +1,60 @@
+"""The checks and times for a GPU, at their smallest and on the CPU where there is no GPU."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fedsim.experiments.benchmarks.gpu.__main__ import SECTIONS, main, measure
+from fedsim.utils.machine import Row
+
+
+def test_all_sections_pass_at_their_smallest(tmp_path: Path) -> None:
+    out = tmp_path / "gpu.json"
+    command = [sys.executable, "-m", "fedsim.experiments.benchmarks.gpu", "--quick", "--out", out]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(out.read_text(encoding="utf-8"))
+    assert {"machine", "versions", "command", "rows"} == set(answer)
+    assert "--quick" in answer["command"]
+    rows = answer["rows"]
+    assert all(row["benchmark"] == "gpu" for row in rows)
+    ends = {row["case"]: row["details"]["result"] for row in rows if row.get("engine") == "all"}
+    assert ends == dict.fromkeys(SECTIONS, "passed")
+    said = {row["case"]: row["details"].get("result") for row in rows}
+    assert said["killed and resumed"] == "equal to the bit"
+    assert any("1 passed" in str(result) for result in said.values())
+    engines = {row["engine"] for row in rows if row["case"].startswith("parity")}
+    assert engines == {"loop", "auto", "vmap", "materialised", "ghost"}
+
+
+def test_a_section_that_fails_keeps_its_rows_and_stops_no_other(tmp_path: Path) -> None:
+    def broken(_device: str, _quick: bool) -> Iterator[Row]:
+        yield Row(benchmark="gpu", case="first", seconds=1.0)
+        raise ValueError("no second")
+
+    def whole(_device: str, _quick: bool) -> Iterator[Row]:
+        yield Row(benchmark="gpu", case="third", seconds=3.0)
+
+    out = tmp_path / "new" / "gpu.json"
+    assert measure({"broken": broken, "whole": whole}, "cpu", True, out) == ["broken"]
+    rows = json.loads(out.read_text(encoding="utf-8"))["rows"]
+    assert [row["case"] for row in rows] == ["first", "broken", "third", "whole"]
+    assert rows[1]["details"] == {"result": "ValueError: no second"}
+    assert rows[3]["details"] == {"result": "passed"}
+
+
+@pytest.mark.parametrize("given", [["speed"], ["--quick", "parity", "speed"]])
+def test_a_section_that_there_is_not(
+    given: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([*given, "--out", str(tmp_path / "gpu.json")])
+    assert ended.value.code == 2
+    assert "known: parity, tests, resume, ratios, workers" in capsys.readouterr().err
+    assert not (tmp_path / "gpu.json").exists()

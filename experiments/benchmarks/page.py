@@ -44,6 +44,11 @@ where those leave part of a processor unused (AMD's with AVX-512: [models.md](mo
 one clipped mean gradient a user, by examples a user; `els`: one clipped gradient an example;
 `fedavg`: a clipped difference after four local steps; `uls-ragged`: real users, the floor over
 whole examples of as many tokens.
+
+The strong floor is a step of training without privacy as a script takes it: the same network with
+transformers' `sdpa` attention, blocks and loss by `torch.compile` where that is faster, torch's
+fused AdamW, on a GPU in bfloat16. A round is `run_round` in one process with noise, ledger and
+Adam's step; its gradients are the engine's call in it.
 """
 _PEERS = """## Peers
 
@@ -55,9 +60,9 @@ _MEMORY = "## Peak memory\n\nOf a process that computes one step, over the non-p
 _GPU = """## GPU
 
 `python -m fedsim.experiments.benchmarks.gpu --out docs/benchmarks/gpu.json` checks and measures all
-of it in under 35 minutes on an H100 or H200, from a checkout with the extras `dev` and `ray`
-(`--quick`: tiny shapes, on a CPU too). Ratios are as above, in bfloat16; of arithmetic: tokens a
-second over those of 40 % of the GPU's peak.
+of it. It is meant for 35 minutes on one H100 or H200, and needs a checkout with the extras `dev`
+and `ray`; `--quick` takes tiny shapes, on a CPU too. Ratios are as above, in bfloat16; of
+arithmetic: tokens a second over those of 40 % of the GPU's peak.
 """
 _SERVER = """## The server's part of a round
 
@@ -104,12 +109,10 @@ def page(answers: Sequence[Answer]) -> str:
         (_FLOOR, over_floor(engines)),
         (_PEERS, table(peers, _PEER_COLUMNS)),
         (_MEMORY, table([r for r in engines if r["case"].startswith("memory/")], _MEMORY_COLUMNS)),
-        (_GPU, table(gpu, _GPU_COLUMNS)),
+        (_GPU, table(gpu, _GPU_COLUMNS) or "Not measured so far.\n"),
         (_SERVER, table(server, _SERVER_COLUMNS)),
         (_OTHERS, table(others, _OTHER_COLUMNS)),
     ]
-    if not gpu:
-        parts[3] = (_GPU, "Not measured so far.\n")
     shown = [f"{text}\n{lines}" for text, lines in parts if lines]
     return "\n".join([_HEAD, *shown, _measured_on(answers)])
 
@@ -124,10 +127,10 @@ def table(rows: Sequence[Any], columns: Mapping[str, Callable[[Any], str]]) -> s
 
 
 def over_floor(rows: Sequence[Result]) -> str:
-    """Return a line a case: ratios to the floor by engine, the floor's seconds, auto's tokens."""
+    """Return a line a case: ratios to the floor by engine, the other two, auto's tokens."""
     by_case: dict[str, dict[str, Result]] = {}
     for row in rows:
-        if "ratio_to_floor" in row:
+        if "ratio_to_floor" in row or row["engine"] == "strong floor":
             by_case.setdefault(row["case"], {})[row["engine"]] = row
     engines = dict.fromkeys(engine for case in by_case.values() for engine in case)
     columns: dict[str, Callable[[str], str]] = {
@@ -135,10 +138,16 @@ def over_floor(rows: Sequence[Result]) -> str:
         "floor, s": lambda case: f"{by_case[case]['floor']['seconds']:.3g}",
     }
     for engine in engines:
-        if engine != "floor":
+        if engine not in ("floor", "strong floor", "whole round"):
             columns[engine] = lambda case, engine=engine: _number(  # type: ignore[misc]
                 by_case[case].get(engine, {}).get("ratio_to_floor"), ".2f"
             )
+    columns["floor / strong"] = lambda case: _number(
+        by_case[case].get("strong floor", {}).get("ratio"), ".2f"
+    )
+    columns["round / gradients"] = lambda case: _number(
+        by_case[case].get("whole round", {}).get("ratio_to_floor"), ".2f"
+    )
     columns["tokens/s, auto"] = lambda case: _number(
         by_case[case].get("auto", {"details": {}})["details"].get("tokens_per_second"), ",.0f"
     )

@@ -18,7 +18,8 @@ def draw(rows: Sequence[Result]) -> bytes:
     engines = {
         (row["case"], row["engine"]): float(row["ratio_to_floor"])
         for row in rows
-        if row["benchmark"] == "engines" and "ratio_to_floor" in row and row["engine"] != "floor"
+        if row["benchmark"] == "engines" and "ratio_to_floor" in row
+        if row["engine"] not in ("floor", "whole round")
     }
     peers = {
         (row["case"], row["engine"]): float(row["ratio"])

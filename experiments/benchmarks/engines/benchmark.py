@@ -6,12 +6,13 @@ import logging
 
 from fedsim.experiments.benchmarks.engines.cases import Case
 from fedsim.experiments.benchmarks.engines.engine_memory import memory_rows
-from fedsim.experiments.benchmarks.engines.measured import measured
+from fedsim.experiments.benchmarks.engines.measured import ROUND, STRONG, measured
 from fedsim.utils.machine import Row
 
 log = logging.getLogger(__name__)
 
 _TINY, _LSTM, _LORA = "tiny-gpt", "mcmahan-lstm", "gpt2-small-lora"
+_SMOL, _LONG = "smollm2-135m-lora", 512  # tokens
 _GROUP_SIZES = (1, 4, 16)
 _LOCAL_STEPS = 4
 
@@ -26,6 +27,7 @@ CASES = (
     Case("fedavg", _TINY, 64, _LOCAL_STEPS),
     Case("fedavg", _LSTM, 64, _LOCAL_STEPS),
     Case("uls-ragged", _TINY, 64, 16),
+    Case("uls", _SMOL, 2, 1, _LONG, shown=f"uls/{_SMOL}/{_LONG} tokens"),
 )
 
 
@@ -36,6 +38,14 @@ def run() -> list[Row]:
         of_case = measured(case)
         rows += of_case
         # All cases take minutes: show each as it is finished.
-        ratios = ", ".join(f"{row['engine']} {row['ratio_to_floor']:.2f}" for row in of_case)
-        log.info("%s, times the floor: %s", case.name, ratios)
+        log.info("%s: %s", case.name, ", ".join(map(_ratio, of_case[1:])))
     return [*rows, *memory_rows()]
+
+
+def _ratio(row: Row) -> str:
+    """Return one of the row's ratios in words; see `measured`."""
+    if row["engine"] == STRONG:
+        way = "compiled" if row["details"]["compiled"] else "not compiled"
+        return f"floor / strong floor {row['ratio']:.2f} ({way})"
+    name = "round / gradients" if row["engine"] == ROUND else f"{row['engine']} / floor"
+    return f"{name} {row['ratio_to_floor']:.2f}"

@@ -1,17 +1,24 @@
-"""Training without privacy: forward and backward in large batches, and a plain sum."""
+"""Training without privacy, in large batches: a plain sum, and steps as a script takes them."""
 
 from __future__ import annotations
 
+import copy
+import time
 from collections.abc import Sequence
+from typing import Any, cast
 
 import torch
+from torch import nn
 from torch.nn import functional as F
+from transformers import PreTrainedModel
 
+from fedsim.clients.engines.per_example.capture import OpenModel
 from fedsim.execution import Unit
 from fedsim.experiments.benchmarks.engines.cases import Workload
 
 BATCH_SIZES = (32, 64, 128)
 _NOT_PREDICTED = -100
+_TRIES = 2  # of a batch, compiled and not
 
 
 def floor(work: Workload, batch_size: int) -> list[torch.Tensor]:
@@ -44,6 +51,105 @@ def summed_loss(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         logits.flatten(0, 1), labels.flatten(), ignore_index=_NOT_PREDICTED, reduction="sum"
     )
     return loss / (tokens.shape[1] - 1)
+
+
+class StrongFloor:
+    """Steps of the network as a training script takes them; called, it takes one over all units.
+
+    Its own weights and `backward`, attention by transformers' "sdpa", AdamW in torch's fused form;
+    on a GPU in bfloat16 under autocast, frozen weights kept in it. Blocks and loss are compiled
+    (a block at a time: what is compiled once serves all of them) where that was faster when both
+    were tried on one batch.
+
+    Args:
+        work: whose units have examples of one length.
+        batch_size: sequences at a time.
+        compiles: whether compiling is tried, which takes seconds to a minute.
+
+    Attributes:
+        details: `compiled`, and seconds of a batch both ways or why compiling failed.
+    """
+
+    def __init__(self, work: Workload, batch_size: int, *, compiles: bool = True) -> None:
+        device = work.model.device
+        tokens = torch.cat([unit.tokens for unit in work.units]).to(device)
+        self._batches = torch.split(tokens, batch_size)
+        self._on_gpu = device.type == "cuda"
+        self.details: dict[str, Any] = {"compiled": False, "batch_size": batch_size}
+        self._module, self._loss = self._network(work), summed_loss
+        values = [value for value in self._module.parameters() if value.requires_grad]
+        self._optimizer = torch.optim.AdamW(values, lr=1e-6, fused=True)
+        self()  # moments, and buffers of gradients
+        if compiles:
+            self._choose(self._network(work))
+
+    def __call__(self) -> None:
+        """Take a step, and wait for a GPU to have finished."""
+        for rows in self._batches:
+            self._backward(rows)
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        finish(next(value for value in self._module.parameters() if value.requires_grad))
+
+    def _backward(self, rows: torch.Tensor) -> None:
+        with torch.autocast(rows.device.type, dtype=torch.bfloat16, enabled=self._on_gpu):
+            loss = self._loss(self._module(rows, use_cache=False).logits, rows)
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    def _choose(self, other: nn.Module) -> None:
+        """Compile `other`, another copy of the network, and keep the faster of both."""
+        plain = self._module, self._loss
+        eager = self._seconds()
+        torch.compiler.reset()  # it keeps eight versions of a block, those of other cases included
+        try:
+            for blocks in other.modules():
+                if isinstance(blocks, nn.ModuleList):
+                    for block in blocks:
+                        block.compile(dynamic=False)
+            self._module, self._loss = other, torch.compile(summed_loss, dynamic=False)
+            for rows in (self._batches[0], self._batches[-1]):  # the last may be smaller
+                self._backward(rows)
+            compiled = self._seconds()
+        except Exception as error:  # no compiler, or what it cannot do
+            self._module, self._loss = plain
+            self.details["not_compiled"] = f"{type(error).__name__}: {error}".splitlines()[0]
+            return
+        self.details |= {"batch_seconds": eager, "batch_seconds_compiled": compiled}
+        if compiled < eager:
+            self.details["compiled"] = True
+            values = [value for value in other.parameters() if value.requires_grad]
+            self._optimizer = torch.optim.AdamW(values, lr=1e-6, fused=True)
+            self()
+        else:
+            self._module, self._loss = plain
+
+    def _seconds(self) -> float:
+        """Return the least seconds of one batch in some tries."""
+        taken = []
+        for _ in range(_TRIES):
+            started = time.perf_counter()
+            self._backward(self._batches[0])
+            finish(next(v.grad for v in self._module.parameters() if v.grad is not None))
+            taken.append(time.perf_counter() - started)
+        self._module.zero_grad()
+        return min(taken)
+
+    def _network(self, work: Workload) -> nn.Module:
+        """Return a copy that trains what `work` trains, with the attention of training scripts."""
+        module = copy.deepcopy(cast(OpenModel, work.model).module)
+        for part in module.modules():
+            if isinstance(part, PreTrainedModel) and part._supports_sdpa:
+                part.set_attn_implementation("sdpa")
+        for name, value in module.named_parameters():
+            value.requires_grad_(name in work.parameters)
+            if self._on_gpu and not value.requires_grad:
+                value.data = value.data.bfloat16()
+        return module
+
+
+def finish(value: torch.Tensor) -> None:
+    """Wait for a GPU: to read one number does."""
+    float(value.detach().flatten()[0])
 
 
 def num_examples(units: Sequence[Unit]) -> int:

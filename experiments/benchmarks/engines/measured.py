@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from statistics import median
 from typing import Any
 
 import torch
@@ -15,14 +16,24 @@ from fedsim.clients.engines.per_example.chunks import keep_large_blocks
 from fedsim.clipping import FlatClip
 from fedsim.execution import Engine
 from fedsim.experiments.benchmarks.engines.cases import Case, Workload, rectangular, workload
-from fedsim.experiments.benchmarks.engines.floor import BATCH_SIZES, floor, num_examples
+from fedsim.experiments.benchmarks.engines.floor import (
+    BATCH_SIZES,
+    StrongFloor,
+    finish,
+    floor,
+    num_examples,
+)
+from fedsim.experiments.benchmarks.engines.whole_round import WholeRound
 from fedsim.tensors import Tensors, l2_norm
 from fedsim.utils.machine import Row, interleaved
 
 FLOOR, AUTO, LOOP, RECTANGULAR = "floor", "auto", "loop", "auto, rectangular"
+STRONG, ROUND = "strong floor", "whole round"
 CLIP = FlatClip(l2_clip_norm=0.1)  # below these gradients' norms: every unit is clipped
 
 _OFTEN = (FLOOR, AUTO, RECTANGULAR)  # the others are shown for orientation
+_FEW = (STRONG, ROUND)
+_PLAIN = (FLOOR, STRONG, RECTANGULAR)  # of whole examples, where users are ragged
 _BATCHED = ("materialised", "ghost", "vmap")
 # Relative. Engines promise 1e-5 of an update, which a sum may double; `ghost` scales an update down
 # by as much as its bound on a norm is above the norm, see `ghost.py`.
@@ -41,14 +52,20 @@ def measured(
     engines: Sequence[str] | None = None,
     batch_sizes: Sequence[int] = BATCH_SIZES,
     repetitions: tuple[int, int] | None = None,
+    *,
+    compiles: bool = True,
 ) -> list[Row]:
     """Return the case's rows, the floor's first.
 
+    Three ratios are in them: auto's `ratio_to_floor`; the strong floor's `ratio`, of the floor's
+    seconds to its own; and the whole round's `ratio_to_floor`, which is to its engine's seconds.
+
     Args:
         case: what to compute.
-        engines: by default auto and loop, and of mean gradients of users all.
+        engines: auto among them; by default auto and loop, and of mean gradients of users all.
         batch_sizes: the floor takes the fastest of.
         repetitions: of floor and auto, and of the others; by default by the floor's seconds.
+        compiles: see `StrongFloor`.
 
     Raises:
         RuntimeError: an engine's sum is not the loop's.
@@ -59,19 +76,30 @@ def measured(
     plain = rectangular(work, case) if case.kind == "uls-ragged" else work
     if plain is not work:
         contestants[RECTANGULAR] = Contestant(AUTO, plain)
+    contestants[AUTO].warm_up(whole=True)  # its buffers leave the floor less of a GPU's memory
     batch_size, once = _fastest_batch(plain, batch_sizes)
     often, seldom = repetitions or _repetitions(once)
     for name, contestant in contestants.items():
-        contestant.warm_up(whole=seldom > 1 or name in _OFTEN)
-    order = _order([FLOOR, *contestants], often, seldom)
+        if name != AUTO:
+            contestant.warm_up(whole=seldom > 1 or name in _OFTEN)
+    strong = StrongFloor(plain, batch_size, compiles=compiles)
+    whole = WholeRound(contestants[AUTO].engine, work, CLIP)
     tasks: dict[str, Callable[[], None]] = {
         FLOOR: partial(_computed_floor, plain, batch_size),
         **contestants,
+        STRONG: strong,
+        ROUND: whole,
     }
+    order = _order([*tasks], often, seldom)
     seconds = interleaved(tasks, order)
     peaks = {} if case.device == "cpu" else {name: _peak(task) for name, task in tasks.items()}
     extra = _differences(contestants)
-    extra[FLOOR] = {"batch_size": batch_size}
+    extra |= {FLOOR: {"batch_size": batch_size}, STRONG: strong.details, ROUND: {"floor": AUTO}}
+    ratios: dict[str, dict[str, Any]] = {
+        name: {"ratio_to_floor": taken / seconds[FLOOR]} for name, taken in seconds.items()
+    }
+    ratios[STRONG] = {"ratio": seconds[FLOOR] / seconds[STRONG]}
+    ratios[ROUND] = {"ratio_to_floor": median(whole.ratios)}
     if RECTANGULAR in seconds:
         extra[AUTO] |= {"ratio_to_rectangular": seconds[AUTO] / seconds[RECTANGULAR]}
     return [
@@ -80,11 +108,11 @@ def measured(
             case=case.name,
             engine=name,
             seconds=taken,
-            ratio_to_floor=taken / seconds[FLOOR],
             repetitions=order.count(name),
-            details=_details(case, plain if name in (FLOOR, RECTANGULAR) else work, taken)
+            details=_details(case, plain if name in _PLAIN else work, taken)
             | extra.get(name, {})
             | peaks.get(name, {}),
+            **ratios[name],  # type: ignore[typeddict-item]
         )
         for name, taken in seconds.items()
     ]
@@ -96,19 +124,19 @@ class Contestant:
     def __init__(self, engine: str, work: Workload) -> None:
         self.work = work
         self.total: Tensors = {}
-        self._engine: Engine = choose_engine(engine, work.task, work.model)
+        self.engine: Engine = choose_engine(engine, work.task, work.model)
 
     def __call__(self) -> None:
         """Compute, and wait for a GPU to have finished."""
         work = self.work
-        self.total = self._engine(work.task, work.parameters, work.keys, CLIP, 0).values
-        _finish(next(iter(self.total.values())))
+        self.total = self.engine(work.task, work.parameters, work.keys, CLIP, 0).values
+        finish(next(iter(self.total.values())))
 
     def warm_up(self, *, whole: bool) -> None:
         """Let buffers grow, rules be verified and `auto` choose, on the whole cohort or some."""
         keys = self.work.keys
         some = keys if whole else keys[: max(1, len(keys) // 8)]
-        self._engine(self.work.task, self.work.parameters, some, CLIP, 0)
+        self.engine(self.work.task, self.work.parameters, some, CLIP, 0)
 
 
 def _engines_of(case: Case) -> tuple[str, ...]:
@@ -116,12 +144,7 @@ def _engines_of(case: Case) -> tuple[str, ...]:
 
 
 def _computed_floor(work: Workload, batch_size: int) -> None:
-    _finish(floor(work, batch_size)[0])
-
-
-def _finish(value: torch.Tensor) -> None:
-    """Wait for a GPU: to read one number does."""
-    float(value.flatten()[0])
+    finish(floor(work, batch_size)[0])
 
 
 def _fastest_batch(work: Workload, sizes: Sequence[int]) -> tuple[int, float]:
@@ -133,9 +156,14 @@ def _fastest_batch(work: Workload, sizes: Sequence[int]) -> tuple[int, float]:
     for turn in range(_TRIES):
         if turn and min(taken.values()) > _VERY_LONG:
             break
-        for size in useful:
+        for size in [size for size in useful if size in taken]:
             started = time.perf_counter()
-            _computed_floor(work, size)
+            try:
+                _computed_floor(work, size)
+            except torch.OutOfMemoryError:
+                del taken[size]
+                torch.cuda.empty_cache()
+                continue
             taken[size] = min(taken[size], time.perf_counter() - started)
     best = min(taken, key=lambda size: taken[size])
     return best, taken[best]
@@ -166,8 +194,10 @@ def _repetitions(floor_seconds: float) -> tuple[int, int]:
 
 
 def _order(names: Sequence[str], often: int, seldom: int) -> list[str]:
-    """Return rounds of all; the later ones without the engines that are repeated less."""
-    return [name for turn in range(often) for name in names if name in _OFTEN or turn < seldom]
+    """Return rounds of all; the later ones without those that are repeated less."""
+    few = min(often, 3 if seldom > 1 else 2)
+    most = dict.fromkeys(_OFTEN, often) | dict.fromkeys(_FEW, few)
+    return [name for turn in range(often) for name in names if turn < most.get(name, seldom)]
 
 
 def _details(case: Case, work: Workload, seconds: float) -> dict[str, Any]:

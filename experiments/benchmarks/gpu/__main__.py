@@ -1,6 +1,6 @@
 """Checks and times on a GPU: `python -m fedsim.experiments.benchmarks.gpu [SECTION]... --out FILE`.
 
-One H100 or H200 takes under 35 minutes for all sections. The file is what
+All sections are meant for 35 minutes on one H100 or H200. The file is what
 `fedsim.experiments.benchmarks.page` shows, written anew after each row. A section that fails is in
 it with its error, and the next one begins; the exit status is then 1.
 """

@@ -7,6 +7,7 @@ weights' gradients, which leaves 2 + 2. Attention's own products are not counted
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,7 +18,7 @@ import torch
 from fedsim.config import ModelConfig
 from fedsim.data.config import DataConfig
 from fedsim.experiments.benchmarks.engines.cases import Case
-from fedsim.experiments.benchmarks.engines.measured import AUTO, measured
+from fedsim.experiments.benchmarks.engines.measured import AUTO, ROUND, STRONG, measured
 from fedsim.experiments.benchmarks.engines.networks import CONFIGS, LORA_RANK, network
 from fedsim.experiments.benchmarks.grids.compute_bound import throughput
 from fedsim.experiments.benchmarks.server.large_round import save_random
@@ -28,12 +29,13 @@ from fedsim.utils.machine import Row
 _LENGTH = 128
 # Users, their examples, and how many times the floor's seconds the private sum may take.
 _COHORTS = ((64, 16, 1.03), (1024, 1, 1.10))
+_GOAL = 1.05  # of the floor to the strong floor, and of a round to its gradients
 _MODELS = {
     "GPT-2 small, adapters": "gpt2-small-lora",
     "GPT-2 medium, adapters": "gpt2-medium-lora",
     "350 M, all parameters": "gpt2-medium",
 }
-_BATCH_SIZES, _REPETITIONS = (64, 128, 256, 512), (7, 3)
+_BATCH_SIZES, _REPETITIONS = (32, 64, 128, 256), (7, 3)
 
 _PEAKS = {"H100": 989e12, "H200": 989e12}  # operations a second in dense bfloat16: data sheets
 _UTILISATION = 0.4
@@ -43,7 +45,7 @@ def ratios(device: str, quick: bool) -> Iterator[Row]:
     """Measure each model's rows with users of 2,048 tokens and of 128, in bfloat16."""
     if quick:
         case = Case("uls", "tiny-gpt", 4, 2, 16, device, "tiny-gpt, 32 tokens", "bfloat16")
-        yield from case_rows(case, _COHORTS[0][2], (4, 8), (1, 1))
+        yield from case_rows(case, _COHORTS[0][2], (4, 8), (1, 1), compiles=False)
         return
     for shown, model in _MODELS.items():
         for users, examples, goal in _COHORTS:
@@ -54,7 +56,12 @@ def ratios(device: str, quick: bool) -> Iterator[Row]:
 
 
 def case_rows(
-    case: Case, goal: float, batch_sizes: tuple[int, ...], repetitions: tuple[int, int]
+    case: Case,
+    goal: float,
+    batch_sizes: tuple[int, ...],
+    repetitions: tuple[int, int],
+    *,
+    compiles: bool = True,
 ) -> list[Row]:
     """Return the rows of a case beside what arithmetic at 40 % utilisation would give.
 
@@ -63,19 +70,22 @@ def case_rows(
         goal: what auto's ratio to the floor should be at most.
         batch_sizes: the floor takes the fastest of.
         repetitions: see `measured`.
+        compiles: see `StrongFloor`.
     """
-    rows = measured(case, [AUTO], batch_sizes, repetitions)
+    gc.collect()  # engines of the case before, and their buffers
+    torch.cuda.empty_cache()
+    rows = measured(case, [AUTO], batch_sizes, repetitions, compiles=compiles)
     parameters = network(case.model, case.sequence_length, case.device).num_parameters
     operations = (4 if case.model.endswith("-lora") else 6) * parameters
     peak = peak_of(torch.cuda.get_device_name()) if case.device != "cpu" else None
+    goals = {AUTO: goal, STRONG: _GOAL, ROUND: _GOAL}
     found: list[Row] = []
     for row in rows:
         rate = operations * row["details"]["tokens_per_second"]
         more: dict[str, Any] = {"teraflops_per_second": rate / 1e12, "precision": case.precision}
         if peak is not None:
             more["of_arithmetic"] = rate / (_UTILISATION * peak)
-        if row["engine"] == AUTO:
-            more["goal"] = goal
+        more |= {"goal": goals[row["engine"]]} if row["engine"] in goals else {}
         found.append({**row, "benchmark": "gpu", "details": row["details"] | more})
     return found
 

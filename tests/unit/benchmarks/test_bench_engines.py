@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
+from transformers import PreTrainedModel
 
 from fedsim.clients.engine_choice import choose_engine
 from fedsim.clients.engines.loop import loop
@@ -19,7 +21,7 @@ from fedsim.execution import Engine, Keys, Task
 from fedsim.experiments.benchmarks.engines import benchmark as engines
 from fedsim.experiments.benchmarks.engines import measured
 from fedsim.experiments.benchmarks.engines.cases import Case, Kind, rectangular, workload
-from fedsim.experiments.benchmarks.engines.floor import floor
+from fedsim.experiments.benchmarks.engines.floor import StrongFloor, floor
 from fedsim.experiments.benchmarks.gpu import speed
 from fedsim.experiments.benchmarks.page import write
 from fedsim.experiments.benchmarks.peers import install, run
@@ -34,7 +36,7 @@ def small(kind: Kind, group_size: int = 2) -> Case:
 
 
 def measure(case: Case, *names: str) -> list[Row]:
-    return measured.measured(case, names, batch_sizes=(2, 4), repetitions=(2, 1))
+    return measured.measured(case, names, (2, 4), repetitions=(2, 1), compiles=False)
 
 
 def seconds_of(row: Row) -> float:
@@ -45,16 +47,21 @@ def seconds_of(row: Row) -> float:
 @pytest.mark.parametrize("kind", ["uls", "els", "fedavg"])
 def test_a_small_case_from_end_to_end(kind: Kind) -> None:
     rows = measure(small(kind), "auto", "loop")
-    assert [row["engine"] for row in rows] == ["floor", "auto", "loop"]
-    assert [row["repetitions"] for row in rows] == [2, 2, 1]
+    names = ["floor", "auto", "loop", "strong floor", "whole round"]
+    assert [row["engine"] for row in rows] == names
+    assert [row["repetitions"] for row in rows] == [2, 2, 1, 2, 2]
     of_floor = seconds_of(rows[0])
     for row in rows:
         assert row["benchmark"] == "engines"
         assert row["case"] == ("uls/tiny-gpt/2" if kind == "uls" else f"{kind}/tiny-gpt")
-        assert row["ratio_to_floor"] == seconds_of(row) / of_floor > 0.0
+        if row in rows[:3]:
+            assert row["ratio_to_floor"] == seconds_of(row) / of_floor > 0.0
         assert row["details"]["tokens_per_second"] == pytest.approx(2 * 2 * 8 / seconds_of(row))
         json.dumps(row)
     assert rows[0]["ratio_to_floor"] == 1.0
+    assert rows[3]["ratio"] == of_floor / seconds_of(rows[3])
+    assert rows[3]["details"]["compiled"] is False
+    assert 1.0 < rows[4]["ratio_to_floor"] < 1000.0
     assert rows[0]["details"]["batch_size"] in (2, 4)
     assert rows[1]["details"]["relative_difference"] < 1e-4
     assert rows[2]["details"]["relative_difference"] == 0.0
@@ -67,7 +74,8 @@ def test_real_users_stand_beside_rectangular_ones_of_as_many_tokens() -> None:
     even = rectangular(ragged, case)
     assert abs(even.num_tokens - ragged.num_tokens) <= 8
     rows = {row["engine"]: row for row in measure(case, "auto")}
-    assert rows.keys() == {"floor", "auto", "auto, rectangular"}
+    assert rows.keys() == {"floor", "auto", "auto, rectangular", "strong floor", "whole round"}
+    assert rows["strong floor"]["details"]["tokens"] == even.num_tokens
     expected = seconds_of(rows["auto"]) / seconds_of(rows["auto, rectangular"])
     assert rows["auto"]["details"]["ratio_to_rectangular"] == expected
     assert rows["floor"]["details"]["tokens"] == even.num_tokens
@@ -80,6 +88,53 @@ def test_the_floor_is_the_sum_that_clipping_bounds() -> None:
     for batch_size in (1, 2):
         found = dict(zip(work.parameters, floor(work, batch_size), strict=True))
         assert distance(found, total) < 1e-5
+
+
+@pytest.mark.parametrize(("model", "attention"), [("tiny-gpt", "sdpa"), ("mcmahan-lstm", "eager")])
+def test_the_strong_floor_trains_by_the_floors_gradient(model: str, attention: str) -> None:
+    """By other attention: the same sum, and one step of Adam along it."""
+    work = workload(replace(small("els"), model=model))
+    strong = StrongFloor(work, 1, compiles=False)
+    values = {k: v for k, v in strong._module.named_parameters() if v.requires_grad}
+    for name, value in work.parameters.items():
+        values[name].data.copy_(value)
+    before = {name: value.detach().clone() for name, value in values.items()}
+    for rows in strong._batches:
+        strong._backward(rows)
+    expected = dict(zip(work.parameters, floor(work, 2), strict=True))
+    found = {name: value.grad for name, value in values.items() if value.grad is not None}
+    apart = {name: found[name] - value for name, value in expected.items()}
+    assert l2_norm(apart) < 1e-4 * l2_norm(expected)
+    networks = [part for part in strong._module.modules() if isinstance(part, PreTrainedModel)]
+    kinds = {str(part.config._attn_implementation) for part in networks}
+    assert kinds == {attention}
+    strong()
+    assert all(not torch.equal(values[name], before[name]) for name in found if found[name].any())
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_the_faster_of_compiled_and_not_is_kept(
+    fast: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = iter([2.0, 1.0 if fast else 3.0])
+    monkeypatch.setattr(StrongFloor, "_seconds", lambda _self: next(times))
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    monkeypatch.setattr(nn.Module, "compile", lambda *_args, **_: None)
+    strong = StrongFloor(workload(small("els")), 2)
+    assert strong.details["compiled"] is fast
+    strong()
+
+
+def test_without_a_compiler_the_strong_floor_is_not_compiled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def absent(*_args: object, **_: object) -> None:
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setattr(nn.Module, "compile", absent)
+    strong = StrongFloor(workload(small("els")), 2)
+    assert strong.details["not_compiled"] == "RuntimeError: no compiler"
+    strong()
 
 
 def test_the_floor_takes_the_batch_size_that_was_fastest_at_its_best(
@@ -115,7 +170,9 @@ def test_an_engine_that_computes_something_else_is_no_result(
         def wrong(
             task: Task, parameters: Tensors, keys: Keys, clip: Clip, round: int
         ) -> WeightedSum:
-            return right(task, parameters, keys[:1] if name == "auto" else keys, clip, round)
+            total = right(task, parameters, keys, clip, round)
+            half = {key: 0.5 * value for key, value in total.values.items()}
+            return replace(total, values=half) if name == "auto" else total
 
         return wrong
 
@@ -125,12 +182,14 @@ def test_an_engine_that_computes_something_else_is_no_result(
 
 
 def test_operations_a_second_are_counted_from_tokens() -> None:
-    rows = speed.case_rows(small("uls"), 1.03, batch_sizes=(4,), repetitions=(1, 1))
+    rows = speed.case_rows(small("uls"), 1.03, (4,), (1, 1), compiles=False)
     parameters = workload(small("uls")).model.num_parameters
     for row in rows:
         expected = 6 * parameters * row["details"]["tokens_per_second"] / 1e12
         assert row["details"]["teraflops_per_second"] == pytest.approx(expected)
-        assert row["details"].get("goal") == (1.03 if row["engine"] == "auto" else None)
+    goals = {row["engine"]: row["details"].get("goal") for row in rows}
+    assert goals == {"floor": None, "auto": 1.03, "strong floor": 1.05, "whole round": 1.05}
+    for row in rows:
         assert "of_arithmetic" not in row["details"]  # of no GPU
 
 
@@ -197,9 +256,13 @@ def test_the_page_and_the_picture(tmp_path: Path) -> None:
             details={"tokens_per_second": 4096 / seconds},
         )
 
+    strong, whole = engine("strong floor", 1.6), engine("whole round", 2.6)
+    del strong["ratio_to_floor"]
     rows = [
         engine("floor", 2.0),
         engine("auto", 2.5),
+        {**strong, "ratio": 1.25},
+        {**whole, "ratio_to_floor": 1.04},
         Row(
             benchmark="engines",
             case="memory/gpt2-small",
@@ -238,7 +301,7 @@ def test_the_page_and_the_picture(tmp_path: Path) -> None:
     write([tmp_path / "a.json", tmp_path / "b.json"], tmp_path)
     text = (tmp_path / "benchmarks.md").read_text(encoding="utf-8")
     for line in (
-        "| uls/tiny-gpt/4 | 2 | 1.25 | 1,638 |",
+        "| uls/tiny-gpt/4 | 2 | 1.25 | 1.25 | 1.04 | 1,638 |",
         "| uls/tiny-gpt/4 | pfl | 5 | 2.00 |",
         "| memory/gpt2-small | ghost | 5.00 | 1.25 |",
         "| 350 M | auto | 2 | 1.020 | 1.03 | – | 0.90 | 3.00 | – |",

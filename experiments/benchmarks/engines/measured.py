@@ -93,7 +93,7 @@ def measured(
     order = _order([*tasks], often, seldom)
     seconds = interleaved(tasks, order)
     peaks = {} if case.device == "cpu" else {name: _peak(task) for name, task in tasks.items()}
-    extra = _differences(contestants)
+    extra: dict[str, dict[str, Any]] = {**_differences(contestants)}
     extra |= {FLOOR: {"batch_size": batch_size}, STRONG: strong.details, ROUND: {"floor": AUTO}}
     ratios: dict[str, dict[str, Any]] = {
         name: {"ratio_to_floor": taken / seconds[FLOOR]} for name, taken in seconds.items()

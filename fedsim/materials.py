@@ -90,7 +90,8 @@ def load_materials(
             what is a store already, too few users to make canaries of.
     """
     choices = seed if data_seed is None else data_seed
-    places = [data.source, model.name_or_path, model.adapter or ""]
+    read = [file for step in data.preparation for file in step.reads_files()]
+    places = [data.source, model.name_or_path, model.adapter or "", *read]
     return _load(seed, data, model, device, choices, *map(_version, places))
 
 

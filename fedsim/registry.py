@@ -26,6 +26,10 @@ def distribution(group: str, name: str) -> str:
 
     A package other than fedsim's is edited without a new version: the entry point follows, and a
     SHA-256 (hex) of all files of its top-level module but bytecode, with their places in it.
+
+    Raises:
+        ConfigError: those files changed since this process saw them first. What it imported then,
+            it goes on computing with.
     """
     entries = list(_registered(group).select(name=name))
     dist = entries[0].dist if entries else None
@@ -34,7 +38,22 @@ def distribution(group: str, name: str) -> str:
     named = f"{dist.name} {dist.version}"
     if dist.name == OWN:
         return named
-    return f"{named} {entries[0].value} {_source_digest(entries[0].module)}"
+    return f"{named} {entries[0].value} {_same_source(entries[0].module, dist.name)}"
+
+
+_FIRST_SEEN: dict[tuple[str, str | None], str] = {}
+
+
+def _same_source(module: str, package: str) -> str:
+    """Return the digest of a plug-in's files, the same in all of this process."""
+    spec = find_spec(module.partition(".")[0])
+    digest = _source_digest(module)
+    if _FIRST_SEEN.setdefault((module, spec.origin if spec else None), digest) != digest:
+        raise ConfigError(
+            f"plug-in {package!r}: its files changed since this process imported them; restart "
+            "Python, so that what runs is what they say"
+        )
+    return digest
 
 
 def _source_digest(module: str) -> str:
@@ -65,9 +84,10 @@ def resolve(group: str, name: str, field: str) -> Any:  # noqa: ANN401  (each gr
         field: the config key or option that named it, for the message.
 
     Raises:
-        ConfigError: nothing is registered under that name.
+        ConfigError: nothing is registered under that name; or as of `distribution`.
     """
     for entry in _registered(group).select(name=name):
+        distribution(group, name)  # remembers what a plug-in's files are as it is imported
         return entry.load()
     known = names(group)
     near = difflib.get_close_matches(name, known, n=1)

@@ -46,6 +46,7 @@ def build_executor(
             seed=config.seed,
             data_seed=materials.seed,
             text_digest=materials.text_digest,
+            start_digest=materials.start_digest,
             data=config.data,
             model=config.model,
             task=plan.task,

@@ -17,7 +17,7 @@ from fedsim.accounting.budget import Budget
 from fedsim.accounting.ledger import Ledger
 from fedsim.accounting.promise import NAME, promise
 from fedsim.config import Config
-from fedsim.errors import BudgetSpentError, DivergedError, HaltedError
+from fedsim.errors import BudgetSpentError, ConfigError, DivergedError, HaltedError
 from fedsim.evaluation.metrics import Evaluation, evaluate
 from fedsim.grids.executor import build_executor
 from fedsim.materials import (
@@ -92,9 +92,18 @@ def _going_on(plan: RoundPlan, charged: Ledger) -> RoundPlan:
     """Return the plan, with draws of its own where releases of other draws came before it.
 
     As when a seeded run is taken up with another version of what computes.
+
+    Raises:
+        ConfigError: the plan tests each round against one noisy threshold, which would be another.
     """
     if all(item.release == plan.release_id for item in charged.items):
         return plan
+    if plan.sampling.test is not None:
+        raise ConfigError(
+            f"--resume: strategy.name = {plan.strategy!r} draws one threshold for a run, and what "
+            "it is drawn from (versions, plug-ins, model files) changed since this one began; go "
+            "on with what it began with, or start another with another --out"
+        )
     return replace(plan, seed=seed_after(plan.seed, charged))
 
 

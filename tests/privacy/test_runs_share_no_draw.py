@@ -16,8 +16,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from fedsim import registry
 from fedsim.clients.app import app, prepared
 from fedsim.config import Config, with_settings
+from fedsim.errors import ConfigError
 from fedsim.grids.executor import GridExecutor, build_executor
 from fedsim.grids.in_process import InProcessGrid
 from fedsim.materials import Materials, load_materials
@@ -115,6 +117,15 @@ def test_no_worker_answers_for_a_text_that_the_server_does_not_have(tmp_path: Pa
         _, _, of_worker = prepared(specs[-1])
         assert of_worker.text_digest == loaded.text_digest
         assert of_worker.store.num_examples == len(kept)
+    aliases = tmp_path / "aliases.json"
+    users = []
+    for same in ({}, {"user-1": "user-0"}):
+        aliases.write_text(json.dumps(same), encoding="utf-8")
+        step = {"step": "merge-users", "file": str(aliases)}
+        config = small_config(path, data={"preparation": [step]})
+        split = load_materials(config.seed, config.data, config.model, "cpu").split
+        users.append(split.num_users)
+    assert users == [12, 11]
     with pytest.raises(RuntimeError, match="this worker reads another text there than the server"):
         prepared.__wrapped__(specs[0])
 
@@ -187,6 +198,11 @@ def build(config, materials):
 """
 
 
+def restart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let this process see a plug-in's files for the first time, as a new one would."""
+    monkeypatch.setattr(registry, "_FIRST_SEEN", {})
+
+
 def test_an_edited_plug_in_of_the_same_version_is_another_draw(
     materials: Materials, speeches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,8 +214,12 @@ def test_an_edited_plug_in_of_the_same_version_is_another_draw(
     before = noise(config, materials)
     assert noise(config, materials) == before
     (site / "edited.py").write_text(PLUG_IN + "# edited\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match="plug-in 'edited': its files changed since this process"):
+        noise(config, materials)  # which computes with what it imported
+    restart(monkeypatch)
     assert noise(config, materials) != before
     (site / "edited.py").write_text(PLUG_IN, encoding="utf-8")
+    restart(monkeypatch)
     assert noise(config, materials) == before
 
     def backwards(config: Config, materials: Materials) -> RoundPlan:
@@ -225,8 +245,10 @@ def test_every_file_of_a_plug_in_and_its_place_is_part_of_the_seed(
     config = small_config(speeches, strategy={"name": "placed"})
     drawn = [noise(config, materials)]
     (site / "placed" / "inner" / "table.json").write_text("2")
+    restart(monkeypatch)
     drawn.append(noise(config, materials))
     (site / "placed" / "inner").rename(site / "placed" / "other")
+    restart(monkeypatch)
     drawn.append(noise(config, materials))
     installed = site / "placed-1.0.dist-info"
     before = installed.rename(site / "before")  # as an installer does it

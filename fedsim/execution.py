@@ -13,7 +13,7 @@ import torch
 
 from fedsim.clipping import Clip
 from fedsim.estimators import WeightedSum
-from fedsim.tensors import Tensors, add_, all_finite, zeros_like
+from fedsim.tensors import Tensors, add_, all_finite, block_of_zeros
 
 Keys = npt.NDArray[np.int64]
 
@@ -121,7 +121,7 @@ class Accumulator:
     """
 
     def __init__(self, layout: Tensors, clip: Clip, *, norm_error: float = 0.0) -> None:
-        self._values = zeros_like(layout, torch.float64)
+        self._values = block_of_zeros(layout, torch.float64)
         self._clip = clip
         self._norm_error = norm_error
         self._weight = 0.0

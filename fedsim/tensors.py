@@ -33,6 +33,21 @@ def zeros_like(layout: Tensors, dtype: torch.dtype | None = None) -> dict[str, t
     }
 
 
+def block_of_zeros(layout: Tensors, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Return what `zeros_like` does, of a layout on one device, as views of one block of memory.
+
+    What is made and freed in each round then leaves one hole, which the next is made in, and not
+    hundreds between what stays, which nothing quite fits.
+    """
+    sizes = [value.numel() for value in layout.values()]
+    device = next(iter(layout.values())).device
+    parts = torch.split(torch.zeros(sum(sizes), dtype=dtype, device=device), sizes)
+    return {
+        name: part.view(value.shape)
+        for (name, value), part in zip(layout.items(), parts, strict=True)
+    }
+
+
 def check_same_layout(expected: Tensors, given: Tensors) -> None:
     """Raise `ValueError` unless both have the same names and, name by name, the same shapes."""
     if expected.keys() != given.keys():

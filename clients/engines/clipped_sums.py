@@ -7,7 +7,7 @@ terms errs by at most γ_k Σ|terms|, γ_k = ku/(1 - ku), u = 2⁻²⁴ (Higham 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,7 +16,7 @@ import torch
 from fedsim.clipping import Clip
 from fedsim.estimators import WeightedSum
 from fedsim.execution import Accumulator, Unit
-from fedsim.tensors import Tensors, zeros_like
+from fedsim.tensors import Tensors, block_of_zeros
 from fedsim.utils.section import LEAST_BOUND
 
 # Squares are summed in float32 within blocks of so many entries, and over blocks in float64. The
@@ -133,7 +133,7 @@ class PartialSum:
     def __init__(self, parameters: Tensors, clip: Clip) -> None:
         self.clip = clip
         self.parameters = parameters
-        self._values = zeros_like(parameters, torch.float64)
+        self._values = block_of_zeros(parameters, torch.float64)
         self._alone: Accumulator | None = None
         self._weight = self._loss = 0.0
         self._units = self._num_gradients = self._unclipped = 0
@@ -156,9 +156,9 @@ class PartialSum:
         """
         return int((plain & (factors == self.clip.unclipped_factor).all(dim=1)).sum())
 
-    def add(self, values: Mapping[str, torch.Tensor]) -> None:
+    def add(self, sums: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Add Σ w·clip(update) of some units, for every parameter, of its shape or flat."""
-        for name, value in values.items():
+        for name, value in sums:
             self._values[name].add_(value.view(self._values[name].shape))
 
     def count(

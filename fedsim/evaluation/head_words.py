@@ -21,7 +21,7 @@ def most_frequent(store: TokenStore, examples: Indices, vocabulary_size: int) ->
     Counted on the text that is given: what comes of private text is private.
     """
     counts = np.zeros(vocabulary_size, np.int64)
-    for places in batches_by_length(store.lengths(examples)):
+    for places in batches_by_length(store.lengths(examples), vocabulary_size):
         tokens, lengths = store.padded(examples[places])
         counted = predicted_mask(torch.from_numpy(tokens), torch.from_numpy(lengths)).numpy()
         counts += np.bincount(tokens[:, 1:][counted], minlength=vocabulary_size)
@@ -52,7 +52,7 @@ def head_word_histogram(
     rank = torch.empty(len(frequent), dtype=torch.int64)
     rank[torch.from_numpy(frequent.copy())] = torch.arange(len(frequent))
     counts = {head: torch.zeros(TOP + 1, dtype=torch.int64) for head in HEADS}
-    for places in batches_by_length(store.lengths(examples)):
+    for places in batches_by_length(store.lengths(examples), model.vocabulary_size):
         padded, lengths = (torch.from_numpy(part) for part in store.padded(examples[places]))
         logits = model.logits(on_device, token_ids(padded).to(model.device))[:, :-1]
         likeliest = logits.topk(min(TOP, logits.shape[-1]), dim=-1).indices.cpu()

@@ -25,10 +25,11 @@ def token_losses(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     Returns:
         (batch, length - 1); entry t belongs to the prediction of token t + 1.
     """
-    # Flat, because the vocabulary then stays the innermost size: moving it costs two copies.
-    targets = token_ids(tokens[:, 1:])
-    flat = F.cross_entropy(logits[:, :-1].flatten(0, 1), targets.flatten(), reduction="none")
-    return flat.view(targets.shape)
+    # Flat, because the vocabulary then stays the innermost size: moving it costs two copies. The
+    # last position, which predicts nothing, is computed too: leaving it out would be a copy.
+    targets = token_ids(tokens).roll(-1, dims=1)
+    flat = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
+    return flat.view(targets.shape)[:, :-1]
 
 
 def predicted_mask(tokens: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:

@@ -14,8 +14,9 @@ from fedsim.evaluation.losses import predicted_mask, token_ids, token_losses
 from fedsim.language_model import LanguageModel
 from fedsim.tensors import Tensors
 
-# Tokens a forward pass holds at once; logits over the vocabulary are what costs memory.
-_TOKENS_A_BATCH = 4096
+# Tokens of a forward pass; logits over a large vocabulary, of which there are two copies at once,
+# are what costs memory.
+_TOKENS_A_BATCH, _LOGITS_A_BATCH = 4096, 2**25
 _MOST_EXAMPLES = 256
 
 
@@ -61,7 +62,7 @@ def score_examples(
     zeros = np.zeros(len(examples), np.int64)
     scores = ExampleScores(zeros.astype(np.float64), zeros.copy(), zeros.copy())
     on_device = {name: value.to(model.device) for name, value in parameters.items()}
-    for places in batches_by_length(store.lengths(examples)):
+    for places in batches_by_length(store.lengths(examples), model.vocabulary_size):
         nats, correct, tokens = score_padded(model, on_device, *store.padded(examples[places]))
         scores.nats[places], scores.correct[places], scores.tokens[places] = nats, correct, tokens
     return scores
@@ -72,13 +73,14 @@ def owners(store: TokenStore, examples: Indices) -> Indices:
     return np.searchsorted(store.user_offsets, examples, side="right") - 1
 
 
-def batches_by_length(lengths: Indices) -> Iterator[Indices]:
+def batches_by_length(lengths: Indices, vocabulary_size: int) -> Iterator[Indices]:
     """Yield the places of examples that go through the network together, shortest ones first."""
+    most = min(_TOKENS_A_BATCH, _LOGITS_A_BATCH // vocabulary_size)
     order = np.argsort(lengths, kind="stable")
     start = 0
     while start < len(order):
         longest = int(lengths[order[start : start + _MOST_EXAMPLES]].max())
-        stop = start + max(1, min(_MOST_EXAMPLES, _TOKENS_A_BATCH // longest))
+        stop = start + max(1, min(_MOST_EXAMPLES, most // longest))
         yield order[start:stop]
         start = stop
 

@@ -67,7 +67,7 @@ def _row(materials: Materials, rule: Selection, group_size: int, longest: int) -
         sequences += len(block.lengths)
         tokens += int(block.lengths.sum())
         short += int((block.lengths < longest).sum())
-        for places in batches_by_length(block.lengths):
+        for places in batches_by_length(block.lengths, model.vocabulary_size):
             lengths = block.lengths[places]
             padded = block.tokens[places, : lengths.max()]
             sums = score_padded(model, start, padded, lengths)

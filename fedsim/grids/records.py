@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import math
 import warnings
+import weakref
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +50,7 @@ class ClientSpec(BaseModel):
     engine: str
     device: str
     precision: Precision = "float32"
+    checkpointing: bool = False
     data_seed: int | None = None  # as `load_materials` takes it
     text_digest: str | None = None  # of the server's `Materials`; None: not compared
     start_digest: str | None = None  # likewise; another start is another spec, loaded anew
@@ -204,11 +206,12 @@ def from_record(record: ArrayRecord, device: torch.device | str = "cpu") -> dict
 class ParametersOnDevice:
     """The parameters of a round, moved to a device once for all of a worker's shards.
 
-    Grids hand the same record to all shards of a round; another record is loaded again.
+    Grids hand the same record to all shards of a round; another record is loaded again. They are
+    dropped when nobody has the record any more, as when the round is over.
     """
 
     def __init__(self) -> None:
-        self._record: ArrayRecord | None = None
+        self._record: weakref.ref[ArrayRecord] | None = None
         self._device = torch.device("cpu")
         self._tensors: dict[str, torch.Tensor] = {}
         self._versions: list[int] = []
@@ -219,13 +222,19 @@ class ParametersOnDevice:
         Raises:
             RuntimeError: they were written into after an earlier call.
         """
-        if record is not self._record or device != self._device:
+        known = None if self._record is None else self._record()
+        if record is not known or device != self._device:
+            self._tensors = {}  # before the next ones are there
             self._tensors = from_record(record, device)
-            self._record, self._device = record, device
+            self._record, self._device = weakref.ref(record, self._drop), device
             self._versions = [value._version for value in self._tensors.values()]
         elif self._versions != [value._version for value in self._tensors.values()]:
             raise RuntimeError("a task wrote into the parameters that it was given; copy them")
         return self._tensors
+
+    def _drop(self, record: weakref.ref[ArrayRecord]) -> None:
+        if record is self._record:
+            self._tensors = {}
 
 
 def views_of(record: ArrayRecord) -> dict[str, torch.Tensor]:

@@ -8,16 +8,17 @@ import logging
 import math
 import re
 from pathlib import Path
+from typing import BinaryIO
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors.torch import save_file
 
 from fedsim.accounting.ledger import Ledger
 from fedsim.errors import ConfigError
 from fedsim.state import ServerState
 from fedsim.tensors import Tensors
-from fedsim.utils.files import write_atomically
+from fedsim.utils.files import whole_file
 from fedsim.utils.json_text import is_count, parse_json
 
 PLACEHOLDER = "0" * 64
@@ -27,18 +28,19 @@ _LENGTH_BYTES = 8  # of the header's length, with which the file begins
 _BUFFER = 1 << 20
 
 
-def sealed(content: bytes) -> bytes:
-    """Return a safetensors file with the SHA-256 (hex) in the place of its one placeholder.
+def seal(path: Path) -> None:
+    """Put the SHA-256 (hex) of a safetensors file in the place of its one placeholder.
 
     Raises:
         ValueError: there is no placeholder in the header, or more than one.
     """
-    end = _header_end(content[:_LENGTH_BYTES])
-    header = content[:end]
-    if header.count(PLACEHOLDER.encode()) != 1:
-        raise ValueError("the header must hold the placeholder once")
-    digest = hashlib.sha256(content).hexdigest()
-    return header.replace(PLACEHOLDER.encode(), digest.encode()) + content[end:]
+    with path.open("r+b") as file:
+        header = _header(file)
+        if header.count(PLACEHOLDER.encode()) != 1:
+            raise ValueError("the header must hold the placeholder once")
+        digest = _digest(header, file)
+        file.seek(0)
+        file.write(header.replace(PLACEHOLDER.encode(), digest.encode()))
 
 
 def is_intact(path: Path, digest: str) -> bool:
@@ -48,18 +50,23 @@ def is_intact(path: Path, digest: str) -> bool:
         OSError: it cannot be read.
     """
     with path.open("rb") as file:
-        length = file.read(_LENGTH_BYTES)
-        header = length + file.read(_header_end(length) - _LENGTH_BYTES)
+        header = _header(file)
         if len(digest) != len(PLACEHOLDER) or header.count(digest.encode()) != 1:
             return False
-        digest_now = hashlib.sha256(header.replace(digest.encode(), PLACEHOLDER.encode()))
-        while block := file.read(_BUFFER):
-            digest_now.update(block)
-    return digest_now.hexdigest() == digest
+        return _digest(header.replace(digest.encode(), PLACEHOLDER.encode()), file) == digest
 
 
-def _header_end(length: bytes) -> int:
-    return _LENGTH_BYTES + int.from_bytes(length, "little")
+def _header(file: BinaryIO) -> bytes:
+    """Return the header, its length before it, of a file that is read from its begin."""
+    length = file.read(_LENGTH_BYTES)
+    return length + file.read(int.from_bytes(length, "little"))
+
+
+def _digest(header: bytes, rest: BinaryIO) -> str:
+    digest = hashlib.sha256(header)
+    while block := rest.read(_BUFFER):
+        digest.update(block)
+    return digest.hexdigest()
 
 
 _FORMAT = 3
@@ -80,9 +87,15 @@ def save_checkpoint(folder: Path, state: ServerState, keep: int) -> Path:
     }
     # One key: safetensors writes several in random order, and equal states give equal files.
     metadata = {_KEY: json.dumps(head)}
-    content = save({name: value.contiguous() for name, value in tensors.items()}, metadata)
     path = folder / f"round-{state.round:06d}.safetensors"
-    write_atomically(path, sealed(content))
+    with whole_file(path) as temporary:  # not from memory, where all would be there once more
+        temporary.touch()
+        mode = temporary.stat().st_mode  # as other files of the run; safetensors takes another
+        save_file(
+            {name: value.contiguous() for name, value in tensors.items()}, temporary, metadata
+        )
+        temporary.chmod(mode)
+        seal(temporary)
     for old in checkpoints_in(folder)[:-keep]:
         old.unlink()
     return path

@@ -80,23 +80,29 @@ def cache_dir() -> Path:
 
 
 def write_atomically(path: Path, content: bytes | str) -> None:
-    """Replace `path` by `content` so that a reader sees the old file or the new one, never half.
+    """Replace `path` by `content`; see `whole_file`."""
+    data = content.encode() if isinstance(content, str) else content
+    with whole_file(path) as temporary:
+        temporary.write_bytes(data)
 
-    Writes beside the target, syncs, renames, and syncs the folder: after it returns, a power
-    cut cannot bring the old content back. What fails, for want of room say, leaves nothing behind.
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """Give a file beside `path` to be written, which replaces `path` when the block ends.
+
+    A reader sees the old file or the new one, never half. The file is synced, renamed, and its
+    folder synced: after the block a power cut cannot bring the old content back. What fails, for
+    want of room say, leaves nothing behind.
 
     Raises:
         OSError: it could not be written; it names `path`.
     """
-    data = content.encode() if isinstance(content, str) else content
     temporary = _beside(path)
     with naming(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with temporary.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
+            yield temporary
+            _sync(temporary)
             temporary.replace(path)
         except BaseException:
             with suppress(OSError):

@@ -9,6 +9,7 @@ import re
 import resource
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
@@ -23,10 +24,8 @@ def peak_memory_bytes() -> int:
     Linux keeps it for each address space. `getrusage` is no substitute: what a process starts by
     `exec` begins with the peak of the one that started it.
     """
-    if _STATUS.exists():
-        match = re.search(r"^VmHWM:\s+(\d+) kB$", _STATUS.read_text(), re.MULTILINE)
-        if match:
-            return int(match[1]) * 1024
+    with suppress(OSError, ValueError):
+        return _kilobytes(_STATUS, "VmHWM")
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
@@ -44,6 +43,42 @@ def keep_freed_memory() -> None:
         mallopt(_MMAP_THRESHOLD, 2**30)
         mallopt(_TRIM_THRESHOLD, -1)  # never
         mallopt(_TOP_PAD, 2**26)
+
+
+_MEMINFO, _GROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
+
+
+def memory_for_this_process() -> int | None:
+    """Return the bytes that this process has or may get; None where the system does not tell.
+
+    What is free or can be freed, swap included; in a container, no more than it is allowed.
+    """
+    try:
+        free = _kilobytes(_MEMINFO, "MemAvailable") + _kilobytes(_MEMINFO, "SwapFree")
+        own = _kilobytes(_STATUS, "RssAnon")
+    except (OSError, ValueError):
+        return None
+    try:
+        most, used = int((_GROUP / "memory.max").read_text()), _GROUP / "memory.stat"
+        of_all = int(re.findall(r"^anon (\d+)$", used.read_text(), re.MULTILINE)[0])
+    except (OSError, ValueError, IndexError):  # "max", or another kind of group
+        return own + free
+    return own + min(free, most - of_all)
+
+
+def _kilobytes(path: Path, name: str) -> int:
+    """Return the bytes of a line "name: 123 kB"."""
+    found = re.search(rf"^{name}:\s+(\d+) kB$", path.read_text(), re.MULTILINE)
+    if found is None:
+        raise ValueError(f"{path} has no {name}")
+    return int(found[1]) * 1024
+
+
+def give_back_freed_memory() -> None:
+    """Give what was kept by `keep_freed_memory` back to the system; not all C libraries can."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 _CPUINFO = Path("/proc/cpuinfo")

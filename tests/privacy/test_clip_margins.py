@@ -97,7 +97,7 @@ def added(make: type[Gradients], use: Term, layout: torch.Tensor) -> tuple[float
     assert bool(plain)
     if make is Ghost and isinstance(use, Product) and use.left.shape[1] > 1:
         # Of what is not formed even the squares are bounds, before any margin for norms.
-        unclipped = l2_norm(gradients.weighted_sum(torch.ones_like(squares)))
+        unclipped = l2_norm(dict(gradients.weighted_sum(torch.ones_like(squares))))
         assert unclipped <= float(squares.sqrt())
     summed = l2_norm(dict(gradients.weighted_sum(factors)))
     exact = use.to(torch.float64).weighted_sum(factors[0].float().double())
@@ -147,7 +147,7 @@ def test_a_chained_product_is_clipped_to_the_bound() -> None:
     gradients("weight", Product(left, right, chain))
     factors, plain = clip_factors(FlatClip(l2_clip_norm=BOUND), parameters, gradients.squares())
     assert bool(plain)
-    assert 0.99 * BOUND <= l2_norm(gradients.weighted_sum(factors)) <= BOUND
+    assert 0.99 * BOUND <= l2_norm(dict(gradients.weighted_sum(factors))) <= BOUND
 
 
 @pytest.mark.parametrize("make", [Ghost, Materialised])
@@ -195,7 +195,7 @@ def test_terms_that_cancel_lose_nobody_elses(size: float) -> None:
         coarse = gradients.coarse(factors, 1.0)
         assert coarse.tolist() == [count > others and size > 64.0 / 2] + [False] * (count - 1)
         gradients.drop(coarse.nonzero()[:, 0])
-        sums.append(gradients.weighted_sum(factors.where(~coarse[:, None], 0.0)))
+        sums.append(dict(gradients.weighted_sum(factors.where(~coarse[:, None], 0.0))))
     assert l2_norm(add(sums[1], {"w.weight": -sums[0]["w.weight"]})) <= rounding_share(others + 1)
 
 
@@ -233,20 +233,20 @@ def test_a_unit_of_many_positions_is_formed_twice_and_clipped_to_the_bound(cut: 
     assert not gradients.coarse(factors, BOUND)[plain].any()
     neighbour = torch.zeros_like(factors)
     neighbour[19] = factors[19]
-    before = gradients.weighted_sum(neighbour)["w.weight"].clone()
+    before = dict(gradients.weighted_sum(neighbour))["w.weight"].clone()
     gradients.drop((~plain).nonzero()[:, 0])
-    after = gradients.weighted_sum(neighbour)["w.weight"]
+    after = dict(gradients.weighted_sum(neighbour))["w.weight"]
     assert not before.isfinite().all()  # 0 times what unit 7 has
     assert torch.equal(after.where(before.isfinite(), 0.0), before.where(before.isfinite(), 0.0))
     factors = factors.where(plain[:, None], 0.0)
     for unit in (0, 6, 8, 19):
         alone = torch.zeros_like(factors)
         alone[unit] = factors[unit]
-        assert 0.9999 * BOUND <= l2_norm(gradients.weighted_sum(alone)) <= BOUND
+        assert 0.9999 * BOUND <= l2_norm(dict(gradients.weighted_sum(alone))) <= BOUND
     exact = torch.einsum(
         "u,uti,utj->ij", factors[plain, 0], left[plain].double(), right[plain].double()
     )
-    summed = gradients.weighted_sum(factors)["w.weight"]
+    summed = dict(gradients.weighted_sum(factors))["w.weight"]
     assert l2_norm({"w": summed - exact}) <= rounding_share(units) * BOUND
 
 

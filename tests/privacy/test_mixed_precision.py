@@ -145,7 +145,7 @@ def test_a_norm_taken_of_other_numbers_than_the_sum_breaks_the_bound(
 
     honest = Ghost.weighted_sum
 
-    def rounded(self: Ghost, factors: torch.Tensor) -> dict[str, torch.Tensor]:
+    def rounded(self: Ghost, factors: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
         self._terms = {
             name: [(use.map(away_from_zero), of) for use, of in uses]
             for name, uses in self._terms.items()

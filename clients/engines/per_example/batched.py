@@ -225,6 +225,8 @@ def _add(
     if len(others):
         gradients.drop(others)
     sums = gradients.weighted_sum(shares(factors, units, plain))
+    if squares.device.type != "cpu":  # a device may run out of memory before the last of them
+        sums = iter(list(sums))
     together = [unit for unit, is_plain in zip(units, plain.tolist(), strict=True) if is_plain]
     total.count(
         together,

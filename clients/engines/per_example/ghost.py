@@ -9,7 +9,7 @@ the sum is one product of what was captured: no second backward pass (book-keepi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import reduce
 from itertools import compress, groupby
 from operator import itemgetter
@@ -272,18 +272,16 @@ class Ghost:
         }
         self._dropped |= set(units.tolist())
 
-    def weighted_sum(self, factors: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return Σ over units of factor × gradient; `factors` is (units, parameters) float64."""
-        total: dict[str, torch.Tensor] = {}
+    def weighted_sum(self, factors: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield Σ over units of factor × gradient; `factors` is (units, parameters) float64."""
         for column, (name, like) in enumerate(self._layout.items()):
             of_units = factors[:, column].to(like.dtype)
             if name in self._vectors:
-                total[name] = sum_of_rows(of_units, self._vectors[name])
+                yield name, sum_of_rows(of_units, self._vectors[name])
             elif name in self._merged:
-                total[name] = self._merged[name].weighted_sum(of_units)
+                yield name, self._merged[name].weighted_sum(of_units)
             elif self._terms[name]:
-                total[name] = self._sum(name, of_units)
-        return total
+                yield name, self._sum(name, of_units)
 
     def _sum(self, name: str, of_units: torch.Tensor) -> torch.Tensor:
         """Return Σ factor × gradient: group by group what is formed, by one product the others."""

@@ -380,6 +380,9 @@ class Gradients(Protocol):
         """Leave these units out of the sum."""
         ...
 
-    def weighted_sum(self, factors: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return Σ over units of factor × gradient; `factors` is (units, parameters) float64."""
+    def weighted_sum(self, factors: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield Σ over units of factor × gradient; `factors` is (units, parameters) float64.
+
+        Parameter by parameter, so that the sums of a large model need not be there at once.
+        """
         ...

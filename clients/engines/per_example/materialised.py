@@ -295,16 +295,14 @@ class Materialised:
         for name, rows in self._merged.items():
             self._merged[name] = rows.without(units)
 
-    def weighted_sum(self, factors: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return Σ over units of factor × gradient; `factors` is (units, parameters) float64."""
-        total = {}
+    def weighted_sum(self, factors: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield Σ over units of factor × gradient; `factors` is (units, parameters) float64."""
         for column, (name, like) in enumerate(self._layout.items()):
             factor = factors[:, column].to(like.dtype)
             if name in self._merged:
-                total[name] = self._merged[name].weighted_sum(factor)
+                yield name, self._merged[name].weighted_sum(factor)
             elif name in self._dense:
-                total[name] = sum_of_rows(factor, self._dense[name].flatten(1)).view(like.shape)
-        return total
+                yield name, sum_of_rows(factor, self._dense[name].flatten(1)).view(like.shape)
 
 
 def materialised(model: OpenModel, num_bytes: int | None = None) -> BatchedEngine:

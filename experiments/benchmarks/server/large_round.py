@@ -123,7 +123,7 @@ def save_random(config: PretrainedConfig, folder: Path) -> None:
     """Leave a model of random weights with the small model's tokenizer."""
     model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
     model.save_pretrained(folder)
-    own = cast("TransformersModel", load_model(ModelConfig(pretraining_steps=0), _LENGTH))
+    own = cast("TransformersModel", load_model(ModelConfig(pretraining_steps=0)))
     own.tokenizer.save_pretrained(folder)
 
 

@@ -1,8 +1,7 @@
-"""Peak memory of the server, by cohort size: replies are folded as they arrive.
+"""Peak memory of the server, by cohort size: replies are folded as they arrive; and of whole runs.
 
 `python -m fedsim.experiments.benchmarks.server.memory 5000` runs one case, in a process of its own
-because
-a peak never goes down again, and prints the bytes.
+because a peak never goes down again, and prints the bytes. Runs are in `run_memory.py`.
 """
 
 from __future__ import annotations
@@ -18,6 +17,8 @@ import numpy as np
 from fedsim.config import ModelConfig
 from fedsim.data.config import DataConfig
 from fedsim.experiments.benchmarks.grids.population import plan_of
+from fedsim.experiments.benchmarks.server.benchmark import MODELS
+from fedsim.experiments.benchmarks.server.run_memory import run_rows
 from fedsim.experiments.benchmarks.timing import in_own_process
 from fedsim.grids.executor import GridExecutor
 from fedsim.grids.ray_cluster import Share
@@ -36,7 +37,7 @@ _WORDS = ("the", "king", "shall", "ride", "to", "war", "with", "all", "my", "lor
 
 
 def run() -> list[Row]:
-    """Return the server's peak for each cohort; `ratio` is to the smallest cohort's."""
+    """Return the server's peak for each cohort, `ratio` to the smallest cohort's, and of runs."""
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
         source = _texts(Path(folder) / "texts.jsonl")
@@ -54,7 +55,7 @@ def run() -> list[Row]:
                     details={"peak_bytes": peak, "rounds": _ROUNDS, "shard_size": _SHARD_SIZE},
                 )
             )
-    return rows
+    return rows + run_rows("smollm2", MODELS["SmolLM2-135M"])
 
 
 def _texts(path: Path) -> Path:

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from fedsim.attacks.user_inference import attack_run
 from fedsim.report.schema import load_metrics, load_report
-from fedsim.runner.checkpoint import PLACEHOLDER, latest_checkpoint, load_checkpoint, sealed
+from fedsim.runner.checkpoint import PLACEHOLDER, latest_checkpoint, load_checkpoint, seal
 from fedsim.runner.detailed_evaluation import evaluate_run
 from fedsim.runner.folder import RunFolder
 from fedsim.runner.identity import FORMAT, check_sources
@@ -37,7 +37,7 @@ def _write_checkpoint(valid: Path, place: Path, dice: Dice) -> None:
     if how < 0.25:
         path.write_bytes(changed_bytes(dice, content))
     elif how < 0.65:
-        path.write_bytes(_with_head(dice, content))
+        _write_with_head(dice, content, path)
     elif how < 0.75:
         size = pick(dice, [0, 1, 2**31, 2**63 - 1, 2**64 - 1, len(content)])
         path.write_bytes(struct.pack("<Q", size) + content[8:])
@@ -45,7 +45,7 @@ def _write_checkpoint(valid: Path, place: Path, dice: Dice) -> None:
         _write_tensors(dice, content, path)
 
 
-def _with_head(dice: Dice, content: bytes) -> bytes:
+def _write_with_head(dice: Dice, content: bytes, path: Path) -> None:
     """Change the JSON in front: declared sizes and types, or what fedsim says of the state."""
     (size,) = struct.unpack("<Q", content[:8])
     head = json.loads(content[8 : 8 + size])
@@ -60,8 +60,9 @@ def _with_head(dice: Dice, content: bytes) -> bytes:
     else:
         head = changed_tree(dice, head)
     text = json.dumps(head).encode("utf-8", errors="surrogatepass")
-    changed = struct.pack("<Q", len(text)) + text + content[8 + size :]
-    return sealed(changed) if text.count(PLACEHOLDER.encode()) == 1 else changed
+    path.write_bytes(struct.pack("<Q", len(text)) + text + content[8 + size :])
+    if text.count(PLACEHOLDER.encode()) == 1:
+        seal(path)
 
 
 def _write_tensors(dice: Dice, content: bytes, path: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import cast
 
 import numpy as np
+import pytest
 import torch
 from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.serverapp import Grid
@@ -17,6 +18,7 @@ from fedsim.experiments.benchmarks.grids.bytes import Watched
 from fedsim.experiments.benchmarks.grids.null_client import CLIP, app, null_spec, parameters_of
 from fedsim.experiments.benchmarks.grids.population import plan_of
 from fedsim.experiments.benchmarks.server import benchmark as server
+from fedsim.experiments.benchmarks.server import run_memory
 from fedsim.experiments.benchmarks.server.large_round import app as timed_app
 from fedsim.experiments.benchmarks.timing import in_own_process
 from fedsim.grids.executor import GridExecutor
@@ -113,3 +115,25 @@ def test_the_peak_counts_the_rounds_copies() -> None:
     config = GPT2Config(vocab_size=50_000, n_positions=16, n_embd=256, n_layer=1, n_head=2)
     peak = in_own_process(server.__name__, config.to_json_string())
     assert 5.0 < peak["float32_copies"] < 20.0
+
+
+def test_a_runs_peak_is_over_the_plain_step_that_trains_as_much(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    peaks = {"8": 200, "0": 400, "lora": 250, "all": 300}
+
+    def peak(module: str, folder: str, what: object) -> int:
+        if module.endswith("plain_step"):
+            return peaks[str(what)]
+        return peaks["lora" if "lora" in str(what) else "all"]
+
+    monkeypatch.setattr(run_memory, "save_random", lambda *_: None)
+    monkeypatch.setattr(run_memory, "in_own_process", peak)
+    ratios = {row["case"]: row.get("ratio") for row in run_memory.run_rows("m", GPT2Config())}
+    assert ratios == {
+        "m/lora: plain step": 1.0,
+        "m/all: plain step": 1.0,
+        "m/lora": 1.25,
+        "m/lora, checkpointing": 1.25,
+        "m/all": 0.75,
+    }

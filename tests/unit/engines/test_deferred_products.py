@@ -101,7 +101,7 @@ def test_norms_are_those_of_what_a_chain_has_made_of_the_products() -> None:
         chain(one)
     squares = expected.square().sum(dim=(1, 2))
     torch.testing.assert_close(gradients.squares()[:, 0], squares)
-    total = gradients.weighted_sum(torch.ones(2, 1, dtype=torch.float64))["table"]
+    total = dict(gradients.weighted_sum(torch.ones(2, 1, dtype=torch.float64)))["table"]
     torch.testing.assert_close(total, expected.sum(dim=0))
 
 
@@ -123,6 +123,6 @@ def test_asked_twice_for_norms_gradients_stay_what_they_are(
         gradients("table", Product(left, right, chain))
         gradients("table", Rows(ids, values, 4))
         squares = [gradients.squares() for _ in range(times)]
-        answers.append((squares[-1], gradients.weighted_sum(factors)["table"]))
+        answers.append((squares[-1], dict(gradients.weighted_sum(factors))["table"]))
     for once, twice in zip(*answers, strict=True):
         assert torch.equal(once, twice)

@@ -14,6 +14,7 @@ import torch
 from fedsim.data.store import TokenStore
 from fedsim.evaluation.losses import example_losses, predicted_mask, token_losses
 from fedsim.evaluation.metrics import Evaluation, evaluate
+from fedsim.evaluation.scoring import batches_by_length
 from fedsim.language_model import LanguageModel
 from fedsim.tensors import Tensors
 from tests.unit.data.data_samples import build
@@ -23,6 +24,7 @@ class Bigram:
     """The logits of the next token are a row of a table."""
 
     device = torch.device("cpu")
+    vocabulary_size = 258
 
     def __init__(self, unknown_token_id: int | None = None) -> None:
         self.unknown_token_id = unknown_token_id
@@ -193,3 +195,12 @@ def test_a_perplexity_that_overflows_is_infinite(store: TokenStore) -> None:
     assert score.loss == pytest.approx(1e4)
     assert score.perplexity == math.inf
     assert score.accuracy_top1 == 0.0
+
+
+def test_a_large_vocabulary_has_small_batches_of_the_same_examples() -> None:
+    lengths = np.array([64, 3, 64, 64, 5] * 20)
+    small, large = (list(batches_by_length(lengths, size)) for size in (2_000, 2**22))
+    assert max(len(places) * int(lengths[places].max()) for places in small) > 512
+    assert max(len(places) * int(lengths[places].max()) for places in large) <= 64
+    for batches in (small, large):
+        assert sorted(np.concatenate(batches).tolist()) == list(range(len(lengths)))

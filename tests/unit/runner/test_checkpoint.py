@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save, save_file
+from safetensors.torch import save_file
 
 from fedsim.accounting.events import RoundCost
 from fedsim.accounting.ledger import Ledger
@@ -18,7 +18,7 @@ from fedsim.runner.checkpoint import (
     latest_checkpoint,
     load_checkpoint,
     save_checkpoint,
-    sealed,
+    seal,
 )
 from fedsim.runner.folder import RunFolder
 from fedsim.runner.training import train
@@ -265,8 +265,9 @@ def test_another_config_is_refused_by_its_keys(
 def test_a_bad_head_is_one_clear_error(tmp_path: Path, head: str, complaint: str) -> None:
     path = tmp_path / "round-000002.safetensors"
     content = head.replace("SEAL", f'"sha256": "{PLACEHOLDER}"')
-    raw = save({"parameters/w": torch.ones(2)}, {"fedsim": content})
-    path.write_bytes(sealed(raw) if "SEAL" in head else raw)
+    save_file({"parameters/w": torch.ones(2)}, path, {"fedsim": content})
+    if "SEAL" in head:
+        seal(path)
     with pytest.raises(ConfigError, match=complaint):
         load_checkpoint(path)
 

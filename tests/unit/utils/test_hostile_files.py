@@ -115,7 +115,8 @@ def test_a_checkpoint_of_a_round_that_is_none(tmp_path: Path, round: Any) -> Non
     changed = {**ours, "round": round, "sha256": sealing.PLACEHOLDER}
     head["__metadata__"]["fedsim"] = json.dumps(changed)
     text = json.dumps(head).encode()
-    path.write_bytes(sealing.sealed(struct.pack("<Q", len(text)) + text + content[8 + size :]))
+    path.write_bytes(struct.pack("<Q", len(text)) + text + content[8 + size :])
+    sealing.seal(path)
     with pytest.raises(ConfigError, match="not a fedsim checkpoint"):
         load_checkpoint(path)
 

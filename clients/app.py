@@ -40,6 +40,7 @@ def prepared(spec_json: str) -> tuple[Task, Engine, Materials]:
     # Not at the top: Flower's simulation imports this module in one thread while the ServerApp
     # loads its model in another, and transformers cannot be imported in two at once.
     from fedsim.clients.engine_choice import choose_engine  # noqa: PLC0415
+    from fedsim.clients.models.checkpointing import checkpointed  # noqa: PLC0415
     from fedsim.clients.models.mixed_precision import in_precision  # noqa: PLC0415
 
     spec = ClientSpec.model_validate_json(spec_json)
@@ -50,7 +51,8 @@ def prepared(spec_json: str) -> tuple[Task, Engine, Materials]:
             f"data.source = {spec.data.source!r}: this worker reads another text there than the "
             "server; give all the same, and start the run again"
         )
-    materials = replace(materials, model=in_precision(materials.model, spec.precision))
+    model = in_precision(checkpointed(materials.model, spec.checkpointing), spec.precision)
+    materials = replace(materials, model=model)
     task: Task = resolve("tasks", spec.task.name, "task")(materials, **spec.task.options)
     size = most_tokens_per_unit(materials, spec.task.options.get("group_size"))
     return task, choose_engine(spec.engine, task, materials.model, size), materials

@@ -13,6 +13,7 @@ from peft import PeftModel
 from tokenizers import Tokenizer, models
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from fedsim.clients.models.chat import ChatEncoder
 from fedsim.clients.models.cpu_kernels import fuse_activations, onednn_products
@@ -46,6 +47,7 @@ class TransformersModel:
         encoder: what `encode` calls; it can be sent to a process that has no network.
         places: every name in the module that a trainable parameter goes by, to the first.
         is_adapter: whether adapters are all that is trained.
+        blocks: the parts of the network that may be computed again in the backward pass.
         dropout: the probability with which an engine is to let entries be dropped.
     """
 
@@ -89,6 +91,9 @@ class TransformersModel:
         self._trainable = _subset(self.module, selected)
         self.places = _places(self.module, set(selected))
         self.is_adapter = all(".lora_" in name for name in selected)
+        self.blocks = [
+            part for part in self.module.modules() if isinstance(part, GradientCheckpointingLayer)
+        ]
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Return, per text, its ids between a begin and an end token; never truncated.

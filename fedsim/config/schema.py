@@ -219,7 +219,8 @@ class ExecutorConfig(Section):
     """Who computes, how, and in what portions; `shard_size` 0 cuts by work, one a worker.
 
     With `precision` "bfloat16" the workers' networks multiply in bfloat16; parameters, norms,
-    sums and noise keep their width, and the server evaluates in float32.
+    sums and noise keep their width, and the server evaluates in float32. With `checkpointing`
+    workers compute a network's blocks again in the backward pass instead of keeping activations.
     """
 
     grid: Literal["in-process", "ray"] = "in-process"
@@ -229,6 +230,7 @@ class ExecutorConfig(Section):
     address: str = ""
     engine: Literal["auto", "loop", "materialised", "ghost", "vmap"] = "auto"
     precision: Precision = "float32"
+    checkpointing: bool = False
     shard_size: Annotated[int, Field(ge=0)] = 0
 
     @model_validator(mode="after")
@@ -237,6 +239,15 @@ class ExecutorConfig(Section):
             raise ValueError(
                 f"workers = {self.workers}, address = {self.address!r}: more than this process "
                 'needs grid = "ray"'
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _vmap_keeps_activations(self) -> ExecutorConfig:
+        if self.checkpointing and self.engine == "vmap":
+            raise ValueError(
+                'checkpointing = true with engine = "vmap": torch.func cannot compute activations '
+                'again; take engine "auto", "loop", "materialised" or "ghost"'
             )
         return self
 

@@ -53,6 +53,7 @@ def build_executor(
             engine=config.executor.engine,
             device=worker_device(config.executor, device),
             precision=config.executor.precision,
+            checkpointing=config.executor.checkpointing,
         ),
         config.executor.shard_size,
         unit_tokens(plan, materials),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 from unittest import mock
@@ -19,13 +20,16 @@ from fedsim.clients.engines.per_example.ghost import ghost
 from fedsim.clients.engines.per_example.materialised import materialised
 from fedsim.clients.engines.vmap import VmapEngine
 from fedsim.clients.models import cpu_kernels as onednn_products
+from fedsim.clients.models.checkpointing import checkpointed
+from fedsim.clients.models.mixed_precision import in_precision
+from fedsim.clients.models.transformers_model import TransformersModel
 from fedsim.clients.tasks.example_gradient import ExampleGradient
 from fedsim.clients.tasks.fedavg import LocalSGD
 from fedsim.clients.tasks.fedsgd import AveragedGradient
 from fedsim.clients.tasks.mean_gradient import mean_gradient
 from fedsim.clipping import Clip, FlatClip, NoClip, NormalisedClip, layer_of, layers_of
 from fedsim.clipping import PerLayerClip as PerLayer
-from fedsim.config import ModelConfig
+from fedsim.config import ModelConfig, Precision
 from fedsim.estimators import WeightedSum
 from fedsim.execution import Engine, Keys, Task, Unit
 from fedsim.language_model import LanguageModel
@@ -90,6 +94,70 @@ def case(request: pytest.FixtureRequest, stuff: Materials) -> Case:
     task: Task = request.param(stuff)
     units = [task.unit(key, 0) for key in range(NUM_KEYS)]
     return Case(stuff, task, [(unit.weight, plain_mean(stuff.model, unit)) for unit in units])
+
+
+CHECKPOINTED: dict[str, tuple[ModelConfig, Precision]] = {
+    "all": (MODELS["tiny-gpt"], "float32"),
+    "no block": (ModelConfig(pretraining_steps=0, trainable="wte"), "float32"),
+    "lora": (ModelConfig(pretraining_steps=0, lora_rank=2, dropout=0.2), "bfloat16"),
+}
+
+
+@pytest.mark.parametrize(("config", "precision"), CHECKPOINTED.values(), ids=CHECKPOINTED)
+@pytest.mark.parametrize("name", ["loop", "materialised", "ghost", "local training"])
+def test_blocks_that_are_computed_again_give_the_same_bits(
+    name: str, config: ModelConfig, precision: Precision, speeches: Path
+) -> None:
+    materials = load_materials(0, small_config(speeches).data, config, "cpu")
+    model = cast(TransformersModel, materials.model)
+    generator = torch.Generator().manual_seed(0)  # adapters whose products are not zero
+    parameters = {
+        key: value + 0.02 * torch.randn(value.shape, generator=generator)
+        for key, value in model.initial_parameters().items()
+    }
+    sums, calls = [], [0, 0]
+    for again in (False, True):
+        part = cast(torch.nn.Module, model.blocks[0].mlp)
+        with part.register_forward_hook(lambda *_, again=again: count(calls, again)):
+            found = replace(
+                materials, model=in_precision(checkpointed(model, wanted=again), precision)
+            )
+            task: Task = (
+                LocalSGD(found, group_size=3, batch_size=2, learning_rate=0.05)
+                if name == "local training"
+                else AveragedGradient(found, group_size=3)
+            )
+            engine = ENGINES.get(name, ENGINES["loop"])(found.model)
+            sums.append(engine(task, parameters, np.arange(6), FlatClip(l2_clip_norm=0.05), 0))
+    plain, recomputed = sums
+    assert l2_norm(plain.values) > 0.0
+    assert all(torch.equal(plain.values[key], recomputed.values[key]) for key in plain.values)
+    assert plain.loss == recomputed.loss
+    assert calls[1] > 1.3 * calls[0]  # one that stops to be computed again would be as quick
+
+
+def count(calls: list[int], place: int) -> None:
+    calls[place] += 1
+
+
+def test_checkpoints_keep_less_for_the_backward_pass(materials: Materials) -> None:
+    kept = []
+    tokens = torch.arange(64).view(2, 32)
+    for wanted in (False, True):
+        model = checkpointed(materials.model, wanted=wanted)
+        leaves = {k: v.requires_grad_() for k, v in model.initial_parameters().items()}
+        sizes: dict[int, int] = {}
+
+        def keep(value: torch.Tensor, sizes: dict[int, int] = sizes) -> torch.Tensor:
+            sizes[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
+            return value
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value):
+            model.logits(leaves, tokens)
+        weights = [*leaves.values(), *cast(OpenModel, materials.model).module.parameters()]
+        theirs = {value.untyped_storage().data_ptr() for value in weights}
+        kept.append(sum(size for place, size in sizes.items() if place not in theirs))
+    assert 0 < kept[1] < 0.5 * kept[0]
 
 
 def relative(left: WeightedSum, right: WeightedSum) -> float:

@@ -123,7 +123,10 @@ def hooked(
 
 
 class _LayerHooks:
-    """The hooks of one layer in one forward pass."""
+    """The hooks of one layer in one forward pass.
+
+    What is computed without a graph is computed again with one, see `Checkpointed`: then it counts.
+    """
 
     def __init__(
         self, layer: HookedLayer, parameters: Tensors, tokens: torch.Tensor, sink: Sink | None
@@ -136,7 +139,8 @@ class _LayerHooks:
 
     def before(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         """Hook the input, where the rule asks for its gradient."""
-        return (self._start(args[0]), *args[1:]) if self._hooks_input else None
+        wanted = self._hooks_input and torch.is_grad_enabled()
+        return (self._start(args[0]), *args[1:]) if wanted else None
 
     def after(
         self,
@@ -151,6 +155,8 @@ class _LayerHooks:
             raise NotCovered(f"{self._layer.place}: called in a way that no rule describes")
         outputs = (output,) if isinstance(output, torch.Tensor) else output
         tensor = outputs[part or 0]
+        if not torch.is_grad_enabled():
+            return None
         if self._sink is None:
             tensor = tensor.detach().requires_grad_()
         else:
@@ -232,6 +238,6 @@ def run(
         row_streams(batch.streams),
     ):
         logits = _logits(model, frozen, batch)
-    losses, gradient = losses_and_gradient(logits.detach(), batch)
-    torch.autograd.backward(logits, gradient)
+        losses, gradient = losses_and_gradient(logits.detach(), batch)
+        torch.autograd.backward(logits, gradient)
     return losses

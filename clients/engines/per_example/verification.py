@@ -88,7 +88,7 @@ def verified(
         factors = torch.zeros_like(squares)
         factors[index] = 1.0
         expected = mean_gradient(model, parameters, small).values
-        compare(expected, gradients.weighted_sum(factors), squares[index].sqrt().tolist())
+        compare(expected, dict(gradients.weighted_sum(factors)), squares[index].sqrt().tolist())
     # Logits, their softmax and its gradient; and about as much again as the rules looked at.
     width = next(iter(parameters.values())).element_size()
     vocabulary = model.vocabulary_size
@@ -116,9 +116,9 @@ def refuse_other_uses(
     leaves = {name: value.detach().requires_grad_() for name, value in parameters.items()}
     with torch.enable_grad(), hooked(layers, leaves, batch.tokens, None):
         total = model.logits(leaves, batch.tokens).sum()
-    if not total.requires_grad:
-        return
-    remaining = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
+        if not total.requires_grad:
+            return
+        remaining = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
     for name, gradient in zip(leaves, remaining, strict=True):
         if gradient is not None:
             raise NotCovered(f"{name} (used outside the layers that have rules)")

@@ -20,6 +20,7 @@ from fedsim.config import Config
 from fedsim.errors import BudgetSpentError, ConfigError, DivergedError, HaltedError
 from fedsim.evaluation.metrics import Evaluation, evaluate
 from fedsim.grids.executor import build_executor
+from fedsim.grids.memory_needed import check_memory
 from fedsim.materials import (
     Materials,
     default_device,
@@ -44,7 +45,7 @@ from fedsim.strategy import build_plan
 from fedsim.trackers.tracking import TrackerFactory, epsilon_terms, find_trackers, tracking
 from fedsim.utils.files import shown_name, write_atomically
 from fedsim.utils.locks import check_no_writer, sole_writer
-from fedsim.utils.machine import keep_freed_memory
+from fedsim.utils.machine import give_back_freed_memory, keep_freed_memory
 
 log = logging.getLogger("fedsim")
 
@@ -70,6 +71,7 @@ def execute(config: Config, out: Path, grid: Grid, *, resume: bool = False) -> P
     data_seed = folder.data_seed(config)
     materials = load_materials(config.seed, config.data, config.model, device, data_seed)
     plan = _going_on(build_plan(config, materials), folder.read_ledger())
+    check_memory(config, materials.model, plan, grid, device)
     account = shared_account(config.privacy.shared, plan)
     with sole_writer(out):
         _check(folder, config, resume)  # another process may have had it meanwhile
@@ -311,6 +313,7 @@ class _Session:
         if self.config.model.merged:
             save_model(self.materials.model, state.parameters, self.folder.model)
         save_adapter(self.materials.model, state.parameters, self.folder.adapter)
+        give_back_freed_memory()  # the rounds', which are over: another network is opened
         saved = load_model(
             self.folder.served(self.config),
             sequence_length=self.config.data.sequence_length,

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from fedsim.grids import memory_needed
 from tests.helpers.commands import fedsim, write_config
 
 
@@ -51,6 +52,7 @@ def out(tmp_path: Path) -> Path:
         ("executor.workers=2", 'needs grid = "ray"'),
         ("executor.engine='quick'", "executor.engine = 'quick'"),
         ("executor.precision='float16'", "executor.precision = 'float16'"),
+        ("executor={checkpointing=true,engine='vmap'}", 'with engine = "vmap": torch.func'),
         ("strategy.local.task='sgd'", "strategy.local"),
         ("seed", "--set 'seed': expected key.path=value"),
     ],
@@ -63,6 +65,33 @@ def test_one_message_and_nothing_written(
         text = config.read_text(encoding="utf-8").replace("pretraining_steps = 0", "")
         config.write_text(text, encoding="utf-8")
     assert complaint in fedsim("run", config, "--out", out, "--set", override).complaint
+    assert not out.exists()
+
+
+def test_checkpoints_of_a_network_without_blocks(config: Path, out: Path) -> None:
+    lstm = ("model.name_or_path=mcmahan-lstm", "model.trainable=all", "executor.checkpointing=true")
+    overrides = [word for override in lstm for word in ("--set", override)]
+    complaint = fedsim("run", config, "--out", out, *overrides).complaint
+    assert "executor.checkpointing = true: the network of 'mcmahan-lstm' has no blocks" in complaint
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("there_is", "would_do"),
+    [
+        (30.6e6, "fit: executor.checkpointing = true (0.03 GB), or model.lora_rank = 8 (0.0071"),
+        (6.6e6, "fit: executor.checkpointing = true and model.lora_rank = 8, together (0.0065"),
+        (1e6, "take a smaller model, or a machine with more"),
+    ],
+)
+def test_a_model_that_does_not_fit_the_memory(
+    there_is: float, would_do: str, config: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory_needed, "memory_for_this_process", lambda: int(there_is))
+    done = fedsim("run", config, "--out", out, "--set", "model.trainable=all")
+    assert done.returncode == 2
+    assert "'tiny-gpt': a round needs 0.031 GB of memory at least (network 0.0043" in done.complaint
+    assert would_do in done.complaint
     assert not out.exists()
 
 

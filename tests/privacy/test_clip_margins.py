@@ -211,7 +211,7 @@ def test_tokens_count_at_each_of_their_experts() -> None:
     gradients("experts", StackedProduct(left, right, choices=choices, num_matrices=9))
     factors, _ = clip_factors(FlatClip(l2_clip_norm=BOUND), parameters, gradients.squares())
     for unit in torch.eye(units)[:, :, None]:
-        alone = gradients.weighted_sum(factors * unit)
+        alone = dict(gradients.weighted_sum(factors * unit))
         assert 0.9999 * BOUND <= l2_norm(alone) <= BOUND
 
 

@@ -23,6 +23,7 @@ class Table:
 
     device = torch.device("cpu")
     unknown_token_id = None
+    vocabulary_size = 258
 
     def __init__(self, start: torch.Tensor, *, used: bool = True) -> None:
         self._start = start

@@ -57,13 +57,16 @@ class Constants:
     """Constants that `fedsim bench` measured.
 
     Attributes:
-        transfer: seconds per parameter and worker: out as float32, a sum back as float32, on Ray.
+        transfer: seconds per parameter: out as float32, a sum back as float32, on Ray, of two
+            workers at once.
+        fold: seconds per parameter and worker: the server adds the worker's sum.
         message: seconds per worker besides.
         server: seconds per parameter for estimate, noise and step.
         coins: seconds a round for a population of 342,477 besides.
     """
 
     transfer: float
+    fold: float
     message: float
     server: float
     coins: float
@@ -76,8 +79,10 @@ class Constants:
         slope = (large - small) / 9e6
         details = {row["case"]: row.get("details", {}) for row in rows}
         server = sum(details[part]["nanoseconds_per_parameter"] for part in SERVER_PARTS) / 1e9
+        fold = details[FOLD]["nanoseconds_per_parameter"] / SUMS / 1e9
         return cls(
-            transfer=slope / WORKERS_MEASURED,
+            transfer=max(0.0, slope - WORKERS_MEASURED * fold),
+            fold=fold,
             message=max(0.0, small - 1e6 * slope) / WORKERS_MEASURED,
             server=server,
             coins=max(0.0, seconds["population/342477", "ray"] - small - 1e6 * server),
@@ -89,6 +94,8 @@ SERVER_PARTS = tuple(
     f"gpt2-medium, 350M: {part}"
     for part in ("estimate and noise, secure", "Adam's step", "is finite")
 )
+SUMS = 4  # of `FOLD`
+FOLD = f"gpt2-medium, 350M: sums of {SUMS} workers"
 _FLOPS_PER_PARAMETER_AND_TOKEN = 6.0  # forward 2, backward 4
 
 
@@ -108,7 +115,8 @@ def project(setting: Setting, constants: Constants, assumptions: Assumptions) ->
     tokens = setting.cohort_size * setting.group_size * setting.sequence_length
     flops = _FLOPS_PER_PARAMETER_AND_TOKEN * setting.parameters * tokens
     gradients = flops / (setting.gpus * assumptions.peak_flops * assumptions.utilisation)
-    transfer = setting.gpus * (constants.message + constants.transfer * setting.trainable)
+    each = constants.message + constants.fold * setting.trainable
+    transfer = constants.transfer * setting.trainable + setting.gpus * each
     server = constants.coins + constants.server * setting.trainable
     hours = setting.rounds * (gradients + transfer + server) / 3600.0
     return Projection(gradients, transfer, server, hours, hours * setting.gpus * assumptions.price)

@@ -53,7 +53,7 @@ class ClientSpec(BaseModel):
     checkpointing: bool = False
     data_seed: int | None = None  # as `load_materials` takes it
     text_digest: str | None = None  # of the server's `Materials`; None: not compared
-    start_digest: str | None = None  # likewise; another start is another spec, loaded anew
+    start_digest: str | None = None  # not compared: another start is another spec, loaded anew
 
 
 @dataclass(frozen=True, eq=False)

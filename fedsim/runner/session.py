@@ -213,14 +213,14 @@ class _Session:
     def finish(self, diverged: str | None = None) -> None:
         """Write the model, unless the last round already did, or it diverged, and the reports.
 
-        Where others spent a shared budget and so ended the run, what is said counts all planned
-        rounds, as for a halt: they may have looked at it before. The ledgers keep what was
-        released.
+        Where a shared budget ended the run, what is said counts all planned rounds, as for a halt:
+        what others spent of it may have been decided after looking at this run. The ledgers keep
+        what was released.
         """
         if self.cut_short:
             self.state = self._planned()
         if diverged:
-            self.final = without_scores(self.materials, self.folder.model)
+            self.final = without_scores(self.materials, self.folder.model, self.folder.adapter)
         final = self.final or self._evaluate_saved(self.state)
         report = summarise(
             self.config,

@@ -105,8 +105,7 @@ def summarise(
         title: the run folder's name.
         seconds: wall-clock time of training, evaluation and saving.
         diverged: why the run has no outcome, where it has none.
-        cut_short: whether a shared ledger that others spent ended it; the state's ledger then has
-            all planned rounds.
+        cut_short: whether a shared ledger ended it; the state's ledger then has all planned rounds.
     """
     start = lines[0].held_out
     if start is None:
@@ -152,18 +151,20 @@ def summarise(
 def _counted(config: Config, state: ServerState, cut_short: bool) -> tuple[str, ...]:
     """Return what is said where ε is of more rounds than those that led to the model."""
     planned, releases = config.strategy.rounds, state.ledger.num_releases
+    said = []
     if cut_short:
-        return (
-            f"Others spent the shared ledger's budget and ended the run after {state.round} rounds."
-            f" They may have looked at it before: ε is of all {planned} planned rounds.",
+        said.append(
+            f"The shared ledger ended the run after {state.round} rounds. What other runs spent of "
+            "it may have been decided after looking at this one, so ε is of all "
+            f"{releases} releases, made or still planned."
         )
     if (again := releases - planned) > 0:
-        return (
+        said.append(
             f"The run was cut off and taken up: {again} of the {releases} releases were made "
             "again, with other noise. ε is of all of them, and supposes that nobody cut the run "
-            "off for what they showed.",
+            "off for what they showed."
         )
-    return ()
+    return tuple(said)
 
 
 def as_scores(evaluation: Evaluation) -> Scores:

@@ -50,13 +50,14 @@ def check_held_out(line: RoundMetrics, materials: Materials) -> None:
         )
 
 
-def without_scores(materials: Materials, model: Path) -> Evaluation:
-    """Return the final utility of a diverged run, which is none, and drop what `model/` holds.
+def without_scores(materials: Materials, *folders: Path) -> Evaluation:
+    """Return the final utility of a diverged run, which is none, and drop `model/` and `adapter/`.
 
     A half-way model there would be taken for the run's outcome; `checkpoints/` has the last
     finite ones.
     """
-    shutil.rmtree(model, ignore_errors=True)
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
     examples = materials.split.held_out_examples
     predicted = (materials.store.lengths(examples) - 1).clip(min=0)
     return Evaluation(

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from fedsim.experiments.projection import (
+    FOLD,
     SERVER_PARTS,
     SETTINGS,
+    SUMS,
     Assumptions,
     Constants,
     Setting,
@@ -20,7 +22,7 @@ from fedsim.experiments.projection import (
 )
 
 ROOT = Path(__file__).parents[3]
-BY_HAND = Constants(transfer=1e-8, message=0.01, server=2e-8, coins=0.05)
+BY_HAND = Constants(transfer=1e-8, fold=2e-9, message=0.01, server=2e-8, coins=0.05)
 ROUND_NUMBERS = Assumptions(peak_flops=1e15, utilisation=0.5, price=2.0)
 SMALL = Setting(
     parameters=1e9,
@@ -34,12 +36,13 @@ SMALL = Setting(
 
 
 def test_by_hand() -> None:
-    """6 × 1e9 × 100,000 tokens over 4 × 5e14 a second; 4 sums of a million; a million noised."""
+    """6 × 1e9 × 100,000 tokens over 4 × 5e14 a second; a million out, 4 sums of a million added; a
+    million noised."""
     made = project(SMALL, BY_HAND, ROUND_NUMBERS)
     assert made.gradients == pytest.approx(0.3)
-    assert made.transfer == pytest.approx(4 * (0.01 + 0.01))
+    assert made.transfer == pytest.approx(0.01 + 4 * (0.01 + 0.002))
     assert made.server == pytest.approx(0.05 + 0.02)
-    assert made.hours == pytest.approx(1000 * 0.45 / 3600)
+    assert made.hours == pytest.approx(1000 * (0.3 + 0.058 + 0.07) / 3600)
     assert made.cost == pytest.approx(made.hours * 8.0)
 
 
@@ -53,9 +56,11 @@ def test_constants_are_slopes_of_what_was_measured() -> None:
             {"case": part, "seconds": 0.1, "details": {"nanoseconds_per_parameter": 10.0}}
             for part in SERVER_PARTS
         ),
+        {"case": FOLD, "seconds": 1.0, "details": {"nanoseconds_per_parameter": SUMS * 3.0}},
     ]
     constants = Constants.measured(rows)
-    assert constants.transfer == pytest.approx(1e-8)
+    assert constants.fold == pytest.approx(3e-9)
+    assert constants.transfer == pytest.approx(2e-8 - 2 * 3e-9)
     assert constants.message == pytest.approx(0.01)
     assert constants.server == pytest.approx(3e-8)
     assert constants.coins == pytest.approx(0.004)

@@ -232,6 +232,12 @@ def _dataset_batches(
 ) -> Iterator[Batch]:
     checked = False
     for dataset in _load(source, local, scratch):
+        if local is None and dataset.features is None:
+            raise unusable(
+                source,
+                "says no types of its columns; `datasets` would guess them from the rows, so that "
+                "one user decides how others are called; give a folder of its files as data.source",
+            )
         first = next(iter(dataset), None)
         if first is None:
             continue

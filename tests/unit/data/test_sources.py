@@ -250,3 +250,23 @@ def test_nobody_renames_others_by_a_name_of_another_type(
         config = DataConfig(source=str(path), user_column="author", text_column="body")
         read.append([record for record in records(config) if record[1] != "words"])
     assert read[0] == read[1] == read[2] == [(str(name), "2020-01-01 10:00:00") for name in names]
+
+
+def test_a_hub_id_without_types_is_refused_and_one_with_types_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`datasets` guesses the types of CSV rows by rows: "007" is 7 where no name has a letter."""
+    path = tmp_path / "rows.csv"
+    path.write_text("author,body\n007,the king\n7,a queen\n")
+    config = DataConfig(source="hub/id", user_column="author", text_column="body")
+    csv = {"data_files": [str(path)], "split": "train", "streaming": True}
+    untyped = datasets.load_dataset("csv", **csv)
+    typed = datasets.Dataset.from_list([{"author": "007", "body": "the king"}])
+
+    def found(loaded: object) -> list[tuple[str | None, str | None]]:
+        monkeypatch.setattr("fedsim.data.sources.rows._load", lambda *_: iter([loaded]))
+        return list(records(config))
+
+    assert found(typed.to_iterable_dataset()) == [("007", "the king")]
+    with pytest.raises(ConfigError, match="'hub/id': says no types of its columns"):
+        found(untyped)

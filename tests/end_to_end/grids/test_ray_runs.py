@@ -41,9 +41,9 @@ def config(speeches: Path) -> Config:
     """One-user shards, one after the other: a run long enough to be disturbed."""
     return small_config(
         speeches,
-        strategy={"rounds": 20, "cohort_size": 12, "group_size": 8},
+        strategy={"rounds": 40, "cohort_size": 12, "group_size": 8},
         executor={"shard_size": 1, "engine": "loop"},
-        training={"evaluate_every": 10, "checkpoint_every": 5},
+        training={"evaluate_every": 20, "checkpoint_every": 10},
     )
 
 

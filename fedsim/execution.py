@@ -129,13 +129,13 @@ class Accumulator:
         self._loss = 0.0
 
     def add(self, update: Update, weight: float) -> None:
-        """Add w·clip(update). A NaN or an infinity anywhere makes the update zero, and counts.
+        """Add w·clip(update), or zero where that is not finite, and count it.
 
-        The check comes before the clip: min(1, S/NaN) is 1 in many a library. The unit keeps
-        its weight, so a clipped denominator still counts it.
+        Not finite is an update with a NaN or an infinity anywhere, whose factor means nothing:
+        min(1, S/NaN) is 1 in many a library. So is one whose squared norm is infinite, which has a
+        factor of 0. The unit keeps its weight, so a clipped denominator still counts it.
         """
         factors = self._clip.factors(update.values, norm_error=self._norm_error)
-        # A factor of 0 is of a number whose square is infinite.
         if all_finite(update.values) and all(factor > 0.0 for factor in factors.values()):
             add_(self._values, update.values, {k: weight * f for k, f in factors.items()})
             whole = self._clip.unclipped_factor

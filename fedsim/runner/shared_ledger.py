@@ -29,7 +29,6 @@ from fedsim.utils.locks import locked, refuse_without, wait
 _VERSION = 2
 _KEYS = {"version", "epsilon", "delta", "relation", "order", "registered", "ledger"}
 _KEYS_OF_1 = _KEYS - {"order", "registered"}
-_NOTHING = Ledger()
 
 
 @dataclass(frozen=True)
@@ -308,9 +307,7 @@ class SharedAccount:
             if not shared.ledger.items and shared.registered != merged(planned):
                 self._write(shared.registering(planned))
 
-    def charge(
-        self, round: int, cost: RoundCost, release: str, ahead: int, own: Ledger = _NOTHING
-    ) -> None:
+    def charge(self, round: int, cost: RoundCost, release: str, ahead: int, *, own: Ledger) -> None:
         """Charge one release, on disk when this returns, or refuse it and charge nothing.
 
         Processes that share the file wait for each other. The first release of all registers what

@@ -190,7 +190,7 @@ def _charge_many(path: Path, name: str, start: Barrier) -> None:
     account = SharedAccount(path, SharedLedger(100.0, 1e-5, BOTH))
     start.wait()
     for round in range(40):
-        account.charge(round, COST, name, 40 - round)
+        account.charge(round, COST, name, 40 - round, own=Ledger())
 
 
 def test_processes_that_charge_at_once_lose_nothing(tmp_path: Path) -> None:
@@ -212,13 +212,13 @@ def test_processes_that_charge_at_once_lose_nothing(tmp_path: Path) -> None:
 def test_what_another_process_charged_meanwhile_counts(tmp_path: Path) -> None:
     terms = SharedLedger(budget_for(5, 1e-5), 1e-5, BOTH)
     one, two = (SharedAccount(tmp_path / "people.json", terms) for _ in range(2))
-    one.charge(0, COST, "seeded:1", 2)
+    one.charge(0, COST, "seeded:1", 2, own=Ledger())
     for round in range(3):
-        two.charge(round, COST, "seeded:2", 3)
-    one.charge(1, COST, "seeded:1", 1)
+        two.charge(round, COST, "seeded:2", 3, own=Ledger())
+    one.charge(1, COST, "seeded:1", 1, own=Ledger())
     with pytest.raises(BudgetSpentError, match="round 2: this release"):
-        one.charge(2, COST, "seeded:1", 1)
-    one.charge(1, COST, "seeded:1", 1)  # a repeated draw is paid for
+        one.charge(2, COST, "seeded:1", 1, own=Ledger())
+    one.charge(1, COST, "seeded:1", 1, own=Ledger())  # a repeated draw is paid for
     assert read_shared(tmp_path / "people.json").ledger.num_releases == 5
 
 

@@ -260,8 +260,11 @@ def test_a_hub_id_without_types_is_refused_and_one_with_types_is_read(
     path.write_text("author,body\n007,the king\n7,a queen\n")
     config = DataConfig(source="hub/id", user_column="author", text_column="body")
     csv = {"data_files": [str(path)], "split": "train", "streaming": True}
-    untyped = datasets.load_dataset("csv", **csv)
-    typed = datasets.Dataset.from_list([{"author": "007", "body": "the king"}])
+    assert datasets.load_dataset("csv", **csv).features is None
+    rows = [{"author": "007", "body": "the king"}]
+    # As that one, without a file that would stay open where it is read after all.
+    untyped = datasets.IterableDataset.from_generator(lambda: iter(rows))
+    typed = datasets.Dataset.from_list(rows)
 
     def found(loaded: object) -> list[tuple[str | None, str | None]]:
         monkeypatch.setattr("fedsim.data.sources.rows._load", lambda *_: iter([loaded]))

@@ -39,7 +39,7 @@ def charge(shared: SharedAccount, cost: RoundCost, rounds: int, release: str = "
     """Charge round after round and return how many were let pass."""
     for round in range(rounds):
         try:
-            shared.charge(round, cost, release, rounds - round)
+            shared.charge(round, cost, release, rounds - round, own=Ledger())
         except BudgetSpentError:
             return round
     return rounds
@@ -87,7 +87,7 @@ def test_runs_registered_together_compose_tightly_and_close_the_ledger(tmp_path:
     assert charge(shared, OTHER, 10) == 10
     assert charge(shared, COST, 20) == 20
     with pytest.raises(BudgetSpentError, match="was registered before its first release"):
-        shared.charge(0, RoundCost(PoissonSampling(1e-6), 50.0), "secure", 1)
+        shared.charge(0, RoundCost(PoissonSampling(1e-6), 50.0), "secure", 1, own=Ledger())
     assert charge(shared, OTHER, 11, "seeded:more") == 10
     found = facts(read_shared(shared.path))
     assert (found["basis"], found["spent_share"]) == ("fixed in advance", 1.0)
@@ -211,7 +211,7 @@ def test_a_budget_is_not_kept_where_nothing_can_be_locked(
 
     monkeypatch.setattr(fcntl, "flock", none)
     with pytest.raises(ConfigError, match="a file system without locks"):
-        account(tmp_path, 8.0).charge(0, COST, "secure", 1)
+        account(tmp_path, 8.0).charge(0, COST, "secure", 1, own=Ledger())
     assert not (tmp_path / "people.json").exists()
 
 

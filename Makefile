@@ -10,6 +10,9 @@ test test-oldest fast torture coverage mutation: export OMP_NUM_THREADS := 1
 # What is never imported need not be compiled: installing takes two minutes less.
 export PIP_COMPILE := 0
 
+# What is imported is compiled once: where this is set, every process compiles torch anew, 7 s.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: install demo test test-oldest check fast docs torture coverage mutation clean
 
 demo: $(VENV)/.installed

@@ -12,7 +12,13 @@ from pydantic import TypeAdapter
 from fedsim.clients.engines.clipped_sums import float32_products
 from fedsim.clipping import Clip
 from fedsim.execution import Engine, Task
-from fedsim.grids.records import ClientSpec, ParametersOnDevice, ShardReply, ShardRequest
+from fedsim.grids.records import (
+    ClientSpec,
+    ParametersOnDevice,
+    ShardReply,
+    ShardRequest,
+    packages_behind,
+)
 from fedsim.grids.sharding import most_tokens_per_unit
 from fedsim.materials import Materials, check_device, load_materials
 from fedsim.registry import resolve
@@ -45,6 +51,12 @@ def prepared(spec_json: str) -> tuple[Task, Engine, Materials]:
 
     spec = ClientSpec.model_validate_json(spec_json)
     check_device(spec.device)
+    here = packages_behind(spec.task, spec.model)
+    if spec.packages not in (None, here):
+        raise RuntimeError(
+            f"this worker would compute with {', '.join(here.values())}; the server has "
+            f"{', '.join(spec.packages.values())}: give all the same, and start the run again"
+        )
     materials = load_materials(spec.seed, spec.data, spec.model, spec.device, spec.data_seed)
     if spec.text_digest not in (None, materials.text_digest):
         raise RuntimeError(

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import logging
+import re
 from typing import cast
 
 from torch import nn
+from transformers import PretrainedConfig
 
-from fedsim.clients.engines.loop import VectorisedOrLoop, loop
+from fedsim.clients.engines.loop import loop
 from fedsim.clients.engines.per_example import chunks
 from fedsim.clients.engines.per_example.capture import NotCovered, OpenModel, find_layers
 from fedsim.clients.engines.per_example.ghost import ghost
 from fedsim.clients.engines.per_example.materialised import materialised
+from fedsim.clients.engines.per_example.verification import made_up_unit
 from fedsim.clients.engines.vmap import VmapEngine
 from fedsim.clipping import Clip
 from fedsim.estimators import WeightedSum
@@ -21,6 +24,8 @@ from fedsim.tensors import Tensors
 
 log = logging.getLogger(__name__)
 
+# Experts, num_local_experts, GraniteMoeRouter, is_moe, DogeCDMoE.
+_EXPERTS = re.compile(r"[Ee]xpert|[Rr]outer|Mo[eE]|(^|_)moe(_|$)")
 # From so many tokens on, one unit's pass is as efficient as one over many units.
 _LARGE_PASS = 1024
 
@@ -78,6 +83,8 @@ class Auto:
             name, reason = "loop", "; rounding in a shared pass can tip a token's choice of experts"
         elif (uncovered := _uncovered(self._model)) is not None:
             name, reason = "vmap", f"; no layer rule for {uncovered}"
+            if (refused := self._vmap_refused(parameters)) is not None:
+                name, reason = "loop", f"{reason}, and vmap cannot: {refused}"
         entries = sum(value.numel() for value in parameters.values())
         log.info(
             "%s: engine %s, for %d trainable parameters (%.0f MB a unit), up to %.0f tokens a unit "
@@ -91,8 +98,11 @@ class Auto:
             self._model.device,
             reason,
         )
-        engine = _engine(name, self._model)
-        return VectorisedOrLoop(self._model, engine) if name == "vmap" else engine
+        return _engine(name, self._model)
+
+    def _vmap_refused(self, parameters: Tensors) -> str | None:
+        """Return why torch cannot vectorise the model; tried on made-up tokens, never on a text."""
+        return VmapEngine(self._model).refused(parameters, made_up_unit(self._model))
 
 
 def choice(tokens_per_unit: float, bytes_per_unit: int, budget: int) -> str:
@@ -129,8 +139,13 @@ def _uncovered(model: LanguageModel) -> str | None:
 def _chooses_experts(model: LanguageModel) -> bool:
     """Return whether tokens choose experts: a step, which the last bits of a pass can decide.
 
-    The bits depend on who shares the pass, so that a user could move others' gradients.
+    The bits depend on who shares the pass, so that a user could move others' gradients. Known by
+    the names of its parts or of its settings, as mixtures of experts have none in common.
     """
     module = getattr(model, "module", None)
     parts = module.modules() if isinstance(module, nn.Module) else ()
-    return any(type(part).__name__.endswith(("Experts", "Router")) for part in parts)
+    config = getattr(module, "config", None)
+    settings = config.to_dict() if isinstance(config, PretrainedConfig) else {}
+    names = [type(part).__name__ for part in parts]
+    names += [name for name, value in settings.items() if value not in (None, 0, 1, False)]
+    return any(_EXPERTS.search(name) for name in names)

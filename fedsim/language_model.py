@@ -1,7 +1,8 @@
 """LanguageModel: the interface between the mathematics and a network: parameters in, logits out.
 
-`fedsim` never imports a model. A package that has one (such as `clients`) registers a
-loader under the entry-point group `fedsim.models`.
+`check_causal` tries whether a network keeps the part of it that the guarantee rests on. `fedsim`
+never imports a model. A package that has one (such as `clients`) registers a loader under the
+entry-point group `fedsim.models`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fedsim.errors import ConfigError
 from fedsim.tensors import Tensors
+
+_TOKENS = 8  # of a made-up text
+_NUDGE = 0.05
+_EQUAL, _ROUNDING = 1e-5, 1e-4  # of the largest logit: of passes of one shape, and of two
 
 
 class LanguageModel(Protocol):
@@ -122,3 +128,64 @@ class AdapterModel(LanguageModel, Protocol):
     def save_adapter(self, parameters: Tensors, folder: Path) -> None:
         """Write a folder that `peft.PeftModel.from_pretrained` opens on the network."""
         ...
+
+
+@torch.no_grad()
+def check_causal(model: LanguageModel, field: str, sequence_length: int) -> None:
+    """Check that the logits of a text depend on nothing but the text before them.
+
+    Tried on made-up tokens: with other tokens after the text, with other texts beside it, and with
+    padding up to `sequence_length`. A network that fails would let a user who shares a pass move
+    everybody's gradient, which no clip bounds. What has no finite logits, or the same
+    for every text, is not judged.
+
+    Args:
+        model: at its start.
+        field: the config's key and value that named it, for errors.
+        sequence_length: tokens of the longest row of a pass.
+
+    Raises:
+        ConfigError: they do.
+    """
+    size = min(_TOKENS, sequence_length // 2)
+    parameters = {n: value.to(model.device) for n, value in model.initial_parameters().items()}
+    first, second, third = (_made_up(model, size, n) for n in range(3))
+    longest = torch.cat([first, _made_up(model, max(size, sequence_length - size), 1)], dim=1)
+    for nudge in (0.0, _NUDGE) if size else ():
+        parameters = {name: _nudged(value, nudge) for name, value in parameters.items()}
+
+        def logits(tokens: torch.Tensor, given: Tensors = parameters) -> torch.Tensor:
+            return model.logits(given, tokens)[:1, :size]
+
+        alone = logits(first)
+        largest = float(alone.abs().max())
+        if not float((logits(second) - alone)[0, -1].abs().max()) > _EQUAL * largest > 0.0:
+            continue  # blind to its input, as with an output of zeros
+        after, beside = (
+            logits(torch.cat([first, second], dim)) - logits(torch.cat([first, third], dim))
+            for dim in (1, 0)
+        )
+        for differs, tolerance, what in (
+            (after, _EQUAL, "tokens after them: it is no causal model"),
+            (beside, _EQUAL, "the other texts of a pass"),
+            (logits(longest) - alone, _ROUNDING, "the length of the longest text of a pass"),
+        ):
+            if float(differs.abs().max()) > tolerance * largest:
+                raise ConfigError(
+                    f"{field}: its logits depend on {what}. One user would change the gradients of "
+                    "others, which no clip bounds"
+                )
+        return
+
+
+def _made_up(model: LanguageModel, size: int, text: int) -> torch.Tensor:
+    """Return a (1, size) text of tokens spread over the vocabulary."""
+    ids = ((torch.arange(size) + 1) * (text + 1) + text) * 7919 % model.vocabulary_size
+    return ids[None].to(model.device)
+
+
+def _nudged(value: torch.Tensor, nudge: float) -> torch.Tensor:
+    if nudge == 0.0:
+        return value
+    shift = torch.arange(value.numel(), device=value.device).sin().view(value.shape)
+    return value + nudge * shift.to(value.dtype)

@@ -20,7 +20,7 @@ from fedsim.data.split import Split, split_store
 from fedsim.data.store import TokenStore
 from fedsim.data.store.manifest import is_store
 from fedsim.errors import ConfigError
-from fedsim.language_model import LanguageModel
+from fedsim.language_model import LanguageModel, check_causal
 from fedsim.registry import names, resolve
 from fedsim.tensors import parameters_digest
 from fedsim.utils.json_text import read_json
@@ -146,6 +146,9 @@ def load_model(
 
     A folder whose `config.json` says `"fedsim_model": NAME` is opened by the loader of that name,
     which must be installed; any other folder, GGUF file or hub id by the one for transformers.
+
+    Raises:
+        ConfigError: it cannot be opened, or is not causal: see `check_causal`.
     """
     name = loader_name(config.name_or_path)
     field = "model.name_or_path"
@@ -153,6 +156,7 @@ def load_model(
         field = f"model.name_or_path = {config.name_or_path!r}: fedsim_model in its config.json"
     loader = resolve("models", name, field)
     model: LanguageModel = loader(config, seed=seed, sequence_length=sequence_length, device=device)
+    check_causal(model, f"model.name_or_path = {config.name_or_path!r}", sequence_length)
     return model
 
 

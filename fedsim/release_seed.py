@@ -12,6 +12,8 @@ from fedsim.accounting.ledger import Ledger
 from fedsim.config import Config
 from fedsim.materials import Materials, loader_name
 from fedsim.registry import distribution, names
+from fedsim.state import ServerState
+from fedsim.tensors import parameters_digest
 
 _COMPUTE = ("fedsim-dp", "dp-accounting", "torch", "transformers", "peft", "numpy", "scipy")
 
@@ -47,17 +49,23 @@ def release_seed(config: Config, materials: Materials, *more: object) -> int:
     return int.from_bytes(digest[:16], "little")
 
 
-def seed_after(seed: int, ledger: Ledger) -> int:
+def seed_after(seed: int, ledger: Ledger, state: ServerState | None) -> int:
     """Return the seed of a run that goes on after releases of other seeds.
 
     Its rounds begin from what those releases made: on another path than that of a run that had this
-    seed from the start, which with the same noise would show the difference.
+    seed from the start, or that goes on from another checkpoint of a copy. With the same noise the
+    difference of two paths would show.
 
     Args:
         seed: of `release_seed`.
         ledger: the run's own, with releases that are not of this seed.
+        state: what it goes on from; None: from round 0.
     """
-    return int(_digest([seed, ledger.to_json()])[:32], 16)
+    start: list[object] = []
+    if state is not None:
+        moved = parameters_digest(state.parameters), parameters_digest(state.optimizer_state)
+        start = [state.round, state.clip_scale, *moved]
+    return int(_digest([seed, ledger.to_json(), start])[:32], 16)
 
 
 def sources(config: Config, materials: Materials) -> dict[str, str]:

@@ -37,6 +37,16 @@ class VmapEngine:
     def __init__(self, model: LanguageModel) -> None:
         self._model = model
 
+    def refused(self, parameters: Tensors, unit: Unit) -> str | None:
+        """Return why torch cannot vectorise the model, tried on a unit; None: it can."""
+        try:
+            list(self._updates(parameters, [unit]))
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, LookupError, TypeError, ValueError) as error:
+            return (str(error).splitlines() or [type(error).__name__])[0]
+        return None
+
     def __call__(
         self, task: Task, parameters: Tensors, keys: Keys, clip: Clip, round: int
     ) -> WeightedSum:

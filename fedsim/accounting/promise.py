@@ -153,6 +153,7 @@ def _check_epsilon(path: Path, content: Mapping[str, Any]) -> None:
     terms = PrivacyTerms.of(
         costs[0][0],
         content["sampled"],
+        others=costs[1:],
         rounds=sum(rounds for _, rounds in costs),
         delta=delta,
         epsilon=stated,
@@ -168,7 +169,7 @@ def _check_epsilon(path: Path, content: Mapping[str, Any]) -> None:
 
 def _costs(path: Path, releases: Any) -> list[tuple[RoundCost, int]]:  # noqa: ANN401  (untrusted)
     wrong = ConfigError(f"{path}: releases = {_shown(releases)}: not what fedsim writes")
-    if not isinstance(releases, list) or len(releases) != 1:  # a run's rounds are of one kind
+    if not isinstance(releases, list) or not releases:
         raise wrong
     costs = []
     for item in releases:

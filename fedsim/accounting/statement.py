@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from fedsim.accounting.accountants import choose
-from fedsim.accounting.events import RoundCost
+from fedsim.accounting.events import Composition, RoundCost
 from fedsim.accounting.rounding import round_up
 from fedsim.sampling import Relation
 
@@ -53,6 +53,8 @@ class PrivacyTerms:
         guaranteed: whether the sampler that is accounted is the one that drew.
         noise: "secure" or "seeded"; None where nothing is drawn yet.
         unit: whose guarantee it is.
+        others: rounds that cost something else, as pairs of how many and of what; they are among
+            `rounds`.
     """
 
     epsilon: float
@@ -67,6 +69,7 @@ class PrivacyTerms:
     guaranteed: bool = True
     noise: Noise | None = None
     unit: str = "user"
+    others: tuple[tuple[int, str], ...] = ()
 
     @classmethod
     def of(
@@ -80,8 +83,9 @@ class PrivacyTerms:
         accountant: str | None = None,
         relation: Relation | None = None,
         noise: Noise | None = None,
+        others: Composition = (),
     ) -> PrivacyTerms:
-        """Return the terms of an ε of `rounds` rounds of one cost.
+        """Return the terms of an ε of `rounds` rounds, as a rule of one cost.
 
         Args:
             cost: of a round.
@@ -92,11 +96,12 @@ class PrivacyTerms:
             accountant: a name; None for the mechanism's own.
             relation: None for the sampler's own.
             noise: as in the attributes.
+            others: other costs among those rounds, with the number of each.
 
         Raises:
             ConfigError: what the accountant cannot prove.
         """
-        chosen, meant = choose([cost], accountant, relation)
+        chosen, meant = choose([cost, *(other for other, _ in others)], accountant, relation)
         return cls(
             epsilon=epsilon,
             delta=delta,
@@ -107,8 +112,9 @@ class PrivacyTerms:
             rounds=rounds,
             units_per_user=cost.units_per_user,
             accountant=chosen.name,
-            guaranteed=cost.sampling.guaranteed,
+            guaranteed=all(c.sampling.guaranteed for c in (cost, *(c for c, _ in others))),
             noise=noise,
+            others=tuple((count, _mechanism(other, noun)) for other, count in others),
         )
 
     def sentence(self) -> str:
@@ -131,11 +137,13 @@ class PrivacyTerms:
             if self.guaranteed
             else f"Hypothetical, not a guarantee for this run: every {self.unit} would have"
         )
+        own = self.rounds - sum(count for count, _ in self.others)
+        beside = "".join(f", and {count} rounds of {what}" for count, what in self.others)
         return (
             f"{has} (ε = {round_up(self.epsilon, 4):g}, δ = {self.delta:g})-differential privacy "
-            f"under the {self.relation} relation, for {self.rounds} rounds of {self.sampler}{share}"
+            f"under the {self.relation} relation, for {own} rounds of {self.sampler}{share}"
             f" with probability {self.sampling_probability:g} and noise multiplier "
-            f"{self.noise_multiplier:g}, by the {self.accountant} accountant. "
+            f"{self.noise_multiplier:g}{beside}, by the {self.accountant} accountant. "
             f"{noise_sentence(self.noise)}"
         )
 
@@ -161,6 +169,13 @@ class PrivacyTerms:
             "units_per_user": self.units_per_user,
             "accountant": self.accountant,
         }
+
+
+def _mechanism(cost: RoundCost, noun: str) -> str:
+    return (
+        f"{cost.sampling.of(noun)} with probability {cost.sampling.probability:g} and noise "
+        f"multiplier {cost.noise_multiplier:g}"
+    )
 
 
 def finite_or_none(value: float) -> float | None:

@@ -15,7 +15,13 @@ from fedsim.clipping import Clip
 from fedsim.config import Config
 from fedsim.estimators import WeightedSum
 from fedsim.execution import Executor, Keys, shards
-from fedsim.grids.records import ClientSpec, ShardReply, ShardRequest, to_record
+from fedsim.grids.records import (
+    ClientSpec,
+    ShardReply,
+    ShardRequest,
+    packages_behind,
+    to_record,
+)
 from fedsim.grids.sharding import even_shards, unit_tokens
 from fedsim.materials import Materials, worker_device
 from fedsim.noise import rounding_share
@@ -47,6 +53,7 @@ def build_executor(
             data_seed=materials.seed,
             text_digest=materials.text_digest,
             start_digest=materials.start_digest,
+            packages=packages_behind(plan.task, config.model),
             data=config.data,
             model=config.model,
             task=plan.task,

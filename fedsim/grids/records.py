@@ -22,7 +22,9 @@ from fedsim.config import ModelConfig, Precision
 from fedsim.data.config import DataConfig
 from fedsim.estimators import WeightedSum
 from fedsim.execution import Keys
+from fedsim.materials import loader_name
 from fedsim.plan import TaskSpec
+from fedsim.registry import distribution
 from fedsim.tensors import Tensors
 from fedsim.utils.json_text import is_count
 
@@ -54,6 +56,17 @@ class ClientSpec(BaseModel):
     data_seed: int | None = None  # as `load_materials` takes it
     text_digest: str | None = None  # of the server's `Materials`; None: not compared
     start_digest: str | None = None  # not compared: another start is another spec, loaded anew
+    packages: dict[str, str] | None = None  # of `packages_behind`; None: not compared
+
+
+def packages_behind(task: TaskSpec, model: ModelConfig) -> dict[str, str]:
+    """Return the packages that a client computes with: of its task, and of its model's loader.
+
+    With versions, and of a plug-in a digest of its files. Server and workers compare it: a worker
+    that is started anew imports what the files have become.
+    """
+    named = {"tasks": task.name, "models": loader_name(model.name_or_path)}
+    return {group: distribution(group, name) for group, name in named.items()}
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,7 +14,6 @@ from flwr.serverapp import Grid
 
 from fedsim.accounting.accountants import epsilon_curve
 from fedsim.accounting.budget import Budget
-from fedsim.accounting.ledger import Ledger
 from fedsim.accounting.promise import NAME, promise
 from fedsim.config import Config
 from fedsim.errors import BudgetSpentError, ConfigError, DivergedError, HaltedError
@@ -32,7 +31,7 @@ from fedsim.release_seed import seed_after, sources
 from fedsim.report.html import write_reports
 from fedsim.report.model_card import model_card
 from fedsim.report.schema import HeldOut, RoundMetrics
-from fedsim.runner.checkpoint import save_checkpoint
+from fedsim.runner.checkpoint import newest_whole_state, save_checkpoint
 from fedsim.runner.folder import RunFolder
 from fedsim.runner.log import run_log
 from fedsim.runner.progress import RoundProgress
@@ -70,7 +69,7 @@ def execute(config: Config, out: Path, grid: Grid, *, resume: bool = False) -> P
     device = default_device(config.executor.gpus_per_worker)
     data_seed = folder.data_seed(config)
     materials = load_materials(config.seed, config.data, config.model, device, data_seed)
-    plan = _going_on(build_plan(config, materials), folder.read_ledger())
+    plan = _going_on(build_plan(config, materials), folder)
     check_memory(config, materials.model, plan, grid, device)
     account = shared_account(config.privacy.shared, plan)
     with sole_writer(out):
@@ -90,7 +89,7 @@ def execute(config: Config, out: Path, grid: Grid, *, resume: bool = False) -> P
     return folder.path
 
 
-def _going_on(plan: RoundPlan, charged: Ledger) -> RoundPlan:
+def _going_on(plan: RoundPlan, folder: RunFolder) -> RoundPlan:
     """Return the plan, with draws of its own where releases of other draws came before it.
 
     As when a seeded run is taken up with another version of what computes.
@@ -98,6 +97,7 @@ def _going_on(plan: RoundPlan, charged: Ledger) -> RoundPlan:
     Raises:
         ConfigError: the plan tests each round against one noisy threshold, which would be another.
     """
+    charged = folder.read_ledger()
     if all(item.release == plan.release_id for item in charged.items):
         return plan
     if plan.sampling.test is not None:
@@ -106,7 +106,8 @@ def _going_on(plan: RoundPlan, charged: Ledger) -> RoundPlan:
             "it is drawn from (versions, plug-ins, model files) changed since this one began; go "
             "on with what it began with, or start another with another --out"
         )
-    return replace(plan, seed=seed_after(plan.seed, charged))
+    state = newest_whole_state(folder.checkpoints, charged)
+    return replace(plan, seed=seed_after(plan.seed, charged, state))
 
 
 def _check(folder: RunFolder, config: Config, resume: bool) -> None:
@@ -331,22 +332,24 @@ class _Session:
         check_held_out(line, self.materials)
 
     def _prepare_epsilons(self) -> None:
-        """Compute ε after each number of releases that an evaluated round can have."""
+        """Compute ε after each number of releases that an evaluated round can have.
+
+        Those that are charged already may have cost something else: see `_going_on`.
+        """
         if not self.private or self.config.privacy.delta is None:
             return
-        lost = self.state.ledger.num_releases - self.state.round  # only with secure noise
-        last = self.config.strategy.rounds
-        rounds = [r for r in range(self.state.round + 1, last + 1) if self._due(r)]
-        counts = [r + lost for r in rounds]
-        if counts:
-            values = epsilon_curve(
-                self.plan.cost,
-                counts,
-                self.config.privacy.delta,
-                self.plan.accountant,
-                self.plan.relation,
-            )
-            self.epsilons = dict(zip(counts, values, strict=True))
+        state, last = self.state, self.config.strategy.rounds
+        ahead = [r - state.round for r in range(state.round + 1, last + 1) if self._due(r)]
+        values = epsilon_curve(
+            self.plan.cost,
+            ahead,
+            self.config.privacy.delta,
+            self.plan.accountant,
+            self.plan.relation,
+            after=state.ledger.costs,
+        )
+        charged = state.ledger.num_releases
+        self.epsilons = {charged + n: value for n, value in zip(ahead, values, strict=True)}
 
     def _elapsed(self, save: bool = False) -> float:
         before = self.folder.read_seconds()

@@ -222,9 +222,11 @@ def privacy_block(
 def privacy_terms(config: Config, plan: RoundPlan, state: ServerState) -> PrivacyTerms:
     """Return what the run's releases promise, ε computed from the ledger; without noise, inf."""
     private = plan.noise_multiplier > 0.0
+    costs = state.ledger.costs if private and state.ledger.costs else [(plan.cost, 0)]
     terms = PrivacyTerms.of(
-        plan.cost,
+        costs[0][0],
         f"{plan.unit}s",
+        others=costs[1:],
         rounds=state.ledger.num_releases if private else state.round,
         delta=config.privacy.delta if private else None,
         accountant=plan.accountant if private else None,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import cast
 
 import pytest
 import torch
 from torch import nn
+from transformers import PretrainedConfig
 from transformers.models.gemma.modeling_gemma import GemmaTextScaledWordEmbedding
 from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 from transformers.pytorch_utils import Conv1D
@@ -39,7 +41,9 @@ from tests.contracts.definition import CLIP_MARGIN
 from tests.contracts.layer_samples import (
     NETWORKS,
     ROUNDS_INSIDE,
+    VOCABULARY,
     GivenUnits,
+    Opened,
     network,
     ragged_units,
     relative,
@@ -188,6 +192,25 @@ def test_auto_takes_each_unit_of_a_mixture_of_experts_alone(
     (line,) = [record.message for record in caplog.records]
     assert "engine loop" in line
     assert "choice of experts" in line
+
+
+def test_auto_knows_mixtures_of_experts_by_their_settings(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A part may have any name, as Doge's `DogeCDMoE`."""
+    config = PretrainedConfig()
+    module = nn.Sequential(nn.Embedding(VOCABULARY, VOCABULARY))
+    module.config = config  # type: ignore[assignment]
+    model = cast(OpenModel, Opened(module))
+    parameters = {"0.weight": torch.randn(VOCABULARY, VOCABULARY)}
+    task = GivenUnits(model, ragged_units())
+    with caplog.at_level("INFO"):
+        for experts in (1, 4):
+            config.num_local_experts = experts
+            Auto(model, tokens_per_unit=8)(task, parameters, task.keys, NoClip(), 0)
+    one, several = [record.message for record in caplog.records]
+    assert "choice of experts" not in one
+    assert "choice of experts" in several
 
 
 # --- what is not a number stays with its unit -------------------------------------------------

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
+import pytest
+
 import fedsim
+from fedsim.accounting.promise import verify
 from fedsim.report.schema import load_report
 from fedsim.runner.folder import RunFolder
 from tests.conftest import small_config
@@ -45,3 +49,45 @@ def test_rounds_that_are_repeated_are_charged_once_and_others_again(
     fedsim.run(config, folder.path, resume=True)
     assert load_report(folder.path).privacy.rounds == 10
     assert len({item.release for item in folder.read_ledger().items}) == 3
+
+
+def as_by_another_version(folder: RunFolder, noise_multiplier: float | None = None) -> None:
+    """Make the charged releases those of another version, which may have had other noise."""
+    cut_off(folder)
+    ledger = json.loads(folder.ledger.read_text(encoding="utf-8"))
+    for item in ledger["releases"]:
+        item["release"] = "seeded:0"
+        item["cost"]["noise_multiplier"] = noise_multiplier or item["cost"]["noise_multiplier"]
+    folder.ledger.write_text(json.dumps(ledger), encoding="utf-8")
+
+
+def test_an_epsilon_after_releases_of_another_cost_counts_them_as_they_were(
+    speeches: Path, tmp_path: Path
+) -> None:
+    config = small_config(speeches, training={"keep_checkpoints": 2, "evaluate_every": 1})
+    folder = RunFolder(fedsim.run(config, tmp_path / "run").path)
+    as_by_another_version(folder, noise_multiplier=0.5)
+    fedsim.run(config, folder.path, resume=True)
+    privacy = load_report(folder.path).privacy
+    assert privacy.epsilon is not None
+    last = folder.read_metrics()[-1]
+    assert last["epsilon"] == pytest.approx(privacy.epsilon, rel=1e-6)
+    for noise, rounds in ((0.5, 4), (1.0, 2)):
+        assert f"{rounds} rounds of Poisson sampling of users" in privacy.statement
+        assert f"noise multiplier {noise:g}" in privacy.statement
+    assert verify(folder.model)["statement"] == privacy.statement
+
+
+def test_two_ways_to_go_on_from_one_run_share_no_noise(speeches: Path, tmp_path: Path) -> None:
+    """A copy without the newest checkpoint goes on from earlier parameters than the other."""
+    config = small_config(speeches, training={"keep_checkpoints": 3, "checkpoint_every": 1})
+    folder = RunFolder(fedsim.run(config, tmp_path / "run").path)
+    as_by_another_version(folder)
+    other = RunFolder(Path(shutil.copytree(folder.path, tmp_path / "copy")))
+    max(other.checkpoints.iterdir()).unlink()
+    ids = []
+    for each in (folder, other):
+        fedsim.run(config, each.path, resume=True)
+        ids.append({item.release for item in each.read_ledger().items})
+    assert ids[0] & ids[1] == {"seeded:0"}
+    assert [len(found) for found in ids] == [2, 2]

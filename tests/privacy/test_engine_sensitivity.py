@@ -11,11 +11,13 @@ import pytest
 import torch
 from torch import nn
 
+from fedsim.clients.engine_choice import Auto
 from fedsim.clients.engines.clipped_sums import sum_of_rows
 from fedsim.clients.engines.per_example.batched import BatchedEngine
 from fedsim.clients.engines.per_example.capture import OpenModel
 from fedsim.clients.engines.per_example.ghost import ghost
 from fedsim.clients.engines.per_example.materialised import materialised
+from fedsim.clients.engines.vmap import VmapEngine
 from fedsim.clients.tasks.fedsgd import AveragedGradient
 from fedsim.clipping import Clip, FlatClip, NormalisedClip, PerLayerClip, layers_of
 from fedsim.execution import Engine, Unit
@@ -197,3 +199,53 @@ def test_no_user_decides_that_everybody_is_computed_otherwise(
     monkeypatch.setattr(BatchedEngine, "_by_loop", None)
     total = ghost(model)(task, parameters, task.keys, FlatClip(l2_clip_norm=1.0), 0)
     assert total.num_units == 9
+
+
+class RefusesVectorisation(nn.Module):
+    """A layer without a rule, which torch cannot vectorise: of texts of some lengths, or of any."""
+
+    def __init__(self, lengths: range) -> None:
+        super().__init__()
+        self.words = nn.Embedding(VOCABULARY, 8)
+        self.scale = nn.Parameter(torch.ones(VOCABULARY))
+        self.lengths = lengths
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        if (
+            tokens.shape[1] in self.lengths
+            and torch._C._functorch.maybe_current_level() is not None
+        ):
+            raise RuntimeError("no batching rule for this")
+        return torch.Tensor(self.words(tokens) @ self.words.weight.T * self.scale)
+
+
+def test_no_text_decides_that_everybody_is_computed_one_by_one(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Whether vmap can is tried on made-up tokens; a text that it cannot take ends the run."""
+    torch.manual_seed(0)
+    units = [Unit(key, torch.randint(VOCABULARY, (1, 4)), torch.tensor([4])) for key in range(4)]
+    newcomer = Unit(4, torch.ones(1, 5, dtype=torch.int64), torch.tensor([5]))
+    some, every = range(5, 6), range(1, 99)
+    for lengths, name in ((some, "vmap"), (every, "loop")):
+        model = cast(OpenModel, Opened(RefusesVectorisation(lengths)))
+        parameters = {
+            place: value.detach().clone() for place, value in model.module.named_parameters()
+        }
+        task, clip = GivenUnits(model, [*units, newcomer]), FlatClip(l2_clip_norm=1.0)
+        engine = Auto(model, tokens_per_unit=8)
+        caplog.clear()
+        with caplog.at_level("INFO"):
+            before = engine(task, parameters, task.keys[:4], clip, 0)
+        assert f"engine {name}" in caplog.text
+        if name == "loop":
+            assert "and vmap cannot: no batching rule for this" in caplog.text
+            assert engine(task, parameters, task.keys, clip, 0).num_units == 5
+            continue
+        with pytest.raises(RuntimeError, match="no batching rule for this"):
+            engine(task, parameters, task.keys, clip, 0)
+        after = engine(task, parameters, task.keys[:4], clip, 0)
+        expected = VmapEngine(model)(task, parameters, task.keys[:4], clip, 0)
+        for place, value in expected.values.items():
+            assert torch.equal(before.values[place], value)
+            assert torch.equal(after.values[place], value)

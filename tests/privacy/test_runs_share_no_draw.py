@@ -5,7 +5,10 @@ from __future__ import annotations
 import copy
 import importlib
 import json
+import os
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -23,7 +26,7 @@ from fedsim.errors import ConfigError
 from fedsim.grids.executor import GridExecutor, build_executor
 from fedsim.grids.in_process import InProcessGrid
 from fedsim.materials import Materials, load_materials
-from fedsim.plan import RoundPlan
+from fedsim.plan import RoundPlan, TaskSpec
 from fedsim.registry import distribution
 from fedsim.strategies import uls
 from fedsim.strategy import build_plan
@@ -128,6 +131,33 @@ def test_no_worker_answers_for_a_text_that_the_server_does_not_have(tmp_path: Pa
     assert users == [12, 11]
     with pytest.raises(RuntimeError, match="this worker reads another text there than the server"):
         prepared.__wrapped__(specs[0])
+
+
+def test_no_worker_computes_with_another_plug_in_than_the_server(
+    speeches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that is started again, after the file was edited, imports what is there now."""
+    code = "from fedsim.clients.tasks.fedsgd import AveragedGradient as Task"
+    site = plugin(tmp_path / "site", code, {"fedsim.tasks faulty": "faulty:Task"})
+    monkeypatch.syspath_prepend(site)
+    config = small_config(speeches)
+    loaded = load_materials(config.seed, config.data, config.model, "cpu")
+    plan = build_plan(config, loaded)
+    plan = replace(plan, task=TaskSpec(name="faulty", options=plan.task.options))
+    executor = build_executor(config, loaded, plan, InProcessGrid(app), "cpu")
+    spec = cast("GridExecutor", executor).spec
+    prepared.__wrapped__(spec)
+    (source,) = site.rglob("faulty.py")
+    source.write_text(f"{code}  # edited", encoding="utf-8")
+    again = [sys.executable, "-c", "import sys; from fedsim.clients.app import prepared; "]
+    again[-1] += "prepared(sys.argv[1])"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [*again, spec], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert "RuntimeError: this worker would compute with " in done.stderr
+    assert "the server has " in done.stderr
 
 
 def test_the_same_config_on_other_weights_is_another_draw(

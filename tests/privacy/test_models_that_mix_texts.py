@@ -1,0 +1,122 @@
+"""A network whose logits depend on more than the text before them is refused.
+
+One user would change the gradients of all who share a pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from transformers import BertConfig, BertLMHeadModel, Phi3Config, Phi3ForCausalLM, PreTrainedModel
+
+from fedsim.clients.models.tokenizers import word_tokenizer
+from fedsim.clients.models.transformers_model import TransformersModel
+from fedsim.config import ModelConfig
+from fedsim.errors import ConfigError
+from fedsim.language_model import check_causal
+from fedsim.materials import load_model
+from tests.conftest import small_config
+from tests.contracts.layer_samples import NETWORKS, VOCABULARY, network
+from tests.helpers.commands import fedsim
+
+
+def bert(zeros: bool = False) -> PreTrainedModel:
+    config = BertConfig(
+        vocab_size=VOCABULARY, hidden_size=12, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=16, max_position_embeddings=64,
+    )  # fmt: skip
+    network = BertLMHeadModel(config)
+    if zeros:
+        nn.init.zeros_(network.cls.predictions.decoder.weight)
+    return network
+
+
+def phi3(originally: int = 16) -> PreTrainedModel:
+    factors = {"long_factor": [4.0] * 3, "short_factor": [1.0] * 3}
+    config = Phi3Config(
+        vocab_size=VOCABULARY, hidden_size=12, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=16, max_position_embeddings=64, pad_token_id=0,
+        original_max_position_embeddings=originally,
+        rope_parameters={"rope_type": "longrope", **factors},
+    )  # fmt: skip
+    network = Phi3ForCausalLM(config)
+    for name, value in network.named_parameters():
+        if "qkv" in name:
+            value.data.mul_(30.0)  # at its start attention looks everywhere alike
+    return network
+
+
+class MeansOfTheBatch(nn.Module):
+    """What a norm over the batch does."""
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden + hidden.mean(0, keepdim=True)
+
+
+def batch_norm() -> PreTrainedModel:
+    network = phi3(64)
+    network.model.norm = MeansOfTheBatch()
+    return network
+
+
+def opened(make: Callable[[], PreTrainedModel], length: int = 32) -> TransformersModel:
+    torch.manual_seed(0)
+    return TransformersModel(
+        make(), word_tokenizer(VOCABULARY), ModelConfig(), origin="", sequence_length=length
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (bert, "tokens after them"),
+        (lambda: bert(zeros=True), "tokens after them"),
+        (batch_norm, "the other texts of a pass"),
+        (phi3, "the length of the longest text of a pass"),
+    ],
+    ids=["bert", "bert with an output of zeros", "a norm over the batch", "longrope"],
+)
+def test_one_whose_logits_depend_on_others_is_refused(
+    make: Callable[[], PreTrainedModel], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"^model: its logits depend on {said}"):
+        check_causal(opened(make), "model", 32)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_those_with_layer_rules_are_not(name: str) -> None:
+    check_causal(network(name, torch.float32)[0], "model", 12)
+
+
+def test_longrope_is_trained_within_its_short_lengths() -> None:
+    check_causal(opened(phi3, 16), "model", 16)
+
+
+@pytest.mark.parametrize("length", [1, 2, 3])
+def test_rows_too_short_to_tell(length: int) -> None:
+    check_causal(opened(bert), "model", min(length, 1))
+    check_causal(opened(lambda: phi3(64), length), "model", length)
+
+
+@pytest.mark.parametrize("name", ["tiny-gpt", "mcmahan-lstm"])
+def test_built_in_models_are_not(name: str) -> None:
+    load_model(ModelConfig(name_or_path=name, pretraining_steps=0))
+
+
+def test_the_command_refuses_it_and_writes_nothing(speeches: Path, tmp_path: Path) -> None:
+    folder, run = tmp_path / "bert", tmp_path / "run"
+    model = opened(bert)
+    model.save(model.initial_parameters(), folder)
+    config = small_config(
+        speeches, model={"name_or_path": str(folder), "pretraining_steps": None, "trainable": "."}
+    )
+    path = tmp_path / "config.toml"
+    path.write_text(config.to_toml(), encoding="utf-8")
+    said = fedsim("run", path, "--out", run)
+    assert said.returncode == 2, said.stderr
+    assert f"model.name_or_path = '{folder}': its logits depend on tokens after them" in said.stderr
+    assert not run.exists()

@@ -21,8 +21,9 @@ demo: $(VENV)/.installed
 install: $(VENV)/.installed
 
 # Files in their order: by default those with the fewest tests come last, which are the slow ones.
+# Three at a time on two cores: those that start clusters wait more than they compute.
 test: $(VENV)/.installed-dev check
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .

@@ -88,7 +88,7 @@ def _roc(report: AttackReport, key: str, title: str, caption: str, *, log: bool)
     series.append(curve("guessing", zip(diagonal, diagonal, strict=True), width=1))
     if (bound := bound_curve(report)) is not None:
         rates = zip(*(part.tolist() for part in bound), strict=True)
-        series.append(curve("the guarantee's bound", rates, dash="dash"))
+        series.append(curve("the guarantee's bound for users", rates, dash="dash"))
     return Panel(
         key,
         title,

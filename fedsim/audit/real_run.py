@@ -14,6 +14,7 @@ from fedsim.errors import ConfigError
 from fedsim.grids.executor import build_executor
 from fedsim.materials import default_device, load_materials, new_data_seed
 from fedsim.plan import RoundPlan
+from fedsim.release_seed import release_seed
 from fedsim.runner.launch import open_grid
 from fedsim.runner.progress import CountProgress
 from fedsim.runner.training import train
@@ -98,6 +99,9 @@ def audit_run(
     parameters = materials.model.initial_parameters()
     canaries = draw_canaries(parameters, plan.clip, num_canaries, coin_seed)
     included = flip_coins(num_canaries, coin_seed)
+    # Draws of its own: the run of the same config has the same sums but for the canaries.
+    question = ["audit", num_canaries, coin_seed]
+    plan = replace(plan, seed=release_seed(config, materials, *question))
     planted, first_key, watch = with_canaries(plan, canaries, included)
     rounds = config.strategy.rounds
     with open_grid(config.executor) as grid, CountProgress("audit", rounds) as bar:

@@ -105,5 +105,5 @@ def _duration(seconds: float | None) -> str:
     return f"{seconds:.3g} s" if seconds < 120.0 else f"{seconds / 3600.0:.3g} h"
 
 
-def _bytes(count: int) -> str:
-    return f"{count / 2**20:,.0f} MiB"
+def _bytes(count: int | None) -> str:
+    return NOTHING if count is None else f"{count / 2**20:,.0f} MiB"

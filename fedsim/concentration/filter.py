@@ -26,7 +26,7 @@ from fedsim.tensors import Tensors
 
 _COLUMNS = 65_536  # of the gradients that are float64 at once
 # A distance errs by a few 1e-8 of the norms: below, users who are many τ apart would seem one.
-_LEAST_RADIUS = 1e-6
+_LEAST_RADIUS = 1e-3
 
 Matrix = npt.NDArray[np.float64]
 

@@ -31,7 +31,7 @@ class Cost:
     seconds_per_gradient: float | None
     seconds_per_round: float | None
     seconds: float | None
-    memory_bytes: int
+    memory_bytes: int | None
 
 
 def cost(comparison: StrategyComparison, candidate: Candidate) -> Cost:
@@ -46,5 +46,5 @@ def cost(comparison: StrategyComparison, candidate: Candidate) -> Cost:
         seconds_per_gradient=each,
         seconds_per_round=a_round,
         seconds=None if a_round is None else a_round * config.strategy.rounds,
-        memory_bytes=peak_memory_bytes() + server,
+        memory_bytes=None if each is None else peak_memory_bytes() + server,
     )

@@ -144,13 +144,13 @@ def with_reports(line: CellResult, reports: Sequence[RunReport]) -> CellResult:
     good = [final for final in finals if is_finite(final.loss)]
     starts = [report.utility.initial.loss for report in reports]
     whole = next((report for report in reports if report.diverged is None), reports[0])
-    promise, cost = whole.privacy, whole.cost
+    # Seeds share a plan up to their coins, and the largest ε is what can be said of all; one with
+    # no finite ε leaves none.
+    promise = max((whole, *reports), key=lambda each: _finite(each.privacy.epsilon)).privacy
+    cost = whole.cost
     terms = {name: getattr(promise, name) for name in TERMS}
     if promise.epsilon is None:
         terms |= dict.fromkeys(("delta", "unit", "relation"))
-    else:
-        # Seeds share a plan up to their coins; the largest ε is what can be said of all.
-        terms["epsilon"] = max(report.privacy.epsilon or 0.0 for report in reports)
     expected = cost.expected_gradients
     values = {
         **terms,
@@ -166,6 +166,10 @@ def with_reports(line: CellResult, reports: Sequence[RunReport]) -> CellResult:
         "terms": terms_text(promise),
     }
     return CellResult.model_validate({**dict(line), **values})
+
+
+def _finite(epsilon: float | None) -> float:
+    return math.inf if epsilon is None else epsilon
 
 
 def cells(line: CellResult) -> list[str]:

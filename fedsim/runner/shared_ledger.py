@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -25,6 +26,8 @@ from fedsim.strategy import build_plan
 from fedsim.utils.files import write_atomically
 from fedsim.utils.json_text import read_json
 from fedsim.utils.locks import locked, refuse_without, wait
+
+log = logging.getLogger("fedsim")
 
 _VERSION = 2
 _KEYS = {"version", "epsilon", "delta", "relation", "order", "registered", "ledger"}
@@ -407,6 +410,9 @@ def shared_account(config: SharedLedgerConfig | None, plan: RoundPlan) -> Shared
     _, relation = choose([plan.cost], plan.accountant, plan.relation)
     terms = SharedLedger(config.epsilon, config.delta, relation)
     # By its one true name: a link would have a lock of its own, and be replaced by the first write.
-    account = SharedAccount(Path(config.ledger).expanduser().resolve(), terms)
+    path = Path(config.ledger).expanduser().resolve()
+    account = SharedAccount(path, terms)
     account.check()
+    if not path.exists():
+        log.warning("privacy.shared.ledger: %s is not there: it begins with nothing spent", path)
     return account

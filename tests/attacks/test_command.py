@@ -101,7 +101,7 @@ def test_a_page_with_a_guarantee_has_its_terms_and_its_bound(found: dict[str, An
     for words in (f"{report.bound.auroc:.3f}", privacy.relation, "δ = ", "the guarantee's bound"):
         assert words in page.replace("&#39;", "'").replace("\\u0027", "'")
     ((linear, log),) = attack_chart(report).rows
-    names = ["mean of users", "mean of canaries", "guessing", "the guarantee's bound"]
+    names = ["mean of users", "mean of canaries", "guessing", "the guarantee's bound for users"]
     for panel in (linear, log):
         assert [series.name for series in panel.series] == names
         curve = report.groups[0].curves[0]
@@ -123,6 +123,14 @@ def test_what_is_no_guarantee_of_this_bounds_nothing(changed: dict[str, Any], re
     bound = bound_of(privacy)
     assert bound.auroc is None
     assert reason in bound.reason
+
+
+def test_what_holds_for_users_bounds_no_attack_on_canaries() -> None:
+    """Half of them are held out: one in place of another, for which the guarantee is another."""
+    assert bound_of(sample_privacy()).auroc is not None
+    bound = bound_of(sample_privacy(), "canaries")
+    assert bound.auroc is None
+    assert "canaries" in bound.reason
 
 
 def refused(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> int | str | None:

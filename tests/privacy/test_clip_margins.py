@@ -114,6 +114,18 @@ def lost_in_blocks() -> Product:
     return Product(left[None], right[None])
 
 
+def squares_underflow() -> Product:
+    """Positions that cancel, whose left squares all underflow beside right entries of 3e18."""
+    torch.manual_seed(0)
+    left, right = torch.randn(2, POSITIONS, 4)
+    half = POSITIONS // 2
+    left[half:], right[half:] = -left[:half], right[:half]
+    order = torch.randperm(POSITIONS)
+    left, right = left[order] * 6e-24, right[order] * 3e18
+    left[0] *= 1.0 + 1e-6
+    return Product(left[None], right[None])
+
+
 PRODUCTS = {
     "lost in blocks": lost_in_blocks,
     "lost beside what cancels": lost_beside_what_cancels,

@@ -20,7 +20,7 @@ import torch
 from fedsim.clients.engines.clipped_sums import GROUP, GROUPS, block_squares, sum_of_rows
 from fedsim.clients.engines.per_example.batched import BatchedEngine, Buffers
 from fedsim.clients.engines.per_example.capture import OpenModel
-from fedsim.clients.engines.per_example.ghost_norms import ghost_is_cheaper, ghost_norms
+from fedsim.clients.engines.per_example.ghost_norms import ghost_is_cheaper, ghost_norms, present
 from fedsim.clients.engines.per_example.gradient_terms import (
     MergedRows,
     Product,
@@ -356,7 +356,7 @@ def _masses(term: Term, segment: Segment) -> torch.Tensor:
 def _at_least_norms(vectors: torch.Tensor) -> torch.Tensor:
     """Return upper bounds of the norms, float64: with room for rounding and underflow."""
     norms: torch.Tensor = torch.linalg.vector_norm(vectors, dim=-1).double()
-    return torch.where(norms > 0, 1.01 * norms + _LOST, 0.0)
+    return torch.where(present(vectors), 1.01 * norms + _LOST, 0.0)
 
 
 def _zeroed(term: Term, segments: Segments, units: torch.Tensor) -> Term:

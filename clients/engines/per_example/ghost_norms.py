@@ -84,7 +84,7 @@ def ghost_norms(terms: Sequence[Term], segment: Segment) -> GhostNorms:
         of_left, of_right = of_left.mul_(same), of_right.mul_(same)
     left_norms, right_norms = _norms(of_left, left), _norms(of_right, right)
     mass = (left_norms * right_norms).sum(dim=1)
-    positions = (_present(of_left) & _present(of_right)).sum(dim=1)
+    positions = (present(left) & present(right)).sum(dim=1)
     off_left, off_right = _roundings(left) * u, _roundings(right) * u
     error = (off_left + u) * _between(of_right.abs(), left_norms)
     error += off_right * _between(of_left.abs(), right_norms) + off_left * off_right * mass.square()
@@ -98,13 +98,12 @@ def ghost_norms(terms: Sequence[Term], segment: Segment) -> GhostNorms:
         off = (_roundings(values) + 1) * u
         squares += 2 * cross_term(left, right, ids, values)
         error += 2 * off * _between(scores(left, ids).abs(), right_norms, norms)
-        present = _present(of_values).sum(dim=1)
         # Look-ups add up only where they are of the same row.
         same_row = ids[:, :, None] == ids[:, None, :]
         squares += _total(of_values.mul_(same_row))
         error += off * _between(same_row.to(values.dtype), norms)
         mass += norms.sum(dim=1)
-        positions += present
+        positions += present(values).sum(dim=1)
     return GhostNorms(squares, 1.01 * error, 1.01 * mass, positions)
 
 
@@ -158,8 +157,9 @@ def _norms(inner: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
     return (inner.diagonal(dim1=1, dim2=2).double() + lost).sqrt()
 
 
-def _present(inner: torch.Tensor) -> torch.Tensor:
-    return inner.diagonal(dim1=1, dim2=2) > 0
+def present(vectors: torch.Tensor) -> torch.Tensor:
+    """Return which vectors are not zero, (…,) bool; squares may all underflow in others too."""
+    return vectors.ne(0).any(dim=-1)
 
 
 def _between(

@@ -32,6 +32,7 @@ _NO_HUB = (
 )
 _QUOTED = re.compile(r"(['\"]).*\1", re.DOTALL)
 _BATCH = 1000
+_EXACT = 2.0**53  # floats from here on stand for several integers
 _SHOWN = 500  # characters of the columns' names in a message
 
 
@@ -314,6 +315,12 @@ def _user(value: object, spec: SourceSpec) -> str | None:
         raise ConfigError(
             f"data.user_column = {spec.user_column!r}: holds {kind} values; "
             "wanted: strings or integers"
+        )
+    if isinstance(value, float) and abs(value) >= _EXACT:
+        raise ConfigError(
+            f"data.user_column = {spec.user_column!r}: holds {value!r}, a number of more digits "
+            "than a float has: other users may have become the same; give strings or integers "
+            "(pandas makes floats of integers where one is missing)"
         )
     if isinstance(value, float) and value.is_integer():
         value = int(value)

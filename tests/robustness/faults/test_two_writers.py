@@ -35,7 +35,7 @@ def test_the_second_of_two_processes_is_refused(
     """The first is stopped in the middle of its run, so that it holds the folder but is quiet."""
     config, out = tmp_path / "mine.toml", tmp_path / "both" / "mine"
     text = small_config(
-        speeches, strategy={"rounds": 60}, training={"evaluate_every": 60}
+        speeches, strategy={"rounds": 24}, training={"evaluate_every": 24}
     ).to_toml()
     config.write_text(text, encoding="utf-8")
     command = [sys.executable, "-m", "fedsim.cli.main", "run", str(config), "--out", str(out)]

@@ -108,6 +108,14 @@ def test_a_user_has_one_name(
             list(read)
 
 
+def test_integers_that_became_floats_are_refused_where_digits_may_be_lost(tmp_path: Path) -> None:
+    """As pandas makes of them where one is missing; two users would be one."""
+    table = pa.table({"speaker": [2.0**53, None], "text": ["x", "x"]})
+    pq.write_table(table, tmp_path / "rows.parquet")
+    with pytest.raises(ConfigError, match=r"data.user_column = 'speaker': holds 9007199254740992"):
+        list(records(_config(tmp_path / "rows.parquet")))
+
+
 def test_a_number_in_a_csv_keeps_its_zeros(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text("speaker,text\n007,a\n7,b\n,c\n")
     assert [user for user, _ in records(_config(tmp_path / "rows.csv"))] == ["007", "7", None]

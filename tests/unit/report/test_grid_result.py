@@ -15,11 +15,14 @@ from fedsim.report.grid_result import (
     Interval,
     Tuning,
     captions,
+    cells,
     grid_table,
     interval,
     terminal_table,
+    with_reports,
 )
 from tests.unit.report.grid_samples import grid, line
+from tests.unit.report.report_samples import privacy, report
 
 
 def test_the_interval_is_students() -> None:
@@ -83,6 +86,17 @@ def test_what_diverged_and_what_failed_is_shown() -> None:
     assert "Failed: b,seed=0: RuntimeError: no" in page
     assert "ε at δ = 1e-4; unit: user" in page
     assert "Tuning took 4 runs, 10 gradients, 1 s. Said." in captions(_measurement())
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_seed_without_a_finite_epsilon_leaves_none_to_the_line(place: int) -> None:
+    """As of a run that was killed, and charged again for what it did again."""
+    reports = [report(promise=privacy(epsilon=value)) for value in (2.0, 3.0)]
+    assert with_reports(line(losses=()), reports).epsilon == 3.0
+    reports.insert(place, report(promise=privacy(epsilon=None)))
+    found = with_reports(line(losses=()), reports)
+    assert found.epsilon is None
+    assert "none" in cells(found)
 
 
 def test_runs_that_stopped_early_and_trials_that_failed_are_said() -> None:

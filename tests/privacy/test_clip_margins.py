@@ -114,18 +114,6 @@ def lost_in_blocks() -> Product:
     return Product(left[None], right[None])
 
 
-def squares_underflow() -> Product:
-    """Positions that cancel, whose left squares all underflow beside right entries of 3e18."""
-    torch.manual_seed(0)
-    left, right = torch.randn(2, POSITIONS, 4)
-    half = POSITIONS // 2
-    left[half:], right[half:] = -left[:half], right[:half]
-    order = torch.randperm(POSITIONS)
-    left, right = left[order] * 6e-24, right[order] * 3e18
-    left[0] *= 1.0 + 1e-6
-    return Product(left[None], right[None])
-
-
 PRODUCTS = {
     "lost in blocks": lost_in_blocks,
     "lost beside what cancels": lost_beside_what_cancels,
@@ -144,6 +132,26 @@ def test_products_are_clipped_to_the_bound(make: type[Gradients], make_product: 
     assert 0.9 * BOUND <= summed <= BOUND
     if make is Ghost:
         assert exact <= BOUND
+
+
+def test_positions_whose_squares_all_underflow_have_a_margin_too() -> None:
+    """Left factors of 6e-24, whose norm is 0 in float32, beside right ones of 3e18; pairs cancel."""
+    torch.manual_seed(0)
+    half = 300
+    left, right = torch.randn(half, 4) * 6e-24, torch.randn(half, 4) * 3e18
+    order = torch.randperm(2 * half)
+    left = torch.cat([torch.cat([left, -left])[order], torch.randn(1, 4) * 6e-30])
+    right = torch.cat([torch.cat([right, right])[order], torch.randn(1, 4) * 3e18])
+    product, layout = Product(left[None], right[None]), {"weight": torch.zeros(4, 4)}
+    gradients = Ghost(Buffers(), layout, 1)
+    gradients.start_pass(Segments([1], whole=True, tokens=[2 * half + 1]))
+    gradients("weight", product)
+    clip = FlatClip(l2_clip_norm=0.9 * l2_norm({"weight": left.double().T @ right.double()}))
+    factors, plain = clip_factors(clip, layout, gradients.squares())
+    summed = l2_norm(dict(gradients.weighted_sum(factors)))
+    assert bool(plain)
+    assert summed <= clip.bound
+    assert bool(gradients.coarse(factors, clip.bound))
 
 
 def test_a_chained_product_is_clipped_to_the_bound() -> None:

@@ -135,7 +135,7 @@ def test_products_are_clipped_to_the_bound(make: type[Gradients], make_product: 
 
 
 def test_positions_whose_squares_all_underflow_have_a_margin_too() -> None:
-    """Left factors of 6e-24, whose norm is 0 in float32, beside right ones of 3e18; pairs cancel."""
+    """Left factors of 6e-24, of norm 0 in float32, beside right ones of 3e18; pairs cancel."""
     torch.manual_seed(0)
     half = 300
     left, right = torch.randn(half, 4) * 6e-24, torch.randn(half, 4) * 3e18

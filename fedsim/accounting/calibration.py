@@ -84,7 +84,7 @@ def calibrate_noise_multiplier(
         return epsilon_of(cost, rounds, delta, chosen.name, relation)
 
     def search() -> float:
-        noise_multiplier = _search(spent, unit_noise, rounds, epsilon, delta)
+        noise_multiplier = least_noise(spent, unit_noise, rounds, epsilon, delta)
         if noise_multiplier is None:
             raise ConfigError(
                 f"epsilon = {epsilon}, delta = {delta}: accountant {chosen.name!r} cannot certify "
@@ -110,7 +110,7 @@ def _refuse_empty_promise(cost: RoundCost, rounds: int, delta: float) -> None:
         )
 
 
-def _search(
+def least_noise(
     spent: Callable[[float], float],
     unit_noise: RoundCost,
     rounds: int,

@@ -9,7 +9,9 @@ import typer
 from rich.console import Console
 
 from fedsim.accounting.planning import delta_of_population
+from fedsim.accounting.random_allocation import RandomAllocation
 from fedsim.cli.answers import Question, answer, curve_json, curve_table
+from fedsim.cli.balanced import balanced_answer
 from fedsim.cli.output import status_when_slow
 from fedsim.errors import ConfigError
 from fedsim.sampling import (
@@ -105,6 +107,34 @@ def els(
         rounds, sampling, "examples", group_size, noise_multiplier, name, _relation(relation)
     )
     _answer(question, epsilon, delta, users, as_json)
+
+
+@app.command()
+def balanced(
+    *,
+    rounds: Annotated[int, typer.Option(help="Number of rounds, all of them, fixed in advance.")],
+    participations: Annotated[
+        int, typer.Option(help="In how many of the rounds each user takes part, exactly.")
+    ],
+    delta: Annotated[str, typer.Option(help="δ of the guarantee, or n^-1.1 with --users.")],
+    users: Users = None,
+    noise_multiplier: NoiseMultiplier = None,
+    epsilon: Annotated[
+        float | None, typer.Option(help="Target ε; the noise is found for it.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Balanced participation: each user is in exactly k rounds, drawn at random and kept secret.
+
+    A price only: no sampler of fedsim draws like this yet, so no run can ask for it. It is the
+    price of a whole run whose number of rounds is fixed in advance; to stop early is no cheaper.
+    Beside it stands what Poisson sampling costs at the same rate.
+    """
+    allocation = RandomAllocation(rounds, participations)
+    number = _delta(delta, users)
+    with status_when_slow("accounting"):
+        found = balanced_answer(allocation, noise_multiplier, epsilon, number)
+    typer.echo(json.dumps(found.to_json(), allow_nan=False) if as_json else found.sentence())
 
 
 def _answer(

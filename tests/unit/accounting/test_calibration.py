@@ -141,7 +141,7 @@ def test_the_cache_saves_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> float:
         raise AssertionError("searched again")
 
-    monkeypatch.setattr(calibration, "_search", fail)
+    monkeypatch.setattr(calibration, "least_noise", fail)
     assert calibrate_noise_multiplier(**EASY) == first
     with pytest.raises(AssertionError, match="searched again"):
         calibrate_noise_multiplier(**{**EASY, "rounds": 101})

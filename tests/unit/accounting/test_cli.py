@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from fedsim.accounting import events, random_allocation
 from fedsim.accounting.accountants import epsilon
 from fedsim.accounting.events import RoundCost
+from fedsim.accounting.random_allocation import RandomAllocation
 from fedsim.cli.account import app
 from fedsim.errors import ConfigError
 from fedsim.sampling import PoissonSampling, TruncatedPoissonSampling
@@ -197,3 +199,63 @@ def test_a_wrong_option_is_named(command: str, message: str) -> None:
     assert result.stdout == ""
     with pytest.raises(ConfigError, match=message):
         raise result.exception
+
+
+def test_balanced_both_ways_beside_poisson() -> None:
+    common = "balanced --rounds 200 --participations 8 --delta 1e-6"
+    found = answer(f"{common} --epsilon 2")
+    noise = found["noise_multiplier"]
+    assert found == {
+        "epsilon": random_allocation.epsilon(RandomAllocation(200, 8), noise, 1e-6),
+        "delta": 1e-6,
+        "unit": "user",
+        "relation": "add-or-remove-one user",
+        "noise_multiplier": noise,
+        "sampling_probability": 0.04,
+        "sampler": "balanced participation of users (each in exactly 8 of 200)",
+        "rounds": 200,
+        "accountant": "random-allocation",
+        "participations": 8,
+        "guaranteed": False,
+        "whole_run": True,
+        "poisson": {
+            "epsilon": epsilon(RoundCost(PoissonSampling(0.04), noise), 200, 1e-6),
+            "sampler": "Poisson sampling of users",
+            "accountant": "pld",
+        },
+    }
+    assert 1.99 <= found["epsilon"] <= 2.0
+    assert answer(f"{common} --noise-multiplier {noise}") == found
+    power = common.replace("1e-6", "n^-1.5 --users 10000")
+    assert answer(f"{power} --noise-multiplier {noise}") == found
+    words = CliRunner().invoke(app, shlex.split(f"{common} --noise-multiplier {noise}")).stdout
+    assert words.startswith("Hypothetical, not a guarantee for this run: every user would have (ε")
+    for term in ("δ = 1e-06", "add-or-remove-one user", "each in exactly 8 of 200", "noise mult"):
+        assert term in words
+    assert "fixed in advance: to stop early is no cheaper. No sampler of fedsim draws" in words
+    assert words.count("\n") == 3
+    assert "Poisson sampling of users at the same rate" in words.splitlines()[2]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--participations 9 --noise-multiplier 1", "participations = 9: give .* rounds = 8"),
+        ("--participations 0 --noise-multiplier 1", "participations = 0"),
+        ("--participations 2", "--noise-multiplier = None, --epsilon = None: give one"),
+        ("--participations 2 --noise-multiplier 1 --epsilon 1", "--epsilon = 1.0: give one"),
+        ("--participations 2 --noise-multiplier 0", "noise_multiplier = 0.0"),
+        ("--participations 2 --epsilon -1", "epsilon = -1.0"),
+    ],
+)
+def test_a_wrong_balance_is_named(options: str, message: str) -> None:
+    result = CliRunner().invoke(app, shlex.split(f"balanced --rounds 8 --delta 1e-6 {options}"))
+    assert isinstance(result.exception, ConfigError)
+    with pytest.raises(ConfigError, match=message):
+        raise result.exception
+
+
+def test_no_run_can_ask_for_balanced_participation_yet() -> None:
+    words = CliRunner().invoke(app, ["balanced", "--help"]).stdout
+    assert "no sampler of fedsim draws like this yet" in " ".join(words.split())
+    assert not any("alloc" in kind or "balanc" in kind for kind in events._SAMPLINGS)

@@ -1,0 +1,267 @@
+"""Balanced participation: never below what quadrature or Monte Carlo proves, and not far above.
+
+The likelihood ratio of exactly k of T rounds is the mean, over all k-subsets, of products of
+log-normals: an elementary symmetric polynomial over a binomial coefficient. For one of two or
+three rounds its divergences are integrals of a formula; else they are means of numbers in [0, 1],
+which Monte Carlo bounds from below.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable
+
+import dp_accounting
+import numpy as np
+import numpy.typing as npt
+import pytest
+from scipy import special
+
+from fedsim.accounting.accountants import epsilon as poisson_epsilon
+from fedsim.accounting.events import RoundCost
+from fedsim.accounting.random_allocation import (
+    RandomAllocation,
+    calibrate_noise_multiplier,
+    composed,
+    delta,
+    epsilon,
+)
+from fedsim.errors import ConfigError
+from fedsim.sampling import PoissonSampling
+
+Array = npt.NDArray[np.float64]
+
+SAMPLES = 200_000
+MISSED = 1e-7  # how often Monte Carlo's lower bound is above the truth
+GRID = 6e-3  # relative: what two grids of an ε can differ by
+
+
+def stop_loss(bound: Array, noise: float, sign: float) -> Array:
+    """E (sign (X - bound))+ for the log-normal X of mean 1: Black and Scholes's formula."""
+    near = np.log(np.maximum(bound, 1e-300)) * noise
+    above, at = (special.ndtr(sign * (x / noise - near)) for x in (0.5, -0.5))
+    outside = np.maximum(sign * (1.0 - bound), 0.0)  # X is never below a bound under 0
+    return np.where(bound > 0.0, sign * (above - bound * at), outside)
+
+
+def quadrature(rounds: int, noise: float, at: float) -> tuple[float, float]:
+    """Both divergences, removing and adding, of one of two or three rounds; by the trapezium rule.
+
+    The last log-normal is integrated by the formula, and the rule is exact to rounding for the
+    others, whose integrands are smooth and vanish at both ends.
+    """
+    z = np.linspace(-13.0 - 1.0 / noise, 13.0 + 1.0 / noise, 4001 if rounds == 2 else 1201)
+    weights = np.exp(-(z**2) / 2.0) / math.sqrt(2.0 * math.pi) * (z[1] - z[0])
+    ratios = np.exp(z / noise - 0.5 / noise**2)
+    sums = ratios
+    for _ in range(rounds - 2):
+        sums = np.add.outer(sums, ratios).ravel()
+        weights = np.multiply.outer(weights, weights).ravel()
+    remove = stop_loss(rounds * math.exp(at) - sums, noise, 1.0)
+    add = stop_loss(rounds * math.exp(-at) - sums, noise, -1.0)
+    return float(weights @ remove) / rounds, float(weights @ add) / rounds * math.exp(at)
+
+
+def lower(
+    rounds: int, taken: int, noise: float, at: float, samples: int = SAMPLES
+) -> tuple[float, float]:
+    """Lower bounds on both divergences by Monte Carlo, removing and adding.
+
+    By the empirical Bernstein bound (Maurer and Pontil 2009, Theorem 4) for numbers in [0, 1].
+    """
+    source = np.random.default_rng([rounds, taken, round(1e4 * noise)])
+    bounds = []
+    for there, sign in ((taken, 1.0), (0, -1.0)):
+        draws = noise * source.standard_normal((samples, rounds))
+        draws[:, :there] += 1.0  # by symmetry, the user takes part in the first rounds
+        loss = sign * np.log(mean_of_subsets(np.exp(draws / noise**2 - 0.5 / noise**2), taken))
+        values = np.maximum(-np.expm1(at - loss), 0.0)
+        log = math.log(2.0 / MISSED)
+        spread = math.sqrt(2.0 * float(values.var(ddof=1)) * log / samples)
+        bounds.append(float(values.mean()) - spread - 7.0 * log / (3.0 * (samples - 1)))
+    return bounds[0], bounds[1]
+
+
+def mean_of_subsets(ratios: Array, taken: int) -> Array:
+    """The mean over all subsets of `taken` of the rounds of the product of their ratios."""
+    sums = [np.ones(len(ratios)), *(np.zeros(len(ratios)) for _ in range(taken))]
+    for column in ratios.T:
+        for size in range(taken, 0, -1):
+            sums[size] = sums[size] + column * sums[size - 1]
+    return np.asarray(sums[taken] / math.comb(ratios.shape[1], taken))
+
+
+@pytest.mark.parametrize("noise", [0.3, 0.7, 1.0, 3.0, 20.0])
+@pytest.mark.parametrize("rounds", [2, 3])
+def test_one_of_two_and_of_three_rounds_against_quadrature(rounds: int, noise: float) -> None:
+    sides = composed(RandomAllocation(rounds, 1), noise, 1 / 64).directions
+    for at in np.array([0.0, 0.1, 0.5, 1.0, 2.0]) / noise:
+        for side, exact in zip(sides, quadrature(rounds, noise, float(at)), strict=True):
+            if exact > 1e-11:  # below, the rule's own rounding shows
+                assert exact * (1.0 - 1e-9) <= side.delta(float(at)) <= exact * 1.005
+
+
+@pytest.mark.parametrize("noise", [0.5, 2.0])
+@pytest.mark.parametrize("rounds", [2, 3])
+def test_epsilon_against_quadrature(rounds: int, noise: float) -> None:
+    for at in (1e-9, 1e-4, 0.01):
+        found = epsilon(RandomAllocation(rounds, 1), noise, at)
+        assert max(quadrature(rounds, noise, found)) <= at * (1.0 + 1e-3)
+        assert max(quadrature(rounds, noise, found * 0.99)) > at
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 7, 100, 625, 9999, 10_000])
+@pytest.mark.parametrize("noise", [1.0, 4.0, 100.0])
+def test_a_spread_has_the_mean_and_a_variance_barely_larger(rounds: int, noise: float) -> None:
+    """Under Q the ratio of one of t rounds has mean 1 and variance (e^(1/σ²) - 1)/t."""
+    _, add = composed(RandomAllocation(rounds, 1), noise, 1 / 32).directions
+    law = add.parts[0]
+    ratios = np.exp(-law.losses)
+    for total in (law.probabilities.sum(), law.probabilities @ ratios):
+        assert 1.0 - 1e-12 <= total <= 1.0 + 1e-5  # what floating point may do is charged
+    variance = law.probabilities @ (ratios - 1.0) ** 2
+    exact = math.expm1(noise**-2) / rounds
+    assert exact * (1.0 - 1e-6) <= variance <= exact * 1.01
+
+
+RANDOM = [
+    (int(rounds), int(max(1, share * rounds)), float(noise), float(at))
+    for rounds, share, noise, at in zip(
+        np.random.default_rng(5).integers(1, 25, 12),
+        np.random.default_rng(6).random(12),
+        np.exp(np.random.default_rng(7).uniform(math.log(0.4), math.log(4.0), 12)),
+        np.random.default_rng(8).uniform(0.0, 1.5, 12),
+        strict=True,
+    )
+]
+
+
+@pytest.mark.parametrize(("rounds", "taken", "noise", "at"), [*RANDOM, (100, 1, 0.3, 0.5)])
+def test_never_below_monte_carlo(rounds: int, taken: int, noise: float, at: float) -> None:
+    sides = composed(RandomAllocation(rounds, taken), noise, 1 / 16).directions
+    for side, least in zip(sides, lower(rounds, taken, noise, at), strict=True):
+        assert side.delta(at) >= least
+
+
+@pytest.mark.parametrize(
+    ("rounds", "taken", "wrong"),
+    [(2, 1, (3, 1)), (5, 1, (6, 1)), (20, 1, (24, 1)), (6, 3, (6, 2)), (8, 6, (8, 4))],
+)
+def test_prices_that_are_too_small_are_caught(
+    rounds: int, taken: int, wrong: tuple[int, int]
+) -> None:
+    """The price of a round more, of fewer participations, or of adding instead of removing.
+
+    With several participations the blocks' own slack hides the last.
+    """
+    noise, at = 0.6, 1.0
+    least = lower(rounds, taken, noise, at, 4 * SAMPLES)[0]
+    own = composed(RandomAllocation(rounds, taken), noise, 1 / 64).directions
+    other = composed(RandomAllocation(*wrong), noise, 1 / 64).directions
+    assert own[0].delta(at) >= least
+    assert other[0].delta(at) < least
+    assert taken > 1 or own[1].delta(at) < least
+
+
+@pytest.mark.parametrize(("rounds", "noise"), [(1, 0.5), (1, 5.0), (7, 1.0), (400, 10.0)])
+def test_everybody_every_round_is_the_gaussian_mechanism(rounds: int, noise: float) -> None:
+    for at in (1e-9, 1e-4):
+        exact = dp_accounting.get_epsilon_gaussian(noise / math.sqrt(rounds), at)
+        found = epsilon(RandomAllocation(rounds, rounds), noise, at)
+        assert exact * (1 - 1e-9) <= found <= exact * (1 + GRID)
+        assert at <= delta(RandomAllocation(rounds, rounds), noise, exact) <= at * 1.03
+
+
+@pytest.mark.parametrize("rounds", [1, 60, 1000])
+def test_monotone_in_noise_delta_and_participations(rounds: int) -> None:
+    half = RandomAllocation(rounds, (rounds + 1) // 2)
+    noises = [epsilon(half, noise, 1e-6) for noise in (0.04, 0.05, 0.3, 1.0, 1.1, 5.0, 50.0)]
+    deltas = [epsilon(half, 1.0, at) for at in (1e-12, 1e-9, 1e-6, 1e-5, 0.1)]
+    counts = sorted({1, 2, rounds // 3, rounds // 2, rounds - 1, rounds} & {*range(1, rounds + 1)})
+    taken = [epsilon(RandomAllocation(rounds, count), 1.0, 1e-6) for count in counts]
+    for values in (noises, deltas, taken[::-1]):
+        for more, less in itertools.pairwise(values):
+            assert less <= more * (1.0 + GRID)
+        assert len(values) == 1 or values[-1] < values[0]
+
+
+def test_finer_grids_only_take_off() -> None:
+    allocation = RandomAllocation(1001, 10)
+    values = [composed(allocation, 0.8, f).get_epsilon_for_delta(1e-7) for f in (1 / 8, 1 / 16)]
+    finest = composed(allocation, 0.8, 1 / 64).get_epsilon_for_delta(1e-7)
+    assert values[0] > values[1] > finest
+    assert epsilon(allocation, 0.8, 1e-7) <= finest * 1.004
+
+
+def test_extremes() -> None:
+    allocation = RandomAllocation(100, 3)
+    assert epsilon(allocation, 0.05, 1e-6) > 300.0
+    assert epsilon(allocation, 0.01, 1e-6) > 1e4
+    assert epsilon(allocation, 1e6, 1e-9) < 1e-3
+    assert epsilon(allocation, 1.0, 0.9) == 0.0
+    assert epsilon(allocation, 1.0, 1e-20) == math.inf
+    assert delta(allocation, 1.0, 1e3) < 1e-15
+    assert delta(allocation, 0.05, 0.0) == pytest.approx(1.0)
+    with pytest.raises(ConfigError, match="noise_multiplier = 1e-05: so little"):
+        epsilon(allocation, 1e-5, 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "taken", "noise", "at"),
+    [
+        (10_000, 1, 0.5, 1e-9),
+        (10_000, 1, 20.0, 1e-9),
+        (10_000, 1000, 1.0, 1e-5),
+        (999, 7, 0.7, 1e-4),
+    ],
+)
+def test_soon_and_about_what_poisson_sampling_costs(
+    rounds: int, taken: int, noise: float, at: float
+) -> None:
+    start = time.process_time()
+    found = epsilon(RandomAllocation(rounds, taken), noise, at)
+    assert time.process_time() - start < 10.0  # 0.1 to 0.7 seconds
+    similar = poisson_epsilon(RoundCost(PoissonSampling(taken / rounds), noise), rounds, at)
+    assert 0.8 * similar < found < 1.02 * similar
+
+
+def test_calibration_is_on_the_safe_side() -> None:
+    allocation = RandomAllocation(200, 8)
+    noise = calibrate_noise_multiplier(allocation, epsilon=2.0, delta=1e-6)
+    assert 2.0 * (1.0 - 5e-3) <= epsilon(allocation, noise, 1e-6) <= 2.0
+    with pytest.raises(ConfigError, match=r"delta = 1e-20: no noise"):
+        calibrate_noise_multiplier(allocation, epsilon=2.0, delta=1e-20)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: RandomAllocation(5, 6),
+            "participations = 6: give an integer from 1 to rounds = 5",
+        ),
+        (lambda: RandomAllocation(5, 0), "participations = 0"),
+        (lambda: RandomAllocation(5, 2.0), "participations = 2.0"),  # type: ignore[arg-type]
+        (lambda: RandomAllocation(0, 1), "rounds = 0: give an integer >= 1"),
+        (lambda: epsilon(RandomAllocation(5, 2), 0.0, 0.1), "noise_multiplier = 0.0: give"),
+        (lambda: epsilon(RandomAllocation(5, 2), -1.0, 0.1), "noise_multiplier = -1.0"),
+        (lambda: epsilon(RandomAllocation(5, 2), math.inf, 0.1), "noise_multiplier = inf"),
+        (lambda: epsilon(RandomAllocation(5, 2), math.nan, 0.1), "noise_multiplier = nan"),
+        (lambda: epsilon(RandomAllocation(5, 2), 1.0, 0.0), "delta = 0.0: give a number in"),
+        (lambda: epsilon(RandomAllocation(5, 2), 1.0, 1.0), "delta = 1.0"),
+        (lambda: delta(RandomAllocation(5, 2), 1.0, -0.1), "epsilon = -0.1: give a number >= 0"),
+        (
+            lambda: calibrate_noise_multiplier(RandomAllocation(5, 2), epsilon=0.0, delta=0.1),
+            "epsilon = 0.0: give a finite",
+        ),
+        (
+            lambda: calibrate_noise_multiplier(RandomAllocation(5, 2), epsilon=1.0, delta=2.0),
+            "delta = 2.0",
+        ),
+    ],
+)
+def test_bad_input_is_named(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        call()

@@ -56,10 +56,6 @@ from fedsim.utils.cache import remembered
 Array = npt.NDArray[np.float64]
 
 ACCOUNTANT = "random-allocation"
-CITATION = (
-    "PLD of random allocation: pair and reduction to blocks of Feldman and Shenfeld 2025 and 2026 "
-    "(arXiv:2502.08202, 2602.17284); mean-preserving rounding"
-)
 
 _TAIL = 1e-20  # mass at either end that a sum charges to δ
 _FIRST_FINENESS = 1.0 / 8.0  # width of a grid over the spread of what is on it

@@ -301,13 +301,14 @@ def _joined(split: Array) -> Array:
 def _split(logs: Array, width: float) -> tuple[npt.NDArray[np.int64], Array]:
     """Return (n,) grid points below numbers e^logs, and weights (2, n) of it and of the next.
 
-    The weights keep the mean. Floating point moves a position by its last digits, some 1e-16/w of
-    a step, and the sum of up to 40/w masses by 1e-16 each: both weights have that added.
+    The weights keep the mean. Floating point moves a position by its last digits, up to some
+    1e-15/w of a step, and a sum of n masses by n times 1.1e-16 at most: both weights have more
+    than that added.
     """
     places = logs / width
     steps = np.floor(places)
     up = np.expm1((places - steps) * width) / math.expm1(width)
-    charged = 1e-14 / width
+    charged = 1e-14 / width + 3e-16 * len(logs)
     return steps.astype(np.int64), np.stack([1.0 - up, up]) + charged
 
 

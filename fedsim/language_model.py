@@ -19,7 +19,7 @@ from fedsim.errors import ConfigError
 from fedsim.tensors import Tensors
 
 _TOKENS = 8  # of a made-up text
-_NUDGE = 0.05
+_NUDGE, _PERIOD = 0.05, 8191
 _EQUAL, _ROUNDING = 1e-5, 1e-4  # of the largest logit: of passes of one shape, and of two
 
 
@@ -134,7 +134,8 @@ class AdapterModel(LanguageModel, Protocol):
 def check_causal(model: LanguageModel, field: str, sequence_length: int) -> None:
     """Check that the logits of a text depend on nothing but the text before them.
 
-    Tried on made-up tokens: with other tokens after the text, with other texts beside it, and with
+    Tried on made-up tokens, at the starting weights and at others near them (what is zero at the
+    start does not stay so): with other tokens after the text, with other texts beside it, and with
     padding up to `sequence_length`. A network that fails would let a user who shares a pass move
     everybody's gradient, which no clip bounds. What has no finite logits, or the same
     for every text, is not judged.
@@ -175,7 +176,6 @@ def check_causal(model: LanguageModel, field: str, sequence_length: int) -> None
                     f"{field}: its logits depend on {what}. One user would change the gradients of "
                     "others, which no clip bounds"
                 )
-        return
 
 
 def _made_up(model: LanguageModel, size: int, text: int) -> torch.Tensor:
@@ -187,5 +187,6 @@ def _made_up(model: LanguageModel, size: int, text: int) -> torch.Tensor:
 def _nudged(value: torch.Tensor, nudge: float) -> torch.Tensor:
     if nudge == 0.0:
         return value
-    shift = torch.arange(value.numel(), device=value.device).sin().view(value.shape)
-    return value + nudge * shift.to(value.dtype)
+    pattern = torch.arange(_PERIOD, device=value.device).sin().to(value.dtype)
+    repeated = pattern.repeat(-(-value.numel() // _PERIOD))[: value.numel()]
+    return value + nudge * repeated.view(value.shape)

@@ -87,7 +87,8 @@ def load_materials(
 
     Raises:
         ConfigError: an unknown model, an unreadable source, a missing column, a preparation of
-            what is a store already, too few users to make canaries of.
+            what is a store already, too few users to make canaries of, a model that `check_causal`
+            refuses.
     """
     choices = seed if data_seed is None else data_seed
     read = [file for step in data.preparation for file in step.reads_files()]
@@ -105,6 +106,8 @@ def _load(
     *_versions: tuple[object, ...],
 ) -> Materials:
     language_model = load_model(model, seed, data.sequence_length, device)
+    field = f"model.name_or_path = {model.name_or_path!r}"
+    check_causal(language_model, field, data.sequence_length)
     check_not_prepared_twice(data)
     store, canaries = with_canaries(
         open_or_build(data, language_model), data.canaries, choices, language_model.vocabulary_size
@@ -148,7 +151,7 @@ def load_model(
     which must be installed; any other folder, GGUF file or hub id by the one for transformers.
 
     Raises:
-        ConfigError: it cannot be opened, or is not causal: see `check_causal`.
+        ConfigError: it cannot be opened.
     """
     name = loader_name(config.name_or_path)
     field = "model.name_or_path"
@@ -156,7 +159,6 @@ def load_model(
         field = f"model.name_or_path = {config.name_or_path!r}: fedsim_model in its config.json"
     loader = resolve("models", name, field)
     model: LanguageModel = loader(config, seed=seed, sequence_length=sequence_length, device=device)
-    check_causal(model, f"model.name_or_path = {config.name_or_path!r}", sequence_length)
     return model
 
 

@@ -164,7 +164,7 @@ class PrivacyTerms:
             "relation": self.relation,
             "noise_multiplier": self.noise_multiplier,
             "sampling_probability": self.sampling_probability,
-            "sampler": self.sampler,
+            "sampler": self.sampler + (" (others too: see the statement)" if self.others else ""),
             "rounds": self.rounds,
             "units_per_user": self.units_per_user,
             "accountant": self.accountant,

@@ -136,6 +136,14 @@ class RunFolder:
         identity = read_identity(self.identity)
         return kept_seed(identity["id"], self.path) if "id" in identity else new_data_seed(config)
 
+    def diverged(self) -> str | None:
+        """Return why the run ended, where it diverged.
+
+        It never goes on: which round it ended in may have been decided by private text, without
+        noise, and a model of that round would show it.
+        """
+        return read_identity(self.identity).get("diverged")
+
     def begin(self, config: Config, sources: Mapping[str, str], data_seed: int) -> None:
         """Make the folder, write the resolved config and what the run is made from.
 

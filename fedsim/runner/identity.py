@@ -54,6 +54,12 @@ def read_identity(path: Path) -> dict[str, Any]:
     return {**content, "sources": sources}
 
 
+def mark_diverged(path: Path, reason: str) -> None:
+    """Put into run.json why the run ended, so that it never goes on."""
+    content = {**read_json(path), "diverged": reason}
+    paths.write_atomically(path, json.dumps(content, indent=1) + "\n")
+
+
 def check_sources(path: Path, now: Mapping[str, str]) -> None:
     """Raise `ConfigError` if a run that is to go on was made from something else than `now`."""
     before = read_identity(path).get("sources", now)

@@ -33,6 +33,7 @@ from fedsim.report.model_card import model_card
 from fedsim.report.schema import HeldOut, RoundMetrics
 from fedsim.runner.checkpoint import newest_whole_state, save_checkpoint
 from fedsim.runner.folder import RunFolder
+from fedsim.runner.identity import mark_diverged
 from fedsim.runner.log import run_log
 from fedsim.runner.progress import RoundProgress
 from fedsim.runner.saved_model import check_served, save_adapter, save_model
@@ -76,12 +77,16 @@ def execute(config: Config, out: Path, grid: Grid, *, resume: bool = False) -> P
         _check(folder, config, resume)  # another process may have had it meanwhile
         session = _Session(config, folder, materials, plan, trackers, account)
         with run_log(out):
+            if (reason := folder.diverged()) is not None and folder.report.exists():
+                raise DivergedError(reason)  # all is charged and said
             try:
                 session.run(grid, device)
             except BudgetSpentError:
                 session.finish()
                 raise
             except (HaltedError, DivergedError) as error:
+                if isinstance(error, DivergedError):
+                    mark_diverged(folder.identity, str(error))
                 session.charge_halt()
                 session.finish(str(error) if isinstance(error, DivergedError) else None)
                 raise
@@ -141,6 +146,8 @@ class _Session:
             self.account.check_holds(self.folder.read_ledger())
         taken_up = self.folder.take_up(secure=not self._repeats())
         self.state = taken_up or self._start()
+        if (reason := self.folder.diverged()) is not None:  # killed before it was said
+            raise DivergedError(reason)
         self._prepare_epsilons()
         config = self.config
         with tracking(self.trackers, self.folder.path, config, self._terms) as self.tell:

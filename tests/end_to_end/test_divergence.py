@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
-from fedsim.report.schema import load_metrics, load_report
+from fedsim.errors import DivergedError
+from fedsim.materials import Materials
+from fedsim.report.schema import RoundMetrics, load_metrics, load_report
 from fedsim.report.wording import NOTHING
 from fedsim.runner.checkpoint import latest_checkpoint, load_checkpoint
 from fedsim.runner.folder import RunFolder
-from fedsim.runner.training import NOT_PAID_FOR
+from fedsim.runner.training import NOT_PAID_FOR, check_held_out
 from fedsim.tensors import all_finite
 from tests.helpers.commands import fedsim, write_config
 
@@ -44,6 +46,39 @@ def test_a_held_out_loss_that_is_not_finite_ends_the_run(speeches: Path, tmp_pat
     assert [path.name[:12] for path in sorted((out / "checkpoints").iterdir())][
         -1
     ] == "round-000003"
+
+
+@pytest.mark.parametrize("said", [True, False])
+def test_a_diverged_run_never_goes_on(
+    said: bool, speeches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under secure noise and a budget; also one that was killed before its report was written.
+
+    A model of the round before would tell by its round what no noise covers.
+    """
+    privacy = {"noise": "secure", "noise_multiplier": None, "epsilon": 2.0}
+    config = write(tmp_path / "c.toml", speeches, "uls", privacy=privacy)
+    out = tmp_path / "o"
+
+    def not_finite(line: RoundMetrics, materials: Materials) -> None:
+        if line.round == 4:
+            raise DivergedError("round 4: the held-out loss is nan")
+        check_held_out(line, materials)
+
+    monkeypatch.setattr("fedsim.runner.session.check_held_out", not_finite)
+    assert fedsim("run", config, "--out", out).returncode == 1
+    monkeypatch.setattr("fedsim.runner.session.check_held_out", check_held_out)
+    before = (out / "ledger.json").read_bytes()
+    if not said:
+        (out / "report.json").unlink()
+    done = fedsim("run", config, "--out", out, "--resume")
+    assert done.returncode == 1
+    assert "Diverged: round 4: the held-out loss is nan" in done.stderr
+    assert not (out / "model").exists()
+    report = load_report(out)
+    assert report.diverged is not None
+    assert NOT_PAID_FOR in report.privacy.assumptions
+    assert not said or (out / "ledger.json").read_bytes() == before
 
 
 def test_parameters_that_are_not_finite_end_the_run(speeches: Path, tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def bert(zeros: bool = False) -> PreTrainedModel:
     return network
 
 
-def phi3(originally: int = 16) -> PreTrainedModel:
+def phi3(originally: int = 16, zeros: bool = False) -> PreTrainedModel:
     factors = {"long_factor": [4.0] * 3, "short_factor": [1.0] * 3}
     config = Phi3Config(
         vocab_size=VOCABULARY, hidden_size=12, num_hidden_layers=1, num_attention_heads=2,
@@ -44,9 +44,8 @@ def phi3(originally: int = 16) -> PreTrainedModel:
         rope_parameters={"rope_type": "longrope", **factors},
     )  # fmt: skip
     network = Phi3ForCausalLM(config)
-    for name, value in network.named_parameters():
-        if "qkv" in name:
-            value.data.mul_(30.0)  # at its start attention looks everywhere alike
+    if zeros:
+        nn.init.zeros_(network.model.layers[0].self_attn.o_proj.weight)
     return network
 
 
@@ -76,9 +75,16 @@ def opened(make: Callable[[], PreTrainedModel], length: int = 32) -> Transformer
         (bert, "tokens after them"),
         (lambda: bert(zeros=True), "tokens after them"),
         (batch_norm, "the other texts of a pass"),
+        (lambda: phi3(zeros=True), "the length of the longest text of a pass"),
         (phi3, "the length of the longest text of a pass"),
     ],
-    ids=["bert", "bert with an output of zeros", "a norm over the batch", "longrope"],
+    ids=[
+        "bert",
+        "bert with an output of zeros",
+        "a norm over the batch",
+        "longrope that begins with zeros",
+        "longrope",
+    ],
 )
 def test_one_whose_logits_depend_on_others_is_refused(
     make: Callable[[], PreTrainedModel], said: str
@@ -104,7 +110,7 @@ def test_rows_too_short_to_tell(length: int) -> None:
 
 @pytest.mark.parametrize("name", ["tiny-gpt", "mcmahan-lstm"])
 def test_built_in_models_are_not(name: str) -> None:
-    load_model(ModelConfig(name_or_path=name, pretraining_steps=0))
+    check_causal(load_model(ModelConfig(name_or_path=name, pretraining_steps=0)), "model", 64)
 
 
 def test_the_command_refuses_it_and_writes_nothing(speeches: Path, tmp_path: Path) -> None:

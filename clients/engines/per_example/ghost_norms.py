@@ -150,11 +150,13 @@ def _norms(inner: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
     """Return the norms of positions, (units, positions) float64, and a little for underflow.
 
     A term of an inner product that underflows is lost: the smallest normal number at most. That
-    much on every entry's square, over u, makes the bounds above cover it.
+    much on every entry's square, over u, makes the bounds above cover it. Zeros lose nothing: how
+    many positions of padding there are must move nothing.
     """
     limits = torch.finfo(vectors.dtype)
     lost = 2.0 * vectors.shape[-1] * limits.tiny / limits.eps
-    return (inner.diagonal(dim1=1, dim2=2).double() + lost).sqrt()
+    norms = (inner.diagonal(dim1=1, dim2=2).double() + lost).sqrt()
+    return torch.where(present(vectors), norms, 0.0)
 
 
 def present(vectors: torch.Tensor) -> torch.Tensor:

@@ -177,10 +177,7 @@ def build(config, materials):
 def test_a_task_that_raises_and_resume(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The round fails with the worker's traceback; what is on disk is good; --resume goes on.
-
-    In its own process: who computes has no part in a run.
-    """
+    """The round fails with the worker's traceback; what is on disk is good; --resume goes on."""
     site = plugin(
         tmp_path / "site",
         FAULTY,
@@ -211,7 +208,6 @@ def test_a_task_that_raises_and_resume(
     assert not (run / "report.json").exists()
 
     fault.unlink()
-    write_config(path, config)
     resumed = command_line("run", path, "--out", run, "--resume")
     assert resumed.returncode == 0, resumed.stderr
     assert_same_run(run, fedsim.run(config, tmp_path / "whole").path)

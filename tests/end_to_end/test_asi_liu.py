@@ -46,7 +46,7 @@ def test_concentrated_users_train(speeches: Path, tmp_path: Path) -> None:
 
 
 def test_others_halt_the_run_which_is_charged_and_reported(speeches: Path, tmp_path: Path) -> None:
-    out, apart = tmp_path / "run", "strategy.concentration_radius=1e-6"
+    out, apart = tmp_path / "run", "strategy.concentration_radius=1e-3"
     done = run(speeches, out, apart)
     assert done.returncode == 1
     assert "Halted: round 0: the users' gradients are not concentrated" in done.stderr

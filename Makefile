@@ -4,13 +4,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 OUT ?= runs/demo
 
-# Two test processes on two cores: a second thread of each would only wait for the other's.
+# As many test processes as cores, or more: a second thread of each would only wait.
 test test-oldest fast torture coverage mutation: export OMP_NUM_THREADS := 1
 
 # What is never imported need not be compiled: installing takes two minutes less.
 export PIP_COMPILE := 0
 
-# What is imported is compiled once: where this is set, every process compiles torch anew, 7 s.
+# What is imported is compiled once: where this is set, every process compiles torch anew.
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: install demo test test-oldest check fast docs torture coverage mutation clean

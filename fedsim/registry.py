@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import sys
+from collections.abc import Mapping
 from functools import lru_cache
 from importlib.metadata import EntryPoints, entry_points
 from importlib.util import find_spec
@@ -39,6 +40,11 @@ def distribution(group: str, name: str) -> str:
     if dist.name == OWN:
         return named
     return f"{named} {entries[0].value} {_same_source(entries[0].module, dist.name)}"
+
+
+def distributions(named: Mapping[str, str]) -> dict[str, str]:
+    """Return the `distribution` behind a name of each group; errors as there."""
+    return {group: distribution(group, name) for group, name in named.items()}
 
 
 _FIRST_SEEN: dict[tuple[str, str | None], str] = {}

@@ -11,7 +11,7 @@ from pathlib import Path
 from fedsim.accounting.ledger import Ledger
 from fedsim.config import Config
 from fedsim.materials import Materials, loader_name
-from fedsim.registry import distribution, names
+from fedsim.registry import distributions, names
 from fedsim.state import ServerState
 from fedsim.tensors import parameters_digest
 
@@ -92,11 +92,8 @@ def _settings(config: Config) -> list[str]:
 
 def _plug_ins(config: Config) -> dict[str, str]:
     """Return the package and version behind what a config names and entry points resolve."""
-    named = {
-        "strategies": config.strategy.name,
-        "models": loader_name(config.model.name_or_path),
-    }
-    return {group: distribution(group, name) for group, name in named.items()}
+    loader = loader_name(config.model.name_or_path)
+    return distributions({"strategies": config.strategy.name, "models": loader})
 
 
 def _digest(facts: object) -> str:

@@ -24,7 +24,7 @@ from fedsim.estimators import WeightedSum
 from fedsim.execution import Keys
 from fedsim.materials import loader_name
 from fedsim.plan import TaskSpec
-from fedsim.registry import distribution
+from fedsim.registry import distributions
 from fedsim.tensors import Tensors
 from fedsim.utils.json_text import is_count
 
@@ -65,8 +65,7 @@ def packages_behind(task: TaskSpec, model: ModelConfig) -> dict[str, str]:
     With versions, and of a plug-in a digest of its files. Server and workers compare it: a worker
     that is started anew imports what the files have become.
     """
-    named = {"tasks": task.name, "models": loader_name(model.name_or_path)}
-    return {group: distribution(group, name) for group, name in named.items()}
+    return distributions({"tasks": task.name, "models": loader_name(model.name_or_path)})
 
 
 @dataclass(frozen=True, eq=False)

@@ -146,7 +146,7 @@ def with_reports(line: CellResult, reports: Sequence[RunReport]) -> CellResult:
     whole = next((report for report in reports if report.diverged is None), reports[0])
     # Seeds share a plan up to their coins, and the largest ε is what can be said of all; one with
     # no finite ε leaves none.
-    promise = max((whole, *reports), key=lambda each: _finite(each.privacy.epsilon)).privacy
+    promise = max((whole, *reports), key=lambda each: _or_infinite(each.privacy.epsilon)).privacy
     cost = whole.cost
     terms = {name: getattr(promise, name) for name in TERMS}
     if promise.epsilon is None:
@@ -168,7 +168,7 @@ def with_reports(line: CellResult, reports: Sequence[RunReport]) -> CellResult:
     return CellResult.model_validate({**dict(line), **values})
 
 
-def _finite(epsilon: float | None) -> float:
+def _or_infinite(epsilon: float | None) -> float:
     return math.inf if epsilon is None else epsilon
 
 

@@ -75,6 +75,7 @@ def test_an_epsilon_after_releases_of_another_cost_counts_them_as_they_were(
     for noise, rounds in ((0.5, 4), (1.0, 2)):
         assert f"{rounds} rounds of Poisson sampling of users" in privacy.statement
         assert f"noise multiplier {noise:g}" in privacy.statement
+    assert privacy.sampler.endswith("(others too: see the statement)")
     assert verify(folder.model)["statement"] == privacy.statement
 
 

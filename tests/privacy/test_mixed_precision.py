@@ -31,7 +31,7 @@ from tests.contracts.test_engines import ENGINES, relative
 
 BOUND = 0.01  # far below any user's norm: everybody is clipped
 CLIP = FlatClip(l2_clip_norm=BOUND)
-USERS = np.arange(5)
+USERS = np.arange(8)
 
 MODELS = {
     "tiny-gpt": ModelConfig(pretraining_steps=0),

@@ -7,20 +7,28 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
 from torch import nn
 from transformers import BertConfig, BertLMHeadModel, Phi3Config, Phi3ForCausalLM, PreTrainedModel
 
+from fedsim.clients.engines.loop import loop
+from fedsim.clients.engines.per_example.capture import OpenModel
+from fedsim.clients.engines.per_example.materialised import materialised
+from fedsim.clients.engines.vmap import VmapEngine
 from fedsim.clients.models.tokenizers import word_tokenizer
 from fedsim.clients.models.transformers_model import TransformersModel
+from fedsim.clipping import FlatClip
 from fedsim.config import ModelConfig
 from fedsim.errors import ConfigError
+from fedsim.execution import Engine, Unit
 from fedsim.language_model import check_causal
 from fedsim.materials import load_model
+from fedsim.tensors import l2_norm
 from tests.conftest import small_config
-from tests.contracts.layer_samples import NETWORKS, VOCABULARY, network
+from tests.contracts.layer_samples import NETWORKS, VOCABULARY, GivenUnits, network
 from tests.helpers.commands import fedsim
 
 
@@ -29,6 +37,7 @@ def bert(zeros: bool = False) -> PreTrainedModel:
         vocab_size=VOCABULARY, hidden_size=12, num_hidden_layers=1, num_attention_heads=2,
         intermediate_size=16, max_position_embeddings=64,
     )  # fmt: skip
+    config._attn_implementation = "eager"  # as `open_pretrained` asks for
     network = BertLMHeadModel(config)
     if zeros:
         nn.init.zeros_(network.cls.predictions.decoder.weight)
@@ -91,6 +100,36 @@ def test_one_whose_logits_depend_on_others_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=f"^model: its logits depend on {said}"):
         check_causal(opened(make), "model", 32)
+
+
+@pytest.mark.parametrize(
+    ("make", "fast", "tokens"),
+    [(bert, VmapEngine, 60), (lambda: phi3(28), materialised, 30)],
+    ids=["bert", "longrope"],
+)
+def test_a_newcomer_would_move_everybody_by_more_than_the_bound(
+    make: Callable[[], PreTrainedModel], fast: Callable[[OpenModel], Engine], tokens: int
+) -> None:
+    """What the refusal is for: eleven users of 26 tokens, and a longer one in the same pass."""
+    model, clip = opened(make), FlatClip(l2_clip_norm=0.01)
+    torch.manual_seed(1)
+    units = [
+        Unit(key, torch.randint(VOCABULARY, (1, n)), torch.tensor([n]))
+        for key, n in enumerate([26] * 11 + [tokens])
+    ]
+    # As after some steps: at its start attention looks everywhere alike.
+    parameters = {
+        name: value + 0.5 * torch.randn_like(value)
+        for name, value in model.initial_parameters().items()
+    }
+    task, moved = GivenUnits(cast(OpenModel, model), units), []
+    for engine in (fast(cast(OpenModel, model)), loop):
+        everybody, others = (
+            engine(task, parameters, keys, clip, 0).values for keys in (task.keys, task.keys[:-1])
+        )
+        moved.append(l2_norm({name: everybody[name] - others[name] for name in everybody}))
+    assert moved[0] > 1.25 * clip.bound
+    assert moved[1] <= 1.00001 * clip.bound
 
 
 @pytest.mark.parametrize("name", NETWORKS)

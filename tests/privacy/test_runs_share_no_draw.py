@@ -214,7 +214,7 @@ def test_another_version_of_a_plug_in_is_another_draw(
 ) -> None:
     config = small_config(speeches)
     before = noise(config, materials)
-    monkeypatch.setattr("fedsim.release_seed.distribution", lambda group, name: "other 2.0")
+    monkeypatch.setattr("fedsim.registry.distribution", lambda group, name: "other 2.0")
     assert not set(noise(config, materials)) & set(before)
 
 
@@ -303,7 +303,7 @@ def test_the_loader_that_a_saved_folder_asks_for_is_part_of_the_seed(
         changed = (group, name) == ("models", "tiny-gpt")
         return "another version" if changed else distribution(group, name)
 
-    monkeypatch.setattr("fedsim.release_seed.distribution", other)
+    monkeypatch.setattr("fedsim.registry.distribution", other)
     assert noise(config, materials) != before
 
 

@@ -29,8 +29,8 @@ def distribution(group: str, name: str) -> str:
     SHA-256 (hex) of all files of its top-level module but bytecode, with their places in it.
 
     Raises:
-        ConfigError: those files changed since this process saw them first. What it imported then,
-            it goes on computing with.
+        ConfigError: those files changed since this process saw them first, or are gone. What it
+            imported then, it goes on computing with.
     """
     entries = list(_registered(group).select(name=name))
     dist = entries[0].dist if entries else None
@@ -53,7 +53,13 @@ _FIRST_SEEN: dict[tuple[str, str | None], str] = {}
 def _same_source(module: str, package: str) -> str:
     """Return the digest of a plug-in's files, the same in all of this process."""
     spec = find_spec(module.partition(".")[0])
-    digest = _source_digest(module)
+    try:
+        digest = _source_digest(module)
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"plug-in {package!r}: {error.filename} is gone since this process imported it; "
+            "install it again and restart Python"
+        ) from error
     if _FIRST_SEEN.setdefault((module, spec.origin if spec else None), digest) != digest:
         raise ConfigError(
             f"plug-in {package!r}: its files changed since this process imported them; restart "

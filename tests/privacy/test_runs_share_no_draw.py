@@ -138,17 +138,17 @@ def test_no_worker_computes_with_another_plug_in_than_the_server(
 ) -> None:
     """A worker that is started again, after the file was edited, imports what is there now."""
     code = "from fedsim.clients.tasks.fedsgd import AveragedGradient as Task"
-    site = plugin(tmp_path / "site", code, {"fedsim.tasks faulty": "faulty:Task"})
+    entry = {"fedsim.tasks swapped": "swapped:Task"}
+    site = plugin(tmp_path / "site", code, entry, name="swapped")
     monkeypatch.syspath_prepend(site)
     config = small_config(speeches)
     loaded = load_materials(config.seed, config.data, config.model, "cpu")
     plan = build_plan(config, loaded)
-    plan = replace(plan, task=TaskSpec(name="faulty", options=plan.task.options))
+    plan = replace(plan, task=TaskSpec(name="swapped", options=plan.task.options))
     executor = build_executor(config, loaded, plan, InProcessGrid(app), "cpu")
     spec = cast("GridExecutor", executor).spec
     prepared.__wrapped__(spec)
-    (source,) = site.rglob("faulty.py")
-    source.write_text(f"{code}  # edited", encoding="utf-8")
+    (site / "swapped.py").write_text(f"{code}  # edited", encoding="utf-8")
     again = [sys.executable, "-c", "import sys; from fedsim.clients.app import prepared; "]
     again[-1] += "prepared(sys.argv[1])"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -251,6 +251,10 @@ def test_an_edited_plug_in_of_the_same_version_is_another_draw(
     (site / "edited.py").write_text(PLUG_IN, encoding="utf-8")
     restart(monkeypatch)
     assert noise(config, materials) == before
+    (site / "edited.py").unlink()
+    with pytest.raises(ConfigError, match=r"edited\.py is gone since this process imported it"):
+        noise(config, materials)
+    (site / "edited.py").write_text(PLUG_IN, encoding="utf-8")
 
     def backwards(config: Config, materials: Materials) -> RoundPlan:
         return replace(

@@ -16,6 +16,7 @@ from fedsim.clients.engines.per_example.ghost import ghost
 from fedsim.clients.engines.per_example.materialised import materialised
 from fedsim.clients.engines.per_example.verification import made_up_unit
 from fedsim.clients.engines.vmap import VmapEngine
+from fedsim.clients.models.mixed_precision import in_float32
 from fedsim.clipping import Clip
 from fedsim.estimators import WeightedSum
 from fedsim.execution import Engine, Keys, Task
@@ -81,6 +82,8 @@ class Auto:
         name, reason = choice(tokens_per_unit, num_bytes, budget), ""
         if _chooses_experts(self._model):
             name, reason = "loop", "; rounding in a shared pass can tip a token's choice of experts"
+        elif in_float32(self._model) is not self._model:
+            name, reason = "loop", "; in bfloat16 who shares a pass can move a unit's gradient"
         elif (uncovered := _uncovered(self._model)) is not None:
             name, reason = "vmap", f"; no layer rule for {uncovered}"
             if (refused := self._vmap_refused(parameters)) is not None:

@@ -218,8 +218,9 @@ class ServerConfig(Section):
 class ExecutorConfig(Section):
     """Who computes, how, and in what portions; `shard_size` 0 cuts by work, one a worker.
 
-    With `precision` "bfloat16" the workers' networks multiply in bfloat16; parameters, norms,
-    sums and noise keep their width, and the server evaluates in float32. With `checkpointing`
+    With `precision` "bfloat16" the workers' networks multiply in bfloat16, a unit at a time;
+    parameters, norms, sums and noise keep their width, and the server evaluates in float32. With
+    `checkpointing`
     workers compute a network's blocks again in the backward pass instead of keeping activations.
     """
 
@@ -278,6 +279,17 @@ class Config(Section):
         engine = self.executor.engine
         if engine not in ("auto", "loop") and self.strategy.local.task == "fedavg":
             raise ValueError(f'executor.engine = "{engine}": local training needs "loop" or "auto"')
+        return self
+
+    @model_validator(mode="after")
+    def _bfloat16_takes_each_unit_alone(self) -> Config:
+        engine = self.executor.engine
+        if engine not in ("auto", "loop") and self.executor.precision == "bfloat16":
+            raise ValueError(
+                f'executor.engine = "{engine}" with executor.precision = "bfloat16": a unit\'s '
+                "gradient would move with the units that share its pass, by more than the noise "
+                'covers; take "auto" or "loop", or precision "float32"'
+            )
         return self
 
     @model_validator(mode="after")

@@ -11,8 +11,10 @@ from typing import cast
 import numpy as np
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
 import fedsim
+from fedsim.clients.engine_choice import choose_engine
 from fedsim.clients.engines.loop import loop
 from fedsim.clients.engines.per_example.batched import BatchedEngine
 from fedsim.clients.engines.per_example.ghost import Ghost
@@ -20,7 +22,8 @@ from fedsim.clients.models.mixed_precision import MixedPrecision, in_precision
 from fedsim.clients.tasks.fedavg import LocalSGD
 from fedsim.clients.tasks.fedsgd import AveragedGradient
 from fedsim.clipping import Clip, FlatClip, NoClip
-from fedsim.config import ModelConfig
+from fedsim.config import ModelConfig, parse_config
+from fedsim.errors import ConfigError
 from fedsim.estimators import WeightedSum
 from fedsim.execution import Engine, Task
 from fedsim.language_model import LanguageModel
@@ -90,6 +93,51 @@ def test_the_bound_holds_and_types_stay_wide(
     assert all(value.dtype == torch.float32 for value in parameters.values())
     assert everybody.num_non_finite == 0
     assert not caplog.records  # nothing was left to another engine
+
+
+def test_in_bfloat16_every_unit_has_a_pass_of_its_own(
+    materials: Materials, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kernel that rounds a product otherwise for more rows: nobody moves anybody else.
+
+    As kernels do that cut the inner dimension by the shape: below 100 rows in one piece, else in
+    two, each rounded to bfloat16.
+    """
+
+    class ByRows(TorchFunctionMode):
+        def __torch_function__(
+            self,
+            func: Callable[..., torch.Tensor],
+            types: object,
+            args: tuple[object, ...] = (),
+            kwargs: dict[str, object] | None = None,
+        ) -> torch.Tensor:
+            out = func(*args, **(kwargs or {}))
+            if func in (torch.nn.functional.linear, torch.addmm) and out.shape[:-1].numel() >= 100:
+                return out * (1.0 + 2.0**-7)  # the next number of bfloat16
+            return out
+
+    honest = MixedPrecision.logits
+
+    def logits(self: MixedPrecision, values: Tensors, *rest: torch.Tensor) -> torch.Tensor:
+        with ByRows():
+            return honest(self, values, *rest)
+
+    monkeypatch.setattr(MixedPrecision, "logits", logits)
+    mixed = narrow(materials)
+    parameters, task = start(mixed), task_of(mixed, averages=True)
+
+    def moved(engine: Engine) -> float:
+        together = engine(task, parameters, USERS, CLIP, 0).values
+        alone = [engine(task, parameters, USERS[n : n + 1], CLIP, 0).values for n in USERS]
+        apart = {k: together[k] - sum(each[k] for each in alone) for k in together}
+        return l2_norm(apart) / BOUND
+
+    assert moved(choose_engine("auto", task, mixed.model, 16.0)) < 1e-9
+    assert moved(choose_engine("materialised", task, mixed.model)) > 1e-2
+    for engine in ("materialised", "ghost", "vmap"):
+        with pytest.raises(ConfigError, match="would move with the units that share"):
+            parse_config({"executor": {"engine": engine, "precision": "bfloat16"}})
 
 
 def clip_of(*, averages: bool) -> Clip:

@@ -28,6 +28,7 @@ from fedsim.noise import rounding_share
 from fedsim.sampling import Relation, Sampling
 from fedsim.seeding import (
     NoiseKey,
+    Purpose,
     RandomSource,
     noise_key,
     secret_noise_key,
@@ -75,7 +76,8 @@ class RoundPlan:
         units_per_user: the most units of the pool that belong to one user (1, or the group size).
         relation: which neighbouring data sets the guarantee is about.
         optimizer: the server's step.
-        seed: of the random streams; a run's is set for it by `build_plan`.
+        seed: of the random streams; a run's is set for it by `build_plan`, and is secret where
+            its entropy is secure.
         entropy: "secure" draws coins and noise from secret keys of the operating system; "seeded"
             from the seed, for experiments that must be repeated: the guarantee then does not hold
             against a reader who knows the seed.
@@ -157,7 +159,7 @@ class RoundPlan:
         if self.entropy == "secure" and not self.sampling.guaranteed:
             raise ValueError(
                 f"entropy = 'secure' with {self.sampling.kind!r} sampling: the order of a pass is "
-                'drawn again every round; take "seeded"'
+                'drawn again every round; take "seeded", or "balanced" sampling'
             )
         cost = self.cost  # refuses what has no event
         if self.clip.bound < LEAST_BOUND:
@@ -185,9 +187,8 @@ class RoundPlan:
 
     def next_clip(self, state: ServerState, total: WeightedSum) -> NextClip:
         """Return the next round's clip after the round that `state` was about to do."""
-        secret = self._secret
-        noise = secret_noise_key() if secret else noise_key(self.seed, "clip", state.round)
-        return self.clip_policy.after(state.round, state.clip_scale, total, noise)
+        key = self._kept_key("clip", state.round) if self.repeats else secret_noise_key()
+        return self.clip_policy.after(state.round, state.clip_scale, total, key)
 
     @property
     def moving_clip_norm(self) -> float | None:
@@ -230,7 +231,17 @@ class RoundPlan:
         (128 bits): the noise cannot be computed from it. With secure noise it names the run.
         """
         hashed = hashlib.sha256(f"fedsim/release-id/{self.seed}".encode()).hexdigest()
-        return f"{self.entropy}:{hashed[:32]}"
+        kind = "kept" if self.repeats and self.entropy == "secure" else self.entropy
+        return f"{kind}:{hashed[:32]}"
+
+    @property
+    def repeats(self) -> bool:
+        """Whether a round that is done again gives the same release.
+
+        Also with secure noise where a whole run has one price: that pays for each round once. Its
+        seed is then the secret, kept as that of the texts' split is.
+        """
+        return self.entropy == "seeded" or self.sampling.run_rounds is not None
 
     def cohort(self, round: int) -> npt.NDArray[np.int64]:
         """Draw the units of a round, by their indices in the data."""
@@ -239,12 +250,21 @@ class RoundPlan:
 
     def coins(self, round: int) -> RandomSource:
         """Return the source of a round's sampling coins."""
-        return secret_stream() if self._secret else stream(self.seed, "sampling", round)
+        if not self.repeats:
+            return secret_stream()
+        if self.entropy == "secure":
+            return self._kept_key("sampling", round).chunk("coins", 0)
+        return stream(self.seed, "sampling", round)
 
     def noise(self, round: int) -> NoiseKey:
         """Return the key of a round's noise."""
-        return secret_noise_key() if self._secret else noise_key(self.seed, "noise", round)
+        return self._kept_key("noise", round) if self.repeats else secret_noise_key()
 
-    @property
-    def _secret(self) -> bool:
-        return self.entropy == "secure"
+    def _kept_key(self, purpose: Purpose, round: int) -> NoiseKey:
+        """Return the key of an address; the seed is all that is secret of it."""
+        if self.entropy == "secure" and self.seed < 2**64:
+            raise ValueError(
+                f"seed = {self.seed}: with secure noise and {self.sampling.kind!r} sampling all "
+                "rounds are drawn from it, so it must be a secret of 128 bits; `build_plan` sets it"
+            )
+        return noise_key(self.seed, purpose, round)

@@ -1,12 +1,13 @@
 """Samplers, each drawn and accounted by the same value; and the neighbouring relations.
 
-Four samplers, each drawn exactly as it is accounted, save one that says that it is not:
+Five samplers, each drawn exactly as it is accounted, save one that says that it is not:
 
 | sampler | cohort | accounted as | relation |
 |---|---|---|---|
 | Poisson | Binomial | Poisson | all three |
 | truncated Poisson | Binomial, cut to a cap | truncated Poisson | all three |
 | fixed size | always the same | sampling without replacement (RDP) | replace-one |
+| balanced | Binomial, everybody once a pass | random allocation, a whole run | the first two |
 | shuffled | always the same | Poisson, which it is not: no guarantee | of Poisson |
 """
 
@@ -84,6 +85,14 @@ class Sampling(Protocol):
     """The test of each round that bounds what one unit moves; None: the clip bounds it."""
 
     @property
+    def run_rounds(self) -> int | None:
+        """The number of rounds that the price is of, all or none; None: each has a price.
+
+        Such a sampler draws from the same coins in every round, and `event` has no answer.
+        """
+        ...
+
+    @property
     def probability(self) -> float:
         """The probability that a given unit is drawn in a given round."""
         ...
@@ -134,6 +143,7 @@ class PoissonSampling:
     displaces: ClassVar[bool] = False
     accountant: ClassVar[str | None] = None
     test: ClassVar[str | None] = None
+    run_rounds: ClassVar[int | None] = None
 
     def __post_init__(self) -> None:
         _check_probability(self.probability)
@@ -173,6 +183,7 @@ class TruncatedPoissonSampling:
     displaces: ClassVar[bool] = True
     accountant: ClassVar[str | None] = None
     test: ClassVar[str | None] = None
+    run_rounds: ClassVar[int | None] = None
 
     def __post_init__(self) -> None:
         _check_probability(self.probability)
@@ -230,6 +241,7 @@ class FixedSizeSampling:
     displaces: ClassVar[bool] = True
     accountant: ClassVar[str | None] = "rdp"
     test: ClassVar[str | None] = None
+    run_rounds: ClassVar[int | None] = None
 
     def __post_init__(self) -> None:
         _check_count("size", self.size, self.population)
@@ -280,6 +292,7 @@ class ShuffledSampling:
     displaces: ClassVar[bool] = False
     accountant: ClassVar[str | None] = None
     test: ClassVar[str | None] = None
+    run_rounds: ClassVar[int | None] = None
 
     def __post_init__(self) -> None:
         _check_count("size", self.size, self.population)
@@ -307,6 +320,86 @@ class ShuffledSampling:
     def event(self, noise_multiplier: float, units_per_user: int) -> dp_accounting.DpEvent:
         """Return the event of Poisson sampling at the same rate."""
         return _poisson_event(self.probability, noise_multiplier, units_per_user)
+
+
+@dataclass(frozen=True)
+class BalancedSampling:
+    """Every unit takes part once in each pass over the units, in a round that it draws alone.
+
+    A run is `participations` passes of rounds/participations rounds. Units draw independently, so
+    the cohort's size is Binomial(num_units, probability), and nobody learns who is in it. Also
+    called balls in bins (Chua et al. 2024) and random allocation (Feldman and Shenfeld 2025); it is
+    priced for the whole run by `fedsim.accounting.random_allocation`.
+
+    Attributes:
+        rounds: T of the run, fixed before the first; a multiple of `participations`.
+        participations: k >= 1, the number of passes.
+    """
+
+    rounds: int
+    participations: int
+    kind: ClassVar[str] = "balanced"
+    guaranteed: ClassVar[bool] = True
+    hides_size: ClassVar[bool] = True
+    displaces: ClassVar[bool] = False
+    accountant: ClassVar[str | None] = "random-allocation"
+    test: ClassVar[str | None] = None
+
+    def __post_init__(self) -> None:
+        for name in ("rounds", "participations"):
+            if type(value := getattr(self, name)) is not int or value < 1:
+                raise ValueError(f"{name} = {value!r}: give an integer >= 1")
+        if self.participations > self.rounds:
+            raise ValueError(
+                f"participations = {self.participations}: give at most rounds = {self.rounds}"
+            )
+        if self.rounds % self.participations:
+            fewer = self.rounds - self.rounds % self.participations
+            raise ValueError(
+                f"participations = {self.participations}: does not divide rounds = {self.rounds}, "
+                f"and every pass must be as long; take {fewer} or "
+                f"{fewer + self.participations} rounds"
+            )
+
+    @property
+    def run_rounds(self) -> int:
+        """All rounds: they have one price."""
+        return self.rounds
+
+    @property
+    def pass_rounds(self) -> int:
+        """The rounds of a pass, m."""
+        return self.rounds // self.participations
+
+    @property
+    def probability(self) -> float:
+        """1/m, of each round of a pass."""
+        return 1.0 / self.pass_rounds
+
+    def of(self, noun: str) -> str:
+        """Return the sampling in words."""
+        passes = f"{self.participations} passes of {self.pass_rounds} rounds"
+        return f"balanced sampling of {noun} once in each of {passes}"
+
+    def draw(self, num_units: int, round: int, coins: Coins) -> Indices:
+        """Return the units that drew this round of its pass.
+
+        `coins` must give the same draws each time it is asked for a round: a pass has one draw.
+        """
+        if not 0 <= round < self.rounds:
+            raise ValueError(f"round = {round}: the run has {self.rounds} rounds")
+        position = round % self.pass_rounds
+        drawn = coins(round - position).random(num_units) * self.pass_rounds
+        return np.flatnonzero(drawn.astype(np.int64) == position).astype(np.int64)
+
+    def event(self, noise_multiplier: float, units_per_user: int) -> dp_accounting.DpEvent:
+        """Return an event that no library composes: rounds of one user are not independent.
+
+        Raises:
+            ValueError: several units a user, whose rounds together are not proved.
+        """
+        _one_unit(self.kind, units_per_user)
+        return dp_event.UnsupportedDpEvent()
 
 
 _LEAST_RATE = 2.0**-20

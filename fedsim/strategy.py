@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from fractions import Fraction
 from typing import Literal
 
 import numpy as np
@@ -31,6 +33,7 @@ from fedsim.plan import RoundPlan, TaskSpec
 from fedsim.registry import OWN, distribution, resolve
 from fedsim.release_seed import release_seed
 from fedsim.sampling import (
+    BalancedSampling,
     FixedSizeSampling,
     PoissonSampling,
     Relation,
@@ -63,12 +66,15 @@ def build_plan(config: Config, materials: Materials) -> RoundPlan:
     if not distribution("strategies", config.strategy.name).startswith(f"{OWN} "):
         # What another's strategy makes its pool of may be nowhere in the config.
         made.append(hashlib.sha256(np.ascontiguousarray(plan.pool, "<i8").tobytes()).hexdigest())
+    if plan.entropy == "secure" and materials.seed == config.seed:
+        made.append(secrets.token_hex(16))  # what was loaded has no secret to draw from
     return replace(plan, seed=release_seed(config, materials, made))
 
 
 _SHUFFLED = (
     "Cohorts were taken in shuffled passes. The ε is that of Poisson sampling at the same rate, "
-    "another mechanism, as the papers print it: it is hypothetical, not a guarantee for this run."
+    "another mechanism, as the papers print it: it is hypothetical, not a guarantee for this run. "
+    'strategy.sampling.kind = "balanced" hears everybody once a pass too, and has one.'
 )
 
 
@@ -193,6 +199,8 @@ def build_sampling(
     """
     public, true = sizes
     asked = config.strategy.sampling
+    if asked.kind == "balanced":
+        return _balanced(config.strategy, expected, public, field, noun)
     rate = probability(expected, public, field, noun)
     if asked.kind == "poisson":
         return PoissonSampling(rate)
@@ -204,6 +212,31 @@ def build_sampling(
         raise ConfigError(f"{field} = {expected}: {asked.kind} sampling needs a whole number")
     sampler = FixedSizeSampling if asked.kind == "fixed-size" else ShuffledSampling
     return sampler(int(expected), public)
+
+
+def _balanced(
+    strategy: StrategyConfig, expected: float | None, size: int, field: str, noun: str
+) -> BalancedSampling:
+    """Return the passes that are asked for, or those that give the expected number a round."""
+    count, rounds = strategy.sampling.participations, strategy.rounds
+    if count is None:
+        share = probability(expected, size, field, noun) * rounds
+        count = max(1, round(share))
+        if Fraction(expected or 0.0) * rounds != count * size:
+            raise ConfigError(
+                f"{field} = {expected:g}: gives {share:g} rounds of {rounds} to each of {size} "
+                f"{noun}, and balanced sampling needs a whole number; give "
+                f"strategy.sampling.participations = {count} in place of it"
+            )
+    elif expected is not None:
+        raise ConfigError(
+            f"{field} = {expected:g} with strategy.sampling.participations = {count}: each decides "
+            "the other, give one"
+        )
+    try:
+        return BalancedSampling(rounds, count)
+    except ValueError as error:
+        raise ConfigError(f"strategy.sampling.{error}") from None
 
 
 def _check_true(holds: bool, kind: str, public: int, what: str) -> None:

@@ -18,6 +18,7 @@ from fedsim.accounting.above_threshold import AboveThresholdAccountant
 from fedsim.accounting.events import Composition, RoundCost
 from fedsim.accounting.group_privacy import GroupPrivacyAccountant
 from fedsim.accounting.pld import PldAccountant
+from fedsim.accounting.random_allocation import RandomAllocationAccountant
 from fedsim.accounting.renyi import MomentsAccountant, RdpAccountant
 from fedsim.errors import ConfigError
 from fedsim.sampling import Relation
@@ -87,6 +88,11 @@ ACCOUNTANTS: dict[str, Accountant] = {
             "basic composition of AboveThreshold (Dwork and Roth 2014, Theorem 3.23), the PLD of "
             "Gaussian releases and the probability that the test was wrong",
         ),
+        RandomAllocationAccountant(
+            "random-allocation",
+            "numerical law of the likelihood ratio of one secret round of each pass: Chua et al. "
+            "2024, Feldman and Shenfeld 2025, for their reductions",
+        ),
     )
 }
 
@@ -100,7 +106,8 @@ def choose(
 
     No name means "rdp" for a fixed cohort size, else "pld" for one unit per user and "mixture"
     for more; there "pld" is accepted as another word for "mixture", which is the PLD of that
-    mechanism; and "above-threshold" for rounds that test for concentration. No relation means
+    mechanism; "above-threshold" for rounds that test for concentration, and "random-allocation" for
+    balanced sampling. No relation means
     replace-one for a fixed or full cohort, else add-or-remove-one.
 
     Raises:

@@ -99,8 +99,8 @@ def calibrate_noise_multiplier(
 def _refuse_empty_promise(cost: RoundCost, rounds: int, delta: float) -> None:
     """Raise if delta covers the chance that a user is drawn at all: any noise would do then."""
     probability = cost.sampling.probability
-    if probability == 1.0:
-        return
+    if probability == 1.0 or cost.sampling.run_rounds is not None:
+        return  # then a user is drawn for certain
     coins = cost.units_per_user * rounds
     drawn = -math.expm1(coins * math.log1p(-probability))
     if delta >= drawn:

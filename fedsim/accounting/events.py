@@ -20,6 +20,7 @@ import dp_accounting
 from fedsim.concentration.sampling import ConcentratedSampling
 from fedsim.errors import ConfigError
 from fedsim.sampling import (
+    BalancedSampling,
     FixedSizeSampling,
     PoissonSampling,
     Sampling,
@@ -34,6 +35,7 @@ _SAMPLINGS: Mapping[str, type[Any]] = {
         TruncatedPoissonSampling,
         FixedSizeSampling,
         ShuffledSampling,
+        BalancedSampling,
         ConcentratedSampling,
     )
 }
@@ -84,6 +86,11 @@ class RoundCost:
         if self.noise_multiplier == 0.0:
             return dp_accounting.NonPrivateDpEvent()
         return self.sampling.event(self.noise_multiplier, self.units_per_user)
+
+    def runs(self, rounds: int) -> int:
+        """Return how many mechanisms these rounds are: rounds, or whole runs that were begun."""
+        whole = self.sampling.run_rounds
+        return rounds if whole is None else -(-rounds // whole)
 
     def composed(self, rounds: int) -> dp_accounting.DpEvent:
         """Return the event of `rounds` such rounds; of none, the event that costs nothing.

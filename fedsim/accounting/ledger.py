@@ -32,9 +32,9 @@ class Releases:
         first_round: from 0.
         num_rounds: at least 1.
         cost: the mechanism that made each of them.
-        release: the id of the noise draw within the round. An id that begins with "seeded" is
-            a draw that can be repeated, and must name all that decides it; any other id, such as
-            one that begins with "secure", is a fresh draw each time.
+        release: the id of the noise draw within the round. An id that begins with "seeded" or
+            "kept" is a draw that can be repeated, and must name all that decides it; any other id,
+            such as one that begins with "secure", is a fresh draw each time.
     """
 
     first_round: int
@@ -50,7 +50,7 @@ class Releases:
     @property
     def repeatable(self) -> bool:
         """Whether making a release again gives the same numbers."""
-        return self.release.startswith("seeded")
+        return self.release.startswith(("seeded", "kept"))
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as JSON values."""
@@ -77,11 +77,14 @@ class Ledger:
 
         Raises:
             ValueError: a negative round, or a seeded round charged before at another cost:
-                two different releases share one noise draw, and their difference has none.
+                two different releases share one noise draw, and their difference has none. Or a
+                release that the price of a whole run does not pay for: beyond its rounds, or one
+                that cannot be repeated.
         """
         if round < 0:
             raise ValueError(f"round = {round!r}: give an integer >= 0")
         new = Releases(round, 1, cost, release)
+        _check_of_run(new)
         known = self._find(round, release) if new.repeatable else None
         if known is None:
             return Ledger(_arranged([*self.items, new]))
@@ -105,11 +108,18 @@ class Ledger:
 
     @property
     def costs(self) -> list[tuple[RoundCost, int]]:
-        """Each distinct cost with its number of releases, in order of first appearance."""
-        counts: Counter[RoundCost] = Counter()
+        """Each distinct cost with its number of releases, in order of first appearance.
+
+        Where a whole run has one price, the first release of a run counts as all of them.
+        """
+        counts: Counter[tuple[RoundCost, str]] = Counter()
         for item in self.items:
-            counts[item.cost] += item.num_rounds
-        return list(counts.items())
+            whole = item.cost.sampling.run_rounds is not None
+            counts[item.cost, item.release if whole else ""] += item.num_rounds
+        totals: Counter[RoundCost] = Counter()
+        for (cost, _), rounds in counts.items():
+            totals[cost] += cost.runs(rounds) * (cost.sampling.run_rounds or 1)
+        return list(totals.items())
 
     @property
     def event(self) -> dp_accounting.DpEvent:
@@ -169,7 +179,21 @@ def _read(item: object) -> Releases:
         raise ConfigError(f"ledger: releases has first_round {first!r}, num_rounds {count!r}")
     if not isinstance(release, str):
         raise ConfigError(f"ledger: release = {release!r}: expected a string")
-    return Releases(first, count, RoundCost.from_json(item["cost"]), release)
+    read = Releases(first, count, RoundCost.from_json(item["cost"]), release)
+    try:
+        _check_of_run(read)
+    except ValueError as error:
+        raise ConfigError(f"ledger: {error}") from None
+    return read
+
+
+def _check_of_run(item: Releases) -> None:
+    rounds = item.cost.sampling.run_rounds
+    if rounds is not None and (item.end > rounds or not item.repeatable):
+        raise ValueError(
+            f"rounds {item.first_round} to {item.end - 1}, release {item.release!r}: the price of "
+            f"{rounds} rounds pays for each of them once, and for no other"
+        )
 
 
 def _arranged(items: Iterable[Releases]) -> tuple[Releases, ...]:

@@ -53,6 +53,8 @@ class PldAccountant:
             return "no PLD of sampling without replacement is known; use 'rdp'"
         if cost.sampling.test is not None:
             return "does not pay for a test of concentration; use 'above-threshold'"
+        if cost.sampling.run_rounds is not None:
+            return "adds up rounds, and a whole run has one price; use 'random-allocation'"
         if cost.units_per_user > 1 and relation is Relation.REPLACE:
             return (
                 "a user with several units in the pool has no proved bound under replace-one; "

@@ -29,6 +29,7 @@ from fedsim.accounting.accountants import choose
 from fedsim.accounting.composition import ComposedPld
 from fedsim.accounting.events import Composition, RoundCost
 from fedsim.accounting.pld import refined, single_round
+from fedsim.accounting.random_allocation import renyi_price
 from fedsim.accounting.renyi import renyi_divergence
 from fedsim.sampling import PoissonSampling, Relation
 
@@ -90,7 +91,9 @@ class RenyiFilter:
         Raises:
             ConfigError: no proof covers one of them under the relation.
         """
-        prices = [(price(cost, self.relation, self.order), rounds) for cost, rounds in costs]
+        prices = [
+            (price(cost, self.relation, self.order), cost.runs(rounds)) for cost, rounds in costs
+        ]
         infinite = math.fsum(rounds * each.infinite for each, rounds in prices)
         if infinite > self.delta * _INFINITE_SHARE:
             return math.inf
@@ -129,7 +132,7 @@ def best_order(epsilon: float, delta: float, relation: Relation, costs: Composit
 
 @functools.lru_cache(maxsize=1024)
 def price(cost: RoundCost, relation: Relation, order: float) -> Price:
-    """Return what one release costs at an order > 1; infinite without noise.
+    """Return what one release costs at an order > 1, or a whole run; infinite without noise.
 
     Raises:
         ConfigError: no proof covers it under the relation.
@@ -139,6 +142,9 @@ def price(cost: RoundCost, relation: Relation, order: float) -> Price:
     choose([cost], None, relation)
     if cost.sampling.kind == "fixed-size":  # the one sampler without a PLD
         return Price(renyi_divergence(cost, relation, order), 0.0)
+    if cost.sampling.run_rounds is not None:
+        renyi, infinite = renyi_price(cost, order)
+        return Price(renyi + _ROUNDING / (order - 1.0), infinite)
     renyi, width = refined(
         lambda width: max(renyi for renyi, _ in _sides(cost, relation, order, width)), [(cost, 1)]
     )

@@ -1,7 +1,8 @@
-"""Balanced participation: every user takes part in exactly k of T rounds, a secret random subset.
+"""Accountant of balanced sampling: every user in one secret round of each of k passes of m rounds.
 
-Also called random allocation, and for k = 1 balls in bins (Chua et al. 2024; Feldman and Shenfeld
-2025, 2026; Dong and Özgür 2026). What is proved here, for add-or-remove-one and in three steps:
+Also called random allocation, and for one pass balls in bins (Chua et al. 2024; Feldman and
+Shenfeld 2025, 2026; Dong and Özgür 2026). What is proved here, for add-or-remove-one (and for
+zero-out-one, whose pairs are the same), in three steps:
 
 1. *One pair for adaptive rounds.* Let round i release, given what was released before, a Gaussian
    of deviation σ whose mean a user who takes part moves by a vector v of length <= 1. Whoever has
@@ -9,27 +10,23 @@ Also called random allocation, and for k = 1 balls in bins (Chua et al. 2024; Fe
    v z_i + noise of covariance σ² (I - v v'), with v from what was played before. With z from
    Q = N(0, σ² I) that is a run without the user, with z from N(1_S, σ² I) one whose user takes part
    in the rounds S. So the run is a post-processing of the pair P = E_S N(1_S, σ² I) against Q. It
-   takes subsets that users draw independently of each other, and a T fixed before.
-2. *k of T is k times 1 of T/k.* Cut the T rounds at random into k blocks whose sizes differ by at
-   most 1, and take one uniform round out of each: no round is preferred, so the k-subset is
-   uniform, whether or not k divides T. Tell the blocks, which do not depend on the user: the pair
-   of a block of m is P_m = (1/m) Σ_i N(e_i, σ² I) against N(0, σ² I), blocks are independent, and
-   which rounds they hold changes no divergence. So (P, Q) is a post-processing of the product of
-   the blocks' pairs. (Feldman and Shenfeld take k blocks of floor(T/k); a block of one more round
-   costs no more, by Jensen's inequality: the mean of m + 1 exchangeable ratios is the conditional
-   expectation of the mean of m of them.)
-3. *1 of m by a law on a grid.* Under Q the likelihood ratio L of a block is the mean of m
+   takes subsets that users draw independently of each other, and a T fixed before. As z may be
+   drawn before the first round, other releases may come in between.
+2. *Passes are independent.* A user draws one round of each pass, so P and Q are products over the
+   passes of P_m = (1/m) Σ_i N(e_i, σ² I) against N(0, σ² I). (A uniform k-subset of all rounds
+   costs no more: cut them into passes at random, and tell where. Feldman and Shenfeld.)
+3. *1 of m by a law on a grid.* Under Q the likelihood ratio L of a pass is the mean of m
    independent log-normals of mean 1. Divergences are means of convex functions of L under Q, in
    both directions: E (L - e^ε)+ for removing, E (1 - e^ε L)+ for adding. So a spread of L (mass
    moved apart, its mean kept) costs at least as much, for every ε, in both directions; so does a
-   sum of independent spreads, and a product of pairs of which each costs more (Zhu et al. 2022,
-   Theorem 10). Every rounding here is such a spread: onto the two neighbours of a geometric grid,
+   sum of independent spreads, and a product of pairs of which each costs more (Zhu et al. 2022).
+   Every rounding here is such a spread: onto the two neighbours of a geometric grid,
    and at the tails onto 0 (infinite loss of adding) and onto infinity (of removing).
 
 On a geometric grid the sum of points i and j lies at max(i, j) + c(|i - j|), so all pairs of one
 distance are rounded by the same two weights, and one sum is as many vector operations as there are
 distances. Floating point is charged too, but for the log-normal's own masses and the composition
-of blocks (`composition.py`, a model).
+of passes (`composition.py`, a model).
 """
 
 from __future__ import annotations
@@ -39,23 +36,18 @@ import itertools
 import math
 from collections.abc import Callable, Set
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 
-from fedsim.accounting.accountants import delta as delta_of
-from fedsim.accounting.accountants import epsilon as epsilon_of
-from fedsim.accounting.calibration import least_noise
 from fedsim.accounting.composition import ComposedPld, LossSum
-from fedsim.accounting.events import RoundCost
+from fedsim.accounting.events import Composition, RoundCost
 from fedsim.accounting.mixture_pld import Losses, mixture_pld
-from fedsim.errors import ConfigError
-from fedsim.sampling import PoissonSampling
-from fedsim.utils.cache import remembered
+from fedsim.accounting.pld import PldAccountant
+from fedsim.sampling import BalancedSampling, PoissonSampling, Relation
 
 Array = npt.NDArray[np.float64]
-
-ACCOUNTANT = "random-allocation"
 
 _TAIL = 1e-20  # mass at either end that a sum charges to δ
 _FIRST_FINENESS = 1.0 / 8.0  # width of a grid over the spread of what is on it
@@ -66,149 +58,77 @@ _MOST_NOISE = 1e4  # above, a grid's roundings would be seen
 
 
 @dataclass(frozen=True)
-class RandomAllocation:
-    """Who takes part when: each user in `participations` of `rounds` rounds.
+class RandomAllocationAccountant:
+    """The law of the likelihood ratio on a geometric grid, about 2e-3 above the finest."""
 
-    Attributes:
-        rounds: T, fixed before the first.
-        participations: k, in [1, T]; the k-subset is uniform, secret and drawn for each user alone.
+    name: str
+    citation: str
 
-    Raises:
-        ConfigError: no integers with 1 <= k <= T.
+    def refusal(self, cost: RoundCost, relation: Relation) -> str | None:
+        """Return why this accountant cannot prove anything about a round, or None."""
+        if not isinstance(cost.sampling, BalancedSampling):
+            return "accounts balanced sampling only"
+        if relation is Relation.REPLACE:
+            return "has no proof for replace-one; use add-or-remove-one or zero-out-one"
+        return None
 
-    Examples:
-        >>> RandomAllocation(10, 4).blocks
-        ((3, 2), (2, 2))
-    """
+    def epsilon(self, costs: Composition, delta: float, relation: Relation) -> float:
+        """Return ε at δ; inf where δ is below the mass of the tails, about 1e-19 a round."""
+        if (gaussian := _unamplified(costs)) is not None:
+            return self._gaussian.epsilon(gaussian, delta, relation)
+        return _refined(lambda f: composed(tuple(costs), f).get_epsilon_for_delta(delta))
 
-    rounds: int
-    participations: int
-
-    def __post_init__(self) -> None:
-        if type(self.rounds) is not int or self.rounds < 1:
-            raise ConfigError(f"rounds = {self.rounds!r}: give an integer >= 1")
-        if type(self.participations) is not int or not 1 <= self.participations <= self.rounds:
-            raise ConfigError(
-                f"participations = {self.participations!r}: give an integer from 1 to rounds = "
-                f"{self.rounds}"
-            )
-
-    @property
-    def probability(self) -> float:
-        """Of a user in a round."""
-        return self.participations / self.rounds
+    def delta(self, costs: Composition, epsilon: float, relation: Relation) -> float:
+        """Return δ at ε, at most 1."""
+        if (gaussian := _unamplified(costs)) is not None:
+            return self._gaussian.delta(gaussian, epsilon, relation)
+        return _refined(lambda f: min(composed(tuple(costs), f).get_delta_for_epsilon(epsilon), 1))
 
     @property
-    def blocks(self) -> tuple[tuple[int, int], ...]:
-        """Pairs of a block's rounds and how many such blocks there are."""
-        size, longer = divmod(self.rounds, self.participations)
-        return tuple(
-            (rounds, count)
-            for rounds, count in ((size + 1, longer), (size, self.participations - longer))
-            if count
-        )
-
-    def of(self, noun: str) -> str:
-        """Return the sampling in words."""
-        return (
-            f"balanced participation of {noun} (each in exactly {self.participations} of "
-            f"{self.rounds})"
-        )
+    def _gaussian(self) -> PldAccountant:
+        return PldAccountant(self.name, self.citation)
 
 
-def epsilon(allocation: RandomAllocation, noise_multiplier: float, delta: float) -> float:
-    """Return an upper bound on ε of the whole run at `delta`, add-or-remove-one.
+def renyi_price(cost: RoundCost, order: float) -> tuple[float, float]:
+    """Return the Rényi divergence of a whole run's finite losses, and its infinite mass.
 
-    About 2e-3 of it above what finer grids would give, at most. Infinite where δ is below the mass
-    of the tails, about 1e-19 a round.
-
-    Args:
-        allocation: rounds and participations.
-        noise_multiplier: σ of every round over what one user can add, > 0.
-        delta: in (0, 1).
-
-    Raises:
-        ConfigError: an argument out of range, or so little noise that ε is in the millions.
-
-    Examples:
-        >>> round(epsilon(RandomAllocation(1000, 10), 1.0, 1e-6), 2)
-        1.97
+    Both in the dearer direction, of one grid.
     """
-    _check_noise(noise_multiplier)
-    if not 0.0 < delta < 1.0:
-        raise ConfigError(f"delta = {delta!r}: give a number in (0, 1)")
-    if noise_multiplier < _LEAST_NOISE:
-        return epsilon_of(*_unamplified(allocation, noise_multiplier), delta)
-    noise = min(noise_multiplier, _MOST_NOISE)
-    return _refined(lambda f: composed(allocation, noise, f).get_epsilon_for_delta(delta))
-
-
-def delta(allocation: RandomAllocation, noise_multiplier: float, epsilon: float) -> float:
-    """Return an upper bound on δ of the whole run at `epsilon` >= 0, at most 1; else as `epsilon`.
-
-    Raises:
-        ConfigError: an argument out of range, or so little noise that losses leave every grid.
-    """
-    _check_noise(noise_multiplier)
-    if not epsilon >= 0.0:
-        raise ConfigError(f"epsilon = {epsilon!r}: give a number >= 0")
-    if noise_multiplier < _LEAST_NOISE:
-        return delta_of(*_unamplified(allocation, noise_multiplier), epsilon)
-    noise = min(noise_multiplier, _MOST_NOISE)
-    return _refined(lambda f: min(composed(allocation, noise, f).get_delta_for_epsilon(epsilon), 1))
-
-
-def calibrate_noise_multiplier(
-    allocation: RandomAllocation, *, epsilon: float, delta: float
-) -> float:
-    """Return the smallest noise multiplier of five digits whose run is (epsilon, delta)-DP.
-
-    As `fedsim.accounting.calibration`, whose search it is; remembered on disk.
-
-    Raises:
-        ConfigError: an argument out of range, or a target that no noise reaches.
-    """
-    if not (epsilon > 0.0 and math.isfinite(epsilon)):
-        raise ConfigError(f"epsilon = {epsilon!r}: give a finite number > 0")
-    if not 0.0 < delta < 1.0:
-        raise ConfigError(f"delta = {delta!r}: give a number in (0, 1)")
-    rounds = allocation.rounds
-
-    def search() -> float:
-        similar = RoundCost(PoissonSampling(allocation.probability), 1.0)
-        noise = least_noise(
-            lambda z: _epsilon(allocation, z, delta), similar, rounds, epsilon, delta
-        )
-        if noise is None:
-            raise ConfigError(
-                f"epsilon = {epsilon}, delta = {delta}: no noise keeps this; give a larger delta "
-                "(about 1e-19 a round is resolved) or a larger epsilon"
-            )
-        return noise
-
-    inputs = {
-        "allocation": [rounds, allocation.participations],
-        "epsilon": epsilon,
-        "delta": delta,
-    }
-    return remembered("allocation-noise", inputs, search, lambda value: 0.0 < value < math.inf)
-
-
-_epsilon = epsilon  # where an argument has its name
+    sides = composed(((cost, cost.sampling.run_rounds or 1),), 2.0 * _FINEST).directions
+    logs = [sum(p.count * p.log_moments(order - 1.0)[0] for p in side.parts) for side in sides]
+    return max(0.0, *logs) / (order - 1.0), max(side.infinite for side in sides)
 
 
 @functools.lru_cache(maxsize=8)
-def composed(allocation: RandomAllocation, noise: float, fineness: float) -> ComposedPld:
-    """Return the losses of all blocks, removing first and then adding, rounded pessimistically.
+def composed(costs: tuple[tuple[RoundCost, int], ...], fineness: float) -> ComposedPld:
+    """Return the losses of all passes, removing first and then adding, rounded pessimistically.
 
     Args:
-        allocation: rounds and participations.
-        noise: σ, in [0.05, 1e4].
+        costs: balanced sampling, with noise of at least 0.05.
         fineness: the grids' widths, relative to the spread of what is on them.
     """
-    laws, width = _sums(noise, frozenset(size for size, _ in allocation.blocks), fineness)
-    sides = [laws[size].losses(size, width, count) for size, count in allocation.blocks]
-    return ComposedPld(tuple(LossSum(side) for side in zip(*sides, strict=True)))
+    pairs = []
+    for cost, rounds in costs:
+        sampling = cast(BalancedSampling, cost.sampling)
+        size, passes = sampling.pass_rounds, cost.runs(rounds) * sampling.participations
+        laws, width = _sums(min(cost.noise_multiplier, _MOST_NOISE), frozenset({size}), fineness)
+        pairs.append(laws[size].losses(size, width, passes))
+    finest = min(losses.width for losses, _ in pairs)
+    sides = zip(*([_onto(side, finest) for side in pair] for pair in pairs), strict=True)
+    return ComposedPld(tuple(LossSum(tuple(side)) for side in sides))
+
+
+def _onto(losses: Losses, width: float) -> Losses:
+    """Return losses spread onto the grid of another width: mass under both of the pair is kept."""
+    if losses.width == width:
+        return losses
+    places = losses.losses / width
+    below = np.floor(places).astype(np.int64)
+    up = np.expm1((below - places) * width) / math.expm1(-width)
+    masses = np.zeros((2, int(below[-1] - below[0]) + 1))
+    for row, share in enumerate((1.0 - up, up)):
+        np.add.at(masses[row], below - below[0], (share + 1e-14 / width) * losses.probabilities)
+    return Losses(int(below[0]), width, _joined(masses), losses.infinite, losses.count)
 
 
 @dataclass(frozen=True, eq=False)
@@ -284,7 +204,7 @@ class _Law:
         return _Law(first, _joined(split), zero, self.infinite + other.infinite + means)
 
     def losses(self, size: int, width: float, count: int) -> tuple[Losses, Losses]:
-        """Return the losses of removing and of adding, of `count` blocks of `size` rounds."""
+        """Return the losses of removing and of adding, of `count` passes of `size` rounds."""
         steps, weights = _split(np.array([-math.log(size)]), width)
         masses = _joined(weights * self.masses)
         law = _Law(self.first + int(steps[0]), masses, self.zero, self.infinite / size)
@@ -369,11 +289,14 @@ def _refined(at: Callable[[float], float]) -> float:
     raise AssertionError("unreachable: grids only get finer")
 
 
-def _unamplified(allocation: RandomAllocation, noise: float) -> tuple[RoundCost, int]:
-    """Return k Gaussian mechanisms, which cost more: blocks of one round each."""
-    return RoundCost(PoissonSampling(1.0), noise), allocation.participations
-
-
-def _check_noise(noise_multiplier: float) -> None:
-    if not 0.0 < noise_multiplier < math.inf:
-        raise ConfigError(f"noise_multiplier = {noise_multiplier!r}: give a finite number > 0")
+def _unamplified(costs: Composition) -> Composition | None:
+    """Return a Gaussian mechanism a pass, which costs more, if noise is too little for a grid."""
+    if all(cost.noise_multiplier >= _LEAST_NOISE for cost, _ in costs):
+        return None
+    return [
+        (
+            RoundCost(PoissonSampling(1.0), cost.noise_multiplier),
+            cost.runs(rounds) * cast(BalancedSampling, cost.sampling).participations,
+        )
+        for cost, rounds in costs
+    ]

@@ -29,8 +29,8 @@ class RdpAccountant:
         if cost.units_per_user > 1:
             return f"cannot account {cost.units_per_user} units per user; use 'mixture'"
         kind = cost.sampling.kind
-        if cost.sampling.test is not None:
-            return "does not pay for a test of concentration; use 'above-threshold'"
+        if (own := cost.sampling.accountant) not in (None, self.name):
+            return f"has no RDP of {kind!r} sampling; use {own!r}"
         if kind == "truncated-poisson":
             return "has no RDP of truncated Poisson sampling; use 'pld'"
         if kind == "fixed-size" and relation is not Relation.REPLACE:

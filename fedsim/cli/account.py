@@ -9,12 +9,11 @@ import typer
 from rich.console import Console
 
 from fedsim.accounting.planning import delta_of_population
-from fedsim.accounting.random_allocation import RandomAllocation
 from fedsim.cli.answers import Question, answer, curve_json, curve_table
-from fedsim.cli.balanced import balanced_answer
 from fedsim.cli.output import status_when_slow
 from fedsim.errors import ConfigError
 from fedsim.sampling import (
+    BalancedSampling,
     FixedSizeSampling,
     PoissonSampling,
     Relation,
@@ -61,21 +60,46 @@ def uls(
     users: Users = None,
     cohort_size: Annotated[float | None, typer.Option(help="Expected users a round.")] = None,
     sampler: Annotated[
-        str, typer.Option(help="poisson, truncated-poisson, fixed-size or shuffled.")
+        str, typer.Option(help="poisson, truncated-poisson, fixed-size, shuffled or balanced.")
     ] = "poisson",
     max_cohort_size: Annotated[
         int | None, typer.Option(help="Cap on the cohort, with --sampler truncated-poisson.")
     ] = None,
+    participations: Annotated[
+        int | None,
+        typer.Option(help="Rounds of each user, one in each pass, with --sampler balanced."),
+    ] = None,
     noise_multiplier: NoiseMultiplier = None,
     epsilon: Epsilon = None,
-    accountant: Annotated[str | None, typer.Option(help="pld, rdp or moments.")] = None,
+    accountant: Annotated[
+        str | None, typer.Option(help="pld, rdp, moments or random-allocation.")
+    ] = None,
     relation: RelationName = None,
     as_json: Json = False,
 ) -> None:
-    """User-level sampling: each round every user is drawn by a coin of their own."""
+    """User-level sampling: each round every user is drawn by a coin of their own.
+
+    With --sampler balanced each user is once in each of --participations passes over the rounds,
+    and the price is that of all rounds: to stop early is no cheaper.
+    """
     if users is not None and users < 1:
         raise ConfigError(f"--users = {users}: give an integer >= 1")
-    sampling = _user_sampling(sampler, sampling_probability, users, cohort_size, max_cohort_size)
+    if (sampler == "balanced") != (participations is not None):
+        raise ConfigError(
+            f"--participations = {participations}: --sampler balanced needs it, and only that "
+            "sampler takes it"
+        )
+    if participations is not None:
+        if (given := sampling_probability or cohort_size) is not None:
+            raise ConfigError(
+                f"--sampling-probability or --cohort-size = {given:g}: with --sampler balanced "
+                "--participations over --rounds decides it"
+            )
+        sampling = _balanced(rounds, participations)
+    else:
+        sampling = _user_sampling(
+            sampler, sampling_probability, users, cohort_size, max_cohort_size
+        )
     question = Question(
         rounds, sampling, "users", 1, noise_multiplier, accountant, _relation(relation)
     )
@@ -109,34 +133,6 @@ def els(
     _answer(question, epsilon, delta, users, as_json)
 
 
-@app.command()
-def balanced(
-    *,
-    rounds: Annotated[int, typer.Option(help="Number of rounds, all of them, fixed in advance.")],
-    participations: Annotated[
-        int, typer.Option(help="In how many of the rounds each user takes part, exactly.")
-    ],
-    delta: Annotated[str, typer.Option(help="δ of the guarantee, or n^-1.1 with --users.")],
-    users: Users = None,
-    noise_multiplier: NoiseMultiplier = None,
-    epsilon: Annotated[
-        float | None, typer.Option(help="Target ε; the noise is found for it.")
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    """Balanced participation: each user is in exactly k rounds, drawn at random and kept secret.
-
-    A price only: no sampler of fedsim draws like this yet, so no run can ask for it. It is the
-    price of a whole run whose number of rounds is fixed in advance; to stop early is no cheaper.
-    Beside it stands what Poisson sampling costs at the same rate.
-    """
-    allocation = RandomAllocation(rounds, participations)
-    number = _delta(delta, users)
-    with status_when_slow("accounting"):
-        found = balanced_answer(allocation, noise_multiplier, epsilon, number)
-    typer.echo(json.dumps(found.to_json(), allow_nan=False) if as_json else found.sentence())
-
-
 def _answer(
     question: Question,
     epsilons: list[float] | None,
@@ -158,6 +154,13 @@ def _answer(
         typer.echo(answers[0].sentence())
     else:
         Console().print(curve_table(answers))
+
+
+def _balanced(rounds: int, participations: int) -> Sampling:
+    try:
+        return BalancedSampling(rounds, participations)
+    except ValueError as error:
+        raise ConfigError(f"--{error}") from None
 
 
 def _user_sampling(
@@ -191,7 +194,8 @@ def _user_sampling(
     except ValueError as error:
         raise ConfigError(f"--sampler {sampler}: {error}") from None
     raise ConfigError(
-        f"--sampler = {sampler!r}: give poisson, truncated-poisson, fixed-size or shuffled"
+        f"--sampler = {sampler!r}: give poisson, truncated-poisson, fixed-size, shuffled "
+        "or balanced"
     )
 
 

@@ -79,6 +79,7 @@ class ConcentratedSampling:
     displaces: ClassVar[bool] = False
     accountant: ClassVar[str | None] = "above-threshold"
     test: ClassVar[str | None] = CONCENTRATION
+    run_rounds: ClassVar[int | None] = None
 
     def __post_init__(self) -> None:
         if type(self.population) is not int or self.population < 1:

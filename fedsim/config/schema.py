@@ -145,10 +145,15 @@ class EstimatorConfig(Section):
 
 
 class SamplingConfig(Section):
-    """The sampler: see `fedsim.sampling`. Only truncated Poisson takes `max_cohort_size`."""
+    """The sampler: see `fedsim.sampling`.
 
-    kind: Literal["poisson", "truncated-poisson", "fixed-size", "shuffled"] = "poisson"
+    Truncated Poisson takes `max_cohort_size`; balanced takes `participations`, the rounds of each
+    user, or finds it by cohort_size.
+    """
+
+    kind: Literal["poisson", "truncated-poisson", "fixed-size", "shuffled", "balanced"] = "poisson"
     max_cohort_size: Annotated[int, Field(ge=1)] | None = None
+    participations: Annotated[int, Field(ge=1)] | None = None
 
     @model_validator(mode="after")
     def _cap_with_truncated(self) -> SamplingConfig:
@@ -156,6 +161,8 @@ class SamplingConfig(Section):
             raise ValueError(
                 'kind = "truncated-poisson" needs max_cohort_size, and only it takes one'
             )
+        if self.participations is not None and self.kind != "balanced":
+            raise ValueError('participations: only kind = "balanced" takes it')
         return self
 
 
@@ -297,7 +304,7 @@ class Config(Section):
         if self.privacy.noise == "secure" and self.strategy.sampling.kind == "shuffled":
             raise ValueError(
                 'strategy.sampling.kind = "shuffled" with privacy.noise = "secure": the order of '
-                'a pass must be drawn again every round; take "seeded", or "poisson"'
+                'a pass must be drawn again every round; take "seeded", or "balanced"'
             )
         return self
 

@@ -39,7 +39,7 @@ from fedsim.runner.progress import RoundProgress
 from fedsim.runner.saved_model import check_served, save_adapter, save_model
 from fedsim.runner.shared_ledger import SharedAccount, shared_account
 from fedsim.runner.summary import as_held_out, privacy_terms, summarise
-from fedsim.runner.training import check_held_out, train, without_scores
+from fedsim.runner.training import check_held_out, planned, train, without_scores
 from fedsim.state import RoundRecord, ServerState
 from fedsim.strategy import build_plan
 from fedsim.trackers.tracking import TrackerFactory, epsilon_terms, find_trackers, tracking
@@ -100,15 +100,17 @@ def _going_on(plan: RoundPlan, folder: RunFolder) -> RoundPlan:
     As when a seeded run is taken up with another version of what computes.
 
     Raises:
-        ConfigError: the plan tests each round against one noisy threshold, which would be another.
+        ConfigError: the plan tests each round against one noisy threshold, which would be another;
+            or has one price for a run, which does not pay for another allocation.
     """
     charged = folder.read_ledger()
     if all(item.release == plan.release_id for item in charged.items):
         return plan
-    if plan.sampling.test is not None:
+    if plan.sampling.test is not None or plan.sampling.run_rounds is not None:
+        once = "one threshold" if plan.sampling.test is not None else "everybody's rounds once"
         raise ConfigError(
-            f"--resume: strategy.name = {plan.strategy!r} draws one threshold for a run, and what "
-            "it is drawn from (versions, plug-ins, model files) changed since this one began; go "
+            f"--resume: {plan.sampling.kind!r} sampling draws {once} for a run, and what "
+            "that is drawn from (versions, plug-ins, model files) changed since this one began; go "
             "on with what it began with, or start another with another --out"
         )
     state = newest_whole_state(folder.checkpoints, charged)
@@ -213,9 +215,7 @@ class _Session:
 
     def _planned(self) -> ServerState:
         """Return the state with all planned rounds charged."""
-        plan, charged = self.plan, self.state.ledger
-        for round in range(self.state.round, self.config.strategy.rounds):
-            charged = charged.charge(round, plan.cost, plan.release_id)
+        charged = planned(self.state, self.plan, self.config.strategy.rounds)
         return replace(self.state, ledger=charged)
 
     def finish(self, diverged: str | None = None) -> None:
@@ -268,11 +268,10 @@ class _Session:
     def _repeats(self) -> bool:
         """Whether rounds that are done again give the releases that were charged for them.
 
-        Not with secure noise, nor where an earlier version drew from other addresses.
+        Not with fresh noise, nor where an earlier version drew from other addresses.
         """
-        plan = self.plan
         charged = {item.release for item in self.folder.read_ledger().items}
-        return plan.entropy != "secure" and charged <= {plan.release_id}
+        return self.plan.repeats and charged <= {self.plan.release_id}
 
     def _log_start(self) -> None:
         held_out = self._held_out(self.state)
@@ -347,6 +346,13 @@ class _Session:
             return
         state, last = self.state, self.config.strategy.rounds
         ahead = [r - state.round for r in range(state.round + 1, last + 1) if self._due(r)]
+        charged = state.ledger.num_releases
+        if self.plan.sampling.run_rounds is not None:
+            whole = self._planned().ledger
+            delta = self.config.privacy.delta
+            epsilon = whole.epsilon(delta, self.plan.accountant, self.plan.relation)
+            self.epsilons = dict.fromkeys(range(whole.num_releases + 1), epsilon)
+            return
         values = epsilon_curve(
             self.plan.cost,
             ahead,
@@ -355,7 +361,6 @@ class _Session:
             self.plan.relation,
             after=state.ledger.costs,
         )
-        charged = state.ledger.num_releases
         self.epsilons = {charged + n: value for n, value in zip(ahead, values, strict=True)}
 
     def _elapsed(self, save: bool = False) -> float:

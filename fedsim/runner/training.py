@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fedsim.accounting.budget import Budget
+from fedsim.accounting.ledger import Ledger
 from fedsim.errors import BudgetSpentError, DivergedError
 from fedsim.evaluation.metrics import Evaluation
 from fedsim.evaluation.scoring import owners
@@ -114,6 +115,17 @@ def train(
     return state
 
 
+def planned(state: ServerState, plan: RoundPlan, rounds: int) -> Ledger:
+    """Return the state's ledger with all rounds to come charged as well."""
+    ledger = state.ledger
+    for round in range(state.round, rounds):
+        ledger = ledger.charge(round, plan.cost, plan.release_id)
+    return ledger
+
+
 def _releases_paid_for(budget: Budget, state: ServerState, plan: RoundPlan, rounds: int) -> int:
+    if plan.sampling.run_rounds is not None:  # all or none: what is charged already is paid for
+        whole = planned(state, plan, rounds)
+        return whole.num_releases if budget.spent(whole) <= budget.epsilon else 0
     left = budget.affordable(state.ledger, plan.cost, rounds - state.round)
     return state.ledger.num_releases + left

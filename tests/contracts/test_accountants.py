@@ -17,6 +17,7 @@ from fedsim.accounting.events import RoundCost
 from fedsim.concentration.sampling import ConcentratedSampling
 from fedsim.errors import ConfigError
 from fedsim.sampling import (
+    BalancedSampling,
     FixedSizeSampling,
     PoissonSampling,
     Relation,
@@ -31,6 +32,7 @@ SAMPLINGS: dict[str, Callable[[float], Sampling]] = {
     "truncated-poisson": lambda p: TruncatedPoissonSampling(p, 65, POPULATION),
     "fixed-size": lambda p: FixedSizeSampling(round(p * POPULATION), POPULATION),
     "shuffled": lambda p: ShuffledSampling(round(p * POPULATION), POPULATION),
+    "balanced": lambda p: BalancedSampling(40, 1 if p < 0.03 else 2 if p < 0.05 else 4),
     "concentrated": lambda _: ConcentratedSampling(POPULATION, 4.0),
 }
 UNITS = (1, 4)
@@ -46,6 +48,7 @@ SUPPORTED: dict[tuple[str, str, int], frozenset[Relation]] = {
     **{("rdp", kind, 1): ONE_SIDED for kind in ("poisson", "shuffled")},
     ("rdp", "fixed-size", 1): frozenset({Relation.REPLACE}),
     **{("moments", kind, 1): ONE_SIDED for kind in ("poisson", "shuffled")},
+    ("random-allocation", "balanced", 1): ONE_SIDED,
     ("above-threshold", "concentrated", 1): frozenset({Relation.REPLACE, Relation.ZERO_OUT}),
     **{
         ("group-privacy", kind, units): ONE_SIDED
@@ -91,7 +94,7 @@ def test_exactly_what_is_listed_is_supported(
         assert accountant.name == ("mixture" if name == "pld" and units > 1 else name)
         assert meant is relation
         return
-    if units > 1 and kind in ("truncated-poisson", "fixed-size", "concentrated"):
+    if units > 1 and kind in ("truncated-poisson", "fixed-size", "balanced", "concentrated"):
         with pytest.raises(ValueError, match="no proved cost"):
             cost_of(kind, units)
         return
@@ -114,7 +117,9 @@ def test_monotone(name: str, kind: str, units: int, relation: Relation) -> None:
     less_noise, more_noise = (spent(cost_of(kind, units, noise=n)) for n in (2.0, 5.0))
     assert is_increasing([more_noise, middle, less_noise])
     cost = cost_of(kind, units)
-    assert is_increasing([spent(cost, rounds=10), middle, spent(cost, rounds=200)])
+    few = spent(cost, rounds=10)
+    assert few == middle if kind == "balanced" else few < middle  # all of its rounds, or none
+    assert middle < spent(cost, rounds=200)
     rates = [spent(cost_of(kind, units, probability=p)) for p in (0.01, 0.05)]
     if kind != "concentrated":  # which takes everybody
         assert is_increasing([rates[0], middle, rates[1]])

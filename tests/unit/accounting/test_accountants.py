@@ -67,7 +67,9 @@ def test_a_relation_has_words() -> None:
 
 
 def test_unknown_name_lists_the_known() -> None:
-    with pytest.raises(ConfigError, match=r"'moment'.*group-privacy, mixture, moments, pld, rdp"):
+    with pytest.raises(
+        ConfigError, match=r"'moment'.*group-privacy, mixture, moments, pld, random-allocation, rdp"
+    ):
         choose([poisson(0.1, 1.0)], "moment")
 
 

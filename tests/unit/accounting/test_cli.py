@@ -9,13 +9,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from fedsim.accounting import events, random_allocation
 from fedsim.accounting.accountants import epsilon
 from fedsim.accounting.events import RoundCost
-from fedsim.accounting.random_allocation import RandomAllocation
 from fedsim.cli.account import app
 from fedsim.errors import ConfigError
-from fedsim.sampling import PoissonSampling, TruncatedPoissonSampling
+from fedsim.sampling import BalancedSampling, PoissonSampling, TruncatedPoissonSampling
 
 ULS = "uls --rounds 100 --delta 1e-5"
 ELS = "els --rounds 100 --delta 1e-5"
@@ -158,7 +156,7 @@ def test_group_privacy_says_where_it_diverges() -> None:
         (f"{ULS} --sampling-probability 0.1 --epsilon 0", "--epsilon = 0.0"),
         (
             f"{ULS} --sampling-probability 0.1 --epsilon 1 --accountant moment",
-            "'moment'.*known: above-threshold, group-privacy, mixture, moments, pld, rdp",
+            "'moment'.*known: above-threshold, .*, pld, random-allocation, rdp",
         ),
         ("uls --rounds 0 --delta 0.1 --sampling-probability 1 --epsilon 1", "--rounds = 0"),
         ("uls --rounds 1 --delta 0 --sampling-probability 1 --epsilon 1", "--delta = 0:"),
@@ -201,61 +199,32 @@ def test_a_wrong_option_is_named(command: str, message: str) -> None:
         raise result.exception
 
 
-def test_balanced_both_ways_beside_poisson() -> None:
-    common = "balanced --rounds 200 --participations 8 --delta 1e-6"
+def test_balanced_both_ways() -> None:
+    common = "uls --sampler balanced --rounds 200 --participations 8 --delta 1e-6"
     found = answer(f"{common} --epsilon 2")
     noise = found["noise_multiplier"]
-    assert found == {
-        "epsilon": random_allocation.epsilon(RandomAllocation(200, 8), noise, 1e-6),
-        "delta": 1e-6,
-        "unit": "user",
-        "relation": "add-or-remove-one user",
-        "noise_multiplier": noise,
-        "sampling_probability": 0.04,
-        "sampler": "balanced participation of users (each in exactly 8 of 200)",
-        "rounds": 200,
-        "accountant": "random-allocation",
-        "participations": 8,
-        "guaranteed": False,
-        "whole_run": True,
-        "poisson": {
-            "epsilon": epsilon(RoundCost(PoissonSampling(0.04), noise), 200, 1e-6),
-            "sampler": "Poisson sampling of users",
-            "accountant": "pld",
-        },
-    }
+    assert found["epsilon"] == epsilon(RoundCost(BalancedSampling(200, 8), noise), 200, 1e-6)
     assert 1.99 <= found["epsilon"] <= 2.0
+    assert found["sampler"] == "balanced sampling of users once in each of 8 passes of 25 rounds"
+    assert (found["accountant"], found["guaranteed"]) == ("random-allocation", True)
+    assert found["sampling_probability"] == 0.04
     assert answer(f"{common} --noise-multiplier {noise}") == found
-    power = common.replace("1e-6", "n^-1.5 --users 10000")
-    assert answer(f"{power} --noise-multiplier {noise}") == found
-    words = CliRunner().invoke(app, shlex.split(f"{common} --noise-multiplier {noise}")).stdout
-    assert words.startswith("Hypothetical, not a guarantee for this run: every user would have (ε")
-    for term in ("δ = 1e-06", "add-or-remove-one user", "each in exactly 8 of 200", "noise mult"):
-        assert term in words
-    assert "fixed in advance: to stop early is no cheaper. No sampler of fedsim draws" in words
-    assert words.count("\n") == 3
-    assert "Poisson sampling of users at the same rate" in words.splitlines()[2]
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("--participations 9 --noise-multiplier 1", "participations = 9: give .* rounds = 8"),
-        ("--participations 0 --noise-multiplier 1", "participations = 0"),
-        ("--participations 2", "--noise-multiplier = None, --epsilon = None: give one"),
-        ("--participations 2 --noise-multiplier 1 --epsilon 1", "--epsilon = 1.0: give one"),
-        ("--participations 2 --noise-multiplier 0", "noise_multiplier = 0.0"),
-        ("--participations 2 --epsilon -1", "epsilon = -1.0"),
+        ("--participations 9", "--participations = 9: give at most rounds = 8"),
+        ("--participations 3", "--participations = 3: does not divide rounds = 8"),
+        ("--participations 0", "--participations = 0: give an integer >= 1"),
+        ("", "--participations = None: --sampler balanced needs it"),
+        ("--participations 2 --cohort-size 3", "--cohort-size = 3: with --sampler balanced"),
+        ("--participations 2 --sampler poisson", "--participations = 2: .*only that sampler"),
     ],
 )
 def test_a_wrong_balance_is_named(options: str, message: str) -> None:
-    result = CliRunner().invoke(app, shlex.split(f"balanced --rounds 8 --delta 1e-6 {options}"))
+    command = f"uls --sampler balanced --rounds 8 --delta 1e-6 --noise-multiplier 1 {options}"
+    result = CliRunner().invoke(app, shlex.split(command))
     assert isinstance(result.exception, ConfigError)
     with pytest.raises(ConfigError, match=message):
         raise result.exception
-
-
-def test_no_run_can_ask_for_balanced_participation_yet() -> None:
-    words = CliRunner().invoke(app, ["balanced", "--help"]).stdout
-    assert "no sampler of fedsim draws like this yet" in " ".join(words.split())
-    assert not any("alloc" in kind or "balanc" in kind for kind in events._SAMPLINGS)

@@ -1,16 +1,14 @@
-"""Balanced participation: never below what quadrature or Monte Carlo proves, and not far above.
+"""Balanced sampling: never below what quadrature or Monte Carlo proves, and not far above.
 
-The likelihood ratio of exactly k of T rounds is the mean, over all k-subsets, of products of
-log-normals: an elementary symmetric polynomial over a binomial coefficient. For one of two or
-three rounds its divergences are integrals of a formula; else they are means of numbers in [0, 1],
-which Monte Carlo bounds from below.
+The likelihood ratio of a pass is the mean of its rounds' log-normals, that of a run their product.
+For a pass of two or three rounds its divergences are integrals of a formula; else they are means of
+numbers in [0, 1], which Monte Carlo bounds from below.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import dp_accounting
@@ -19,24 +17,35 @@ import numpy.typing as npt
 import pytest
 from scipy import special
 
+from fedsim.accounting import accountants
 from fedsim.accounting import random_allocation as module
-from fedsim.accounting.accountants import epsilon as poisson_epsilon
+from fedsim.accounting.calibration import calibrate_noise_multiplier
+from fedsim.accounting.composition import ComposedPld
 from fedsim.accounting.events import RoundCost
-from fedsim.accounting.random_allocation import (
-    RandomAllocation,
-    calibrate_noise_multiplier,
-    composed,
-    delta,
-    epsilon,
-)
 from fedsim.errors import ConfigError
-from fedsim.sampling import PoissonSampling
+from fedsim.sampling import BalancedSampling, PoissonSampling, Relation
 
 Array = npt.NDArray[np.float64]
 
 SAMPLES = 200_000
 MISSED = 1e-7  # how often Monte Carlo's lower bound is above the truth
 GRID = 6e-3  # relative: what two grids of an ε can differ by
+
+
+def costs(sampling: BalancedSampling, noise: float) -> tuple[tuple[RoundCost, int], ...]:
+    return ((RoundCost(sampling, noise), sampling.rounds),)
+
+
+def composed(sampling: BalancedSampling, noise: float, fineness: float) -> ComposedPld:
+    return module.composed(costs(sampling, noise), fineness)
+
+
+def epsilon(sampling: BalancedSampling, noise: float, at: float) -> float:
+    return accountants.epsilon(RoundCost(sampling, noise), sampling.rounds, at)
+
+
+def delta(sampling: BalancedSampling, noise: float, at: float) -> float:
+    return accountants.delta(RoundCost(sampling, noise), sampling.rounds, at)
 
 
 def stop_loss(bound: Array, noise: float, sign: float) -> Array:
@@ -76,8 +85,10 @@ def lower(
     bounds = []
     for there, sign in ((taken, 1.0), (0, -1.0)):
         draws = noise * source.standard_normal((samples, rounds))
-        draws[:, :there] += 1.0  # by symmetry, the user takes part in the first rounds
-        loss = sign * np.log(mean_of_subsets(np.exp(draws / noise**2 - 0.5 / noise**2), taken))
+        draws = draws.reshape(samples, taken, rounds // taken)
+        draws[:, :there, 0] += 1.0  # by symmetry, the user takes part in each pass's first round
+        ratios = np.exp(draws / noise**2 - 0.5 / noise**2).mean(axis=2)
+        loss = sign * np.log(ratios).sum(axis=1)
         values = np.maximum(-np.expm1(at - loss), 0.0)
         log = math.log(2.0 / MISSED)
         spread = math.sqrt(2.0 * float(values.var(ddof=1)) * log / samples)
@@ -85,19 +96,10 @@ def lower(
     return bounds[0], bounds[1]
 
 
-def mean_of_subsets(ratios: Array, taken: int) -> Array:
-    """The mean over all subsets of `taken` of the rounds of the product of their ratios."""
-    sums = [np.ones(len(ratios)), *(np.zeros(len(ratios)) for _ in range(taken))]
-    for column in ratios.T:
-        for size in range(taken, 0, -1):
-            sums[size] = sums[size] + column * sums[size - 1]
-    return np.asarray(sums[taken] / math.comb(ratios.shape[1], taken))
-
-
 @pytest.mark.parametrize("noise", [0.3, 0.7, 1.0, 3.0, 20.0])
 @pytest.mark.parametrize("rounds", [2, 3])
 def test_one_of_two_and_of_three_rounds_against_quadrature(rounds: int, noise: float) -> None:
-    sides = composed(RandomAllocation(rounds, 1), noise, 1 / 64).directions
+    sides = composed(BalancedSampling(rounds, 1), noise, 1 / 64).directions
     for at in np.array([0.0, 0.1, 0.5, 1.0, 2.0]) / noise:
         for side, exact in zip(sides, quadrature(rounds, noise, float(at)), strict=True):
             if exact > 1e-11:  # below, the rule's own rounding shows
@@ -107,7 +109,7 @@ def test_one_of_two_and_of_three_rounds_against_quadrature(rounds: int, noise: f
 @pytest.mark.parametrize("rounds", [2, 3])
 def test_tails_that_are_cut_are_charged(rounds: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_TAIL", 1e-3)
-    sides = composed.__wrapped__(RandomAllocation(rounds, 1), 1.0, 1 / 64).directions
+    sides = module.composed.__wrapped__(costs(BalancedSampling(rounds, 1), 1.0), 1 / 64).directions
     for side in sides:
         assert side.infinite > 1e-4
         assert side.parts[0].probabilities.sum() + side.infinite >= 1.0
@@ -120,7 +122,7 @@ def test_tails_that_are_cut_are_charged(rounds: int, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("rounds", [2, 3])
 def test_epsilon_against_quadrature(rounds: int, noise: float) -> None:
     for at in (1e-9, 1e-4, 0.01):
-        found = epsilon(RandomAllocation(rounds, 1), noise, at)
+        found = epsilon(BalancedSampling(rounds, 1), noise, at)
         assert max(quadrature(rounds, noise, found)) <= at * (1.0 + 1e-3)
         assert max(quadrature(rounds, noise, found * 0.99)) > at
 
@@ -140,7 +142,7 @@ def by_fourier(rounds: int, noise: float, at: float) -> tuple[float, float]:
 
 @pytest.mark.parametrize(("rounds", "noise"), [(20, 1.0), (64, 1.0), (99, 2.0)])
 def test_one_of_many_rounds_against_a_fourier_transform(rounds: int, noise: float) -> None:
-    sides = composed(RandomAllocation(rounds, 1), noise, 1 / 32).directions
+    sides = composed(BalancedSampling(rounds, 1), noise, 1 / 32).directions
     for at in (0.0, 0.1, 0.2):
         for side, close in zip(sides, by_fourier(rounds, noise, at), strict=True):
             assert close <= side.delta(at) <= close * 1.02
@@ -150,7 +152,7 @@ def test_one_of_many_rounds_against_a_fourier_transform(rounds: int, noise: floa
 @pytest.mark.parametrize("noise", [1.0, 4.0, 100.0])
 def test_a_spread_has_the_mean_and_a_variance_barely_larger(rounds: int, noise: float) -> None:
     """Under Q the ratio of one of t rounds has mean 1 and variance (e^(1/σ²) - 1)/t."""
-    _, add = composed(RandomAllocation(rounds, 1), noise, 1 / 32).directions
+    _, add = composed(BalancedSampling(rounds, 1), noise, 1 / 32).directions
     law = add.parts[0]
     ratios = np.exp(-law.losses)
     for total in (law.probabilities.sum(), law.probabilities @ ratios):
@@ -161,10 +163,10 @@ def test_a_spread_has_the_mean_and_a_variance_barely_larger(rounds: int, noise: 
 
 
 RANDOM = [
-    (int(rounds), int(max(1, share * rounds)), float(noise), float(at))
-    for rounds, share, noise, at in zip(
-        np.random.default_rng(5).integers(1, 25, 12),
-        np.random.default_rng(6).random(12),
+    (int(size * passes), int(passes), float(noise), float(at))
+    for size, passes, noise, at in zip(
+        np.random.default_rng(5).integers(1, 13, 12),
+        np.random.default_rng(6).integers(1, 5, 12),
         np.exp(np.random.default_rng(7).uniform(math.log(0.4), math.log(4.0), 12)),
         np.random.default_rng(8).uniform(0.0, 1.5, 12),
         strict=True,
@@ -174,26 +176,23 @@ RANDOM = [
 
 @pytest.mark.parametrize(("rounds", "taken", "noise", "at"), [*RANDOM, (100, 1, 0.3, 0.5)])
 def test_never_below_monte_carlo(rounds: int, taken: int, noise: float, at: float) -> None:
-    sides = composed(RandomAllocation(rounds, taken), noise, 1 / 16).directions
+    sides = composed(BalancedSampling(rounds, taken), noise, 1 / 16).directions
     for side, least in zip(sides, lower(rounds, taken, noise, at), strict=True):
         assert side.delta(at) >= least
 
 
 @pytest.mark.parametrize(
     ("rounds", "taken", "wrong"),
-    [(2, 1, (3, 1)), (5, 1, (6, 1)), (20, 1, (24, 1)), (6, 3, (6, 2)), (8, 6, (8, 4))],
+    [(2, 1, (3, 1)), (5, 1, (6, 1)), (20, 1, (24, 1)), (6, 3, (6, 2)), (12, 6, (12, 4))],
 )
 def test_prices_that_are_too_small_are_caught(
     rounds: int, taken: int, wrong: tuple[int, int]
 ) -> None:
-    """The price of a round more, of fewer participations, or of adding instead of removing.
-
-    With several participations the blocks' own slack hides the last.
-    """
+    """The price of a round more, of fewer passes, or of adding instead of removing."""
     noise, at = 0.6, 1.0
     least = lower(rounds, taken, noise, at, 4 * SAMPLES)[0]
-    own = composed(RandomAllocation(rounds, taken), noise, 1 / 64).directions
-    other = composed(RandomAllocation(*wrong), noise, 1 / 64).directions
+    own = composed(BalancedSampling(rounds, taken), noise, 1 / 64).directions
+    other = composed(BalancedSampling(*wrong), noise, 1 / 64).directions
     assert own[0].delta(at) >= least
     assert other[0].delta(at) < least
     assert taken > 1 or own[1].delta(at) < least
@@ -203,18 +202,18 @@ def test_prices_that_are_too_small_are_caught(
 def test_everybody_every_round_is_the_gaussian_mechanism(rounds: int, noise: float) -> None:
     for at in (1e-9, 1e-4):
         exact = dp_accounting.get_epsilon_gaussian(noise / math.sqrt(rounds), at)
-        found = epsilon(RandomAllocation(rounds, rounds), noise, at)
+        found = epsilon(BalancedSampling(rounds, rounds), noise, at)
         assert exact * (1 - 1e-9) <= found <= exact * (1 + GRID)
-        assert at <= delta(RandomAllocation(rounds, rounds), noise, exact) <= at * 1.03
+        assert at <= delta(BalancedSampling(rounds, rounds), noise, exact) <= at * 1.03
 
 
 @pytest.mark.parametrize("rounds", [1, 60, 1000])
 def test_monotone_in_noise_delta_and_participations(rounds: int) -> None:
-    half = RandomAllocation(rounds, (rounds + 1) // 2)
+    half = BalancedSampling(rounds, max(1, rounds // 2))
     noises = [epsilon(half, noise, 1e-6) for noise in (0.04, 0.05, 0.3, 1.0, 1.1, 5.0, 50.0)]
     deltas = [epsilon(half, 1.0, at) for at in (1e-12, 1e-9, 1e-6, 1e-5, 0.1)]
-    counts = sorted({1, 2, rounds // 3, rounds // 2, rounds - 1, rounds} & {*range(1, rounds + 1)})
-    taken = [epsilon(RandomAllocation(rounds, count), 1.0, 1e-6) for count in counts]
+    counts = [count for count in (1, 2, 4, 20, 500, 1000) if rounds % count == 0]
+    taken = [epsilon(BalancedSampling(rounds, count), 1.0, 1e-6) for count in counts]
     for values in (noises, deltas, taken[::-1]):
         for more, less in itertools.pairwise(values):
             assert less <= more * (1.0 + GRID)
@@ -222,7 +221,7 @@ def test_monotone_in_noise_delta_and_participations(rounds: int) -> None:
 
 
 def test_finer_grids_only_take_off() -> None:
-    allocation = RandomAllocation(1001, 10)
+    allocation = BalancedSampling(1000, 10)
     values = [composed(allocation, 0.8, f).get_epsilon_for_delta(1e-7) for f in (1 / 8, 1 / 16)]
     finest = composed(allocation, 0.8, 1 / 64).get_epsilon_for_delta(1e-7)
     assert values[0] > values[1] > finest
@@ -230,7 +229,7 @@ def test_finer_grids_only_take_off() -> None:
 
 
 def test_extremes() -> None:
-    allocation = RandomAllocation(100, 3)
+    allocation = BalancedSampling(100, 4)
     assert epsilon(allocation, 0.05, 1e-6) > 300.0
     assert epsilon(allocation, 0.01, 1e-6) > 1e4
     assert epsilon(allocation, 1e6, 1e-9) < 1e-3
@@ -248,7 +247,7 @@ def test_extremes() -> None:
         (10_000, 1, 0.5, 1e-9),
         (10_000, 1, 20.0, 1e-9),
         (10_000, 1000, 1.0, 1e-5),
-        (999, 7, 0.7, 1e-4),
+        (1001, 7, 0.7, 1e-4),
     ],
 )
 def test_little_work_and_about_what_poisson_sampling_costs(
@@ -264,47 +263,81 @@ def test_little_work_and_about_what_poisson_sampling_costs(
 
     monkeypatch.setattr(module._Law, "plus", counted)
     module.composed.cache_clear()
-    found = epsilon(RandomAllocation(rounds, taken), noise, at)
+    found = epsilon(BalancedSampling(rounds, taken), noise, at)
     assert 0 < pairs < 5e7
-    similar = poisson_epsilon(RoundCost(PoissonSampling(taken / rounds), noise), rounds, at)
+    similar = accountants.epsilon(RoundCost(PoissonSampling(taken / rounds), noise), rounds, at)
     assert 0.8 * similar < found < 1.02 * similar
 
 
 def test_calibration_is_on_the_safe_side() -> None:
-    allocation = RandomAllocation(200, 8)
-    noise = calibrate_noise_multiplier(allocation, epsilon=2.0, delta=1e-6)
+    allocation = BalancedSampling(200, 8)
+    noise = calibrate_noise_multiplier(sampling=allocation, rounds=200, epsilon=2.0, delta=1e-6)
     assert 2.0 * (1.0 - 5e-3) <= epsilon(allocation, noise, 1e-6) <= 2.0
-    with pytest.raises(ConfigError, match=r"delta = 1e-20: no noise"):
-        calibrate_noise_multiplier(allocation, epsilon=2.0, delta=1e-20)
+    with pytest.raises(ConfigError, match="'random-allocation' cannot certify this"):
+        calibrate_noise_multiplier(sampling=allocation, rounds=200, epsilon=2.0, delta=1e-20)
+
+
+@pytest.mark.parametrize("noise", [0.04, 1.0])
+def test_runs_of_different_prices_compose(noise: float) -> None:
+    """Independent allocations, never below either alone, and as one of twice the passes."""
+    one, other = (RoundCost(BalancedSampling(*which), noise) for which in ((60, 3), (40, 2)))
+    together = accountants.epsilon_of_composition([(one, 60), (other, 40)], 1e-6)
+    assert together == pytest.approx(epsilon(BalancedSampling(100, 5), noise, 1e-6), rel=GRID)
+    mixed = [(one, 60), (RoundCost(BalancedSampling(40, 2), 2.0 * noise), 40)]
+    assert epsilon(BalancedSampling(60, 3), noise, 1e-6) < (
+        accountants.epsilon_of_composition(mixed, 1e-6)
+    )
+    assert accountants.epsilon_of_composition(mixed, 1e-6) < together
+    assert accountants.epsilon(one, 1, 1e-6) == accountants.epsilon(one, 60, 1e-6)
+    assert accountants.epsilon(one, 61, 1e-6) == accountants.epsilon(one, 120, 1e-6)
+
+
+@pytest.mark.parametrize("order", [1.5, 3.0, 5.0])
+def test_the_price_in_a_filter_is_no_less_than_the_exact_divergence(order: float) -> None:
+    """Of one pass of two rounds, by quadrature; and passes add up.
+
+    At higher orders the moment is that of tails, which are charged as infinite losses instead.
+    """
+    noise = 1.0
+    z = np.linspace(-12.0, 12.0 + order, 4001)
+    weight = np.exp(-(z**2) / 2.0) / math.sqrt(2.0 * math.pi) * (z[1] - z[0])
+    ratio = np.exp(z / noise - 0.5 / noise**2)
+    mean = (ratio[:, None] + ratio[None, :]) / 2.0
+    under = np.outer(weight, weight)
+    exact = max(
+        math.log(float((under * mean**power).sum())) / (order - 1.0)
+        for power in (order, 1.0 - order)
+    )
+    found, infinite = module.renyi_price(RoundCost(BalancedSampling(2, 1), noise), order)
+    twice, _ = module.renyi_price(RoundCost(BalancedSampling(4, 2), noise), order)
+    assert infinite < 1e-17
+    assert exact * (1.0 - 1e-9) <= found <= exact * 1.01
+    assert twice == pytest.approx(2.0 * found)
 
 
 @pytest.mark.parametrize(
-    ("call", "message"),
+    ("fields", "message"),
     [
-        (
-            lambda: RandomAllocation(5, 6),
-            "participations = 6: give an integer from 1 to rounds = 5",
-        ),
-        (lambda: RandomAllocation(5, 0), "participations = 0"),
-        (lambda: RandomAllocation(5, 2.0), "participations = 2.0"),  # type: ignore[arg-type]
-        (lambda: RandomAllocation(0, 1), "rounds = 0: give an integer >= 1"),
-        (lambda: epsilon(RandomAllocation(5, 2), 0.0, 0.1), "noise_multiplier = 0.0: give"),
-        (lambda: epsilon(RandomAllocation(5, 2), -1.0, 0.1), "noise_multiplier = -1.0"),
-        (lambda: epsilon(RandomAllocation(5, 2), math.inf, 0.1), "noise_multiplier = inf"),
-        (lambda: epsilon(RandomAllocation(5, 2), math.nan, 0.1), "noise_multiplier = nan"),
-        (lambda: epsilon(RandomAllocation(5, 2), 1.0, 0.0), "delta = 0.0: give a number in"),
-        (lambda: epsilon(RandomAllocation(5, 2), 1.0, 1.0), "delta = 1.0"),
-        (lambda: delta(RandomAllocation(5, 2), 1.0, -0.1), "epsilon = -0.1: give a number >= 0"),
-        (
-            lambda: calibrate_noise_multiplier(RandomAllocation(5, 2), epsilon=0.0, delta=0.1),
-            "epsilon = 0.0: give a finite",
-        ),
-        (
-            lambda: calibrate_noise_multiplier(RandomAllocation(5, 2), epsilon=1.0, delta=2.0),
-            "delta = 2.0",
-        ),
+        ((5, 6), "participations = 6: give at most rounds = 5"),
+        ((5, 0), "participations = 0: give an integer >= 1"),
+        ((5, 2.0), "participations = 2.0"),
+        ((0, 1), "rounds = 0: give an integer >= 1"),
+        ((10, 4), "participations = 4: does not divide rounds = 10, .* take 8 or 12 rounds"),
     ],
 )
-def test_bad_input_is_named(call: Callable[[], object], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        call()
+def test_bad_input_is_named(fields: tuple[Any, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        BalancedSampling(*fields)
+
+
+def test_what_has_no_proof_is_refused() -> None:
+    cost = RoundCost(BalancedSampling(5, 1), 1.0)
+    with pytest.raises(ConfigError, match="has no proof for replace-one"):
+        accountants.epsilon(cost, 5, 1e-6, relation=Relation.REPLACE)
+    for name in ("pld", "rdp", "moments", "group-privacy", "above-threshold"):
+        with pytest.raises(ConfigError, match=f"accountant = '{name}'"):
+            accountants.epsilon(cost, 5, 1e-6, name)
+    with pytest.raises(ConfigError, match="accounts balanced sampling only"):
+        accountants.epsilon(RoundCost(PoissonSampling(0.1), 1.0), 5, 1e-6, "random-allocation")
+    with pytest.raises(ValueError, match="no proved cost for 2 units"):
+        RoundCost(BalancedSampling(5, 1), 1.0, units_per_user=2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fedsim.sampling import (
+    BalancedSampling,
     FixedSizeSampling,
     PoissonSampling,
     Sampling,
@@ -28,6 +29,11 @@ SAID: dict[str, tuple[Sampling, bool, str]] = {
         ShuffledSampling(5, 20),
         False,
         "shuffled passes over users (accounted as Poisson sampling)",
+    ),
+    "balanced": (
+        BalancedSampling(8, 2),
+        True,
+        "balanced sampling of users once in each of 2 passes of 4 rounds",
     ),
 }
 

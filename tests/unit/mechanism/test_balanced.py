@@ -1,0 +1,269 @@
+"""Balanced sampling: everybody once a pass by coins of their own, and one price for the run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from scipy import stats
+
+import fedsim
+from fedsim.accounting.accountants import epsilon
+from fedsim.accounting.events import RoundCost
+from fedsim.accounting.ledger import Ledger
+from fedsim.accounting.privacy_filter import RenyiFilter
+from fedsim.accounting.promise import verify
+from fedsim.errors import BudgetSpentError, ConfigError
+from fedsim.estimators import FixedDenominator
+from fedsim.materials import load_materials, new_data_seed
+from fedsim.plan import RoundPlan
+from fedsim.report.schema import load_report
+from fedsim.runner.folder import RunFolder
+from fedsim.sampling import BalancedSampling, Relation
+from fedsim.seeding import secret_stream, stream
+from fedsim.strategy import build_plan
+from tests.conftest import small_config
+from tests.unit.mechanism.test_plan import make_plan
+
+Table = npt.NDArray[np.int64]
+N, ROUNDS, PASSES = 40_000, 12, 3
+LAW = BalancedSampling(ROUNDS, PASSES)
+SECRET = 2**127 + 5
+
+
+def taken(draw: Callable[[int], Table]) -> Table:
+    """Return (N, ROUNDS): 1 where a user takes part."""
+    table = np.zeros((N, ROUNDS), dtype=np.int64)
+    for round in range(ROUNDS):
+        table[draw(round), round] = 1
+    return table
+
+
+def fits(table: Table) -> bool:
+    """Whether users are once in each pass, with rounds that are uniform and independent.
+
+    Of passes of one user, and of two users who stand side by side: chi-squared tests.
+    """
+    passes = table.reshape(N, PASSES, -1)
+    if (passes.sum(axis=2) != 1).any():
+        return False
+    places = passes.argmax(axis=2)
+    size = passes.shape[2]
+    values = [stats.chisquare(np.bincount(places[:, p], minlength=size)).pvalue for p in (0, 1, 2)]
+    pairs = [(places[:, 0], places[:, 1]), (places[:, 1], places[:, 2])]
+    pairs.append((places[::2, 0], places[1::2, 0]))
+    for one, other in pairs:
+        joint = np.bincount(one * size + other, minlength=size * size)
+        values.append(stats.chisquare(joint).pvalue)
+    return bool(min(values) > 1e-5)
+
+
+def seeded(round: int) -> np.random.Generator:
+    return stream(3, "sampling", round)
+
+
+def test_everybody_is_once_in_each_pass_in_a_round_of_their_own() -> None:
+    assert fits(taken(lambda round: LAW.draw(N, round, seeded)))
+    plan = balanced_plan(entropy="secure", seed=SECRET, pool=np.arange(N))
+    assert fits(taken(plan.cohort))
+
+
+def sequential(round: int) -> Table:
+    """The same round of every pass for each user, by the place in the pool."""
+    return np.flatnonzero(np.arange(N) % (ROUNDS // PASSES) == round % (ROUNDS // PASSES))
+
+
+def with_replacement(round: int) -> Table:
+    """Each user takes PASSES rounds at random, of which some may be the same."""
+    chosen = np.random.default_rng(1).integers(0, ROUNDS, (N, PASSES))
+    return np.flatnonzero((chosen == round).any(axis=1))
+
+
+def one_order_for_all_passes(round: int) -> Table:
+    """Coins that are asked for once a run, and not once a pass."""
+    return LAW.draw(N, round, lambda _: stream(3, "sampling", 0))
+
+
+OTHERS: dict[str, Callable[[int], Table]] = {
+    "Poisson": lambda round: np.flatnonzero(seeded(round).random(N) < 1 / 4),
+    "fresh coins every round": lambda round: LAW.draw(N, round, lambda _: secret_stream()),
+    "with replacement": with_replacement,
+    "sequential": sequential,
+    "one order for all passes": one_order_for_all_passes,
+}
+
+
+@pytest.mark.parametrize("draw", OTHERS.values(), ids=OTHERS)
+def test_other_laws_are_told_apart(draw: Callable[[int], Table]) -> None:
+    assert not fits(taken(draw))
+
+
+def balanced_plan(**changes: Any) -> RoundPlan:  # noqa: ANN401
+    return make_plan(
+        **{"sampling": LAW, "estimator": FixedDenominator(LAW.probability, 20), **changes}
+    )
+
+
+def test_a_round_of_a_secret_seed_is_the_same_again() -> None:
+    one, same, other = (
+        balanced_plan(entropy="secure", seed=seed) for seed in (SECRET, SECRET, SECRET + 1)
+    )
+    for round in range(ROUNDS):
+        assert one.noise(round) == same.noise(round) != other.noise(round)
+        assert list(one.cohort(round)) == list(same.cohort(round))
+    assert len({one.noise(round) for round in range(ROUNDS)}) == ROUNDS
+    assert any(list(one.cohort(r)) != list(other.cohort(r)) for r in range(ROUNDS))
+    assert one.release_id.startswith("kept:")
+    with pytest.raises(ValueError, match="round = 12: the run has 12 rounds"):
+        one.cohort(12)
+
+
+@pytest.mark.parametrize("draw", ["noise", "cohort"])
+def test_secure_noise_is_not_drawn_from_a_seed_that_is_public(draw: str) -> None:
+    with pytest.raises(ValueError, match=r"seed = 7: with secure noise .* a secret of 128 bits"):
+        getattr(balanced_plan(entropy="secure", seed=7), draw)(0)
+    getattr(balanced_plan(entropy="seeded", seed=7), draw)(0)
+
+
+def run_config(speeches: Path, **sections: dict[str, Any]) -> fedsim.Config:
+    strategy = {
+        "rounds": 8,
+        "cohort_size": None,
+        "sampling": {"kind": "balanced", "participations": 2},
+        **sections.pop("strategy", {}),
+    }
+    return small_config(speeches, strategy=strategy, **sections)
+
+
+def test_a_secret_plan_without_a_secret_seed_of_the_data_has_one_of_its_own(speeches: Path) -> None:
+    """As who builds a plan in Python: what was loaded has the config's seed."""
+    config = run_config(speeches, privacy={"noise": "secure"})
+    public = load_materials(config.seed, config.data, config.model, "cpu")
+    assert build_plan(config, public).noise(0) != build_plan(config, public).noise(0)
+    secret = load_materials(config.seed, config.data, config.model, "cpu", new_data_seed(config))
+    assert build_plan(config, secret).noise(0) == build_plan(config, secret).noise(0)
+
+
+def test_the_first_release_is_charged_as_the_whole_run() -> None:
+    cost = RoundCost(LAW, 1.0)
+    whole = epsilon(cost, ROUNDS, 1e-5)
+    ledger = Ledger().charge(0, cost, "kept:a")
+    assert (ledger.num_releases, ledger.costs) == (1, [(cost, ROUNDS)])
+    for round in range(ROUNDS):
+        ledger = ledger.charge(round, cost, "kept:a")
+        assert ledger.epsilon(1e-5) == whole
+    assert Ledger.from_json(json.loads(json.dumps(ledger.to_json()))) == ledger
+    other = Ledger().charge(0, cost, "kept:a").charge(0, cost, "kept:b")
+    assert other.costs == [(cost, 2 * ROUNDS)]  # two runs, of which each has one release
+    assert other.epsilon(1e-5) > 1.2 * whole
+    rule = RenyiFilter(10.0, 1e-5, Relation.ADD_OR_REMOVE, 8.0)
+    assert rule.spent(other.costs) == pytest.approx(2.0 * rule.spent(ledger.costs))
+
+
+@pytest.mark.parametrize(("round", "release"), [(ROUNDS, "kept:a"), (0, "secure:a")])
+def test_what_the_price_does_not_pay_for_is_not_charged(round: int, release: str) -> None:
+    cost = RoundCost(LAW, 1.0)
+    with pytest.raises(ValueError, match="the price of 12 rounds pays for each of them once"):
+        Ledger().charge(round, cost, release)
+    item = {"first_round": round, "num_rounds": 1, "release": release, "cost": cost.to_json()}
+    with pytest.raises(ConfigError, match=r"ledger: .*pays for each of them once"):
+        Ledger.from_json({"version": 2, "releases": [item]})
+
+
+@pytest.mark.parametrize("noise", ["seeded", "secure"])
+def test_a_run_that_was_cut_off_goes_on_to_the_same_bits(
+    noise: str, speeches: Path, tmp_path: Path
+) -> None:
+    """Secure runs too: the noise is drawn from a secret that is kept, and is charged once."""
+    config = run_config(speeches, privacy={"noise": noise, "declared_num_users": 24})
+    folder = RunFolder(fedsim.run(config, tmp_path / "run").path)
+    whole, weights = load_report(folder.path).privacy, folder.model / "model.safetensors"
+    bits = weights.read_bytes()
+    assert whole.statement.startswith("Every user has (ε")
+    assert "8 rounds of balanced sampling of users once in each of 2 passes of 4" in whole.statement
+    assert [line.get("epsilon") for line in folder.read_metrics()[2::2]] == [whole.epsilon] * 4
+    assert verify(folder.model)["epsilon"] == whole.epsilon
+    folder.report.unlink()
+    weights.unlink()
+    max(folder.checkpoints.iterdir()).unlink()
+    fedsim.run(config, folder.path, resume=True)
+    assert load_report(folder.path).privacy == whole
+    assert weights.read_bytes() == bits
+    content = json.loads(folder.ledger.read_text(encoding="utf-8"))
+    for item in content["releases"]:
+        item["release"] = item["release"][:-1] + "?"
+    folder.ledger.write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(ConfigError, match="draws everybody's rounds once for a run"):
+        fedsim.run(config, folder.path, resume=True)
+
+
+def test_a_budget_pays_for_all_rounds_or_for_none(speeches: Path, tmp_path: Path) -> None:
+    shared = {"ledger": str(tmp_path / "shared.json"), "epsilon": 12.0, "delta": 1e-3}
+    privacy = {"noise_multiplier": None, "epsilon": 8.0, "declared_num_users": 24}
+    config = run_config(speeches, privacy={**privacy, "shared": shared})
+    fedsim.run(config, tmp_path / "one")
+    again = run_config(speeches, privacy={**privacy, "shared": shared}).model_copy(
+        update={"seed": 1}
+    )
+    with pytest.raises(BudgetSpentError, match="round 0"):
+        fedsim.run(again, tmp_path / "two")
+    held = json.loads((tmp_path / "shared.json").read_text(encoding="utf-8"))["ledger"]["releases"]
+    assert [item["num_rounds"] for item in held] == [8]
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "more participations than rounds": (
+        {"strategy": {"sampling": {"kind": "balanced", "participations": 9}}},
+        r"strategy.sampling.participations = 9: give at most rounds = 8",
+    ),
+    "passes of different lengths": (
+        {"strategy": {"sampling": {"kind": "balanced", "participations": 3}}},
+        r"participations = 3: does not divide rounds = 8.* take 6 or 9 rounds",
+    ),
+    "no whole number of rounds a user": (
+        {"strategy": {"cohort_size": 7.0, "sampling": {"kind": "balanced"}}},
+        r"strategy.cohort_size = 7: gives 2.33\d* rounds of 8 .*participations = 2 in place",
+    ),
+    "both": (
+        {"strategy": {"cohort_size": 6.0}},
+        r"cohort_size = 6 with strategy.sampling.participations = 2: .* give one",
+    ),
+    "neither": (
+        {"strategy": {"sampling": {"kind": "balanced"}}},
+        r"strategy.cohort_size: missing",
+    ),
+    "a user of several examples": (
+        {"strategy": {"name": "els", "batch_size": None}},
+        "no proved cost for 2 units per user",
+    ),
+    "another relation": ({"privacy": {"relation": "replace-one"}}, "no proof for replace-one"),
+    "another sampler": (
+        {"strategy": {"cohort_size": 6.0, "sampling": {"kind": "poisson", "participations": 2}}},
+        'only kind = "balanced" takes it',
+    ),
+}
+
+
+@pytest.mark.parametrize(("sections", "message"), WRONG.values(), ids=WRONG)
+def test_what_cannot_be_kept_is_refused_before_the_folder_is_made(
+    sections: dict[str, Any], message: str, speeches: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        declared = {"declared_num_users": 24, **sections.pop("privacy", {})}
+        fedsim.run(run_config(speeches, privacy=declared, **sections), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_cohort_size_that_fits_decides_the_passes(speeches: Path) -> None:
+    config = run_config(
+        speeches,
+        strategy={"cohort_size": 6.0, "sampling": {"kind": "balanced"}},
+        privacy={"declared_num_users": 24},
+    )
+    loaded = load_materials(config.seed, config.data, config.model, "cpu")
+    assert build_plan(config, loaded).sampling == BalancedSampling(8, 2)

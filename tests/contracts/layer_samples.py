@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -38,7 +39,8 @@ from transformers import (
 
 from fedsim.clients.engines.per_example.capture import OpenModel
 from fedsim.clients.models.mcmahan_lstm import McMahanLstmConfig, McMahanLstmForCausalLM
-from fedsim.clients.models.tokenizers import word_tokenizer
+from fedsim.clients.models.tiny_gpt import VOCABULARY_SIZE
+from fedsim.clients.models.tokenizers import byte_pair_tokenizer, word_tokenizer
 from fedsim.clients.models.transformers_model import TransformersModel
 from fedsim.clients.tasks.mean_gradient import mean_gradient
 from fedsim.config import ModelConfig
@@ -66,9 +68,9 @@ _EXPERTS: dict[str, Any] = (
 _QWEN_EXPERTS: dict[str, Any] = _EXPERTS | {"num_experts": 5, "moe_intermediate_size": 8}
 
 
-def _gpt2(tied: bool = True, positions: int = 16) -> PreTrainedModel:
+def _gpt2(tied: bool = True, positions: int = 16, words: int = VOCABULARY) -> PreTrainedModel:
     config = GPT2Config(
-        vocab_size=VOCABULARY, n_positions=positions, n_embd=12, n_layer=2, n_head=2,
+        vocab_size=words, n_positions=positions, n_embd=12, n_layer=2, n_head=2,
         resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=1, eos_token_id=2,
         tie_word_embeddings=tied,
     )  # fmt: skip
@@ -126,8 +128,8 @@ def _qwen3_moe() -> PreTrainedModel:
     return Qwen3MoeForCausalLM(Qwen3MoeConfig(**_QWEN_EXPERTS, norm_topk_prob=True))
 
 
-def _lstm() -> PreTrainedModel:
-    config = McMahanLstmConfig(vocab_size=VOCABULARY, embedding_size=6, hidden_size=8)
+def _lstm(words: int = VOCABULARY) -> PreTrainedModel:
+    config = McMahanLstmConfig(vocab_size=words, embedding_size=6, hidden_size=8)
     return McMahanLstmForCausalLM(config)
 
 
@@ -171,7 +173,16 @@ ROUNDS_INSIDE = {name for name in NETWORKS if not name.startswith(("gpt2", "lstm
 
 
 def network(name: str, dtype: torch.dtype) -> tuple[TransformersModel, dict[str, torch.Tensor]]:
-    """Return a model, and parameters of which none is special (no zero bias, no unit weight)."""
+    """Return a model that all share, and parameters of one's own of which none is special.
+
+    There is no zero bias and no unit weight.
+    """
+    model, parameters = _network(name, dtype)
+    return model, {key: value.clone() for key, value in parameters.items()}
+
+
+@cache
+def _network(name: str, dtype: torch.dtype) -> tuple[TransformersModel, dict[str, torch.Tensor]]:
     make, config = NETWORKS[name]
     torch.manual_seed(3)
     model = TransformersModel(
@@ -182,6 +193,15 @@ def network(name: str, dtype: torch.dtype) -> tuple[TransformersModel, dict[str,
     return model, {
         k: v.to(dtype) + 0.1 * torch.randn_like(v, dtype=dtype) for k, v in parameters.items()
     }
+
+
+def small_model(config: ModelConfig, device: str = "cpu") -> TransformersModel:
+    """Return a narrow tiny-gpt or mcmahan-lstm, for the ids of tiny-gpt's tokenizer."""
+    torch.manual_seed(3)
+    words = byte_pair_tokenizer(VOCABULARY_SIZE)
+    lstm = config.name_or_path == "mcmahan-lstm"
+    module = _lstm(len(words)) if lstm else _gpt2(positions=64, words=len(words))
+    return TransformersModel(module, words, config, origin="", device=device)
 
 
 def ragged_units(seed: int = 0) -> list[Unit]:

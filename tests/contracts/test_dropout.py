@@ -36,7 +36,8 @@ from fedsim.tensors import l2_norm
 from tests.conftest import small_config
 from tests.contracts.definition import CLIP_MARGIN
 from tests.contracts.layer_samples import NETWORKS, VOCABULARY
-from tests.contracts.test_engines import ENGINES, relative
+from tests.contracts.layer_samples import relative
+from tests.contracts.test_engines import ENGINES
 
 P = 0.1
 CLIP = FlatClip(l2_clip_norm=0.05)

@@ -22,7 +22,6 @@ from fedsim.clients.engines.vmap import VmapEngine
 from fedsim.clients.models import cpu_kernels as onednn_products
 from fedsim.clients.models.checkpointing import checkpointed
 from fedsim.clients.models.mixed_precision import in_precision
-from fedsim.clients.models.transformers_model import TransformersModel
 from fedsim.clients.tasks.example_gradient import ExampleGradient
 from fedsim.clients.tasks.fedavg import LocalSGD
 from fedsim.clients.tasks.fedsgd import AveragedGradient
@@ -37,6 +36,7 @@ from fedsim.materials import Materials, load_materials
 from fedsim.tensors import Tensors, l2_norm
 from tests.conftest import ANSWERS, small_config
 from tests.contracts.definition import CLIP_MARGIN, Case, plain_mean
+from tests.contracts.layer_samples import relative, small_model
 
 
 def by_onednn(engine: Engine) -> Engine:
@@ -71,45 +71,48 @@ TASKS: dict[str, Callable[[Materials], Task]] = {
 }
 NUM_KEYS = 9
 MODELS = {
-    "tiny-gpt": ModelConfig(pretraining_steps=0),
-    "tiny-gpt ln": ModelConfig(pretraining_steps=0, trainable="ln_"),
-    "tiny-gpt lora": ModelConfig(pretraining_steps=0, lora_rank=2),
-    "mcmahan-lstm": ModelConfig(name_or_path="mcmahan-lstm", pretraining_steps=0),
+    "tiny-gpt": ModelConfig(),
+    "tiny-gpt ln": ModelConfig(trainable="ln_"),
+    "tiny-gpt lora": ModelConfig(lora_rank=2),
+    "mcmahan-lstm": ModelConfig(name_or_path="mcmahan-lstm"),
 }
+CASES = [
+    *((f"narrow {model}", task) for model in [*MODELS, "tiny-gpt answers"] for task in TASKS),
+    ("tiny-gpt", "fedsgd weighted"),
+    ("mcmahan-lstm", "fedsgd"),
+]
 
 
-@pytest.fixture(scope="module", params=[*MODELS, "tiny-gpt answers"])
-def stuff(request: pytest.FixtureRequest, speeches: Path, answers: Path) -> Materials:
-    """With "answers" only the tokens of answers count."""
-    if request.param == "tiny-gpt answers":
-        data = small_config(answers, data=ANSWERS).data
-        found = load_materials(0, data, MODELS["tiny-gpt"], "cpu")
-        assert found.store.manifest["loss_on"] == "assistant"
-        return found
-    return load_materials(0, small_config(speeches).data, MODELS[request.param], "cpu")
-
-
-@pytest.fixture(scope="module", params=list(TASKS.values()), ids=list(TASKS))
-def case(request: pytest.FixtureRequest, stuff: Materials) -> Case:
-    task: Task = request.param(stuff)
+@pytest.fixture(scope="module", params=CASES, ids=" ".join)
+def case(request: pytest.FixtureRequest, speeches: Path, answers: Path) -> Case:
+    """With "answers" only the tokens of answers count; what is narrow reads as tiny-gpt does."""
+    model, task_name = request.param
+    of_answers, narrow = model.endswith(" answers"), model.startswith("narrow ")
+    name = model.removeprefix("narrow ").removesuffix(" answers")
+    config = small_config(answers, data=ANSWERS) if of_answers else small_config(speeches)
+    whole = ModelConfig(name_or_path="tiny-gpt" if narrow else name, pretraining_steps=0)
+    stuff = load_materials(0, config.data, whole, "cpu")
+    assert stuff.store.manifest["loss_on"] == ("assistant" if of_answers else "all")
+    if narrow:
+        stuff = replace(stuff, model=small_model(MODELS[name]))
+    task = TASKS[task_name](stuff)
     units = [task.unit(key, 0) for key in range(NUM_KEYS)]
     return Case(stuff, task, [(unit.weight, plain_mean(stuff.model, unit)) for unit in units])
 
 
 CHECKPOINTED: dict[str, tuple[ModelConfig, Precision]] = {
     "all": (MODELS["tiny-gpt"], "float32"),
-    "no block": (ModelConfig(pretraining_steps=0, trainable="wte"), "float32"),
-    "lora": (ModelConfig(pretraining_steps=0, lora_rank=2, dropout=0.2), "bfloat16"),
+    "no block": (ModelConfig(trainable="wte"), "float32"),
+    "lora": (ModelConfig(lora_rank=2, dropout=0.2), "bfloat16"),
 }
 
 
 @pytest.mark.parametrize(("config", "precision"), CHECKPOINTED.values(), ids=CHECKPOINTED)
 @pytest.mark.parametrize("name", ["loop", "materialised", "ghost", "local training"])
 def test_blocks_that_are_computed_again_give_the_same_bits(
-    name: str, config: ModelConfig, precision: Precision, speeches: Path
+    name: str, config: ModelConfig, precision: Precision, materials: Materials
 ) -> None:
-    materials = load_materials(0, small_config(speeches).data, config, "cpu")
-    model = cast(TransformersModel, materials.model)
+    model = small_model(config)
     generator = torch.Generator().manual_seed(0)  # adapters whose products are not zero
     parameters = {
         key: value + 0.02 * torch.randn(value.shape, generator=generator)
@@ -158,11 +161,6 @@ def test_checkpoints_keep_less_for_the_backward_pass(materials: Materials) -> No
         theirs = {value.untyped_storage().data_ptr() for value in weights}
         kept.append(sum(size for place, size in sizes.items() if place not in theirs))
     assert 0 < kept[1] < 0.5 * kept[0]
-
-
-def relative(left: WeightedSum, right: WeightedSum) -> float:
-    difference = {name: left.values[name] - right.values[name] for name in right.values}
-    return l2_norm(difference) / l2_norm(right.values)
 
 
 @pytest.mark.parametrize("make_engine", ENGINES.values(), ids=ENGINES)

@@ -30,7 +30,8 @@ from fedsim.language_model import LanguageModel
 from fedsim.materials import Materials, load_materials
 from fedsim.tensors import Tensors, l2_norm
 from tests.conftest import DEVICE, small_config
-from tests.contracts.test_engines import ENGINES, relative
+from tests.contracts.layer_samples import relative
+from tests.contracts.test_engines import ENGINES
 
 BOUND = 0.01  # far below any user's norm: everybody is clipped
 CLIP = FlatClip(l2_clip_norm=BOUND)

@@ -8,8 +8,8 @@ and the sum moves by no more than the user may move it.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from fedsim.sampling import FixedSizeSampling, PoissonSampling, Sampling, Trunca
 from fedsim.strategy import build_plan
 from fedsim.tensors import l2_norm
 from tests.conftest import WORDS, small_config
+from tests.contracts.layer_samples import small_model
 
 Row = tuple[str, str]
 
@@ -176,7 +177,8 @@ def world(config: Config) -> World:
     """Read, store and split, once for each file and model; and plan."""
     key = json.dumps([config.data.model_dump(mode="json"), config.model.model_dump(mode="json")])
     if key not in _materials:
-        _materials[key] = load_materials(config.seed, config.data, config.model, "cpu")
+        whole = load_materials(config.seed, config.data, config.model, "cpu")
+        _materials[key] = replace(whole, model=small_model(config.model))
     materials = _materials[key]
     plan = build_plan(config, materials)
     task = resolve("tasks", plan.task.name, "task")(materials, **plan.task.options)
@@ -189,13 +191,23 @@ def others(found: Mapping[str, Any]) -> dict[str, Any]:
     return {name: what for name, what in found.items() if name not in gone}
 
 
-def _ways() -> Iterator[dict[str, Any]]:
-    """Every strategy with every selection that it takes."""
-    for strategy in STRATEGIES.values():
-        for selection in SELECTIONS:
-            if selection == "random-chunk" and "batch_size" in strategy:
-                continue  # refused: a window is no set of examples
-            yield {**strategy, "selection": selection}
+WAYS = [  # every unit with every selection that it takes, every strategy with two of them
+    *({"selection": selection} for selection in SELECTIONS),
+    *(  # a window is no set of examples
+        {**STRATEGIES["els"], "selection": selection}
+        for selection in SELECTIONS
+        if selection != "random-chunk"
+    ),
+    *(
+        {**STRATEGIES[name], "selection": selection}
+        for name, selections in {
+            "uls, local training": ("random", "random-chunk"),
+            "uls, weighted": ("random", "longest"),
+            "group-privacy": ("random", "lowest-perplexity"),
+        }.items()
+        for selection in selections
+    ),
+]
 
 
 _worlds: dict[str, World] = {}
@@ -215,7 +227,7 @@ def test_everybody_else_brings_the_same(
     write: Callable[[list[Row]], Path], change: list[Row], cutting: str
 ) -> None:
     """Examples, order, masks, weights and what is held out."""
-    for way in _ways():
+    for way in WAYS:
         before, after = _before(write, cutting, way), world(_config(write(change), cutting, way))
         for round in (0, 3):
             found = before.brought(round)
@@ -231,7 +243,7 @@ def test_rows_in_another_order_change_nothing(
 ) -> None:
     """A user's own rows too: an example is what it says, not where it stands."""
     shuffled = [ROWS[place] for place in np.random.default_rng(3).permutation(len(ROWS))]
-    for way in _ways():
+    for way in WAYS:
         if way["selection"] == "random-chunk":
             continue  # of the texts in their order
         before, after = (world(_config(write(rows), cutting, way)) for rows in (ROWS, shuffled))

@@ -76,6 +76,8 @@ MODELS = {
     "tiny-gpt lora": ModelConfig(lora_rank=2),
     "mcmahan-lstm": ModelConfig(name_or_path="mcmahan-lstm"),
 }
+
+
 @pytest.fixture(scope="module")
 def materials(materials: Materials) -> Materials:
     return replace(materials, model=small_model(MODELS["tiny-gpt ln"]))

@@ -227,7 +227,7 @@ def test_everybody_else_brings_the_same(
     write: Callable[[list[Row]], Path], change: list[Row], cutting: str
 ) -> None:
     """Examples, order, masks, weights and what is held out."""
-    for way in WAYS:
+    for way in WAYS if cutting == "split" else WAYS[:7]:
         before, after = _before(write, cutting, way), world(_config(write(change), cutting, way))
         for round in (0, 3):
             found = before.brought(round)
@@ -266,7 +266,6 @@ ENGINES = {
     **{f"uls, {name}": ({}, name) for name in ("loop", "materialised", "ghost", "vmap")},
     **{f"els, {name}": (STRATEGIES["els"], name) for name in ("loop", "materialised", "ghost")},
     "local training, loop": (STRATEGIES["uls, local training"], "loop"),
-    "local training, auto": (STRATEGIES["uls, local training"], "auto"),
     "many large local steps": (
         {"local": {"task": "fedavg", "epochs": 10, "batch_size": 2, "learning_rate": 0.5}},
         "auto",
@@ -282,7 +281,7 @@ def test_the_sum_moves_by_what_one_user_may_move(
     clip = FlatClip(l2_clip_norm=1e-3)
     sums: dict[str, dict[str, torch.Tensor]] = {}
     may = 0.0
-    changes = list(CHANGES.items())[:: 3 if engine == "auto" else 1]  # it takes the longest
+    changes = list(CHANGES.items())[:: 6 if engine == "auto" else 1]  # it takes the longest
     for name, rows in {"": ROWS, **dict(changes)}.items():
         config = _config(write(rows), "split", strategy)
         config = config.model_copy(

@@ -29,8 +29,9 @@ def at_budget(config: Config, materials: Materials, budget: float) -> Config:
         budget: B > 0, expected per-example gradients a round (Charles et al. 2024, §2).
 
     Returns:
-        The config. Samplers that take only whole numbers get the nearest, at least 1, and meet
-        B as nearly as that allows.
+        The config. Samplers that take only whole numbers get the nearest, at least 1, and balanced
+        ones the nearest number of passes that divides the rounds: they meet B as nearly as that
+        allows.
 
     Raises:
         ConfigError: a budget out of range, or whatever else the strategy finds wrong.
@@ -46,6 +47,8 @@ def at_budget(config: Config, materials: Materials, budget: float) -> Config:
         )
     population = round(1.0 / probe.sampling.probability)  # the public size, of a probe of one
     size = budget / largest * population
+    if config.strategy.sampling.kind == "balanced":
+        return _with_passes(config, size / population)
     if config.strategy.sampling.kind in ("fixed-size", "shuffled"):
         size = float(max(1, round(size)))
     return _with_size(config, key, size)
@@ -71,6 +74,8 @@ def _probe(config: Config, materials: Materials) -> tuple[str, RoundPlan]:
     """
     given = [key for key in _KEYS if getattr(config.strategy, key) is not None]
     cheap = changed(config, privacy={"epsilon": None, "noise_multiplier": 1.0})
+    if config.strategy.sampling.kind == "balanced":  # which has passes, and no size
+        cheap = changed(cheap, strategy={"sampling": {"kind": "poisson"}})
     errors = []
     for key in dict.fromkeys((*given, *_KEYS)):
         try:
@@ -80,6 +85,15 @@ def _probe(config: Config, materials: Materials) -> tuple[str, RoundPlan]:
     # That the strategy does not take a size is no complaint about the config: the other is.
     ours = tuple(f"strategy.{key} " for key in _KEYS)
     raise next((error for error in errors if not str(error).startswith(ours)), errors[0])
+
+
+def _with_passes(config: Config, share: float) -> Config:
+    """Return the config with each user in about that share of the rounds."""
+    rounds = config.strategy.rounds
+    whole = [count for count in range(1, rounds + 1) if rounds % count == 0]
+    count = min(whole, key=lambda count: abs(math.log(count / rounds / share)))
+    sampling = {"kind": "balanced", "participations": count}
+    return changed(config, strategy={**dict.fromkeys(_KEYS), "sampling": sampling})
 
 
 def _with_size(config: Config, key: str, size: float) -> Config:

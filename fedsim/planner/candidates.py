@@ -38,6 +38,11 @@ def check_plannable(config: Config) -> None:
             "strategy.clip: the plan weighs the noise of a clip that stays; remove schedule and "
             "adaptive"
         )
+    if config.strategy.sampling.kind == "balanced":
+        raise ConfigError(
+            'strategy.sampling.kind = "balanced": the plan weighs cohorts of any size, and ELS has '
+            'no proof for it; take "poisson" here'
+        )
     if not isinstance(local, FedSGD):
         raise ConfigError(
             f'strategy.local.task = "{local.task}": the plan weighs gradients; take "fedsgd"'

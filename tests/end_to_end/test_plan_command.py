@@ -153,6 +153,7 @@ def test_numbers_show_the_two_extremes() -> None:
         ("--set strategy.local.task=fedavg", 'strategy.local.task = "fedavg"'),
         ("--set strategy.cohort_size=900", "or give --budget"),
         ("--set strategy.sampling.kind=fixed-size", "strategy.sampling"),
+        ("--set strategy.sampling.kind=balanced", 'ELS has no proof for it; take "poisson"'),
     ],
 )
 def test_wrong_input_is_one_sentence(config: Path, arguments: str, complaint: str) -> None:

@@ -97,6 +97,18 @@ def test_whole_cohorts_come_as_near_as_they_can(speeches: Path, materials: Mater
     assert abs(gradients(met, materials) - BUDGET) <= mean / 2 + 1e-9
 
 
+def test_passes_come_as_near_as_they_can(speeches: Path, materials: Materials) -> None:
+    sampling = {"kind": "balanced", "participations": 1}
+    config = small_config(
+        speeches, strategy={"rounds": 12, "cohort_size": None, "sampling": sampling}
+    )
+    most = materials.split.user_sizes.clip(max=3).sum()
+    for share, passes in ((0.26, 3), (0.9, 12), (0.01, 1)):
+        met = at_budget(config, materials, share * most)
+        assert met.strategy.sampling.participations == passes
+        assert build_plan(met, materials).sampling.probability == passes / 12
+
+
 def test_everybody_is_the_most(speeches: Path, materials: Materials) -> None:
     config = small_config(speeches)
     most = largest_budget(config, materials)

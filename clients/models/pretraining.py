@@ -86,7 +86,8 @@ def pretrained(
     folder = cache_dir() / "models" / f"{name}-{key}"
     if not folder.exists():
         module = random_start(config, schedule.seed)
-        _train(module, _packed(tokenizer), schedule, name)
+        if schedule.steps:
+            _train(module, _packed(tokenizer), schedule, name)
         _keep(module, tokenizer, folder)
     try:
         check_folder(folder)
@@ -164,8 +165,6 @@ def _packed(tokenizer: PreTrainedTokenizerFast) -> torch.Tensor:
 
 def _shown(steps: int, title: str) -> Iterator[int]:
     """Count the steps under a progress bar on a terminal, or after one line of log elsewhere."""
-    if steps == 0:
-        return
     console = Console(stderr=True)
     if not console.is_terminal:
         logger.info("%s: %d steps", title, steps)

@@ -194,7 +194,8 @@ def _charge_many(path: Path, name: str, start: Barrier) -> None:
 
 
 def test_processes_that_charge_at_once_lose_nothing(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")  # one import of torch for the three
+    context.set_forkserver_preload([__name__])
     start = context.Barrier(3)
     names = ["seeded:1", "seeded:2", "secure"]
     path = tmp_path / "people.json"

@@ -61,7 +61,9 @@ def parity(device: str, quick: bool) -> Iterator[Row]:
     """
     wrong = []
     for name, config in list(_MODELS.items())[: 1 if quick else None]:
-        materials = load_materials(0, DataConfig(), config, device)
+        with TemporaryDirectory() as folder:
+            data = small_data(Path(folder)) if quick else DataConfig()
+            materials = load_materials(0, data, config, device)
         generator = torch.Generator().manual_seed(0)
         start = {  # of adapters half are zero, and then so are the gradients of the other half
             key: (value + 0.02 * torch.randn(value.shape, generator=generator)).to(device)
@@ -158,8 +160,8 @@ def resumed(device: str, quick: bool) -> Iterator[Row]:
     yield Row(benchmark="gpu", case="killed and resumed", seconds=seconds, details=details)
 
 
-def _small_run(folder: Path, device: str) -> Config:
-    """Return the config of a short run, on words of 24 users that are written into `folder`."""
+def small_data(folder: Path) -> DataConfig:
+    """Write words of 24 users into `folder`, and return what reads them."""
     draw = np.random.default_rng(0)
     rows = [
         {"user": user, "text": " ".join(draw.choice(["the", "king", "rides", "to", "war"], 20))}
@@ -167,14 +169,19 @@ def _small_run(folder: Path, device: str) -> Config:
         for _ in range(6)
     ]
     (folder / "text.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return DataConfig(
+        source=str(folder / "text.jsonl"),
+        user_column="user",
+        text_column="text",
+        sequence_length=_LENGTH,
+    )
+
+
+def _small_run(folder: Path, device: str) -> Config:
+    """Return the config of a short run, on words that are written into `folder`."""
     return parse_config(
         {
-            "data": {
-                "source": str(folder / "text.jsonl"),
-                "user_column": "user",
-                "text_column": "text",
-                "sequence_length": _LENGTH,
-            },
+            "data": small_data(folder).model_dump(exclude_none=True),
             "model": {"pretraining_steps": 0, "lora_rank": 2},
             "strategy": {
                 "rounds": 20,

@@ -20,6 +20,7 @@ from fedsim.data.config import DataConfig
 from fedsim.experiments.benchmarks.engines.cases import Case
 from fedsim.experiments.benchmarks.engines.measured import AUTO, ROUND, STRONG, measured
 from fedsim.experiments.benchmarks.engines.networks import CONFIGS, LORA_RANK, network
+from fedsim.experiments.benchmarks.gpu.checks import small_data
 from fedsim.experiments.benchmarks.grids.compute_bound import throughput
 from fedsim.experiments.benchmarks.server.large_round import save_random
 from fedsim.grids.records import ClientSpec
@@ -110,7 +111,9 @@ def workers(device: str, quick: bool) -> Iterator[Row]:
             model = ModelConfig(name_or_path=folder, lora_rank=LORA_RANK)
         spec = ClientSpec(
             seed=0,
-            data=DataConfig() if quick else DataConfig(sequence_length=_LENGTH, cutting="join"),
+            data=small_data(Path(folder))
+            if quick
+            else DataConfig(sequence_length=_LENGTH, cutting="join"),
             model=model,
             task=TaskSpec(name="fedsgd", options={"group_size": 1 if quick else 16}),
             engine="auto",

@@ -2,13 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import cast
+
 import numpy as np
 import numpy.typing as npt
 
 from fedsim.accounting.events import RoundCost
-from fedsim.sampling import binomial_probabilities
+from fedsim.sampling import BalancedSampling, binomial_probabilities
 
 Array = npt.NDArray[np.float64]
+
+
+def log_ratio_of_rounds(moved: Iterable[Array], cost: RoundCost) -> Array:
+    """Return the log-likelihood ratio of all of these rounds, of each trial.
+
+    Of Poisson sampling it adds up. With balanced sampling the target takes part in one round of a
+    pass, so a pass has the mean of its rounds' ratios; rounds not seen yet count as 1.
+
+    Args:
+        moved: as of `log_likelihood_ratio`, round by round, from the first.
+        cost: of a round.
+
+    Raises:
+        ValueError: as there.
+    """
+    if not isinstance(cost.sampling, BalancedSampling):
+        return cast(Array, sum(log_likelihood_ratio(each, cost) for each in moved))
+    variance, size, seen = cost.noise_multiplier**2, cost.sampling.pass_rounds, 0
+    within: Array | np.float64 = np.float64(-np.inf)
+    passes = []
+    for each in moved:
+        within = np.logaddexp(within, (each - 0.5) / variance)
+        seen += 1
+        if seen == size:
+            passes.append(within - np.log(size))
+            within, seen = np.float64(-np.inf), 0
+    if seen:
+        passes.append(np.logaddexp(within, np.log(size - seen)) - np.log(size))
+    return cast(Array, sum(passes))
 
 
 def log_likelihood_ratio(moved: Array, cost: RoundCost) -> Array:

@@ -15,7 +15,7 @@ from fedsim.audit.replicas import Replicas
 from fedsim.clipping import FlatClip
 from fedsim.estimators import FixedDenominator
 from fedsim.plan import RoundPlan, TaskSpec
-from fedsim.sampling import PoissonSampling
+from fedsim.sampling import BalancedSampling, PoissonSampling, Sampling
 from fedsim.server_optimizer import ServerOptimizer
 
 BLOCK = 125_000  # targets a run: enough to hide what a round costs, few enough for the caches
@@ -30,21 +30,20 @@ class Setting:
 
     Attributes:
         strategy: "uls" or "els", for the table.
-        sampling_probability: of a unit in a round.
+        sampling: of units.
         units_per_user: 1, or the group size of ELS.
         rounds: releases that the attacker sees.
     """
 
     strategy: str
-    sampling_probability: float
+    sampling: Sampling
     units_per_user: int
     rounds: int
 
     def plan(self, target_epsilon: float, delta: float) -> RoundPlan:
         """Return a plan whose rounds together are calibrated to (target_epsilon, delta)."""
-        law = PoissonSampling(self.sampling_probability)
         noise_multiplier = calibrate_noise_multiplier(
-            sampling=law,
+            sampling=self.sampling,
             units_per_user=self.units_per_user,
             rounds=self.rounds,
             epsilon=target_epsilon,
@@ -54,10 +53,10 @@ class Setting:
             strategy=self.strategy,
             unit="user" if self.units_per_user == 1 else "example",
             pool=np.arange(1, dtype=np.int64),
-            sampling=law,
+            sampling=self.sampling,
             task=TaskSpec(name="planted"),
             clip=FlatClip(l2_clip_norm=0.5),
-            estimator=FixedDenominator(law.probability, 1000.0),
+            estimator=FixedDenominator(self.sampling.probability, 1000.0),
             noise_multiplier=noise_multiplier,
             units_per_user=self.units_per_user,
             optimizer=ServerOptimizer("sgd", 1.0),
@@ -65,7 +64,11 @@ class Setting:
         )
 
 
-SETTINGS = (Setting("uls", 0.5, 1, 2), Setting("els", 0.5, 4, 1))
+SETTINGS = (
+    Setting("uls", PoissonSampling(0.5), 1, 2),
+    Setting("els", PoissonSampling(0.5), 4, 1),
+    Setting("uls", BalancedSampling(4, 2), 1, 4),
+)
 EPSILONS = (1.0, 4.0, 8.0)
 
 
@@ -123,7 +126,7 @@ def audit_mechanism(
     """Simulate `trials` runs of the plan's real rounds with the target in, and as many without.
 
     Args:
-        plan: of a strategy or a `Setting`: Poisson sampling, fixed denominator, noise.
+        plan: of a strategy or a `Setting`: Poisson or balanced sampling, fixed denominator, noise.
         rounds: of one run.
         delta: at which the claim is made.
         trials: runs of each of the two neighbouring data sets; a quarter choose the threshold.

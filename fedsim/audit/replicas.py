@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from fedsim.audit.bounds import Scores
-from fedsim.audit.likelihood import log_likelihood_ratio
+from fedsim.audit.likelihood import log_ratio_of_rounds
 from fedsim.audit.releases import releases, stepping_by_release
 from fedsim.clipping import Clip, NormalisedClip, PerLayerClip
 from fedsim.estimators import WeightedSum
@@ -68,9 +68,8 @@ class Replicas:
     def scores(self, rounds: int, seed: int) -> tuple[Scores, Scores]:
         """Return (num_targets,) log-likelihood ratios of runs, with the target and without."""
         plan = replace(self._plan, seed=seed, entropy="seeded")  # so that it can be repeated
-        total = np.zeros(self._coordinates)
-        for release in releases(plan, self, self._parameters, rounds):
-            total += log_likelihood_ratio(self._moved(release), plan.cost)
+        seen = releases(plan, self, self._parameters, rounds)
+        total = log_ratio_of_rounds(map(self._moved, seen), plan.cost)
         return total[: self._targets], total[self._targets :]
 
     def _moved(self, release: Tensors) -> Scores:

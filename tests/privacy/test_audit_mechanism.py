@@ -12,7 +12,7 @@ import torch
 from scipy import stats
 
 from fedsim.accounting.events import RoundCost
-from fedsim.audit.likelihood import log_likelihood_ratio
+from fedsim.audit.likelihood import log_likelihood_ratio, log_ratio_of_rounds
 from fedsim.audit.mechanism import DELTA, SETTINGS, Setting, audit_mechanism
 from fedsim.audit.releases import releases
 from fedsim.audit.replicas import Replicas, planted_unit
@@ -20,7 +20,7 @@ from fedsim.clipping import Clip, FlatClip, NormalisedClip, PerLayerClip
 from fedsim.estimators import ClippedDenominator
 from fedsim.execution import Accumulator, Update
 from fedsim.materials import Materials
-from fedsim.sampling import FixedSizeSampling, PoissonSampling
+from fedsim.sampling import BalancedSampling, FixedSizeSampling, PoissonSampling
 from fedsim.strategy import build_plan
 from tests.conftest import small_config
 from tests.unit.mechanism.test_plan import make_plan
@@ -29,6 +29,10 @@ ELS = {"name": "els", "cohort_size": None, "batch_size": 20, "group_size": 4}
 STRATEGIES: dict[str, dict[str, Any]] = {
     "uls": {"cohort_size": 12},
     "uls per-layer": {"cohort_size": 12, "clip": {"kind": "per-layer", "l2_clip_norm": 0.3}},
+    "uls balanced": {
+        "cohort_size": None,
+        "sampling": {"kind": "balanced", "participations": 2},
+    },
     "els": ELS,
     "els normalised": ELS | {"clip": {"kind": "flat", "l2_clip_norm": 0.3, "normalise": True}},
 }
@@ -50,7 +54,9 @@ def test_a_strategys_plan_keeps_its_claim_and_the_audit_comes_near(
     assert audit.claimed_epsilon == pytest.approx(4.0, rel=5e-3)
 
 
-@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.strategy)
+@pytest.mark.parametrize(
+    "setting", SETTINGS, ids=lambda setting: f"{setting.strategy} {setting.sampling.kind}"
+)
 @pytest.mark.parametrize("target", [1.0, 4.0, 8.0])
 def test_half_of_the_noise_is_seen(setting: Setting, target: float) -> None:
     """The audit has power: the same claim with less noise than it needs is refuted."""
@@ -113,6 +119,21 @@ def test_the_likelihood_ratio_by_hand() -> None:
     density = sum(w * stats.norm(k, 1.7).pdf(x) for k, w in enumerate([0.49, 0.42, 0.09]))
     np.testing.assert_allclose(
         log_likelihood_ratio(x, cost), np.log(density / stats.norm(0, 1.7).pdf(x)), rtol=1e-12
+    )
+
+
+@pytest.mark.parametrize("seen", [1, 3, 4, 6])
+def test_the_ratio_of_balanced_rounds_by_hand(seen: int) -> None:
+    """Over all ways to take part: the mean of what each way gives, for the rounds that are seen."""
+    cost = RoundCost(BalancedSampling(6, 2), 1.3)
+    moved = np.random.default_rng(1).normal(0.5, 1.5, (seen, 5))
+    ways = [(one, 3 + other) for one in range(3) for other in range(3)]
+    taken = np.array([[round in way for round in range(seen)] for way in ways])
+    density = stats.norm(taken[:, :, None], 1.3).pdf(moved).prod(axis=1).mean(axis=0)
+    np.testing.assert_allclose(
+        log_ratio_of_rounds(moved, cost),
+        np.log(density / stats.norm(0, 1.3).pdf(moved).prod(axis=0)),
+        rtol=1e-12,
     )
 
 

@@ -77,7 +77,7 @@ def facts(shared: SharedLedger) -> dict[str, Any]:
         },
     }
     found |= _by_registration(shared) if rule is None else _by_filter(shared, rule)
-    seeded = any(item.repeatable for item in shared.ledger.items)
+    seeded = any(item.release.startswith("seeded") for item in shared.ledger.items)
     drawn = noise_sentence(("seeded" if seeded else "secure") if shared.ledger.items else None)
     return {**found, "statement": " ".join([*found["statement"], drawn]).strip()}
 

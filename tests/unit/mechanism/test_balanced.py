@@ -18,12 +18,14 @@ from fedsim.accounting.events import RoundCost
 from fedsim.accounting.ledger import Ledger
 from fedsim.accounting.privacy_filter import RenyiFilter
 from fedsim.accounting.promise import verify
+from fedsim.cli.ledger import facts
 from fedsim.errors import BudgetSpentError, ConfigError
 from fedsim.estimators import FixedDenominator
 from fedsim.materials import load_materials, new_data_seed
 from fedsim.plan import RoundPlan
 from fedsim.report.schema import load_report
 from fedsim.runner.folder import RunFolder
+from fedsim.runner.shared_ledger import SharedLedger
 from fedsim.sampling import BalancedSampling, Relation
 from fedsim.seeding import secret_stream, stream
 from fedsim.strategy import build_plan
@@ -214,6 +216,17 @@ def test_a_budget_pays_for_all_rounds_or_for_none(speeches: Path, tmp_path: Path
         fedsim.run(again, tmp_path / "two")
     held = json.loads((tmp_path / "shared.json").read_text(encoding="utf-8"))["ledger"]["releases"]
     assert [item["num_rounds"] for item in held] == [8]
+
+
+@pytest.mark.parametrize(
+    ("release", "words"), [("kept:a", "are secret"), ("seeded:a", "are seeded")]
+)
+def test_a_kept_secret_is_said_to_be_one(release: str, words: str) -> None:
+    cost = RoundCost(LAW, 1.0)
+    shared = SharedLedger(
+        8.0, 1e-5, Relation.ADD_OR_REMOVE, 8.0, (), Ledger().charge(0, cost, release)
+    )
+    assert f"Coins and noise {words}" in facts(shared)["statement"]
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {

@@ -378,8 +378,12 @@ class BalancedSampling:
 
     def of(self, noun: str) -> str:
         """Return the sampling in words."""
-        passes = f"{self.participations} passes of {self.pass_rounds} rounds"
-        return f"balanced sampling of {noun} once in each of {passes}"
+        rounds = f"{self.pass_rounds} round{'s' if self.pass_rounds > 1 else ''}"
+        if self.participations == 1:
+            return f"balanced sampling of {noun} once in {rounds}"
+        return (
+            f"balanced sampling of {noun} once in each of {self.participations} passes of {rounds}"
+        )
 
     def draw(self, num_units: int, round: int, coins: Coins) -> Indices:
         """Return the units that drew this round of its pass.

@@ -45,6 +45,12 @@ def test_kind_words_and_whether_it_is_a_guarantee(kind: str) -> None:
     assert law.probability == 0.25
 
 
+def test_one_pass_and_passes_of_one_round_in_words() -> None:
+    assert BalancedSampling(9, 1).of("users") == "balanced sampling of users once in 9 rounds"
+    every = BalancedSampling(3, 3).of("users")
+    assert every == "balanced sampling of users once in each of 3 passes of 1 round"
+
+
 @pytest.mark.parametrize("law", [FixedSizeSampling, ShuffledSampling])
 @pytest.mark.parametrize("size", [0, 21])
 def test_a_size_out_of_range_is_named(law: type, size: int) -> None:

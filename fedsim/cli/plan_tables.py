@@ -34,6 +34,10 @@ def print_plan(found: Facts) -> None:
     console.print(_norms(found["gradient_norms"]["median"]))
     _say(console, *_steps(found["doublings"]))
     _say(console, *(one["statement"] for one in found["strategies"].values()))
+    _say(
+        console,
+        *(one["balanced"]["sentence"] for one in found["strategies"].values() if one["balanced"]),
+    )
     _say(console, *found["notes"])
     console.print(Text(f"Recommended: {found['recommendation']['reason']}", style="bold"))
 

@@ -87,12 +87,20 @@ def _probe(config: Config, materials: Materials) -> tuple[str, RoundPlan]:
     raise next((error for error in errors if not str(error).startswith(ours)), errors[0])
 
 
+def passes(rounds: int, share: float) -> int:
+    """Return the number of passes that divides the rounds and comes nearest to that share of them.
+
+    Examples:
+        >>> passes(100, 0.03)
+        4
+    """
+    whole = [count for count in range(1, rounds + 1) if rounds % count == 0]
+    return min(whole, key=lambda count: abs(math.log(count / rounds / share)))
+
+
 def _with_passes(config: Config, share: float) -> Config:
     """Return the config with each user in about that share of the rounds."""
-    rounds = config.strategy.rounds
-    whole = [count for count in range(1, rounds + 1) if rounds % count == 0]
-    count = min(whole, key=lambda count: abs(math.log(count / rounds / share)))
-    sampling = {"kind": "balanced", "participations": count}
+    sampling = {"kind": "balanced", "participations": passes(config.strategy.rounds, share)}
     return changed(config, strategy={**dict.fromkeys(_KEYS), "sampling": sampling})
 
 

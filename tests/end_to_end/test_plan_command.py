@@ -60,6 +60,19 @@ def test_the_planned_config_runs_as_it_is(
         for term in ("ε = 6", "δ = 0.001", "Every user", "add-or-remove-one", "accountant"):
             assert term in one["statement"]
     assert any(note.startswith("Not private") for note in found["notes"])
+    assert els["balanced"] is None
+    balanced = uls["balanced"]
+    sampling = {"kind": "balanced", "participations": balanced["participations"]}
+    as_said = {"cohort_size": None, "group_size": uls["group_size"], "sampling": sampling}
+    clip = {"kind": "flat", "l2_clip_norm": uls["l2_clip_norm"]}
+    own = load_config(config)
+    plan = build_plan(
+        small_config(Path(own.data.source), strategy={**as_said, "clip": clip}, privacy=PROMISE),
+        materials,
+    )
+    assert plan.noise_multiplier == balanced["noise_multiplier"]
+    assert plan.noise_stddev == pytest.approx(balanced["noise_stddev"], rel=1e-3)
+    assert f"noise multiplier {plan.noise_multiplier:.4g}" in balanced["sentence"]
     written = Path(found["config"])
     assert written == config.with_name("mine.plan.toml")
     check_candidate(found, load_config(written), materials)
@@ -95,7 +108,14 @@ def test_people_get_a_table_and_are_told_what_was_replaced(
     done = fedsim("plan", config, "--set", "strategy.clip.normalise=true")
     assert done.returncode == 0, done.stderr
     assert "in the place of a former plan" not in done.stdout
-    for part in ("noise multiplier", "Recommended: ", "Not private", "L(1)/L(G)", "fedsim run"):
+    for part in (
+        "noise multiplier",
+        "Recommended: ",
+        "Not private",
+        "L(1)/L(G)",
+        "fedsim run",
+        "Balanced",
+    ):
         assert part in done.stdout
     planned = load_config(config.with_name("mine.plan.toml"))
     assert planned.strategy.clip.normalise

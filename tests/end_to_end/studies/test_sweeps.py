@@ -104,7 +104,7 @@ def writer_of(folder: Path) -> int:
 def kill_worker(folder: Path, process: subprocess.Popen[str]) -> int:
     """SIGKILL the process of a run after its first checkpoint; return when that was written."""
     checkpoint = folder / "checkpoints" / "round-000002.safetensors"
-    deadline = time.monotonic() + 200
+    deadline = time.monotonic() + 600
     pid = 0
     while not (pid and checkpoint.exists()):  # found before: a short run may soon be over
         assert process.poll() is None, "ended before its first checkpoint"

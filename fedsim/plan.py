@@ -37,7 +37,11 @@ from fedsim.seeding import (
 )
 from fedsim.server_optimizer import ServerOptimizer
 from fedsim.state import ServerState
+from fedsim.tensors import parameters_digest
 from fedsim.utils.section import LEAST_BOUND
+
+_DRAWN_FOR: dict[tuple[int, int], str] = {}
+"""What a round of a secret seed was drawn for, in this process: a digest of its parameters."""
 
 
 class TaskSpec(BaseModel):
@@ -126,7 +130,7 @@ class RoundPlan:
     units_per_user: int
     optimizer: ServerOptimizer
     relation: Relation = Relation.ADD_OR_REMOVE
-    seed: int = 0
+    seed: int = field(default=0, repr=False)
     entropy: Literal["seeded", "secure"] = "secure"
     clip_policy: ClipPolicy = field(default_factory=ConstantClip)
     assumptions: tuple[str, ...] = ()
@@ -180,7 +184,18 @@ class RoundPlan:
         """Return the plan of the round that `state` is about to do: its clip, hence its noise.
 
         The plan itself where the clip is unchanged.
+
+        Raises:
+            ValueError: this process drew this round's kept secret noise for other parameters: with
+                the same noise the difference of two releases has none, and one price pays for one.
         """
+        if self.entropy == "secure" and self.repeats:
+            made_from = parameters_digest(state.parameters)
+            if _DRAWN_FOR.setdefault((self.seed, state.round), made_from) != made_from:
+                raise ValueError(
+                    f"round {state.round}: the noise of this plan was drawn for other parameters "
+                    "before; `build_plan` makes a plan with draws of its own"
+                )
         if state.clip_scale == 1.0:
             return self
         return replace(self, clip=self.clip.scaled(state.clip_scale))

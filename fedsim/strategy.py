@@ -66,7 +66,7 @@ def build_plan(config: Config, materials: Materials) -> RoundPlan:
     if not distribution("strategies", config.strategy.name).startswith(f"{OWN} "):
         # What another's strategy makes its pool of may be nowhere in the config.
         made.append(hashlib.sha256(np.ascontiguousarray(plan.pool, "<i8").tobytes()).hexdigest())
-    if plan.entropy == "secure" and materials.seed == config.seed:
+    if plan.entropy == "secure" and (materials.seed < 2**64 or materials.seed == config.seed):
         made.append(secrets.token_hex(16))  # what was loaded has no secret to draw from
     return replace(plan, seed=release_seed(config, materials, made))
 

@@ -95,9 +95,9 @@ class RenyiFilter:
             (price(cost, self.relation, self.order), cost.runs(rounds)) for cost, rounds in costs
         ]
         infinite = math.fsum(rounds * each.infinite for each, rounds in prices)
-        if infinite > self.delta * _INFINITE_SHARE:
-            return math.inf
-        return math.fsum(rounds * each.renyi for each, rounds in prices if rounds)
+        finite = math.fsum(rounds * each.renyi for each, rounds in prices if rounds)
+        # So that what is no number is refused.
+        return finite if infinite <= self.delta * _INFINITE_SHARE and finite >= 0.0 else math.inf
 
     def pays_for(self, costs: Composition) -> bool:
         """Whether all of this, in any order and however chosen, keeps the budget."""

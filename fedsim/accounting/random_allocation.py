@@ -92,8 +92,12 @@ class RandomAllocationAccountant:
 def renyi_price(cost: RoundCost, order: float) -> tuple[float, float]:
     """Return the Rényi divergence of a whole run's finite losses, and its infinite mass.
 
-    Both in the dearer direction, of one grid.
+    Both in the dearer direction, of one grid; with too little noise for a grid, those of a Gaussian
+    mechanism a pass.
     """
+    if cost.noise_multiplier < _LEAST_NOISE:
+        passes = cast(BalancedSampling, cost.sampling).participations
+        return passes * order / (2.0 * cost.noise_multiplier**2), 0.0
     sides = composed(((cost, cost.sampling.run_rounds or 1),), 2.0 * _FINEST).directions
     logs = [sum(p.count * p.log_moments(order - 1.0)[0] for p in side.parts) for side in sides]
     return max(0.0, *logs) / (order - 1.0), max(side.infinite for side in sides)

@@ -270,10 +270,17 @@ def _made_up(config: Config) -> tuple[str, ...]:
 
 
 def _assumptions(config: Config, plan: RoundPlan, origin: str, num_users: int) -> tuple[str, ...]:
+    kept = (
+        "Coins and noise were drawn from a secret that is kept outside of the run folder, in "
+        "$FEDSIM_CACHE/seeds, as are who is held out and which examples take part: whoever has it "
+        "can subtract the noise; delete it when the run is done."
+    )
     noise = (
-        "Coins and noise were drawn under keys of the operating system that were not kept; who "
-        "is held out and which examples take part, from a seed that is kept outside of the run "
-        "folder."
+        kept
+        if plan.entropy == "secure" and plan.repeats
+        else "Coins and noise were drawn under keys of the operating system that were not kept; "
+        "who is held out and which examples take part, from a seed that is kept outside of the "
+        "run folder."
         if plan.entropy == "secure"
         else "Coins and noise were drawn from the run's seed, which the run folder holds: the "
         "guarantee is for those who know neither."

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+import torch
 from scipy import stats
 
 import fedsim
@@ -28,6 +29,7 @@ from fedsim.runner.folder import RunFolder
 from fedsim.runner.shared_ledger import SharedLedger
 from fedsim.sampling import BalancedSampling, Relation
 from fedsim.seeding import secret_stream, stream
+from fedsim.state import ServerState
 from fedsim.strategy import build_plan
 from tests.conftest import small_config
 from tests.unit.mechanism.test_plan import make_plan
@@ -147,8 +149,32 @@ def test_a_secret_plan_without_a_secret_seed_of_the_data_has_one_of_its_own(spee
     config = run_config(speeches, privacy={"noise": "secure"})
     public = load_materials(config.seed, config.data, config.model, "cpu")
     assert build_plan(config, public).noise(0) != build_plan(config, public).noise(0)
+    other = load_materials(config.seed, config.data, config.model, "cpu", 5)  # public as well
+    assert build_plan(config, other).noise(0) != build_plan(config, other).noise(0)
+    assert str(build_plan(config, other).seed) not in repr(build_plan(config, other))
     secret = load_materials(config.seed, config.data, config.model, "cpu", new_data_seed(config))
     assert build_plan(config, secret).noise(0) == build_plan(config, secret).noise(0)
+
+
+def test_the_noise_of_a_plan_is_not_added_to_another_release() -> None:
+    plan = balanced_plan(entropy="secure", seed=SECRET + 7)
+    state = ServerState(0, {"weight": torch.zeros(3)})
+    assert plan.at(state) is plan.at(state)
+    moved = ServerState(0, {"weight": torch.ones(3)})
+    with pytest.raises(ValueError, match="round 0: the noise of this plan was drawn for other"):
+        plan.at(moved)
+    balanced_plan(entropy="secure", seed=SECRET + 8).at(moved)
+    make_plan(entropy="secure").at(state)
+    make_plan(entropy="secure").at(moved)
+
+
+def test_noise_that_is_too_little_for_a_grid_has_a_price() -> None:
+    """Losses beyond the floats' range make no moments, and what is no number is not paid for."""
+    rule = RenyiFilter(560.0, 1e-5, Relation.ADD_OR_REMOVE, 1.25)
+    prices = [rule.spent([(RoundCost(BalancedSampling(100, 1), z), 100)]) for z in (0.03, 0.05)]
+    assert prices[0] == pytest.approx(1.25 / (2 * 0.03**2))
+    assert prices[0] > prices[1] > 0.0
+    assert not rule.pays_for([(RoundCost(BalancedSampling(100, 1), 0.03), 100)])
 
 
 def test_the_first_release_is_charged_as_the_whole_run() -> None:
@@ -189,7 +215,11 @@ def test_a_run_that_was_cut_off_goes_on_to_the_same_bits(
     assert whole.statement.startswith("Every user has (ε")
     assert "8 rounds of balanced sampling of users once in each of 2 passes of 4" in whole.statement
     assert [line.get("epsilon") for line in folder.read_metrics()[2::2]] == [whole.epsilon] * 4
-    assert verify(folder.model)["epsilon"] == whole.epsilon
+    promise = verify(folder.model)
+    assert promise["epsilon"] == whole.epsilon
+    kept = "whoever has it can subtract the noise" in " ".join(promise["assumptions"])
+    assert kept == (noise == "secure")
+    assert not any("were not kept" in line for line in promise["assumptions"])
     folder.report.unlink()
     weights.unlink()
     max(folder.checkpoints.iterdir()).unlink()

@@ -109,8 +109,8 @@ def _going_on(plan: RoundPlan, folder: RunFolder) -> RoundPlan:
     if plan.sampling.test is not None or plan.sampling.run_rounds is not None:
         once = "one threshold" if plan.sampling.test is not None else "everybody's rounds once"
         raise ConfigError(
-            f"--resume: {plan.sampling.kind!r} sampling draws {once} for a run, and what "
-            "that is drawn from (versions, plug-ins, model files) changed since this one began; go "
+            f"--resume: strategy.name = {plan.strategy!r} draws {once} for a run, and what it "
+            "is drawn from (versions, plug-ins, model files) changed since this one began; go "
             "on with what it began with, or start another with another --out"
         )
     state = newest_whole_state(folder.checkpoints, charged)

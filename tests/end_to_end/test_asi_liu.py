@@ -105,6 +105,6 @@ def test_a_run_whose_threshold_would_be_another_does_not_go_on(
     folder.ledger.write_text(text.replace(known, "seeded:0"), encoding="utf-8")
     done = run(speeches, out, resume=True)
     assert done.returncode == 2
-    assert "'concentrated' sampling draws one threshold for a run" in done.complaint
+    assert "strategy.name = 'asi-liu' draws one threshold for a run" in done.complaint
     folder.ledger.write_text(text, encoding="utf-8")
     assert run(speeches, out, resume=True).returncode == 0

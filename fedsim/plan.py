@@ -24,8 +24,8 @@ from fedsim.clip_policy import ClipPolicy, ConstantClip, NextClip
 from fedsim.clipping import Clip
 from fedsim.estimators import Estimator, WeightedSum
 from fedsim.execution import Executor
-from fedsim.noise import rounding_share
-from fedsim.sampling import Relation, Sampling
+from fedsim.noise import INDEPENDENT, NoiseMatrix, NoiseMemory, rounding_share
+from fedsim.sampling import CyclicSampling, Relation, Sampling
 from fedsim.seeding import (
     NoiseKey,
     Purpose,
@@ -37,7 +37,7 @@ from fedsim.seeding import (
 )
 from fedsim.server_optimizer import ServerOptimizer
 from fedsim.state import ServerState
-from fedsim.tensors import parameters_digest
+from fedsim.tensors import Tensors, parameters_digest
 from fedsim.utils.section import LEAST_BOUND
 
 _DRAWN_FOR: dict[tuple[int, int], str] = {}
@@ -88,6 +88,8 @@ class RoundPlan:
         assumptions: sentences that the guarantee rests on, for the report.
         dropped: training examples that the strategy leaves out, a count for each reason.
         accountant: what adds up the rounds, by name; None for the mechanism's own.
+        matrix: correlates the noise of the run's rounds; independent noise by default.
+        memory: of earlier rounds' noise, where it is correlated.
 
     Raises:
         ValueError: a combination without a proof, or fields that disagree.
@@ -136,6 +138,8 @@ class RoundPlan:
     assumptions: tuple[str, ...] = ()
     dropped: Mapping[str, int] = field(default_factory=dict)
     accountant: str | None = None
+    matrix: NoiseMatrix = INDEPENDENT
+    memory: NoiseMemory = field(default_factory=NoiseMemory, repr=False)
 
     def __post_init__(self) -> None:
         if len(self.pool) == 0:
@@ -160,6 +164,8 @@ class RoundPlan:
             )
         if reason := self.clip_policy.unproved(self.relation):
             raise ValueError(f"clip_policy: {reason}")
+        if self.matrix.feedback:
+            self._check_correlation()
         if self.entropy == "secure" and not self.sampling.guaranteed:
             raise ValueError(
                 f"entropy = 'secure' with {self.sampling.kind!r} sampling: the order of a pass is "
@@ -173,6 +179,26 @@ class RoundPlan:
             )
         if self.noise_stddev:  # refuses noise without a bound, and more than all for a count
             choose([cost], self.accountant, self.relation)  # refuses what has no proof
+
+    def _check_correlation(self) -> None:
+        """Raise `ValueError` where correlated noise is not as private as the price says."""
+        matrix, sampling = self.matrix, self.sampling
+        field = f"matrix.kind = {matrix.kind!r}"
+        if not isinstance(sampling, CyclicSampling) or (
+            (sampling.rounds, max(sampling.groups, matrix.separation))
+            != (matrix.rounds, sampling.groups)
+        ):
+            raise ValueError(
+                f"{field}: needs cyclic sampling of {matrix.rounds} rounds in {matrix.separation} "
+                f"groups or more, to keep one's rounds apart; has {sampling}"
+            )
+        if matrix.kind == "blt" and (sampling.groups, sampling.rate) != (matrix.separation, 1.0):
+            raise ValueError(
+                f"{field}: one's rounds overlap in it, so coins amplify nothing; needs whole "
+                f"groups, {matrix.separation} of them"
+            )
+        if not self.clip_policy.constant:
+            raise ValueError(f"{field}: is proved for a clip that is the same in every round")
 
     def around(self, executor: Executor) -> Executor:
         """Return the executor, within the test of each round that the estimator's proof needs."""
@@ -274,6 +300,12 @@ class RoundPlan:
     def noise(self, round: int) -> NoiseKey:
         """Return the key of a round's noise."""
         return self._kept_key("noise", round) if self.repeats else secret_noise_key()
+
+    def earlier_noise(self, round: int, layout: Tensors) -> NoiseMemory | None:
+        """Return the memory from which a round's noise is made; None for independent noise."""
+        if not self.matrix.feedback or not self.noise_stddev:
+            return None
+        return self.memory.before(round, self.matrix, self.noise_stddev, self.noise, layout)
 
     def _kept_key(self, purpose: Purpose, round: int) -> NoiseKey:
         """Return the key of an address; the seed is all that is secret of it."""

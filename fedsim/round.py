@@ -17,7 +17,8 @@ def run_round(
     1. Select: the plan's sampling draws the cohort from its pool.
     2. Compute, clip, sum: the executor returns Σ w·clip(update) over the cohort.
     3. Estimate: divide by the plan's denominator.
-    4. Noise: Gaussian, its scale from the plan's clip and estimator. An empty cohort too.
+    4. Noise: Gaussian, its scale from the plan's clip and estimator. An empty cohort too. With a
+       matrix it takes back part of what earlier rounds added.
     5. Account: charge the ledger, before the release is used for anything.
     6. Step: the clip policy says which clip is next; an adaptive one from a noisy count that the
        charge has covered. The server optimizer takes the release as its gradient.
@@ -29,8 +30,9 @@ def run_round(
     cohort = plan.cohort(state.round)
     total = executor.clipped_sum(state.parameters, cohort, plan.clip, state.round)
     factor = plan.estimator.factor(total)
+    earlier = plan.earlier_noise(state.round, total.values)
     release, estimate_norm = release_(  # takes the sum's memory
-        total.values, factor, plan.noise_stddev, plan.noise(state.round)
+        total.values, factor, plan.noise_stddev, plan.noise(state.round), earlier
     )
     ledger = state.ledger.charge(state.round, plan.cost, plan.release_id)
     next_clip = plan.next_clip(state, total)

@@ -1,6 +1,6 @@
 """Samplers, each drawn and accounted by the same value; and the neighbouring relations.
 
-Five samplers, each drawn exactly as it is accounted, save one that says that it is not:
+Six samplers, each drawn exactly as it is accounted, save one that says that it is not:
 
 | sampler | cohort | accounted as | relation |
 |---|---|---|---|
@@ -8,6 +8,7 @@ Five samplers, each drawn exactly as it is accounted, save one that says that it
 | truncated Poisson | Binomial, cut to a cap | truncated Poisson | all three |
 | fixed size | always the same | sampling without replacement (RDP) | replace-one |
 | balanced | Binomial, everybody once a pass | random allocation, a whole run | the first two |
+| cyclic | Binomial, of one group in turn | a Poisson round a turn, a whole run | all three |
 | shuffled | always the same | Poisson, which it is not: no guarantee | of Poisson |
 """
 
@@ -88,8 +89,13 @@ class Sampling(Protocol):
     def run_rounds(self) -> int | None:
         """The number of rounds that the price is of, all or none; None: each has a price.
 
-        Such a sampler draws from the same coins in every round, and `event` has no answer.
+        Such a sampler draws from the coins of earlier rounds too, so a round can be repeated.
         """
+        ...
+
+    @property
+    def events(self) -> int:
+        """How many times `event` the price is: of a round, or of the run where that has one."""
         ...
 
     @property
@@ -115,6 +121,9 @@ class Sampling(Protocol):
 
     def event(self, noise_multiplier: float, units_per_user: int) -> dp_accounting.DpEvent:
         """Return what one round costs a user who owns at most `units_per_user` units.
+
+        Of a run with one price it is a part of that, see `events`; `UnsupportedDpEvent` where only
+        an accountant of its own can tell.
 
         Args:
             noise_multiplier: noise standard deviation over what one unit can add, > 0.
@@ -144,6 +153,7 @@ class PoissonSampling:
     accountant: ClassVar[str | None] = None
     test: ClassVar[str | None] = None
     run_rounds: ClassVar[int | None] = None
+    events: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         _check_probability(self.probability)
@@ -184,6 +194,7 @@ class TruncatedPoissonSampling:
     accountant: ClassVar[str | None] = None
     test: ClassVar[str | None] = None
     run_rounds: ClassVar[int | None] = None
+    events: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         _check_probability(self.probability)
@@ -242,6 +253,7 @@ class FixedSizeSampling:
     accountant: ClassVar[str | None] = "rdp"
     test: ClassVar[str | None] = None
     run_rounds: ClassVar[int | None] = None
+    events: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         _check_count("size", self.size, self.population)
@@ -293,6 +305,7 @@ class ShuffledSampling:
     accountant: ClassVar[str | None] = None
     test: ClassVar[str | None] = None
     run_rounds: ClassVar[int | None] = None
+    events: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         _check_count("size", self.size, self.population)
@@ -344,6 +357,7 @@ class BalancedSampling:
     displaces: ClassVar[bool] = False
     accountant: ClassVar[str | None] = "random-allocation"
     test: ClassVar[str | None] = None
+    events: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         for name in ("rounds", "participations"):
@@ -404,6 +418,88 @@ class BalancedSampling:
         """
         _one_unit(self.kind, units_per_user)
         return dp_event.UnsupportedDpEvent()
+
+
+@dataclass(frozen=True)
+class CyclicSampling:
+    """Units are in groups that take turns; in its group's turn every unit flips a coin.
+
+    A unit draws its group once, alone, for the whole run; round t is the turn of group t mod
+    `groups`. So whoever takes part waits at least `groups` rounds, as correlated noise
+    (`fedsim.noise.matrix`) needs it. With rate 1 a whole group takes part.
+
+    A unit meets the coins of its turns only, ⌈rounds/groups⌉ at most, so the run costs what as many
+    rounds of Poisson sampling at the rate of a turn cost (Choquette-Choo et al. 2023,
+    arXiv:2306.08153, Theorem 4). Groups may be known: divergences are jointly convex.
+
+    Attributes:
+        rounds: T of the run, fixed before the first.
+        groups: b, in [1, rounds].
+        rate: of a coin in one's turn, in (0, 1].
+    """
+
+    rounds: int
+    groups: int
+    rate: float
+    kind: ClassVar[str] = "cyclic"
+    guaranteed: ClassVar[bool] = True
+    hides_size: ClassVar[bool] = True
+    displaces: ClassVar[bool] = False
+    accountant: ClassVar[str | None] = None
+    test: ClassVar[str | None] = None
+
+    def __post_init__(self) -> None:
+        for name in ("rounds", "groups"):
+            if type(value := getattr(self, name)) is not int or value < 1:
+                raise ValueError(f"{name} = {value!r}: give an integer >= 1")
+        if self.groups > self.rounds:
+            raise ValueError(f"groups = {self.groups}: give at most rounds = {self.rounds}")
+        if not 0.0 < self.rate <= 1.0:
+            raise ValueError(f"rate = {self.rate!r}: give a number in (0, 1]")
+
+    @property
+    def run_rounds(self) -> int:
+        """All rounds: they have one price."""
+        return self.rounds
+
+    @property
+    def events(self) -> int:
+        """The most turns of a group."""
+        return -(-self.rounds // self.groups)
+
+    @property
+    def probability(self) -> float:
+        """Of a unit in a round whose group is not known."""
+        return self.rate / self.groups
+
+    def of(self, noun: str) -> str:
+        """Return the sampling in words."""
+        what = "all" if self.rate == 1.0 else "Poisson sampling"
+        return f"cyclic sampling, {what} of one of {self.groups} groups of {noun} in turn"
+
+    def draw(self, num_units: int, round: int, coins: Coins) -> Indices:
+        """Return the units of the group whose turn it is and whose coin fell.
+
+        `coins` must give the same draws each time it is asked for a round: groups are the first
+        draws of round 0.
+        """
+        if not 0 <= round < self.rounds:
+            raise ValueError(f"round = {round}: the run has {self.rounds} rounds")
+        first = coins(0)
+        drawn = (first.random(num_units) * self.groups).astype(np.int64)
+        turn = np.flatnonzero(drawn == round % self.groups).astype(np.int64)
+        if self.rate == 1.0:
+            return turn
+        return turn[_poisson(len(turn), self.rate, first if round == 0 else coins(round))]
+
+    def event(self, noise_multiplier: float, units_per_user: int) -> dp_accounting.DpEvent:
+        """Return what one turn costs: a Poisson-sampled Gaussian.
+
+        Raises:
+            ValueError: several units a user, which may be in different groups.
+        """
+        _one_unit(self.kind, units_per_user)
+        return _poisson_event(self.rate, noise_multiplier, 1)
 
 
 _LEAST_RATE = 2.0**-20

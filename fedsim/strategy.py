@@ -29,11 +29,13 @@ from fedsim.errors import ConfigError
 from fedsim.estimators import Estimator
 from fedsim.language_model import LanguageModel
 from fedsim.materials import Materials
+from fedsim.noise import INDEPENDENT, NoiseMatrix, banded_matrix, buffered_matrix
 from fedsim.plan import RoundPlan, TaskSpec
 from fedsim.registry import OWN, distribution, resolve
 from fedsim.release_seed import release_seed
 from fedsim.sampling import (
     BalancedSampling,
+    CyclicSampling,
     FixedSizeSampling,
     PoissonSampling,
     Relation,
@@ -61,6 +63,7 @@ def build_plan(config: Config, materials: Materials) -> RoundPlan:
         distribution("tasks", plan.task.name),
         # Calibrated numbers too: the same config with more noise is another release.
         *map(repr, (plan.sampling, plan.clip, plan.clip_policy, plan.estimator, plan.optimizer)),
+        *([repr(plan.matrix)] if plan.matrix.feedback else []),
         *(plan.noise_multiplier, plan.noise_stddev, plan.units_per_user, plan.relation.value),
     ]
     if not distribution("strategies", config.strategy.name).startswith(f"{OWN} "):
@@ -117,7 +120,9 @@ def private_plan(
     """
     strategy = config.strategy
     clip = clip or build_clip(strategy.clip, materials.model)
+    matrix = noise_matrix(config, sampling)
     noise = noise_multiplier(config, sampling, units_per_user)
+    assumptions = (*assumptions, *filter(None, [matrix.of(f"{unit}s")]))
     try:
         return RoundPlan(
             strategy=strategy.name,
@@ -136,6 +141,7 @@ def private_plan(
             assumptions=assumptions if sampling.guaranteed else (*assumptions, _SHUFFLED),
             dropped=dropped or {},
             accountant=config.privacy.accountant,
+            matrix=matrix,
         )
     except ConfigError:
         raise
@@ -201,6 +207,8 @@ def build_sampling(
     asked = config.strategy.sampling
     if asked.kind == "balanced":
         return _balanced(config.strategy, expected, public, field, noun)
+    if asked.groups is not None:
+        return _cyclic(config.strategy, asked.groups, expected, (public, field, noun))
     rate = probability(expected, public, field, noun)
     if asked.kind == "poisson":
         return PoissonSampling(rate)
@@ -237,6 +245,65 @@ def _balanced(
         return BalancedSampling(rounds, count)
     except ValueError as error:
         raise ConfigError(f"strategy.sampling.{error}") from None
+
+
+def _cyclic(
+    strategy: StrategyConfig,
+    groups: int,
+    expected: float | None,
+    drawn: tuple[int, str, str],
+) -> CyclicSampling:
+    """Return the turns that are asked for: of the expected number a round, or of whole groups."""
+    size, field, noun = drawn
+    rate = 1.0 if expected is None else expected * groups / size
+    if rate > 1.0:
+        raise ConfigError(
+            f"{field} = {expected:g} with strategy.sampling.groups = {groups}: a group has "
+            f"{size / groups:g} of {size} {noun} on average; give at most that, or leave it out "
+            "for whole groups"
+        )
+    try:
+        return CyclicSampling(strategy.rounds, groups, rate)
+    except ValueError as error:
+        raise ConfigError(f"strategy.sampling.{error}") from None
+
+
+def noise_matrix(config: Config, sampling: Sampling) -> NoiseMatrix:
+    """Return the matrix that the configured mechanism correlates noise by.
+
+    Raises:
+        ConfigError: more bands than rounds, or a sampler or clip without a proof beside it.
+    """
+    privacy, rounds = config.privacy, config.strategy.rounds
+    if privacy.mechanism == "independent":
+        return INDEPENDENT
+    named = f"privacy.mechanism = {privacy.mechanism!r}"
+    if not isinstance(sampling, CyclicSampling):
+        raise ConfigError(
+            f"{named}: needs rounds of one user that are apart, which {sampling.kind!r} sampling "
+            'does not keep; give strategy.sampling = { kind = "cyclic", groups = ... }'
+        )
+    clip = config.strategy.clip
+    if clip.adaptive is not None or clip.schedule is not None:
+        changes = "adaptive" if clip.adaptive is not None else "schedule"
+        raise ConfigError(
+            f"strategy.clip.{changes} with {named}: is proved for a clip that is the same in every "
+            "round; leave one of them out"
+        )
+    if privacy.mechanism == "blt":
+        if sampling.rate < 1.0:
+            raise ConfigError(
+                f"{named}: one's rounds overlap in it, so coins amplify nothing; leave "
+                'strategy.cohort_size out for whole groups, or take mechanism = "banded"'
+            )
+        return buffered_matrix(rounds, sampling.groups, privacy.buffers or 3)
+    bands = privacy.bands or sampling.groups
+    if bands > sampling.groups:
+        raise ConfigError(
+            f"privacy.bands = {bands}: needs as many groups at least, and strategy.sampling.groups "
+            f"= {sampling.groups}; give no more bands than groups"
+        )
+    return banded_matrix(rounds, bands)
 
 
 def _check_true(holds: bool, kind: str, public: int, what: str) -> None:

@@ -21,6 +21,7 @@ from fedsim.concentration.sampling import ConcentratedSampling
 from fedsim.errors import ConfigError
 from fedsim.sampling import (
     BalancedSampling,
+    CyclicSampling,
     FixedSizeSampling,
     PoissonSampling,
     Sampling,
@@ -36,6 +37,7 @@ _SAMPLINGS: Mapping[str, type[Any]] = {
         FixedSizeSampling,
         ShuffledSampling,
         BalancedSampling,
+        CyclicSampling,
         ConcentratedSampling,
     )
 }
@@ -82,15 +84,19 @@ class RoundCost:
 
     @property
     def event(self) -> dp_accounting.DpEvent:
-        """The event of one round at user level."""
+        """The event of one round at user level, or the part of a run's: see `events`."""
         if self.noise_multiplier == 0.0:
             return dp_accounting.NonPrivateDpEvent()
         return self.sampling.event(self.noise_multiplier, self.units_per_user)
 
     def runs(self, rounds: int) -> int:
-        """Return how many mechanisms these rounds are: rounds, or whole runs that were begun."""
+        """Return how many prices these rounds have: rounds, or whole runs that were begun."""
         whole = self.sampling.run_rounds
         return rounds if whole is None else -(-rounds // whole)
+
+    def events(self, rounds: int) -> int:
+        """Return how many times `event` these rounds cost."""
+        return self.runs(rounds) * self.sampling.events
 
     def composed(self, rounds: int) -> dp_accounting.DpEvent:
         """Return the event of `rounds` such rounds; of none, the event that costs nothing.
@@ -102,7 +108,7 @@ class RoundCost:
             raise ValueError(f"rounds = {rounds!r}: give an integer >= 0")
         if rounds == 0:
             return dp_accounting.NoOpDpEvent()
-        return dp_accounting.SelfComposedDpEvent(self.event, rounds)
+        return dp_accounting.SelfComposedDpEvent(self.event, self.events(rounds))
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as JSON values."""

@@ -53,7 +53,7 @@ class PldAccountant:
             return "no PLD of sampling without replacement is known; use 'rdp'"
         if cost.sampling.test is not None:
             return "does not pay for a test of concentration; use 'above-threshold'"
-        if cost.sampling.run_rounds is not None:
+        if cost.sampling.accountant == "random-allocation":
             return "adds up rounds, and a whole run has one price; use 'random-allocation'"
         if cost.units_per_user > 1 and relation is Relation.REPLACE:
             return (
@@ -93,7 +93,8 @@ def composed(
 ) -> ComposedPld:
     """Return the PLD of rounds that need not cost the same, on one grid."""
     return ComposedPld.of(
-        [(single_round(cost, relation, width), rounds) for cost, rounds in costs], width
+        [(single_round(cost, relation, width), cost.events(rounds)) for cost, rounds in costs],
+        width,
     )
 
 

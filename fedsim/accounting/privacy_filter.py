@@ -92,7 +92,7 @@ class RenyiFilter:
             ConfigError: no proof covers one of them under the relation.
         """
         prices = [
-            (price(cost, self.relation, self.order), cost.runs(rounds)) for cost, rounds in costs
+            (price(cost, self.relation, self.order), cost.events(rounds)) for cost, rounds in costs
         ]
         infinite = math.fsum(rounds * each.infinite for each, rounds in prices)
         finite = math.fsum(rounds * each.renyi for each, rounds in prices if rounds)
@@ -132,7 +132,7 @@ def best_order(epsilon: float, delta: float, relation: Relation, costs: Composit
 
 @functools.lru_cache(maxsize=1024)
 def price(cost: RoundCost, relation: Relation, order: float) -> Price:
-    """Return what one release costs at an order > 1, or a whole run; infinite without noise.
+    """Return what one event of a cost is at an order > 1; infinite without noise.
 
     Raises:
         ConfigError: no proof covers it under the relation.
@@ -142,7 +142,7 @@ def price(cost: RoundCost, relation: Relation, order: float) -> Price:
     choose([cost], None, relation)
     if cost.sampling.kind == "fixed-size":  # the one sampler without a PLD
         return Price(renyi_divergence(cost, relation, order), 0.0)
-    if cost.sampling.run_rounds is not None:
+    if cost.sampling.accountant == "random-allocation":
         renyi, infinite = renyi_price(cost, order)
         return Price(renyi + _ROUNDING / (order - 1.0), infinite)
     renyi, width = refined(

@@ -80,6 +80,7 @@ class ConcentratedSampling:
     accountant: ClassVar[str | None] = "above-threshold"
     test: ClassVar[str | None] = CONCENTRATION
     run_rounds: ClassVar[int | None] = None
+    events: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         if type(self.population) is not int or self.population < 1:

@@ -148,12 +148,15 @@ class SamplingConfig(Section):
     """The sampler: see `fedsim.sampling`.
 
     Truncated Poisson takes `max_cohort_size`; balanced takes `participations`, the rounds of each
-    user, or finds it by cohort_size.
+    user, or finds it by cohort_size; cyclic takes `groups`, which take turns.
     """
 
-    kind: Literal["poisson", "truncated-poisson", "fixed-size", "shuffled", "balanced"] = "poisson"
+    kind: Literal[
+        "poisson", "truncated-poisson", "fixed-size", "shuffled", "balanced", "cyclic"
+    ] = "poisson"
     max_cohort_size: Annotated[int, Field(ge=1)] | None = None
     participations: Annotated[int, Field(ge=1)] | None = None
+    groups: Annotated[int, Field(ge=1)] | None = None
 
     @model_validator(mode="after")
     def _cap_with_truncated(self) -> SamplingConfig:
@@ -163,6 +166,8 @@ class SamplingConfig(Section):
             )
         if self.participations is not None and self.kind != "balanced":
             raise ValueError('participations: only kind = "balanced" takes it')
+        if (self.kind == "cyclic") != (self.groups is not None):
+            raise ValueError('kind = "cyclic" needs groups, and only it takes them')
         return self
 
 
@@ -192,7 +197,11 @@ class SharedLedgerConfig(Section):
 
 
 class PrivacyConfig(Section):
-    """The promise. Sizes of the population are public only if they are declared here."""
+    """The promise. Sizes of the population are public only if they are declared here.
+
+    `mechanism` says whether the noise of later rounds takes back part of what earlier ones added:
+    "banded" by `bands` (by default the sampler's groups), "blt" by `buffers` (3).
+    """
 
     epsilon: Positive | None = None
     noise_multiplier: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] | None = None
@@ -200,6 +209,9 @@ class PrivacyConfig(Section):
     accountant: str | None = None
     relation: Literal["add-or-remove-one", "zero-out-one", "replace-one"] | None = None
     noise: Literal["secure", "seeded"] = "secure"
+    mechanism: Literal["independent", "banded", "blt"] = "independent"
+    bands: Annotated[int, Field(ge=1)] | None = None
+    buffers: Annotated[int, Field(ge=1, le=6)] | None = None
     declared_num_users: Annotated[int, Field(ge=1)] | None = None
     declared_num_examples: Annotated[int, Field(ge=1)] | None = None
     shared: SharedLedgerConfig | None = None
@@ -211,6 +223,12 @@ class PrivacyConfig(Section):
                 f"epsilon = {self.epsilon} together with noise_multiplier = "
                 f"{self.noise_multiplier}: each decides the other, give one"
             )
+        for name, kind in (("bands", "banded"), ("buffers", "blt")):
+            if getattr(self, name) is not None and self.mechanism != kind:
+                raise ValueError(
+                    f"{name} = {getattr(self, name)} with mechanism = {self.mechanism!r}: only "
+                    f"mechanism = {kind!r} takes it"
+                )
         return self
 
 

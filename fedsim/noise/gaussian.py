@@ -1,35 +1,11 @@
-"""Gaussian noise on an estimate, rounded to a grid; and the margin for rounded sums.
-
-How far rounding lets one unit move a sum beyond its own clipped update, as the noise covers it:
-A unit adds at most the clip's bound S. But float32 sums are rounded, and how the others' updates
-are rounded depends on who is there. What the noise is scaled to is therefore not S but
-S·(1 + `rounding_share(W)`), W the weight of all units in the sum: 2⁻¹⁸·W, or 0.04 % for W = 100.
-The share is of two sums, with and without the unit. Three parts, u = 2⁻²⁴:
-
-- *Proved*: 50u·W. The engine `materialised` adds clipped rows in float32, where a term is rounded
-  24 times at most, each 128 rows (`sum_of_rows` in `clipped_sums`). So does `ghost` with units of
-  many positions. A worker's sum is rounded to float32 once more before it travels. So either sum is
-  within 25u·W·S of the exact one. All else, across chunks, shards and nodes, and from the first
-  unit on in local training, the engines `loop` and `vmap` and under Flower, is added in float64:
-  that rounds by n·2⁻⁵³·W·S at most for n units.
-- *Measured, not proved*: the other 14u·W are for what has no proved bound. `ghost` adds the other
-  units by one matrix product over the positions of all; any order of summation is allowed to be off
-  by as many u as there are positions, times lengths that may exceed S. And the last bits of
-  every unit's own gradient depend on the shape of the pass that computed it.
-  `tests/privacy/test_engine_sensitivity.py` measures both, several hundred units that a newcomer
-  shifts from one chunk and pass to another, the units all alike (so that all are off the same way)
-  or all different.
-- *Not covered*: steps. A unit whose numbers are not finite for the padding that another brings, or
-  whose ghost norm is just where pairs become too inexact, is computed in another way, with a
-  margin of the clip that differs by 10⁻⁴ at most.
-"""
+"""Gaussian noise on an estimate, rounded to a grid."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -46,13 +22,15 @@ _SMALL = 2.0**-20  # uniforms below have more bits
 GRID_BITS = 16
 """A release is a multiple of a power of two that is this many bits below the noise's deviation."""
 
-_SHARE = 2.0**-18  # of the bound, a unit of weight
-_LOG_RARE = 20.0 * math.log(10.0)  # sums of more weight than `most_weight` are rarer than 1e-20
 _LEAST = 2.0**-900  # below, a step of the grid would be no float64
 
 
 def release_(
-    total: Tensors, factor: float, stddev: float, noise: NoiseKey
+    total: Tensors,
+    factor: float,
+    stddev: float,
+    noise: NoiseKey,
+    earlier: EarlierNoise | None = None,
 ) -> tuple[dict[str, torch.Tensor], float]:
     """Return factor * total + N(0, stddev²) for every entry, and the norm without the noise.
 
@@ -72,6 +50,7 @@ def release_(
         stddev: 0 adds no noise and rounds nothing; negative, NaN, infinite or below 2^-900 is a
             `ValueError`, and `total` is as it was.
         noise: where normals come from.
+        earlier: the noise of the rounds before, which this round's takes back in part.
 
     Returns:
         The release, float64, in the layout and on the devices of `total`; and the L2 norm of
@@ -86,38 +65,68 @@ def release_(
     """
     step = grid_step(stddev) if stddev else 1.0
     release = {name: value.to(torch.float64).contiguous() for name, value in total.items()}
-    chunks = [
-        _Chunk(name, number, entries)
-        for name in sorted(release)
-        for number, entries in enumerate(torch.split(release[name].view(-1), CHUNK))
-        if len(entries)
-    ]
-    threads = torch.get_num_threads()
 
-    def work(of_a_thread: Sequence[_Chunk]) -> list[float]:
-        normals = Normals(max((len(chunk.entries) for chunk in of_a_thread), default=0))
-        lengths = []
-        for name, number, entries in of_a_thread:
-            entries.mul_(factor / step)  # a power of two: exact
-            lengths.append(float(torch.linalg.vector_norm(entries)))
-            if stddev:
-                normals.add_to_(entries, stddev / step, noise.chunk(name, number))
-                entries.round_().mul_(step)
-        return lengths
+    def add_noise_(chunk: Chunk, normals: Normals) -> float:
+        entries = chunk.entries
+        entries.mul_(factor / step)  # a power of two: exact
+        length = float(torch.linalg.vector_norm(entries))
+        if stddev:
+            if earlier is None:
+                normals.add_to_(entries, stddev / step, noise.chunk(chunk.name, chunk.number))
+            else:
+                entries.add_(earlier.next_(chunk, stddev / step, normals, noise))
+            entries.round_().mul_(step)
+        return length
 
-    if sum(len(chunk.entries) for chunk in chunks) <= CHUNK:
-        lengths = work(chunks)
-    else:
-        with one_thread_an_operation(), ThreadPoolExecutor(threads) as pool:
-            shares = [chunks[first::threads] for first in range(threads)]
-            lengths = [length for share in pool.map(work, shares) for length in share]
+    lengths = by_chunks(release, add_noise_)
+    if earlier is not None and stddev:
+        earlier.end_round()
     return release, math.hypot(*sorted(lengths)) * step
 
 
-class _Chunk(NamedTuple):
+class Chunk(NamedTuple):
+    """Some entries of a parameter, a view: their noise comes from one stream."""
+
     name: str
     number: int
     entries: torch.Tensor
+
+
+def chunks_of(tensors: Tensors) -> list[Chunk]:
+    """Return the chunks of contiguous tensors, by name and number."""
+    return [
+        Chunk(name, number, entries)
+        for name in sorted(tensors)
+        for number, entries in enumerate(torch.split(tensors[name].view(-1), CHUNK))
+        if len(entries)
+    ]
+
+
+def by_chunks(tensors: Tensors, work: Callable[[Chunk, Normals], float]) -> list[float]:
+    """Return what `work` returns for each chunk, by as many threads as torch has."""
+    chunks, threads = chunks_of(tensors), torch.get_num_threads()
+
+    def of_a_thread(share: Sequence[Chunk]) -> list[float]:
+        normals = Normals(max((len(chunk.entries) for chunk in share), default=0))
+        return [work(chunk, normals) for chunk in share]
+
+    if sum(len(chunk.entries) for chunk in chunks) <= CHUNK:
+        return of_a_thread(chunks)
+    with one_thread_an_operation(), ThreadPoolExecutor(threads) as pool:
+        shares = [chunks[first::threads] for first in range(threads)]
+        return [value for share in pool.map(of_a_thread, shares) for value in share]
+
+
+class EarlierNoise(Protocol):
+    """Noise of earlier rounds, for noise that is correlated over rounds."""
+
+    def next_(self, chunk: Chunk, stddev: float, normals: Normals, noise: NoiseKey) -> torch.Tensor:
+        """Return this round's noise of a chunk, in which normals of `stddev` are fresh."""
+        ...
+
+    def end_round(self) -> None:
+        """Say that every chunk of this round has its noise."""
+        ...
 
 
 class Normals:
@@ -175,34 +184,3 @@ def grid_step(stddev: float) -> float:
         raise ValueError(f"stddev = {stddev}: must be finite, and 0 or at least {_LEAST:.0e}")
     _, exponent = math.frexp(stddev)
     return math.ldexp(1.0, exponent - 1 - GRID_BITS)
-
-
-def rounding_share(weight: float) -> float:
-    """Return the share of the bound by which a unit moves the rounding of so much weight.
-
-    Examples:
-        >>> f"{rounding_share(1000.0):.2g}"
-        '0.0038'
-    """
-    return _SHARE * weight
-
-
-def most_weight(expected: float, total: float) -> float:
-    """Return what the weight of a round's units exceeds with probability 1e-20 at most.
-
-    Bernstein's inequality for independent weights in [0, 1] and coins: over μ + t with probability
-    exp(-t²/(2μ + 2t/3)) at most. It holds for a cohort of a fixed size, drawn without
-    replacement, too (Hoeffding 1963, Theorem 4), and a cap only makes the weight smaller.
-
-    Args:
-        expected: μ.
-        total: of all units, drawn or not.
-
-    Examples:
-        >>> round(most_weight(100.0, 10_000.0), 2)
-        212.54
-        >>> most_weight(100.0, 100.0)
-        100.0
-    """
-    third = _LOG_RARE / 3.0
-    return min(total, expected + third + math.sqrt(third**2 + 2.0 * _LOG_RARE * expected))

@@ -1,0 +1,28 @@
+"""What is added to an estimate: Gaussian noise, alone or correlated over rounds, and a margin.
+
+gaussian.py   `release_`: noise addressed by parameter and position, rounded to a grid
+rounding.py   how far rounding lets one unit move a sum: what the noise is scaled to beyond the clip
+matrix.py     matrices that correlate noise over a run's rounds: banded, and by a few buffers (BLT)
+memory.py     the noise of earlier rounds, from which the next one's is made
+
+Imports `seeding` and `tensors` only. Start with `release_`.
+"""
+
+from fedsim.noise.gaussian import CHUNK, Normals, grid_step, release_
+from fedsim.noise.matrix import INDEPENDENT, NoiseMatrix, banded_matrix, buffered_matrix
+from fedsim.noise.memory import NoiseMemory
+from fedsim.noise.rounding import most_weight, rounding_share
+
+__all__ = [
+    "CHUNK",
+    "INDEPENDENT",
+    "NoiseMatrix",
+    "NoiseMemory",
+    "Normals",
+    "banded_matrix",
+    "buffered_matrix",
+    "grid_step",
+    "most_weight",
+    "release_",
+    "rounding_share",
+]

@@ -1,0 +1,277 @@
+"""Cyclic sampling: groups in turn, coins in one's turn, one price for the run; correlated noise."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import dp_accounting
+import numpy as np
+import numpy.typing as npt
+import pytest
+from dp_accounting.pld import PLDAccountant
+from scipy import stats
+
+import fedsim
+from fedsim.accounting.accountants import epsilon
+from fedsim.accounting.calibration import calibrate_noise_multiplier
+from fedsim.accounting.events import RoundCost
+from fedsim.accounting.ledger import Ledger
+from fedsim.accounting.privacy_filter import RenyiFilter
+from fedsim.accounting.promise import verify
+from fedsim.errors import BudgetSpentError, ConfigError
+from fedsim.report.schema import load_report
+from fedsim.runner.folder import RunFolder
+from fedsim.sampling import CyclicSampling, PoissonSampling, Relation
+from fedsim.seeding import secret_stream, stream
+from tests.conftest import small_config
+
+Table = npt.NDArray[np.int64]
+N, ROUNDS, GROUPS, RATE = 40_000, 11, 4, 0.5
+LAW = CyclicSampling(ROUNDS, GROUPS, RATE)
+
+
+def taken(draw: Callable[[int], Table]) -> Table:
+    """Return (N, ROUNDS): 1 where a user takes part."""
+    table = np.zeros((N, ROUNDS), dtype=np.int64)
+    for round in range(ROUNDS):
+        table[draw(round), round] = 1
+    return table
+
+
+def fits(table: Table) -> bool:
+    """Whether a user's rounds are those of one group, with fair coins in each; chi-squared tests.
+
+    Of groups, of two users side by side, of the coins of two turns, and of group 0's first coin
+    and its members' neighbours: round 0 draws groups and coins from one source.
+    """
+    turns = np.arange(ROUNDS) % GROUPS
+    of_group = np.stack([table[:, turns == g].sum(axis=1) for g in range(GROUPS)])
+    if ((of_group > 0).sum(axis=0) > 1).any():
+        return False
+    cells = [table[:, round].reshape(-1, 2) @ [1, 2] for round in (0, 1)]
+    chance = RATE / GROUPS
+    pair = [(1 - chance) ** 2, chance * (1 - chance), chance * (1 - chance), chance**2]
+    values = [
+        stats.chisquare(np.bincount(c, minlength=4), np.array(pair) * N / 2).pvalue for c in cells
+    ]
+    for first in range(2):  # the coins of a group's first two turns, of those who are in it
+        both = table[:, first] * 2 + table[:, first + GROUPS]
+        inside = np.array([RATE * (1 - RATE), RATE * (1 - RATE), RATE**2]) / GROUPS
+        law = np.concatenate([[1.0 - inside.sum()], inside])
+        values.append(stats.chisquare(np.bincount(both, minlength=4), law * N).pvalue)
+    return bool(min(values) > 1e-5)
+
+
+def seeded(round: int) -> np.random.Generator:
+    return stream(3, "sampling", round)
+
+
+def test_groups_take_turns_with_coins_of_their_own() -> None:
+    assert fits(taken(lambda round: LAW.draw(N, round, seeded)))
+    whole = taken(lambda round: CyclicSampling(ROUNDS, GROUPS, 1.0).draw(N, round, seeded))
+    assert (whole.sum(axis=1) == np.where(whole[:, 3] == 1, 2, 3)).all()  # eleven rounds of four
+    with pytest.raises(ValueError, match="round = 11: the run has 11 rounds"):
+        LAW.draw(N, 11, seeded)
+
+
+def by_place(round: int) -> Table:
+    """Groups of the place in the pool: two neighbours are never in one."""
+    turn = np.flatnonzero(np.arange(N) % GROUPS == round % GROUPS)
+    return turn[seeded(round).random(len(turn)) < RATE]
+
+
+def one_coin_a_run(round: int) -> Table:
+    """The same coin in every turn."""
+    return LAW.draw(N, round % GROUPS, seeded)
+
+
+OTHERS: dict[str, Callable[[int], Table]] = {
+    "Poisson": lambda round: np.flatnonzero(seeded(round).random(N) < RATE / GROUPS),
+    "groups anew every round": lambda round: LAW.draw(N, round, lambda _: secret_stream()),
+    "groups by place": by_place,
+    "one coin a run": one_coin_a_run,
+    "a turn too early": lambda round: CyclicSampling(ROUNDS, GROUPS - 1, 0.375).draw(
+        N, round, seeded
+    ),
+}
+
+
+@pytest.mark.parametrize("draw", OTHERS.values(), ids=OTHERS)
+def test_other_laws_are_told_apart(draw: Callable[[int], Table]) -> None:
+    assert not fits(taken(draw))
+
+
+GRID = [(100, 8, 0.08, 1.0), (100, 8, 1.0, 6.0), (64, 64, 0.3, 0.8), (1000, 3, 0.01, 0.7)]
+
+
+@pytest.mark.parametrize(("rounds", "groups", "rate", "noise"), GRID)
+@pytest.mark.parametrize("relation", Relation)
+def test_the_price_is_that_of_a_poisson_round_a_turn(
+    rounds: int, groups: int, rate: float, noise: float, relation: Relation
+) -> None:
+    turn = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(noise))
+    theirs = PLDAccountant(relation.of_dp_accounting)
+    theirs.compose(dp_accounting.SelfComposedDpEvent(turn, -(-rounds // groups)))
+    ours = epsilon(
+        RoundCost(CyclicSampling(rounds, groups, rate), noise), rounds, 1e-5, None, relation
+    )
+    assert ours == pytest.approx(theirs.get_epsilon(1e-5), rel=1e-3)
+
+
+def test_the_first_release_is_charged_as_the_whole_run() -> None:
+    cost, turns = RoundCost(LAW, 1.0), [(RoundCost(PoissonSampling(RATE), 1.0), 3)]
+    whole = epsilon(cost, ROUNDS, 1e-5)
+    ledger = Ledger()
+    for round in range(ROUNDS):
+        ledger = ledger.charge(round, cost, "kept:a")
+        assert ledger.epsilon(1e-5) == whole
+    assert Ledger.from_json(json.loads(json.dumps(ledger.to_json()))) == ledger
+    rule = RenyiFilter(10.0, 1e-5, Relation.ADD_OR_REMOVE, 8.0)
+    assert rule.spent(ledger.costs) == pytest.approx(rule.spent(turns))
+    with pytest.raises(ValueError, match="the price of 11 rounds pays for each of them once"):
+        ledger.charge(ROUNDS, cost, "kept:a")
+    other = ledger.charge(0, cost, "kept:b")
+    assert rule.spent(other.costs) == pytest.approx(2.0 * rule.spent(turns))
+
+
+def test_noise_is_calibrated_to_the_turns() -> None:
+    found = [
+        calibrate_noise_multiplier(
+            sampling=sampling, units_per_user=1, rounds=rounds, epsilon=2.0, delta=1e-5
+        )
+        for sampling, rounds in ((CyclicSampling(40, 8, 0.1), 40), (PoissonSampling(0.1), 5))
+    ]
+    assert found[0] == pytest.approx(found[1], rel=2e-3)
+    with pytest.raises(ConfigError, match=r"delta = 0\.5: at least the probability 0\.41"):
+        calibrate_noise_multiplier(
+            sampling=CyclicSampling(40, 8, 0.1),
+            units_per_user=1,
+            rounds=40,
+            epsilon=2.0,
+            delta=0.5,
+        )
+
+
+def run_config(speeches: Path, **sections: dict[str, Any]) -> fedsim.Config:
+    strategy = {
+        "rounds": 8,
+        "cohort_size": None,
+        "sampling": {"kind": "cyclic", "groups": 3},
+        **sections.pop("strategy", {}),
+    }
+    privacy = {"declared_num_users": 24, "mechanism": "banded", **sections.pop("privacy", {})}
+    return small_config(speeches, strategy=strategy, privacy=privacy, **sections)
+
+
+@pytest.mark.parametrize(
+    ("noise", "mechanism", "words"),
+    [
+        ("seeded", "banded", "a banded Toeplitz matrix of 3 bands"),
+        ("secure", "blt", "a Toeplitz matrix of 3 buffers (BLT)"),
+    ],
+)
+def test_a_run_that_was_cut_off_goes_on_to_the_same_bits(
+    noise: str, mechanism: str, words: str, speeches: Path, tmp_path: Path
+) -> None:
+    """In the middle of a band: noise of rounds before is drawn anew from the kept secret."""
+    config = run_config(speeches, privacy={"noise": noise, "mechanism": mechanism})
+    folder = RunFolder(fedsim.run(config, tmp_path / "run").path)
+    whole, weights = load_report(folder.path).privacy, folder.model / "model.safetensors"
+    bits = weights.read_bytes()
+    assert "8 rounds of cyclic sampling, all of one of 3 groups of users in turn" in whole.statement
+    assert [line.get("epsilon") for line in folder.read_metrics()[2::2]] == [whole.epsilon] * 4
+    promise = verify(folder.model)
+    assert promise["epsilon"] == whole.epsilon
+    said = " ".join(promise["assumptions"])
+    assert words in said
+    assert "rounds of one of the users being 3 apart at least, 3 at most" in said
+    folder.report.unlink()
+    weights.unlink()
+    for checkpoint in sorted(folder.checkpoints.iterdir())[-2:]:
+        checkpoint.unlink()
+    fedsim.run(config, folder.path, resume=True)
+    assert load_report(folder.path).privacy == whole
+    assert weights.read_bytes() == bits
+
+
+CHANGED: dict[str, dict[str, Any]] = {
+    "strategy.rounds": {"strategy": {"rounds": 9}},
+    "strategy.sampling": {"strategy": {"sampling": {"kind": "cyclic", "groups": 4}}},
+    "privacy.bands": {"privacy": {"bands": 2}},
+    "privacy.mechanism": {"privacy": {"mechanism": "independent"}},
+}
+
+
+def test_another_matrix_or_allocation_does_not_go_on(speeches: Path, tmp_path: Path) -> None:
+    folder = RunFolder(fedsim.run(run_config(speeches), tmp_path / "run").path)
+    folder.report.unlink()
+    for field, sections in CHANGED.items():
+        with pytest.raises(ConfigError, match=field):
+            fedsim.run(run_config(speeches, **sections), folder.path, resume=True)
+
+
+def test_a_budget_pays_for_all_rounds_or_for_none(speeches: Path, tmp_path: Path) -> None:
+    shared = {"ledger": str(tmp_path / "shared.json"), "epsilon": 12.0, "delta": 1e-3}
+    privacy = {"noise_multiplier": None, "epsilon": 8.0, "shared": shared}
+    config = run_config(speeches, privacy=privacy)
+    fedsim.run(config, tmp_path / "one")
+    with pytest.raises(BudgetSpentError, match="round 0"):
+        fedsim.run(config.model_copy(update={"seed": 1}), tmp_path / "two")
+    held = json.loads((tmp_path / "shared.json").read_text(encoding="utf-8"))["ledger"]["releases"]
+    assert [item["num_rounds"] for item in held] == [8]
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "more groups than rounds": (
+        {"strategy": {"sampling": {"kind": "cyclic", "groups": 9}}},
+        r"strategy.sampling.groups = 9: give at most rounds = 8",
+    ),
+    "more than a group": (
+        {"strategy": {"cohort_size": 9.0}},
+        r"cohort_size = 9 with strategy.sampling.groups = 3: a group has 8 of 24 users",
+    ),
+    "cyclic without groups": (
+        {"strategy": {"sampling": {"kind": "cyclic"}}},
+        'kind = "cyclic" needs groups',
+    ),
+    "more bands than groups": (
+        {"privacy": {"bands": 4}},
+        r"privacy.bands = 4: .* strategy.sampling.groups = 3; give no more bands than groups",
+    ),
+    "bands of another mechanism": (
+        {"privacy": {"mechanism": "blt", "bands": 2}},
+        r"bands = 2 with mechanism = 'blt': only mechanism = 'banded' takes it",
+    ),
+    "coins with buffers": (
+        {"strategy": {"cohort_size": 4.0}, "privacy": {"mechanism": "blt"}},
+        r"privacy.mechanism = 'blt': .* leave strategy.cohort_size out",
+    ),
+    "another sampler": (
+        {"strategy": {"cohort_size": 4.0, "sampling": {"kind": "poisson"}}},
+        r"privacy.mechanism = 'banded': .*'poisson' sampling does not keep; give strategy.sampling",
+    ),
+    "a clip that moves": (
+        {
+            "strategy": {
+                "clip": {"l2_clip_norm": 1.0, "adaptive": {"quantile": 0.5, "learning_rate": 0.2}}
+            }
+        },
+        r"strategy.clip.adaptive with privacy.mechanism = 'banded'",
+    ),
+    "a user of several examples": (
+        {"strategy": {"name": "els"}},
+        "no proved cost for 2 units per user",
+    ),
+}
+
+
+@pytest.mark.parametrize(("sections", "message"), WRONG.values(), ids=WRONG)
+def test_what_cannot_be_kept_is_refused_before_the_folder_is_made(
+    sections: dict[str, Any], message: str, speeches: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        fedsim.run(run_config(speeches, **sections), tmp_path / "run")
+    assert not (tmp_path / "run").exists()

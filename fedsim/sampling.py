@@ -474,8 +474,9 @@ class CyclicSampling:
 
     def of(self, noun: str) -> str:
         """Return the sampling in words."""
-        what = "all" if self.rate == 1.0 else "Poisson sampling"
-        return f"cyclic sampling, {what} of one of {self.groups} groups of {noun} in turn"
+        if self.rate == 1.0:
+            return f"cyclic sampling of {noun}, one whole group of {self.groups} in turn"
+        return f"cyclic Poisson sampling of {noun}, one group of {self.groups} in turn"
 
     def draw(self, num_units: int, round: int, coins: Coins) -> Indices:
         """Return the units of the group whose turn it is and whose coin fell.

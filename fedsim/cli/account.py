@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -14,6 +15,7 @@ from fedsim.cli.output import status_when_slow
 from fedsim.errors import ConfigError
 from fedsim.sampling import (
     BalancedSampling,
+    CyclicSampling,
     FixedSizeSampling,
     PoissonSampling,
     Relation,
@@ -60,7 +62,8 @@ def uls(
     users: Users = None,
     cohort_size: Annotated[float | None, typer.Option(help="Expected users a round.")] = None,
     sampler: Annotated[
-        str, typer.Option(help="poisson, truncated-poisson, fixed-size, shuffled or balanced.")
+        str,
+        typer.Option(help="poisson, truncated-poisson, fixed-size, shuffled, balanced or cyclic."),
     ] = "poisson",
     max_cohort_size: Annotated[
         int | None, typer.Option(help="Cap on the cohort, with --sampler truncated-poisson.")
@@ -68,6 +71,9 @@ def uls(
     participations: Annotated[
         int | None,
         typer.Option(help="Rounds of each user, one in each pass, with --sampler balanced."),
+    ] = None,
+    groups: Annotated[
+        int | None, typer.Option(help="Groups that take turns, with --sampler cyclic.")
     ] = None,
     noise_multiplier: NoiseMultiplier = None,
     epsilon: Epsilon = None,
@@ -79,8 +85,10 @@ def uls(
 ) -> None:
     """User-level sampling: each round every user is drawn by a coin of their own.
 
-    With --sampler balanced each user is once in each of --participations passes over the rounds,
-    and the price is that of all rounds: to stop early is no cheaper.
+    With --sampler balanced each user is once in each of --participations passes over the rounds.
+    With --sampler cyclic --groups take turns, as correlated noise needs it: banded with any cohort,
+    blt with whole groups, for which no cohort is given. The price of both is that of all rounds: to
+    stop early is no cheaper.
     """
     if users is not None and users < 1:
         raise ConfigError(f"--users = {users}: give an integer >= 1")
@@ -89,13 +97,22 @@ def uls(
             f"--participations = {participations}: --sampler balanced needs it, and only that "
             "sampler takes it"
         )
-    if participations is not None:
+    if (sampler == "cyclic") != (groups is not None):
+        raise ConfigError(
+            f"--groups = {groups}: --sampler cyclic needs it, and only that sampler takes it"
+        )
+    sampling: Sampling
+    if groups is not None:
+        some = sampling_probability is not None or cohort_size is not None
+        rate = _rate(sampling_probability, users, cohort_size) * groups if some else 1.0
+        sampling = _of_run(CyclicSampling, rounds, groups, rate)
+    elif participations is not None:
         if (given := sampling_probability or cohort_size) is not None:
             raise ConfigError(
                 f"--sampling-probability or --cohort-size = {given:g}: with --sampler balanced "
                 "--participations over --rounds decides it"
             )
-        sampling = _balanced(rounds, participations)
+        sampling = _of_run(BalancedSampling, rounds, participations)
     else:
         sampling = _user_sampling(
             sampler, sampling_probability, users, cohort_size, max_cohort_size
@@ -156,9 +173,9 @@ def _answer(
         Console().print(curve_table(answers))
 
 
-def _balanced(rounds: int, participations: int) -> Sampling:
+def _of_run(sampler: Callable[..., Sampling], *numbers: float) -> Sampling:
     try:
-        return BalancedSampling(rounds, participations)
+        return sampler(*numbers)
     except ValueError as error:
         raise ConfigError(f"--{error}") from None
 
@@ -194,8 +211,8 @@ def _user_sampling(
     except ValueError as error:
         raise ConfigError(f"--sampler {sampler}: {error}") from None
     raise ConfigError(
-        f"--sampler = {sampler!r}: give poisson, truncated-poisson, fixed-size, shuffled "
-        "or balanced"
+        f"--sampler = {sampler!r}: give poisson, truncated-poisson, fixed-size, shuffled, "
+        "balanced or cyclic"
     )
 
 

@@ -20,6 +20,7 @@ from fedsim.concentration.sampling import ConcentratedSampling
 from fedsim.errors import ConfigError
 from fedsim.sampling import (
     BalancedSampling,
+    CyclicSampling,
     FixedSizeSampling,
     PoissonSampling,
     Relation,
@@ -38,6 +39,7 @@ SAMPLINGS: dict[str, Callable[[float], Sampling]] = {
     "fixed-size": lambda p: FixedSizeSampling(round(p * POPULATION), POPULATION),
     "shuffled": lambda p: ShuffledSampling(round(p * POPULATION), POPULATION),
     "balanced": lambda p: BalancedSampling(40, 1 if p < 0.03 else 2 if p < 0.05 else 4),
+    "cyclic": lambda p: CyclicSampling(40, 8, min(1.0, 8 * p)),
     "concentrated": lambda _: ConcentratedSampling(POPULATION, 4.0),
 }
 UNITS = (1, 4)
@@ -45,12 +47,14 @@ ALL = frozenset(Relation)
 ONE_SIDED = frozenset({Relation.ADD_OR_REMOVE, Relation.ZERO_OUT})
 
 SUPPORTED: dict[tuple[str, str, int], frozenset[Relation]] = {
-    **{("pld", kind, 1): ALL for kind in ("poisson", "shuffled", "truncated-poisson")},
+    **{("pld", kind, 1): ALL for kind in ("poisson", "shuffled", "truncated-poisson", "cyclic")},
     # of one unit the mixture is the same PLD; and "pld" of several units means the mixture
-    **{("mixture", kind, 1): ALL for kind in ("poisson", "shuffled", "truncated-poisson")},
+    **{
+        ("mixture", kind, 1): ALL for kind in ("poisson", "shuffled", "truncated-poisson", "cyclic")
+    },
     **{("mixture", kind, 4): ONE_SIDED for kind in ("poisson", "shuffled")},
     **{("pld", kind, 4): ONE_SIDED for kind in ("poisson", "shuffled")},
-    **{("rdp", kind, 1): ONE_SIDED for kind in ("poisson", "shuffled")},
+    **{("rdp", kind, 1): ONE_SIDED for kind in ("poisson", "shuffled", "cyclic")},
     ("rdp", "fixed-size", 1): frozenset({Relation.REPLACE}),
     **{("moments", kind, 1): ONE_SIDED for kind in ("poisson", "shuffled")},
     ("random-allocation", "balanced", 1): ONE_SIDED,
@@ -99,7 +103,7 @@ def test_exactly_what_is_listed_is_supported(
         assert accountant.name == ("mixture" if name == "pld" and units > 1 else name)
         assert meant is relation
         return
-    if units > 1 and kind in ("truncated-poisson", "fixed-size", "balanced", "concentrated"):
+    if units > 1 and kind not in ("poisson", "shuffled"):
         with pytest.raises(ValueError, match="no proved cost"):
             cost_of(kind, units)
         return
@@ -123,7 +127,8 @@ def test_monotone(name: str, kind: str, units: int, relation: Relation) -> None:
     assert is_increasing([more_noise, middle, less_noise])
     cost = cost_of(kind, units)
     few = spent(cost, rounds=10)
-    assert few == middle if kind == "balanced" else few < middle  # all of its rounds, or none
+    whole = kind in ("balanced", "cyclic")  # all of its rounds, or none
+    assert few == middle if whole else few < middle
     assert middle < spent(cost, rounds=200)
     rates = [spent(cost_of(kind, units, probability=p)) for p in (0.01, 0.05)]
     if kind != "concentrated":  # which takes everybody

@@ -13,7 +13,12 @@ from fedsim.accounting.accountants import epsilon
 from fedsim.accounting.events import RoundCost
 from fedsim.cli.account import app
 from fedsim.errors import ConfigError
-from fedsim.sampling import BalancedSampling, PoissonSampling, TruncatedPoissonSampling
+from fedsim.sampling import (
+    BalancedSampling,
+    CyclicSampling,
+    PoissonSampling,
+    TruncatedPoissonSampling,
+)
 
 ULS = "uls --rounds 100 --delta 1e-5"
 ELS = "els --rounds 100 --delta 1e-5"
@@ -211,6 +216,15 @@ def test_balanced_both_ways() -> None:
     assert answer(f"{common} --noise-multiplier {noise}") == found
 
 
+def test_cyclic_with_a_cohort_and_with_whole_groups() -> None:
+    common = "uls --sampler cyclic --groups 8 --rounds 200 --delta 1e-6 --noise-multiplier 2"
+    some = answer(f"{common} --users 1000 --cohort-size 50")
+    cost = RoundCost(CyclicSampling(200, 8, 0.4), 2.0)
+    assert some["epsilon"] == epsilon(cost, 200, 1e-6)
+    assert some["sampling_probability"] == 0.05
+    assert answer(common)["epsilon"] == epsilon(RoundCost(PoissonSampling(1.0), 2.0), 25, 1e-6)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -220,6 +234,9 @@ def test_balanced_both_ways() -> None:
         ("", "--participations = None: --sampler balanced needs it"),
         ("--participations 2 --cohort-size 3", "--cohort-size = 3: with --sampler balanced"),
         ("--participations 2 --sampler poisson", "--participations = 2: .*only that sampler"),
+        ("--sampler cyclic", "--groups = None: --sampler cyclic needs it"),
+        ("--sampler cyclic --groups 9", "--groups = 9: give at most rounds = 8"),
+        ("--sampler cyclic --groups 4 --sampling-probability 0.5", "--rate = 2.0: give a number"),
     ],
 )
 def test_a_wrong_balance_is_named(options: str, message: str) -> None:

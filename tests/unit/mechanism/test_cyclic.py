@@ -181,7 +181,7 @@ def test_a_run_that_was_cut_off_goes_on_to_the_same_bits(
     folder = RunFolder(fedsim.run(config, tmp_path / "run").path)
     whole, weights = load_report(folder.path).privacy, folder.model / "model.safetensors"
     bits = weights.read_bytes()
-    assert "8 rounds of cyclic sampling, all of one of 3 groups of users in turn" in whole.statement
+    assert "8 rounds of cyclic sampling of users, one whole group of 3 in turn" in whole.statement
     assert [line.get("epsilon") for line in folder.read_metrics()[2::2]] == [whole.epsilon] * 4
     promise = verify(folder.model)
     assert promise["epsilon"] == whole.epsilon

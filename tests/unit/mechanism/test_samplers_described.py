@@ -6,6 +6,7 @@ import pytest
 
 from fedsim.sampling import (
     BalancedSampling,
+    CyclicSampling,
     FixedSizeSampling,
     PoissonSampling,
     Sampling,
@@ -34,6 +35,11 @@ SAID: dict[str, tuple[Sampling, bool, str]] = {
         BalancedSampling(8, 2),
         True,
         "balanced sampling of users once in each of 2 passes of 4 rounds",
+    ),
+    "cyclic": (
+        CyclicSampling(8, 2, 0.5),
+        True,
+        "cyclic Poisson sampling of users, one group of 2 in turn",
     ),
 }
 

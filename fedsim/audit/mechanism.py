@@ -14,8 +14,9 @@ from fedsim.audit.bounds import LowerBound, bound_from_scores
 from fedsim.audit.replicas import Replicas
 from fedsim.clipping import FlatClip
 from fedsim.estimators import FixedDenominator
+from fedsim.noise import INDEPENDENT, NoiseMatrix, banded_matrix, buffered_matrix
 from fedsim.plan import RoundPlan, TaskSpec
-from fedsim.sampling import BalancedSampling, PoissonSampling, Sampling
+from fedsim.sampling import BalancedSampling, CyclicSampling, PoissonSampling, Sampling
 from fedsim.server_optimizer import ServerOptimizer
 
 BLOCK = 125_000  # targets a run: enough to hide what a round costs, few enough for the caches
@@ -33,12 +34,14 @@ class Setting:
         sampling: of units.
         units_per_user: 1, or the group size of ELS.
         rounds: releases that the attacker sees.
+        matrix: what correlates the noise.
     """
 
     strategy: str
     sampling: Sampling
     units_per_user: int
     rounds: int
+    matrix: NoiseMatrix = INDEPENDENT
 
     def plan(self, target_epsilon: float, delta: float) -> RoundPlan:
         """Return a plan whose rounds together are calibrated to (target_epsilon, delta)."""
@@ -61,6 +64,7 @@ class Setting:
             units_per_user=self.units_per_user,
             optimizer=ServerOptimizer("sgd", 1.0),
             entropy="seeded",
+            matrix=self.matrix,
         )
 
 
@@ -68,6 +72,8 @@ SETTINGS = (
     Setting("uls", PoissonSampling(0.5), 1, 2),
     Setting("els", PoissonSampling(0.5), 4, 1),
     Setting("uls", BalancedSampling(4, 2), 1, 4),
+    Setting("uls", CyclicSampling(6, 2, 0.5), 1, 6, banded_matrix(6, 2)),
+    Setting("uls", CyclicSampling(6, 2, 1.0), 1, 6, buffered_matrix(6, 2, 2)),
 )
 EPSILONS = (1.0, 4.0, 8.0)
 
@@ -126,7 +132,8 @@ def audit_mechanism(
     """Simulate `trials` runs of the plan's real rounds with the target in, and as many without.
 
     Args:
-        plan: of a strategy or a `Setting`: Poisson or balanced sampling, fixed denominator, noise.
+        plan: of a strategy or a `Setting`: Poisson, balanced or cyclic sampling, fixed denominator,
+            noise.
         rounds: of one run.
         delta: at which the claim is made.
         trials: runs of each of the two neighbouring data sets; a quarter choose the threshold.
@@ -147,7 +154,7 @@ def audit_mechanism(
     accountant, relation = choose([plan.cost], None, plan.relation)
     return MechanismAudit(
         strategy=plan.strategy,
-        sampler=plan.sampling.of(f"{plan.unit}s"),
+        sampler=plan.sampling.of(f"{plan.unit}s") + _noise(plan.matrix),
         sampling_probability=plan.sampling.probability,
         units_per_user=plan.units_per_user,
         rounds=rounds,
@@ -184,6 +191,10 @@ def audit_settings(
         for setting in settings
         for plan in [setting.plan(target, delta) for target in epsilons]
     ]
+
+
+def _noise(matrix: NoiseMatrix) -> str:
+    return f", {matrix.kind} noise" if matrix.feedback else ""
 
 
 def _seed(seed: int, number: int) -> int:

@@ -69,7 +69,7 @@ class Replicas:
         """Return (num_targets,) log-likelihood ratios of runs, with the target and without."""
         plan = replace(self._plan, seed=seed, entropy="seeded")  # so that it can be repeated
         seen = releases(plan, self, self._parameters, rounds)
-        total = log_ratio_of_rounds(map(self._moved, seen), plan.cost)
+        total = log_ratio_of_rounds(map(self._moved, seen), plan.cost, plan.matrix)
         return total[: self._targets], total[self._targets :]
 
     def _moved(self, release: Tensors) -> Scores:

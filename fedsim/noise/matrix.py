@@ -75,6 +75,12 @@ class NoiseMatrix:
             column[1:] += weight * decay**powers
         return column
 
+    def dense(self, rounds: int) -> Array:
+        """Return the first rows and columns of C, (rounds, rounds)."""
+        column = self.column(rounds)
+        back = np.subtract.outer(np.arange(rounds), np.arange(rounds))
+        return np.where(back >= 0, column[np.maximum(back, 0)], 0.0)
+
     @functools.cached_property
     def amplification(self) -> float:
         """By how much fresh noise is above that of a round: it pays for the columns' lengths.
@@ -179,7 +185,7 @@ def buffered_matrix(rounds: int, separation: int, buffers: int) -> NoiseMatrix:
         # 1/C as a ratio of polynomials: C = 1 + Σ αᵢ x/(1 - λᵢ x).
         below = np.poly(decays)
         above = below + sum(
-            weight * np.concatenate([[0.0], np.poly(np.delete(decays, i))])
+            weight * np.concatenate([[0.0], np.atleast_1d(np.poly(np.delete(decays, i)))])
             for i, weight in enumerate(weights)
         )
         sums = np.cumsum(signal.lfilter(below, above, _impulse(rounds)))

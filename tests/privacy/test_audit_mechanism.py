@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,13 @@ from fedsim.clipping import Clip, FlatClip, NormalisedClip, PerLayerClip
 from fedsim.estimators import ClippedDenominator
 from fedsim.execution import Accumulator, Update
 from fedsim.materials import Materials
-from fedsim.sampling import BalancedSampling, FixedSizeSampling, PoissonSampling
+from fedsim.noise import INDEPENDENT, NoiseMatrix, banded_matrix, buffered_matrix
+from fedsim.sampling import (
+    BalancedSampling,
+    CyclicSampling,
+    FixedSizeSampling,
+    PoissonSampling,
+)
 from fedsim.strategy import build_plan
 from tests.conftest import small_config
 from tests.unit.mechanism.test_plan import make_plan
@@ -33,6 +40,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
         "cohort_size": None,
         "sampling": {"kind": "balanced", "participations": 2},
     },
+    "uls banded": {"cohort_size": None, "sampling": {"kind": "cyclic", "groups": 2}},
     "els": ELS,
     "els normalised": ELS | {"clip": {"kind": "flat", "l2_clip_norm": 0.3, "normalise": True}},
 }
@@ -45,7 +53,12 @@ def test_a_strategys_plan_keeps_its_claim_and_the_audit_comes_near(
     config = small_config(
         speeches,
         strategy=strategy,
-        privacy={"epsilon": 4.0, "noise_multiplier": None, "delta": 1e-3},
+        privacy={
+            "epsilon": 4.0,
+            "noise_multiplier": None,
+            "delta": 1e-3,
+            "mechanism": "banded" if strategy.get("sampling", {}).get("groups") else "independent",
+        },
     )
     plan = build_plan(config, materials)
     audit = audit_mechanism(plan, config.strategy.rounds, delta=1e-3, trials=40_000, block=20_000)
@@ -134,6 +147,30 @@ def test_the_ratio_of_balanced_rounds_by_hand(seen: int) -> None:
         log_ratio_of_rounds(moved, cost),
         np.log(density / stats.norm(0, 1.3).pdf(moved).prod(axis=0)),
         rtol=1e-12,
+    )
+
+
+@pytest.mark.parametrize(
+    ("rate", "matrix"),
+    [(0.3, banded_matrix(5, 2)), (1.0, buffered_matrix(5, 2, 2)), (0.3, INDEPENDENT)],
+)
+@pytest.mark.parametrize("seen", [1, 4, 5])
+def test_the_ratio_of_cyclic_rounds_by_hand(rate: float, matrix: NoiseMatrix, seen: int) -> None:
+    """Over both groups and all of a group's coins, by the density of what is released itself."""
+    cost = RoundCost(CyclicSampling(5, 2, rate), 1.3)
+    moved = np.random.default_rng(1).normal(0.5, 1.5, (seen, 6))
+    inverse = matrix.amplification * np.linalg.inv(matrix.dense(seen))
+    noise = stats.multivariate_normal(np.zeros(seen), 1.3**2 * inverse @ inverse.T)
+    ratio = np.zeros(6)
+    for group in range(2):
+        turns = np.arange(group, seen, 2)
+        for coins in itertools.product([0.0, 1.0], repeat=len(turns)):
+            taken = np.zeros(seen)
+            taken[turns] = coins
+            chance = 0.5 * np.prod([rate if coin else 1 - rate for coin in coins])
+            ratio += chance * np.exp(noise.logpdf(moved.T - taken) - noise.logpdf(moved.T))
+    np.testing.assert_allclose(
+        log_ratio_of_rounds(moved, cost, matrix), np.log(ratio), rtol=1e-9, atol=1e-9
     )
 
 

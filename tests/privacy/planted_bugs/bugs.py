@@ -1,4 +1,4 @@
-"""Fifteen ways to lose the guarantee, each as small as people have shipped it.
+"""Nineteen ways to lose the guarantee, each as small as people have shipped it.
 
 Nothing here is used by a run: `mutants` puts one at a time into a game and shows that the audit
 sees it.
@@ -20,8 +20,9 @@ from fedsim.accounting.privacy_filter import RenyiFilter
 from fedsim.clipping import FlatClip, PerLayerClip
 from fedsim.estimators import FixedDenominator, WeightedSum
 from fedsim.execution import Accumulator, Keys, Update
+from fedsim.noise import NoiseMatrix
 from fedsim.plan import RoundPlan
-from fedsim.sampling import Coins, Indices, PoissonSampling
+from fedsim.sampling import Coins, CyclicSampling, Indices, PoissonSampling
 from fedsim.seeding import AesStream, NoiseKey
 from fedsim.tensors import add_, l2_norm
 from tests.privacy.planted_bugs.game import ChoosingExecutor
@@ -145,6 +146,41 @@ class AddsLosses(RenyiFilter):
 
     def pays_for(self, costs: Composition) -> bool:
         return epsilon_of_composition(costs, self.delta, None, self.relation) <= self.epsilon
+
+
+class Unpaid(NoiseMatrix):
+    """Takes noise of earlier rounds back and adds no more fresh noise for it."""
+
+    @property
+    def amplification(self) -> float:
+        return 1.0
+
+
+class OneColumn(NoiseMatrix):
+    """Pays for a unit's first participation, where columns of all of them overlap."""
+
+    @property
+    def amplification(self) -> float:
+        return float(np.linalg.norm(self.column(self.rounds)))
+
+
+@dataclass(frozen=True)
+class TooEarly(CyclicSampling):
+    """Is accounted with its groups, and each has its turn in half as many rounds."""
+
+    def draw(self, num_units: int, round: int, coins: Coins) -> Indices:
+        return CyclicSampling(self.rounds, self.groups // 2, self.rate).draw(
+            num_units, round, coins
+        )
+
+
+@dataclass(frozen=True)
+class OneRoundMore(CyclicSampling):
+    """Has the price of its rounds but the last."""
+
+    @property
+    def events(self) -> int:
+        return -(-(self.rounds - 1) // self.groups)
 
 
 def overlapping(cohort: Keys, size: int) -> Iterator[Keys]:

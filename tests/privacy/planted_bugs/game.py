@@ -14,13 +14,17 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
+from fedsim.accounting.events import RoundCost
 from fedsim.audit.bounds import Scores
+from fedsim.audit.likelihood import log_ratio_of_rounds
 from fedsim.audit.releases import releases, stepping_by_release
+from fedsim.audit.replicas import Replicas
 from fedsim.clipping import Clip
 from fedsim.data.store.keys import base, hashes
 from fedsim.estimators import WeightedSum
 from fedsim.execution import Accumulator, Keys, Unit, Update, shards
 from fedsim.plan import RoundPlan
+from fedsim.sampling import CyclicSampling
 from fedsim.tensors import Tensors
 
 Statistic = Callable[[Sequence[Tensors]], float]
@@ -124,3 +128,23 @@ class Game:
         layout = next(iter(self.executor.updates.values()))
         start = {name: torch.zeros_like(value) for name, value in layout.items()}
         return self.statistic(list(releases(run, self.executor, start, self.rounds)))
+
+
+@dataclass(frozen=True, eq=False)
+class RunGame(Game):
+    """Whole runs of cyclic sampling, a target's own in each, by the likelihood ratio of the run.
+
+    Attributes:
+        law: how the attacker knows that units are drawn.
+    """
+
+    law: CyclicSampling = field(kw_only=True)
+
+    def play(self, trials: int, seed: int = 0) -> tuple[Scores, Scores]:
+        """Return (trials,) log-likelihood ratios of runs with the target, and of runs without."""
+        replicas = Replicas(self.executor.plan, trials)
+        plan = replace(replicas._plan, seed=seed)
+        seen = releases(plan, replicas, replicas._parameters, self.rounds)
+        cost = RoundCost(self.law, plan.noise_multiplier)
+        scores = log_ratio_of_rounds(map(replicas._moved, seen), cost, plan.matrix)
+        return scores[:trials], scores[trials:]

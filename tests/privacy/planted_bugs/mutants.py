@@ -1,4 +1,4 @@
-"""The audit as a test of ourselves: fifteen deliberate bugs, and how each is seen.
+"""The audit as a test of ourselves: nineteen deliberate bugs, and how each is seen.
 
 Each bug is put into a game that is fair to it: a worst-case pair of data sets, a claim by the real
 accountant from the plan as the bug leaves it. The lower bound must exceed the claim with the bug,
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,13 +22,20 @@ from fedsim.accounting.privacy_filter import RenyiFilter
 from fedsim.audit.bounds import LowerBound, bound_from_scores
 from fedsim.clipping import FlatClip, PerLayerClip
 from fedsim.estimators import FixedDenominator
+from fedsim.noise import INDEPENDENT, NoiseMatrix, banded_matrix
 from fedsim.plan import RoundPlan, TaskSpec
-from fedsim.sampling import PoissonSampling
+from fedsim.sampling import CyclicSampling, PoissonSampling
 from fedsim.seeding import noise_key
 from fedsim.server_optimizer import ServerOptimizer
 from fedsim.tensors import Tensors
 from tests.privacy.planted_bugs import bugs
-from tests.privacy.planted_bugs.game import ChoosingExecutor, Game, PlantedExecutor, along_target
+from tests.privacy.planted_bugs.game import (
+    ChoosingExecutor,
+    Game,
+    PlantedExecutor,
+    RunGame,
+    along_target,
+)
 from tests.privacy.planted_bugs.two_runs import two_runs
 
 DELTA = 1e-3
@@ -237,6 +244,7 @@ def mutants() -> list[Mutant]:
             two_runs(make_plan(), RenyiFilter, DELTA),
             two_runs(make_plan(), bugs.AddsLosses, DELTA),
         ),
+        *_of_runs(),
         Mutant(
             "the id of a release is the seed of its noise",
             game(make_plan(), LARGE, ASIDE),
@@ -244,6 +252,61 @@ def mutants() -> list[Mutant]:
             the_ledger_does_not_tell_the_noise,
         ),
     ]
+
+
+def _of_runs() -> list[Mutant]:
+    """Return the bugs of mechanisms that are priced for a whole run."""
+    differences = NoiseMatrix("blt", 4, 1, (1.0,), (1.0,))  # each round takes the last one's back
+    long = NoiseMatrix("blt", 16, 1, (0.5,), (0.9,))
+    apart, four = banded_matrix(8, 4), CyclicSampling(8, 4, 1.0)
+    return [
+        _of_run(
+            "noise reused without its matrix",
+            (CyclicSampling(4, 1, 1.0), differences),
+            (CyclicSampling(4, 1, 1.0), bugs.Unpaid(**asdict(differences))),
+        ),
+        _of_run(
+            "the sensitivity of one column, not of all that a unit takes part in",
+            (CyclicSampling(16, 1, 1.0), long),
+            (CyclicSampling(16, 1, 1.0), bugs.OneColumn(**asdict(long))),
+        ),
+        _of_run(
+            "a participation too early",
+            (four, apart),
+            (bugs.TooEarly(8, 4, 1.0), apart),
+            drawn_as=CyclicSampling(8, 2, 1.0),
+        ),
+        _of_run(
+            "the price of T rounds with T + 1 run",
+            (CyclicSampling(2, 1, 1.0), INDEPENDENT),
+            (bugs.OneRoundMore(2, 1, 1.0), INDEPENDENT),
+        ),
+    ]
+
+
+def _of_run(
+    bug: str,
+    right: tuple[CyclicSampling, NoiseMatrix],
+    wrong: tuple[CyclicSampling, NoiseMatrix],
+    drawn_as: CyclicSampling | None = None,
+) -> Mutant:
+    """Return a mutant of whole runs; `drawn_as` is how the wrong one draws, if not as it says."""
+
+    def played(sampling: CyclicSampling, matrix: NoiseMatrix, law: CyclicSampling) -> Game:
+        plan = make_plan(
+            sampling=sampling,
+            estimator=FixedDenominator(sampling.probability, 8.0 / sampling.probability),
+            noise_multiplier=calibrate_noise_multiplier(
+                sampling=PoissonSampling(sampling.rate),
+                rounds=sampling.events,
+                epsilon=2.0,
+                delta=DELTA,
+            ),
+            matrix=matrix,
+        )
+        return RunGame(PlantedExecutor(plan, {}), frozenset(), sampling.rounds, law=law)
+
+    return Mutant(bug, played(*right, right[0]), played(*wrong, drawn_as or wrong[0]), effort=_MANY)
 
 
 def _in_front(kind: type[ChoosingExecutor]) -> Game:

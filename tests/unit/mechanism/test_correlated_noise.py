@@ -87,6 +87,16 @@ def test_buffered_matrices_are_as_good_as_another_optimiser_finds(
     assert matrix.prefix_error <= 1.001 * found
 
 
+@pytest.mark.parametrize("rounds", [1, 2, 3, 10])
+@pytest.mark.parametrize("buffers", [1, 3, 6])
+def test_few_rounds_and_any_number_of_buffers(rounds: int, buffers: int) -> None:
+    for separation in {1, rounds}:
+        matrix = buffered_matrix(rounds, separation, buffers)
+        assert len(matrix.feedback) == len(matrix.decays) == buffers
+        assert matrix.prefix_error <= INDEPENDENT.error_over(rounds) * (1 + 1e-6)
+        assert matrix.column(rounds).min() >= 0.0
+
+
 @pytest.mark.parametrize("matrix", [banded_matrix(12, 4), buffered_matrix(12, 4, 2)])
 def test_no_unit_moves_more_than_the_amplification_pays_for(matrix: NoiseMatrix) -> None:
     """Directions and lengths of a unit's updates may be anything, in any turn of any group."""

@@ -37,11 +37,11 @@ from fedsim.seeding import (
 )
 from fedsim.server_optimizer import ServerOptimizer
 from fedsim.state import ServerState
-from fedsim.tensors import Tensors, parameters_digest
+from fedsim.tensors import parameters_digest
 from fedsim.utils.section import LEAST_BOUND
 
 _DRAWN_FOR: dict[tuple[int, int], str] = {}
-"""What a round of a secret seed was drawn for, in this process: a digest of its parameters."""
+"""What a round of a secret seed was drawn for, in this process: a digest of the release."""
 
 
 class TaskSpec(BaseModel):
@@ -210,18 +210,7 @@ class RoundPlan:
         """Return the plan of the round that `state` is about to do: its clip, hence its noise.
 
         The plan itself where the clip is unchanged.
-
-        Raises:
-            ValueError: this process drew this round's kept secret noise for other parameters: with
-                the same noise the difference of two releases has none, and one price pays for one.
         """
-        if self.entropy == "secure" and self.repeats:
-            made_from = parameters_digest(state.parameters)
-            if _DRAWN_FOR.setdefault((self.seed, state.round), made_from) != made_from:
-                raise ValueError(
-                    f"round {state.round}: the noise of this plan was drawn for other parameters "
-                    "before; `build_plan` makes a plan with draws of its own"
-                )
         if state.clip_scale == 1.0:
             return self
         return replace(self, clip=self.clip.scaled(state.clip_scale))
@@ -301,11 +290,24 @@ class RoundPlan:
         """Return the key of a round's noise."""
         return self._kept_key("noise", round) if self.repeats else secret_noise_key()
 
-    def earlier_noise(self, round: int, layout: Tensors) -> NoiseMemory | None:
-        """Return the memory from which a round's noise is made; None for independent noise."""
+    def earlier_noise(self, round: int, total: WeightedSum) -> NoiseMemory | None:
+        """Return the memory from which a round's noise is made; None for independent noise.
+
+        Raises:
+            ValueError: this process drew this round's kept secret noise for another release: with
+                the same noise the difference of two has none, and one price pays for one.
+        """
+        if self.entropy == "secure" and self.repeats:
+            scales = (self.clip, self.estimator, self.noise_stddev, self.matrix)
+            made_from = f"{parameters_digest(total.values)} {total.num_unclipped} {scales}"
+            if _DRAWN_FOR.setdefault((self.seed, round), made_from) != made_from:
+                raise ValueError(
+                    f"round {round}: the noise of this plan was drawn for another release before; "
+                    "`build_plan` makes a plan with draws of its own"
+                )
         if not self.matrix.feedback or not self.noise_stddev:
             return None
-        return self.memory.before(round, self.matrix, self.noise_stddev, self.noise, layout)
+        return self.memory.before(round, self.matrix, self.noise_stddev, self.noise, total.values)
 
     def _kept_key(self, purpose: Purpose, round: int) -> NoiseKey:
         """Return the key of an address; the seed is all that is secret of it."""

@@ -30,7 +30,7 @@ def run_round(
     cohort = plan.cohort(state.round)
     total = executor.clipped_sum(state.parameters, cohort, plan.clip, state.round)
     factor = plan.estimator.factor(total)
-    earlier = plan.earlier_noise(state.round, total.values)
+    earlier = plan.earlier_noise(state.round, total)
     release, estimate_norm = release_(  # takes the sum's memory
         total.values, factor, plan.noise_stddev, plan.noise(state.round), earlier
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -15,6 +15,8 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from fedsim.accounting.promise import NAME as PROMISE
+from fedsim.accounting.promise import verify
 from fedsim.clients.models.chat import ChatEncoder
 from fedsim.clients.models.cpu_kernels import fuse_activations, onednn_products
 from fedsim.clients.models.dropout import install_dropout
@@ -68,7 +70,7 @@ class TransformersModel:
             ConfigError: module and tokenizer do not fit each other, the sequences or `config`.
         """
         self.name = config.name_or_path
-        self.origin = origin
+        self.origin = " ".join([origin, *_earlier_training(config)])
         self.tokenizer = tokenizer
         self.device = torch.device(device)
         self.vocabulary_size = int(module.config.get_text_config().vocab_size)
@@ -303,6 +305,26 @@ def _begin_and_end(tokenizer: PreTrainedTokenizerBase, name: str) -> tuple[int, 
             "eos_token; give one in its tokenizer_config.json"
         )
     return int(end if begin is None else begin), int(begin if end is None else end)
+
+
+def _earlier_training(config: ModelConfig) -> Iterator[str]:
+    """Yield sentences on training that the starting point has behind it, as far as is known."""
+    if config.adapter is not None:
+        yield (
+            f"Training went on from the adapter {shown_name(config.adapter)!r}; fedsim does not "
+            "know what text that was trained on."
+        )
+    for start in filter(None, (config.name_or_path, config.adapter)):
+        folder = Path(start).expanduser()
+        if (folder / PROMISE).exists():
+            try:
+                earlier = verify(folder)["statement"]
+            except ConfigError:
+                earlier = "it does not verify."
+            yield (
+                f"{shown_name(start)!r} has a promise of its own, and where the people are the "
+                f"same both count, added up: {earlier}"
+            )
 
 
 def _unknown_word(tokenizer: PreTrainedTokenizerBase) -> int | None:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,7 @@ _KEYS = (
 )
 _TRUTH = "hypothetical"
 _VALUES: dict[str, tuple[object, ...]] = {
-    "unit": ("user",),
+    "unit": ("user", "hypothetical user"),
     "noise": ("secure", "seeded", None),
     _TRUTH: (True, False),
     "sampled": ("users", "examples"),
@@ -119,15 +119,18 @@ def verify(folder: Path) -> dict[str, Any]:
     for key, allowed in _VALUES.items():
         if content[key] not in allowed or isinstance(content[key], bool) is not (key == _TRUTH):
             raise ConfigError(f"{path}: {key} = {_shown(content[key])}: not what fedsim writes")
+    assumptions = content["assumptions"]
+    if not isinstance(assumptions, list) or not all(isinstance(a, str) for a in assumptions):
+        raise ConfigError(f"{path}: assumptions = {_shown(assumptions)}: not what fedsim writes")
     if content["epsilon"] is not None:
         _check_epsilon(path, content)
     elif not (isinstance(content["statement"], str) and _NOTHING.fullmatch(content["statement"])):
         raise ConfigError(f"{path}: statement: promises something, and epsilon is null")
-    _check_card(folder, content["statement"])
+    _check_card(folder, content["statement"], assumptions)
     return dict(content)
 
 
-def _check_card(folder: Path, statement: str) -> None:
+def _check_card(folder: Path, statement: str, assumptions: Sequence[str]) -> None:
     """Refuse a card that promises something else; it may say more, and it may be missing."""
     path = folder / "README.md"
     try:
@@ -137,6 +140,8 @@ def _check_card(folder: Path, statement: str) -> None:
     rest = card.replace(statement, "")
     if rest == card or "(ε =" in rest or "differential privacy under" in rest:
         raise ConfigError(f"{path}: was edited: its promise is not the statement of {NAME}")
+    if path.exists() and (gone := [said for said in assumptions if f"- {said}" not in card]):
+        raise ConfigError(f"{path}: was edited: {_shown(gone[0])} of {NAME} is not in it")
 
 
 def _check_epsilon(path: Path, content: Mapping[str, Any]) -> None:
@@ -148,7 +153,7 @@ def _check_epsilon(path: Path, content: Mapping[str, Any]) -> None:
         found = epsilon_of_composition(costs, delta, accountant, relation)
     except (ConfigError, ValueError, TypeError) as error:
         raise ConfigError(f"{path}: cannot be computed again: {error}") from None
-    if not isinstance(stated, int | float) or not found <= stated * (1.0 + _ROUNDING):
+    if type(stated) not in (int, float) or not found <= stated * (1.0 + _ROUNDING):
         raise ConfigError(f"{path}: epsilon = {stated!r}: its releases cost {found:.6g}")
     terms = PrivacyTerms.of(
         costs[0][0],
@@ -160,6 +165,7 @@ def _check_epsilon(path: Path, content: Mapping[str, Any]) -> None:
         accountant=accountant,
         relation=relation,
         noise=content["noise"],
+        unit=content["unit"],
     )
     if terms.sentence() != content["statement"]:
         raise ConfigError(f"{path}: statement: is not that of its releases: {terms.sentence()}")
@@ -173,7 +179,7 @@ def _costs(path: Path, releases: Any) -> list[tuple[RoundCost, int]]:  # noqa: A
         raise wrong
     costs = []
     for item in releases:
-        if not isinstance(item, Mapping) or not is_count(item.get("rounds")):
+        if not isinstance(item, Mapping) or not is_count(item.get("rounds")) or not item["rounds"]:
             raise wrong
         try:
             costs.append((RoundCost.from_json(item["cost"]), item["rounds"]))

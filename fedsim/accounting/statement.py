@@ -83,6 +83,7 @@ class PrivacyTerms:
         accountant: str | None = None,
         relation: Relation | None = None,
         noise: Noise | None = None,
+        unit: str = "user",
         others: Composition = (),
     ) -> PrivacyTerms:
         """Return the terms of an ε of `rounds` rounds, as a rule of one cost.
@@ -96,6 +97,7 @@ class PrivacyTerms:
             accountant: a name; None for the mechanism's own.
             relation: None for the sampler's own.
             noise: as in the attributes.
+            unit: as in the attributes.
             others: other costs among those rounds, with the number of each.
 
         Raises:
@@ -114,6 +116,7 @@ class PrivacyTerms:
             accountant=chosen.name,
             guaranteed=all(c.sampling.guaranteed for c in (cost, *(c for c, _ in others))),
             noise=noise,
+            unit=unit,
             others=tuple((count, _mechanism(other, noun)) for other, count in others),
         )
 

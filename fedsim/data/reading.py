@@ -137,7 +137,7 @@ def cache_key(config: DataConfig, model: LanguageModel, encode: Encode) -> str:
         config.messages_column,
         config.counted,
         getattr(encode, "template", None),
-        getattr(encode, "wraps", None),
+        *(getattr(encode, name, None) for name in ("wraps", "begin", "end", "special")),
     ]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 

@@ -16,13 +16,16 @@ _NOT_COVERED = (
 )
 
 
-def model_card(promise: Mapping[str, Any], base: str, *, adapter: bool) -> str:
+def model_card(
+    promise: Mapping[str, Any], base: str, *, adapter: bool, continued: str | None = None
+) -> str:
     """Return the card as Markdown with a YAML head; it has no number that ε does not cover.
 
     Args:
         promise: the content of privacy.json.
         base: what training started from: a name, a folder or a hub id.
         adapter: whether the folder holds an adapter or a whole model.
+        continued: the adapter that training went on from.
     """
     library = "peft" if adapter else "transformers"
     name = "adapter" if adapter else "model"
@@ -34,11 +37,12 @@ def model_card(promise: Mapping[str, Any], base: str, *, adapter: bool) -> str:
         "tags: [fedsim, differential-privacy, user-level-privacy]",
         "---",
     ]
+    went_on = "" if continued is None else f" and its adapter `{continued}`"
     assumptions = promise["assumptions"] or ["none: there is no guarantee"]
     body = [
         f"# A language {name} trained by fedsim",
         "",
-        f"Trained from `{base}` with {promise['software']}.",
+        f"Trained from `{base}`{went_on} with {promise['software']}.",
         "",
         "## Privacy",
         "",

@@ -184,7 +184,7 @@ def newest_whole_state(folder: Path, charged: Ledger) -> ServerState | None:
 
     Raises:
         ConfigError: checkpoints are there and none can be read, or the ledger has fewer releases
-            than they show: to go on would lose charges.
+            than they show, or others: to go on would lose charges.
     """
     paths = checkpoints_in(folder)
     if paths and charged.num_releases < round_of(paths[-1]):
@@ -195,10 +195,17 @@ def newest_whole_state(folder: Path, charged: Ledger) -> ServerState | None:
     damage: list[ConfigError] = []
     for path in reversed(paths):
         try:
-            return load_checkpoint(path)
+            state = load_checkpoint(path)
         except ConfigError as error:
             damage.append(error)
             log.warning("%s; looking for an earlier one", error)
+            continue
+        if more := state.ledger.beyond(charged):
+            raise ConfigError(
+                f"--resume: {path} was made by {more} releases that ledger.json does not have: it "
+                "is of another run; put back the checkpoints that belong to it"
+            )
+        return state
     if damage:
         raise ConfigError(
             f"{damage[0]}; no other can be read: to begin at round 0 again, with all that was "

@@ -288,10 +288,9 @@ class SharedAccount:
         self._check_holds(own, self._read() if self.path.exists() else None)
 
     def _check_holds(self, own: Ledger, shared: SharedLedger | None) -> None:
-        missing = _counts(own) - _counts(shared.ledger if shared else Ledger())
-        if missing:
+        if missing := own.beyond(shared.ledger if shared else Ledger()):
             raise ConfigError(
-                f"privacy.shared.ledger = {str(self.path)!r}: lacks {missing.total()} releases of "
+                f"privacy.shared.ledger = {str(self.path)!r}: lacks {missing} releases of "
                 "this run; resume it with the ledger that it was begun with, from the folder that "
                 "it was begun in if the path is relative"
             )
@@ -378,14 +377,6 @@ class SharedAccount:
                 "share its budget"
             )
         return shared
-
-
-def _counts(ledger: Ledger) -> Counter[tuple[RoundCost, str]]:
-    """Return how many releases there are of each cost and id."""
-    counts: Counter[tuple[RoundCost, str]] = Counter()
-    for item in ledger.items:
-        counts[item.cost, item.release] += item.num_rounds
-    return counts
 
 
 def shared_account(config: SharedLedgerConfig | None, plan: RoundPlan) -> SharedAccount | None:

@@ -12,12 +12,15 @@ from typing import Any
 import jsonschema
 import pytest
 
+from fedsim.accounting.events import RoundCost
 from fedsim.report.schema import load_report
+from fedsim.sampling import PoissonSampling
 from tests.helpers.commands import fedsim, write_config
 
 SCHEMA = json.loads(
     (Path(__file__).parents[2] / "docs" / "privacy.schema.json").read_text(encoding="utf-8")
 )
+COST = RoundCost(PoissonSampling(0.5), 1.0)
 STRATEGIES: dict[str, dict[str, Any]] = {
     "uls": {},
     "els": {"name": "els", "cohort_size": None, "batch_size": 6},
@@ -119,9 +122,14 @@ def test_an_edited_field_is_named(finished: Path, tmp_path: Path, key: str, valu
         ("delta", 1e-9, "its releases cost"),
         ("statement", "Nothing can be found.", "statement: is not that of its releases"),
         ("noise", "secure", "statement: is not that of its releases"),
+        ("epsilon", True, "epsilon = True: its releases cost"),
+        ("unit", "household", 'unit = "household": not what fedsim writes'),
+        ("assumptions", {"a": 1}, "assumptions = "),
+        ("assumptions", ["nothing"], '"nothing" of privacy.json is not in it'),
         ("hypothetical", True, "hypothetical = True"),
         ("releases", [{"cost": {}, "rounds": 1}], "releases: "),
         ("releases", [], "releases = []: not what fedsim writes"),
+        ("releases", [{"cost": COST.to_json(), "rounds": 0}], "not what fedsim writes"),
         ("relation", "nobody", "cannot be computed again"),
         ("accountant", "moment", "cannot be computed again: accountant = 'moment'"),
         ("format", 2, "not a promise of format 1"),

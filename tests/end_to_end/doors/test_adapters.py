@@ -131,7 +131,9 @@ def test_without_merged_weights_the_adapter_is_what_is_scored_and_attacked(
     assert torch.isfinite(first.model(tokens).logits).all()
 
 
-def test_a_run_starts_from_a_folder_of_adapters(first: library.Run, tmp_path: Path) -> None:
+def test_a_run_starts_from_a_folder_of_adapters(
+    first: library.Run, base: Path, tmp_path: Path
+) -> None:
     """Where the first one ended, at the losses that it had."""
     second = library.run(continued(first), tmp_path / "run")
     ended = first.report.utility.final.loss
@@ -139,6 +141,12 @@ def test_a_run_starts_from_a_folder_of_adapters(first: library.Run, tmp_path: Pa
     assert second.report.utility.final.loss != second.report.utility.initial.loss
     assert second.adapter is not None
     assert (second.path / "model").exists()
+    assert not any("went on" in sentence for sentence in first.report.privacy.assumptions)
+    card = (second.adapter / "README.md").read_text(encoding="utf-8")
+    assert f"from `{base.name}` and its adapter `adapter` with" in card
+    assert "Training went on from the adapter 'adapter'; fedsim does not know what text" in card
+    assert f"both count, added up: {first.report.privacy.statement}" in card
+    assert fedsim("account", "verify", second.adapter).returncode == 0
     done = fedsim("attack", second.path, "--samples", "1")
     assert done.returncode == 0, done.stderr
 

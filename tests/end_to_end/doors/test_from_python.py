@@ -16,6 +16,7 @@ from flwr_datasets.partitioner import DirichletPartitioner, NaturalIdPartitioner
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import fedsim
+from fedsim.accounting.promise import verify
 from fedsim.config import parse_config
 from fedsim.data.reading import records
 from fedsim.errors import ConfigError
@@ -144,6 +145,8 @@ def test_users_that_a_partitioner_makes_up_are_called_hypothetical(
     assert run.report.data.users == 9
     card = (run.path / "model" / "README.md").read_text(encoding="utf-8")
     assert "Hypothetical users: they are partitions that a DirichletPartitioner made" in card
+    assert "Every hypothetical user has (ε = " in card
+    assert verify(run.path / "model")["unit"] == "hypothetical user"
 
 
 def test_one_users_name_or_number_does_not_change_how_others_are_written() -> None:

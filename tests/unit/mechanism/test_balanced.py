@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +21,23 @@ from fedsim.accounting.ledger import Ledger
 from fedsim.accounting.privacy_filter import RenyiFilter
 from fedsim.accounting.promise import verify
 from fedsim.cli.ledger import facts
+from fedsim.clipping import FlatClip
 from fedsim.errors import BudgetSpentError, ConfigError
-from fedsim.estimators import FixedDenominator
+from fedsim.estimators import FixedDenominator, WeightedSum
 from fedsim.materials import load_materials, new_data_seed
 from fedsim.plan import RoundPlan
 from fedsim.report.schema import load_report
+from fedsim.round import run_round
 from fedsim.runner.folder import RunFolder
 from fedsim.runner.shared_ledger import SharedLedger
 from fedsim.sampling import BalancedSampling, Relation
 from fedsim.seeding import secret_stream, stream
 from fedsim.state import ServerState
 from fedsim.strategy import build_plan
+from fedsim.tensors import Tensors
 from tests.conftest import small_config
 from tests.unit.mechanism.test_plan import make_plan
+from tests.unit.mechanism.test_round import same_state
 
 Table = npt.NDArray[np.int64]
 N, ROUNDS, PASSES = 40_000, 12, 3
@@ -157,15 +162,34 @@ def test_a_secret_plan_without_a_secret_seed_of_the_data_has_one_of_its_own(spee
 
 
 def test_the_noise_of_a_plan_is_not_added_to_another_release() -> None:
-    plan = balanced_plan(entropy="secure", seed=SECRET + 7)
+    """Of other parameters, other data, another clip; the same release again is no other one."""
     state = ServerState(0, {"weight": torch.zeros(3)})
-    assert plan.at(state) is plan.at(state)
-    moved = ServerState(0, {"weight": torch.ones(3)})
-    with pytest.raises(ValueError, match="round 0: the noise of this plan was drawn for other"):
-        plan.at(moved)
-    balanced_plan(entropy="secure", seed=SECRET + 8).at(moved)
-    make_plan(entropy="secure").at(state)
-    make_plan(entropy="secure").at(moved)
+
+    class Sum:
+        def __init__(self, value: float) -> None:
+            self.value = value
+
+        def clipped_sum(self, parameters: Tensors, *_: object) -> WeightedSum:
+            return WeightedSum({"weight": self.value + parameters["weight"].double()}, 1.0, 1)
+
+    def release(plan: RoundPlan, state: ServerState = state, value: float = 0.5) -> ServerState:
+        return run_round(state, plan, Sum(value))[0]
+
+    plan = balanced_plan(entropy="secure", seed=SECRET + 7)
+    assert same_state(release(plan), release(plan))
+    others: list[Callable[[], ServerState]] = [
+        lambda: release(plan, replace(state, parameters={"weight": torch.ones(3)})),
+        lambda: release(plan, value=0.75),
+        lambda: release(replace(plan, clip=FlatClip(l2_clip_norm=1.0))),
+        lambda: release(plan, replace(state, clip_scale=0.5)),
+        lambda: release(replace(plan, noise_multiplier=3.0)),
+    ]
+    for other in others:
+        with pytest.raises(ValueError, match="round 0: the noise of this plan was drawn for anoth"):
+            other()
+    release(replace(plan, seed=SECRET + 8), value=0.75)
+    for value in (0.5, 0.75):
+        release(make_plan(entropy="secure"), value=value)
 
 
 def test_noise_that_is_too_little_for_a_grid_has_a_price() -> None:

@@ -12,7 +12,7 @@ import torch
 from scipy import optimize, special, stats
 
 from fedsim.clip_policy import ClipSchedule
-from fedsim.estimators import FixedDenominator
+from fedsim.estimators import FixedDenominator, WeightedSum
 from fedsim.noise import (
     CHUNK,
     INDEPENDENT,
@@ -142,7 +142,7 @@ def test_noise_is_the_inverse_matrix_times_independent_noise(matrix: NoiseMatrix
 def test_one_band_is_independent_noise_to_the_bit() -> None:
     assert banded_matrix(9, 1) is INDEPENDENT
     plan = correlated_plan(banded_matrix(9, 1))
-    assert plan.earlier_noise(4, {"w": torch.zeros(3)}) is None
+    assert plan.earlier_noise(4, WeightedSum({"w": torch.zeros(3)})) is None
 
 
 @pytest.mark.parametrize("matrix", MATRICES.values(), ids=MATRICES)

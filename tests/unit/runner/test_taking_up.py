@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,16 @@ def test_a_ledger_that_is_gone_is_not_an_empty_one(folder: RunFolder) -> None:
     folder.ledger.unlink()
     for secure in (False, True):
         with pytest.raises(ConfigError, match="charges are missing"):
+            folder.take_up(secure)
+
+
+@pytest.mark.parametrize("secure", [True, False])
+def test_a_checkpoint_of_another_run_is_not_taken_up(folder: RunFolder, secure: bool) -> None:
+    """Its releases, of another mechanism or with other noise, were charged elsewhere."""
+    for cost, release in ((replace(COST, noise_multiplier=9.0), "seeded:1"), (COST, "seeded:2")):
+        other = replace(state_after(4), ledger=Ledger().charge(3, cost, release))
+        save_checkpoint(folder.checkpoints, other, keep=2)
+        with pytest.raises(ConfigError, match=r"round-000004\..*made by 1 releases that ledger"):
             folder.take_up(secure)
 
 

@@ -34,10 +34,9 @@ def print_plan(found: Facts) -> None:
     console.print(_norms(found["gradient_norms"]["median"]))
     _say(console, *_steps(found["doublings"]))
     _say(console, *(one["statement"] for one in found["strategies"].values()))
-    _say(
-        console,
-        *(one["balanced"]["sentence"] for one in found["strategies"].values() if one["balanced"]),
-    )
+    if found["mechanisms"]:
+        console.print(_mechanisms(found["mechanisms"]))
+        _say(console, found["mechanism"])
     _say(console, *found["notes"])
     console.print(Text(f"Recommended: {found['recommendation']['reason']}", style="bold"))
 
@@ -78,6 +77,20 @@ def _norms(median: dict[str, float]) -> Table:
     table = Table("G", *median, title="L(G): median norm of users' gradients", box=None)
     table.add_row("L(G)", *(f"{norm:.4g}" for norm in median.values()))
     table.add_row("L(1)/L(G)", *(f"{median['1'] / norm:.3g}" for norm in median.values()))
+    return table
+
+
+def _mechanisms(rows: list[Facts]) -> Table:
+    table = Table(
+        *("", "users", "σ", "noise", "in sums", "at the end"),
+        title="uls, other mechanisms at the same promise: users and noise a round, and noise in "
+        "sums of rounds",
+        title_justify="left",
+        box=None,
+    )
+    for row in rows:
+        keys = ("cohort_size", "noise_multiplier", "noise_stddev", "sum_noise", "last_noise")
+        table.add_row(row["name"], *(f"{row[key]:.4g}" for key in keys))
     return table
 
 

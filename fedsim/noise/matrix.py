@@ -94,16 +94,15 @@ class NoiseMatrix:
 
     @functools.cached_property
     def prefix_error(self) -> float:
-        """Root mean square, over rounds and in a round's noise, of the noise in prefix sums."""
+        """`error_over` all rounds."""
         return self.error_over(self.rounds)
 
-    @functools.cached_property
-    def last_error(self) -> float:
-        """The noise in the sum of all rounds, in a round's noise: that of the last iterate."""
-        return self.amplification * float(np.linalg.norm(self._sums(self.rounds)))
+    def last_error_over(self, rounds: int) -> float:
+        """Return the noise in the sum of `rounds` rounds, in a round's noise."""
+        return self.amplification * float(np.linalg.norm(self._sums(rounds)))
 
     def error_over(self, rounds: int) -> float:
-        """Return `prefix_error` of the first `rounds` rounds."""
+        """Return the root mean square over `rounds` rounds of the noise in the sum so far."""
         return self.amplification * math.sqrt(_mean_square(self._sums(rounds)))
 
     def _sums(self, rounds: int) -> Array:

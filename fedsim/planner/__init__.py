@@ -1,4 +1,5 @@
 """Planning before training: which strategy, group size and cohort, and how much noise.
 
-Start at `weighing.py`, which is `fedsim plan`.
+Start at `compare_strategies.py`, which is `fedsim plan`; `mechanisms.py` weighs samplers and
+correlated noise at the promise that it found.
 """

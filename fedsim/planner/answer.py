@@ -7,19 +7,18 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from fedsim.accounting.calibration import calibrate_noise_multiplier
 from fedsim.accounting.events import RoundCost
 from fedsim.accounting.planning import signal_to_noise
 from fedsim.accounting.statement import PrivacyTerms, finite_or_none
-from fedsim.planner.budget import passes
 from fedsim.planner.candidates import Candidate
 from fedsim.planner.compare_strategies import StrategyComparison
 from fedsim.planner.cost import MEMORY_NOTE, TIME_NOTE, cost
 from fedsim.planner.doubling import Doubling
+from fedsim.planner.mechanisms import mechanisms, recommended
 from fedsim.planner.noise import Noise
 from fedsim.planner.norms import NON_PRIVATE, USER_SIZES, PrivateNorms
 from fedsim.planner.numbers import Numbers, Scenario
-from fedsim.sampling import BalancedSampling, PoissonSampling, Relation
+from fedsim.sampling import PoissonSampling
 
 FROM_NUMBERS = (
     "From public numbers alone: every user is taken to have as many examples as a round asks for, "
@@ -48,6 +47,7 @@ def of_data(comparison: StrategyComparison) -> dict[str, Any]:
     norms = comparison.norms
     sizes = norms.gradients.materials.split.user_sizes
     private = isinstance(norms, PrivateNorms)
+    weighed = mechanisms(comparison.uls)
     return {
         "budget": comparison.budget,
         "users": len(sizes),
@@ -70,6 +70,8 @@ def of_data(comparison: StrategyComparison) -> dict[str, Any]:
             one.noise.strategy: _strategy(comparison, one) for one in comparison.candidates
         },
         "recommendation": asdict(comparison.recommendation),
+        "mechanisms": [asdict(each) for each in weighed],
+        "mechanism": recommended(weighed) if weighed else None,
         "notes": list(notes(comparison)),
     }
 
@@ -121,45 +123,8 @@ def _strategy(comparison: StrategyComparison, one: Candidate) -> dict[str, Any]:
                 mean_gradient_norm=signal, noise_stddev=noise.stddev, num_parameters=d
             ),
             "cost": asdict(cost(comparison, one)),
-            "balanced": balanced(one),
         }
     )
-
-
-def balanced(one: Candidate) -> dict[str, Any] | None:
-    """Return what balanced sampling needs for the promise of a ULS candidate, beside Poisson's.
-
-    At the number of passes whose rate comes nearest; None where nothing is proved.
-    """
-    config, plan = one.config, one.plan
-    privacy, rounds = config.privacy, config.strategy.rounds
-    if plan.unit != "user" or plan.sampling.kind != "poisson":
-        return None
-    if plan.relation is Relation.REPLACE or privacy.epsilon is None or privacy.delta is None:
-        return None
-    sampling = BalancedSampling(rounds, passes(rounds, plan.sampling.probability))
-    noise = calibrate_noise_multiplier(
-        sampling=sampling,
-        rounds=rounds,
-        epsilon=privacy.epsilon,
-        delta=privacy.delta,
-        relation=plan.relation,
-    )
-    size = one.noise.size * sampling.probability / plan.sampling.probability
-    stddev = one.noise.stddev * noise / plan.noise_multiplier * one.noise.size / size
-    return {
-        "participations": sampling.participations,
-        "cohort_size": size,
-        "noise_multiplier": noise,
-        "noise_stddev": stddev,
-        "sentence": (
-            f"Balanced sampling keeps the same promise with noise multiplier {noise:.4g} at "
-            f"{size:.4g} users a round, a noise stddev of {stddev:.4g} where Poisson sampling of "
-            f"{one.noise.size:.4g} has {one.noise.stddev:.4g}: strategy.sampling = "
-            f'{{ kind = "balanced", participations = {sampling.participations} }} in place of '
-            "cohort_size."
-        ),
-    }
 
 
 def _doublings(steps: Sequence[Doubling]) -> list[dict[str, Any]]:

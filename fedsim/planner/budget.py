@@ -29,9 +29,9 @@ def at_budget(config: Config, materials: Materials, budget: float) -> Config:
         budget: B > 0, expected per-example gradients a round (Charles et al. 2024, §2).
 
     Returns:
-        The config. Samplers that take only whole numbers get the nearest, at least 1, and balanced
-        ones the nearest number of passes that divides the rounds: they meet B as nearly as that
-        allows.
+        The config. Samplers that take only whole numbers get the nearest, at least 1, balanced
+        ones the nearest number of passes that divides the rounds, and BLT the nearest number of
+        whole groups: they meet B as nearly as that allows.
 
     Raises:
         ConfigError: a budget out of range, or whatever else the strategy finds wrong.
@@ -49,6 +49,10 @@ def at_budget(config: Config, materials: Materials, budget: float) -> Config:
     size = budget / largest * population
     if config.strategy.sampling.kind == "balanced":
         return _with_passes(config, size / population)
+    if config.privacy.mechanism == "blt":
+        groups = min(max(1, round(population / size)), config.strategy.rounds)
+        whole = {"sampling": {"kind": "cyclic", "groups": groups}}
+        return changed(config, strategy={**dict.fromkeys(_KEYS), **whole})
     if config.strategy.sampling.kind in ("fixed-size", "shuffled"):
         size = float(max(1, round(size)))
     return _with_size(config, key, size)
@@ -74,8 +78,10 @@ def _probe(config: Config, materials: Materials) -> tuple[str, RoundPlan]:
     """
     given = [key for key in _KEYS if getattr(config.strategy, key) is not None]
     cheap = changed(config, privacy={"epsilon": None, "noise_multiplier": 1.0})
-    if config.strategy.sampling.kind == "balanced":  # which has passes, and no size
-        cheap = changed(cheap, strategy={"sampling": {"kind": "poisson"}})
+    if config.strategy.sampling.kind in ("balanced", "cyclic"):  # of passes, or whole groups
+        independent = {"mechanism": "independent", "bands": None, "buffers": None}
+        poisson = {"sampling": {"kind": "poisson"}}
+        cheap = changed(cheap, strategy=poisson, privacy=independent)
     errors = []
     for key in dict.fromkeys((*given, *_KEYS)):
         try:

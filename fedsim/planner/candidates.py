@@ -38,10 +38,10 @@ def check_plannable(config: Config) -> None:
             "strategy.clip: the plan weighs the noise of a clip that stays; remove schedule and "
             "adaptive"
         )
-    if config.strategy.sampling.kind == "balanced":
+    if (kind := config.strategy.sampling.kind) in ("balanced", "cyclic"):
         raise ConfigError(
-            'strategy.sampling.kind = "balanced": the plan weighs cohorts of any size, and ELS has '
-            'no proof for it; take "poisson" here'
+            f'strategy.sampling.kind = "{kind}": the plan weighs cohorts of any size, and ELS has '
+            'no proof for it; take "poisson" here, without privacy.mechanism'
         )
     if not isinstance(local, FedSGD):
         raise ConfigError(

@@ -41,6 +41,7 @@ from tests.privacy.planted_bugs.two_runs import two_runs
 DELTA = 1e-3
 _NORM, _LAYERS = 1.0, 9
 _MANY = 25  # times the trials, for a bug that no more than doubles what a user adds
+_AT_ONCE = 400  # the same for trials that share their rounds
 _EVEN = PerLayerClip.evenly(_NORM, [f"layer{i}" for i in range(_LAYERS)])
 Plan = Callable[..., RoundPlan]
 
@@ -306,7 +307,8 @@ def _of_run(
         )
         return RunGame(PlantedExecutor(plan, {}), frozenset(), sampling.rounds, law=law)
 
-    return Mutant(bug, played(*right, right[0]), played(*wrong, drawn_as or wrong[0]), effort=_MANY)
+    seen = played(*wrong, drawn_as or wrong[0])
+    return Mutant(bug, played(*right, right[0]), seen, effort=_AT_ONCE)
 
 
 def _in_front(kind: type[ChoosingExecutor]) -> Game:

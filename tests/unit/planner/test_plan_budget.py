@@ -109,6 +109,22 @@ def test_passes_come_as_near_as_they_can(speeches: Path, materials: Materials) -
         assert build_plan(met, materials).sampling.probability == passes / 12
 
 
+@pytest.mark.parametrize(("mechanism", "share"), [("banded", 0.2), ("blt", 0.25)])
+def test_groups_in_turn_meet_the_budget(
+    mechanism: str, share: float, speeches: Path, materials: Materials
+) -> None:
+    sampling = {"kind": "cyclic", "groups": 3}
+    config = small_config(
+        speeches,
+        strategy={"rounds": 12, "cohort_size": None, "sampling": sampling},
+        privacy={"mechanism": mechanism},
+    )
+    most = materials.split.user_sizes.clip(max=3).sum()
+    plan = build_plan(at_budget(config, materials, share * most), materials)
+    assert plan.sampling.probability == pytest.approx(share)
+    assert plan.matrix.kind == mechanism
+
+
 def test_everybody_is_the_most(speeches: Path, materials: Materials) -> None:
     config = small_config(speeches)
     most = largest_budget(config, materials)

@@ -35,6 +35,7 @@ TRAINED = [  # see test_trained_studies.py
     "estimators",
     "group-size",
     "lora-rank",
+    "mechanisms",
     "records-per-user",
     "selection",
     "small-cohort-estimate",

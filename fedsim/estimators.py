@@ -131,6 +131,7 @@ class FixedDenominator:
     Attributes:
         sampling_probability: q.
         total_weight: W, the declared sum of all units' weights: a public number.
+        block: the most units that are drawn together, where not each by itself.
 
     Examples:
         >>> mean = FixedDenominator(sampling_probability=0.01, total_weight=1000.0)
@@ -142,6 +143,7 @@ class FixedDenominator:
 
     sampling_probability: float
     total_weight: float
+    block: int = field(default=1, repr=False)
     kind: str = field(default="fixed", init=False)
     test: ClassVar[str | None] = None
 
@@ -164,7 +166,8 @@ class FixedDenominator:
     @property
     def rounded_weight(self) -> float:
         """What the weight drawn exceeds with probability 1e-20 at most."""
-        return most_weight(self.denominator, self.total_weight)
+        size = self.block  # blocks are independent, of a weight up to this
+        return size * most_weight(self.denominator / size, self.total_weight / size)
 
     def unproved(self, sampling: Sampling, relation: Relation, units_per_user: int) -> str | None:
         """Return None: a constant denominator moves with no unit."""

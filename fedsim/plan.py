@@ -88,6 +88,8 @@ class RoundPlan:
         assumptions: sentences that the guarantee rests on, for the report.
         dropped: training examples that the strategy leaves out, a count for each reason.
         accountant: what adds up the rounds, by name; None for the mechanism's own.
+        owners: (num_units,) numbers of the users that the units of the pool belong to, from 0;
+            None: each its own. A sampler of groups keeps a user's units together.
         matrix: correlates the noise of the run's rounds; independent noise by default.
         memory: of earlier rounds' noise, where it is correlated.
 
@@ -138,6 +140,7 @@ class RoundPlan:
     assumptions: tuple[str, ...] = ()
     dropped: Mapping[str, int] = field(default_factory=dict)
     accountant: str | None = None
+    owners: npt.NDArray[np.int64] | None = None
     matrix: NoiseMatrix = INDEPENDENT
     memory: NoiseMemory = field(default_factory=NoiseMemory, repr=False)
 
@@ -164,6 +167,8 @@ class RoundPlan:
             )
         if reason := self.clip_policy.unproved(self.relation):
             raise ValueError(f"clip_policy: {reason}")
+        if isinstance(self.sampling, CyclicSampling) and self.units_per_user > 1:
+            self._check_owners()
         if self.matrix.feedback:
             self._check_correlation()
         if self.entropy == "secure" and not self.sampling.guaranteed:
@@ -179,6 +184,23 @@ class RoundPlan:
             )
         if self.noise_stddev:  # refuses noise without a bound, and more than all for a count
             choose([cost], self.accountant, self.relation)  # refuses what has no proof
+
+    def _check_owners(self) -> None:
+        """Raise `ValueError` unless a user's units are in one group, and their sum is provided for.
+
+        Units that are drawn together make a heavier tail than their number says.
+        """
+        owners = np.empty(0, np.int64) if self.owners is None else self.owners
+        if len(owners) != len(self.pool) or np.bincount(owners).max() > self.units_per_user:
+            raise ValueError(
+                f"owners: {len(owners)} for {len(self.pool)} units; cyclic sampling needs the "
+                f"owner of each unit, with at most units_per_user = {self.units_per_user} of them"
+            )
+        if getattr(self.estimator, "block", 0) < self.units_per_user:
+            raise ValueError(
+                f"estimator.kind = {self.estimator.kind!r}: provides for less than units_per_user "
+                f"= {self.units_per_user} units that are drawn together; give it as its block"
+            )
 
     def _check_correlation(self) -> None:
         """Raise `ValueError` where correlated noise is not as private as the price says."""
@@ -275,8 +297,9 @@ class RoundPlan:
 
     def cohort(self, round: int) -> npt.NDArray[np.int64]:
         """Draw the units of a round, by their indices in the data."""
-        drawn = self.sampling.draw(len(self.pool), round, self.coins)
-        return self.pool[drawn]
+        if isinstance(self.sampling, CyclicSampling) and self.owners is not None:
+            return self.pool[self.sampling.draw_of(self.owners, round, self.coins)]
+        return self.pool[self.sampling.draw(len(self.pool), round, self.coins)]
 
     def coins(self, round: int) -> RandomSource:
         """Return the source of a round's sampling coins."""

@@ -484,23 +484,28 @@ class CyclicSampling:
         `coins` must give the same draws each time it is asked for a round: groups are the first
         draws of round 0.
         """
+        return self.draw_of(np.arange(num_units), round, coins)
+
+    def draw_of(self, owners: Indices, round: int, coins: Coins) -> Indices:
+        """Return the same of units in whose group all units of their owner are.
+
+        Args:
+            owners: (num_units,) numbers of owners, from 0.
+            round: the round, from 0.
+            coins: as of `draw`.
+        """
         if not 0 <= round < self.rounds:
             raise ValueError(f"round = {round}: the run has {self.rounds} rounds")
         first = coins(0)
-        drawn = (first.random(num_units) * self.groups).astype(np.int64)
-        turn = np.flatnonzero(drawn == round % self.groups).astype(np.int64)
+        drawn = (first.random(int(owners.max(initial=-1)) + 1) * self.groups).astype(np.int64)
+        turn = np.flatnonzero(drawn[owners] == round % self.groups).astype(np.int64)
         if self.rate == 1.0:
             return turn
         return turn[_poisson(len(turn), self.rate, first if round == 0 else coins(round))]
 
     def event(self, noise_multiplier: float, units_per_user: int) -> dp_accounting.DpEvent:
-        """Return what one turn costs: a Poisson-sampled Gaussian.
-
-        Raises:
-            ValueError: several units a user, which may be in different groups.
-        """
-        _one_unit(self.kind, units_per_user)
-        return _poisson_event(self.rate, noise_multiplier, 1)
+        """Return what one turn costs: that of Poisson sampling; a user's units are in one group."""
+        return _poisson_event(self.rate, noise_multiplier, units_per_user)
 
 
 _LEAST_RATE = 2.0**-20

@@ -92,6 +92,7 @@ def private_plan(
     task: TaskSpec,
     estimator: Estimator,
     units_per_user: int = 1,
+    owners: npt.NDArray[np.int64] | None = None,
     assumptions: tuple[str, ...] = (),
     dropped: Mapping[str, int] | None = None,
     clip: Clip | None = None,
@@ -110,6 +111,7 @@ def private_plan(
         task: what one unit computes.
         estimator: turns a cohort's sum into an estimate; of the sampler's probability.
         units_per_user: the most units of the pool that belong to one user.
+        owners: (num_units,) numbers of the users that units belong to; None: each its own.
         assumptions: sentences that the guarantee rests on, for the report.
         dropped: training examples that are left out, a count for each reason.
         clip: by default that of `strategy.clip`.
@@ -122,7 +124,7 @@ def private_plan(
     clip = clip or build_clip(strategy.clip, materials.model)
     matrix = noise_matrix(config, sampling)
     noise = noise_multiplier(config, sampling, units_per_user)
-    assumptions = (*assumptions, *filter(None, [matrix.of(f"{unit}s")]))
+    assumptions = (*assumptions, *filter(None, [matrix.of("user")]))
     try:
         return RoundPlan(
             strategy=strategy.name,
@@ -142,6 +144,7 @@ def private_plan(
             dropped=dropped or {},
             accountant=config.privacy.accountant,
             matrix=matrix,
+            owners=owners,
         )
     except ConfigError:
         raise

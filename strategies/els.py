@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from fedsim.config import Config
 from fedsim.data.selection import pool
 from fedsim.errors import ConfigError
@@ -9,6 +11,7 @@ from fedsim.estimators import FixedDenominator
 from fedsim.evaluation.starting_losses import losses_for
 from fedsim.materials import Materials
 from fedsim.plan import RoundPlan, TaskSpec
+from fedsim.sampling import CyclicSampling
 from fedsim.strategy import build_sampling, only, private_plan, public_size
 
 
@@ -59,6 +62,9 @@ def build(config: Config, materials: Materials) -> RoundPlan:
     sampling = build_sampling(
         config, strategy.batch_size, (size, counted), "strategy.batch_size", "pooled examples"
     )
+    grouped = isinstance(sampling, CyclicSampling)
+    users = np.searchsorted(materials.store.user_offsets, examples, side="right")
+    owners = np.unique(users, return_inverse=True)[1]
     return private_plan(
         config,
         materials,
@@ -67,8 +73,11 @@ def build(config: Config, materials: Materials) -> RoundPlan:
         population=size,
         sampling=sampling,
         task=TaskSpec(name="example-gradient"),
-        estimator=FixedDenominator(sampling.probability, size),
+        estimator=FixedDenominator(
+            sampling.probability, size, strategy.group_size if grouped else 1
+        ),
         units_per_user=strategy.group_size,
+        owners=owners if grouped else None,
         assumptions=(sentence,),
         dropped={"examples beyond a user's group_size": num_dropped},
     )

@@ -33,7 +33,7 @@ def log_ratio_of_rounds(
     Raises:
         ValueError: as there.
     """
-    if isinstance(cost.sampling, CyclicSampling):
+    if isinstance(cost.sampling, CyclicSampling) and cost.units_per_user == 1:
         return _of_cyclic(np.stack(list(moved)), cost.sampling, cost.noise_multiplier, matrix)
     if not isinstance(cost.sampling, BalancedSampling):
         return cast(Array, sum(log_likelihood_ratio(each, cost) for each in moved))

@@ -109,7 +109,7 @@ class NoiseMatrix:
         """Return the entries of the first column of (prefix sums)·C⁻¹."""
         return np.cumsum(_inverse(self.column(rounds)))
 
-    def of(self, noun: str) -> str:
+    def of(self, unit: str) -> str:
         """Return the noise in words, for reports; "" for independent noise."""
         if self.kind == "independent":
             return ""
@@ -120,8 +120,8 @@ class NoiseMatrix:
         times = -(-self.rounds // self.separation)
         return (
             f"Noise is correlated over the {self.rounds} rounds {what}: later rounds take back "
-            f"part of what earlier ones added. It rests on rounds of one of the {noun} being "
-            f"{self.separation} apart at least, {times} at most, which the sampler sees to."
+            f"part of what earlier ones added. It rests on the rounds of one {unit} being at least "
+            f"{self.separation} apart, {times} at most, which the sampler sees to."
         )
 
 

@@ -40,8 +40,8 @@ def check_plannable(config: Config) -> None:
         )
     if (kind := config.strategy.sampling.kind) in ("balanced", "cyclic"):
         raise ConfigError(
-            f'strategy.sampling.kind = "{kind}": the plan weighs cohorts of any size, and ELS has '
-            'no proof for it; take "poisson" here, without privacy.mechanism'
+            f'strategy.sampling.kind = "{kind}": the plan weighs Poisson cohorts, and says what '
+            'other samplers need; take "poisson" here, without privacy.mechanism'
         )
     if not isinstance(local, FedSGD):
         raise ConfigError(

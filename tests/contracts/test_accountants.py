@@ -52,8 +52,8 @@ SUPPORTED: dict[tuple[str, str, int], frozenset[Relation]] = {
     **{
         ("mixture", kind, 1): ALL for kind in ("poisson", "shuffled", "truncated-poisson", "cyclic")
     },
-    **{("mixture", kind, 4): ONE_SIDED for kind in ("poisson", "shuffled")},
-    **{("pld", kind, 4): ONE_SIDED for kind in ("poisson", "shuffled")},
+    **{("mixture", kind, 4): ONE_SIDED for kind in ("poisson", "shuffled", "cyclic")},
+    **{("pld", kind, 4): ONE_SIDED for kind in ("poisson", "shuffled", "cyclic")},
     **{("rdp", kind, 1): ONE_SIDED for kind in ("poisson", "shuffled", "cyclic")},
     ("rdp", "fixed-size", 1): frozenset({Relation.REPLACE}),
     **{("moments", kind, 1): ONE_SIDED for kind in ("poisson", "shuffled")},
@@ -103,7 +103,7 @@ def test_exactly_what_is_listed_is_supported(
         assert accountant.name == ("mixture" if name == "pld" and units > 1 else name)
         assert meant is relation
         return
-    if units > 1 and kind not in ("poisson", "shuffled"):
+    if units > 1 and kind not in ("poisson", "shuffled", "cyclic"):
         with pytest.raises(ValueError, match="no proved cost"):
             cost_of(kind, units)
         return

@@ -188,10 +188,10 @@ def test_numbers_show_the_two_extremes() -> None:
         ("--set strategy.local.task=fedavg", 'strategy.local.task = "fedavg"'),
         ("--set strategy.cohort_size=900", "or give --budget"),
         ("--set strategy.sampling.kind=fixed-size", "strategy.sampling"),
-        ("--set strategy.sampling.kind=balanced", 'ELS has no proof for it; take "poisson"'),
+        ("--set strategy.sampling.kind=balanced", 'says what other samplers need; take "poisson"'),
         (
             "--set strategy.sampling.kind=cyclic --set strategy.sampling.groups=2",
-            'ELS has no proof for it; take "poisson"',
+            'says what other samplers need; take "poisson"',
         ),
     ],
 )

@@ -22,11 +22,15 @@ from fedsim.accounting.ledger import Ledger
 from fedsim.accounting.privacy_filter import RenyiFilter
 from fedsim.accounting.promise import verify
 from fedsim.errors import BudgetSpentError, ConfigError
+from fedsim.estimators import FixedDenominator
+from fedsim.noise import banded_matrix
+from fedsim.plan import RoundPlan
 from fedsim.report.schema import load_report
 from fedsim.runner.folder import RunFolder
 from fedsim.sampling import CyclicSampling, PoissonSampling, Relation
 from fedsim.seeding import secret_stream, stream
 from tests.conftest import small_config
+from tests.unit.mechanism.test_plan import make_plan
 
 Table = npt.NDArray[np.int64]
 N, ROUNDS, GROUPS, RATE = 40_000, 11, 4, 0.5
@@ -155,6 +159,62 @@ def test_noise_is_calibrated_to_the_turns() -> None:
         )
 
 
+def test_a_users_examples_are_in_one_group_with_coins_of_their_own() -> None:
+    owners = np.repeat(np.arange(N // 4), 4)
+    table = taken(lambda round: LAW.draw_of(owners, round, seeded))
+    together = table.reshape(-1, 4, ROUNDS).max(axis=1)
+    turns = np.arange(ROUNDS) % GROUPS
+    of_group = np.stack([together[:, turns == g].max(axis=1) for g in range(GROUPS)])
+    assert (of_group.sum(axis=0) <= 1).all()
+    sums = table.reshape(-1, 4, ROUNDS)[:, :, 0].sum(axis=1)
+    law = stats.binom.pmf(np.arange(5), 4, RATE) / GROUPS
+    law[0] += 1.0 - 1.0 / GROUPS
+    assert stats.chisquare(np.bincount(sums, minlength=5), law * N / 4).pvalue > 1e-5
+
+
+def test_a_turn_of_els_is_its_mixture() -> None:
+    ours = epsilon(RoundCost(CyclicSampling(100, 8, 0.1), 2.0, 4), 100, 1e-5)
+    assert ours == epsilon(RoundCost(PoissonSampling(0.1), 2.0, 4), 13, 1e-5)
+
+
+def els_plan(**changes: Any) -> RoundPlan:  # noqa: ANN401
+    sampling = CyclicSampling(8, 2, 0.5)
+    fields = {
+        "unit": "example",
+        "sampling": sampling,
+        "estimator": FixedDenominator(0.25, 20, block=4),
+        "units_per_user": 4,
+        "owners": np.arange(20) // 4,
+        "matrix": banded_matrix(8, 2),
+    }
+    return make_plan(**{**fields, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"owners": None}, "owners: 0 for 20 units"),
+        ({"owners": np.arange(19) // 4}, "owners: 19 for 20 units"),
+        ({"owners": np.arange(20) // 5}, "with at most units_per_user = 4"),
+        ({"estimator": FixedDenominator(0.25, 20)}, "less than units_per_user = 4 units"),
+    ],
+)
+def test_examples_without_their_owners_are_refused(changes: dict[str, Any], message: str) -> None:
+    assert len(els_plan().cohort(0)) <= 20
+    with pytest.raises(ValueError, match=message):
+        els_plan(**changes)
+
+
+def test_the_weight_of_blocks_is_provided_for() -> None:
+    """Their sum goes further than one of as many single units: its tail is of fewer coins."""
+    one, blocks = (FixedDenominator(0.01, 10_000.0, block=k).rounded_weight for k in (1, 50))
+    rng = np.random.default_rng(0)
+    weights = 50 * rng.binomial(200, 0.01, 100_000)
+    assert weights.max() > one
+    assert blocks > 1.5 * one
+    assert blocks == pytest.approx(50 * FixedDenominator(0.01, 200.0).rounded_weight)
+
+
 def run_config(speeches: Path, **sections: dict[str, Any]) -> fedsim.Config:
     strategy = {
         "rounds": 8,
@@ -187,7 +247,7 @@ def test_a_run_that_was_cut_off_goes_on_to_the_same_bits(
     assert promise["epsilon"] == whole.epsilon
     said = " ".join(promise["assumptions"])
     assert words in said
-    assert "rounds of one of the users being 3 apart at least, 3 at most" in said
+    assert "the rounds of one user being at least 3 apart, 3 at most" in said
     folder.report.unlink()
     weights.unlink()
     for checkpoint in sorted(folder.checkpoints.iterdir())[-2:]:
@@ -195,6 +255,16 @@ def test_a_run_that_was_cut_off_goes_on_to_the_same_bits(
     fedsim.run(config, folder.path, resume=True)
     assert load_report(folder.path).privacy == whole
     assert weights.read_bytes() == bits
+
+
+def test_els_takes_its_groups_of_users(speeches: Path, tmp_path: Path) -> None:
+    els = {"name": "els", "batch_size": 6.0, "group_size": 4}
+    run = fedsim.run(run_config(speeches, strategy=els), tmp_path / "run")
+    said = verify(run.path / "model")
+    assert said["epsilon"] == run.epsilon
+    assert "cyclic Poisson sampling of examples, one group of 3 in turn (at most 4 a user)" in (
+        said["statement"]
+    )
 
 
 CHANGED: dict[str, dict[str, Any]] = {
@@ -261,9 +331,9 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         },
         r"strategy.clip.adaptive with privacy.mechanism = 'banded'",
     ),
-    "a user of several examples": (
-        {"strategy": {"name": "els"}},
-        "no proved cost for 2 units per user",
+    "a user of several examples under another relation": (
+        {"strategy": {"name": "els"}, "privacy": {"relation": "replace-one"}},
+        "has no proved bound under replace-one",
     ),
 }
 

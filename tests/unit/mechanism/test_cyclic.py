@@ -108,11 +108,15 @@ def test_other_laws_are_told_apart(draw: Callable[[int], Table]) -> None:
     assert not fits(taken(draw))
 
 
-GRID = [(100, 8, 0.08, 1.0), (100, 8, 1.0, 6.0), (64, 64, 0.3, 0.8), (1000, 3, 0.01, 0.7)]
+GRID = [
+    *((100, 8, 0.08, 1.0, relation) for relation in Relation),
+    (100, 8, 1.0, 6.0, Relation.REPLACE),
+    (64, 64, 0.3, 0.8, Relation.ADD_OR_REMOVE),
+    (1000, 3, 0.01, 0.7, Relation.ADD_OR_REMOVE),
+]
 
 
-@pytest.mark.parametrize(("rounds", "groups", "rate", "noise"), GRID)
-@pytest.mark.parametrize("relation", Relation)
+@pytest.mark.parametrize(("rounds", "groups", "rate", "noise", "relation"), GRID)
 def test_the_price_is_that_of_a_poisson_round_a_turn(
     rounds: int, groups: int, rate: float, noise: float, relation: Relation
 ) -> None:
@@ -262,8 +266,9 @@ def test_els_takes_its_groups_of_users(speeches: Path, tmp_path: Path) -> None:
     run = fedsim.run(run_config(speeches, strategy=els), tmp_path / "run")
     said = verify(run.path / "model")
     assert said["epsilon"] == run.epsilon
-    assert "cyclic Poisson sampling of examples, one group of 3 in turn (at most 4 a user)" in (
-        said["statement"]
+    assert (
+        "cyclic Poisson sampling of examples, one group of 3 in turn (at most 4 a user)"
+        in (said["statement"])
     )
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +31,7 @@ _LONG = 1 << 20  # points of a window that is worth a second look
 _ROUNDING = 2e-16  # of one operation, relative
 _NEGLIGIBLE = 1e-3  # of δ: a rounding error this small changes ε by 1e-4 of it at most
 _NARROW = 0.01  # tilted spread, in widths, beyond which more tilt is of no use
+_AT_ONCE = 1024  # losses that are summed before a look at whether the sum is enough
 _TILT_ACCURACY = 1e-2  # relative: where the bulk lies need not be exact
 
 
@@ -76,6 +78,10 @@ class LossSum:
     """The sum of the losses of independent rounds, in one direction."""
 
     parts: tuple[Losses, ...]
+
+    @cached_property
+    def _known_moments(self) -> dict[float, tuple[float, float, float]]:
+        return {}  # by tilt: a search asks for its ends twice, and for the root again
 
     @property
     def infinite(self) -> float:
@@ -126,9 +132,15 @@ class LossSum:
 
     def _moments(self, tilt: float) -> tuple[float, float, float]:
         """Return K(θ), K'(θ), K''(θ) of the sum: log moment, tilted mean, tilted variance."""
-        each = [(p.count, p.log_moments(tilt)) for p in self.parts]
-        log_moment, mean, variance = (sum(n * m[k] for n, m in each) for k in range(3))
-        return log_moment, mean, variance
+        if tilt not in self._known_moments:
+            each = [(p.count, p.log_moments(tilt)) for p in self.parts]
+            log_moment, mean, variance = (sum(n * m[k] for n, m in each) for k in range(3))
+            self._known_moments[tilt] = log_moment, mean, variance
+        return self._known_moments[tilt]
+
+    def _log_moment(self, tilt: float) -> float:
+        """Return K(θ) alone, in half the time."""
+        return sum(p.count * p.log_moment(tilt) for p in self.parts)
 
     def _solve(self, gap: Callable[[float], float]) -> float:
         """Return θ >= 0 where an increasing function crosses 0, or the nearest end it has.
@@ -161,11 +173,10 @@ class LossSum:
         length = fft.next_fast_len(top - bottom + 1, real=True)
         spectrum = np.ones(length // 2 + 1, dtype=np.complex128)
         for part in self.parts:
-            part_moment = part.log_moments(tilt)[0]
-            tilted = np.exp(part.logs + tilt * part.losses - part_moment)
+            tilted = np.exp(part.logs + tilt * part.losses - part.log_moment(tilt))
             # A grid longer than the window wraps around: losses that differ by `length` coincide.
             folded = np.pad(tilted, (0, -len(tilted) % length)).reshape(-1, length).sum(axis=0)
-            spectrum *= fft.rfft(folded) ** part.count
+            spectrum *= _power(fft.rfft(folded), part.count)
         masses = fft.irfft(spectrum, length)
         # The transform starts at the lowest sum: rotate it to start at the window's bottom.
         shift = (bottom - self._lowest) % length
@@ -211,8 +222,8 @@ class LossSum:
         steps = _SPREADS / max(spread, 0.01 * width)
         here = self._moments(tilt)[0]
         for more in (steps, np.concatenate([steps, _FURTHER * steps[0]])):
-            ups = [(self._moments(tilt + s)[0] - here - _LOG_OUTSIDE) / s for s in more]
-            downs = [(self._moments(tilt - s)[0] - here - _LOG_OUTSIDE) / s for s in more]
+            ups = [(self._log_moment(tilt + s) - here - _LOG_OUTSIDE) / s for s in more]
+            downs = [(self._log_moment(tilt - s) - here - _LOG_OUTSIDE) / s for s in more]
             best = int(np.argmin(ups))
             top = min(max(math.ceil(ups[best] / width), math.ceil(mean / width)), highest)
             bottom = max(
@@ -223,7 +234,7 @@ class LossSum:
                 break
         if top == highest:
             return bottom, top, 0.0
-        log_beyond = self._moments(further)[0] - further * top * width
+        log_beyond = self._log_moment(further) - further * top * width
         return bottom, top, math.exp(min(log_beyond, 0.0))
 
 
@@ -254,27 +265,44 @@ class _Bulk:
 
     def epsilon(self, delta: float) -> tuple[float, bool]:
         """Return an ε whose sum, rounding error included, is at most δ; and whether it is tight."""
-        log_upper = np.logaddexp.accumulate(self.log_masses[::-1])[::-1]
-        log_lower = np.logaddexp.accumulate((self.log_masses - self.losses)[::-1])[::-1]
-        sums = np.exp(np.minimum(log_upper, 0.0)) * -np.expm1(
-            np.minimum(self.losses + log_lower - log_upper, 0.0)
-        )
-        errors = np.exp(np.minimum(self.log_errors, 0.0))
+        end = len(self.losses)
+        upper = lower = np.empty(0)  # log sums from a loss upwards, descending; of those done
         # From the top, where the digits are: below the bulk the sums are noise.
-        exceeding = np.flatnonzero(sums + errors > delta)
-        if len(exceeding) == 0:
+        for stop in range(end, 0, -_AT_ONCE):
+            piece = slice(max(stop - _AT_ONCE, 0), stop)
+            logs, losses = self.log_masses[piece][::-1], self.losses[piece][::-1]
+            upper = np.logaddexp.accumulate(np.append(upper[-1:], logs))
+            lower = np.logaddexp.accumulate(np.append(lower[-1:], logs - losses))
+            first = len(upper) - len(logs)  # 1 where the last sum of the piece above stands first
+            sums = np.exp(np.minimum(upper[first:], 0.0)) * -np.expm1(
+                np.minimum(losses + lower[first:] - upper[first:], 0.0)
+            )
+            errors = np.exp(np.minimum(self.log_errors[piece][::-1], 0.0))
+            exceeding = sums + errors > delta
+            if exceeding.any():
+                break
+        else:
             return float(self.losses[0]), False
-        last = int(exceeding[-1])
-        if last + 1 == len(self.losses):
+        place = int(np.argmax(exceeding))
+        last = stop - 1 - place
+        if last + 1 == end:
             return math.inf, False
-        target = delta - float(errors[last])
-        tight = errors[last] <= _NEGLIGIBLE * delta
-        rest = math.exp(min(log_upper[last + 1], 0.0)) - target
+        target = delta - float(errors[place])
+        tight = errors[place] <= _NEGLIGIBLE * delta
+        above = first + place - 1  # of the loss above the last that exceeds
+        rest = math.exp(min(upper[above], 0.0)) - target
         if target <= 0.0 or rest <= 0.0:
             return float(self.losses[last + 1]), bool(tight)
         # Between the two grid points δ is (upper sum) - e^ε (lower sum): solved for ε.
-        epsilon = math.log(rest) - log_lower[last + 1]
+        epsilon = math.log(rest) - lower[above]
         return min(float(epsilon), float(self.losses[last + 1])), bool(tight)
+
+
+def _power(spectrum: npt.NDArray[np.complex128], count: int) -> npt.NDArray[np.complex128]:
+    """Return spectrum ** count, and 0 at once for what is too small for a number: nearly all."""
+    squares = spectrum.real**2 + spectrum.imag**2
+    powers = np.zeros_like(spectrum)
+    return np.power(spectrum, count, out=powers, where=squares > math.exp(-1600.0 / count))
 
 
 def _effective(count: int, tilt: float, width: float) -> float:

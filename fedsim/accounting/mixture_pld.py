@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -45,11 +45,11 @@ def mixture_pld(
     Raises:
         ValueError: the losses need more than 6 million grid points of this width.
     """
-    mixture = _Mixture.pruned(noise, np.asarray(sensitivities), np.asarray(probabilities))
+    mixture = _pruned(noise, tuple(sensitivities), tuple(probabilities), _LOG_DISCARDED)
     if not mixture.sensitivities[-1]:  # a rate so small that every component with a user is out
         nothing = _pmf(width, 0, np.array([1.0 - mixture.discarded]), mixture.discarded)
         return PrivacyLossDistribution(nothing)
-    lowest, highest = mixture.support()
+    lowest, highest = mixture.support
     first = math.floor(float(mixture.loss(np.array([lowest]))[0]) / width)
     last = math.ceil(float(mixture.loss(np.array([highest]))[0]) / width)
     if last - first > MAX_POINTS:
@@ -91,18 +91,29 @@ class Losses:
         with np.errstate(divide="ignore"):
             return np.log(self.probabilities)
 
+    def log_moment(self, tilt: float) -> float:
+        """Return log M(θ)."""
+        return self._tilted(tilt)[0]
+
     def log_moments(self, tilt: float) -> tuple[float, float, float]:
         """Return log M(θ) with its first and second derivative, the tilted mean and variance."""
-        exponents = self.logs + tilt * self.losses
-        top = exponents.max()
-        weights = np.exp(exponents - top)
-        total = weights.sum()
+        log_moment, weights, total = self._tilted(tilt)
         mean = float(weights @ self.losses / total)
         variance = float(weights @ (self.losses - mean) ** 2 / total)
-        return float(top + np.log(total)), mean, variance
+        return log_moment, mean, variance
+
+    def _tilted(self, tilt: float) -> tuple[float, Array, float]:
+        """Return log M(θ), and the tilted probabilities with their sum."""
+        exponents = tilt * self.losses
+        exponents += self.logs
+        top = exponents.max()
+        exponents -= top
+        weights = np.exp(exponents, out=exponents)
+        total = weights.sum()
+        return float(top + np.log(total)), weights, float(total)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Mixture:
     """P = Σ_i exp(log_weights_i) N(sensitivities_i, σ²) and Q = N(0, σ²).
 
@@ -117,24 +128,6 @@ class _Mixture:
     sensitivities: Array
     log_weights: Array
     discarded: float
-
-    @classmethod
-    def pruned(cls, noise: float, sensitivities: Array, weights: Array) -> _Mixture:
-        """Return the mixture without its lightest components, e^-50 of mass at most in all.
-
-        Leaving out is safe: give their mass to an outcome that reveals everything, and P is a
-        post-processing of that (turn the outcome into a draw from what was left out).
-        """
-        order = np.argsort(weights, kind="stable")
-        mass = np.cumsum(weights[order])
-        num_discarded = int(np.searchsorted(mass, math.exp(_LOG_DISCARDED), side="right"))
-        components = np.sort(order[num_discarded:])
-        return cls(
-            noise=noise,
-            sensitivities=sensitivities[components].astype(np.float64),
-            log_weights=np.log(weights[components]),
-            discarded=float(mass[num_discarded - 1]) if num_discarded else 0.0,
-        )
 
     def loss(self, points: Array) -> Array:
         """Return g at points of shape (n,)."""
@@ -154,6 +147,7 @@ class _Mixture:
         total = exponents.sum(axis=0)
         return top + np.log(total), (self.sensitivities @ exponents) / (total * self.noise**2)
 
+    @cached_property
     def support(self) -> tuple[float, float]:
         """Return points with at most e^-50 / 2 of Q below the first and of P above the second."""
         tail = _LOG_DISCARDED - math.log(2.0)
@@ -189,19 +183,22 @@ class _Mixture:
 
         A table brackets each root between neighbours; Newton's iterations from the right
         neighbour come down to the root monotonically, since g is convex, and quadratically.
+        A point that does not come down any more is there, up to the rounding of g, which would
+        only push it to and fro where g is nearly flat.
         """
         table, values = self._table(lowest, highest, losses[-1])
         cell = np.clip(np.searchsorted(values, losses), 1, len(table) - 1)
         left, points = table[cell - 1], table[cell]
-        inside = losses >= values[0]
+        points[losses < values[0]] = lowest
+        moving = np.flatnonzero(losses >= values[0])
         for _ in range(_MAX_STEPS):
-            value, slope = self._loss_and_slope(points)
-            step = np.zeros(len(points))  # where g is flat to the last digit, that is the root
-            np.divide(value - losses, slope, out=step, where=slope > 0.0)
-            following = np.maximum(points - step, left)
-            moved = np.abs(following - points) > 1e-14 * self.noise + 4e-16 * np.abs(points)
-            points = following
-            if not np.any(moved & inside):
+            value, slope = self._loss_and_slope(points[moving])
+            step = np.zeros(len(moving))  # where g is flat to the last digit, that is the root
+            np.divide(value - losses[moving], slope, out=step, where=slope > 0.0)
+            before = points[moving]
+            points[moving] = np.maximum(before - step, left[moving])
+            moving = moving[before - points[moving] > 1e-14 * self.noise + 4e-16 * np.abs(before)]
+            if len(moving) == 0:
                 break
         infimum = self.log_weights[0] if self.sensitivities[0] == 0.0 else -math.inf
         return np.where(losses <= infimum, -np.inf, points)
@@ -214,6 +211,31 @@ class _Mixture:
         # g is smooth and monotone: a coarse table brackets every root between two neighbours.
         table = np.linspace(lowest, end, _TABLE)
         return table, self.loss(table)
+
+
+@lru_cache(maxsize=8)  # asked again on each finer grid
+def _pruned(
+    noise: float,
+    sensitivities: tuple[float, ...],
+    probabilities: tuple[float, ...],
+    log_mass: float,
+) -> _Mixture:
+    """Return the mixture without its lightest components, e^log_mass at most in all.
+
+    Leaving out is safe: give their mass to an outcome that reveals everything, and P is a
+    post-processing of that (turn the outcome into a draw from what was left out).
+    """
+    weights = np.asarray(probabilities)
+    order = np.argsort(weights, kind="stable")
+    mass = np.cumsum(weights[order])
+    num_discarded = int(np.searchsorted(mass, math.exp(log_mass), side="right"))
+    components = np.sort(order[num_discarded:])
+    return _Mixture(
+        noise=noise,
+        sensitivities=np.asarray(sensitivities)[components].astype(np.float64),
+        log_weights=np.log(weights[components]),
+        discarded=float(mass[num_discarded - 1]) if num_discarded else 0.0,
+    )
 
 
 def _split_masses(

@@ -7,7 +7,7 @@ import hashlib
 import sys
 from collections.abc import Mapping
 from functools import lru_cache
-from importlib.metadata import EntryPoints, entry_points
+from importlib.metadata import Distribution, EntryPoints, entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -36,10 +36,17 @@ def distribution(group: str, name: str) -> str:
     dist = entries[0].dist if entries else None
     if dist is None:
         return ""
-    named = f"{dist.name} {dist.version}"
-    if dist.name == OWN:
+    package, version = _named(dist)
+    named = f"{package} {version}"
+    if package == OWN:
         return named
-    return f"{named} {entries[0].value} {_same_source(entries[0].module, dist.name)}"
+    return f"{named} {entries[0].value} {_same_source(entries[0].module, package)}"
+
+
+@lru_cache
+def _named(dist: Distribution) -> tuple[str, str]:
+    """Return the name and version of a package; each is read from a file that is parsed anew."""
+    return dist.name, dist.version
 
 
 def distributions(named: Mapping[str, str]) -> dict[str, str]:

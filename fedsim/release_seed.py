@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from functools import lru_cache
-from importlib.metadata import version
+from importlib import metadata
 from pathlib import Path
 
 from fedsim.accounting.ledger import Ledger
@@ -15,6 +15,7 @@ from fedsim.registry import distributions, names
 from fedsim.state import ServerState
 from fedsim.tensors import parameters_digest
 
+version = lru_cache(metadata.version)  # of what is imported, which stays as it is
 _COMPUTE = ("fedsim-dp", "dp-accounting", "torch", "transformers", "peft", "numpy", "scipy")
 
 

@@ -150,8 +150,9 @@ def test_the_estimates_noise_is_larger_by_the_split(
     assert p_value(sample, reported * Z / SPLIT) < 1e-4  # the multiplier without a split
 
 
-@pytest.mark.parametrize("noise", ["seeded", "secure"])
-@pytest.mark.parametrize(("units", "unclipped"), [(0, 0), (9, 2)], ids=["nobody", "nine"])
+@pytest.mark.parametrize(
+    ("noise", "units", "unclipped"), [("seeded", 9, 2), ("secure", 0, 0)], ids=["nine", "nobody"]
+)
 def test_the_counts_noise_is_the_one_that_is_paid_for(
     speeches: Path, materials: Materials, noise: str, units: int, unclipped: int
 ) -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import pytest
 
-from fedsim.accounting.accountants import delta, epsilon
+from fedsim.accounting import accountants
+from fedsim.accounting.accountants import delta
 from fedsim.accounting.events import RoundCost
 from fedsim.accounting.pld import WIDTH, composed
 from fedsim.sampling import PoissonSampling, Relation
+
+epsilon = functools.cache(accountants.epsilon)  # two tests ask the same
 
 # (probability, noise multiplier, units per user, rounds, δ)
 Regime = tuple[float, float, int, int, float]

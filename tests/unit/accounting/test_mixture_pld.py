@@ -159,11 +159,11 @@ def test_tight_as_the_grid_gets_finer(noise: float, units: int, probability: flo
 @pytest.mark.parametrize(
     ("noise", "units", "probability", "width", "rounds"),
     [
-        (4.0, 32, 0.01, 1e-3, 2000),
+        (4.0, 32, 0.01, 1e-2, 2000),
         (2.0, 8, 0.3, 1e-2, 10),
         (0.5, 3, 1e-3, 1e-2, 100),
         (20.0, 512, 0.01, 1e-2, 50),
-        (1.1, 1, 0.02, 1e-3, 150),
+        (1.1, 1, 0.02, 1e-2, 150),
         (6.0, 8, 1.0, 1e-2, 5),
     ],
 )

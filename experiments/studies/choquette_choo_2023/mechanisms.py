@@ -92,4 +92,5 @@ run = Trained(
         title="Held-out loss: samplers and correlated noise",
     ),
     notes=notes,
+    seeds=2,
 )

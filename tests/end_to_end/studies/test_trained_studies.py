@@ -11,10 +11,12 @@ import pytest
 from fedsim.experiments.studies.charles_2024 import gradient_diversity, tradeoffs
 from fedsim.experiments.studies.charles_2024.tradeoffs import Recommendation
 from fedsim.experiments.studies.common import trained
+from fedsim.planner.variants import changed
 from fedsim.report.grid_result import GridResult
 from tests.conftest import small_config
 from tests.end_to_end.studies.test_studies import TRAINED
 from tests.helpers.commands import fedsim
+from tests.robustness.dirty.tiny_world import LONGEST, write_model
 
 MORE = {  # file to its least number of lines
     "estimate-and-double-text": {"suboptimality.csv": 6},
@@ -45,6 +47,19 @@ def _small_text(speeches: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
     tradeoffs.planned.cache_clear()
 
 
+@pytest.fixture
+def _one_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The base config on a network of one layer, which nobody pre-trains: grids are many runs."""
+    network = {"name_or_path": str(write_model(tmp_path / "network", 0))}
+    text = {"sequence_length": LONGEST}
+    config = changed(trained.base(), data=text, model={"pretraining_steps": None, **network})
+    path = tmp_path / "study.toml"
+    path.write_text(config.to_toml(), encoding="utf-8")
+    monkeypatch.setattr(trained, "CONFIG", path)
+    own = tuple(key for key in trained.QUICK if key != "model.pretraining_steps=10")
+    monkeypatch.setattr(trained, "QUICK", own)
+
+
 def quick(name: str, out: Path) -> tuple[list[dict[str, str]], str]:
     """Run a study; return the rows of its table and its page."""
     done = fedsim("study", name, "--quick", "--out", out)
@@ -54,19 +69,21 @@ def quick(name: str, out: Path) -> tuple[list[dict[str, str]], str]:
         return list(csv.DictReader(file)), (out / "table.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.usefixtures("_one_layer")
 @pytest.mark.parametrize("name", TRAINED)
 def test_a_quick_run_leaves_table_picture_and_runs(name: str, tmp_path: Path) -> None:
-    rows, page = quick(name, tmp_path)
-    text = (tmp_path / "measurement.json").read_text(encoding="utf-8")
+    out = tmp_path / "study"
+    rows, page = quick(name, out)
+    text = (out / "measurement.json").read_text(encoding="utf-8")
     measurement = GridResult.model_validate_json(text)
     assert len(rows) == len(measurement.lines) > 0
     assert [line.failures for line in measurement.lines if line.failures] == []
     assert all(line.loss is not None for line in measurement.lines)
     for line in measurement.lines:
-        run = tmp_path / "runs" / f"{line.name},seed={measurement.seeds[0]}"
+        run = out / "runs" / f"{line.name},seed={measurement.seeds[0]}"
         assert (run / "report.json").exists()
     for extra, least in MORE.get(name, {}).items():
-        assert len((tmp_path / extra).read_text(encoding="utf-8").splitlines()) >= least
+        assert len((out / extra).read_text(encoding="utf-8").splitlines()) >= least
     assert "The paper" in page or "the large cohort" in page
     assert "no ε here accounts for" in page or measurement.tuning is None
 

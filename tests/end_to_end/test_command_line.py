@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import sysconfig
 import time
 from pathlib import Path
@@ -26,10 +25,7 @@ from fedsim.materials import load_materials
 from fedsim.report.schema import load_metrics, load_report
 from tests.conftest import small_config
 from tests.helpers.commands import fedsim, fedsim_json, write_config
-
-
-def command(*arguments: str | Path) -> list[str]:
-    return [sys.executable, "-m", "fedsim.cli.main", *map(str, arguments)]
+from tests.robustness.kills.child import ended, start
 
 
 @pytest.fixture(scope="module")
@@ -114,17 +110,15 @@ def assert_same_run(left: Path, right: Path) -> None:
 
 def test_a_killed_run_resumes_to_the_same_bits(finished: Path, tmp_path: Path) -> None:
     out = tmp_path / "killed"
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    arguments = command("run", finished / "config.toml", "--out", out)
-    with subprocess.Popen(arguments, env=environment, stderr=subprocess.DEVNULL) as process:
-        checkpoint = out / "checkpoints" / "round-000002.safetensors"
-        deadline = time.monotonic() + 120
-        while not checkpoint.exists():
-            assert process.poll() is None, "ended before its first checkpoint"
-            assert time.monotonic() < deadline
-            time.sleep(0.002)
-        process.send_signal(signal.SIGKILL)
-    assert process.returncode == -signal.SIGKILL
+    process = start(tmp_path / "log", "run", finished / "config.toml", "--out", out)
+    checkpoint = out / "checkpoints" / "round-000002.safetensors"
+    deadline = time.monotonic() + 120
+    while not checkpoint.exists():
+        assert process.is_alive(), "ended before its first checkpoint"
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    process.kill()
+    assert ended(process) == -signal.SIGKILL
     assert not (out / "report.json").exists()
     refused = fedsim("run", finished / "config.toml", "--out", out)
     assert refused.returncode == 2

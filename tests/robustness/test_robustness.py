@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,18 +11,19 @@ from tests.robustness.__main__ import app
 from tests.robustness.outcome import Outcome
 
 
-def test_killed_runs_lose_nothing(tmp_path: Path) -> None:
+def test_killed_runs_lose_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "outcome.json"
     order = ["kills", "--kills", "3", "--seconds", "600", "--seed", "3", "--out", str(out)]
-    command = [sys.executable, "-m", "tests.robustness", *order]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    with pytest.raises(SystemExit) as ended:
+        app(order)
+    said = capsys.readouterr()
+    assert ended.value.code == 0, said.out + said.err
     (kills,) = json.loads(out.read_text(encoding="utf-8"))
     assert kills["losses"] == []
     assert kills["counts"]["kills"] == 3
     assert kills["counts"]["runs brought to their end"] >= 1
     assert sum(n for name, n in kills["counts"].items() if name.startswith("killed in")) == 3
-    assert "0 lost" in done.stdout
+    assert "0 lost" in said.out
 
 
 def test_a_loss_is_told_and_is_the_exit_status(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import pytest
 
 from fedsim.cli.main import main
 from tests.conftest import small_config
+from tests.robustness.kills.child import ended, start
 
 
 def status_of(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int | str | None:
@@ -38,29 +37,28 @@ def test_the_second_of_two_processes_is_refused(
         speeches, strategy={"rounds": 24}, training={"evaluate_every": 24}
     ).to_toml()
     config.write_text(text, encoding="utf-8")
-    command = [sys.executable, "-m", "fedsim.cli.main", "run", str(config), "--out", str(out)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) as holder:
-        try:
-            deadline = time.monotonic() + 120
-            while not (out / "checkpoints" / "round-000002.safetensors").exists():
-                assert holder.poll() is None, "ended before its first checkpoint"
-                assert time.monotonic() < deadline
-                time.sleep(0.002)
-            holder.send_signal(signal.SIGSTOP)
-            before = contents(out)
-            for options in ([], ["--resume"]):
-                assert status_of(monkeypatch, "run", config, "--out", out, *options) == 2
-                said = capsys.readouterr().err
-                assert said.startswith(f"Error: --out {out}: is being written by another process")
-                assert f"pid {holder.pid} on" in said
-                assert said.count("\n") == 1
-            assert status_of(monkeypatch, "compare", config, "--out", out.parent) == 2
-            assert f"pid {holder.pid} on" in capsys.readouterr().err
-            assert contents(out) == before
-        finally:
-            holder.kill()
-    assert holder.returncode == -signal.SIGKILL
+    holder = start(tmp_path / "log", "run", config, "--out", out)
+    pid = holder.pid or 0
+    try:
+        deadline = time.monotonic() + 120
+        while not (out / "checkpoints" / "round-000002.safetensors").exists():
+            assert holder.is_alive(), "ended before its first checkpoint"
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
+        os.kill(pid, signal.SIGSTOP)
+        before = contents(out)
+        for options in ([], ["--resume"]):
+            assert status_of(monkeypatch, "run", config, "--out", out, *options) == 2
+            said = capsys.readouterr().err
+            assert said.startswith(f"Error: --out {out}: is being written by another process")
+            assert f"pid {pid} on" in said
+            assert said.count("\n") == 1
+        assert status_of(monkeypatch, "compare", config, "--out", out.parent) == 2
+        assert f"pid {pid} on" in capsys.readouterr().err
+        assert contents(out) == before
+    finally:
+        holder.kill()
+    assert ended(holder) == -signal.SIGKILL
     assert status_of(monkeypatch, "run", config, "--out", out, "--resume") == 0
     assert {"report.json", "model"} <= {path.name for path in out.iterdir()}
     assert not list(out.glob(".*"))

@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
@@ -69,12 +69,27 @@ def begin(
         strike: what befalls it; it may end before.
         count_into: receives its changes of the disk by stage, as JSON, when it ends.
     """
+    return _forked(_live, scene, log, strike, count_into)
+
+
+def start(log: Path, *arguments: object, **environment: str) -> BaseProcess:
+    """Start `fedsim` with arguments in a process of its own session, and return the process.
+
+    Args:
+        log: receives what the command says.
+        arguments: of the command.
+        environment: what it has on top of this process's.
+    """
+    return _forked(_as_command, {**os.environ, **environment}, log, [*map(str, arguments)])
+
+
+def _forked(target: Callable[..., None], *arguments: object) -> BaseProcess:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # a fork with threads would inherit their locks
     # What is killed leaves semaphores (tqdm's); they are removed, and need not be spoken of.
     os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker:UserWarning")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(_IMPORTED))
-    process = context.Process(target=_live, args=(scene, log, strike, count_into))
+    process = context.Process(target=target, args=arguments)
     process.start()
     return process
 
@@ -88,18 +103,23 @@ def ended(process: BaseProcess) -> int:
     return status
 
 
-def _live(scene: Scene, log: Path, strike: Strike | None, count_into: Path | None) -> None:
+def _as_command(environment: Mapping[str, str], log: Path, arguments: Sequence[str]) -> None:
+    os.setsid()
     with log.open("wb") as file:
         for stream in (1, 2):
             os.dup2(file.fileno(), stream)
-    os.environ.update(scene.environment)
-    changes: Counter[str] = Counter()
-    sys.addaudithook(_hook(scene, strike, changes))
-    sys.argv = ["fedsim", *scene.arguments]
+    os.environ.update(environment)
+    sys.argv = ["fedsim", *arguments]
     from fedsim.cli.main import main  # noqa: PLC0415
 
+    main()
+
+
+def _live(scene: Scene, log: Path, strike: Strike | None, count_into: Path | None) -> None:
+    changes: Counter[str] = Counter()
+    sys.addaudithook(_hook(scene, strike, changes))
     try:
-        main()
+        _as_command(scene.environment, log, scene.arguments)
     finally:
         if count_into is not None:
             count_into.write_text(json.dumps(changes), encoding="utf-8")

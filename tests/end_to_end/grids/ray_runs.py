@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -17,6 +15,7 @@ import psutil
 from safetensors.torch import load_file
 
 from fedsim.config import Config
+from tests.robustness.kills.child import start
 
 STEADY = 450 * 2**20  # bytes of a worker that has torch, model and store in memory
 PATIENCE = 180.0  # seconds for a run on a machine that is busy with other tests
@@ -31,33 +30,28 @@ class Command:
 
     def __init__(self, log: Path, *arguments: object, **env: str) -> None:
         self.log = log
-        with log.open("w", encoding="utf-8") as file:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "fedsim.cli.main", *map(str, arguments)],
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                # Sums of float32 depend on the number of threads: Ray gives a worker one.
-                env={**os.environ, "OMP_NUM_THREADS": "1", **env},
-            )
+        # Sums of float32 depend on the number of threads: Ray gives a worker one.
+        self._process = start(log, *arguments, **{"OMP_NUM_THREADS": "1", **env})
+        self._pid = self._process.pid or 0
 
-    def wait(self) -> int:
+    def wait(self) -> int | None:
         """Return the exit status."""
-        return self._process.wait(timeout=PATIENCE)
+        self._process.join(PATIENCE)
+        return self._process.exitcode
 
     @property
     def running(self) -> bool:
         """Whether it has not ended."""
-        return self._process.poll() is None
+        return self._process.is_alive()
 
     def workers(self) -> list[psutil.Process]:
         """Return its Ray workers that are computing."""
-        return computing(self._process.pid)
+        return computing(self._pid)
 
     def end(self) -> None:
         """Kill what is left of it."""
         with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+            os.killpg(self._pid, signal.SIGKILL)
 
 
 def computing(pid: int) -> list[psutil.Process]:

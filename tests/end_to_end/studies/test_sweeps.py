@@ -6,9 +6,8 @@ import contextlib
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
@@ -21,25 +20,13 @@ from fedsim.utils.locks import LOCK
 from tests.conftest import small_config
 from tests.end_to_end.grids.test_ray import run_alone
 from tests.helpers.commands import fedsim
+from tests.robustness.kills.child import start
 
 STEM = "uls"
 ROUNDS = 12
 GROUP_SIZES = ("--vary", "strategy.group_size=2,3")
 CELLS = [f"{STEM},source={s}.jsonl,group_size={k}" for s in ("here", "later") for k in (2, 3)]
 ON_RAY = ("--grid", "ray", "--workers", "2", "--set", "executor.cpus_per_worker=0.5")
-
-
-def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
-    """Start `fedsim compare` in `folder`, its output to files there."""
-    with (folder / "stdout").open("w") as out, (folder / "stderr").open("w") as err:
-        return subprocess.Popen(
-            [sys.executable, "-m", "fedsim.cli.main", "compare", f"{STEM}.toml", *arguments],
-            cwd=folder,
-            stdout=out,
-            stderr=err,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"},
-        )
 
 
 def compare(folder: Path, *arguments: str) -> tuple[int, str]:
@@ -101,13 +88,13 @@ def writer_of(folder: Path) -> int:
     return 0
 
 
-def kill_worker(folder: Path, process: subprocess.Popen[str]) -> int:
+def kill_worker(folder: Path, process: BaseProcess) -> int:
     """SIGKILL the process of a run after its first checkpoint; return when that was written."""
     checkpoint = folder / "checkpoints" / "round-000002.safetensors"
     deadline = time.monotonic() + 600
     pid = 0
     while not (pid and checkpoint.exists()):  # found before: a short run may soon be over
-        assert process.poll() is None, "ended before its first checkpoint"
+        assert process.is_alive(), "ended before its first checkpoint"
         assert time.monotonic() < deadline
         time.sleep(0.005)
         pid = pid or writer_of(folder)
@@ -123,12 +110,14 @@ def test_ray_gives_the_same_bits_whatever_is_killed_or_fails(
     """Two at a time; one is killed in the middle; two have no source and never will."""
     out = folder / "ray"
     sources = ("--vary", "data.source=here.jsonl,later.jsonl,never.jsonl")
-    with start(folder, *sources, *GROUP_SIZES, *ON_RAY, "--out", "ray") as process:
-        written = kill_worker(out / CELLS[0], process)
-        assert not (out / CELLS[0] / "report.json").exists()
-        status = process.wait(timeout=300)
-    said = (folder / "stderr").read_text(encoding="utf-8")
-    assert status == 1, said
+    grid = ("compare", f"{STEM}.toml", *sources, *GROUP_SIZES, *ON_RAY, "--out", "ray")
+    with contextlib.chdir(folder):
+        process = start(folder / "log", *grid, OMP_NUM_THREADS="1", COLUMNS="200")
+    written = kill_worker(out / CELLS[0], process)
+    assert not (out / CELLS[0] / "report.json").exists()
+    process.join(300)
+    said = (folder / "log").read_text(encoding="utf-8")
+    assert process.exitcode == 1, said
     lines = said.splitlines()
     failures = [line for line in lines if line.startswith("Failed: ")]
     assert len(failures) == 2

@@ -1,7 +1,6 @@
 """The same apps under Flower's own runtimes: the model of one process to the bit, the real status.
 
-Everything runs as real processes through `fedsim flower`, their output in files: a process that
-outlives its parent would hold a pipe open.
+`fedsim flower` runs in this process; what it starts of Flower's are real ones.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ import os
 import re
 import socket
 import subprocess
-import sys
 import sysconfig
 import time
 from collections.abc import Iterator
@@ -24,21 +22,22 @@ from fedsim.config import Config
 from tests.conftest import small_config
 from tests.helpers.commands import fedsim as fedsim_here
 
-LIMIT = 900.0  # seconds; far above what a run takes on a loaded machine
 SCRIPTS = Path(sysconfig.get_path("scripts"))
 
 
-@pytest.fixture(scope="module")
-def env(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    return {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "PATH": os.pathsep.join([str(SCRIPTS), os.environ["PATH"]]),
-        "FLWR_HOME": str(tmp_path_factory.mktemp("flower-home")),
-        "FLWR_TELEMETRY_ENABLED": "0",
-        "FLWR_DISABLE_UPDATE_CHECK": "1",
-        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-    }
+@pytest.fixture(scope="module", autouse=True)
+def _environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {
+            "OMP_NUM_THREADS": "1",
+            "PATH": os.pathsep.join([str(SCRIPTS), os.environ["PATH"]]),
+            "FLWR_HOME": str(tmp_path_factory.mktemp("flower-home")),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        }.items():
+            patch.setenv(name, value)
+        yield
 
 
 def rounds_of(count: int, source: Path, shard_size: int, cohort_size: int = 6) -> Config:
@@ -47,21 +46,6 @@ def rounds_of(count: int, source: Path, shard_size: int, cohort_size: int = 6) -
         strategy={"rounds": count, "cohort_size": cohort_size},
         executor={"shard_size": shard_size},
     )
-
-
-def fedsim_command(arguments: list[str], folder: Path, env: dict[str, str]) -> tuple[int, str, str]:
-    """Return status, output and errors of the real command."""
-    with (folder / "stdout").open("wb") as out, (folder / "stderr").open("wb") as err:
-        done = subprocess.run(
-            [sys.executable, "-m", "fedsim.cli.main", *arguments],
-            cwd=folder,
-            env=env,
-            stdout=out,
-            stderr=err,
-            timeout=LIMIT,
-            check=False,
-        )
-    return done.returncode, (folder / "stdout").read_text(), (folder / "stderr").read_text()
 
 
 def model_bytes(folder: Path) -> bytes:
@@ -84,24 +68,23 @@ def processes_of(home: str) -> list[str]:
     return found
 
 
-def test_two_simulated_nodes_give_the_model_of_one_process(
-    speeches: Path, tmp_path: Path, env: dict[str, str]
-) -> None:
+def test_two_simulated_nodes_give_the_model_of_one_process(speeches: Path, tmp_path: Path) -> None:
     """Relative paths, a space in one of them, and nothing left running or lying about."""
     config = rounds_of(2, speeches, shard_size=2)
     write(config, tmp_path)
     expected = fedsim.run(config, tmp_path / "one").path
-    status, output, errors = fedsim_command(
-        ["flower", "config.toml", "--out", "of flower", "--workers", "2"], tmp_path, env
-    )
-    assert status == 0, errors
-    assert "2 simulated SuperNodes" in errors
-    assert "round 2 of 2, held-out loss" in errors
-    assert "-differential privacy under" in output
-    assert "of flower/report.html" in output
+    command = ("flower", "config.toml", "--out", "of flower", "--workers", "2")
+    done = fedsim_here(*command, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "2 simulated SuperNodes" in done.stderr
+    assert "round 2 of 2, held-out loss" in done.stderr
+    assert "-differential privacy under" in done.stdout
+    assert "of flower/report.html" in done.stdout
     assert model_bytes(tmp_path / "of flower") == model_bytes(expected)
     assert fedsim.load_report(tmp_path / "of flower").privacy.rounds == 2
-    home = re.search(r"Successfully installed fedsim-app to (\S*/fedsim-flower-[^/]+)/", errors)
+    home = re.search(
+        r"Successfully installed fedsim-app to (\S*/fedsim-flower-[^/]+)/", done.stderr
+    )
     assert home
     assert not Path(home[1]).exists()
     end = time.monotonic() + 60.0  # Flower's children notice within seconds that it is gone
@@ -118,16 +101,14 @@ def free_port() -> int:
 
 
 @contextmanager
-def daemons(commands: list[list[str]], folder: Path, env: dict[str, str]) -> Iterator[None]:
+def daemons(commands: list[list[str]], folder: Path) -> Iterator[None]:
     """Run programs in the background, and end each of them, and those alone."""
     started: list[subprocess.Popen[bytes]] = []
     try:
         for number, command in enumerate(commands):
             with (folder / f"daemon-{number}").open("wb") as log:
                 program = [str(SCRIPTS / command[0]), *command[1:]]
-                started.append(
-                    subprocess.Popen(program, env=env, stdout=log, stderr=subprocess.STDOUT)
-                )
+                started.append(subprocess.Popen(program, stdout=log, stderr=subprocess.STDOUT))
         yield
     finally:
         for process in reversed(started):
@@ -141,14 +122,14 @@ def daemons(commands: list[list[str]], folder: Path, env: dict[str, str]) -> Ite
 
 
 @pytest.fixture(scope="module")
-def superlink(tmp_path_factory: pytest.TempPathFactory, env: dict[str, str]) -> Iterator[str]:
+def superlink(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A SuperLink and two SuperNodes on loopback, on ports of their own."""
     port = free_port()
     address = f"127.0.0.1:{port}"
     link = ["flower-superlink", "--insecure", "--host", "127.0.0.1", "--port", str(port)]
     node = ["flower-supernode", "--insecure", "--superlink", address, "--port"]
     nodes = [[*node, str(free_port())] for _ in range(2)]
-    with daemons([link, *nodes], tmp_path_factory.mktemp("logs"), env):
+    with daemons([link, *nodes], tmp_path_factory.mktemp("logs")):
         end = time.monotonic() + 60.0
         while time.monotonic() < end:
             with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1.0):
@@ -158,29 +139,23 @@ def superlink(tmp_path_factory: pytest.TempPathFactory, env: dict[str, str]) -> 
 
 
 def test_two_supernodes_give_the_model_of_one_process(
-    superlink: str, speeches: Path, tmp_path: Path, env: dict[str, str]
+    superlink: str, speeches: Path, tmp_path: Path
 ) -> None:
     """One round of two shards or so, as each is a new process."""
     config = rounds_of(1, speeches, shard_size=5)
     write(config, tmp_path)
     expected = fedsim.run(config, tmp_path / "one").path
-    command = ["flower", "config.toml", "--out", "two", "--workers", "2", "--superlink", superlink]
-    status, output, errors = fedsim_command(command, tmp_path, env)
-    assert status == 0, errors
-    assert "-differential privacy under" in output
+    command = ("flower", "config.toml", "--out", "two", "--workers", "2", "--superlink", superlink)
+    done = fedsim_here(*command, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "-differential privacy under" in done.stdout
     assert model_bytes(tmp_path / "two") == model_bytes(expected)
 
 
 def test_wrong_input_and_a_failure_inside_have_their_own_status(
-    superlink: str,
-    speeches: Path,
-    tmp_path: Path,
-    env: dict[str, str],
-    monkeypatch: pytest.MonkeyPatch,
+    superlink: str, speeches: Path, tmp_path: Path
 ) -> None:
     """What only the ServerApp can find wrong is a 2; what breaks in it is a 1, and says why."""
-    for name, value in env.items():
-        monkeypatch.setenv(name, value)
     link = ["--superlink", superlink]
     write(rounds_of(2, speeches, shard_size=1, cohort_size=500), tmp_path)
     done = fedsim_here("flower", "config.toml", "--out", "wrong", *link, folder=tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -129,12 +130,17 @@ def run_panels(metrics: Sequence[RoundMetrics], initial: Scores, privacy: Privac
 
 def render_page(template: str, **values: object) -> str:
     """Return a template of this package with plotly.js and the wording at its hand."""
-    environment = Environment(
+    page = _environment().get_template(template)
+    return page.render(say=wording, plotly_js=get_plotlyjs(), **values)
+
+
+@cache
+def _environment() -> Environment:
+    """Return what keeps compiled templates: each is compiled once a process."""
+    return Environment(
         loader=PackageLoader("fedsim.report"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    page = environment.get_template(template)
-    return page.render(say=wording, plotly_js=get_plotlyjs(), **values)

@@ -15,7 +15,8 @@ from fedsim.runner.checkpoint import latest_checkpoint, load_checkpoint
 from fedsim.runner.folder import RunFolder
 from fedsim.runner.training import NOT_PAID_FOR, check_held_out
 from fedsim.tensors import all_finite
-from tests.helpers.commands import fedsim, write_config
+from tests.helpers.commands import fedsim
+from tests.helpers.light import write_config
 
 FAR: dict[str, Any] = {"optimizer": "sgd", "learning_rate": 1e38}
 

@@ -15,10 +15,10 @@ from fedsim.accounting.events import RoundCost
 from fedsim.report.schema import load_metrics
 from fedsim.runner.checkpoint import load_checkpoint
 from fedsim.sampling import PoissonSampling
-from tests.conftest import small_config
 from tests.end_to_end.test_command_line import assert_same_run
 from tests.helpers.commands import fedsim as command
 from tests.helpers.commands import write_config
+from tests.helpers.light import light_config
 
 ADAPTIVE = {"quantile": 0.5, "learning_rate": 0.5, "count_noise_stddev": 0.6}
 
@@ -66,7 +66,7 @@ def test_a_schedule_over_examples_that_are_normalised(speeches: Path, tmp_path: 
     schedule = {"kind": "exponential", "final_l2_clip_norm": 0.01, "rounds": 2}
     clip = {"l2_clip_norm": 1.0, "normalise": True, "schedule": schedule}
     els = {"name": "els", "cohort_size": None, "batch_size": 9, "clip": clip}
-    out = fedsim.run(small_config(speeches, strategy=els), tmp_path / "run").path
+    out = fedsim.run(light_config(speeches, strategy=els), tmp_path / "run").path
     lines = load_metrics(out)[1:]
     assert [line.clip_norm for line in lines] == pytest.approx([1.0, 0.1, 0.01, 0.01])
     assert {line.released_share for line in lines} == {None}

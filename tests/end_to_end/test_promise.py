@@ -15,7 +15,8 @@ import pytest
 from fedsim.accounting.events import RoundCost
 from fedsim.report.schema import load_report
 from fedsim.sampling import PoissonSampling
-from tests.helpers.commands import fedsim, write_config
+from tests.helpers.commands import fedsim
+from tests.helpers.light import write_config
 
 SCHEMA = json.loads(
     (Path(__file__).parents[2] / "docs" / "privacy.schema.json").read_text(encoding="utf-8")

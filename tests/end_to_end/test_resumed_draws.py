@@ -12,7 +12,7 @@ import fedsim
 from fedsim.accounting.promise import verify
 from fedsim.report.schema import load_report
 from fedsim.runner.folder import RunFolder
-from tests.conftest import small_config
+from tests.helpers.light import light_config
 
 
 def cut_off(folder: RunFolder) -> None:
@@ -24,7 +24,7 @@ def cut_off(folder: RunFolder) -> None:
 def test_rounds_that_are_repeated_are_charged_once_and_others_again(
     speeches: Path, tmp_path: Path
 ) -> None:
-    config = small_config(speeches, training={"keep_checkpoints": 2})
+    config = light_config(speeches, training={"keep_checkpoints": 2})
     folder = RunFolder(fedsim.run(config, tmp_path / "run").path)
     before = load_report(folder.path).privacy
     cut_off(folder)
@@ -64,7 +64,7 @@ def as_by_another_version(folder: RunFolder, noise_multiplier: float | None = No
 def test_an_epsilon_after_releases_of_another_cost_counts_them_as_they_were(
     speeches: Path, tmp_path: Path
 ) -> None:
-    config = small_config(speeches, training={"keep_checkpoints": 2, "evaluate_every": 1})
+    config = light_config(speeches, training={"keep_checkpoints": 2, "evaluate_every": 1})
     folder = RunFolder(fedsim.run(config, tmp_path / "run").path)
     as_by_another_version(folder, noise_multiplier=0.5)
     fedsim.run(config, folder.path, resume=True)
@@ -81,7 +81,7 @@ def test_an_epsilon_after_releases_of_another_cost_counts_them_as_they_were(
 
 def test_two_ways_to_go_on_from_one_run_share_no_noise(speeches: Path, tmp_path: Path) -> None:
     """A copy without the newest checkpoint goes on from earlier parameters than the other."""
-    config = small_config(speeches, training={"keep_checkpoints": 3, "checkpoint_every": 1})
+    config = light_config(speeches, training={"keep_checkpoints": 3, "checkpoint_every": 1})
     folder = RunFolder(fedsim.run(config, tmp_path / "run").path)
     as_by_another_version(folder)
     other = RunFolder(Path(shutil.copytree(folder.path, tmp_path / "copy")))

@@ -11,14 +11,14 @@ from fedsim.config import load_config
 from fedsim.materials import load_materials
 from fedsim.runner.folder import RunFolder
 from fedsim.utils import files as paths
-from tests.conftest import small_config
 from tests.helpers.commands import fedsim
+from tests.helpers.light import light_config
 
 SEED = 918_273_645
 
 
 def write(path: Path, source: Path, noise: str, **strategy: object) -> Path:
-    config = small_config(
+    config = light_config(
         source,
         privacy={"noise": noise},
         data={"held_out_users": 0.4},

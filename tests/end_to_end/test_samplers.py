@@ -15,13 +15,13 @@ from fedsim.config import parse_config
 from fedsim.errors import ConfigError
 from fedsim.report.schema import Privacy
 from fedsim.sampling import FixedSizeSampling, PoissonSampling, Relation, TruncatedPoissonSampling
-from tests.conftest import small_config
+from tests.helpers.light import light_config
 
 
 def run(speeches: Path, out: Path, **sections: dict[str, Any]) -> tuple[Privacy, list[int]]:
     """Return the promise and the cohorts' sizes of a short run."""
     strategy = {"rounds": 4, **sections.pop("strategy", {})}
-    config = small_config(speeches, strategy=strategy, **sections)
+    config = light_config(speeches, strategy=strategy, **sections)
     folder = fedsim.run(config, out).path
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return fedsim.load_report(folder).privacy, [line["units"] for line in lines[1:]]

@@ -19,7 +19,8 @@ from fedsim.errors import BudgetSpentError, ConfigError
 from fedsim.report.schema import load_report
 from fedsim.runner.shared_ledger import SharedAccount, SharedLedger, read_shared
 from fedsim.sampling import PoissonSampling, Relation
-from tests.helpers.commands import fedsim, fedsim_json, write_config
+from tests.helpers.commands import fedsim, fedsim_json
+from tests.helpers.light import write_config
 
 COST = RoundCost(PoissonSampling(0.25), 1.0)
 BOTH = Relation.ADD_OR_REMOVE

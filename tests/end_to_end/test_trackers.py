@@ -22,7 +22,7 @@ from fedsim.config import Config
 from fedsim.errors import ConfigError
 from fedsim.report.schema import RoundMetrics
 from fedsim.trackers.tracking import shown_run
-from tests.conftest import small_config
+from tests.helpers.light import light_config
 
 TERMS = (
     "δ = 0.001, for one user, add-or-remove-one user, Poisson sampling of users, pld accountant, "
@@ -34,7 +34,7 @@ Scalar = tuple[str, int, float]
 
 
 def tracked(speeches: Path, *names: str) -> Config:
-    return small_config(speeches, training={"trackers": names, "keep_checkpoints": 9})
+    return light_config(speeches, training={"trackers": names, "keep_checkpoints": 9})
 
 
 def events(run: Path) -> list[Scalar]:
@@ -221,7 +221,7 @@ def test_others_are_told_through_the_same_door(
 
 def test_no_epsilon_without_a_promise(speeches: Path, tmp_path: Path) -> None:
     non_private = {"name": "non-private", "rounds": 1}
-    config = small_config(speeches, strategy=non_private, training={"trackers": ("tensorboard",)})
+    config = light_config(speeches, strategy=non_private, training={"trackers": ("tensorboard",)})
     run = fedsim.run(config, tmp_path / "run").path
     assert not [tag for tag, _, _ in events(run) if "epsilon" in tag]
     assert events(run)

@@ -11,7 +11,8 @@ import pytest
 
 from fedsim.report.grid_result import GridResult
 from fedsim.report.schema import load_report
-from tests.helpers.commands import fedsim, write_config
+from tests.helpers.commands import fedsim
+from tests.helpers.light import write_config
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,30 @@
+"""The small config on a network of one layer: for whole runs of which the network is no matter."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from fedsim.config import Config
+from tests.conftest import small_config
+from tests.robustness.dirty.tiny_world import LONGEST, write_model
+
+
+def light_config(source: Path, **sections: dict[str, Any]) -> Config:
+    """Return the small config with the network, which lies beside the text; sections over it."""
+    network = source.parent / "network"
+    if not network.exists():
+        write_model(network, 0)
+    light: dict[str, dict[str, Any]] = {
+        "data": {"sequence_length": LONGEST},
+        "model": {"name_or_path": str(network), "pretraining_steps": None},
+    }
+    for name, section in sections.items():
+        light[name] = light.get(name, {}) | section
+    return small_config(source, **light)
+
+
+def write_config(path: Path, source: Path, **sections: dict[str, Any]) -> Path:
+    """Write the light config on `source`, with sections laid over it, and return where."""
+    path.write_text(light_config(source, **sections).to_toml(), encoding="utf-8")
+    return path

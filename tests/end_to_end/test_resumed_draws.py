@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import fedsim
+from fedsim.accounting.ledger import Ledger
 from fedsim.accounting.promise import verify
 from fedsim.report.schema import load_report
+from fedsim.runner.checkpoint import load_checkpoint, save_checkpoint
 from fedsim.runner.folder import RunFolder
 from tests.helpers.light import light_config
 
@@ -19,6 +22,29 @@ def cut_off(folder: RunFolder) -> None:
     """Leave what a kill after round 4, before its checkpoint, leaves."""
     folder.report.unlink()
     max(folder.checkpoints.iterdir()).unlink()
+
+
+def change_charges(folder: RunFolder, noise_multiplier: float | None = None) -> None:
+    """Give all releases another id, and another cost, in the ledger and in the checkpoints."""
+
+    def changed(ledger: Ledger) -> Ledger:
+        items = [
+            replace(
+                item,
+                release="seeded:0",
+                cost=replace(item.cost, noise_multiplier=noise_multiplier)
+                if noise_multiplier
+                else item.cost,
+            )
+            for item in ledger.items
+        ]
+        return Ledger(tuple(items))
+
+    content = json.dumps(changed(folder.read_ledger()).to_json())
+    folder.ledger.write_text(content, encoding="utf-8")
+    for path in folder.checkpoints.iterdir():
+        state = load_checkpoint(path)
+        save_checkpoint(folder.checkpoints, replace(state, ledger=changed(state.ledger)), keep=9)
 
 
 def test_rounds_that_are_repeated_are_charged_once_and_others_again(
@@ -31,9 +57,7 @@ def test_rounds_that_are_repeated_are_charged_once_and_others_again(
     fedsim.run(config, folder.path, resume=True)
     assert load_report(folder.path).privacy == before
     cut_off(folder)
-    ledger = json.loads(folder.ledger.read_text(encoding="utf-8"))
-    text = json.dumps(ledger).replace(f'"{folder.read_ledger().items[0].release}"', '"seeded:0"')
-    folder.ledger.write_text(text, encoding="utf-8")
+    change_charges(folder)
     fedsim.run(config, folder.path, resume=True)
     after = load_report(folder.path).privacy
     assert (before.rounds, after.rounds) == (4, 6)  # rounds 3 and 4 released twice, differently
@@ -54,11 +78,7 @@ def test_rounds_that_are_repeated_are_charged_once_and_others_again(
 def as_by_another_version(folder: RunFolder, noise_multiplier: float | None = None) -> None:
     """Make the charged releases those of another version, which may have had other noise."""
     cut_off(folder)
-    ledger = json.loads(folder.ledger.read_text(encoding="utf-8"))
-    for item in ledger["releases"]:
-        item["release"] = "seeded:0"
-        item["cost"]["noise_multiplier"] = noise_multiplier or item["cost"]["noise_multiplier"]
-    folder.ledger.write_text(json.dumps(ledger), encoding="utf-8")
+    change_charges(folder, noise_multiplier)
 
 
 def test_an_epsilon_after_releases_of_another_cost_counts_them_as_they_were(

@@ -322,7 +322,8 @@ class RoundPlan:
         """
         if self.entropy == "secure" and self.repeats:
             scales = (self.clip, self.estimator, self.noise_stddev, self.matrix)
-            made_from = f"{parameters_digest(total.values)} {total.num_unclipped} {scales}"
+            numbers = (self.estimator.factor(total), total.num_unclipped)
+            made_from = f"{parameters_digest(total.values)} {numbers} {scales}"
             if _DRAWN_FOR.setdefault((self.seed, round), made_from) != made_from:
                 raise ValueError(
                     f"round {round}: the noise of this plan was drawn for another release before; "

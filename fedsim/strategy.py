@@ -124,7 +124,8 @@ def private_plan(
     clip = clip or build_clip(strategy.clip, materials.model)
     matrix = noise_matrix(config, sampling)
     noise = noise_multiplier(config, sampling, units_per_user)
-    assumptions = (*assumptions, *filter(None, [matrix.of("user")]))
+    if isinstance(sampling, CyclicSampling) and matrix.feedback:
+        assumptions = (*assumptions, matrix.of("user", sampling.groups))
     try:
         return RoundPlan(
             strategy=strategy.name,

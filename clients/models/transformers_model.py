@@ -318,12 +318,18 @@ def _earlier_training(config: ModelConfig) -> Iterator[str]:
         folder = Path(start).expanduser()
         if (folder / PROMISE).exists():
             try:
-                earlier = verify(folder)["statement"]
+                earlier = verify(folder)
             except ConfigError:
-                earlier = "it does not verify."
+                earlier = {"statement": "it does not verify.", "assumptions": []}
             yield (
                 f"{shown_name(start)!r} has a promise of its own, and where the people are the "
-                f"same both count, added up: {earlier}"
+                f"same both count, added up: {earlier['statement']}"
+            )
+            before = "Vocabulary and starting point: "
+            yield from (
+                f"Of what that began with: {said.removeprefix(before)}"
+                for said in earlier["assumptions"]
+                if said.startswith(before)
             )
 
 

@@ -254,8 +254,9 @@ def epsilon_of_composition(
 def most_apart(costs: Composition) -> float:
     """Return a bound on the δ of these rounds at ε = 0, infinite where none is known.
 
-    Each round a user's coins fall with probability at most units · q, and then what is released
-    moves by at most 2 units of sensitivity, replacing and displacing included, which is
+    Each round, of cyclic sampling each turn, a user's coins fall with probability at most
+    units · q, and then what is released moves by at most 2 units of sensitivity, replacing and
+    displacing included, which is
     erf(2 units/(z√8)) in total variation; the rounds add up. Or all rounds together, as if every
     coin had fallen, are one Gaussian mechanism. Where this is below δ no accountant is asked: its
     grid would have no width.
@@ -264,9 +265,13 @@ def most_apart(costs: Composition) -> float:
         return math.inf
     shifts = [2.0 * cost.units_per_user / cost.noise_multiplier for cost, _ in costs]
     apart = [math.erf(shift / math.sqrt(8.0)) for shift in shifts]
-    fell = [rounds * cost.units_per_user * cost.sampling.probability for cost, rounds in costs]
+    coins = [cost.coins(rounds) for cost, rounds in costs]
+    fell = [
+        cost.units_per_user * rate * times
+        for (cost, _), (rate, times) in zip(costs, coins, strict=True)
+    ]
     together = math.hypot(
-        *(shift * math.sqrt(rounds) for shift, (_, rounds) in zip(shifts, costs, strict=True))
+        *(shift * math.sqrt(times) for shift, (_, times) in zip(shifts, coins, strict=True))
     )
     one_by_one = math.fsum(map(operator.mul, fell, apart))
     return min(1.0001 * one_by_one, math.erf(together / math.sqrt(8.0)))

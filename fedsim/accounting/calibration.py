@@ -20,7 +20,7 @@ from fedsim.accounting.accountants import epsilon as epsilon_of
 from fedsim.accounting.events import RoundCost
 from fedsim.accounting.rounding import round_up
 from fedsim.errors import ConfigError
-from fedsim.sampling import CyclicSampling, Relation, Sampling, binomial_probabilities
+from fedsim.sampling import Relation, Sampling, binomial_probabilities
 from fedsim.utils.cache import remembered
 
 _DIGITS = 5  # of the returned noise multiplier: a step of at most 1e-4 of its value
@@ -100,7 +100,7 @@ def _refuse_empty_promise(cost: RoundCost, rounds: int, delta: float) -> None:
     """Raise if delta covers the chance that a user is drawn at all: any noise would do then."""
     if cost.sampling.accountant == "random-allocation":
         return  # then a user is drawn for certain
-    probability, times = _coins(cost, rounds)
+    probability, times = cost.coins(rounds)
     if probability == 1.0:
         return
     coins = cost.units_per_user * times
@@ -110,13 +110,6 @@ def _refuse_empty_promise(cost: RoundCost, rounds: int, delta: float) -> None:
             f"delta = {delta}: at least the probability {drawn:.3g} that a user is drawn at all, "
             "so it promises nothing; give a smaller delta"
         )
-
-
-def _coins(cost: RoundCost, rounds: int) -> tuple[float, int]:
-    """Return the rate and the number of the coins that a unit meets in these rounds."""
-    if isinstance(cost.sampling, CyclicSampling):
-        return cost.sampling.rate, cost.events(rounds)
-    return cost.sampling.probability, rounds
 
 
 def least_noise(
@@ -187,7 +180,7 @@ def _central_limit_guess(
     a user's sampled units; E exp(B B' / σ²) = E (1 - p + p exp(B / σ²))^K.
     """
     units = unit_noise.units_per_user
-    probability, rounds = _coins(unit_noise, rounds)
+    probability, rounds = unit_noise.coins(rounds)
     log_weights = np.log(
         np.maximum(binomial_probabilities(units, probability), np.finfo(float).tiny)
     )

@@ -82,6 +82,13 @@ class RoundCost:
         if self.noise_multiplier > 0.0:
             self.sampling.event(self.noise_multiplier, min(self.units_per_user, 2))
 
+    def coins(self, rounds: int) -> tuple[float, int]:
+        """Return the rate and the number of the coins that a unit meets in these rounds."""
+        if isinstance(self.sampling, CyclicSampling):
+            return self.sampling.rate, self.events(rounds)
+        whole = self.sampling.run_rounds
+        return self.sampling.probability, rounds if whole is None else self.runs(rounds) * whole
+
     @property
     def event(self) -> dp_accounting.DpEvent:
         """The event of one round at user level, or the part of a run's: see `events`."""

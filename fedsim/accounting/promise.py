@@ -137,8 +137,11 @@ def _check_card(folder: Path, statement: str, assumptions: Sequence[str]) -> Non
         card = path.read_text(encoding="utf-8") if path.exists() else statement
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from None
-    rest = card.replace(statement, "")
-    if rest == card or "(ε =" in rest or "differential privacy under" in rest:
+    own = card
+    for said in assumptions:  # which may quote the promise of what training started from
+        own = own.replace(f"- {said}\n", "")
+    rest = own.replace(statement, "")
+    if rest == own or "(ε =" in rest or "differential privacy under" in rest:
         raise ConfigError(f"{path}: was edited: its promise is not the statement of {NAME}")
     if path.exists() and (gone := [said for said in assumptions if f"- {said}" not in card]):
         raise ConfigError(f"{path}: was edited: {_shown(gone[0])} of {NAME} is not in it")

@@ -120,6 +120,7 @@ def audit_run(
         accountant=plan.accountant,
         relation=plan.relation,
         noise=plan.entropy,
+        unit=config.data.unit,
     )
     claimed = epsilon(plan.cost, rounds, delta, terms.accountant, plan.relation)
     bound = bound_from_canaries(watch.scores, included, delta=delta, confidence=confidence)

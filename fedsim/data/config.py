@@ -125,6 +125,11 @@ class DataConfig(Section):
     canaries: CanaryConfig | None = None
     made_up_by: str | None = None
 
+    @property
+    def unit(self) -> str:
+        """Whose guarantee an ε is."""
+        return "user" if self.made_up_by is None else "hypothetical user"
+
     @model_validator(mode="before")
     @classmethod
     def _with_recipe(cls, given: Any) -> Any:  # noqa: ANN401  (before validation it is anything)

@@ -62,6 +62,24 @@ class NoiseMatrix:
     feedback: tuple[float, ...] = ()
     decays: tuple[float, ...] = ()
 
+    def __post_init__(self) -> None:
+        if self.decays and not all(
+            weight >= 0.0 and 0.0 <= decay <= 1.0
+            for weight, decay in zip(self.feedback, self.decays, strict=True)
+        ):
+            raise ValueError(
+                f"feedback = {self.feedback}, decays = {self.decays}: columns that overlap are "
+                "priced with entries >= 0 alone; give weights >= 0 and decays in [0, 1]"
+            )
+        if (self.kind == "blt") != bool(self.decays) or (
+            self.kind == "banded" and len(self.feedback) >= self.separation
+        ):
+            raise ValueError(
+                f"kind = {self.kind!r}: with {len(self.feedback)} of feedback, {len(self.decays)} "
+                f"decays and separation = {self.separation} it is another; take banded_matrix or "
+                "buffered_matrix"
+            )
+
     def column(self, rounds: int) -> Array:
         """Return the first entries of the first column of C, (rounds,)."""
         column = np.zeros(rounds)
@@ -109,19 +127,24 @@ class NoiseMatrix:
         """Return the entries of the first column of (prefix sums)·C⁻¹."""
         return np.cumsum(_inverse(self.column(rounds)))
 
-    def of(self, unit: str) -> str:
-        """Return the noise in words, for reports; "" for independent noise."""
+    def of(self, unit: str, apart: int) -> str:
+        """Return the noise in words, for reports; "" for independent noise.
+
+        Args:
+            unit: whose rounds are apart.
+            apart: how many rounds, at least `separation`.
+        """
         if self.kind == "independent":
             return ""
         if self.kind == "banded":
             what = f"by a banded Toeplitz matrix of {len(self.feedback) + 1} bands"
         else:
             what = f"by a Toeplitz matrix of {len(self.decays)} buffers (BLT)"
-        times = -(-self.rounds // self.separation)
+        times = -(-self.rounds // apart)
         return (
             f"Noise is correlated over the {self.rounds} rounds {what}: later rounds take back "
             f"part of what earlier ones added. It rests on the rounds of one {unit} being at least "
-            f"{self.separation} apart, {times} at most, which the sampler sees to."
+            f"{apart} apart, {times} at most, which the sampler sees to."
         )
 
 

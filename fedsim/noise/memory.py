@@ -20,12 +20,14 @@ class NoiseMemory:
     """What correlated noise remembers: one float64 copy of the parameters a band or buffer.
 
     A release of round t asks for `before(t)`. If the last round released was t - 1 of the same
-    noise, it is there; else all rounds before t are drawn again, in as many passes.
+    noise, it is there; else all rounds before t are drawn again, in as many passes: also where a
+    release was broken off.
     """
 
     def __init__(self) -> None:
         self._of: Hashable = None
         self._round = 0
+        self._begun = False  # the round, so that some chunks have its noise and others not yet
         self._matrix = INDEPENDENT
         self._past: list[dict[tuple[str, int], torch.Tensor]] = []
 
@@ -48,13 +50,13 @@ class NoiseMemory:
         """
         shapes = tuple((name, tuple(layout[name].shape), layout[name].device) for name in layout)
         of = (matrix, stddev, key(0), shapes)
-        if self._of != of or self._round != round:
+        if self._of != of or self._round != round or self._begun:
             empty = [zeros_like(layout, torch.float64) for _ in matrix.feedback]
             self._past = [
                 {(name, number): entries for name, number, entries in chunks_of(each)}
                 for each in empty
             ]
-            self._of, self._matrix, self._round = of, matrix, 0
+            self._of, self._matrix, self._round = None, matrix, 0
             some, unit = zeros_like(layout, torch.float64), stddev / grid_step(stddev)
             for _ in range(round):
                 noise = key(self._round)
@@ -65,6 +67,7 @@ class NoiseMemory:
 
                 by_chunks(some, draw)
                 self.end_round()
+        self._of, self._begun = of, True
         return self
 
     def next_(self, chunk: Chunk, stddev: float, normals: Normals, noise: NoiseKey) -> torch.Tensor:
@@ -88,3 +91,4 @@ class NoiseMemory:
     def end_round(self) -> None:
         """Say that every chunk of this round has its noise."""
         self._round += 1
+        self._begun = False

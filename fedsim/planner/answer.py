@@ -162,6 +162,7 @@ def _terms(one: Candidate, epsilon: float = math.inf) -> PrivacyTerms:
         accountant=plan.accountant,
         relation=plan.relation,
         noise=privacy.noise,
+        unit=one.config.data.unit,
     )
 
 

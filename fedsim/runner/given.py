@@ -24,6 +24,7 @@ from uuid import UUID
 
 import numpy as np
 
+from fedsim.accounting.promise import NAME as PROMISE
 from fedsim.config import Config, load_config, parse_config
 from fedsim.errors import ConfigError
 from fedsim.utils import files
@@ -156,11 +157,15 @@ def _model_folder(model: object, tokenizer: object) -> str:
     if not isinstance(tokenizer, PreTrainedTokenizerBase):
         raise ConfigError(f"tokenizer: a {type(tokenizer).__name__}; give one of transformers")
 
+    opened = Path(getattr(model.config, "_name_or_path", ""))
+
     def save(folder: Path) -> None:
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
+        if (opened / PROMISE).is_file():  # what is trained on keeps what was promised of it
+            shutil.copyfile(opened / PROMISE, folder / PROMISE)
 
-    return _kept("model", save, Path(getattr(model.config, "_name_or_path", "")).name or "model")
+    return _kept("model", save, opened.name or "model")
 
 
 def _key(root: Path) -> bytes:

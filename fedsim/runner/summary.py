@@ -232,7 +232,7 @@ def privacy_terms(config: Config, plan: RoundPlan, state: ServerState) -> Privac
         accountant=plan.accountant if private else None,
         relation=plan.relation,
         noise=plan.entropy,
-        unit="user" if config.data.made_up_by is None else "hypothetical user",
+        unit=config.data.unit,
     )
     if terms.delta is None:
         return terms

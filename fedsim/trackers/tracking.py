@@ -112,5 +112,6 @@ def epsilon_terms(plan: RoundPlan, config: Config) -> str:
         accountant=plan.accountant,
         relation=plan.relation,
         noise=plan.entropy,
+        unit=config.data.unit,
     )
     return terms.caption()

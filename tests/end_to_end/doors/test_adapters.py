@@ -135,7 +135,9 @@ def test_a_run_starts_from_a_folder_of_adapters(
     first: library.Run, base: Path, tmp_path: Path
 ) -> None:
     """Where the first one ended, at the losses that it had."""
-    second = library.run(continued(first), tmp_path / "run")
+    raw = continued(first)
+    raw["privacy"]["noise_multiplier"] = 2.0
+    second = library.run(raw, tmp_path / "run")
     ended = first.report.utility.final.loss
     assert second.report.utility.initial.loss == pytest.approx(ended, rel=1e-6)
     assert second.report.utility.final.loss != second.report.utility.initial.loss
@@ -147,6 +149,13 @@ def test_a_run_starts_from_a_folder_of_adapters(
     assert "Training went on from the adapter 'adapter'; fedsim does not know what text" in card
     assert f"both count, added up: {first.report.privacy.statement}" in card
     assert fedsim("account", "verify", second.adapter).returncode == 0
+    assert second.report.privacy.statement != first.report.privacy.statement
+    third = library.run(continued(second), tmp_path / "third")
+    assert third.adapter is not None
+    card = (third.adapter / "README.md").read_text(encoding="utf-8")
+    for earlier in (first, second):
+        assert f"both count, added up: {earlier.report.privacy.statement}" in card
+    assert fedsim("account", "verify", third.adapter).returncode == 0
     done = fedsim("attack", second.path, "--samples", "1")
     assert done.returncode == 0, done.stderr
 

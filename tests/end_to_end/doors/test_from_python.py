@@ -20,6 +20,7 @@ from fedsim.accounting.promise import verify
 from fedsim.config import parse_config
 from fedsim.data.reading import records
 from fedsim.errors import ConfigError
+from fedsim.report.schema import load_metrics
 from fedsim.runner.given import with_given
 from tests.conftest import small_config
 
@@ -147,6 +148,14 @@ def test_users_that_a_partitioner_makes_up_are_called_hypothetical(
     assert "Hypothetical users: they are partitions that a DirichletPartitioner made" in card
     assert "Every hypothetical user has (ε = " in card
     assert verify(run.path / "model")["unit"] == "hypothetical user"
+    caption = str(load_metrics(run.path)[-1].epsilon_terms)
+    assert "for one hypothetical user, " in caption
+    raw = settings()
+    del raw["model"]["pretraining_steps"]
+    again = fedsim.run(
+        raw, tmp_path / "again", data=drawn, model=run.model, tokenizer=run.tokenizer
+    )
+    assert any(run.report.privacy.statement in said for said in again.report.privacy.assumptions)
 
 
 def test_one_users_name_or_number_does_not_change_how_others_are_written() -> None:

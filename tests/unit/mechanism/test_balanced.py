@@ -23,7 +23,7 @@ from fedsim.accounting.promise import verify
 from fedsim.cli.ledger import facts
 from fedsim.clipping import FlatClip
 from fedsim.errors import BudgetSpentError, ConfigError
-from fedsim.estimators import FixedDenominator, WeightedSum
+from fedsim.estimators import ClippedDenominator, FixedDenominator, WeightedSum
 from fedsim.materials import load_materials, new_data_seed
 from fedsim.plan import RoundPlan
 from fedsim.report.schema import load_report
@@ -166,14 +166,17 @@ def test_the_noise_of_a_plan_is_not_added_to_another_release() -> None:
     state = ServerState(0, {"weight": torch.zeros(3)})
 
     class Sum:
-        def __init__(self, value: float) -> None:
-            self.value = value
+        def __init__(self, value: float, weight: float) -> None:
+            self.value, self.weight = value, weight
 
         def clipped_sum(self, parameters: Tensors, *_: object) -> WeightedSum:
-            return WeightedSum({"weight": self.value + parameters["weight"].double()}, 1.0, 1)
+            values = {"weight": self.value + parameters["weight"].double()}
+            return WeightedSum(values, self.weight, 1)
 
-    def release(plan: RoundPlan, state: ServerState = state, value: float = 0.5) -> ServerState:
-        return run_round(state, plan, Sum(value))[0]
+    def release(
+        plan: RoundPlan, state: ServerState = state, value: float = 0.5, weight: float = 1.0
+    ) -> ServerState:
+        return run_round(state, plan, Sum(value, weight))[0]
 
     plan = balanced_plan(entropy="secure", seed=SECRET + 7)
     assert same_state(release(plan), release(plan))
@@ -188,6 +191,11 @@ def test_the_noise_of_a_plan_is_not_added_to_another_release() -> None:
         with pytest.raises(ValueError, match="round 0: the noise of this plan was drawn for anoth"):
             other()
     release(replace(plan, seed=SECRET + 8), value=0.75)
+    divided = ClippedDenominator(LAW.probability, 8.0)
+    by_weight = replace(plan, seed=SECRET + 9, estimator=divided)
+    release(by_weight, weight=16.0)
+    with pytest.raises(ValueError, match="was drawn for another release"):
+        release(by_weight, weight=32.0)
     for value in (0.5, 0.75):
         release(make_plan(entropy="secure"), value=value)
 
@@ -204,6 +212,7 @@ def test_noise_that_is_too_little_for_a_grid_has_a_price() -> None:
 def test_the_first_release_is_charged_as_the_whole_run() -> None:
     cost = RoundCost(LAW, 1.0)
     whole = epsilon(cost, ROUNDS, 1e-5)
+    assert epsilon(RoundCost(BalancedSampling(10**6, 1), 0.3), 1, 1e-5) > 5.0  # not a round's
     ledger = Ledger().charge(0, cost, "kept:a")
     assert (ledger.num_releases, ledger.costs) == (1, [(cost, ROUNDS)])
     for round in range(ROUNDS):

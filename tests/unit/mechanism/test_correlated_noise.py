@@ -18,10 +18,12 @@ from fedsim.noise import (
     INDEPENDENT,
     NoiseMatrix,
     NoiseMemory,
+    Normals,
     banded_matrix,
     buffered_matrix,
     release_,
 )
+from fedsim.noise.gaussian import chunks_of
 from fedsim.plan import RoundPlan
 from fedsim.sampling import CyclicSampling, PoissonSampling
 from fedsim.seeding import NoiseKey, noise_key
@@ -155,6 +157,10 @@ def test_noise_is_the_same_wherever_a_process_takes_it_up(matrix: NoiseMatrix) -
         again = memory.before(round, matrix, 1.0, key, layout)
         release, _ = release_(layout, 1.0, 1.0, key(round), again)
         assert (release["w"].numpy() == whole[round]).all()
+    some = chunks_of({"w": torch.zeros(size, dtype=torch.float64)})[1]  # and then it is broken off
+    memory.before(4, matrix, 1.0, key, layout).next_(some, 65536.0, Normals(CHUNK), key(4))
+    release, _ = release_(layout, 1.0, 1.0, key(4), memory.before(4, matrix, 1.0, key, layout))
+    assert (release["w"].numpy() == whole[4]).all()
     memory.before(7, matrix, 1.0, lambda round: noise_key(8, "noise", round), layout)
     release, _ = release_(layout, 1.0, 1.0, key(6), memory.before(6, matrix, 1.0, key, layout))
     assert (release["w"].numpy() == whole[6]).all()
@@ -221,6 +227,25 @@ def test_what_the_price_does_not_cover_is_refused(
     with pytest.raises(ValueError, match=f"matrix.kind = '{matrix.kind}': "):
         correlated_plan(matrix, **changes)
     correlated_plan(MATRICES[matrix.kind])
+
+
+@pytest.mark.parametrize(
+    ("kind", "feedback", "decays"),
+    [
+        ("blt", (-0.6,), (0.95,)),
+        ("blt", (0.6,), (1.5,)),
+        ("blt", (0.6,), ()),
+        ("banded", (0.5, 0.4), ()),
+        ("banded", (0.5,), (0.5,)),
+    ],
+)
+def test_a_matrix_that_is_not_what_its_price_takes_it_for_is_refused(
+    kind: Any,  # noqa: ANN401
+    feedback: tuple[float, ...],
+    decays: tuple[float, ...],
+) -> None:
+    with pytest.raises(ValueError, match=r"feedback = |kind = "):
+        NoiseMatrix(kind, 9, 2, feedback, decays)
 
 
 @pytest.mark.parametrize(

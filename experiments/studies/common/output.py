@@ -198,14 +198,18 @@ def steps(work: Sequence[Step], description: str) -> Iterable[Step]:
 
 
 def new_figure(width: float, height: float, title: str, note: str) -> Figure:
-    """Return an empty figure, in inches, with a title above and a note of the terms below."""
+    """Return an empty figure, in inches, with a title above and a note of the terms below.
+
+    A note of more than three lines makes it higher.
+    """
+    first = note[0].upper() if note[0].isascii() else note[0]  # a δ stays a δ
+    note = f"{first}{note[1:].removesuffix('.')}."
+    lines = textwrap.wrap(note, int(width * 17))
+    height += 0.14 * max(0, len(lines) - 3)
     figure = Figure(figsize=(width, height), facecolor="white", layout="constrained")
     FigureCanvasAgg(figure)
     figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold", color=INK)
-    first = note[0].upper() if note[0].isascii() else note[0]  # a δ stays a δ
-    note = f"{first}{note[1:].removesuffix('.')}."
-    wrapped = "\n".join(textwrap.wrap(note, int(width * 17)))
-    figure.supxlabel(wrapped, x=0.01, ha="left", fontsize=7.5, color=MUTED)
+    figure.supxlabel("\n".join(lines), x=0.01, ha="left", fontsize=7.5, color=MUTED)
     return figure
 
 

@@ -53,7 +53,7 @@ class NoiseMatrix:
     Examples:
         >>> matrix = banded_matrix(64, 4)
         >>> len(matrix.feedback), round(matrix.prefix_error / INDEPENDENT.error_over(64), 2)
-        (3, 0.6)
+        (3, 0.57)
     """
 
     kind: Literal["independent", "banded", "blt"]

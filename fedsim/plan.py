@@ -206,9 +206,10 @@ class RoundPlan:
         """Raise `ValueError` where correlated noise is not as private as the price says."""
         matrix, sampling = self.matrix, self.sampling
         field = f"matrix.kind = {matrix.kind!r}"
-        if not isinstance(sampling, CyclicSampling) or (
-            (sampling.rounds, max(sampling.groups, matrix.separation))
-            != (matrix.rounds, sampling.groups)
+        if (
+            not isinstance(sampling, CyclicSampling)
+            or sampling.rounds != matrix.rounds
+            or sampling.groups < matrix.separation
         ):
             raise ValueError(
                 f"{field}: needs cyclic sampling of {matrix.rounds} rounds in {matrix.separation} "

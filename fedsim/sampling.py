@@ -360,9 +360,7 @@ class BalancedSampling:
     events: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
-        for name in ("rounds", "participations"):
-            if type(value := getattr(self, name)) is not int or value < 1:
-                raise ValueError(f"{name} = {value!r}: give an integer >= 1")
+        _check_positive(rounds=self.rounds, participations=self.participations)
         if self.participations > self.rounds:
             raise ValueError(
                 f"participations = {self.participations}: give at most rounds = {self.rounds}"
@@ -449,9 +447,7 @@ class CyclicSampling:
     test: ClassVar[str | None] = None
 
     def __post_init__(self) -> None:
-        for name in ("rounds", "groups"):
-            if type(value := getattr(self, name)) is not int or value < 1:
-                raise ValueError(f"{name} = {value!r}: give an integer >= 1")
+        _check_positive(rounds=self.rounds, groups=self.groups)
         if self.groups > self.rounds:
             raise ValueError(f"groups = {self.groups}: give at most rounds = {self.rounds}")
         if not 0.0 < self.rate <= 1.0:
@@ -546,6 +542,12 @@ def _poisson_event(
 def _check_probability(probability: float) -> None:
     if not 0.0 < probability <= 1.0:
         raise ValueError(f"sampling_probability = {probability!r}: give a number in (0, 1]")
+
+
+def _check_positive(**counts: object) -> None:
+    for name, value in counts.items():
+        if type(value) is not int or value < 1:
+            raise ValueError(f"{name} = {value!r}: give an integer >= 1")
 
 
 def _check_count(name: str, count: int, population: int) -> None:

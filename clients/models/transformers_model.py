@@ -16,7 +16,7 @@ from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from fedsim.accounting.promise import NAME as PROMISE
-from fedsim.accounting.promise import verify
+from fedsim.accounting.promise import ORIGIN, verify
 from fedsim.clients.models.chat import ChatEncoder
 from fedsim.clients.models.cpu_kernels import fuse_activations, onednn_products
 from fedsim.clients.models.dropout import install_dropout
@@ -325,11 +325,10 @@ def _earlier_training(config: ModelConfig) -> Iterator[str]:
                 f"{shown_name(start)!r} has a promise of its own, and where the people are the "
                 f"same both count, added up: {earlier['statement']}"
             )
-            before = "Vocabulary and starting point: "
             yield from (
-                f"Of what that began with: {said.removeprefix(before)}"
+                f"Of what that began with: {said.removeprefix(ORIGIN)}"
                 for said in earlier["assumptions"]
-                if said.startswith(before)
+                if said.startswith(ORIGIN)
             )
 
 

@@ -33,6 +33,9 @@ from fedsim.sampling import Relation
 from fedsim.utils.json_text import is_count, read_json
 
 NAME = "privacy.json"
+ORIGIN = "Vocabulary and starting point: "
+"""How the assumption begins that says where training started, and quotes that start's promise."""
+
 _FORMAT = 1
 _KEYS = (
     "format",
@@ -138,8 +141,9 @@ def _check_card(folder: Path, statement: str, assumptions: Sequence[str]) -> Non
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from None
     own = card
-    for said in assumptions:  # which may quote the promise of what training started from
-        own = own.replace(f"- {said}\n", "")
+    for said in assumptions:
+        if said.startswith(ORIGIN):
+            own = own.replace(f"- {said}\n", "")
     rest = own.replace(statement, "")
     if rest == own or "(ε =" in rest or "differential privacy under" in rest:
         raise ConfigError(f"{path}: was edited: its promise is not the statement of {NAME}")

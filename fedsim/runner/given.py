@@ -162,7 +162,7 @@ def _model_folder(model: object, tokenizer: object) -> str:
     def save(folder: Path) -> None:
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-        if (opened / PROMISE).is_file():  # what is trained on keeps what was promised of it
+        if opened.name and (opened / PROMISE).is_file():  # its promise goes with it
             shutil.copyfile(opened / PROMISE, folder / PROMISE)
 
     return _kept("model", save, opened.name or "model")

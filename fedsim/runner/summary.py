@@ -14,6 +14,7 @@ import torch
 from pydantic import JsonValue
 
 from fedsim.accounting.planning import delta_sentence
+from fedsim.accounting.promise import ORIGIN
 from fedsim.accounting.statement import PrivacyTerms, finite_or_none
 from fedsim.clip_policy import AdaptiveClip
 from fedsim.clipping import NormalisedClip
@@ -297,7 +298,7 @@ def _assumptions(config: Config, plan: RoundPlan, origin: str, num_users: int) -
         *_shared(config),
         "Hyper-parameters (rounds, rates, sizes, clip, learning rate) count as public: choosing "
         "them by looking at results on the private data is a query that is not accounted.",
-        f"Vocabulary and starting point: {origin}",
+        f"{ORIGIN}{origin}",
         "Only the model is covered. Training losses, cohort sizes and scores on held-out text "
         "in this report are computed on private text and are not.",
         "Noise is added in float64 and the sum rounded to a grid of at most 2^-16 of the noise's "

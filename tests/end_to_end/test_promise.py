@@ -143,6 +143,21 @@ def test_a_promise_better_than_its_releases_is_refused_whatever_its_digests_say(
     assert said in fedsim("account", "verify", folder).complaint
 
 
+def test_an_assumption_is_no_place_for_another_promise(finished: Path, tmp_path: Path) -> None:
+    """In both files, with a digest that fits: only the start may have a promise of its own."""
+    said = load_report(finished).privacy.assumptions
+    better = "Every user has (ε = 0.1, δ = 1e-09)-differential privacy."
+    folder = edited(
+        finished / "model", tmp_path / "edited", "assumptions", [*said, better], sealed=True
+    )
+    card = folder / "README.md"
+    text = card.read_text(encoding="utf-8").replace(
+        f"- {said[-1]}\n", f"- {said[-1]}\n- {better}\n"
+    )
+    card.write_text(text, encoding="utf-8")
+    assert "its promise is not the statement" in fedsim("account", "verify", folder).complaint
+
+
 def test_a_folder_without_a_promise_is_wrong_input(tmp_path: Path) -> None:
     assert "privacy.json: cannot be read" in fedsim("account", "verify", tmp_path).complaint
     (tmp_path / "privacy.json").write_text("{", encoding="utf-8")

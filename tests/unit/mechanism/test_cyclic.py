@@ -23,12 +23,14 @@ from fedsim.accounting.privacy_filter import RenyiFilter
 from fedsim.accounting.promise import verify
 from fedsim.errors import BudgetSpentError, ConfigError
 from fedsim.estimators import FixedDenominator
-from fedsim.noise import banded_matrix
+from fedsim.materials import load_materials
+from fedsim.noise import NoiseMatrix, banded_matrix
 from fedsim.plan import RoundPlan
 from fedsim.report.schema import load_report
 from fedsim.runner.folder import RunFolder
 from fedsim.sampling import CyclicSampling, PoissonSampling, Relation
 from fedsim.seeding import secret_stream, stream
+from fedsim.strategy import build_plan
 from tests.conftest import small_config
 from tests.unit.mechanism.test_plan import make_plan
 
@@ -270,6 +272,19 @@ def test_els_takes_its_groups_of_users(speeches: Path, tmp_path: Path) -> None:
         "cyclic Poisson sampling of examples, one group of 3 in turn (at most 4 a user)"
         in (said["statement"])
     )
+
+
+def test_another_matrix_for_the_same_config_draws_other_noise(
+    speeches: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where another machine's optimiser ends elsewhere."""
+    config = run_config(speeches)
+    loaded = load_materials(config.seed, config.data, config.model, "cpu")
+    one = build_plan(config, loaded)
+    assert one.seed == build_plan(config, loaded).seed
+    other = NoiseMatrix("banded", 8, 3, (0.4, 0.2))
+    monkeypatch.setattr("fedsim.strategy.banded_matrix", lambda rounds, bands: other)
+    assert build_plan(config, loaded).noise(0) != one.noise(0)
 
 
 CHANGED: dict[str, dict[str, Any]] = {

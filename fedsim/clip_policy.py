@@ -166,11 +166,11 @@ class AdaptiveClip:
                 raise ValueError(f"{name} = {getattr(self, name)}: must be positive and finite")
 
     def unproved(self, relation: Relation) -> str | None:
-        """Return why the pair of releases has no proved cost under zero-out-one."""
-        if relation is not Relation.ZERO_OUT:
+        """Return why the pair of releases has no proved cost where someone contributes zeros."""
+        if relation not in (Relation.ZERO_OUT, Relation.FIXED_GRAPH):
             return None
         return (
-            "adaptive clipping has no proved cost under zero-out-one, where a user who "
+            f"adaptive clipping has no proved cost under {relation.value}, where a user who "
             "contributes zeros still counts as within the clip; take add-or-remove-one or "
             "replace-one"
         )

@@ -165,6 +165,11 @@ class RoundPlan:
                 f"estimator.kind = {self.estimator.kind!r}: has no proved sensitivity for "
                 f'{reason}; take "fixed"'
             )
+        if self.relation is Relation.FIXED_GRAPH and self.unit == "user":
+            raise ValueError(
+                "relation = 'fixed-graph': has no proved price where users are sampled: one "
+                'owner\'s texts are in the updates of several users; take strategy "els"'
+            )
         if reason := self.clip_policy.unproved(self.relation):
             raise ValueError(f"clip_policy: {reason}")
         if isinstance(self.sampling, CyclicSampling) and self.units_per_user > 1:

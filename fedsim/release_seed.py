@@ -85,8 +85,16 @@ def sources(config: Config, materials: Materials) -> dict[str, str]:
 
 
 def _settings(config: Config) -> list[str]:
+    # Who owns what is in the stored text, and `build_plan` adds what bounding keeps.
     settings = config.model_dump_json(
-        exclude={"executor": True, "training": True, "privacy": {"shared"}}, exclude_defaults=True
+        exclude={
+            "executor": True,
+            "training": True,
+            "privacy": {"shared"},
+            "data": {"owners_column", "owners_separator"},
+            "strategy": {"bounding"},
+        },
+        exclude_defaults=True,
     )
     return [settings, config.executor.precision]
 

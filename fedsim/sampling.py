@@ -4,7 +4,7 @@ Six samplers, each drawn exactly as it is accounted, save one that says that it 
 
 | sampler | cohort | accounted as | relation |
 |---|---|---|---|
-| Poisson | Binomial | Poisson | all three |
+| Poisson | Binomial | Poisson | all |
 | truncated Poisson | Binomial, cut to a cap | truncated Poisson | all three |
 | fixed size | always the same | sampling without replacement (RDP) | replace-one |
 | balanced | Binomial, everybody once a pass | random allocation, a whole run | the first two |
@@ -40,8 +40,11 @@ class Relation(Enum):
     | add-or-remove-one | has one user more or fewer | nothing about a user |
     | zero-out-one | has the same users, one of whom contributes zeros | the number of users |
     | replace-one | has one user's data replaced by any other | the number of users |
+    | fixed-graph | has all that one owner co-owns exchanged for zeros | who owns which text |
 
-    Replacing is removing and adding: the strongest of the three, at the same noise the dearest.
+    The last is for texts that belong to several people, for every owner of any text (Ganesh et
+    al. 2025, arXiv:2503.03622). Of the others, replacing is removing and adding: the strongest, at
+    the same noise the dearest.
     A noise multiplier is always the noise over what *one user can add*; what replacing moves,
     twice as much, is the accountant's business.
     """
@@ -49,6 +52,7 @@ class Relation(Enum):
     ADD_OR_REMOVE = "add-or-remove-one"
     ZERO_OUT = "zero-out-one"
     REPLACE = "replace-one"
+    FIXED_GRAPH = "fixed-graph"
 
     @property
     def phrase(self) -> str:
@@ -58,6 +62,11 @@ class Relation(Enum):
             >>> Relation.ADD_OR_REMOVE.phrase
             'add-or-remove-one user'
         """
+        if self is Relation.FIXED_GRAPH:
+            return (
+                "fixed-graph (all that one owner of any text co-owns is exchanged for nothing; who "
+                "owns which text is public)"
+            )
         return f"{self.value} user"
 
     @property
@@ -67,6 +76,7 @@ class Relation(Enum):
             Relation.ADD_OR_REMOVE: dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE,
             Relation.ZERO_OUT: dp_accounting.NeighboringRelation.REPLACE_SPECIAL,
             Relation.REPLACE: dp_accounting.NeighboringRelation.REPLACE_ONE,
+            Relation.FIXED_GRAPH: dp_accounting.NeighboringRelation.REPLACE_SPECIAL,
         }[self]
 
 

@@ -64,14 +64,23 @@ def build_plan(config: Config, materials: Materials) -> RoundPlan:
         # Calibrated numbers too: the same config with more noise is another release.
         *map(repr, (plan.sampling, plan.clip, plan.clip_policy, plan.estimator, plan.optimizer)),
         *([repr(plan.matrix)] if plan.matrix.feedback else []),
-        *(plan.noise_multiplier, plan.noise_stddev, plan.units_per_user, plan.relation.value),
+        *(plan.noise_multiplier, plan.noise_stddev, plan.units_per_user, _released(plan.relation)),
     ]
-    if not distribution("strategies", config.strategy.name).startswith(f"{OWN} "):
-        # What another's strategy makes its pool of may be nowhere in the config.
+    graph = materials.store.graph
+    if graph is not None or not distribution("strategies", config.strategy.name).startswith(
+        f"{OWN} "
+    ):
+        # What bounding keeps, or another's strategy pools, may be nowhere in the config.
         made.append(hashlib.sha256(np.ascontiguousarray(plan.pool, "<i8").tobytes()).hexdigest())
     if plan.entropy == "secure" and (materials.seed < 2**64 or materials.seed == config.seed):
         made.append(secrets.token_hex(16))  # what was loaded has no secret to draw from
     return replace(plan, seed=release_seed(config, materials, made))
+
+
+def _released(relation: Relation) -> str:
+    """Return the relation as far as releases differ by it: with one owner a text they are equal."""
+    released = Relation.ADD_OR_REMOVE if relation is Relation.FIXED_GRAPH else relation
+    return str(released.value)
 
 
 _SHUFFLED = (
@@ -121,6 +130,11 @@ def private_plan(
             for this sampler.
     """
     strategy = config.strategy
+    if materials.store.graph is not None and not config.data.co_owned:
+        raise ConfigError(
+            "data.owners_column = None: the store has texts with several owners; set it, so that "
+            "all of them are promised something"
+        )
     clip = clip or build_clip(strategy.clip, materials.model)
     matrix = noise_matrix(config, sampling)
     noise = noise_multiplier(config, sampling, units_per_user)
@@ -164,7 +178,10 @@ def public_size(
     """
     if declared is not None:
         return declared, f"The number of {noun}, {declared}, was declared public ({field})."
-    if neighbours(config) is not Relation.ADD_OR_REMOVE:
+    relation = neighbours(config)
+    if relation is Relation.FIXED_GRAPH:
+        return counted, f"The number of {noun}, {counted}, follows from who owns which text."
+    if relation is not Relation.ADD_OR_REMOVE:
         return counted, not_hidden(counted, noun)
     sentence = (
         f"The number of {noun}, {counted}, was counted in the private data and is treated as "
@@ -184,9 +201,23 @@ def not_hidden(counted: int, noun: str) -> str:
 
 
 def neighbours(config: Config) -> Relation:
-    """Return the configured neighbouring relation, or the sampler's own."""
-    if config.privacy.relation is not None:
-        return Relation(config.privacy.relation)
+    """Return the configured neighbouring relation, or the sampler's own.
+
+    Raises:
+        ConfigError: texts with several owners and another relation than theirs, or the reverse.
+    """
+    asked, co_owned = config.privacy.relation, config.data.co_owned
+    if asked is not None and co_owned != (asked == Relation.FIXED_GRAPH.value):
+        has = "has" if co_owned else "does not have"
+        wanted = "remove it" if co_owned else "give data.owners_column, or another relation"
+        raise ConfigError(
+            f"privacy.relation = {asked!r}: the data {has} texts with several owners, which "
+            f'"fixed-graph" is for; {wanted}'
+        )
+    if asked is not None:
+        return Relation(asked)
+    if co_owned:
+        return Relation.FIXED_GRAPH
     fixed = config.strategy.sampling.kind == "fixed-size"
     return Relation.REPLACE if fixed else Relation.ADD_OR_REMOVE
 
@@ -415,7 +446,17 @@ def noise_multiplier(config: Config, sampling: Sampling, units_per_user: int) ->
 
 
 def user_task(config: StrategyConfig) -> TaskSpec:
-    """Return the task of one user: averaged gradient or local SGD, as `strategy.local` says."""
+    """Return the task of one user: averaged gradient or local SGD, as `strategy.local` says.
+
+    Raises:
+        ConfigError: a choice of texts that is for several owners alone.
+    """
+    only(config, bounding=config.bounding)
+    if config.selection == "least-demand":
+        raise ConfigError(
+            f'strategy.selection = "least-demand": not used by strategy {config.name!r}; take '
+            '"random", or "els" for texts with several owners'
+        )
     local = config.local.model_dump(exclude={"task"})
     options = {
         "group_size": config.group_size,

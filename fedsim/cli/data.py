@@ -14,7 +14,7 @@ from fedsim.config import ModelConfig, parse_config
 from fedsim.data.building.build import build_store, terminal_progress
 from fedsim.data.config import load_recipe, recipe_names
 from fedsim.data.inspection import inspect_store
-from fedsim.data.reading import cache_key, encoder, records
+from fedsim.data.reading import cache_key, encoder, owned_records
 from fedsim.data.store import TokenStore
 from fedsim.errors import ConfigError
 from fedsim.registry import names
@@ -41,6 +41,12 @@ def build(
     chat_template: Annotated[
         str | None,
         typer.Option(help="A Jinja file, or `tokenizer`: strings too go through its template."),
+    ] = None,
+    owners_column: Annotated[
+        str | None, typer.Option(help="The column that lists who owns a text beside its user.")
+    ] = None,
+    owners_separator: Annotated[
+        str | None, typer.Option(help="What stands between owners where they are one string.")
     ] = None,
     loss_on: Annotated[
         str | None, typer.Option(help="Tokens that count: all, assistant or completion.")
@@ -80,6 +86,8 @@ def build(
         "prompt_column": prompt_column,
         "completion_column": completion_column,
         "chat_template": chat_template,
+        "owners_column": owners_column,
+        "owners_separator": owners_separator,
         "loss_on": loss_on,
         "sequence_length": sequence_length,
         "cutting": cutting,
@@ -103,13 +111,14 @@ def build(
     try:
         with terminal_progress() as progress:
             store = build_store(
-                records(config),
+                owned_records(config),
                 encode=encode,
                 vocabulary_size=model.vocabulary_size,
                 tokenizer_fingerprint=model.tokenizer_fingerprint,
                 sequence_length=config.sequence_length,
                 cutting=config.cutting,
                 loss_on=config.counted,
+                co_owned=config.co_owned,
                 destination=out,
                 source=config.source,
                 key=cache_key(config, model, encode),

@@ -65,8 +65,15 @@ class ClipConfig(Section):
 Probability = Annotated[float, Field(gt=0.0, le=1.0)]
 Precision = Literal["float32", "bfloat16"]
 Selection = Literal[
-    "random", "longest", "shortest", "highest-perplexity", "lowest-perplexity", "random-chunk"
+    "random",
+    "longest",
+    "shortest",
+    "highest-perplexity",
+    "lowest-perplexity",
+    "random-chunk",
+    "least-demand",
 ]
+Bounding = Literal["greedy", "random", "linear-program"]
 
 
 _LONGEST = 1 << 16  # bytes; a dotted key takes the parser the square of its depth
@@ -172,7 +179,11 @@ class SamplingConfig(Section):
 
 
 class StrategyConfig(Section):
-    """What is sampled, what one unit computes, how units are bounded."""
+    """What is sampled, what one unit computes, how units are bounded.
+
+    Where texts have several owners, `bounding` keeps examples of which no owner has more than
+    `group_size`, in the order of `selection`: see `fedsim.data.bounding`.
+    """
 
     name: str = "uls"
     rounds: Annotated[int, Field(ge=1)] = 100
@@ -181,6 +192,7 @@ class StrategyConfig(Section):
     batch_size: Positive | None = None
     group_size: Annotated[int, Field(ge=1)] = 8
     selection: Selection = "random"
+    bounding: Bounding | None = None
     user_weight_cap: Annotated[int, Field(ge=1)] | None = None
     local: Annotated[FedSGD | FedAvg, Field(discriminator="task")] = FedSGD()
     clip: ClipConfig = ClipConfig(l2_clip_norm=1.0)
@@ -207,7 +219,9 @@ class PrivacyConfig(Section):
     noise_multiplier: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] | None = None
     delta: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
     accountant: str | None = None
-    relation: Literal["add-or-remove-one", "zero-out-one", "replace-one"] | None = None
+    relation: Literal["add-or-remove-one", "zero-out-one", "replace-one", "fixed-graph"] | None = (
+        None
+    )
     noise: Literal["secure", "seeded"] = "secure"
     mechanism: Literal["independent", "banded", "blt"] = "independent"
     bands: Annotated[int, Field(ge=1)] | None = None

@@ -103,7 +103,8 @@ class DataConfig(Section):
 
     A `recipe` gives the keys that are not given themselves. `loss_on` left out is "assistant" for
     messages, "completion" for prompts, and "all" for texts. `made_up_by` names what made the users
-    up, where they are no people: reports then call them hypothetical.
+    up, where they are no people: reports then call them hypothetical. `owners_column` holds a list
+    of who owns the text beside its user, or names with `owners_separator` between them.
     """
 
     recipe: str | None = None
@@ -114,6 +115,8 @@ class DataConfig(Section):
     prompt_column: str | None = None
     completion_column: str | None = None
     chat_template: str | None = None
+    owners_column: str | None = None
+    owners_separator: Text | None = None
     loss_on: LossOn | None = None
     sequence_length: Annotated[int, Field(ge=2)] = 64
     cutting: Literal["split", "truncate", "join"] = "split"
@@ -128,7 +131,13 @@ class DataConfig(Section):
     @property
     def unit(self) -> str:
         """Whose guarantee an ε is."""
-        return "user" if self.made_up_by is None else "hypothetical user"
+        noun = "owner" if self.co_owned else "user"
+        return noun if self.made_up_by is None else f"hypothetical {noun}"
+
+    @property
+    def co_owned(self) -> bool:
+        """Whether a text can have owners beside its user."""
+        return self.owners_column is not None or any(step.gives_owners for step in self.preparation)
 
     @model_validator(mode="before")
     @classmethod
@@ -163,6 +172,24 @@ class DataConfig(Section):
                 f"preparation: {', '.join(changing)}: changes texts, which conversations are not; "
                 "leave it out"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _one_text_of_several(self) -> DataConfig:
+        if self.owners_separator is not None and self.owners_column is None:
+            raise ValueError(
+                f"owners_separator = {self.owners_separator!r}: without an owners_column"
+            )
+        if not self.co_owned:
+            return self
+        key = "owners_column" if self.owners_column is not None else "preparation"
+        if self.cutting == "join":
+            raise ValueError(
+                f'{key}: cutting = "join" would make one example of texts with different owners; '
+                'take "split" or "truncate"'
+            )
+        if self.canaries is not None:
+            raise ValueError(f"{key}: canaries are planted users, who own texts alone; remove them")
         return self
 
     @property

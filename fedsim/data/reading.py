@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from fedsim.data.building.build import build_store, terminal_progress
-from fedsim.data.building.tokenise import Encode
+from fedsim.data.building.tokenise import Encode, Record
 from fedsim.data.config import DataConfig
 from fedsim.data.preparation.prepare import Prepared, fingerprint, needed_columns
 from fedsim.data.sources.local_files import identity
+from fedsim.data.sources.records import RawRecord
 from fedsim.data.sources.rows import SourceSpec, rows
 from fedsim.data.store import TokenStore
 from fedsim.data.store.manifest import FORMAT_VERSION, is_store
@@ -34,23 +35,51 @@ def records(config: DataConfig) -> Iterator[tuple[str | None, str | None]]:
     Raises:
         ConfigError: (while iterating) as of `fedsim.data.sources.rows.rows`.
     """
-    steps = config.preparation
+    if config.preparation:
+        return _prepared(config)
+    return ((row.user, row.text) for row in _rows(config))
+
+
+def owned_records(config: DataConfig) -> Iterable[Record]:
+    """Return the records that a store is made of: with their owners, where texts have several.
+
+    What the preparation has dropped is in the iterable's `dropped`, if it has one.
+    """
+    return _Owned(config) if config.co_owned else records(config)
+
+
+class _Owned:
+    """An iterator over (user, text, owners), and what the preparation has dropped."""
+
+    def __init__(self, config: DataConfig) -> None:
+        prepared = _prepared(config)
+        self.dropped = prepared.dropped
+        self._stream = prepared.stream
+
+    def __iter__(self) -> Iterator[Record]:
+        return ((record.user, record.text, record.owners) for record in self._stream)
+
+
+def _prepared(config: DataConfig) -> Prepared:
+    return Prepared(_rows(config), config.preparation)
+
+
+def _rows(config: DataConfig) -> Iterator[RawRecord]:
     column = {
         "text": config.text_column,
         "messages": config.messages_column,
         "prompt": config.prompt_column,
     }[config.text_kind]
-    raw = rows(
-        SourceSpec(
-            config.source,
-            config.user_column,
-            column or config.text_column,
-            config.text_kind,
-            config.completion_column,
-        ),
-        needed_columns(steps),
+    spec = SourceSpec(
+        config.source,
+        config.user_column,
+        column or config.text_column,
+        config.text_kind,
+        config.completion_column,
+        config.owners_column,
+        config.owners_separator,
     )
-    return Prepared(raw, steps) if steps else ((user, text) for user, text, _ in raw)
+    return rows(spec, needed_columns(config.preparation))
 
 
 def encoder(config: DataConfig, model: LanguageModel) -> Encode:
@@ -98,13 +127,14 @@ def open_or_build(config: DataConfig, model: LanguageModel) -> TokenStore:
         try:
             with terminal_progress() as progress:
                 return build_store(
-                    records(config),
+                    owned_records(config),
                     encode=encode,
                     vocabulary_size=model.vocabulary_size,
                     tokenizer_fingerprint=model.tokenizer_fingerprint,
                     sequence_length=config.sequence_length,
                     cutting=config.cutting,
                     loss_on=config.counted,
+                    co_owned=config.co_owned,
                     destination=destination,
                     source=config.source,
                     key=destination.name,
@@ -138,6 +168,7 @@ def cache_key(config: DataConfig, model: LanguageModel, encode: Encode) -> str:
         config.counted,
         getattr(encode, "template", None),
         *(getattr(encode, name, None) for name in ("wraps", "begin", "end", "special")),
+        *([config.owners_column, config.owners_separator] if config.co_owned else []),
     ]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
@@ -163,4 +194,11 @@ def _fitting(store: TokenStore, config: DataConfig, model: LanguageModel) -> Tok
                 f"data.{field} = {configured!r}: the store {config.source!r} was made with "
                 f"{stored!r}; set data.{field} to that or build another store"
             )
+    if config.co_owned != ("owners" in manifest):
+        knows = "does not say who owns its texts; build another with --owners-column"
+        if "owners" in manifest:
+            knows = "has texts of several owners; set data.owners_column, so that all are promised"
+        raise ConfigError(
+            f"data.owners_column = {config.owners_column!r}: the store {config.source!r} {knows}"
+        )
     return store

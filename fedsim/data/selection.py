@@ -7,17 +7,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
 
+from fedsim.data.bounding import Bounded, Bounding, Order, bound
 from fedsim.data.split import Split
 from fedsim.data.store import Indices, TokenStore, ranks
 from fedsim.data.store.keys import Hashes, base, hashes, in_order_of
 from fedsim.data.store.keys import base as hashing_base
 
-Rule = Literal["random", "longest", "shortest", "highest-perplexity", "lowest-perplexity"]
+Rule = Order | Literal["highest-perplexity", "lowest-perplexity"]
 Losses = npt.NDArray[np.float32]
 
 _TABLE = 1 << 17  # hashes that are compared together
@@ -55,8 +56,9 @@ def select(
         group_size: most examples of a user, at least 1.
         rule: "random" draws without replacement: the examples with the smallest hashes of
             (`base`, the user's key, the example's key). "longest" and "shortest" go by length, the
-            two of perplexity by `losses`, and all four among equals by the example's key. A user's
-            examples do not depend on the other users of the call or of the store.
+            two of perplexity by `losses`, and all four among equals by the example's key.
+            "least-demand" is "random": here an example has one owner. A user's examples do not
+            depend on the other users of the call or of the store.
         base: of the hashes; see `hashing.base`.
         losses: of `split.train_examples`, in their order; not negative and not NaN.
 
@@ -78,7 +80,7 @@ def select(
         positions = np.minimum(starts[rows, None] + np.arange(width), last)
         examples = split.train_examples[positions]
         keys = store.example_keys[examples]
-        if rule == "random":
+        if rule in ("random", "least-demand"):
             keys = in_order_of(hashes(seeds[rows, None], keys))
         elif rule in ("longest", "shortest"):
             keys = _in_order(store.lengths(examples), keys, largest=rule == "longest")
@@ -134,18 +136,6 @@ def _smallest(keys: Hashes, inside: npt.NDArray[np.bool_], count: int) -> npt.ND
     return chosen
 
 
-class Pool(NamedTuple):
-    """The capped pool of example-level sampling.
-
-    Attributes:
-        examples: store indices, int64, ascending.
-        num_dropped: training examples that the cap kept out.
-    """
-
-    examples: Indices
-    num_dropped: int
-
-
 def pool(
     split: Split,
     store: TokenStore,
@@ -154,23 +144,45 @@ def pool(
     rule: Rule,
     seed: int,
     losses: Losses | None = None,
-) -> Pool:
-    """Choose once, for the whole run, each training user's at most `group_size` examples.
+    bounding: Bounding = "greedy",
+) -> Bounded:
+    """Choose once, for the whole run, the examples that example-level sampling flips its coins on.
 
-    This is the set that example-level sampling flips its coins on (Charles et al. 2024, Alg. 1):
-    no user is in it with more than `group_size` examples, whatever the coins.
+    Each training user's at most `group_size` (Charles et al. 2024, Alg. 1); where texts have
+    several owners, examples of which no owner has more. So no owner is in the pool with more than
+    `group_size` examples, whatever the coins.
+
+    Args:
+        split: of the store.
+        store: of the run.
+        group_size: most examples of an owner, at least 1.
+        rule: as of `select`; with several owners the order of `bounding`, not by perplexity.
+        seed: of the run.
+        losses: as of `select`.
+        bounding: with several owners, as of `fedsim.data.bounding.bound`.
+
+    Raises:
+        ValueError: a choice by perplexity, and texts with several owners.
     """
-    users = np.arange(split.num_users)
-    examples, _ = select(
-        split,
-        store,
-        users,
-        group_size=group_size,
-        rule=rule,
-        base=hashing_base(seed, "pooling", 0),
-        losses=losses,
+    start = hashing_base(seed, "pooling", 0)
+    examples = split.train_examples
+    if store.graph is not None:
+        if rule not in get_args(Order):
+            raise ValueError(f"rule = {rule!r}: texts with several owners are chosen by no text")
+        return bound(
+            store,
+            examples,
+            group_size=group_size,
+            rule=bounding,
+            order=cast(Order, rule),
+            base=start,
+        )
+    everyone = np.arange(split.num_users)
+    kept, _ = select(
+        split, store, everyone, group_size=group_size, rule=rule, base=start, losses=losses
     )
-    return Pool(examples, len(split.train_examples) - len(examples))
+    dropped = {"examples beyond a user's group_size": len(examples) - len(kept)}
+    return Bounded(kept, dropped)
 
 
 def window_tokens(tokens: Indices, group_size: int, sequence_length: int) -> Indices:

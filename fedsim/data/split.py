@@ -6,6 +6,9 @@ a hash of the seed and the user's key, each of a user's examples one of that and
 users nor on places in the file, and no generator has to be made for each of 300,000 users. Instead
 of the smallest hashes, a user's first or last examples in the order of the store can be held out:
 the newest, where the preparation sorted by time.
+
+Where texts have several owners, every owner flips the coin of `held_out_users`, and nothing that a
+held-out owner co-owns is trained on.
 """
 
 from __future__ import annotations
@@ -22,6 +25,8 @@ from fedsim.errors import ConfigError
 
 _EXAMPLES, _USERS = 0, 1  # the round in the address stream(seed, "split", round)
 
+_NOBODY: Indices = np.zeros(0, np.int64)
+
 Rule = Literal["random", "first", "last"]
 
 
@@ -37,6 +42,8 @@ class Split:
         train_examples: examples trained on, int64, ascending, hence by user.
         train_offsets: training user i has train_examples[offsets[i] : offsets[i + 1]], at least 1.
         canaries: users that were planted (`fedsim.data.canaries`), int64, ascending.
+        held_out_owners: owners of the store's graph that the coins hold out, int64, ascending;
+            none where it has no graph.
     """
 
     users: Indices
@@ -44,7 +51,8 @@ class Split:
     held_out_examples: Indices
     train_examples: Indices
     train_offsets: Indices
-    canaries: Indices = field(default_factory=lambda: np.zeros(0, np.int64))
+    canaries: Indices = field(default_factory=lambda: _NOBODY)
+    held_out_owners: Indices = field(default_factory=lambda: _NOBODY)
 
     @property
     def num_users(self) -> int:
@@ -97,7 +105,10 @@ def split_store(
         ConfigError: `held_out_users` leaves no user to train on.
     """
     sizes = np.diff(store.user_offsets)
-    is_held_out_user = _held_out_users(store.user_keys, seed, held_out_users)
+    graph = store.graph
+    keys = store.user_keys if graph is None else graph.keys
+    is_held_out_owner = _held_out_users(keys, seed, held_out_users)
+    is_held_out_user = is_held_out_owner[: store.num_users]
     if canaries is not None:
         is_held_out_user[canaries[::2]], is_held_out_user[canaries[1::2]] = True, False
     counts = _held_out_counts(sizes, held_out_examples, rule, limit)
@@ -107,16 +118,25 @@ def split_store(
         is_held_out = _at_the_end(store.user_offsets, sizes, counts, rule)
     in_training_user = np.repeat(~is_held_out_user, sizes)
     is_train = in_training_user & ~is_held_out
-    users = np.flatnonzero(~is_held_out_user)
+    if graph is not None:
+        is_train &= ~np.logical_or.reduceat(is_held_out_owner[graph.owners], graph.offsets[:-1])
     before = np.concatenate(([0], np.cumsum(is_train, dtype=np.int64)))
-    train_sizes = np.diff(before[store.user_offsets])[users]
+    train_sizes = np.diff(before[store.user_offsets])
+    users = np.flatnonzero(train_sizes)
+    if not len(users):
+        raise ConfigError(
+            f"data.held_out_users = {held_out_users}: leaves no text that no held-out owner "
+            "co-owns; hold fewer out"
+        )
+    train_sizes = train_sizes[users]
     return Split(
         users=users,
         held_out_users=np.flatnonzero(is_held_out_user),
         held_out_examples=np.flatnonzero(in_training_user & is_held_out),
         train_examples=np.flatnonzero(is_train),
         train_offsets=np.concatenate(([0], np.cumsum(train_sizes))),
-        canaries=np.sort(np.zeros(0, np.int64) if canaries is None else canaries),
+        canaries=_NOBODY if canaries is None else np.sort(canaries),
+        held_out_owners=np.flatnonzero(is_held_out_owner) if graph is not None else _NOBODY,
     )
 
 

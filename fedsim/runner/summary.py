@@ -261,6 +261,16 @@ _OTHERS = (
 )
 
 
+def _owners(config: Config) -> tuple[str, ...]:
+    if config.data.co_owned:
+        return (
+            "One identifier in the columns of users and owners is one person, and a text has no "
+            "owners but those whom the data name.",
+        )
+    alone = "One identifier in the user column is one person, and no record belongs to two."
+    return (alone,) if config.data.text_kind == "text" else (alone, _OTHERS)
+
+
 def _made_up(config: Config) -> tuple[str, ...]:
     maker = config.data.made_up_by
     if maker is None:
@@ -288,8 +298,7 @@ def _assumptions(config: Config, plan: RoundPlan, origin: str, num_users: int) -
         "guarantee is for those who know neither."
     )
     return (
-        "One identifier in the user column is one person, and no record belongs to two.",
-        *([] if config.data.text_kind == "text" else [_OTHERS]),
+        *_owners(config),
         *_made_up(config),
         *plan.assumptions,
         *clip_sentences(plan),

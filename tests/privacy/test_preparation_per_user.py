@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from fedsim.data.preparation.prepare import STEPS, Prepared
 from fedsim.data.preparation.step import Step
+from fedsim.data.sources.records import RawRecord
 from tests.unit.preparation.preparation_samples import step
 
 USERS = ["ann@x.org", "bob@x.org", "http://eve.org/a", "http://news.eve.org/b", "modbot"]
@@ -48,6 +49,8 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "max-examples": [{"count": 2}, {"count": 2, "then": "drop-user"}],
     "min-examples": [{"count": 3}],
     "near-duplicates": [{"shingle_words": 1, "num_permutations": 16}],
+    "participants": [{"column": "file_name"}],
+    "receivers": [{"columns": ["to"]}],
     "repeated-ngrams": [{"words": 2}],
     "sort-by-time": [{"column": "date"}],
     "text-length": [{"unit": "words", "minimum": 2, "maximum": 3}],
@@ -84,7 +87,7 @@ def per_user(tmp_path_factory: pytest.TempPathFactory) -> list[Step]:
 
 def _of_others(rows: list[Any], taken: Step, left_out: set[str]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
-    for user, text in Prepared(iter(rows), [taken]):
+    for user, text in Prepared([RawRecord(*row) for row in rows], [taken]):
         if user not in left_out:
             found.setdefault(user, []).append(text)
     return found

@@ -20,12 +20,19 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from fedsim.data.building.build_folder import build_folder
-from fedsim.data.building.merge import write_keys, write_merged
+from fedsim.data.building.merge import begin_array, write_keys, write_merged
+from fedsim.data.building.owners import write_owners
 from fedsim.data.building.segments import Segments
 from fedsim.data.building.tokenise import BatchTokeniser, Cutting, Encode, Record
 from fedsim.data.building.workers import tokenise_batches
 from fedsim.data.store import TokenStore, integrity
-from fedsim.data.store.manifest import FORMAT_VERSION, LossOn, Manifest, write_manifest
+from fedsim.data.store.manifest import (
+    CO_OWNED_VERSION,
+    FORMAT_VERSION,
+    LossOn,
+    Manifest,
+    write_manifest,
+)
 from fedsim.errors import ConfigError
 
 ReportLine = Callable[[str], None]
@@ -43,6 +50,7 @@ def build_store(
     sequence_length: int,
     cutting: Cutting,
     loss_on: LossOn = "all",
+    co_owned: bool = False,
     destination: Path,
     source: str,
     key: str | None = None,
@@ -52,8 +60,9 @@ def build_store(
     """Write a store of these records, users in order of first appearance, texts in order.
 
     Args:
-        records: (user, text); a record with a null or an empty text is dropped, counted. What
-            the iterable itself dropped, it may count in a mapping `dropped`, reason to number.
+        records: (user, text), or (user, text, owners); a record with a null or an empty text is
+            dropped, counted. What the iterable itself dropped, it may count in a mapping `dropped`,
+            reason to number.
         encode: texts to their token ids, -1 - id for context tokens; used in other processes if it
             can be pickled.
         vocabulary_size: every id is below it.
@@ -63,6 +72,7 @@ def build_store(
             or "join" a user's texts end to end and cut them into examples of nearly equal length.
         loss_on: which tokens count; "all" where `encode` gives no context tokens. An example in
             which none counts is dropped, counted; not with "join", where its loss is 0.
+        co_owned: whether records name owners beside their user; not with "join".
         destination: a folder that does not exist yet. Its parent receives a hidden folder.
         source: the source in words, for the manifest.
         key: of everything the content depends on. What a build of the same key and destination
@@ -79,7 +89,7 @@ def build_store(
     tokeniser = BatchTokeniser(encode, vocabulary_size, sequence_length, cutting, loss_on)
     report = progress or (lambda line: None)
     with build_folder(destination, key) as place:
-        segments = Segments(place.parts, tokeniser)
+        segments = Segments(place.parts, tokeniser, co_owned=co_owned)
         if not segments.is_read:
             _read_all(records, segments, tokeniser, num_workers, report)
         if not segments.users:
@@ -90,9 +100,10 @@ def build_store(
         joined = sequence_length if cutting == "join" else None
         num_examples, num_tokens = write_merged(segments, place.result, joined)
         write_keys(place.result, tokeniser.dtype, len(segments.users))
+        owners = write_owners(segments, place.result, begin_array) if co_owned else None
         report("computing checksums")
         manifest = Manifest(
-            version=FORMAT_VERSION,
+            version=CO_OWNED_VERSION if co_owned else FORMAT_VERSION,
             users=len(segments.users),
             examples=num_examples,
             tokens=num_tokens,
@@ -106,6 +117,8 @@ def build_store(
             files={path.name: integrity.facts(path) for path in sorted(place.result.iterdir())},
             sha256="",
         )
+        if owners is not None:
+            manifest["owners"] = owners
         write_manifest(place.result, manifest)
     integrity.note_whole(destination)
     return TokenStore.open(destination)

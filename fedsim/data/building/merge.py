@@ -65,11 +65,12 @@ def offsets_of(counts: Indices) -> Indices:
 
 def _begin_offsets(file: BinaryIO, size: int) -> None:
     """Write what `np.save` writes before an array of that many offsets, and the first of them."""
-    _begin_array(file, size, "<i8")
+    begin_array(file, size, "<i8")
     file.write(np.zeros(1, "<i8").tobytes())
 
 
-def _begin_array(file: BinaryIO, size: int, dtype: str) -> None:
+def begin_array(file: BinaryIO, size: int, dtype: str) -> None:
+    """Write what `np.save` writes before a row of that length and type."""
     header = {"descr": dtype, "fortran_order": False, "shape": (size,)}
     np.lib.format.write_array_header_1_0(file, header)
 
@@ -83,7 +84,7 @@ def write_keys(folder: Path, dtype: str, num_users: int) -> None:
     tokens = np.asarray(np.memmap(folder / layout.TOKENS, layout.disk_dtype(dtype), mode="r"))
     offsets = np.load(folder / layout.EXAMPLE_OFFSETS, mmap_mode="r")
     with (folder / layout.EXAMPLE_KEYS).open("wb") as file:
-        _begin_array(file, len(offsets) - 1, "<u8")
+        begin_array(file, len(offsets) - 1, "<u8")
         for keys in example_keys(tokens, offsets):
             file.write(keys.astype("<u8").tobytes())
 

@@ -3,6 +3,8 @@
     0007.tokens   ids in the order of the users, within a user in the order of arrival
     0007.users    per example its user, uint32, ascending
     0007.lengths  per example its number of ids, uint32
+    0007.others   per example how many own it beside its user, uint32; where texts are co-owned
+    0007.owners   their numbers, example after example, uint32; where texts are co-owned
     0007.json     written last: records read, new users, what was dropped; without it, no segment
     read.json     written when the source has been read to its end
 
@@ -15,8 +17,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from array import array
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any, TypedDict
@@ -36,13 +39,14 @@ _READ = "read.json"
 
 
 class Head(TypedDict):
-    """The content of a segment's .json file; `sha256` is of its other three, by their kind."""
+    """The content of a segment's .json file; `sha256` is of its other files, by their kind."""
 
     records: int
     examples: int
     tokens: int
     dropped: dict[str, int]
     new_users: list[str]
+    new_owners: list[str]
     sha256: dict[str, str]
 
 
@@ -59,27 +63,32 @@ class Segments:
     Attributes:
         folder: of the segments' files.
         users: name to index, in order of the first usable example.
+        owners: name to number of all who own an example beside its user, in order of appearance.
         dropped: reason to count, of everything read so far.
         num_records: read so far, those of whole segments only after opening.
         heads: of the whole segments.
         is_read: whether the source has been read to its end.
     """
 
-    def __init__(self, folder: Path, tokeniser: BatchTokeniser) -> None:
+    def __init__(self, folder: Path, tokeniser: BatchTokeniser, *, co_owned: bool = False) -> None:
         """Open a folder, empty or left behind by a build of the same content."""
         self.folder = folder
         self.dtype = disk_dtype(tokeniser.dtype)
         self.users: dict[str, int] = {}
+        self.owners: dict[str, int] = {}
+        self._kinds = ("tokens", "users", "lengths", *(("others", "owners") if co_owned else ()))
         self.dropped: Counter[str] = Counter()
         self.num_records = 0
         self.heads: list[Head] = []
         self._joins = tokeniser.cutting == "join"
-        for head in _heads(folder):
+        for head in self._heads():
             self.heads.append(head)
             self.num_records += head["records"]
             self.dropped.update(head["dropped"])
             for name in head["new_users"]:
                 self.users[name] = len(self.users)
+            for name in head["new_owners"]:
+                self.owners[name] = len(self.owners)
         read = _read(folder)
         self.is_read = read["segments"] == len(self.heads)
         if self.is_read:
@@ -95,6 +104,8 @@ class Segments:
         if self._joins and len(of_texts):
             ids, lengths = _joined(batch, of_texts, known)
         self._of_examples.append(np.repeat(of_texts, batch.pieces))
+        if "owners" in self._kinds:
+            self._add_owners(batch)
         self._lengths.append(lengths.astype("u4"))
         self._ids.append(ids)
         self._num_records += batch.num_records
@@ -105,6 +116,15 @@ class Segments:
         self.dropped.update(batch.dropped)
         if self._num_tokens >= SEGMENT_TOKENS or self._num_examples >= SEGMENT_EXAMPLES:
             self._close()
+
+    def _add_owners(self, batch: TokenisedBatch) -> None:
+        owners = self.owners
+        for user, named, pieces in zip(
+            batch.users, batch.owners, batch.pieces.tolist(), strict=True
+        ):
+            numbers = {owners.setdefault(name, len(owners)) for name in named if name != user}
+            self._others.extend([len(numbers)] * pieces)
+            self._owners.extend(sorted(numbers) * pieces)
 
     def finish(self, dropped: Mapping[str, int]) -> None:
         """Close the last segment and note that the source has been read to its end.
@@ -120,7 +140,7 @@ class Segments:
         self.is_read = True
 
     def part(self, segment: int, kind: str, first: int, last: int) -> npt.NDArray[Any]:
-        """Return items first … last - 1 of a segment's "tokens", "users" or "lengths"."""
+        """Return items first … last - 1 of a segment's file of a kind."""
         dtype = self.dtype if kind == "tokens" else np.dtype("<u4")
         path = self.folder / f"{segment:04}.{kind}"
         return np.fromfile(path, dtype, last - first, offset=first * dtype.itemsize)
@@ -129,9 +149,10 @@ class Segments:
         self._of_examples: list[npt.NDArray[np.uint32]] = []
         self._lengths: list[npt.NDArray[np.uint32]] = []
         self._ids: list[Ids] = []
+        self._others, self._owners = array("I"), array("I")
         self._dropped: Counter[str] = Counter()
         self._num_records = self._num_examples = self._num_tokens = 0
-        self._num_known = len(self.users)
+        self._num_known, self._num_known_owners = len(self.users), len(self.owners)
 
     def _close(self) -> None:
         """Write the segment, sorted: the sort is stable, a user's examples stay as they came."""
@@ -144,18 +165,46 @@ class Segments:
         _write(self.folder / f"{name}.users", [users[order].astype("<u4")])
         _write(self.folder / f"{name}.lengths", [lengths[order].astype("<u4")])
         _write(self.folder / f"{name}.tokens", ordered(ids, lengths.astype(np.int64), order))
+        if "owners" in self._kinds:
+            others = np.asarray(self._others, np.int64)
+            owners = np.asarray(self._owners, "<u4")
+            moved = runs((np.cumsum(others) - others)[order], others[order])
+            _write(self.folder / f"{name}.others", [others[order].astype("<u4")])
+            _write(self.folder / f"{name}.owners", [owners[moved]])
         head = Head(
             records=self._num_records,
             examples=self._num_examples,
             tokens=self._num_tokens,
             dropped=dict(self._dropped),
             new_users=list(self.users)[self._num_known :],
-            sha256=_digests(self.folder / name),
+            new_owners=list(self.owners)[self._num_known_owners :],
+            sha256=_digests(self.folder / name, self._kinds),
         )
         head["sha256"]["head"] = _digest_of({**head, "sha256": ""})
         write_atomically(self.folder / f"{name}.json", json.dumps(head))
         self.heads.append(head)
         self._begin()
+
+    def _heads(self) -> Iterator[Head]:
+        """Yield the heads of whole segments, up to the first that is missing or has lost bytes."""
+        for segment in count():
+            path = self.folder / f"{segment:04}.json"
+            head = self._whole(path) if path.exists() else None
+            if head is None:
+                return
+            yield head
+
+    def _whole(self, path: Path) -> Head | None:
+        """Return a segment's head, or None where it or a file of it is not as it was written."""
+        try:
+            head: Head = read_json(path)
+            digests = _digests(path.with_suffix(""), self._kinds)
+            unknown = "new_owners" not in head  # of an earlier fedsim
+            if unknown or head["sha256"] != {**digests, "head": _digest_of({**head, "sha256": ""})}:
+                return None
+        except (OSError, ValueError, TypeError, KeyError):
+            return None
+        return head
 
 
 def ordered(ids: Ids, lengths: Indices, order: Indices, at_once: int = 1 << 20) -> Iterator[Ids]:
@@ -193,30 +242,6 @@ def _joined(
     return np.delete(batch.ids, starts[shortened]), batch.lengths - shortened
 
 
-def _heads(folder: Path) -> Iterator[Head]:
-    """Yield the heads of the whole segments, up to the first that is missing or has lost bytes."""
-    for segment in count():
-        path = folder / f"{segment:04}.json"
-        if not path.exists():
-            return
-        head = _whole(path)
-        if head is None:
-            return
-        yield head
-
-
-def _whole(path: Path) -> Head | None:
-    """Return a segment's head, or None where it or one of its files is not as it was written."""
-    try:
-        head: Head = read_json(path)
-        unsigned = {**head, "sha256": ""}
-        if head["sha256"] != {**_digests(path.with_suffix("")), "head": _digest_of(unsigned)}:
-            return None
-    except (OSError, ValueError, TypeError, KeyError):
-        return None
-    return head
-
-
 def _read(folder: Path) -> _Read:
     """Return what is noted of the source, or no segments where it was not read to its end."""
     path = folder / _READ
@@ -230,12 +255,9 @@ def _read(folder: Path) -> _Read:
     return read if sound else _Read(segments=-1, dropped={})
 
 
-def _digests(segment: Path) -> dict[str, str]:
+def _digests(segment: Path, kinds: Sequence[str]) -> dict[str, str]:
     """Return the SHA-256 (hex) of each of a segment's files, by its kind."""
-    return {
-        kind: _digest_of_file(segment.with_suffix(f".{kind}"))
-        for kind in ("tokens", "users", "lengths")
-    }
+    return {kind: _digest_of_file(segment.with_suffix(f".{kind}")) for kind in kinds}
 
 
 def _digest_of_file(path: Path) -> str:

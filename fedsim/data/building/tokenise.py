@@ -11,11 +11,13 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from fedsim.data.sources.records import EMPTY_TEXT, NULL_TEXT, NULL_USER
+from fedsim.data.sources.records import EMPTY_TEXT, NULL_OWNERS, NULL_TEXT, NULL_USER
 from fedsim.data.store import Indices, ranks, runs
 from fedsim.data.store.manifest import LossOn, disk_dtype, narrowest
 
-Record = tuple[str | None, str | None]
+Owners = tuple[str, ...]
+Record = tuple[str | None, str | None] | tuple[str | None, str | None, Owners | None]
+"""User, text, and who owns the text beside the user: None where one of them has no name."""
 Encode = Callable[[Sequence[str]], Sequence[Sequence[int] | npt.NDArray[Any]]]
 Cutting = Literal["split", "truncate", "join"]
 Ids = npt.NDArray[np.integer[Any]]
@@ -37,6 +39,7 @@ class TokenisedBatch:
     Attributes:
         num_records: records read, the dropped ones counted.
         users: per usable text its user.
+        owners: per usable text who owns it beside the user; the user may be among them.
         pieces: per usable text its number of pieces, int64, at least 1.
         lengths: per piece its number of ids, int64, at least 2.
         ids: of all pieces, end to end, in the dtype of the store; -1 - id for context tokens.
@@ -47,6 +50,7 @@ class TokenisedBatch:
 
     num_records: int
     users: list[str]
+    owners: list[Owners]
     pieces: Indices
     lengths: Indices
     ids: Ids
@@ -87,13 +91,15 @@ class BatchTokeniser:
         dropped: Counter[str] = Counter()
         usable = list(_usable(batch, dropped))
         users: list[str] = []
+        owners: list[Owners] = []
         texts: list[npt.NDArray[np.int64]] = []
-        encoded = self.encode([text for _, text in usable]) if usable else []
-        for (user, _), given in zip(usable, encoded, strict=True):
+        encoded = self.encode([text for _, text, _ in usable]) if usable else []
+        for (user, _, others), given in zip(usable, encoded, strict=True):
             if len(given) < 2:  # nothing in it to predict
                 dropped[SHORT_TEXT] += 1
                 continue
             users.append(user)
+            owners.append(others)
             texts.append(np.asarray(given, dtype=np.int64))
         sizes = np.array([len(text) for text in texts], np.int64)
         ids = np.concatenate(texts) if texts else np.zeros(0, np.int64)
@@ -108,9 +114,10 @@ class BatchTokeniser:
             ids, pieces, lengths = _counting(ids, pieces, lengths, dropped)
             left = pieces > 0
             users = list(compress(users, left.tolist()))
+            owners = list(compress(owners, left.tolist()))
             pieces, shared = pieces[left], shared[left]
         narrow = ids.astype(disk_dtype(self.dtype))
-        return TokenisedBatch(len(batch), users, pieces, lengths, narrow, shared, dropped)
+        return TokenisedBatch(len(batch), users, owners, pieces, lengths, narrow, shared, dropped)
 
     def _cut(
         self, sizes: Indices, starts: Indices, dropped: Counter[str]
@@ -151,8 +158,11 @@ def _counting(
     return ids[np.repeat(wanted, lengths)], left, lengths[wanted]
 
 
-def _usable(batch: Sequence[Record], dropped: Counter[str]) -> Iterator[tuple[str, str]]:
-    for user, text in batch:
+def _usable(
+    batch: Sequence[Record], dropped: Counter[str]
+) -> Iterator[tuple[str, str, tuple[str, ...]]]:
+    for user, text, *more in batch:
+        owners = more[0] if more else ()
         if user is None:
             dropped[NULL_USER] += 1
         elif text is None:
@@ -161,5 +171,7 @@ def _usable(batch: Sequence[Record], dropped: Counter[str]) -> Iterator[tuple[st
             dropped[EMPTY_TEXT] += 1
         elif len(text) > MOST_CHARACTERS:
             dropped[LONG_TEXT] += 1
+        elif owners is None:
+            dropped[NULL_OWNERS] += 1
         else:
-            yield user, text
+            yield user, text, owners

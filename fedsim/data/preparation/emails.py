@@ -1,4 +1,4 @@
-"""Steps on e-mail: forwards and quotes, the owner of a mailbox, a record of each receiver."""
+"""Steps on e-mail: forwards and quotes, the owner of a mailbox, receivers."""
 
 from __future__ import annotations
 
@@ -147,6 +147,30 @@ class ExpandReceivers(Step):
             for receiver in dict.fromkeys(named) or (None,):
                 receivers = {first: receiver, **dict.fromkeys(others)}
                 yield record._replace(columns={**record.columns, **receivers})
+
+
+class Receivers(Step):
+    """Make the receivers of an e-mail owners of it, beside the sender, who is its user. Streams.
+
+    Receivers stand in `columns` as for `expand-receivers`. Their names are addresses in lower case,
+    as `user-name` with "email-address" makes them of senders. Ganesh et al. 2025, arXiv:2503.03622,
+    for what is then promised to whom.
+    """
+
+    gives_owners: ClassVar[bool] = True
+
+    step: Literal["receivers"] = "receivers"
+    columns: Annotated[tuple[str, ...], Field(min_length=1)] = ("to", "cc", "bcc")
+
+    def needs_columns(self) -> tuple[str, ...]:
+        """Return the receivers' columns."""
+        return self.columns
+
+    def apply(self, records: Iterator[Record], dropped: Counter[str]) -> Iterator[Record]:
+        """Yield each e-mail with its receivers as owners; nothing is dropped."""
+        for record in records:
+            named = [address for name in self.columns for address in _listed(record.columns[name])]
+            yield record._replace(owners=tuple(dict.fromkeys([*record.owners, *named])))
 
 
 def _listed(value: Any) -> list[str]:  # noqa: ANN401  (a cell of the source)

@@ -11,7 +11,13 @@ from typing import Annotated, get_args
 from pydantic import Field
 
 from fedsim.data.preparation.duplicates import ExactDuplicates, NearDuplicates, NearDuplicatesOf
-from fedsim.data.preparation.emails import DropForwards, ExpandReceivers, MailboxOwner, StripQuotes
+from fedsim.data.preparation.emails import (
+    DropForwards,
+    ExpandReceivers,
+    MailboxOwner,
+    Receivers,
+    StripQuotes,
+)
 from fedsim.data.preparation.step import ACROSS_USERS, Step
 from fedsim.data.preparation.texts import RepeatedNgrams, TextLength
 from fedsim.data.preparation.times import SortByTime, TimeWindow
@@ -21,10 +27,18 @@ from fedsim.data.preparation.users import (
     MaxExamples,
     MergeUsers,
     MinExamples,
+    Participants,
     UserName,
     UserWords,
 )
-from fedsim.data.sources.records import EMPTY_TEXT, NULL_TEXT, NULL_USER, RawRecord, Record
+from fedsim.data.sources.records import (
+    EMPTY_TEXT,
+    NULL_OWNERS,
+    NULL_TEXT,
+    NULL_USER,
+    RawRecord,
+    Record,
+)
 from fedsim.errors import ConfigError
 
 AnyStep = Annotated[
@@ -39,6 +53,8 @@ AnyStep = Annotated[
     | MinExamples
     | NearDuplicates
     | NearDuplicatesOf
+    | Participants
+    | Receivers
     | RepeatedNgrams
     | SortByTime
     | StripQuotes
@@ -65,6 +81,7 @@ class Prepared:
     """An iterator over (user, text) after all steps, and what they dropped so far.
 
     Attributes:
+        stream: the same records with their owners, to be read in place of the iterator.
         dropped: reason to number of records; final when the iterator is exhausted.
     """
 
@@ -75,26 +92,28 @@ class Prepared:
             if not step.per_user:  # counted even at zero: that it looked is what the report says
                 self.dropped[step.reason("anything")] += 0
             stream = step.apply(stream, self.dropped)
-        self._stream = stream
+        self.stream = stream
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
         return self
 
     def __next__(self) -> tuple[str, str]:
-        record = next(self._stream)
+        record = next(self.stream)
         return record.user, record.text
 
     def _whole(self, records: Iterable[RawRecord]) -> Iterator[Record]:
         """Drop nulls and empty texts, by the reasons that the store counts them under."""
-        for user, text, columns in records:
+        for user, text, columns, owners in records:
             if user is None:
                 self.dropped[NULL_USER] += 1
             elif text is None:
                 self.dropped[NULL_TEXT] += 1
             elif not text.strip():
                 self.dropped[EMPTY_TEXT] += 1
+            elif owners is None:
+                self.dropped[NULL_OWNERS] += 1
             else:
-                yield Record(user, text, columns)
+                yield Record(user, text, columns, owners)
 
 
 def needed_columns(steps: Sequence[Step]) -> dict[str, str]:

@@ -25,9 +25,11 @@ class Step(Section):
 
     Attributes:
         changes_text: whether the step rewrites texts, which it cannot do to conversations.
+        gives_owners: whether texts have several owners after the step.
     """
 
     changes_text: ClassVar[bool] = False
+    gives_owners: ClassVar[bool] = False
 
     step: str
 
@@ -92,7 +94,7 @@ class Spool:
     def add(self, record: Record) -> None:
         """Append one record."""
         self._starts.append(self._file.tell())
-        pickle.dump((record.user, record.text, dict(record.columns)), self._file)
+        pickle.dump(tuple(record._replace(columns=dict(record.columns))), self._file)
 
     def read(self, order: Iterable[int] | None = None) -> Iterator[Record]:
         """Yield the records as they came, or those of these numbers in this order."""

@@ -1,4 +1,4 @@
-"""Steps on users: their names, their aliases, and how much they have."""
+"""Steps on users: their names, their aliases, how much they have, who wrote with whom."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pydantic import Field
 
 from fedsim.data.preparation.step import Spool, Step
 from fedsim.data.preparation.urls import base_domain
+from fedsim.data.sources.names import user_name
 from fedsim.data.sources.records import Record
 from fedsim.errors import ConfigError
 from fedsim.utils.json_text import read_json
@@ -38,7 +39,7 @@ TRANSFORMS: dict[str, Callable[[str], str]] = {
 
 
 class UserName(Step):
-    """Make the user's name of what the user column holds. Streams.
+    """Make the user's name of what the user column holds, and so those of owners. Streams.
 
     "base-domain" of a URL, by the public suffix list (`fedsim.data.preparation.urls`);
     "email-address" of "Name <address>"; "first-author" of a list of authors; "lower-case".
@@ -51,9 +52,9 @@ class UserName(Step):
         """Yield each record under its new name; drop those that give none."""
         transform = TRANSFORMS[self.transform]
         for record in records:
-            name = transform(record.user)
-            if name:
-                yield record._replace(user=name)
+            names = [transform(name) for name in (record.user, *record.owners)]
+            if all(names):
+                yield record._replace(user=names[0], owners=tuple(dict.fromkeys(names[1:])))
             else:
                 dropped[self.reason(f"no {self.transform}")] += 1
 
@@ -79,7 +80,7 @@ class DropUsers(Step):
 
 
 class MergeUsers(Step):
-    """Rename users by a file of aliases, so that the unit is the person.
+    """Rename users and owners by a file of aliases, so that the unit is the person.
 
     `file` is a JSON object {alias: person} or a CSV with the columns alias and person; users who
     are not in it keep their name. Streams; in memory: the file.
@@ -92,7 +93,8 @@ class MergeUsers(Step):
         """Yield every record under the person's name; nothing is dropped."""
         person_of = self._aliases()
         for record in records:
-            yield record._replace(user=person_of.get(record.user, record.user))
+            user, *owners = (person_of.get(name, name) for name in (record.user, *record.owners))
+            yield record._replace(user=user, owners=tuple(dict.fromkeys(owners)))
 
     def _aliases(self) -> dict[str, str]:
         path = Path(self.file).expanduser()
@@ -181,6 +183,36 @@ class MaxExamples(Step):
                 yield record
             else:
                 dropped[self.reason(f"beyond a user's first {self.count}")] += 1
+
+
+class Participants(Step):
+    """Make everybody who wrote in a thread an owner of every text of it.
+
+    `column` names the thread; a text without one is its user's alone. In memory: a set of users for
+    each thread, the spool. Who wrote where is public in what is then promised: Ganesh et al. 2025,
+    arXiv:2503.03622.
+    """
+
+    gives_owners: ClassVar[bool] = True
+
+    step: Literal["participants"] = "participants"
+    column: str
+
+    def apply(self, records: Iterator[Record], dropped: Counter[str]) -> Iterator[Record]:
+        """Yield each text with the thread's users as owners; nothing is dropped."""
+        with Spool() as spool:
+            writers: dict[str | None, dict[str, None]] = {}
+            for record in records:
+                spool.add(record)
+                writers.setdefault(self._thread(record), {})[record.user] = None
+            for record in spool.read():
+                thread = self._thread(record)
+                others = () if thread is None else writers[thread]
+                yield record._replace(owners=tuple(dict.fromkeys([*record.owners, *others])))
+
+    def _thread(self, record: Record) -> str | None:
+        field = f"data.preparation: participants: column = {self.column!r}"
+        return user_name(record.columns[self.column], field)
 
 
 class UserWords(Step):

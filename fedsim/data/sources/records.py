@@ -9,11 +9,25 @@ from typing import Any, NamedTuple
 NULL_USER = "null user"
 NULL_TEXT = "null text"
 EMPTY_TEXT = "empty text"
+NULL_OWNERS = "owners not all named"
 
 NO_COLUMNS: Mapping[str, Any] = MappingProxyType({})
 
-RawRecord = tuple[str | None, str | None, Mapping[str, object]]
-"""User, text and the columns that were asked for, as a source has them, nulls too."""
+
+class RawRecord(NamedTuple):
+    """A record as a source has it, nulls too.
+
+    Attributes:
+        user: None for a null.
+        text: None for a null.
+        columns: as of `Record`.
+        owners: who owns the text beside its user; None where one of them has no name.
+    """
+
+    user: str | None
+    text: str | None
+    columns: Mapping[str, object] = NO_COLUMNS
+    owners: tuple[str, ...] | None = ()
 
 
 class Record(NamedTuple):
@@ -23,8 +37,10 @@ class Record(NamedTuple):
         user: the user's name.
         text: the text.
         columns: name to value, as the source has it; None where the source has a null.
+        owners: names of who owns the text beside its user; the user may be among them.
     """
 
     user: str
     text: str
     columns: Mapping[str, Any] = NO_COLUMNS
+    owners: tuple[str, ...] = ()

@@ -1,8 +1,4 @@
-"""Rows of a source: the built-in plays, or anything that `datasets` reads.
-
-The user's name is the unit of privacy, so it is read with care: one user never appears under two
-names because a column's type changed ("7" and "7.0"), and two never under one ("007" and "7").
-"""
+"""Rows of a source: the built-in plays, or anything that `datasets` reads."""
 
 from __future__ import annotations
 
@@ -10,7 +6,6 @@ import glob
 import importlib
 import json
 import logging
-import math
 import re
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -20,6 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 from fedsim.data.sources.conversations import answer_text, messages_text, whole_text
 from fedsim.data.sources.local_files import ON_DISK, load_saved, local_files, unusable
+from fedsim.data.sources.names import owner_names, user_name
 from fedsim.data.sources.records import NO_COLUMNS, RawRecord
 from fedsim.data.sources.shakespeare import BUILT_IN
 from fedsim.errors import ConfigError
@@ -32,7 +28,6 @@ _NO_HUB = (
 )
 _QUOTED = re.compile(r"(['\"]).*\1", re.DOTALL)
 _BATCH = 1000
-_EXACT = 2.0**53  # floats from here on stand for several integers
 _SHOWN = 500  # characters of the columns' names in a message
 
 
@@ -45,6 +40,8 @@ class SourceSpec(NamedTuple):
         text_column: the text, the messages or the prompt.
         kind: what that column holds; its key in the config is `kind` + "_column".
         completion_column: the completion of a prompt.
+        owners_column: who owns the text beside its user.
+        owners_separator: what stands between their names where they are one string.
     """
 
     source: str
@@ -52,24 +49,28 @@ class SourceSpec(NamedTuple):
     text_column: str
     kind: Literal["text", "messages", "prompt"] = "text"
     completion_column: str | None = None
+    owners_column: str | None = None
+    owners_separator: str | None = None
 
     @property
     def columns(self) -> dict[str, str]:
         """Column to its key in the config, of all columns."""
         columns = {self.user_column: "user_column", self.text_column: f"{self.kind}_column"}
-        return columns | (
-            {self.completion_column: "completion_column"} if self.completion_column else {}
-        )
+        others = {
+            self.completion_column: "completion_column",
+            self.owners_column: "owners_column",
+        }
+        return columns | {column: key for column, key in others.items() if column is not None}
 
 
 def texts(source: str, column: str) -> Iterator[str]:
     """Yield the texts of a source that has no users, without nulls; errors as of `rows`."""
     spec = SourceSpec(source, user_column=column, text_column=column)
-    yield from (text for _, text, _ in rows(spec, {}) if text is not None)
+    yield from (row.text for row in rows(spec, {}) if row.text is not None)
 
 
 def rows(spec: SourceSpec, extra: Mapping[str, str]) -> Iterator[RawRecord]:
-    """Yield user, text and the extra columns, in the source's order.
+    """Yield user, text, the extra columns and the owners, in the source's order.
 
     A conversation is one JSON text: see `fedsim.data.sources.conversations`. Users are strings:
     integers and whole floats are written as integers, an empty name is null.
@@ -83,18 +84,23 @@ def rows(spec: SourceSpec, extra: Mapping[str, str]) -> Iterator[RawRecord]:
             is missing, is null throughout or holds something other than names (texts).
     """
     if spec.source in BUILT_IN:
-        for column, field in extra.items():
+        wanted = dict(extra)
+        if spec.owners_column is not None:
+            wanted[spec.owners_column] = "owners_column"
+        for column, field in wanted.items():
             raise ConfigError(f"data.{field}: {spec.source} has no column {column!r}")
-        yield from ((user, text, NO_COLUMNS) for user, text in BUILT_IN[spec.source]())
+        yield from (RawRecord(user, text) for user, text in BUILT_IN[spec.source]())
         return
     any_row = any_user = False
     with tempfile.TemporaryDirectory() as scratch:
         for batch in _batches(spec, extra, scratch):
             any_row = any_row or bool(batch[spec.user_column])
-            users = [_user(value, spec) for value in batch[spec.user_column]]
+            field = f"data.user_column = {spec.user_column!r}"
+            users = [user_name(value, field) for value in batch[spec.user_column]]
             any_user = any_user or any(user is not None for user in users)
-            spoken = _texts(batch, spec)
-            yield from zip(users, spoken, _columns(batch, extra, len(users)), strict=True)
+            columns = _columns(batch, extra, len(users))
+            parts = zip(users, _texts(batch, spec), columns, _owners(batch, spec), strict=False)
+            yield from map(RawRecord._make, parts)
     if not any_row:
         raise unusable(spec.source, "holds no rows")
     if not any_user:
@@ -106,6 +112,14 @@ def _columns(batch: Batch, names: Mapping[str, str], height: int) -> Iterator[Ma
         return repeat(NO_COLUMNS, height)
     values = zip(*(batch[name] for name in names), strict=True)
     return (dict(zip(names, row, strict=True)) for row in values)
+
+
+def _owners(batch: Batch, spec: SourceSpec) -> Iterator[tuple[str, ...] | None]:
+    if spec.owners_column is None:
+        return repeat(())
+    field = f"data.owners_column = {spec.owners_column!r}"
+    cells = batch[spec.owners_column]
+    return (owner_names(cell, field, spec.owners_separator) for cell in cells)
 
 
 def _batches(spec: SourceSpec, extra: Mapping[str, str], scratch: str) -> Iterator[Batch]:
@@ -305,27 +319,6 @@ def _datasets() -> Any:  # noqa: ANN401  (an untyped module)
     for name in ("datasets", "huggingface_hub"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     return module
-
-
-def _user(value: object, spec: SourceSpec) -> str | None:
-    if value is None or (isinstance(value, float) and math.isnan(value)):
-        return None
-    if isinstance(value, (list, dict, bytes)):
-        kind = type(value).__name__
-        raise ConfigError(
-            f"data.user_column = {spec.user_column!r}: holds {kind} values; "
-            "wanted: strings or integers"
-        )
-    if isinstance(value, float) and abs(value) >= _EXACT:
-        raise ConfigError(
-            f"data.user_column = {spec.user_column!r}: holds {value!r}, a number of more digits "
-            "than a float has: other users may have become the same; give strings or integers "
-            "(pandas makes floats of integers where one is missing)"
-        )
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    name = str(value)
-    return name if name.strip() else None
 
 
 def _texts(batch: Batch, spec: SourceSpec) -> list[str | None]:

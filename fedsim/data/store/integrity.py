@@ -18,7 +18,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +25,12 @@ import numpy.typing as npt
 from fedsim.data.store.manifest import (
     EXAMPLE_KEYS,
     EXAMPLE_OFFSETS,
+    EXAMPLE_OWNER_OFFSETS,
+    EXAMPLE_OWNERS,
+    OWNER_EXAMPLE_OFFSETS,
+    OWNER_EXAMPLES,
+    OWNER_KEYS,
+    OWNERS,
     TOKENS,
     USER_KEYS,
     USER_OFFSETS,
@@ -36,26 +41,11 @@ from fedsim.data.store.manifest import (
     disk_dtype,
     read_manifest,
 )
+from fedsim.data.store.rows import Scalar, open_row
 from fedsim.utils import files as paths
 from fedsim.utils.json_text import parse_json, read_json
 
 _AT_ONCE = 1 << 20
-Scalar = TypeVar("Scalar", bound=np.generic)
-
-
-def open_row(path: Path, dtype: type[Scalar]) -> npt.NDArray[Scalar]:
-    """Return the mapped array, one row, of a file that `numpy.save` wrote.
-
-    Raises:
-        ValueError: it holds something other than a row of that type.
-    """
-    try:
-        row = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
-    except Exception as error:  # numpy raises errors of many kinds for what is no array
-        raise ValueError(f"{path.name}: {error}") from error
-    if row.dtype != dtype or row.ndim != 1:
-        raise ValueError(f"{path.name} holds {row.dtype} of shape {row.shape}")
-    return row
 
 
 def check_structure(folder: Path, manifest: Manifest) -> None:
@@ -73,8 +63,37 @@ def check_structure(folder: Path, manifest: Manifest) -> None:
     for name, count in ((USER_KEYS, users), (EXAMPLE_KEYS, examples)):
         if (held := len(_sound_row(folder, name, np.uint64))) != count:
             raise damaged(folder, f"{name} holds {held} keys, not {count}")
-    if _num_names(folder) != users:
-        raise damaged(folder, f"{USERS} does not hold {users} names, a JSON string a line")
+    _check_names(folder, USERS, users)
+    owners = manifest.get("owners")
+    if owners is not None and owners["pairs"]:
+        _check_graph(folder, manifest, owners["owners"], owners["pairs"])
+
+
+def _check_graph(folder: Path, manifest: Manifest, num_owners: int, pairs: int) -> None:
+    """Check that both directions lead through all pairs, and that an example's user comes first."""
+    users, examples = manifest["users"], manifest["examples"]
+    total = examples + pairs
+    _check_offsets(folder, EXAMPLE_OWNER_OFFSETS, examples, total, num_owners)
+    owners = _sound_row(folder, EXAMPLE_OWNERS, np.int64)
+    by_owner = _sound_row(folder, OWNER_EXAMPLES, np.int64)
+    for name, row, most in (
+        (EXAMPLE_OWNERS, owners, num_owners),
+        (OWNER_EXAMPLES, by_owner, examples),
+    ):
+        if len(row) != total or row.min() < 0 or row.max() >= most:
+            raise damaged(folder, f"{name} does not hold {total} numbers below {most}")
+    first = owners[_sound_row(folder, EXAMPLE_OWNER_OFFSETS, np.int64)[:-1]]
+    if (
+        first != np.repeat(np.arange(users), np.diff(_sound_row(folder, USER_OFFSETS, np.int64)))
+    ).any():
+        raise damaged(folder, f"{EXAMPLE_OWNERS}: an example's user is not its first owner")
+    ends = np.cumsum(np.bincount(owners, minlength=num_owners))
+    held = _sound_row(folder, OWNER_EXAMPLE_OFFSETS, np.int64)
+    if len(held) != num_owners + 1 or held[0] != 0 or (held[1:] != ends).any():
+        raise damaged(folder, f"{OWNER_EXAMPLE_OFFSETS} has other numbers than {EXAMPLE_OWNERS}")
+    if len(_sound_row(folder, OWNER_KEYS, np.uint64)) != num_owners:
+        raise damaged(folder, f"{OWNER_KEYS} does not hold {num_owners} keys")
+    _check_names(folder, OWNERS, num_owners - users)
 
 
 def _check_offsets(folder: Path, name: str, count: int, end: int, longest: int) -> None:
@@ -98,9 +117,14 @@ def _sound_row(folder: Path, name: str, dtype: type[Scalar]) -> npt.NDArray[Scal
         raise damaged(folder, str(error)) from error
 
 
-def _num_names(folder: Path) -> int:
+def _check_names(folder: Path, name: str, count: int) -> None:
+    if _num_names(folder / name) != count:
+        raise damaged(folder, f"{name} does not hold {count} names, a JSON string a line")
+
+
+def _num_names(path: Path) -> int:
     """Return the number of lines, or -1 where one of them is no JSON string."""
-    with (folder / USERS).open("rb") as lines:
+    with path.open("rb") as lines:
         number = 0
         for line in lines:
             try:

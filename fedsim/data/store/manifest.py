@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypedDict, cast, get_args
+from typing import Any, Literal, NotRequired, TypedDict, cast, get_args
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from fedsim.errors import ConfigError
 from fedsim.utils.json_text import is_count, read_json
 
 FORMAT_VERSION = 4
+CO_OWNED_VERSION = 5  # of stores whose source names owners: an older fedsim must not open them
 
 LossOn = Literal["all", "assistant", "completion"]
 MANIFEST = "manifest.json"
@@ -24,6 +25,20 @@ USERS = "users.jsonl"
 USER_KEYS = "user_keys.npy"
 EXAMPLE_KEYS = "example_keys.npy"
 FILES = (TOKENS, EXAMPLE_OFFSETS, USER_OFFSETS, USERS, USER_KEYS, EXAMPLE_KEYS)
+EXAMPLE_OWNER_OFFSETS = "example_owner_offsets.npy"
+EXAMPLE_OWNERS = "example_owners.npy"
+OWNER_EXAMPLE_OFFSETS = "owner_example_offsets.npy"
+OWNER_EXAMPLES = "owner_examples.npy"
+OWNER_KEYS = "owner_keys.npy"
+OWNERS = "owners.jsonl"
+GRAPH_FILES = (
+    EXAMPLE_OWNER_OFFSETS,
+    EXAMPLE_OWNERS,
+    OWNER_EXAMPLE_OFFSETS,
+    OWNER_EXAMPLES,
+    OWNER_KEYS,
+    OWNERS,
+)
 
 
 def _is_size(value: object) -> bool:
@@ -31,10 +46,10 @@ def _is_size(value: object) -> bool:
 
 
 def _are_files(value: object) -> bool:
-    """Whether they are exactly the store's files, with their facts: no path leads outside."""
+    """Whether they are exactly a store's files, with their facts: no path leads outside."""
     return (
         isinstance(value, dict)
-        and value.keys() == set(FILES)
+        and value.keys() in (set(FILES), {*FILES, *GRAPH_FILES})
         and all(isinstance(facts, dict) and facts.keys() == _FACTS for facts in value.values())
         and all(is_count(facts["bytes"]) for facts in value.values())
         and all(isinstance(facts["sha256"], str) for facts in value.values())
@@ -55,6 +70,30 @@ _FITS: Mapping[str, Callable[[Any], bool]] = {
     "source": lambda value: isinstance(value, str),
     "files": _are_files,
 }
+
+
+def _are_owners(content: Mapping[str, Any]) -> bool:
+    """Whether the numbers of owners and pairs, if there are any, go with the files."""
+    owners, has_graph = content.get("owners"), OWNERS in content["files"]
+    if owners is None:
+        return not has_graph
+    return (
+        isinstance(owners, dict)
+        and owners.keys() == OwnerCounts.__annotations__.keys()
+        and all(map(is_count, owners.values()))
+        and owners["owners"] >= content["users"]
+        and has_graph == (owners["pairs"] > 0)
+    )
+
+
+class OwnerCounts(TypedDict):
+    """How many owners there are, users counted, and pairs of an example and another than its user.
+
+    Without a pair, every example has one owner, and the store no graph.
+    """
+
+    owners: int
+    pairs: int
 
 
 class FileFacts(TypedDict):
@@ -79,6 +118,7 @@ class Manifest(TypedDict):
         dropped: reason to count, for everything in the source that is not in the store.
         dtype: of the stored tokens, see `narrowest`.
         source: where the records came from, in words.
+        owners: only where the source names owners beside users, see `OwnerCounts`.
         files: every other file of the store by its name.
         sha256: of all of the above, see `fingerprint`.
     """
@@ -94,6 +134,7 @@ class Manifest(TypedDict):
     dropped: dict[str, int]
     dtype: str
     source: str
+    owners: NotRequired[OwnerCounts]
     files: dict[str, FileFacts]
     sha256: str
 
@@ -143,16 +184,19 @@ def read_manifest(folder: Path) -> Manifest:
         version, keys = content["version"], set(content)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise damaged(folder, f"{MANIFEST}: {error!r}") from error
-    if version != FORMAT_VERSION or type(version) is not int:
+    wanted = CO_OWNED_VERSION if "owners" in keys else FORMAT_VERSION
+    if version != wanted or type(version) is not int:
         raise ConfigError(
             f"store {str(folder)!r}: format version {version!r}, this fedsim reads "
-            f"{FORMAT_VERSION}; build it again"
+            f"{wanted}; build it again"
         )
-    if missing := set(Manifest.__annotations__) - keys:
+    if missing := set(Manifest.__annotations__) - {"owners"} - keys:
         raise damaged(folder, f"{MANIFEST} lacks {', '.join(sorted(missing))}")
     manifest = cast(Manifest, content)
     if wrong := [key for key, fits in _FITS.items() if not fits(content[key])]:
         raise damaged(folder, f"{MANIFEST}: {', '.join(wrong)} cannot be so")
+    if not _are_owners(content):
+        raise damaged(folder, f"{MANIFEST}: owners cannot be so")
     if fingerprint(manifest) != manifest["sha256"]:
         raise damaged(folder, f"{MANIFEST} is not as it was written")
     return manifest

@@ -9,6 +9,7 @@
     users.jsonl          the users' names, one JSON string a line
     user_keys.npy        uint64, users: a digest of each name, which addresses the user's draws
     example_keys.npy     uint64, examples: a hash of the tokens, which addresses the example's draws
+    and the files of `owner_graph.py`, where an example has several owners
 
 Everything large is memory-mapped: opening takes milliseconds, and worker processes on one machine
 share the pages. A store that changed since it was last found whole is read through when it is
@@ -25,7 +26,6 @@ import numpy as np
 import numpy.typing as npt
 
 from fedsim.data.store import integrity
-from fedsim.data.store.integrity import open_row
 from fedsim.data.store.keys import Hashes
 from fedsim.data.store.manifest import (
     EXAMPLE_KEYS,
@@ -39,8 +39,8 @@ from fedsim.data.store.manifest import (
     disk_dtype,
     read_manifest,
 )
-
-Indices = npt.NDArray[np.int64]
+from fedsim.data.store.owner_graph import OwnerGraph
+from fedsim.data.store.rows import Indices, open_row
 
 
 class TokenStore:
@@ -51,7 +51,9 @@ class TokenStore:
         manifest: counts, and how the tokens were made.
         user_offsets: (users + 1,) int64, the first example of each user; last, their number.
         user_keys: (users,) uint64, a digest of each user's name.
-        example_keys: (examples,) uint64, a hash of each example's tokens.
+        example_keys: (examples,) uint64, a hash of each example's tokens; of its place in the
+            owner graph where there is one.
+        graph: who owns which example, where some example has several owners; else None.
     """
 
     def __init__(self, path: Path, manifest: Manifest) -> None:
@@ -63,6 +65,9 @@ class TokenStore:
         self.user_offsets = open_row(path / USER_OFFSETS, np.int64)
         self.user_keys: Hashes = open_row(path / USER_KEYS, np.uint64)
         self.example_keys: Hashes = open_row(path / EXAMPLE_KEYS, np.uint64)
+        self.graph: OwnerGraph | None = None
+        if manifest.get("owners", {"pairs": 0})["pairs"]:
+            self.graph = OwnerGraph.open(path, manifest["users"])
 
     @classmethod
     def open(cls, path: Path | str) -> TokenStore:
@@ -179,16 +184,3 @@ class TokenStore:
 def _check(index: int, count: int, what: str) -> None:
     if not 0 <= index < count:
         raise IndexError(f"{what} {index}: the store has {count}")
-
-
-def ranks(counts: Indices) -> Indices:
-    """Return 0 … count - 1 for each of the counts, end to end: int64, (sum of counts,)."""
-    ends = np.cumsum(counts)
-    total = int(ends[-1]) if len(ends) else 0
-    ranked: Indices = np.arange(total) - np.repeat(ends - counts, counts)
-    return ranked
-
-
-def runs(starts: Indices, lengths: Indices) -> Indices:
-    """Return start … start + length - 1 for each pair, end to end: int64."""
-    return np.repeat(starts, lengths) + ranks(lengths)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.data.building.build import build_store
+from fedsim.data.building.tokenise import Record
 from fedsim.data.store import TokenStore
 
 BEGIN, END = 256, 257
@@ -19,9 +20,7 @@ def decode(ids: Sequence[int]) -> str:
     return bytes(ids[1:-1]).decode()
 
 
-def build(
-    records: Iterable[tuple[str | None, str | None]], destination: Path, **changes: object
-) -> TokenStore:
+def build(records: Iterable[Record], destination: Path, **changes: object) -> TokenStore:
     options: dict[str, Any] = {
         "encode": encode,
         "vocabulary_size": 258,

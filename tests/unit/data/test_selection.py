@@ -239,12 +239,12 @@ def test_the_pool_is_capped_per_user_and_counts_what_it_drops(
     store: TokenStore, rule: Rule
 ) -> None:
     split = split_store(store, 0, 0.1, 0.25)
-    examples, num_dropped = pool(split, store, group_size=4, rule=rule, seed=9)
+    examples, dropped = pool(split, store, group_size=4, rule=rule, seed=9)
     assert len(set(examples)) == len(examples)
     for index in range(split.num_users):
         mine = np.intersect1d(examples, split.user_examples(index))
         assert len(mine) == min(4, split.user_sizes[index])
-    assert num_dropped == np.maximum(split.user_sizes - 4, 0).sum() > 0
+    assert sum(dropped.values()) == np.maximum(split.user_sizes - 4, 0).sum() > 0
     assert (
         pool(split, store, group_size=4, rule=rule, seed=9).examples.tolist() == examples.tolist()
     )

@@ -9,6 +9,7 @@ from pydantic import TypeAdapter
 
 from fedsim.data.preparation.prepare import AnyStep, Prepared
 from fedsim.data.preparation.step import Step
+from fedsim.data.sources.records import RawRecord
 
 Row = tuple[str | None, str | None] | tuple[str | None, str | None, dict[str, Any]]
 
@@ -22,5 +23,5 @@ def prepare(
     rows: Sequence[Row], *steps: Step
 ) -> tuple[list[tuple[str | None, str | None]], dict[str, int]]:
     """Return what the steps let through and what they counted."""
-    prepared = Prepared([(*row, {}) if len(row) == 2 else row for row in rows], steps)
+    prepared = Prepared([RawRecord(*row) for row in rows], steps)
     return list(prepared), dict(prepared.dropped)

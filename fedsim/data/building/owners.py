@@ -1,0 +1,179 @@
+"""The owner graph of a store whose texts can have several owners, written some users at a time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from fedsim.data.building.segments import Segments
+from fedsim.data.store import Indices, runs
+from fedsim.data.store import manifest as layout
+from fedsim.data.store.keys import hashes, user_keys
+from fedsim.data.store.manifest import OwnerCounts
+from fedsim.data.store.rows import ranks
+
+_AT_ONCE = 1 << 19  # examples, or pairs, that are looked at together
+_START = 0x66656473696D2F34  # the start of hashes of owners
+
+Begin = Callable[[BinaryIO, int, str], None]
+
+
+def write_owners(segments: Segments, folder: Path, begin: Begin) -> OwnerCounts:
+    """Write the owner graph beside the other files of a new store, and examples' keys made of it.
+
+    Nothing is written where every example has no owner but its user: the store is then the same as
+    one whose source names no owners. Held in memory: the owners' names, a few numbers an owner, and
+    `_AT_ONCE` examples with their owners.
+
+    Args:
+        segments: all that was read.
+        folder: where the store's other files are.
+        begin: writes the head of an array of some length and type into a file.
+    """
+    users = segments.users
+    others = [name for name in segments.owners if name not in users]
+    pairs = _num_pairs(segments)
+    if pairs == 0:
+        return OwnerCounts(owners=len(users), pairs=0)
+    with (folder / layout.OWNERS).open("w", encoding="utf-8") as names:
+        names.writelines(json.dumps(name) + "\n" for name in others)
+    mine = np.load(folder / layout.USER_KEYS)
+    theirs = user_keys(folder / layout.OWNERS, len(others))
+    keys = np.concatenate([mine, theirs])
+    np.save(folder / layout.OWNER_KEYS, keys)
+    places = {name: len(users) + place for place, name in enumerate(others)}
+    index = np.array([users.get(name, places.get(name, 0)) for name in segments.owners], np.int64)
+    _write_by_example(segments, folder, index, begin)
+    _write_by_owner(folder, len(keys))
+    _write_example_keys(folder, keys, begin)
+    return OwnerCounts(owners=len(keys), pairs=pairs)
+
+
+def _num_pairs(segments: Segments) -> int:
+    return sum(
+        int(segments.part(number, "others", 0, head["examples"]).sum(dtype=np.int64))
+        for number, head in enumerate(segments.heads)
+    )
+
+
+def _write_by_example(segments: Segments, folder: Path, index: Indices, begin: Begin) -> None:
+    """Write each example's owners, its user first, and where they begin."""
+    user_offsets = np.load(folder / layout.USER_OFFSETS)
+    num_examples = int(user_offsets[-1])
+    bounds = _bounds(user_offsets)
+    # Each segment is sorted by user: a chunk of users is one slice of each.
+    starts = np.zeros((len(segments.heads), len(bounds), 2), np.int64)
+    for number, head in enumerate(segments.heads):
+        of_user = segments.part(number, "users", 0, head["examples"])
+        counts = segments.part(number, "others", 0, head["examples"])
+        first = np.searchsorted(of_user, np.array(bounds, "u4"))
+        starts[number, :, 0] = first
+        starts[number, :, 1] = np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))[first]
+    total = num_examples + _num_pairs(segments)
+    with (
+        (folder / layout.EXAMPLE_OWNERS).open("wb") as owner_file,
+        (folder / layout.EXAMPLE_OWNER_OFFSETS).open("wb") as offset_file,
+    ):
+        begin(owner_file, total, "<i8")
+        begin(offset_file, num_examples + 1, "<i8")
+        offset_file.write(np.zeros(1, "<i8").tobytes())
+        done = 0
+        for chunk in range(len(bounds) - 1):
+            counts, owners = _chunk(segments, starts[:, chunk : chunk + 2], index)
+            ends = done + np.cumsum(counts)
+            owner_file.write(owners.astype("<i8").tobytes())
+            offset_file.write(ends.astype("<i8").tobytes())
+            done = int(ends[-1])
+
+
+def _bounds(user_offsets: Indices) -> list[int]:
+    """Return where chunks of users begin and, last, end: `_AT_ONCE` examples, or one user."""
+    bounds = [0]
+    while bounds[-1] < len(user_offsets) - 1:
+        first = bounds[-1]
+        until = int(np.searchsorted(user_offsets, user_offsets[first] + _AT_ONCE, side="right")) - 1
+        bounds.append(max(first + 1, until))
+    return bounds
+
+
+def _chunk(segments: Segments, starts: Indices, index: Indices) -> tuple[Indices, Indices]:
+    """Return the owners of a chunk's examples, in the order of the store, and how many each has."""
+    of_user, counts, others = [], [], []
+    for number in range(len(segments.heads)):
+        (first, first_pair), (last, last_pair) = starts[number].tolist()
+        of_user.append(segments.part(number, "users", first, last))
+        counts.append(segments.part(number, "others", first, last))
+        others.append(segments.part(number, "owners", first_pair, last_pair))
+    user, count = np.concatenate(of_user).astype(np.int64), np.concatenate(counts).astype(np.int64)
+    other = index[np.concatenate(others)]
+    order = np.argsort(user, kind="stable")  # stable: an earlier segment's examples stay first
+    other = other[runs((np.cumsum(count) - count)[order], count[order])]
+    user, count = user[order], count[order]
+    example = np.repeat(np.arange(len(count)), count)
+    other = other[np.lexsort((other, example))]
+    whole = count + 1
+    owners = np.empty(int(whole.sum()), np.int64)
+    first_place = np.cumsum(whole) - whole
+    owners[first_place] = user
+    owners[runs(first_place + 1, count)] = other
+    return whole, owners
+
+
+def _write_by_owner(folder: Path, num_owners: int) -> None:
+    """Write the same pairs by owner: a counting sort, chunk after chunk."""
+    offsets = np.load(folder / layout.EXAMPLE_OWNER_OFFSETS, mmap_mode="r")
+    owners = np.load(folder / layout.EXAMPLE_OWNERS, mmap_mode="r")
+    counts = np.zeros(num_owners, np.int64)
+    for start in range(0, len(owners), _AT_ONCE):
+        counts += np.bincount(owners[start : start + _AT_ONCE], minlength=num_owners)
+    owner_offsets = np.concatenate(([0], np.cumsum(counts)))
+    np.save(folder / layout.OWNER_EXAMPLE_OFFSETS, owner_offsets)
+    examples = np.lib.format.open_memmap(
+        folder / layout.OWNER_EXAMPLES, "w+", np.dtype("<i8"), (len(owners),)
+    )
+    place = owner_offsets[:-1].copy()
+    for first, last in _spans(len(offsets) - 1):
+        low, high = int(offsets[first]), int(offsets[last])
+        whose = np.asarray(owners[low:high])
+        example = np.repeat(np.arange(first, last), np.diff(offsets[first : last + 1]))
+        order = np.argsort(whose, kind="stable")  # so an owner's examples stay ascending
+        held = np.bincount(whose, minlength=num_owners)
+        examples[place[whose[order]] + ranks(held)] = example[order]
+        place += held
+    examples.flush()
+
+
+def _write_example_keys(folder: Path, keys: npt.NDArray[np.uint64], begin: Begin) -> None:
+    """Replace the examples' keys by ones that are functions of the graph and the order alone.
+
+    A key of the tokens would let what one owner wrote decide which examples of others are drawn
+    first. The key is a hash of the user, the set of owners, and the place among the examples of
+    that user with the same owners.
+    """
+    user_offsets = np.load(folder / layout.USER_OFFSETS)
+    offsets = np.load(folder / layout.EXAMPLE_OWNER_OFFSETS, mmap_mode="r")
+    owners = np.load(folder / layout.EXAMPLE_OWNERS, mmap_mode="r")
+    with (folder / layout.EXAMPLE_KEYS).open("wb") as file:
+        begin(file, int(user_offsets[-1]), "<u8")
+        for first, last in pairwise(_bounds(user_offsets)):
+            low, high = int(user_offsets[first]), int(user_offsets[last])
+            starts = np.asarray(offsets[low : high + 1]) - offsets[low]
+            of_owners = keys[np.asarray(owners[offsets[low] : offsets[high]])]
+            sets = np.add.reduceat(hashes(_START, of_owners), starts[:-1])
+            user = of_owners[starts[:-1]]
+            alike = hashes(hashes(user, sets), np.zeros(len(sets), np.int64))
+            order = np.argsort(alike, kind="stable")
+            fresh = np.flatnonzero(np.diff(alike[order], prepend=alike[order][:1] + np.uint64(1)))
+            place = np.empty(len(alike), np.int64)
+            place[order] = ranks(np.diff(np.append(fresh, len(alike))))
+            file.write(hashes(alike, place).astype("<u8").tobytes())
+
+
+def _spans(count: int) -> list[tuple[int, int]]:
+    return [(start, min(start + _AT_ONCE, count)) for start in range(0, count, _AT_ONCE)]

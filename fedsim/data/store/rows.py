@@ -1,0 +1,40 @@
+"""Rows of numbers: files that hold one, and indices of runs in one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+Indices = npt.NDArray[np.int64]
+Scalar = TypeVar("Scalar", bound=np.generic)
+
+
+def open_row(path: Path, dtype: type[Scalar]) -> npt.NDArray[Scalar]:
+    """Return the mapped array, one row, of a file that `numpy.save` wrote.
+
+    Raises:
+        ValueError: it holds something other than a row of that type.
+    """
+    try:
+        row = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+    except Exception as error:  # numpy raises errors of many kinds for what is no array
+        raise ValueError(f"{path.name}: {error}") from error
+    if row.dtype != dtype or row.ndim != 1:
+        raise ValueError(f"{path.name} holds {row.dtype} of shape {row.shape}")
+    return row
+
+
+def ranks(counts: Indices) -> Indices:
+    """Return 0 … count - 1 for each of the counts, end to end: int64, (sum of counts,)."""
+    ends = np.cumsum(counts)
+    total = int(ends[-1]) if len(ends) else 0
+    ranked: Indices = np.arange(total) - np.repeat(ends - counts, counts)
+    return ranked
+
+
+def runs(starts: Indices, lengths: Indices) -> Indices:
+    """Return start … start + length - 1 for each pair, end to end: int64."""
+    return np.repeat(starts, lengths) + ranks(lengths)

@@ -60,6 +60,12 @@ class Materials:
         weights = parameters_digest({**module.state_dict(), **moving, **buffers})
         return hashlib.sha256("\0".join([weights, settings, str(module)]).encode()).hexdigest()
 
+    @property
+    def num_protected(self) -> int:
+        """How many are promised something: training users, or all owners of any text."""
+        graph = self.store.graph
+        return self.split.num_users if graph is None else graph.num_owners
+
     @cached_property
     def text_digest(self) -> str:
         """A SHA-256 (hex) of the stored text, with `seed` in front: who has no seed learns nothing.

@@ -70,6 +70,11 @@ class Relation(Enum):
         return f"{self.value} user"
 
     @property
+    def unit(self) -> str:
+        """Whose guarantee it is."""
+        return "owner" if self is Relation.FIXED_GRAPH else "user"
+
+    @property
     def of_dp_accounting(self) -> dp_accounting.NeighboringRelation:
         """The same relation in dp_accounting's terms."""
         return {

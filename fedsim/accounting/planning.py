@@ -156,7 +156,11 @@ def delta_of_population(num_users: int, exponent: float = 1.1) -> float:
 
 
 def delta_sentence(
-    delta: float, num_users: int, public: bool, origin: str = "a number declared public"
+    delta: float,
+    num_users: int,
+    public: bool,
+    origin: str = "a number declared public",
+    noun: str = "users",
 ) -> str:
     """Return a sentence with δ as a power of n, and a warning where δ is not below 1/n.
 
@@ -165,6 +169,7 @@ def delta_sentence(
         num_users: n >= 2, the users it is measured against.
         public: whether n is a public number; if not, it was counted in the data.
         origin: why it is public, in words.
+        noun: what is counted: "users", or "owners".
 
     Raises:
         ConfigError: delta outside (0, 1), or fewer than two users.
@@ -175,7 +180,7 @@ def delta_sentence(
     exponent = -math.log(delta) / math.log(num_users)
     if not public:
         origin = "counted in the private data, which the guarantee does not cover"
-    sentence = f"δ = {delta:.3g} is n^-{exponent:.3g} for n = {num_users:,} users, {origin}."
+    sentence = f"δ = {delta:.3g} is n^-{exponent:.3g} for n = {num_users:,} {noun}, {origin}."
     if delta * num_users >= 1.0:
         sentence += (
             f" Warning: δ is not below 1/n = {1 / num_users:.3g}, so even publishing everything "

@@ -54,7 +54,7 @@ _KEYS = (
 )
 _TRUTH = "hypothetical"
 _VALUES: dict[str, tuple[object, ...]] = {
-    "unit": ("user", "hypothetical user"),
+    "unit": ("user", "hypothetical user", "owner", "hypothetical owner"),
     "noise": ("secure", "seeded", None),
     _TRUTH: (True, False),
     "sampled": ("users", "examples"),
@@ -160,6 +160,12 @@ def _check_epsilon(path: Path, content: Mapping[str, Any]) -> None:
         found = epsilon_of_composition(costs, delta, accountant, relation)
     except (ConfigError, ValueError, TypeError) as error:
         raise ConfigError(f"{path}: cannot be computed again: {error}") from None
+    by_graph = (content["unit"].endswith("owner"), content["sampled"])
+    if (relation is Relation.FIXED_GRAPH) != by_graph[0] or by_graph == (True, "users"):
+        raise ConfigError(
+            f"{path}: unit = {_shown(content['unit'])}, sampled = {_shown(content['sampled'])}: "
+            f"not what fedsim promises under {relation.value}"
+        )
     if type(stated) not in (int, float) or not found <= stated * (1.0 + _ROUNDING):
         raise ConfigError(f"{path}: epsilon = {stated!r}: its releases cost {found:.6g}")
     terms = PrivacyTerms.of(

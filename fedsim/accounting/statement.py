@@ -83,7 +83,7 @@ class PrivacyTerms:
         accountant: str | None = None,
         relation: Relation | None = None,
         noise: Noise | None = None,
-        unit: str = "user",
+        unit: str | None = None,
         others: Composition = (),
     ) -> PrivacyTerms:
         """Return the terms of an ε of `rounds` rounds, as a rule of one cost.
@@ -97,7 +97,7 @@ class PrivacyTerms:
             accountant: a name; None for the mechanism's own.
             relation: None for the sampler's own.
             noise: as in the attributes.
-            unit: as in the attributes.
+            unit: None for that of the relation.
             others: other costs among those rounds, with the number of each.
 
         Raises:
@@ -116,7 +116,7 @@ class PrivacyTerms:
             accountant=chosen.name,
             guaranteed=all(c.sampling.guaranteed for c in (cost, *(c for c, _ in others))),
             noise=noise,
-            unit=unit,
+            unit=unit or meant.unit,
             others=tuple((count, _mechanism(other, noun)) for other, count in others),
         )
 
@@ -134,7 +134,8 @@ class PrivacyTerms:
         if self.delta is None or math.isinf(self.epsilon):
             return f"No privacy guarantee: the releases of {self.rounds} rounds have no finite ε."
         several = self.units_per_user > 1
-        share = f" (at most {self.units_per_user} a {self.unit})" if several else ""
+        article = "an" if self.unit.startswith("o") else "a"
+        share = f" (at most {self.units_per_user} {article} {self.unit})" if several else ""
         has = (
             f"Every {self.unit} has"
             if self.guaranteed

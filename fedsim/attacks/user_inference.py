@@ -196,7 +196,7 @@ def bound_of(privacy: Privacy, group: str = "users") -> Bound:
         return Bound(auroc=None, reason="The run has no guarantee, so nothing bounds an attack.")
     if privacy.hypothetical:
         return Bound(auroc=None, reason="The run's ε is hypothetical and bounds nothing.")
-    if privacy.relation.startswith("zero-out"):
+    if privacy.relation.startswith(("zero-out", "fixed-graph")):
         return Bound(
             auroc=None,
             reason="The guarantee compares a user's data with zeros, not with the user's absence: "

@@ -44,7 +44,7 @@ RelationName = Annotated[
     str | None,
     typer.Option(
         "--relation",
-        help="Neighbouring relation: add-or-remove-one, zero-out-one or replace-one.",
+        help="Neighbouring relation: add-or-remove-one, zero-out-one, replace-one or fixed-graph.",
     ),
 ]
 Users = Annotated[int | None, typer.Option(help="Number of users, a public value.")]

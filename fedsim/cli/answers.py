@@ -57,6 +57,11 @@ class Question:
         for target in targets:
             if target is not None and not 0.0 < target < math.inf:
                 raise ConfigError(f"--epsilon = {target}: give a finite number > 0")
+        if self.relation is Relation.FIXED_GRAPH and self.noun == "users":
+            raise ConfigError(
+                f"--relation = {self.relation.value!r}: has no proved price where users are "
+                "sampled; ask for `fedsim account els`"
+            )
 
 
 @dataclass(frozen=True)
@@ -97,10 +102,11 @@ class Answer:
         if self.diverges:
             return (
                 f"No finite ε: black-box group privacy diverges for {question.units_per_user} "
-                f"{question.noun} a user at δ = {self.delta:g} under the {self.relation.phrase} "
-                f"relation ({question.rounds} rounds of {self._sampler} with probability "
-                f"{question.sampling.probability:g}, noise multiplier {self.noise_multiplier:g}): "
-                "no δ for one example that the PLD resolves is small enough. "
+                f"{question.noun} of one {self.relation.unit} at δ = {self.delta:g} under the "
+                f"{self.relation.phrase} relation ({question.rounds} rounds of {self._sampler} "
+                f"with probability {question.sampling.probability:g}, noise multiplier "
+                f"{self.noise_multiplier:g}): no δ for one example that the PLD resolves is small "
+                "enough. "
                 "--accountant mixture has an answer."
             )
         return PrivacyTerms(
@@ -114,6 +120,7 @@ class Answer:
             units_per_user=question.units_per_user,
             accountant=self.accountant,
             guaranteed=question.sampling.guaranteed,
+            unit=self.relation.unit,
         ).sentence()
 
     @property
@@ -127,7 +134,7 @@ class Answer:
             "rounds": question.rounds,
             "accountant": self.accountant,
             "relation": self.relation.phrase,
-            "unit": "user",
+            "unit": self.relation.unit,
             "sampler": self._sampler,
             "group_size": question.units_per_user if question.noun == "examples" else None,
             "guaranteed": question.sampling.guaranteed,
@@ -184,11 +191,12 @@ def curve_table(answers: Sequence[Answer]) -> Table:
     """Return a table of ε, δ and noise multipliers, with what they are an ε of as its title."""
     first = answers[0]
     question = first.question
-    share = f", at most {question.units_per_user} a user" if question.units_per_user > 1 else ""
+    several = question.units_per_user > 1
+    share = f", at most {question.units_per_user} of one {first.relation.unit}" if several else ""
     label = "" if question.sampling.guaranteed else "HYPOTHETICAL, no guarantee for a run: "
     table = Table(
-        title=f"{label}one user, {first.relation.phrase}; {question.rounds} rounds of "
-        f"{first._sampler}{share}, probability {question.sampling.probability:g}; "
+        title=f"{label}one {first.relation.unit}, {first.relation.phrase}; {question.rounds} "
+        f"rounds of {first._sampler}{share}, probability {question.sampling.probability:g}; "
         f"{first.accountant} accountant",
         title_justify="left",
     )

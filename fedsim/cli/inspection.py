@@ -21,12 +21,32 @@ def print_inspection(found: dict[str, Any]) -> None:
     console.print(_quantiles(found["quantiles"]))
     console.print(_histogram(found["histogram"]))
     console.print(_dropped(found["dropped"]))
+    if "owners" in found:
+        _print_owners(console, found["owners"], found["examples"])
     group = found["group_size"]
     console.print(
         f"group_size of the heuristic for els: {group['els_median']}, the median user "
         f"(keeps {group['els_part_kept']:.0%} of the examples): {group['note']}."
     )
     console.print(found["note"])
+
+
+def _print_owners(console: Console, found: dict[str, Any], examples: int) -> None:
+    console.print(
+        f"{found['owners']:,} owners, {found['wrote_nothing']:,} of whom wrote nothing: "
+        "els keeps examples of which no owner has more than group_size"
+    )
+    console.print(
+        _quantiles({key: found[key] for key in ("owners_per_example", "examples_per_owner")})
+    )
+    rules = [key for key in found["kept"][0] if key != "group_size"]
+    table = Table("group_size", *rules, title="examples kept, by bounding and selection", box=None)
+    for row in found["kept"]:
+        table.add_row(
+            str(row["group_size"]),
+            *(f"{row[rule]:,} ({row[rule] / examples:.0%})" for rule in rules),
+        )
+    console.print(table)
 
 
 def draw_histogram(found: dict[str, Any], path: Path) -> None:

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedsim.data.store import TokenStore
+from fedsim.data.bounding import Bounding, Order, bound
+from fedsim.data.store import OwnerGraph, TokenStore
 
 PRIVATE_NOTE = (
     "These numbers are computed on private data: no epsilon covers them; do not publish them, "
@@ -27,6 +28,7 @@ def inspect_store(store: TokenStore) -> dict[str, Any]:
     tokens = np.add.reduceat(lengths, store.user_offsets[:-1])
     buckets = np.bincount(np.frexp(sizes)[1] - 1)
     return {
+        **({} if store.graph is None else {"owners": _owners(store, store.graph)}),
         "store": str(store.path),
         "source": store.manifest["source"],
         "users": store.num_users,
@@ -55,6 +57,44 @@ def inspect_store(store: TokenStore) -> dict[str, Any]:
         "dropped": store.manifest["dropped"],
         "note": PRIVATE_NOTE,
     }
+
+
+KEPT_FOR = (1, 2, 4, 8, 16, 32, 64, 128)
+
+
+def _owners(store: TokenStore, graph: OwnerGraph) -> dict[str, Any]:
+    """Return owners an example, examples an owner, and what each group size would keep of all."""
+    everything = np.arange(store.num_examples)
+    degrees = graph.degrees(everything)
+    per_example = np.diff(graph.offsets)
+    sizes = [size for size in KEPT_FOR if size <= 2 * degrees.max()]
+    return {
+        "owners": graph.num_owners,
+        "wrote_nothing": graph.num_owners - store.num_users,
+        "owners_per_example": _quantiles(per_example),
+        "examples_per_owner": _quantiles(degrees[degrees > 0]),
+        "kept": [
+            {
+                "group_size": size,
+                **{
+                    f"{rule} {order}": len(
+                        bound(
+                            store, everything, group_size=size, rule=rule, order=order, base=0
+                        ).examples
+                    )
+                    for rule, order in _SHOWN
+                },
+            }
+            for size in sizes
+        ],
+    }
+
+
+_SHOWN: tuple[tuple[Bounding, Order], ...] = (
+    ("greedy", "least-demand"),
+    ("greedy", "random"),
+    ("random", "random"),
+)
 
 
 def group_sizes(sizes: npt.NDArray[np.int64]) -> dict[str, Any]:

@@ -120,7 +120,7 @@ def summarise(
             plan,
             state,
             materials.model.origin,
-            materials.split.num_users,
+            materials.num_protected,
             of_data=(
                 *assumptions(config.data.preparation, materials.store.manifest["dropped"]),
                 *about_canaries(len(materials.split.canaries)),
@@ -336,8 +336,8 @@ def _delta(config: Config, relation: Relation, counted: int) -> tuple[str, ...]:
     delta, declared = config.privacy.delta, config.privacy.declared_num_users
     if declared is not None:
         return (delta_sentence(delta, declared, public=True),)
-    public = relation is not Relation.ADD_OR_REMOVE
-    return (delta_sentence(delta, counted, public, "a number that the relation does not hide"),)
+    public, why = relation is not Relation.ADD_OR_REMOVE, "a number that the relation does not hide"
+    return (delta_sentence(delta, counted, public, why, f"{relation.unit}s"),)
 
 
 def _data(config: Config, materials: Materials, plan: RoundPlan) -> DataSummary:

@@ -63,7 +63,10 @@ def test_a_relation_has_words() -> None:
         "add-or-remove-one user",
         "zero-out-one user",
         "replace-one user",
+        "fixed-graph (all that one owner of any text co-owns is exchanged for nothing; who owns "
+        "which text is public)",
     ]
+    assert [relation.unit for relation in Relation] == ["user", "user", "user", "owner"]
 
 
 def test_unknown_name_lists_the_known() -> None:

@@ -260,7 +260,10 @@ class RoundPlan:
 
     @cached_property
     def noise_stddev(self) -> float:
-        """The standard deviation of the noise on each entry of the estimate."""
+        """The standard deviation of the noise that pays for a round by itself, on each entry.
+
+        Of correlated noise every round adds `fresh_noise_stddev`.
+        """
         if self.noise_multiplier == 0.0:
             return 0.0
         bound = self.clip.bound * (1.0 + rounding_share(self.estimator.rounded_weight))
@@ -271,6 +274,11 @@ class RoundPlan:
                 f"{self.clip.bound}: noise needs a positive multiplier and a finite bound"
             )
         return stddev
+
+    @property
+    def fresh_noise_stddev(self) -> float:
+        """The standard deviation of what a round draws anew; correlated noise takes some back."""
+        return self.noise_stddev * self.matrix.amplification
 
     @cached_property
     def cost(self) -> RoundCost:

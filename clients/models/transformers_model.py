@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from peft import PeftModel
@@ -14,9 +14,10 @@ from tokenizers import Tokenizer, models
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.utils.hub import cached_file
 
+from fedsim.accounting.promise import GIVEN, ORIGIN, verify
 from fedsim.accounting.promise import NAME as PROMISE
-from fedsim.accounting.promise import ORIGIN, verify
 from fedsim.clients.models.chat import ChatEncoder
 from fedsim.clients.models.cpu_kernels import fuse_activations, onednn_products
 from fedsim.clients.models.dropout import install_dropout
@@ -30,9 +31,11 @@ from fedsim.clients.models.trainable import (
 )
 from fedsim.config import ModelConfig
 from fedsim.errors import ConfigError
+from fedsim.registry import names
 from fedsim.seeding import stream
 from fedsim.tensors import Tensors, check_same_layout
 from fedsim.utils.files import shown_name
+from fedsim.utils.json_text import read_json
 
 
 class TransformersModel:
@@ -315,21 +318,53 @@ def _earlier_training(config: ModelConfig) -> Iterator[str]:
             "know what text that was trained on."
         )
     for start in filter(None, (config.name_or_path, config.adapter)):
-        folder = Path(start).expanduser()
+        folder, shown = _folder(start), shown_name(start)
+        given, unfinished = folder / GIVEN, folder.parent / "ledger.json"
         if (folder / PROMISE).exists():
             try:
                 earlier = verify(folder)
             except ConfigError:
                 earlier = {"statement": "it does not verify.", "assumptions": []}
+            yield from _quoted(shown, earlier)
+        elif given.exists():
+            note = read_json(given)
             yield (
-                f"{shown_name(start)!r} has a promise of its own, and where the people are the "
-                f"same both count, added up: {earlier['statement']}"
+                f"Its weights were given from Python: opened from {note['opened']!r}, and not what "
+                "is there. What they were trained on since counts too, where the people are the "
+                "same."
             )
-            yield from (
-                f"Of what that began with: {said.removeprefix(ORIGIN)}"
-                for said in earlier["assumptions"]
-                if said.startswith(ORIGIN)
+            if note["promise"] is not None:
+                yield from _quoted(note["opened"], note["promise"])
+        elif unfinished.exists() and folder.name in ("model", "adapter"):
+            yield (
+                f"{shown!r} is of a run of fedsim that did not finish, and has no promise: its "
+                "releases count too, where the people are the same."
             )
+
+
+def _folder(start: str) -> Path:
+    """Return where the files of a starting point are: of a hub id, in the hub's cache."""
+    path = Path(start).expanduser()
+    if path.exists() or start in names("models"):  # a built-in one is on no hub
+        return path
+    try:
+        found = cached_file(start, PROMISE, _raise_exceptions_for_missing_entries=False)
+    except OSError:  # no hub id, or no hub: then what opens it says so
+        return path
+    return path if found is None else Path(found).parent
+
+
+def _quoted(shown: str, earlier: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what a start promises, and what it says of its own start."""
+    yield (
+        f"{shown!r} has a promise of its own, and where the people are the same both count, "
+        f"added up: {earlier['statement']}"
+    )
+    yield from (
+        f"Of what that began with: {said.removeprefix(ORIGIN)}"
+        for said in earlier["assumptions"]
+        if said.startswith(ORIGIN)
+    )
 
 
 def _unknown_word(tokenizer: PreTrainedTokenizerBase) -> int | None:

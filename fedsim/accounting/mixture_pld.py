@@ -45,10 +45,10 @@ def mixture_pld(
     Raises:
         ValueError: the losses need more than 6 million grid points of this width.
     """
+    with_user = math.fsum(p for s, p in zip(sensitivities, probabilities, strict=True) if s)
     mixture = _pruned(noise, tuple(sensitivities), tuple(probabilities), _LOG_DISCARDED)
     if not mixture.sensitivities[-1]:  # a rate so small that every component with a user is out
-        nothing = _pmf(width, 0, np.array([1.0 - mixture.discarded]), mixture.discarded)
-        return PrivacyLossDistribution(nothing)
+        return _drawn_or_nothing(width, with_user)
     lowest, highest = mixture.support
     first = math.floor(float(mixture.loss(np.array([lowest]))[0]) / width)
     last = math.ceil(float(mixture.loss(np.array([highest]))[0]) / width)
@@ -57,8 +57,17 @@ def mixture_pld(
     indices = np.arange(first, last + 1)
     losses = (indices * width).astype(np.float64)
     cuts = mixture.inverse_loss(losses, lowest, highest)
-    remove, add = _split_masses(mixture, cuts, indices, width)
-    return PrivacyLossDistribution(remove, add)
+    masses, add_masses, infinite = _split_masses(mixture, cuts, indices, width)
+    if max(infinite) > with_user:  # losses that a float cannot tell from 0: the same bound is less
+        return _drawn_or_nothing(width, with_user)
+    return PrivacyLossDistribution(
+        _pmf(width, first, masses, infinite[0]), _pmf(width, -last, add_masses, infinite[1])
+    )
+
+
+def _drawn_or_nothing(width: float, with_user: float) -> PrivacyLossDistribution:
+    """Return the PLD in which the user is found whenever drawn at all."""
+    return PrivacyLossDistribution(_pmf(width, 0, np.array([1.0 - with_user]), with_user))
 
 
 @dataclass(frozen=True, eq=False)
@@ -240,8 +249,8 @@ def _pruned(
 
 def _split_masses(
     mixture: _Mixture, cuts: Array, indices: npt.NDArray[np.int64], width: float
-) -> tuple[pld_pmf.PLDPmf, pld_pmf.PLDPmf]:
-    """Return the distributions for removing and for adding a user.
+) -> tuple[Array, Array, tuple[float, float]]:
+    """Return the masses for removing and for adding a user, and those of infinite loss.
 
     An interval of losses [ε, ε + w] with mass a under P and b under Q gives, for removing,
     (a - b e^ε) / (1 - e^-w) to its upper end and (b e^(ε + w) - a) / (e^w - 1) to its lower,
@@ -262,10 +271,7 @@ def _split_masses(
     add[::-1][:-1] += np.maximum(b - np.exp(log_a - high), 0.0) / up
     add[::-1][1:] += np.maximum(np.exp(log_a - low) - b, 0.0) / down
     add[0] += above[1]
-    return (
-        _pmf(width, int(indices[0]), remove, above[0] + mixture.discarded),
-        _pmf(width, -int(indices[-1]), add, below[1]),
-    )
+    return remove, add, (above[0] + mixture.discarded, below[1])
 
 
 def _pmf(width: float, first: int, masses: Array, infinite: float) -> pld_pmf.PLDPmf:

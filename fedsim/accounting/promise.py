@@ -1,6 +1,6 @@
 """privacy.json: a model's ε with all that it rests on, written beside the weights, and its check.
 
-    format        1
+    format        2; files of format 1 have no `weights`
     statement     the promise as a sentence
     epsilon       null where there is no finite guarantee
     delta, unit, relation, accountant, noise, hypothetical
@@ -8,6 +8,7 @@
     releases      a list of {cost, rounds}: sampler, noise multiplier and units a user of a round
     assumptions   sentences that the guarantee rests on
     software      what computed it
+    weights       SHA-256 (hex) of each file of weights beside it, by its name
     digests       SHA-256 (hex) of the JSON of each of the above
 
 A digest shows that a field was changed by hand; it is no signature. That ε follows from the
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
@@ -33,11 +35,14 @@ from fedsim.sampling import Relation
 from fedsim.utils.json_text import is_count, read_json
 
 NAME = "privacy.json"
+GIVEN = "given.json"
+"""Beside weights that were given from Python and are not those of the folder that they were opened
+from: its name, and what it promises."""
 ORIGIN = "Vocabulary and starting point: "
 """How the assumption begins that says where training started, and quotes that start's promise."""
 
-_FORMAT = 1
-_KEYS = (
+_FORMAT = 2
+_KEYS_OF_1 = (
     "format",
     "statement",
     "epsilon",
@@ -52,6 +57,8 @@ _KEYS = (
     "assumptions",
     "software",
 )
+_KEYS = {1: _KEYS_OF_1, _FORMAT: (*_KEYS_OF_1, "weights")}
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 _TRUTH = "hypothetical"
 _VALUES: dict[str, tuple[object, ...]] = {
     "unit": ("user", "hypothetical user", "owner", "hypothetical owner"),
@@ -59,20 +66,22 @@ _VALUES: dict[str, tuple[object, ...]] = {
     _TRUTH: (True, False),
     "sampled": ("users", "examples"),
 }
-_NOTHING = re.compile(  # what `PrivacyTerms.sentence` says without a finite ε
-    r"No privacy guarantee: (the releases of \d+ rounds have no finite ε\.|the [\w-]+ accountant "
-    r"certifies no finite ε at δ = [\d.e-]+ for \d+ rounds of [\w -]+ with noise multiplier "
-    r"[\d.e+-]+; a larger δ may have one\.)"
-)
+_NO_NOISE = re.compile(r"No privacy guarantee: the releases of \d+ rounds have no finite ε\.")
+_NO_EPSILON = re.compile(r"No privacy guarantee: the ([\w-]+) accountant certifies no finite ε .*")
 _ROUNDING = 1e-6  # relative: other versions of numpy and scipy
 
 
 def promise(
-    terms: PrivacyTerms, costs: Composition, relation: Relation, assumptions: tuple[str, ...]
+    folder: Path,
+    terms: PrivacyTerms,
+    costs: Composition,
+    relation: Relation,
+    assumptions: tuple[str, ...],
 ) -> dict[str, Any]:
     """Return the content of privacy.json.
 
     Args:
+        folder: where the weights are.
         terms: what is promised.
         costs: of all releases, each with its rounds; empty where there is no guarantee.
         relation: of `terms`.
@@ -93,8 +102,18 @@ def promise(
         "releases": [{"cost": cost.to_json(), "rounds": rounds} for cost, rounds in costs],
         "assumptions": list(assumptions),
         "software": f"fedsim-dp {version('fedsim-dp')}",
+        "weights": _weights(folder),
     }
-    return {**content, "digests": {key: _digest(content[key]) for key in _KEYS}}
+    return {**content, "digests": {key: _digest(content[key]) for key in _KEYS[_FORMAT]}}
+
+
+def _weights(folder: Path) -> dict[str, str]:
+    found = {}
+    for path in sorted(folder.iterdir()):
+        if path.suffix in _WEIGHTS:
+            with path.open("rb") as file:
+                found[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return found
 
 
 def verify(folder: Path) -> dict[str, Any]:
@@ -111,12 +130,15 @@ def verify(folder: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     except ValueError as error:
         raise ConfigError(f"{path}: not JSON: {error}") from None
-    if not isinstance(content, Mapping) or content.get("format") != _FORMAT:
-        raise ConfigError(f"{path}: not a promise of format {_FORMAT}, which this fedsim reads")
-    digests = content.get("digests")
-    if set(content) != {*_KEYS, "digests"} or not isinstance(digests, Mapping):
-        raise ConfigError(f"{path}: its fields are not those of format {_FORMAT}")
-    for key in _KEYS:
+    found = content.get("format") if isinstance(content, Mapping) else None
+    if type(found) is not int or found not in _KEYS:
+        raise ConfigError(
+            f"{path}: not a promise of format 1 or {_FORMAT}, which this fedsim reads"
+        )
+    keys, digests = _KEYS[found], content.get("digests")
+    if set(content) != {*keys, "digests"} or not isinstance(digests, Mapping):
+        raise ConfigError(f"{path}: its fields are not those of format {found}")
+    for key in keys:
         if digests.get(key) != _digest(content[key]):
             raise ConfigError(f"{path}: {key} = {_shown(content[key])}: was edited")
     for key, allowed in _VALUES.items():
@@ -127,10 +149,72 @@ def verify(folder: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: assumptions = {_shown(assumptions)}: not what fedsim writes")
     if content["epsilon"] is not None:
         _check_epsilon(path, content)
-    elif not (isinstance(content["statement"], str) and _NOTHING.fullmatch(content["statement"])):
-        raise ConfigError(f"{path}: statement: promises something, and epsilon is null")
+    else:
+        _check_nothing(path, content)
     _check_card(folder, content["statement"], assumptions)
+    if found == _FORMAT:
+        _check_weights(folder, content["weights"])
     return dict(content)
+
+
+def origin(content: Mapping[str, Any]) -> str:
+    """Return what a promise says of the starting point, with the promise that that has itself."""
+    said = [text for text in content["assumptions"] if text.startswith(ORIGIN)]
+    return " ".join(said)
+
+
+def _check_weights(folder: Path, weights: object) -> None:
+    """Refuse weights that are not those that the promise was written beside."""
+    there = _weights(folder)
+    if not isinstance(weights, Mapping) or weights.keys() != there.keys():
+        raise ConfigError(
+            f"{folder}: the files of weights are {sorted(there)}, and {NAME} is of "
+            f"{_shown(sorted(weights) if isinstance(weights, Mapping) else weights)}"
+        )
+    for name, digest in there.items():
+        if weights[name] != digest:
+            raise ConfigError(f"{folder / name}: was changed: {NAME} is of other weights")
+
+
+def _check_nothing(path: Path, content: Mapping[str, Any]) -> None:
+    """Compute again the statement of a file that promises nothing."""
+    said = content["statement"]
+    wrong = ConfigError(f"{path}: statement: promises something, and epsilon is null")
+    if not isinstance(said, str):
+        raise wrong
+    if _NO_NOISE.fullmatch(said):
+        return
+    named = _NO_EPSILON.fullmatch(said)
+    if not named:
+        raise wrong
+    costs = _costs(path, content["releases"])
+    try:
+        terms = _terms(content, costs, math.inf, named[1], Relation(content["relation"]))
+    except (ConfigError, ValueError, TypeError) as error:
+        raise ConfigError(f"{path}: cannot be computed again: {error}") from None
+    if terms.sentence() != said:
+        raise wrong
+
+
+def _terms(
+    content: Mapping[str, Any],
+    costs: Composition,
+    epsilon: float,
+    accountant: str,
+    relation: Relation,
+) -> PrivacyTerms:
+    return PrivacyTerms.of(
+        costs[0][0],
+        content["sampled"],
+        others=costs[1:],
+        rounds=sum(rounds for _, rounds in costs),
+        delta=content["delta"],
+        epsilon=epsilon,
+        accountant=accountant,
+        relation=relation,
+        noise=content["noise"],
+        unit=content["unit"],
+    )
 
 
 def _check_card(folder: Path, statement: str, assumptions: Sequence[str]) -> None:
@@ -168,18 +252,7 @@ def _check_epsilon(path: Path, content: Mapping[str, Any]) -> None:
         )
     if type(stated) not in (int, float) or not found <= stated * (1.0 + _ROUNDING):
         raise ConfigError(f"{path}: epsilon = {stated!r}: its releases cost {found:.6g}")
-    terms = PrivacyTerms.of(
-        costs[0][0],
-        content["sampled"],
-        others=costs[1:],
-        rounds=sum(rounds for _, rounds in costs),
-        delta=delta,
-        epsilon=stated,
-        accountant=accountant,
-        relation=relation,
-        noise=content["noise"],
-        unit=content["unit"],
-    )
+    terms = _terms(content, costs, stated, accountant, relation)
     if terms.sentence() != content["statement"]:
         raise ConfigError(f"{path}: statement: is not that of its releases: {terms.sentence()}")
     if content["hypothetical"] is terms.guaranteed:

@@ -81,8 +81,9 @@ def _check_that_others_find(config: Config) -> None:
     for field, value in (
         ("data.source", config.data.source),
         ("model.name_or_path", config.model.name_or_path),
+        ("model.adapter", config.model.adapter),
     ):
-        if not Path(value).is_absolute() and Path(value).exists():
+        if value is not None and not Path(value).is_absolute() and Path(value).exists():
             raise ConfigError(
                 f"{field} = {value!r}: on a SuperLink give the absolute path, "
                 f"{Path(value).resolve()}, of a disk that all machines share"

@@ -38,13 +38,14 @@ def verify_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Compute a model's ε again from its privacy.json; refuse one that was edited."""
-    from fedsim.accounting.promise import verify
+    from fedsim.accounting.promise import origin, verify
 
     content = verify(folder)
     if as_json:
         typer.echo(json.dumps(content, allow_nan=False))
         return
     typer.echo(content["statement"])
+    typer.echo(origin(content))
     if content["epsilon"] is not None:
         typer.echo(
             "The releases that the file lists cost that. How training was done it cannot show."

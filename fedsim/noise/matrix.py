@@ -71,8 +71,10 @@ class NoiseMatrix:
                 f"feedback = {self.feedback}, decays = {self.decays}: columns that overlap are "
                 "priced with entries >= 0 alone; give weights >= 0 and decays in [0, 1]"
             )
-        if (self.kind == "blt") != bool(self.decays) or (
-            self.kind == "banded" and len(self.feedback) >= self.separation
+        if (
+            (self.kind == "blt") != bool(self.decays)
+            or (self.kind == "banded" and len(self.feedback) >= self.separation)
+            or (self.kind == "independent" and self.feedback)
         ):
             raise ValueError(
                 f"kind = {self.kind!r}: with {len(self.feedback)} of feedback, {len(self.decays)} "
@@ -279,6 +281,8 @@ def _moved(column: Array, separation: int) -> float:
     """
     if separation > int(np.flatnonzero(column)[-1]):  # no row in common: any signs
         return float(np.linalg.norm(column))
+    if column.min() < 0.0:
+        raise ValueError(f"column = {column}: columns that overlap need entries >= 0")
     participations = -(-len(column) // separation)
     return float(np.linalg.norm(_columns(column, separation))) / math.sqrt(participations)
 

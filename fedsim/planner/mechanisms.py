@@ -147,7 +147,7 @@ def _made(
         settings,
         size,
         sigma,
-        stddev,
+        stddev * matrix.amplification,
         stddev * matrix.error_over(rounds),
         stddev * matrix.last_error_over(rounds),
     )

@@ -27,7 +27,10 @@ CANDIDATES: npt.NDArray[np.float64] = _EDGES * 2.0 ** (-0.5 / _STEPS)
 def private_median(
     values: npt.NDArray[np.float64], epsilon: float, relation: Relation, source: RandomSource
 ) -> float:
-    """Return one of `CANDIDATES`, ε-differentially private (δ = 0) with a user as the unit.
+    """Return one of `CANDIDATES`, ε-differentially private with a user as the unit.
+
+    δ is 0 but for the steps of the uniform that is drawn: candidates whose probability is less than
+    2⁻⁵³, all together some 10⁻¹⁴, may never come.
 
     Args:
         values: one a user, >= 0; what lies beyond the grid, infinite or NaN counts as its end.

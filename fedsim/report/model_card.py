@@ -59,8 +59,8 @@ def model_card(
         "## How to check it",
         "",
         f"`{NAME}` has sampler, noise multiplier and number of rounds. `fedsim account verify",
-        "FOLDER` computes ε from them again, and refuses a file that was edited. It cannot see",
-        "whether training was done as the file says.",
+        "FOLDER` computes ε from them again, and refuses a file that was edited and weights that",
+        "are others. It cannot see whether training was done as the file says.",
         "",
     ]
     return "\n".join([*head, *body])

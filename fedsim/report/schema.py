@@ -61,10 +61,11 @@ class Privacy(Record):
     """What is promised, to whom, by which mechanism, and what had to be assumed.
 
     `epsilon` is None where there is no finite guarantee; then the reports say so in words.
-    `sampling_probability` is that of one unit in one round; `noise_stddev` is in the units of the
-    released estimate; `units_per_user` is how many sampled units a user can own (1 when the
-    units are users). `hypothetical` says that epsilon is of another mechanism than the one that
-    ran, such as Poisson sampling where passes were shuffled: it is then no guarantee.
+    `sampling_probability` is that of one unit in one round; `noise_stddev` is of what a round draws
+    anew, in the units of the released estimate; `units_per_user` is how many sampled units a user
+    can own (1 when the units are users). `hypothetical` says that epsilon is of another mechanism
+    than the one that ran, such as Poisson sampling where passes were shuffled: it is then no
+    guarantee.
     """
 
     unit: Text

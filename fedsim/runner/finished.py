@@ -70,7 +70,9 @@ class Run(os.PathLike[str]):
         if merged.exists() and read_json(merged).get("model_type") in CONFIG_MAPPING:
             network: nn.Module = AutoModelForCausalLM.from_pretrained(folder.model)
             return network
-        own: nn.Module = load_model(folder.served(folder.read_config())).module  # type: ignore[attr-defined]
+        config = folder.read_config()
+        served = load_model(folder.served(config), sequence_length=config.data.sequence_length)
+        own: nn.Module = served.module  # type: ignore[attr-defined]
         return own
 
     @cached_property

@@ -19,15 +19,19 @@ from contextlib import suppress
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import numpy as np
 
+from fedsim.accounting.promise import GIVEN, verify
 from fedsim.accounting.promise import NAME as PROMISE
 from fedsim.config import Config, load_config, parse_config
 from fedsim.errors import ConfigError
 from fedsim.utils import files
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 PARTITION = "partition_id"  # the user column of what a partitioner gives
 
@@ -157,15 +161,48 @@ def _model_folder(model: object, tokenizer: object) -> str:
     if not isinstance(tokenizer, PreTrainedTokenizerBase):
         raise ConfigError(f"tokenizer: a {type(tokenizer).__name__}; give one of transformers")
 
-    opened = Path(getattr(model.config, "_name_or_path", ""))
+    named = str(getattr(model.config, "_name_or_path", "") or "")
+    opened = Path(named).expanduser().resolve()
+    unchanged = bool(named) and opened.is_dir() and _holds(opened, model)
 
     def save(folder: Path) -> None:
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-        if opened.name and (opened / PROMISE).is_file():  # its promise goes with it
+        if unchanged and (opened / PROMISE).is_file():  # it goes with its weights, to the byte
             shutil.copyfile(opened / PROMISE, folder / PROMISE)
+            for pattern in ("*.safetensors", "*.safetensors.index.json"):
+                for path in folder.glob(pattern):
+                    path.unlink()
+                for path in opened.glob(pattern):
+                    shutil.copyfile(path, folder / path.name)
+        elif named and not unchanged:
+            a_path = opened.exists() or named.startswith(("/", ".", "~"))
+            note = {"opened": opened.name if a_path else named, "promise": _promise_of(opened)}
+            (folder / GIVEN).write_text(json.dumps(note), encoding="utf-8")
 
-    return _kept("model", save, opened.name or "model")
+    return _kept("model", save, opened.name if unchanged else "model")
+
+
+def _holds(folder: Path, model: PreTrainedModel) -> bool:
+    """Whether a folder has just the weights of a network that was opened from it."""
+    try:
+        there = type(model).from_pretrained(folder, dtype=model.dtype).state_dict()
+    except Exception:  # the folder is another by now: transformers has errors of many kinds
+        return False
+    held = model.state_dict()
+    return there.keys() == held.keys() and all(
+        value.shape == held[name].shape and bool((value == held[name].cpu()).all())
+        for name, value in there.items()
+    )
+
+
+def _promise_of(folder: Path) -> dict[str, Any] | None:
+    if not (folder / PROMISE).is_file():
+        return None
+    try:
+        return verify(folder)
+    except ConfigError:
+        return {"statement": "it does not verify.", "assumptions": []}
 
 
 def _key(root: Path) -> bytes:

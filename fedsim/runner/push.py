@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedsim.accounting.promise import verify
+from fedsim.accounting.promise import origin, verify
 from fedsim.errors import ConfigError
 from fedsim.runner.folder import RunFolder
 
@@ -27,7 +27,7 @@ class Parcel:
     Attributes:
         folder: model/ or adapter/ of a run.
         files: its files, by name.
-        statement: what is promised, as its privacy.json says.
+        statement: what is promised, as its privacy.json says, and what it began with.
     """
 
     folder: Path
@@ -64,7 +64,8 @@ def parcel(run_dir: Path, *, merged: bool = False) -> Parcel:
             raise ConfigError(
                 f"{path}: not what fedsim writes there, and nothing else is sent; move it away"
             )
-    return Parcel(folder, tuple(files), content["statement"])
+    statement = f"{content['statement']} {origin(content)}".rstrip()
+    return Parcel(folder, tuple(files), statement)
 
 
 def send(found: Parcel, repo: str, *, public: bool) -> str:

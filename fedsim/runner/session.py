@@ -249,13 +249,13 @@ class _Session:
         """Write the promise and a card into the folders that are given away."""
         terms = privacy_terms(self.config, self.plan, self.state)
         costs = self.state.ledger.costs if self.private else []
-        content = promise(terms, costs, self.plan.relation, assumptions)
         model = self.config.model
         base = shown_name(model.name_or_path)
         continued = None if model.adapter is None else shown_name(model.adapter)
         for folder in (self.folder.model, self.folder.adapter):
             if folder.exists():
                 adapter = folder == self.folder.adapter
+                content = promise(folder, terms, costs, self.plan.relation, assumptions)
                 card = model_card(content, base, adapter=adapter, continued=continued)
                 text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
                 write_atomically(folder / NAME, text)

@@ -212,7 +212,7 @@ def privacy_block(
         epsilon=finite_or_none(terms.epsilon),
         clip=clip_facts(plan, state),
         estimator=dict(plan.estimator.describe()),
-        noise_stddev=plan.noise_stddev,
+        noise_stddev=plan.fresh_noise_stddev,
         noise=plan.entropy if private else "none",
         assumptions=((*_assumptions(config, plan, origin, num_users), *of_data) if private else ()),
         hypothetical=private and not terms.guaranteed,

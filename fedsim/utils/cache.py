@@ -1,4 +1,4 @@
-"""A disk cache of slow numbers, by their parameters and the library versions."""
+"""A disk cache of slow numbers, by their parameters and by what computes them."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import lru_cache
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from fedsim.utils.files import cache_dir, write_atomically
 from fedsim.utils.json_text import read_json
 
-_METHOD = 4  # raised when fedsim's own arithmetic changes
 _PACKAGES = ("dp-accounting", "numpy", "scipy")
+_SOURCES = ("accounting/*.py", "concentration/*.py", "noise/*.py", "sampling.py")
 
 
 def remembered(
@@ -22,7 +24,10 @@ def remembered(
     compute: Callable[[], float],
     sound: Callable[[float], bool],
 ) -> float:
-    """Return `compute()`, or what it returned before for the same inputs and library versions.
+    """Return `compute()`, or what it returned before for the same inputs, by the same code.
+
+    The code is that of the accountants here, to the byte, and the libraries by their versions: a
+    number that an earlier fedsim got wrong is never read again.
 
     Args:
         kind: names the folder under `fedsim.utils.files.cache_dir()`.
@@ -35,7 +40,7 @@ def remembered(
     """
     key = {
         **inputs,
-        "method": _METHOD,
+        "sources": _sources(),
         "versions": {name: version(name) for name in _PACKAGES},
     }
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
@@ -52,3 +57,14 @@ def remembered(
     with suppress(OSError):
         write_atomically(path, json.dumps({"inputs": key, "value": value}, indent=1))
     return value
+
+
+@lru_cache
+def _sources() -> str:
+    """Return a SHA-256 (hex) of the files of fedsim that a price follows from."""
+    package = Path(__file__).parents[1]
+    digest = hashlib.sha256()
+    for path in sorted(path for pattern in _SOURCES for path in package.glob(pattern)):
+        digest.update(f"{path.relative_to(package)} {len(content := path.read_bytes())}\n".encode())
+        digest.update(content)
+    return digest.hexdigest()

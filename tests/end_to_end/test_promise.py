@@ -11,10 +11,24 @@ from typing import Any
 
 import jsonschema
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
+from fedsim.accounting.accountants import choose
 from fedsim.accounting.events import RoundCost
+from fedsim.accounting.promise import promise, verify
+from fedsim.accounting.statement import PrivacyTerms
+from fedsim.errors import ConfigError
 from fedsim.report.schema import load_report
-from fedsim.sampling import PoissonSampling
+from fedsim.sampling import (
+    BalancedSampling,
+    CyclicSampling,
+    FixedSizeSampling,
+    PoissonSampling,
+    Sampling,
+    ShuffledSampling,
+    TruncatedPoissonSampling,
+)
 from tests.helpers.commands import fedsim
 from tests.helpers.light import write_config
 
@@ -65,6 +79,7 @@ def test_every_strategys_promise_is_computed_again(
     assert checked.returncode == 0, checked.stderr
     report = load_report(tmp_path / "run").privacy
     assert report.statement in checked.stdout
+    assert "Vocabulary and starting point: " in checked.stdout
     content = json.loads((tmp_path / "run" / "model" / "privacy.json").read_text())
     jsonschema.validate(content, SCHEMA)
     assert content["epsilon"] == report.epsilon
@@ -133,7 +148,11 @@ def test_an_edited_field_is_named(finished: Path, tmp_path: Path, key: str, valu
         ("releases", [{"cost": COST.to_json(), "rounds": 0}], "not what fedsim writes"),
         ("relation", "nobody", "cannot be computed again"),
         ("accountant", "moment", "cannot be computed again: accountant = 'moment'"),
-        ("format", 2, "not a promise of format 1"),
+        ("format", 3, "not a promise of format 1 or 2"),
+        ("format", 1, "its fields are not those of format 1"),
+        ("weights", {}, "and privacy.json is of []"),
+        ("weights", {"model.safetensors": "0" * 64}, "model.safetensors: was changed"),
+        ("unit", "owner", 'unit = "owner", sampled = "users"'),
     ],
 )
 def test_a_promise_better_than_its_releases_is_refused_whatever_its_digests_say(
@@ -141,6 +160,59 @@ def test_a_promise_better_than_its_releases_is_refused_whatever_its_digests_say(
 ) -> None:
     folder = edited(finished / "model", tmp_path / "edited", key, value, sealed=True)
     assert said in fedsim("account", "verify", folder).complaint
+
+
+def test_other_weights_than_the_promise_is_of_are_refused(finished: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(finished / "model", tmp_path / "model"))
+    assert fedsim("account", "verify", folder).returncode == 0
+    network = AutoModelForCausalLM.from_pretrained(folder)
+    with torch.no_grad():
+        next(network.parameters()).add_(1e-3)
+    network.save_pretrained(folder)
+    assert "model.safetensors: was changed" in fedsim("account", "verify", folder).complaint
+    shutil.copy(finished / "model" / "model.safetensors", folder)
+    assert fedsim("account", "verify", folder).returncode == 0
+    (folder / "more.safetensors").write_bytes(b"")
+    assert "more.safetensors" in fedsim("account", "verify", folder).complaint
+
+
+def test_files_of_format_1_are_still_read(finished: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(finished / "model", tmp_path / "model"))
+    content = json.loads((folder / "privacy.json").read_text(encoding="utf-8"))
+    del content["weights"]
+    (folder / "privacy.json").write_text(sealed({**content, "format": 1}), encoding="utf-8")
+    assert fedsim("account", "verify", folder).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        PoissonSampling(0.1),
+        TruncatedPoissonSampling(0.1, 20, 100),
+        FixedSizeSampling(10, 100),
+        ShuffledSampling(10, 100),
+        BalancedSampling(10, 2),
+        CyclicSampling(10, 2, 0.5),
+        CyclicSampling(10, 2, 1.0),
+    ],
+    ids=lambda sampling: sampling.kind,
+)
+def test_a_promise_of_nothing_verifies_whatever_was_sampled(
+    sampling: Sampling, tmp_path: Path
+) -> None:
+    cost = RoundCost(sampling, 1.0)
+    terms = PrivacyTerms.of(cost, "users", rounds=10, delta=1e-25, noise="seeded")
+    relation = choose([cost])[1]
+    content = promise(tmp_path, terms, [(cost, 10)], relation, ())
+    assert content["epsilon"] is None
+    (tmp_path / "privacy.json").write_text(json.dumps(content), encoding="utf-8")
+    assert verify(tmp_path)["statement"].startswith("No privacy guarantee: the ")
+    said = content["statement"].replace("certifies no finite", "certifies a small")
+    for other in (said, content["statement"].replace("10 rounds", "9 rounds")):
+        text = sealed({**content, "statement": other})
+        (tmp_path / "privacy.json").write_text(text, encoding="utf-8")
+        with pytest.raises(ConfigError, match="statement: promises something"):
+            verify(tmp_path)
 
 
 def test_an_assumption_is_no_place_for_another_promise(finished: Path, tmp_path: Path) -> None:

@@ -148,7 +148,9 @@ def test_a_run_starts_from_a_folder_of_adapters(
     assert f"from `{base.name}` and its adapter `adapter` with" in card
     assert "Training went on from the adapter 'adapter'; fedsim does not know what text" in card
     assert f"both count, added up: {first.report.privacy.statement}" in card
-    assert fedsim("account", "verify", second.adapter).returncode == 0
+    checked = fedsim("account", "verify", second.adapter)
+    assert checked.returncode == 0
+    assert f"added up: {first.report.privacy.statement}" in checked.stdout
     assert second.report.privacy.statement != first.report.privacy.statement
     third = library.run(continued(second), tmp_path / "third")
     assert third.adapter is not None

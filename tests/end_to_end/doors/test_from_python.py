@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,50 @@ def test_a_network_that_one_holds(finished: fedsim.Run, speeches: Path, tmp_path
     assert all(torch.equal(value, before[name]) for name, value in held.state_dict().items())
     resumed = fedsim.run(run.path / "config.toml", run.path, resume=True)
     assert resumed.report.utility == run.report.utility
+
+
+def test_a_network_that_was_changed_since_has_no_promise_but_that_of_its_start(
+    finished: fedsim.Run, speeches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is given is compared with where it was opened: a name alone says nothing of weights."""
+    folder = finished.path / "model"
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    statement = finished.report.privacy.statement
+
+    def given(held: Any, name: str) -> str:  # noqa: ANN401  (a network of transformers)
+        config = settings(source=str(speeches))
+        config["model"] = {"trainable": "ln_"}
+        run = fedsim.run(config, tmp_path / name, model=held, tokenizer=tokenizer)
+        return (run.path / "model" / "README.md").read_text(encoding="utf-8")
+
+    same = given(AutoModelForCausalLM.from_pretrained(folder), "same")
+    assert f"both count, added up: {statement}" in same
+    assert "given from Python" not in same
+    monkeypatch.chdir(folder)
+    assert statement in given(AutoModelForCausalLM.from_pretrained("."), "here")
+    changed = AutoModelForCausalLM.from_pretrained(folder)
+    with torch.no_grad():
+        next(changed.parameters()).add_(1e-3)
+    card = given(changed, "changed")
+    assert "opened from 'model', and not what is there. What they were trained on since" in card
+    assert statement in card
+    other = AutoModelForCausalLM.from_pretrained(folder)
+    other.config._name_or_path = "owner/public-base"
+    card = given(other, "hub")
+    assert "opened from 'owner/public-base', and not what is there" in card
+    assert "from `model` with" in card
+
+
+def test_an_unfinished_run_is_no_start_of_unknown_text(
+    finished: fedsim.Run, speeches: Path, tmp_path: Path
+) -> None:
+    copy = Path(shutil.copytree(finished.path, tmp_path / "killed"))
+    (copy / "model" / "privacy.json").unlink()
+    config = settings(source=str(speeches))
+    config["model"] = {"trainable": "ln_", "name_or_path": str(copy / "model")}
+    run = fedsim.run(config, tmp_path / "on")
+    said = " ".join(run.report.privacy.assumptions)
+    assert "'model' is of a run of fedsim that did not finish, and has no promise" in said
 
 
 def users_of(config: fedsim.Config) -> list[str | None]:

@@ -12,7 +12,7 @@ from dp_accounting.pld import pld_pmf
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from scipy import optimize, stats
 
-from fedsim.accounting.accountants import delta, epsilon, most_apart
+from fedsim.accounting.accountants import delta, epsilon, epsilon_of_composition, most_apart
 from fedsim.accounting.composition import ComposedPld
 from fedsim.accounting.events import RoundCost
 from fedsim.sampling import PoissonSampling, Relation
@@ -133,6 +133,19 @@ def test_one_round_is_sound_however_small_the_epsilon(probability: float, noise:
         )
         found = epsilon(RoundCost(PoissonSampling(probability), noise), 1, at)
         assert exact * (1 - 1e-6) <= found <= exact * 1.01
+
+
+@pytest.mark.parametrize("probability", [1e-20, 1e-21, 1e-23])
+def test_losses_that_no_float_can_tell_from_nothing(probability: float) -> None:
+    """They were once an error of division; being drawn at all is charged, and no more."""
+    tiny, plain = (
+        RoundCost(PoissonSampling(probability), 1.5),
+        RoundCost(PoissonSampling(0.01), 1.5),
+    )
+    assert probability <= delta(tiny, 1, 0.0) <= 1.01 * probability
+    alone = epsilon_of_composition([(plain, 10)], 1e-5)
+    both = epsilon_of_composition([(plain, 10), (tiny, 1)], 1e-5)
+    assert alone <= both <= alone * (1 + 1e-6)
 
 
 @pytest.mark.parametrize(

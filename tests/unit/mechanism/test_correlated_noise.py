@@ -11,6 +11,7 @@ import pytest
 import torch
 from scipy import optimize, special, stats
 
+from fedsim.audit.mechanism import Setting
 from fedsim.clip_policy import ClipSchedule
 from fedsim.estimators import FixedDenominator, WeightedSum
 from fedsim.noise import (
@@ -24,6 +25,7 @@ from fedsim.noise import (
     release_,
 )
 from fedsim.noise.gaussian import chunks_of
+from fedsim.noise.matrix import _moved
 from fedsim.plan import RoundPlan
 from fedsim.sampling import CyclicSampling, PoissonSampling
 from fedsim.seeding import NoiseKey, noise_key
@@ -115,6 +117,22 @@ def test_no_unit_moves_more_than_the_amplification_pays_for(matrix: NoiseMatrix)
     assert np.linalg.norm(dense(column) @ most) == pytest.approx(bound)
     most[3] = 1.0  # a round too early: more than is paid for
     assert np.linalg.norm(dense(column) @ most) > 1.05 * bound
+
+
+def test_columns_that_overlap_have_one_sign() -> None:
+    """Signs that alternate cancel in the sum of columns and not in what a unit moves."""
+    with pytest.raises(ValueError, match="kind = 'independent'"):
+        NoiseMatrix("independent", 50, 1, (-0.9,))
+    with pytest.raises(ValueError, match="need entries >= 0"):
+        _moved(np.array([1.0, -0.9, 0.0, 0.0]), 1)
+
+
+def test_what_a_round_draws_anew_is_what_the_plan_says() -> None:
+    matrix = banded_matrix(40, 8)
+    plan = Setting("uls", CyclicSampling(40, 8, 0.5), 1, 40, matrix).plan(4.0, 1e-4)
+    first = noises(matrix, 1, 40_000, plan.noise_stddev)[0]
+    assert plan.fresh_noise_stddev > 1.3 * plan.noise_stddev
+    assert first.std() == pytest.approx(plan.fresh_noise_stddev, rel=0.02)
 
 
 def key(round: int) -> NoiseKey:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import struct
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+import fedsim
 from fedsim.accounting.events import RoundCost
 from fedsim.attacks.likelihoods import Likelihoods
 from fedsim.config import load_config
@@ -27,7 +29,7 @@ from fedsim.runner.checkpoint import load_checkpoint, save_checkpoint
 from fedsim.runner.folder import RunFolder
 from fedsim.state import ServerState
 from fedsim.sweep.cells import parse_variation
-from fedsim.utils.cache import remembered
+from fedsim.utils.cache import _SOURCES, remembered
 from fedsim.utils.files import cache_dir
 from fedsim.utils.json_text import parse_json
 from tests.unit.data.data_samples import build
@@ -211,6 +213,43 @@ def test_a_damaged_number_is_computed_again(content: str) -> None:
     for path in (cache_dir() / "hostile").iterdir():
         path.write_text(content, encoding="utf-8")
     assert remembered("hostile", key, lambda: 2.5, lambda value: True) == 2.5
+
+
+def test_a_number_of_other_sources_is_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An earlier fedsim may have got it wrong: its truncated sampling was once priced too low."""
+    key = {"case": "other sources"}
+    assert remembered("hostile", key, lambda: 1.5, lambda value: True) == 1.5
+    monkeypatch.setattr("fedsim.utils.cache._sources", lambda: "another digest")
+    assert remembered("hostile", key, lambda: 2.5, lambda value: True) == 2.5
+
+
+def test_all_that_a_price_is_computed_by_is_among_the_sources() -> None:
+    """Whatever the accountants import of fedsim, constants and formats aside, is in the digest."""
+    package = Path(fedsim.__file__).parent
+    held = {path for pattern in _SOURCES for path in package.glob(pattern)}
+    reached, waiting = set(), {package / "accounting" / "accountants.py"}
+    while waiting:
+        path = waiting.pop()
+        reached.add(path)
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("fedsim."):
+                base = package.joinpath(*str(node.module).split(".")[1:])
+                found = [base.with_suffix(".py"), base / "__init__.py"]
+                waiting |= {file for file in found if file.exists()} - reached
+    others = {path.relative_to(package).as_posix() for path in reached - held}
+    assert others <= {
+        "clipping.py",
+        "errors.py",
+        "estimators.py",
+        "execution.py",
+        "seeding.py",
+        "tensors.py",
+        "utils/__init__.py",
+        "utils/cache.py",
+        "utils/files.py",
+        "utils/json_text.py",
+        "utils/section.py",
+    }
 
 
 @pytest.mark.parametrize("kind", ["f8", "i8", "short", "nan", "negative", "pickle", "bytes"])

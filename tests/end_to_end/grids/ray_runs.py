@@ -17,7 +17,6 @@ from safetensors.torch import load_file
 from fedsim.config import Config
 from tests.robustness.kills.child import start
 
-STEADY = 450 * 2**20  # bytes of a worker that has torch, model and store in memory
 PATIENCE = 180.0  # seconds for a run on a machine that is busy with other tests
 
 
@@ -44,9 +43,9 @@ class Command:
         """Whether it has not ended."""
         return self._process.is_alive()
 
-    def workers(self) -> list[psutil.Process]:
+    def workers(self, busy: Path) -> list[psutil.Process]:
         """Return its Ray workers that are computing."""
-        return computing(self._pid)
+        return computing(self._pid, busy)
 
     def end(self) -> None:
         """Kill what is left of it."""
@@ -54,14 +53,17 @@ class Command:
             os.killpg(self._pid, signal.SIGKILL)
 
 
-def computing(pid: int) -> list[psutil.Process]:
-    """Return the Ray workers below a process that are computing a shard, everything loaded."""
+def computing(pid: int, busy: Path) -> list[psutil.Process]:
+    """Return the Ray workers below a process that are computing a shard, everything loaded.
+
+    A worker has, from its first update on, a file of its process id in the folder `busy`.
+    """
     found = []
     with suppress(psutil.NoSuchProcess):
         for child in psutil.Process(pid).children(recursive=True):
             with suppress(psutil.Error):
-                busy = child.cmdline()[:1] == ["ray::Worker.answer"]
-                if busy and child.memory_info().rss > STEADY:
+                loaded = (busy / str(child.pid)).exists()
+                if loaded and child.cmdline()[:1] == ["ray::Worker.answer"]:
                     found.append(child)
     return found
 

@@ -1,8 +1,13 @@
-"""Whole runs on Ray by the command line: workers killed, a node removed, a task that raises."""
+"""Whole runs on Ray by the command line: workers killed, a node removed, a task that raises.
+
+Runs are long enough to be disturbed because workers rest, as long as users' devices may take; what
+they compute is little.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -13,7 +18,6 @@ import pytest
 
 import fedsim
 from fedsim.config import Config
-from tests.conftest import small_config
 from tests.end_to_end.grids.ray_runs import (
     Command,
     assert_same_run,
@@ -24,6 +28,7 @@ from tests.end_to_end.grids.ray_runs import (
     write_config,
 )
 from tests.helpers.commands import fedsim as command_line
+from tests.helpers.light import light_config
 
 # Ray leaves its own log files open and its own processes to the end of this one.
 pytestmark = [
@@ -35,15 +40,49 @@ pytestmark = [
 KILLS = 2  # each costs a start of torch; ten were tried by hand
 RAY = {"grid": "ray", "workers": 2, "cpus_per_worker": 0.5}
 
+TASK = """
+import dataclasses, os, pathlib, time
+from fedsim.clients.tasks.fedsgd import AveragedGradient
+from fedsim.plan import TaskSpec
+from fedsim.strategies import uls
+
+class Task(AveragedGradient):
+    def update(self, parameters, unit, round):
+        if "BUSY" in os.environ:
+            pathlib.Path(os.environ["BUSY"], str(os.getpid())).touch()
+            time.sleep(0.03)
+        if round == 3 and pathlib.Path(os.environ["FAULT"]).exists():
+            raise ArithmeticError("the disk of user %d is full of sand" % unit.key)
+        return super().update(parameters, unit, round)
+
+def build(config, materials):
+    plan = uls.build(config, materials)
+    return dataclasses.replace(plan, task=TaskSpec(name="faulty", options=plan.task.options))
+"""
+
 
 @pytest.fixture(scope="module")
-def config(speeches: Path) -> Config:
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with the task's distribution; where `fault` is there, round 3 fails."""
+    folder = tmp_path_factory.mktemp("scene")
+    offers = {"fedsim.strategies faulty": "faulty:build", "fedsim.tasks faulty": "faulty:Task"}
+    site = plugin(folder / "site", TASK, offers)
+    (folder / "busy").mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(site)
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")]))
+        patch.setenv("FAULT", str(folder / "fault"))
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def config(scene: Path, speeches: Path) -> Config:
     """One-user shards, one after the other: a run long enough to be disturbed."""
-    return small_config(
+    return light_config(
         speeches,
-        strategy={"rounds": 40, "cohort_size": 12, "group_size": 8},
+        strategy={"name": "faulty", "rounds": 20, "cohort_size": 12, "group_size": 8},
         executor={"shard_size": 1, "engine": "loop"},
-        training={"evaluate_every": 20, "checkpoint_every": 10},
+        training={"evaluate_every": 10, "checkpoint_every": 5},
     )
 
 
@@ -53,18 +92,21 @@ def undisturbed(config: Config, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return fedsim.run(config, tmp_path_factory.mktemp("undisturbed") / "run").path
 
 
-def test_workers_killed_in_one_run(config: Config, undisturbed: Path, tmp_path: Path) -> None:
+def test_workers_killed_in_one_run(
+    config: Config, undisturbed: Path, scene: Path, tmp_path: Path
+) -> None:
     """SIGKILL in the middle of rounds: the same model to the bit, each release charged once.
 
     The environment names a cluster that is not there: attaching to it would fail.
     """
     path = write_config(tmp_path / "config.toml", config, **RAY)
     killed: set[psutil.Process] = set()
-    elsewhere = {"RAY_ADDRESS": "127.0.0.1:1"}
-    with started(tmp_path / "log", "run", path, "--out", tmp_path / "run", **elsewhere) as command:
+    busy = scene / "busy"
+    env = {"RAY_ADDRESS": "127.0.0.1:1", "BUSY": str(busy)}
+    with started(tmp_path / "log", "run", path, "--out", tmp_path / "run", **env) as command:
         while len(killed) < KILLS:
             await_another_round(command, tmp_path / "run")
-            victims = until(lambda: command.workers() or not command.running, "a busy worker")
+            victims = until(lambda: command.workers(busy) or not command.running, "a busy worker")
             assert command.running, f"over after {len(killed)} kills: {command.log.read_text()}"
             victims[0].send_signal(signal.SIGKILL)  # now and then it was the only one there
             killed.add(victims[0])
@@ -94,7 +136,8 @@ soon = {
     "health_check_timeout_ms": 1000,
     "health_check_failure_threshold": 3,
 }
-cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "_system_config": soon})
+head = {"num_cpus": 1, "_system_config": soon, "include_dashboard": False}
+cluster = Cluster(initialize_head=True, head_node_args=head)
 node = cluster.add_node(num_cpus=1)
 print(cluster.address, flush=True)
 sys.stdin.readline()
@@ -106,18 +149,19 @@ cluster.shutdown()
 
 
 @pytest.fixture
-def two_nodes(tmp_path: Path) -> Iterator[TwoNodes]:
+def two_nodes(scene: Path, tmp_path: Path) -> Iterator[TwoNodes]:
     with (tmp_path / "cluster.log").open("w") as errors:
         process = psutil.Popen(
             [sys.executable, "-c", CLUSTER],
             stdin=-1,
             stdout=-1,
             stderr=errors,
+            env={**os.environ, "BUSY": str(scene / "busy")},
             text=True,
             start_new_session=True,
         )
     try:
-        yield TwoNodes(process)
+        yield TwoNodes(process, scene / "busy")
     finally:
         for child in [*process.children(recursive=True), process]:
             child.kill()
@@ -127,13 +171,13 @@ def two_nodes(tmp_path: Path) -> Iterator[TwoNodes]:
 class TwoNodes:
     """Two raylets on this machine, one core each."""
 
-    def __init__(self, process: psutil.Popen) -> None:
-        self._process = process
+    def __init__(self, process: psutil.Popen, busy: Path) -> None:
+        self._process, self._busy = process, busy
         self.address = str(process.stdout.readline()).strip()
 
     def workers(self) -> list[psutil.Process]:
         """Return the workers of both nodes that are computing a shard."""
-        found = computing(self._process.pid)
+        found = computing(self._process.pid, self._busy)
         return found if len(found) == 2 else []
 
     def remove_one(self) -> None:
@@ -156,45 +200,15 @@ def test_a_removed_node_changes_nothing(
     assert_same_run(tmp_path / "run", undisturbed)
 
 
-FAULTY = """
-import dataclasses, os, pathlib
-from fedsim.clients.tasks.fedsgd import AveragedGradient
-from fedsim.plan import TaskSpec
-from fedsim.strategies import uls
-
-class Task(AveragedGradient):
-    def update(self, parameters, unit, round):
-        if round == 3 and pathlib.Path(os.environ["FAULT"]).exists():
-            raise ArithmeticError("the disk of user %d is full of sand" % unit.key)
-        return super().update(parameters, unit, round)
-
-def build(config, materials):
-    plan = uls.build(config, materials)
-    return dataclasses.replace(plan, task=TaskSpec(name="faulty", options=plan.task.options))
-"""
-
-
-def test_a_task_that_raises_and_resume(
-    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_task_that_raises_and_resume(config: Config, scene: Path, tmp_path: Path) -> None:
     """The round fails with the worker's traceback; what is on disk is good; --resume goes on."""
-    site = plugin(
-        tmp_path / "site",
-        FAULTY,
-        {"fedsim.strategies faulty": "faulty:build", "fedsim.tasks faulty": "faulty:Task"},
-    )
     changes = {
-        "strategy": config.strategy.model_copy(
-            update={"name": "faulty", "rounds": 5, "cohort_size": 6}
-        ),
+        "strategy": config.strategy.model_copy(update={"rounds": 5, "cohort_size": 6}),
         "training": config.training.model_copy(update={"evaluate_every": 2, "checkpoint_every": 2}),
     }
     config = config.model_copy(update=changes)
     path = write_config(tmp_path / "config.toml", config, **RAY)
-    fault, run = tmp_path / "fault", tmp_path / "run"
-    for name, value in {"PYTHONPATH": site, "FAULT": fault}.items():  # of the workers
-        monkeypatch.setenv(name, str(value))
-    monkeypatch.syspath_prepend(site)
+    fault, run = scene / "fault", tmp_path / "run"
     fault.touch()
     with pytest.raises(RuntimeError, match="round 3: a worker failed: shard") as failed:
         command_line("run", path, "--out", run)

@@ -19,8 +19,8 @@ import pytest
 
 import fedsim
 from fedsim.config import Config
-from tests.conftest import small_config
 from tests.helpers.commands import fedsim as fedsim_here
+from tests.helpers.light import light_config
 
 SCRIPTS = Path(sysconfig.get_path("scripts"))
 
@@ -41,7 +41,7 @@ def _environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 def rounds_of(count: int, source: Path, shard_size: int, cohort_size: int = 6) -> Config:
-    return small_config(
+    return light_config(
         source,
         strategy={"rounds": count, "cohort_size": cohort_size},
         executor={"shard_size": shard_size},

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import dp_accounting
 import numpy as np
-from dp_accounting import NeighboringRelation, dp_event
+from dp_accounting import dp_event
 from dp_accounting.pld import privacy_loss_distribution
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from scipy import special, stats
@@ -24,6 +24,7 @@ from scipy import special, stats
 from fedsim.accounting.composition import ComposedPld
 from fedsim.accounting.events import Composition, RoundCost
 from fedsim.accounting.mixture_pld import MAX_POINTS, mixture_pld
+from fedsim.accounting.replacing_pld import replacing_pld
 from fedsim.errors import ConfigError
 from fedsim.sampling import Relation
 
@@ -109,7 +110,7 @@ def single_round(cost: RoundCost, relation: Relation, width: float) -> PrivacyLo
         case dp_accounting.PoissonSampledDpEvent(probability, dp_accounting.GaussianDpEvent(noise)):
             if relation is not Relation.REPLACE:  # a mixture of one coin, built three times faster
                 return mixture_pld(noise, [0.0, 1.0], [1.0 - probability, probability], width)
-            return _sampled_gaussian(noise, probability, relation.of_dp_accounting, width)
+            return replacing_pld(noise, probability, width)
         case dp_event.MixtureOfGaussiansDpEvent(noise, sensitivities, probabilities):
             return mixture_pld(noise, sensitivities, probabilities, width)
         case dp_event.TruncatedSubsampledGaussianDpEvent() as event:
@@ -118,13 +119,16 @@ def single_round(cost: RoundCost, relation: Relation, width: float) -> PrivacyLo
 
 
 def _sampled_gaussian(
-    noise: float, probability: float, relation: NeighboringRelation, width: float
+    noise: float, probability: float, relation: Relation, width: float
 ) -> PrivacyLossDistribution:
+    """Return dp_accounting's PLD of plain sampling, whose directions mix with those of another."""
+    if relation is Relation.REPLACE:
+        return replacing_pld(noise, probability, width)
     return privacy_loss_distribution.from_gaussian_mechanism(
         noise,
         sampling_prob=probability,
         value_discretization_interval=width,
-        neighboring_relation=relation,
+        neighboring_relation=relation.of_dp_accounting,
     )
 
 
@@ -151,11 +155,10 @@ def _truncated(
     others = event.dataset_size - 1
     reached = stats.binom.sf(event.truncated_batch_size - 1, others, event.sampling_probability)
     noise, probability = event.noise_multiplier, event.sampling_probability
-    plain = _sampled_gaussian(noise, probability, relation.of_dp_accounting, width)
+    plain = _sampled_gaussian(noise, probability, relation, width)
     if reached == 0.0:
         return plain
-    replace = NeighboringRelation.REPLACE_ONE
-    displacing = _sampled_gaussian(noise / 2.0, probability, replace, width)
+    displacing = replacing_pld(noise / 2.0, probability, width)
     return displacing.compute_mixture(plain, float(reached))
 
 

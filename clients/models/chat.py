@@ -115,7 +115,8 @@ class ChatEncoder:
             if message["role"] != "assistant":
                 continue
             before = self._rendered(messages[:number], answering=True)
-            until = self._rendered(messages[: number + 1])
+            last = number + 1 == len(messages)  # then it is rendered already
+            until = marked if last else self._rendered(messages[: number + 1])
             if not (until.startswith(before) and marked.startswith(until)):
                 raise ConfigError(
                     f"{self.field}: the chat template renders earlier turns otherwise once others "

@@ -11,7 +11,8 @@ import pytest
 from fedsim.accounting.ledger import Ledger
 from fedsim.report.schema import load_report
 from fedsim.runner.folder import RunFolder
-from tests.helpers.commands import Done, fedsim, write_config
+from tests.helpers.commands import Done, fedsim
+from tests.helpers.light import write_config
 
 STRATEGY: dict[str, Any] = {
     "name": "asi-liu",
@@ -87,7 +88,7 @@ def test_what_is_not_proved_is_refused_in_one_sentence(
 def test_gradients_that_do_not_fit_are_refused(
     speeches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedsim.strategies.asi_liu.MOST_BYTES", 200_000)
+    monkeypatch.setattr("fedsim.strategies.asi_liu.MOST_BYTES", 1_000)
     complaint = run(speeches, tmp_path / "run").complaint
     assert "holds the gradients of all 24 users at once" in complaint
 

@@ -24,7 +24,8 @@ from fedsim.config import load_config
 from fedsim.materials import load_materials
 from fedsim.report.schema import load_metrics, load_report
 from tests.conftest import small_config
-from tests.helpers.commands import fedsim, fedsim_json, write_config
+from tests.helpers.commands import fedsim, fedsim_json
+from tests.helpers.light import write_config
 from tests.robustness.kills.child import ended, start
 
 
@@ -200,7 +201,7 @@ def test_compare_runs_configs_and_reads_folders(
 def test_a_built_store_and_an_own_model(finished: Path, speeches: Path, tmp_path: Path) -> None:
     """What a run left behind is where the next one starts, over a store that was built before."""
     store = tmp_path / "store"
-    columns = ("--user-column", "author", "--text-column", "body", "--sequence-length", "24")
+    columns = ("--user-column", "author", "--text-column", "body", "--sequence-length", "12")
     built = fedsim(
         *("data", "build", speeches, *columns, "--tokenizer", finished / "model", "--out", store)
     )

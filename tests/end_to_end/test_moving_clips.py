@@ -17,8 +17,7 @@ from fedsim.runner.checkpoint import load_checkpoint
 from fedsim.sampling import PoissonSampling
 from tests.end_to_end.test_command_line import assert_same_run
 from tests.helpers.commands import fedsim as command
-from tests.helpers.commands import write_config
-from tests.helpers.light import light_config
+from tests.helpers.light import light_config, write_config
 
 ADAPTIVE = {"quantile": 0.5, "learning_rate": 0.5, "count_noise_stddev": 0.6}
 

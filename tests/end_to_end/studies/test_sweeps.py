@@ -20,6 +20,7 @@ from fedsim.utils.locks import LOCK
 from tests.conftest import small_config
 from tests.end_to_end.grids.test_ray import run_alone
 from tests.helpers.commands import fedsim
+from tests.helpers.light import light_config
 from tests.robustness.kills.child import start
 
 STEM = "uls"
@@ -40,8 +41,9 @@ def folder(speeches: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A config beside its text, which it names as seen from there."""
     path = tmp_path_factory.mktemp("sweeps")
     shutil.copy(speeches, path / "here.jsonl")
-    config = small_config(
-        Path("here.jsonl"),
+    config = light_config(
+        path / "here.jsonl",
+        data={"source": "here.jsonl"},
         strategy={"rounds": ROUNDS},
         training={"evaluate_every": ROUNDS, "keep_checkpoints": ROUNDS},
     )

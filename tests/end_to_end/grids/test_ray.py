@@ -171,24 +171,3 @@ def run_alone(code: str, **env: str) -> str:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
-
-
-TOO_MUCH = """
-import ray
-from fedsim.errors import ConfigError
-from fedsim.grids.ray_cluster import Share
-from fedsim.grids.ray_grid import RayGrid
-for share in (Share(workers=9999, cpus=1.0, gpus=0.0), Share(workers=1, cpus=1.0, gpus=64.0)):
-    try:
-        RayGrid("default", share)
-    except ConfigError as error:
-        print(error, ray.is_initialized())
-"""
-
-
-def test_too_few_resources_are_named_before_ray_is_started() -> None:
-    cpus, gpus = run_alone(TOO_MUCH).splitlines()
-    assert "needs 9999 CPUs, this machine has" in cpus
-    assert "needs 64 GPUs, this machine has" in gpus
-    assert cpus.endswith(" False")
-    assert gpus.endswith(" False")

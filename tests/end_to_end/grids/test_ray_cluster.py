@@ -1,4 +1,7 @@
-"""A cluster that is named by its address: full, or not there."""
+"""A cluster that is named by its address: full, shared, or not there; and a machine too small.
+
+One process asks all of it, one thing after the other: Ray takes seconds to start.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,39 @@ from fedsim.grids.ray_cluster import Share
 from fedsim.grids.ray_grid import RayGrid
 from tests.end_to_end.grids.test_ray import run_alone
 
-START = """
-import time
+TOO_MUCH = """
+import ray
 from fedsim.errors import ConfigError
-from fedsim.grids.ray_cluster import Share, import_ray
+from fedsim.grids.ray_cluster import Share
 from fedsim.grids.ray_grid import RayGrid
-ray = import_ray()
+for share in (Share(workers=9999, cpus=1.0, gpus=0.0), Share(workers=1, cpus=1.0, gpus=64.0)):
+    try:
+        RayGrid("default", share)
+    except ConfigError as error:
+        print(error, ray.is_initialized())
+"""
+
+START = """
+import os, time
+from fedsim.config import ExecutorConfig
+from fedsim.materials import worker_device
 from ray.cluster_utils import Cluster
-cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "num_gpus": 1})
+"""
+
+SHARED_GPU = """
+ray.shutdown()
+config = ExecutorConfig(grid="ray", workers=2, cpus_per_worker=0.5, gpus_per_worker=0.5)
+for address, gpus in ((cluster.address, 0.5), (cluster.address, 0.6)):
+    try:
+        with RayGrid("default", Share(2, 0.5, gpus), address) as grid:
+            seen = [
+                worker.__ray_call__.remote(lambda self: os.environ["CUDA_VISIBLE_DEVICES"])
+                for worker in grid._workers
+            ]
+            print("GPUs", ray.get(seen), worker_device(config, of_server="cpu"))
+    except ConfigError as error:
+        print(error)
 """
 
 FULL = """
@@ -35,39 +63,34 @@ except ConfigError as error:
 cluster.shutdown()
 """
 
-
-def test_a_full_cluster_is_an_error_soon() -> None:
-    """Another's worker holds the only core: there would be enough, but it is not free."""
-    said = run_alone(START + FULL)
-    assert "workers = 1: 0 could be placed within 12 s" in said
-    assert said.rstrip().endswith("soon")
+NEXT = "\n--\n"
 
 
-SHARED_GPU = """
-import os
-from fedsim.config import ExecutorConfig
-from fedsim.materials import worker_device
-ray.shutdown()
-config = ExecutorConfig(grid="ray", workers=2, cpus_per_worker=0.5, gpus_per_worker=0.5)
-for address, gpus in ((cluster.address, 0.5), (cluster.address, 0.6)):
-    try:
-        with RayGrid("default", Share(2, 0.5, gpus), address) as grid:
-            seen = [
-                worker.__ray_call__.remote(lambda self: os.environ["CUDA_VISIBLE_DEVICES"])
-                for worker in grid._workers
-            ]
-            print("GPUs", ray.get(seen), worker_device(config, of_server="cpu"))
-    except ConfigError as error:
-        print(error)
-cluster.shutdown()
-"""
+@pytest.fixture(scope="module")
+def said() -> list[str]:
+    """What the process says of each."""
+    parts = [TOO_MUCH, START + SHARED_GPU, FULL]
+    return run_alone(f"print({NEXT!r}, end='')\n".join(parts)).split(NEXT)
 
 
-def test_two_workers_share_a_gpu_that_ray_assigned() -> None:
+def test_too_few_resources_are_named_before_ray_is_started(said: list[str]) -> None:
+    cpus, gpus = said[0].splitlines()
+    assert "needs 9999 CPUs, this machine has" in cpus
+    assert "needs 64 GPUs, this machine has" in gpus
+    assert cpus.endswith(" False")
+    assert gpus.endswith(" False")
+
+
+def test_two_workers_share_a_gpu_that_ray_assigned(said: list[str]) -> None:
     """A GPU that Ray believes in is enough: what is tested is who is given which."""
-    said = run_alone(START.replace('"num_cpus": 1', '"num_cpus": 1, "num_gpus": 1') + SHARED_GPU)
-    assert "GPUs ['0', '0'] cuda" in said
-    assert "gpus_per_worker = 0.6: needs 1.2 GPUs, the cluster has 1" in said
+    assert "GPUs ['0', '0'] cuda" in said[1]
+    assert "gpus_per_worker = 0.6: needs 1.2 GPUs, the cluster has 1" in said[1]
+
+
+def test_a_full_cluster_is_an_error_soon(said: list[str]) -> None:
+    """Another's worker holds the only core: there would be enough, but it is not free."""
+    assert "workers = 1: 0 could be placed within 12 s" in said[2]
+    assert said[2].rstrip().endswith("soon")
 
 
 def test_an_address_without_a_cluster() -> None:

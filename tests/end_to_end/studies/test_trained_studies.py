@@ -99,8 +99,9 @@ def test_gradient_diversity(tmp_path: Path) -> None:
         assert term in page
 
 
+@pytest.mark.usefixtures("_one_layer")
 def test_overhead(tmp_path: Path) -> None:
-    rows, page = quick("overhead", tmp_path)
+    rows, page = quick("overhead", tmp_path / "study")
     assert len(rows) == 2 * 7
     for strategy in ("uls", "els"):
         of = {row["part"]: float(row["seconds"]) for row in rows if row["strategy"] == strategy}

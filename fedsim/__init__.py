@@ -43,10 +43,10 @@ if TYPE_CHECKING:
     from fedsim.config import Config, ModelConfig, load_config, parse_config
     from fedsim.errors import BudgetSpentError, ConfigError
     from fedsim.estimators import ClippedDenominator, FixedDenominator
-    from fedsim.execution import Task, Unit, Update
+    from fedsim.execution import Task, TaskSpec, Unit, Update
     from fedsim.language_model import LanguageModel
     from fedsim.materials import Materials, load_materials
-    from fedsim.plan import RoundPlan, TaskSpec
+    from fedsim.plan import RoundPlan
     from fedsim.report.schema import RoundMetrics, RunReport, load_metrics, load_report
     from fedsim.round import run_round
     from fedsim.runner.finished import Run
@@ -123,10 +123,10 @@ _HOMES = {
     "fedsim.config": "Config ModelConfig load_config parse_config",
     "fedsim.errors": "BudgetSpentError ConfigError",
     "fedsim.estimators": "ClippedDenominator FixedDenominator",
-    "fedsim.execution": "Task Unit Update",
+    "fedsim.execution": "Task TaskSpec Unit Update",
     "fedsim.language_model": "LanguageModel",
     "fedsim.materials": "Materials load_materials",
-    "fedsim.plan": "RoundPlan TaskSpec",
+    "fedsim.plan": "RoundPlan",
     "fedsim.report.schema": "RoundMetrics RunReport load_metrics load_report",
     "fedsim.round": "run_round",
     "fedsim.runner.finished": "Run",

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from pydantic import BaseModel, ConfigDict
 
 from fedsim.clipping import Clip
 from fedsim.estimators import WeightedSum
@@ -57,6 +58,15 @@ class Update:
     values: Tensors
     loss: float
     num_gradients: int
+
+
+class TaskSpec(BaseModel):
+    """What one unit computes, by name (entry points `fedsim.tasks`) and options, as JSON."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    options: Mapping[str, Any] = {}
 
 
 class Task(Protocol):

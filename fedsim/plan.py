@@ -12,18 +12,17 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal, Protocol, cast
+from typing import Literal, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict
 
 from fedsim.accounting.accountants import choose
 from fedsim.accounting.events import RoundCost
 from fedsim.clip_policy import ClipPolicy, ConstantClip, NextClip
 from fedsim.clipping import Clip
 from fedsim.estimators import Estimator, WeightedSum
-from fedsim.execution import Executor
+from fedsim.execution import Executor, TaskSpec
 from fedsim.noise import INDEPENDENT, NoiseMatrix, NoiseMemory, rounding_share
 from fedsim.sampling import CyclicSampling, Relation, Sampling
 from fedsim.seeding import (
@@ -40,17 +39,10 @@ from fedsim.state import ServerState
 from fedsim.tensors import parameters_digest
 from fedsim.utils.section import LEAST_BOUND
 
+__all__ = ["RoundPlan", "TaskSpec", "TestingEstimator"]
+
 _DRAWN_FOR: dict[tuple[int, int], str] = {}
 """What a round of a secret seed was drawn for, in this process: a digest of the release."""
-
-
-class TaskSpec(BaseModel):
-    """What one unit computes, by name (entry points `fedsim.tasks`) and options, as JSON."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    name: str
-    options: Mapping[str, Any] = {}
 
 
 class TestingEstimator(Estimator, Protocol):

@@ -18,15 +18,16 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
-import dp_accounting
 import numpy as np
 import numpy.typing as npt
-from dp_accounting import dp_event
-from scipy import stats
+import scipy  # its parts load when they are used
 
 from fedsim.seeding import RandomSource
+
+if TYPE_CHECKING:  # each function imports what it needs: a worker draws and accounts nothing
+    import dp_accounting
 
 Coins = Callable[[int], RandomSource]
 Indices = npt.NDArray[np.int64]
@@ -77,6 +78,8 @@ class Relation(Enum):
     @property
     def of_dp_accounting(self) -> dp_accounting.NeighboringRelation:
         """The same relation in dp_accounting's terms."""
+        import dp_accounting  # noqa: PLC0415
+
         return {
             Relation.ADD_OR_REMOVE: dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE,
             Relation.ZERO_OUT: dp_accounting.NeighboringRelation.REPLACE_SPECIAL,
@@ -222,7 +225,7 @@ class TruncatedPoissonSampling:
     @property
     def truncation_probability(self) -> float:
         """The probability that the cap cuts a cohort of the whole population."""
-        return float(stats.binom.sf(self.max_units, self.population, self.probability))
+        return float(scipy.stats.binom.sf(self.max_units, self.population, self.probability))
 
     def draw(self, num_units: int, round: int, coins: Coins) -> Indices:
         """Return the units whose coin fell, or a uniform subset of `max_units` of them."""
@@ -239,6 +242,8 @@ class TruncatedPoissonSampling:
 
     def event(self, noise_multiplier: float, units_per_user: int) -> dp_accounting.DpEvent:
         """Return the truncated sampled Gaussian of one unit a user."""
+        from dp_accounting import dp_event  # noqa: PLC0415
+
         _one_unit(self.kind, units_per_user)
         return dp_event.TruncatedSubsampledGaussianDpEvent(
             dataset_size=self.population,
@@ -293,6 +298,8 @@ class FixedSizeSampling:
         dp_accounting's RDP of this event reads the inner noise multiplier as noise over the
         sensitivity of the relation; a replaced user moves the sum by twice what one can add.
         """
+        import dp_accounting  # noqa: PLC0415
+
         _one_unit(self.kind, units_per_user)
         return dp_accounting.SampledWithoutReplacementDpEvent(
             self.population, self.size, dp_accounting.GaussianDpEvent(noise_multiplier / 2.0)
@@ -429,6 +436,8 @@ class BalancedSampling:
         Raises:
             ValueError: several units a user, whose rounds together are not proved.
         """
+        from dp_accounting import dp_event  # noqa: PLC0415
+
         _one_unit(self.kind, units_per_user)
         return dp_event.UnsupportedDpEvent()
 
@@ -543,11 +552,13 @@ def _uniform_subset(num_units: int, size: int, source: RandomSource) -> Indices:
 def _poisson_event(
     probability: float, noise_multiplier: float, units_per_user: int
 ) -> dp_accounting.DpEvent:
+    import dp_accounting  # noqa: PLC0415
+
     if units_per_user == 1:
         return dp_accounting.PoissonSampledDpEvent(
             probability, dp_accounting.GaussianDpEvent(noise_multiplier)
         )
-    return dp_event.MixtureOfGaussiansDpEvent(
+    return dp_accounting.dp_event.MixtureOfGaussiansDpEvent(
         noise_multiplier,
         list(range(units_per_user + 1)),
         binomial_probabilities(units_per_user, probability),
@@ -603,5 +614,5 @@ def binomial_probabilities(trials: int, probability: float) -> list[float]:
         >>> [round(value, 6) for value in binomial_probabilities(2, 0.5)]
         [0.25, 0.5, 0.25]
     """
-    pmf = stats.binom.pmf(np.arange(trials + 1), trials, probability)
+    pmf = scipy.stats.binom.pmf(np.arange(trials + 1), trials, probability)
     return [float(value) for value in pmf / math.fsum(pmf)]

@@ -140,6 +140,20 @@ def test_no_files_import_each_other_in_a_circle() -> None:
     TopologicalSorter(graph).prepare()  # a CycleError names the circle
 
 
+def test_a_worker_does_not_wait_for_the_accounting() -> None:
+    """Only the server accounts and draws; each worker, a process of its own, would load it too."""
+    left = [name for name in MODULES if name.startswith("fedsim.clients.")]
+    left.remove("fedsim.clients.personalisation")  # an analysis, which the server makes
+    reached: set[str] = set()
+    while left:
+        if (name := left.pop()) not in reached:
+            reached.add(name)
+            left += imported_at_once(MODULES[name])
+    assert {"fedsim.clients.app", "fedsim.materials", "fedsim.sampling"} <= reached
+    slow = re.compile(r"^(from|import) (dp_accounting|scipy\.)|^from scipy import", re.MULTILINE)
+    assert not {name for name in reached if slow.search(MODULES[name].read_text(encoding="utf-8"))}
+
+
 @pytest.mark.parametrize("package", ["fedsim.clients", "fedsim.data"])
 def test_no_folders_of_a_package_import_each_other_in_a_circle(package: str) -> None:
     """A folder and the files of its parent count as two: one of them stands below the other."""

@@ -16,8 +16,7 @@ from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils.hub import cached_file
 
-from fedsim.accounting.promise import GIVEN, ORIGIN, verify
-from fedsim.accounting.promise import NAME as PROMISE
+from fedsim.accounting import GIVEN, PROMISE
 from fedsim.clients.models.chat import ChatEncoder
 from fedsim.clients.models.cpu_kernels import fuse_activations, onednn_products
 from fedsim.clients.models.dropout import install_dropout
@@ -321,6 +320,8 @@ def _earlier_training(config: ModelConfig) -> Iterator[str]:
         folder, shown = _folder(start), shown_name(start)
         given, unfinished = folder / GIVEN, folder.parent / "ledger.json"
         if (folder / PROMISE).exists():
+            from fedsim.accounting.promise import verify  # noqa: PLC0415  (scipy and more)
+
             try:
                 earlier = verify(folder)
             except ConfigError:
@@ -356,6 +357,8 @@ def _folder(start: str) -> Path:
 
 def _quoted(shown: str, earlier: Mapping[str, Any]) -> Iterator[str]:
     """Yield what a start promises, and what it says of its own start."""
+    from fedsim.accounting.promise import ORIGIN  # noqa: PLC0415
+
     yield (
         f"{shown!r} has a promise of its own, and where the people are the same both count, "
         f"added up: {earlier['statement']}"

@@ -9,3 +9,10 @@ statement.py     an ε with everything that it must be said with, in words and a
 
 Imports the mechanism's values (`sampling`, `clip_policy`), never `data`, `runner` or `report`.
 """
+
+PROMISE = "privacy.json"
+"""A model's promise, beside its weights: see promise.py. Who only looks for it loads nothing."""
+
+GIVEN = "given.json"
+"""Beside weights that were given from Python and are not those of the folder that they were opened
+from: the folder's name, and what it promises."""

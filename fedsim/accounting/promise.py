@@ -27,6 +27,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from fedsim.accounting import PROMISE
 from fedsim.accounting.accountants import epsilon_of_composition
 from fedsim.accounting.events import Composition, RoundCost
 from fedsim.accounting.statement import PrivacyTerms
@@ -34,10 +35,7 @@ from fedsim.errors import ConfigError
 from fedsim.sampling import Relation
 from fedsim.utils.json_text import is_count, read_json
 
-NAME = "privacy.json"
-GIVEN = "given.json"
-"""Beside weights that were given from Python and are not those of the folder that they were opened
-from: its name, and what it promises."""
+NAME = PROMISE
 ORIGIN = "Vocabulary and starting point: "
 """How the assumption begins that says where training started, and quotes that start's promise."""
 

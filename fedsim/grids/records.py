@@ -21,9 +21,8 @@ from pydantic import BaseModel, ConfigDict
 from fedsim.config import ModelConfig, Precision
 from fedsim.data.config import DataConfig
 from fedsim.estimators import WeightedSum
-from fedsim.execution import Keys
+from fedsim.execution import Keys, TaskSpec
 from fedsim.materials import loader_name
-from fedsim.plan import TaskSpec
 from fedsim.registry import distributions
 from fedsim.tensors import Tensors
 from fedsim.utils.json_text import is_count

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import numpy.typing as npt
 
 from fedsim.data.selection import window_tokens
 from fedsim.execution import Keys
 from fedsim.materials import Materials
-from fedsim.plan import RoundPlan
+
+if TYPE_CHECKING:  # a worker makes no plan, and waits for none of the accounting behind one
+    from fedsim.plan import RoundPlan
 
 
 def unit_tokens(plan: RoundPlan, materials: Materials) -> npt.NDArray[np.int64]:

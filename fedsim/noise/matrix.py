@@ -29,7 +29,7 @@ from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
-from scipy import optimize, signal, special
+import scipy  # its parts load when they are used: a worker needs none of them
 
 Array = npt.NDArray[np.float64]
 
@@ -171,11 +171,11 @@ def banded_matrix(rounds: int, bands: int) -> NoiseMatrix:
 
     def objective(tail: Array) -> tuple[float, Array]:
         column = np.concatenate([[1.0], tail])
-        inverse = signal.lfilter([1.0], column, _impulse(rounds))
+        inverse = scipy.signal.lfilter([1.0], column, _impulse(rounds))
         sums = np.cumsum(inverse)
         error, length = _mean_square(sums), float(column @ column)
         # d(sums) = -(sums * inverse) shifted by the entry's place.
-        weighted, moved = sums * _left(rounds), signal.lfilter([1.0], column, sums)
+        weighted, moved = sums * _left(rounds), scipy.signal.lfilter([1.0], column, sums)
         slope = np.array(
             [-2.0 * float(weighted[j:] @ moved[: rounds - j]) for j in range(1, bands)]
         )
@@ -203,7 +203,7 @@ def buffered_matrix(rounds: int, separation: int, buffers: int) -> NoiseMatrix:
         raise ValueError(f"buffers = {buffers}: give an integer from 1 to 6")
 
     def objective(point: Array) -> tuple[float, Array]:
-        weights, decays = np.exp(point[:buffers]), special.expit(point[buffers:])
+        weights, decays = np.exp(point[:buffers]), scipy.special.expit(point[buffers:])
         powers = decays[:, None] ** np.arange(rounds - 1)
         column = np.concatenate([[1.0], weights @ powers])
         # 1/C as a ratio of polynomials: C = 1 + Σ αᵢ x/(1 - λᵢ x).
@@ -212,12 +212,12 @@ def buffered_matrix(rounds: int, separation: int, buffers: int) -> NoiseMatrix:
             weight * np.concatenate([[0.0], np.atleast_1d(np.poly(np.delete(decays, i)))])
             for i, weight in enumerate(weights)
         )
-        sums = np.cumsum(signal.lfilter(below, above, _impulse(rounds)))
+        sums = np.cumsum(scipy.signal.lfilter(below, above, _impulse(rounds)))
         moved = _columns(column, separation)
         error, length = _mean_square(sums), float(moved @ moved)
         if not math.isfinite(error * length):
             return 700.0, np.zeros_like(point)
-        behind = signal.lfilter(below, above, sums)
+        behind = scipy.signal.lfilter(below, above, sums)
         slope = -2.0 / error * _correlated(sums * _left(rounds), behind)
         for first in range(0, rounds, separation):
             slope[: rounds - first] += 2.0 / length * moved[first:]
@@ -229,7 +229,7 @@ def buffered_matrix(rounds: int, separation: int, buffers: int) -> NoiseMatrix:
     # Decays spread from a half to the run's length; weights as of the square root of prefix sums.
     spans = np.geomspace(2.0, max(4.0, rounds), buffers)
     powers = (1.0 - 1.0 / spans) ** np.arange(max(rounds, 2) - 1)[:, None]
-    weights, _ = optimize.nnls(powers, _square_root(max(rounds, 2))[1:])
+    weights, _ = scipy.optimize.nnls(powers, _square_root(max(rounds, 2))[1:])
     start = np.concatenate([np.log(np.maximum(weights, 1e-2)), np.log(spans - 1.0)])
     bounds = [(-20.0, 10.0)] * buffers + [(-10.0, 12.0)] * buffers
     point = _least(objective, start, bounds)
@@ -238,7 +238,7 @@ def buffered_matrix(rounds: int, separation: int, buffers: int) -> NoiseMatrix:
         rounds,
         separation,
         tuple(_rounded(np.exp(point[:buffers]))),
-        tuple(1.0 - short for short in _rounded(special.expit(-point[buffers:]))),
+        tuple(1.0 - short for short in _rounded(scipy.special.expit(-point[buffers:]))),
     )
 
 
@@ -247,7 +247,7 @@ def _least(
     start: Array,
     bounds: list[tuple[float, float]] | None = None,
 ) -> Array:
-    found = optimize.minimize(
+    found = scipy.optimize.minimize(
         objective,
         start,
         jac=True,
@@ -269,7 +269,7 @@ def _columns(column: Array, separation: int) -> Array:
 
 def _correlated(one: Array, other: Array) -> Array:
     """Return Σ_(s >= j) one[s]·other[s - j] for every j."""
-    correlated: Array = signal.fftconvolve(one[::-1], other)[: len(one)][::-1]
+    correlated: Array = scipy.signal.fftconvolve(one[::-1], other)[: len(one)][::-1]
     return correlated
 
 
@@ -290,7 +290,7 @@ def _moved(column: Array, separation: int) -> float:
 def _inverse(column: Array) -> Array:
     """Return the first column of C⁻¹, by forward substitution."""
     last = int(np.flatnonzero(column)[-1]) + 1
-    inverse: Array = signal.lfilter([1.0], column[:last], _impulse(len(column)))
+    inverse: Array = scipy.signal.lfilter([1.0], column[:last], _impulse(len(column)))
     return inverse
 
 

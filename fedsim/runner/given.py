@@ -24,8 +24,8 @@ from uuid import UUID
 
 import numpy as np
 
-from fedsim.accounting.promise import GIVEN, verify
-from fedsim.accounting.promise import NAME as PROMISE
+from fedsim.accounting import GIVEN, PROMISE
+from fedsim.accounting.promise import verify
 from fedsim.config import Config, load_config, parse_config
 from fedsim.errors import ConfigError
 from fedsim.utils import files

@@ -14,7 +14,6 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy import sparse
 
 from fedsim.data.store import Indices, OwnerGraph, TokenStore, ranks, runs
 from fedsim.data.store.keys import hashes, in_order_of
@@ -198,8 +197,10 @@ class _Wanted(NamedTuple):
             return np.ones(len(self.counts))
         of_example = np.repeat(np.arange(len(self.counts)), self.counts)
         shape = len(self.demand), len(self.counts)
+        # Imported by name: only this rule needs it, and its types know no sparse table.
+        sparse: Any = importlib.import_module("scipy.sparse")
+        optimize: Any = importlib.import_module("scipy.optimize")
         table = sparse.csr_matrix((np.ones(len(self.owners)), (self.owners, of_example)), shape)
-        optimize: Any = importlib.import_module("scipy.optimize")  # its types know no sparse table
         found = optimize.linprog(
             -np.ones(len(self.counts)),
             A_ub=table,

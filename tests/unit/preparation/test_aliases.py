@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from fedsim.data.preparation.prepare import Prepared
+from fedsim.data.sources.records import RawRecord
 from fedsim.errors import ConfigError
 from tests.unit.preparation.preparation_samples import prepare, step
 
@@ -25,6 +27,34 @@ def test_aliases_become_the_person(tmp_path: Path, kind: str) -> None:
     kept, dropped = prepare(ROWS, step("merge-users", file=str(file)))
     assert kept == [("ann", "1"), ("ann", "2"), ("b@work.org", "3")]
     assert dropped == {}
+
+
+def test_owners_are_renamed_with_users(tmp_path: Path) -> None:
+    """Else one person would be two owners, each with a guarantee that leaves the other out."""
+    (tmp_path / "aliases.json").write_text(json.dumps({"a@home.org": "ann", "a@work.org": "ann"}))
+    merge = step("merge-users", file=str(tmp_path / "aliases.json"))
+    mails = [RawRecord("b", "1", {}, ("a@home.org", "c", "a@work.org"))]
+    assert next(Prepared(mails, [merge]).stream).owners == ("ann", "c")
+    lower = step("user-name", transform="lower-case")
+    mails = [RawRecord("B", "1", {}, ("Ann", "ANN"))]
+    assert next(Prepared(mails, [lower]).stream)[::3] == ("b", ("ann",))
+
+
+def test_owners_of_mails_and_threads() -> None:
+    columns = {"to": "Bob <bob@x.org>, cy@x.org", "cc": ["BOB@x.org"], "bcc": None}
+    mails = [RawRecord("ann@x.org", "1", columns, ("dee",))]
+    read = list(Prepared(mails, [step("receivers")]).stream)
+    assert read[0].owners == ("dee", "bob@x.org", "cy@x.org")
+    threads = [("ann", "t1"), ("bob", "t1"), ("ann", 2), ("cy", None), ("dee", None)]
+    posts = [RawRecord(user, "x", {"thread": thread}) for user, thread in threads]
+    read = list(Prepared(posts, [step("participants", column="thread")]).stream)
+    assert [set(record.owners) for record in read] == [
+        {"ann", "bob"},
+        {"ann", "bob"},
+        {"ann"},
+        set(),
+        set(),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,6 @@ ELS: dict[str, dict[str, Any]] = {
     "data": {"owners_column": "readers", "held_out_users": 0.1},
     "strategy": {"name": "els", "cohort_size": None, "batch_size": 8, "group_size": 2},
 }
-LISTENER = "reader-0"
 
 
 def _rows() -> list[Row]:
@@ -124,8 +123,14 @@ def test_exchanging_what_an_owner_co_owns_moves_only_that(
     selection: str, mails: Path, tmp_path: Path
 ) -> None:
     """The same pool, the same split, and other gradients of K examples at the most."""
-    other = _write(tmp_path / "other.jsonl", _exchanged(_rows(), LISTENER))
     strategy = {"selection": selection, "group_size": 3}
+    materials, plan = _plan(mails, strategy=strategy)
+    graph = materials.store.graph
+    assert graph is not None
+    owner = max(owner for owner in _owned(materials, plan) if owner >= materials.store.num_users)
+    names = (materials.store.path / OWNERS).read_text(encoding="utf-8").splitlines()
+    listener = json.loads(names[owner - materials.store.num_users])
+    other = _write(tmp_path / "other.jsonl", _exchanged(_rows(), listener))
     updates, pools, splits = [], [], []
     for source in (mails, other):
         materials, plan = _plan(source, strategy=strategy)
@@ -141,10 +146,6 @@ def test_exchanging_what_an_owner_co_owns_moves_only_that(
         for key, one, two in zip(pools[0], *updates, strict=True)
         if any(not torch.equal(one.values[name], two.values[name]) for name in one.values)
     }
-    graph = materials.store.graph
-    assert graph is not None
-    names = (materials.store.path / OWNERS).read_text(encoding="utf-8").split()
-    owner = materials.store.num_users + names.index(json.dumps(LISTENER))
     assert moved == set(pools[0]) & set(graph.examples_of(owner).tolist())
     assert 0 < len(moved) <= 3
 

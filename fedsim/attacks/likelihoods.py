@@ -32,7 +32,7 @@ class Likelihoods:
 
     Attributes:
         store: where the examples are.
-        examples: indices of the store, int64.
+        examples: indices of the store, int64; one that comes again is not scored again.
         folder: where scores are kept.
     """
 
@@ -52,24 +52,28 @@ class Likelihoods:
         Raises:
             ConfigError: a log-likelihood is not finite: no statistic could be made of it.
         """
-        path = self.folder / f"{self._key(model, parameters, base)}.safetensors"
-        scores = _read(path, len(self.examples))
+        _, first, numbers = np.unique(self.examples, return_index=True, return_inverse=True)
+        order = np.argsort(first)
+        examples = self.examples[first[order]]
+        path = self.folder / f"{self._key(model, parameters, base, examples)}.safetensors"
+        scores = _read(path, len(examples))
         if scores is None:
-            scores = score_examples(model, parameters, self.store, self.examples)
+            scores = score_examples(model, parameters, self.store, examples)
             write_atomically(path, _written(scores))
         if not np.isfinite(scores.nats).all():
             raise ConfigError(
                 f"{model.name}: {int((~np.isfinite(scores.nats)).sum())} of "
-                f"{len(self.examples)} log-likelihoods are not finite: the model diverged, and "
+                f"{len(examples)} log-likelihoods are not finite: the model diverged, and "
                 "there is nothing to attack"
             )
-        return scores
+        places = np.argsort(order)[numbers]
+        return ExampleScores(scores.nats[places], scores.correct[places], scores.tokens[places])
 
-    def _key(self, model: LanguageModel, parameters: Tensors, base: str) -> str:
+    def _key(self, model: LanguageModel, parameters: Tensors, base: str, examples: Indices) -> str:
         identity = [_VERSION, base, model.tokenizer_fingerprint, self.store.manifest["sha256"]]
         digest = hashlib.sha256(json.dumps(identity).encode())
         digest.update(parameters_digest(parameters).encode())
-        digest.update(self.examples.tobytes())
+        digest.update(examples.tobytes())
         return digest.hexdigest()
 
 

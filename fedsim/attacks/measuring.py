@@ -73,7 +73,7 @@ def measure_group(
     """Attack the users of both sides.
 
     Args:
-        name: "users" or "canaries".
+        name: "users", "canaries" or "listeners".
         sides: who is attacked; all of them have `max(samples)` samples.
         ratios: of the users that `sides` has the indices of.
         samples: how many of each user's samples the attacker uses; the largest is the headline.

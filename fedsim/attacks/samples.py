@@ -3,6 +3,9 @@
 Kandpal et al. 2023, D.1. Members are users of the training set, and what the attacker has of them
 is their held-out examples. Of the users who were never trained on, the attacker has what the same
 rule would have held out: with more of them, their scores would vary less for that reason alone.
+
+Where texts have several owners, a listener is an owner who wrote nothing. What the attacker has of
+a listener is what the same rule holds out of others' texts, as far as the listener co-owns them.
 """
 
 from __future__ import annotations
@@ -28,16 +31,25 @@ class AttackSamples:
     """Every user's samples that an attacker may have, in the order in which it gets them.
 
     Attributes:
-        users: indices of the store, int64, ascending; those with at least one sample.
+        users: indices of the store, int64, ascending; those with at least one sample. Listeners
+            have numbers from the store's number of users on, as in its owner graph.
         offsets: (users + 1,) int64: user i has samples[offsets[i] : offsets[i + 1]].
         samples: examples of the store, int64; a user's are in an order drawn from the seed.
-        member: (users,) whether the user was trained on.
+        trained: everyone whose text was trained on, int64, ascending; with samples or without.
+        held_out: the same of those who are held out. Where texts have several owners, some are on
+            neither side, and have no samples: others of their owners kept all their texts out.
     """
 
     users: Indices
     offsets: Indices
     samples: Indices
-    member: npt.NDArray[np.bool_]
+    trained: Indices
+    held_out: Indices
+
+    @property
+    def member(self) -> npt.NDArray[np.bool_]:
+        """Whether each user was trained on, (users,)."""
+        return np.isin(self.users, self.trained)
 
     @property
     def counts(self) -> Indices:
@@ -55,8 +67,19 @@ class MemberSplit:
     left_out_out: int
 
 
-def known_samples(store: TokenStore, split: Split, data: DataConfig, seed: int) -> AttackSamples:
-    """Return what an attacker may know of every user; `seed` is what the run was split by."""
+def known_samples(
+    store: TokenStore, split: Split, data: DataConfig, seed: int, pooled: Indices | None = None
+) -> AttackSamples:
+    """Return what an attacker may know of every user.
+
+    Args:
+        store: of the run.
+        split: of the store.
+        data: how it was split.
+        seed: what it was split by.
+        pooled: the examples that rounds drew from, None for all training examples; read where texts
+            have several owners.
+    """
     everyone = split_store(
         store,
         seed,
@@ -67,18 +90,33 @@ def known_samples(store: TokenStore, split: Split, data: DataConfig, seed: int) 
     )
     samples = everyone.held_out_examples
     whose = owners(store, samples)
+    trained, held_out = split.users, split.held_out_users
+    if (graph := store.graph) is not None:
+        examples = split.train_examples if pooled is None else pooled
+        trained, held_out = np.flatnonzero(graph.degrees(examples)), split.held_out_owners
+        counts, co_owners = graph.of(samples)
+        samples, writer = np.repeat(samples, counts), np.repeat(whose, counts)
+        asked = (co_owners == writer) | (co_owners >= graph.num_users)
+        asked &= np.isin(co_owners, np.concatenate([trained, held_out]))
+        samples, whose = samples[asked], co_owners[asked]
     order = np.lexsort((hashes(base(seed, "attack", 0), store.example_keys[samples]), whose))
     users, counts = np.unique(whose, return_counts=True)
     return AttackSamples(
         users=users,
         offsets=np.concatenate(([0], np.cumsum(counts))).astype(np.int64),
         samples=samples[order],
-        member=np.isin(users, split.users),
+        trained=trained,
+        held_out=held_out,
     )
 
 
-def choose_sides(known: AttackSamples, split: Split, group: Indices, samples: int) -> MemberSplit:
-    """Return the users of a group (store indices) who have at least `samples` samples.
+def choose_sides(known: AttackSamples, group: Indices, samples: int) -> MemberSplit:
+    """Return the users of a group who have at least `samples` samples.
+
+    Args:
+        known: everyone's samples.
+        group: numbers as in `known.users`, int64.
+        samples: at least 1.
 
     Raises:
         ConfigError: fewer than two of them on a side; the message says how many there are.
@@ -98,8 +136,8 @@ def choose_sides(known: AttackSamples, split: Split, group: Indices, samples: in
     return MemberSplit(
         inside,
         outside,
-        left_out_in=len(np.intersect1d(split.users, group)) - len(inside),
-        left_out_out=len(np.intersect1d(split.held_out_users, group)) - len(outside),
+        left_out_in=len(np.intersect1d(known.trained, group)) - len(inside),
+        left_out_out=len(np.intersect1d(known.held_out, group)) - len(outside),
     )
 
 

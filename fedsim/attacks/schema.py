@@ -45,13 +45,13 @@ class Curve(Record):
 
 
 class Group(Record):
-    """An attack on some users: the real ones, or the planted ones.
+    """An attack on some users: the real ones, the planted ones, or owners who wrote nothing.
 
     The first of `measured` is what the attack is known by. All of them are about the same users:
     those with enough samples for the largest number of samples.
     """
 
-    name: Literal["users", "canaries"]
+    name: Literal["users", "canaries", "listeners"]
     users_in: Count
     users_out: Count
     left_out_in: Count

@@ -1,7 +1,8 @@
 """User inference on a finished run (Kandpal et al. 2023): was a user's text trained on?
 
 The attacker has a few texts of a user, none of which was trained on, and compares their likelihood
-under the trained model with that under a reference.
+under the trained model with that under a reference. Where texts have several owners, those who
+wrote nothing are attacked as a group of their own: listeners.
 """
 
 from __future__ import annotations
@@ -21,17 +22,24 @@ from fedsim.attacks.measuring import (
     rank_correlation,
 )
 from fedsim.attacks.roc import auroc_bound
-from fedsim.attacks.samples import choose_sides, default_samples, known_samples
+from fedsim.attacks.samples import (
+    FEWEST_USERS,
+    AttackSamples,
+    choose_sides,
+    default_samples,
+    known_samples,
+)
 from fedsim.attacks.schema import AttackReport, Bound, Checkpoint, Group
 from fedsim.config import Config, ModelConfig
-from fedsim.data.split import Split
-from fedsim.data.store import Indices
+from fedsim.data.store import Indices, TokenStore
 from fedsim.errors import ConfigError
 from fedsim.language_model import LanguageModel
 from fedsim.materials import Materials, load_materials, load_model
+from fedsim.plan import RoundPlan
 from fedsim.report.schema import Privacy, RunReport, load_report
 from fedsim.runner.checkpoint import load_checkpoint
 from fedsim.runner.folder import RunFolder
+from fedsim.strategy import build_plan
 from fedsim.tensors import parameters_digest
 
 NOTE = (
@@ -69,12 +77,11 @@ def attack_run(
     data_seed = folder.data_seed(config)
     materials = load_materials(config.seed, config.data, config.model, device, data_seed)
     split, store = materials.split, materials.store
-    groups = _groups(split, store.num_users, config)
-    known = known_samples(store, split, config.data, data_seed)
+    pooled = None if store.graph is None else _pooled(build_plan(config, materials))
+    known = known_samples(store, split, config.data, data_seed, pooled)
+    groups = _groups(known, split.canaries, store, config)
     numbers = list(samples) or default_samples(known, groups.values())
-    sides = {
-        name: choose_sides(known, split, group, max(numbers)) for name, group in groups.items()
-    }
+    sides = {name: choose_sides(known, group, max(numbers)) for name, group in groups.items()}
     likelihoods = Likelihoods(store, known.samples, folder.path / "attack" / "likelihoods")
     start = _model(_starting_point(config), config, device)
     compared = start if reference is None else _reference(reference, config, materials)
@@ -139,15 +146,28 @@ def _finished(run_dir: Path) -> RunReport:
     return load_report(run_dir)
 
 
-def _groups(split: Split, num_users: int, config: Config) -> dict[str, Indices]:
-    """Return the users that are attacked together: the real ones, and the canaries."""
-    everyone = np.arange(num_users)
-    groups = {"users": np.setdiff1d(everyone, split.canaries), "canaries": split.canaries}
+def _pooled(plan: RoundPlan) -> Indices | None:
+    """Return the examples that the rounds of a plan draw from; None where they draw users."""
+    return plan.pool if plan.unit == "example" else None
+
+
+def _groups(
+    known: AttackSamples, canaries: Indices, store: TokenStore, config: Config
+) -> dict[str, Indices]:
+    """Return who is attacked together: real users, canaries, and owners who wrote nothing.
+
+    The last are attacked only if enough of them on either side have a sample: a text with one
+    listener is no reason not to attack its users.
+    """
+    everyone = np.arange(store.num_users)
+    groups = {"users": np.setdiff1d(everyone, canaries), "canaries": canaries}
     usable = {
-        name: group
-        for name, group in groups.items()
-        if len(np.intersect1d(group, split.held_out_users))
+        name: group for name, group in groups.items() if len(np.intersect1d(group, known.held_out))
     }
+    silent = known.users >= store.num_users
+    sides = (known.member[silent], ~known.member[silent])
+    if store.graph is not None and min(map(np.sum, sides)) >= FEWEST_USERS:
+        usable["listeners"] = np.arange(store.num_users, store.graph.num_owners)
     if not usable:
         raise ConfigError(
             f"data.held_out_users = {config.data.held_out_users}: the run held no user out, so "

@@ -9,7 +9,6 @@ import pytest
 
 from fedsim.attacks.samples import AttackSamples, choose_sides, default_samples, known_samples
 from fedsim.config import load_config
-from fedsim.data.split import Split
 from fedsim.errors import ConfigError
 from fedsim.evaluation.scoring import owners
 from fedsim.materials import load_materials
@@ -32,7 +31,7 @@ def test_nobody_is_attacked_with_what_was_trained_on(attacked: Path) -> None:
     assert np.array_equal(known.counts, expected)
 
 
-def sample(counts_in: list[int], counts_out: list[int]) -> tuple[AttackSamples, Split, np.ndarray]:
+def sample(counts_in: list[int], counts_out: list[int]) -> tuple[AttackSamples, np.ndarray]:
     """Return users with so many samples each; a count of 0 is a user without one."""
     counts = np.array([*counts_in, *counts_out], np.int64)
     users = np.arange(len(counts))
@@ -41,38 +40,37 @@ def sample(counts_in: list[int], counts_out: list[int]) -> tuple[AttackSamples, 
         users=users[some],
         offsets=np.concatenate(([0], np.cumsum(counts[some]))).astype(np.int64),
         samples=np.arange(counts.sum()),
-        member=(users < len(counts_in))[some],
+        trained=users[: len(counts_in)],
+        held_out=users[len(counts_in) :],
     )
-    empty = np.zeros(0, np.int64)
-    split = Split(users[: len(counts_in)], users[len(counts_in) :], empty, empty, empty)
-    return known, split, users
+    return known, users
 
 
 def test_users_with_too_few_are_left_out_and_counted() -> None:
-    known, split, everyone = sample([3, 1, 5, 0], [4, 4, 2, 0, 0])
-    sides = choose_sides(known, split, everyone, 3)
+    known, everyone = sample([3, 1, 5, 0], [4, 4, 2, 0, 0])
+    sides = choose_sides(known, everyone, 3)
     assert known.users[sides.inside].tolist() == [0, 2]
     assert known.users[sides.outside].tolist() == [4, 5]
     assert (sides.left_out_in, sides.left_out_out) == (2, 3)
 
 
 def test_the_error_says_how_many_remain_and_what_would_do() -> None:
-    known, split, everyone = sample([3, 1, 5], [4, 4, 2])
+    known, everyone = sample([3, 1, 5], [4, 4, 2])
     with pytest.raises(ConfigError, match=r"--samples 4: 1 trained and 2 held-out .* at most 3"):
-        choose_sides(known, split, everyone, 4)
+        choose_sides(known, everyone, 4)
     with pytest.raises(ConfigError, match=r"1 trained and 3 held-out .* hold out more"):
         choose_sides(*sample([1], [1, 1, 1]), 1)
 
 
 def test_only_the_group_is_attacked() -> None:
-    known, split, _ = sample([3, 3, 3], [3, 3, 3])
-    sides = choose_sides(known, split, np.array([1, 2, 4, 5]), 2)
+    known, _ = sample([3, 3, 3], [3, 3, 3])
+    sides = choose_sides(known, np.array([1, 2, 4, 5]), 2)
     assert known.users[sides.inside].tolist() == [1, 2]
     assert known.users[sides.outside].tolist() == [4, 5]
     assert (sides.left_out_in, sides.left_out_out) == (0, 0)
 
 
 def test_by_default_half_of_both_sides_have_enough() -> None:
-    known, _, everyone = sample([9, 9, 9, 1], [5, 4, 4, 1])
+    known, everyone = sample([9, 9, 9, 1], [5, 4, 4, 1])
     assert default_samples(known, [everyone]) == [1, 2, 4]
     assert default_samples(known, [everyone, np.array([3, 7])]) == [1]

@@ -12,11 +12,12 @@ from fedsim.accounting.accountants import choose, epsilon
 from fedsim.accounting.calibration import calibrate_noise_multiplier
 from fedsim.audit.bounds import LowerBound, bound_from_scores
 from fedsim.audit.replicas import Replicas
+from fedsim.audit.worst_graph import listeners_share
 from fedsim.clipping import FlatClip
 from fedsim.estimators import FixedDenominator
 from fedsim.noise import INDEPENDENT, NoiseMatrix, banded_matrix, buffered_matrix
 from fedsim.plan import RoundPlan, TaskSpec
-from fedsim.sampling import BalancedSampling, CyclicSampling, PoissonSampling, Sampling
+from fedsim.sampling import BalancedSampling, CyclicSampling, PoissonSampling, Relation, Sampling
 from fedsim.server_optimizer import ServerOptimizer
 
 BLOCK = 125_000  # targets a run: enough to hide what a round costs, few enough for the caches
@@ -30,11 +31,13 @@ class Setting:
     """A mechanism to audit: what a strategy's plan would hold.
 
     Attributes:
-        strategy: "uls" or "els", for the table.
+        strategy: "uls" or "els", for the table, and whether texts have several owners.
         sampling: of units.
         units_per_user: 1, or the group size of ELS.
         rounds: releases that the attacker sees.
         matrix: what correlates the noise.
+        relation: of the claim. Under a fixed graph the target's units are not counted but found:
+            what bounding leaves of a listener's texts (`worst_graph`).
     """
 
     strategy: str
@@ -42,6 +45,14 @@ class Setting:
     units_per_user: int
     rounds: int
     matrix: NoiseMatrix = INDEPENDENT
+    relation: Relation = Relation.ADD_OR_REMOVE
+
+    @property
+    def target_units(self) -> int:
+        """How many units of the target there are, whatever the plan claims."""
+        if self.relation is not Relation.FIXED_GRAPH:
+            return self.units_per_user
+        return len(listeners_share(self.units_per_user)[1])
 
     def plan(self, target_epsilon: float, delta: float) -> RoundPlan:
         """Return a plan whose rounds together are calibrated to (target_epsilon, delta)."""
@@ -51,6 +62,7 @@ class Setting:
             rounds=self.rounds,
             epsilon=target_epsilon,
             delta=delta,
+            relation=self.relation,
         )
         return RoundPlan(
             strategy=self.strategy,
@@ -65,12 +77,14 @@ class Setting:
             optimizer=ServerOptimizer("sgd", 1.0),
             entropy="seeded",
             matrix=self.matrix,
+            relation=self.relation,
         )
 
 
 SETTINGS = (
     Setting("uls", PoissonSampling(0.5), 1, 2),
     Setting("els", PoissonSampling(0.5), 4, 1),
+    Setting("els, co-owned", PoissonSampling(0.5), 2, 2, relation=Relation.FIXED_GRAPH),
     Setting("uls", BalancedSampling(4, 2), 1, 4),
     Setting("uls", CyclicSampling(6, 2, 0.5), 1, 6, banded_matrix(6, 2)),
     Setting("uls", CyclicSampling(6, 2, 1.0), 1, 6, buffered_matrix(6, 2, 2)),
@@ -128,6 +142,7 @@ def audit_mechanism(
     confidence: float = 0.95,
     seed: int = 0,
     block: int = BLOCK,
+    target_units: int | None = None,
 ) -> MechanismAudit:
     """Simulate `trials` runs of the plan's real rounds with the target in, and as many without.
 
@@ -140,12 +155,13 @@ def audit_mechanism(
         confidence: of the bound.
         seed: of the whole audit.
         block: trials that share a round.
+        target_units: of the target; None for as many as the plan claims.
 
     Raises:
         ValueError: a plan that `Replicas` or the likelihood ratio is not made for.
         ConfigError: the accountant refuses the plan, or a level out of range.
     """
-    replicas = Replicas(plan, min(block, trials))
+    replicas = Replicas(plan, min(block, trials), target_units)
     runs = [
         replicas.scores(rounds, _seed(seed, number))
         for number in range(-(-trials // min(block, trials)))
@@ -156,7 +172,7 @@ def audit_mechanism(
         strategy=plan.strategy,
         sampler=plan.sampling.of(f"{plan.unit}s") + _noise(plan.matrix),
         sampling_probability=plan.sampling.probability,
-        units_per_user=plan.units_per_user,
+        units_per_user=replicas.target_units,
         rounds=rounds,
         noise_multiplier=plan.noise_multiplier,
         trials=trials,
@@ -185,10 +201,18 @@ def audit_settings(
     """Return, for each setting and ε, that many audits with fresh randomness."""
     return [
         [
-            audit_mechanism(plan, setting.rounds, delta=delta, trials=trials, seed=repetition)
+            audit_mechanism(
+                plan,
+                setting.rounds,
+                delta=delta,
+                trials=trials,
+                seed=repetition,
+                target_units=units,
+            )
             for repetition in range(repetitions)
         ]
         for setting in settings
+        for units in [setting.target_units]
         for plan in [setting.plan(target, delta) for target in epsilons]
     ]
 

@@ -37,29 +37,30 @@ class Replicas:
         plan: whose sampling, clip, estimator and noise are audited; pool, optimizer and seed are
             the audit's own.
         num_targets: pairs of trials a run.
+        target_units: units of a target; None for as many as the plan claims.
 
     Raises:
         ValueError: a denominator that depends on who was drawn: targets would not be independent.
     """
 
-    def __init__(self, plan: RoundPlan, num_targets: int) -> None:
+    def __init__(self, plan: RoundPlan, num_targets: int, target_units: int | None = None) -> None:
         if not plan.clip_policy.constant:
             raise ValueError("clip: moves from round to round; replicas need one that stays")
         if plan.estimator.kind != "fixed":
             raise ValueError(f'estimator.kind = {plan.estimator.kind!r}: replicas need "fixed"')
-        self._per_target = plan.units_per_user
+        self.target_units = plan.units_per_user if target_units is None else target_units
         self._coordinates = 2 * num_targets
         self._targets = num_targets
         self._added = planted_unit(plan.clip)
         self._parameters = {
             name: torch.zeros(self._coordinates, dtype=torch.float64) for name in self._added
         }
-        everybody = np.arange(num_targets * plan.units_per_user, dtype=np.int64)
+        everybody = np.arange(num_targets * self.target_units, dtype=np.int64)
         self._plan = stepping_by_release(replace(plan, pool=everybody))
 
     def clipped_sum(self, parameters: Tensors, cohort: Keys, clip: Clip, round: int) -> WeightedSum:
         """Return the sum over the drawn units: units of one target share its coordinate."""
-        drawn = np.bincount(cohort // self._per_target, minlength=self._coordinates)
+        drawn = np.bincount(cohort // self.target_units, minlength=self._coordinates)
         values = {
             name: torch.from_numpy(drawn * float(added)) for name, added in self._added.items()
         }

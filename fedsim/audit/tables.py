@@ -14,7 +14,8 @@ from fedsim.audit.mechanism import MechanismAudit
 Repeated = Sequence[Sequence[MechanismAudit]]
 TERMS = (
     "Unit: user; relation: add-or-remove-one user. Bounds are lower bounds with 95 % confidence, "
-    "by exact binomial limits (Clopper and Pearson), at the same δ as the claim."
+    "by exact binomial limits (Clopper and Pearson), at the same δ as the claim. Where texts are "
+    "co-owned, unit: owner; relation: fixed-graph; the target is an owner who wrote nothing."
 )
 _TOLERATED = 0.05  # of the repetitions may exceed the claim at 95 % confidence
 

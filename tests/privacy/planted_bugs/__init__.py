@@ -1,4 +1,4 @@
-"""Fifteen planted bugs, each of which the audit or a contract must see.
+"""Twenty planted bugs, each of which the audit or a contract must see.
 
 bugs.py      the bugs, each as small as it shipped somewhere
 game.py      a worst-case pair of data sets for a plan, and scores of its releases

@@ -14,7 +14,7 @@ from tests.privacy.planted_bugs.mutants import Verdict, judge, mutants
 
 def table(verdicts: Sequence[Verdict]) -> Table:
     """Return a row for each deliberate bug."""
-    rows = Table(title="Nineteen deliberate bugs", title_justify="left")
+    rows = Table(title="Twenty deliberate bugs", title_justify="left")
     for head in ("bug", "caught by", "claimed ε", "shown with", "shown without", "δ", "accountant"):
         rows.add_column(head, justify="left" if head in ("bug", "caught by") else "right")
     for verdict in verdicts:

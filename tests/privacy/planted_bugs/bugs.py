@@ -1,4 +1,4 @@
-"""Nineteen ways to lose the guarantee, each as small as people have shipped it.
+"""Twenty ways to lose the guarantee, each as small as people have shipped it.
 
 Nothing here is used by a run: `mutants` puts one at a time into a game and shows that the audit
 sees it.
@@ -6,9 +6,11 @@ sees it.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +20,10 @@ from fedsim.accounting.accountants import epsilon_of_composition
 from fedsim.accounting.events import Composition
 from fedsim.accounting.privacy_filter import RenyiFilter
 from fedsim.clipping import FlatClip, PerLayerClip
+from fedsim.data.bounding import Bounded
+from fedsim.data.selection import pool
+from fedsim.data.split import Split
+from fedsim.data.store import TokenStore
 from fedsim.estimators import FixedDenominator, WeightedSum
 from fedsim.execution import Accumulator, Keys, Update
 from fedsim.noise import NoiseMatrix
@@ -181,6 +187,13 @@ class OneRoundMore(CyclicSampling):
     @property
     def events(self) -> int:
         return -(-(self.rounds - 1) // self.groups)
+
+
+def by_author_alone(split: Split, store: TokenStore, **settings: Any) -> Bounded:  # noqa: ANN401
+    """Pool at most a group size of each author's examples, whoever else owns them."""
+    without_graph = copy.copy(store)
+    without_graph.graph = None
+    return pool(split, without_graph, **settings)
 
 
 def overlapping(cohort: Keys, size: int) -> Iterator[Keys]:

@@ -1,4 +1,4 @@
-"""The audit as a test of ourselves: nineteen deliberate bugs, and how each is seen.
+"""The audit as a test of ourselves: twenty deliberate bugs, and how each is seen.
 
 Each bug is put into a game that is fair to it: a worst-case pair of data sets, a claim by the real
 accountant from the plan as the bug leaves it. The lower bound must exceed the claim with the bug,
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -20,11 +20,13 @@ from fedsim.accounting.accountants import choose, epsilon
 from fedsim.accounting.calibration import calibrate_noise_multiplier
 from fedsim.accounting.privacy_filter import RenyiFilter
 from fedsim.audit.bounds import LowerBound, bound_from_scores
+from fedsim.audit.worst_graph import Pooling, listeners_share
 from fedsim.clipping import FlatClip, PerLayerClip
+from fedsim.data.selection import pool
 from fedsim.estimators import FixedDenominator
 from fedsim.noise import INDEPENDENT, NoiseMatrix, banded_matrix
 from fedsim.plan import RoundPlan, TaskSpec
-from fedsim.sampling import CyclicSampling, PoissonSampling
+from fedsim.sampling import CyclicSampling, PoissonSampling, Relation
 from fedsim.seeding import noise_key
 from fedsim.server_optimizer import ServerOptimizer
 from fedsim.tensors import Tensors
@@ -74,11 +76,20 @@ def make_plan(
     q: float = 1.0,
     rounds: int = 1,
     target: float = 2.0,
+    units_per_user: int = 1,
+    relation: Relation = Relation.ADD_OR_REMOVE,
     **changes: Any,  # noqa: ANN401
 ) -> RoundPlan:
     """Return a plan of `num_units` units whose rounds are calibrated to ε = `target`."""
     law = PoissonSampling(q)
-    noise = calibrate_noise_multiplier(sampling=law, rounds=rounds, epsilon=target, delta=DELTA)
+    noise = calibrate_noise_multiplier(
+        sampling=law,
+        units_per_user=units_per_user,
+        rounds=rounds,
+        epsilon=target,
+        delta=DELTA,
+        relation=relation,
+    )
     fields: dict[str, Any] = {
         "strategy": "uls",
         "unit": "user",
@@ -88,7 +99,8 @@ def make_plan(
         "clip": FlatClip(l2_clip_norm=_NORM),
         "estimator": FixedDenominator(q, total_weight),
         "noise_multiplier": noise,
-        "units_per_user": 1,
+        "units_per_user": units_per_user,
+        "relation": relation,
         "optimizer": ServerOptimizer("sgd", 1.0),
         "entropy": "seeded",
     }
@@ -167,13 +179,7 @@ def mutants() -> list[Mutant]:
     twice = {"num_units": 2, "q": 0.5, "rounds": 2}
     shared = game(make_plan(kind=bugs.SharedStream), LARGE, ASIDE)
     many = make_plan(num_units=9, q=0.5)
-    as_counted = replace(
-        many,
-        units_per_user=8,
-        noise_multiplier=calibrate_noise_multiplier(
-            sampling=many.sampling, units_per_user=8, rounds=1, epsilon=2.0, delta=DELTA
-        ),
-    )
+    as_counted = make_plan(num_units=9, q=0.5, units_per_user=8)
     eight: dict[str, Any] = {"targets": frozenset(range(8))}
     crowd: dict[str, Any] = {"update": LARGE, "other": vector(-10.0, 0.0)}
     tenth = {"num_units": 21, "q": 0.1, "total_weight": 20.0, "target": 1.0}
@@ -252,6 +258,11 @@ def mutants() -> list[Mutant]:
             game(make_plan(kind=bugs.TellsSeed), LARGE, ASIDE),
             the_ledger_does_not_tell_the_noise,
         ),
+        Mutant(
+            "bounding looks at the author alone",
+            _of_listener(pool),
+            _of_listener(bugs.by_author_alone),
+        ),
     ]
 
 
@@ -322,6 +333,24 @@ def _in_front(kind: type[ChoosingExecutor]) -> Game:
         key: vector(10.0 * sign, 0.0) for key, sign in zip(plan.pool.tolist(), signs, strict=True)
     }
     return Game(kind(plan, updates), frozenset({0}))
+
+
+def _of_listener(pooling: Pooling) -> Game:
+    """Return a game whose target wrote nothing: its units are those that a pool has of its texts.
+
+    The pool is all of the game. The target's texts are taken away and not exchanged for nothing, as
+    a fixed graph has it; with a fixed denominator releases are the same.
+    """
+    kept, of_listener = listeners_share(2, pooling)
+    plan = make_plan(
+        pool=kept,
+        unit="example",
+        q=0.5,
+        units_per_user=2,
+        target=1.0,
+        relation=Relation.FIXED_GRAPH,
+    )
+    return game(plan, LARGE, ASIDE, targets=frozenset(of_listener.tolist()))
 
 
 def _layer_names() -> list[str]:

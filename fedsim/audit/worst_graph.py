@@ -14,11 +14,12 @@ import numpy as np
 
 from fedsim.data.bounding import Bounded, Bounding, Order
 from fedsim.data.building.build import build_store
+from fedsim.data.building.tokenise import Record
 from fedsim.data.selection import pool
 from fedsim.data.split import split_store
 from fedsim.data.store import Indices
 
-AUTHORS = 32  # each wrote one text to the listener; as many others wrote one to nobody
+AUTHORS = 32  # each wrote one text to the listener; one more wrote to nobody
 
 Pooling = Callable[..., Bounded]
 
@@ -41,11 +42,10 @@ def listeners_share(
     Returns:
         Pooled examples, and those of them that the listener owns: store indices, int64, ascending.
     """
-    records = [
-        (f"{name} {number}", "a text", owners)
-        for number in range(AUTHORS)
-        for name, owners in (("author", ("listener",)), ("other", ()))
+    records: list[Record] = [
+        (f"author {number}", "a text", ("listener",)) for number in range(AUTHORS)
     ]
+    records.append(("other", "a text", ()))
     with TemporaryDirectory() as folder:
         store = build_store(
             records,

@@ -92,14 +92,17 @@ def _from_config(
     out: Path | None,
     as_json: bool,
 ) -> None:
-    from fedsim.cli.plan_tables import print_plan
+    from fedsim.cli.plan_tables import print_owners, print_plan
     from fedsim.config import load_config
     from fedsim.materials import default_device, load_materials, new_data_seed
-    from fedsim.planner.answer import of_data, sentences
+    from fedsim.planner.answer import of_data, of_owners, sentences
     from fedsim.planner.compare_strategies import compare_strategies
-    from fedsim.planner.config_file import check_target, write_config
+    from fedsim.planner.config_file import CLIP_NORM, check_target, write_config
+    from fedsim.planner.owners import plan_owners
 
     loaded = load_config(config, overrides)
+    if loaded.data.co_owned:
+        _refuse("--private-norms", private_norms, "texts with several owners are planned by counts")
     target = out or config.with_name(f"{config.stem}.plan.toml")
     replaced = check_target(target)
     device = default_device(loaded.executor.gpus_per_worker)
@@ -107,15 +110,22 @@ def _from_config(
         materials = load_materials(
             loaded.seed, loaded.data, loaded.model, device, new_data_seed(loaded)
         )
-        comparison = compare_strategies(
-            loaded, materials, budget=budget, private_norms=private_norms
-        )
-    answer = of_data(comparison)
-    write_config(target, comparison, config.name, sentences(comparison))
+        if loaded.data.co_owned:
+            owners = plan_owners(loaded, materials, budget)
+            answer, show = of_owners(owners), print_owners
+            chosen, reasons = owners.config, (owners.reason, *owners.notes)
+        else:
+            comparison = compare_strategies(
+                loaded, materials, budget=budget, private_norms=private_norms
+            )
+            answer, show = of_data(comparison), print_plan
+            chosen = comparison.chosen.config
+            reasons = (comparison.recommendation.reason, *sentences(comparison), CLIP_NORM)
+    write_config(target, chosen, config.name, reasons)
     if as_json:
         typer.echo(json.dumps({**answer, "config": str(target)}, allow_nan=False))
         return
-    print_plan(answer)
+    show(answer)
     former = ", in the place of a former plan" if replaced else ""
     typer.echo(f"Config: {target}{former}. Run it: fedsim run {target}")
 

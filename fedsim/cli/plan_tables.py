@@ -41,6 +41,30 @@ def print_plan(found: Facts) -> None:
     console.print(Text(f"Recommended: {found['recommendation']['reason']}", style="bold"))
 
 
+def print_owners(found: Facts) -> None:
+    """Print a plan for texts with several owners: a row for each group size."""
+    console = Console()
+    table = Table(
+        *("K (group_size)", "examples kept", "of all", "probability", "σ", "noise, a coordinate"),
+        title=f"els, {found['owners']:,} owners, B = {found['budget']:,.6g} gradients a round",
+        title_justify="left",
+        box=None,
+    )
+    for row in found["group_sizes"]:
+        table.add_row(
+            f"{row['group_size']:,}",
+            f"{row['examples']:,}",
+            f"{row['part']:.0%}",
+            *(
+                f"{row[key]:.4g}"
+                for key in ("sampling_probability", "noise_multiplier", "noise_stddev")
+            ),
+        )
+    console.print(table)
+    _say(console, found["statement"], *found["notes"])
+    console.print(Text(f"Recommended: {found['recommendation']['reason']}", style="bold"))
+
+
 def print_supposed(found: Facts) -> None:
     """Print a plan from numbers, a table for each supposed diversity of gradients."""
     console = Console()

@@ -18,6 +18,7 @@ from fedsim.planner.mechanisms import mechanisms, recommended
 from fedsim.planner.noise import Noise
 from fedsim.planner.norms import NON_PRIVATE, USER_SIZES, PrivateNorms
 from fedsim.planner.numbers import Numbers, Scenario
+from fedsim.planner.owners import OwnersPlan
 from fedsim.sampling import PoissonSampling
 
 FROM_NUMBERS = (
@@ -73,6 +74,18 @@ def of_data(comparison: StrategyComparison) -> dict[str, Any]:
         "mechanisms": [asdict(each) for each in weighed],
         "mechanism": recommended(weighed) if weighed else None,
         "notes": list(notes(comparison)),
+    }
+
+
+def of_owners(plan: OwnersPlan) -> dict[str, Any]:
+    """Return the JSON object of a plan for texts with several owners."""
+    return {
+        "budget": plan.budget,
+        "owners": plan.owners,
+        "group_sizes": [asdict(one) for one in plan.sizes],
+        "recommendation": {"strategy": "els", "group_size": plan.group_size, "reason": plan.reason},
+        "statement": plan.statement,
+        "notes": list(plan.notes),
     }
 
 

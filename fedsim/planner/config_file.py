@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 
+from fedsim.config import Config
 from fedsim.errors import ConfigError
-from fedsim.planner.compare_strategies import StrategyComparison
 from fedsim.utils.files import write_atomically
 
 _MARK = "# Planned by `fedsim plan`"
@@ -35,18 +36,16 @@ def check_target(path: Path) -> bool:
     raise ConfigError(f"--out {path}: exists, and no plan wrote it; name another file")
 
 
-def write_config(
-    path: Path, comparison: StrategyComparison, origin: str, sentences: tuple[str, ...]
-) -> None:
+def write_config(path: Path, config: Config, origin: str, sentences: Sequence[str]) -> None:
     """Write the recommended config, with `sentences` as comments above it.
 
     Raises:
         ConfigError: it cannot be written.
     """
     lines = [f"{_MARK} from {origin}."]
-    for sentence in (comparison.recommendation.reason, *sentences, CLIP_NORM):
+    for sentence in sentences:
         lines += [f"# {line}" for line in textwrap.wrap(sentence, 97)]
     try:
-        write_atomically(path, "\n".join(lines) + "\n\n" + comparison.chosen.config.to_toml())
+        write_atomically(path, "\n".join(lines) + "\n\n" + config.to_toml())
     except OSError as error:
         raise ConfigError(f"--out {path}: cannot be written: {error}") from None

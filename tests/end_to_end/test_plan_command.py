@@ -57,7 +57,7 @@ def check_mechanisms(found: dict[str, Any], config: Config, materials: Materials
         source = Path(config.data.source)
         plan = build_plan(small_config(source, strategy=strategy, privacy=privacy), materials)
         assert plan.noise_multiplier == row["noise_multiplier"]
-        assert plan.noise_stddev == pytest.approx(row["noise_stddev"], rel=1e-3)
+        assert plan.fresh_noise_stddev == pytest.approx(row["noise_stddev"], rel=1e-3)
         rounds = config.strategy.rounds
         in_sums = plan.noise_stddev * plan.matrix.error_over(rounds)
         assert row["sum_noise"] == pytest.approx(in_sums, rel=1e-3)

@@ -1,0 +1,161 @@
+"""Group sizes for texts with several owners: kept text and noise side by side, from public counts.
+
+Who owns which text is public under the relation that such texts have, so what a group size K keeps
+is no query. Nothing here looks at a text or a gradient.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedsim.accounting.statement import PrivacyTerms
+from fedsim.config import Config
+from fedsim.errors import ConfigError
+from fedsim.materials import Materials
+from fedsim.planner.budget import at_budget, check_budget, largest_budget
+from fedsim.planner.candidates import check_plannable
+from fedsim.planner.variants import changed, tried
+
+_NOTE = (
+    "The kept examples are counted in the graph of texts and owners, which is public under this "
+    "relation; no text and no gradient was looked at. The clip norm is the config's."
+)
+
+
+@dataclass(frozen=True)
+class GroupSize:
+    """What one K keeps, and the noise that it needs for the promise.
+
+    Attributes:
+        group_size: K, most kept examples of an owner.
+        examples: kept.
+        part: of all training examples.
+        sampling_probability: of a kept example in a round.
+        noise_multiplier: σ.
+        noise_stddev: of a coordinate of the mean gradient, in the unit of the clip norm.
+    """
+
+    group_size: int
+    examples: int
+    part: float
+    sampling_probability: float
+    noise_multiplier: float
+    noise_stddev: float
+
+
+@dataclass(frozen=True, eq=False)
+class OwnersPlan:
+    """Group sizes at one promise and one compute, and the one that is recommended.
+
+    Attributes:
+        budget: B, expected gradients a round.
+        owners: who have a training example.
+        sizes: K in powers of two, from the first that keeps enough text for the budget.
+        config: to run: els at the recommended K.
+        group_size: the recommended K.
+        reason: one sentence.
+        statement: the promise of that run.
+    """
+
+    budget: float
+    owners: int
+    sizes: tuple[GroupSize, ...]
+    config: Config
+    group_size: int
+    reason: str
+    statement: str
+    notes: tuple[str, ...] = (_NOTE,)
+
+
+def plan_owners(config: Config, materials: Materials, budget: float | None = None) -> OwnersPlan:
+    """Weigh group sizes of els for texts with several owners.
+
+    The median owner's number of training examples, up to the next power of two, is recommended, as
+    Charles et al. 2024, App. H, take the median user's: a smaller K has less noise, a larger keeps
+    more text.
+
+    Args:
+        config: of a run; strategy, group size and batch are what is planned.
+        materials: of the config, with an owner graph.
+        budget: B; None for the config's batch size.
+
+    Raises:
+        ConfigError: no ε and δ in the config, or a budget that no K meets.
+    """
+    check_plannable(config)
+    graph, split = materials.store.graph, materials.split
+    if graph is None:
+        raise ConfigError(
+            f"data.owners_column = {config.data.owners_column!r}: every text has one owner; plan "
+            "without it"
+        )
+    wanted = config.strategy.batch_size if budget is None else budget
+    if wanted is None:
+        raise ConfigError("strategy.batch_size = None: give it, or --budget")
+    check_budget(wanted)
+    degrees = graph.degrees(split.train_examples)
+    degrees = degrees[degrees > 0]
+    sizes, configs, group_size = [], {}, 1
+    while True:
+        els = _as_els(config, group_size)
+        if largest_budget(els, materials) >= wanted:
+            configs[group_size] = at_budget(els, materials, wanted)
+            sizes.append(_weighed(configs[group_size], materials))
+        if group_size >= degrees.max():
+            break
+        group_size *= 2
+    if not sizes:
+        raise ConfigError(
+            f"--budget = {wanted:g}: all {len(split.train_examples)} training examples together "
+            "are fewer; give at most that"
+        )
+    median = int(np.quantile(degrees, 0.5, method="inverted_cdf"))
+    chosen = next((one for one in sizes if one.group_size >= median), sizes[-1])
+    return OwnersPlan(
+        budget=wanted,
+        owners=len(degrees),
+        sizes=tuple(sizes),
+        config=configs[chosen.group_size],
+        group_size=chosen.group_size,
+        reason=(
+            f"K = {chosen.group_size} keeps {chosen.part:.0%} of the text: the median owner has "
+            f"{median} examples (Charles et al. 2024, App. H); a smaller K has less noise, a "
+            "larger keeps more text."
+        ),
+        statement=_promised(configs[chosen.group_size], materials),
+    )
+
+
+def _as_els(config: Config, group_size: int) -> Config:
+    strategy = {"name": "els", "group_size": group_size, "cohort_size": None, "estimator": None}
+    return changed(config, strategy=strategy)
+
+
+def _weighed(config: Config, materials: Materials) -> GroupSize:
+    plan = tried(config, materials)
+    norm = config.strategy.clip.l2_clip_norm or plan.clip.norm
+    return GroupSize(
+        group_size=config.strategy.group_size,
+        examples=len(plan.pool),
+        part=len(plan.pool) / len(materials.split.train_examples),
+        sampling_probability=plan.sampling.probability,
+        noise_multiplier=plan.noise_multiplier,
+        noise_stddev=plan.noise_stddev * norm / plan.clip.bound,
+    )
+
+
+def _promised(config: Config, materials: Materials) -> str:
+    plan, privacy = tried(config, materials), config.privacy
+    return PrivacyTerms.of(
+        plan.cost,
+        "examples",
+        rounds=config.strategy.rounds,
+        delta=privacy.delta,
+        epsilon=privacy.epsilon or 0.0,
+        accountant=plan.accountant,
+        relation=plan.relation,
+        noise=privacy.noise,
+        unit=config.data.unit,
+    ).sentence()

@@ -11,7 +11,7 @@ import tomli_w
 from fedsim.data.config import recipe_names
 from fedsim.report.schema import load_report
 from tests.helpers.commands import fedsim
-from tests.unit.preparation.recipe_samples import on_sample
+from tests.unit.preparation.recipe_samples import SAME_AS, on_sample
 
 # Users of the prepared sample, and texts of them, counted by hand in
 # tests/unit/preparation/test_recipes.py; the store drops BookSum's null and its empty summary.
@@ -22,7 +22,9 @@ COUNTS = {
     "cc-news": (4, 10),
     "enron-chua": (3, 11),
     "enron-kandpal": (2, 5),
+    "enron-owners": (3, 7),
     "open-assistant": (3, 8),
+    "open-assistant-threads": (3, 8),
     "reddit": (2, 5),
     "reddit-1600-words": (2, 4),
     "stack-overflow": (4, 11),
@@ -31,10 +33,12 @@ COUNTS = {
 
 
 def config_of(data: dict[str, Any], folder: Path) -> Path:
+    uls, els = {"cohort_size": 1}, {"name": "els", "batch_size": 1}
+    several = data.get("recipe") in SAME_AS  # of several owners, which els alone takes
     raw = {
         "data": data,
         "model": {"pretraining_steps": 0, "trainable": "ln_"},
-        "strategy": {"rounds": 1, "cohort_size": 1, "group_size": 2},
+        "strategy": {"rounds": 1, "group_size": 2, **(els if several else uls)},
         "privacy": {"noise_multiplier": 1.0, "delta": 1e-3},
     }
     path = folder / "config.toml"

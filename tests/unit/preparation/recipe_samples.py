@@ -7,6 +7,9 @@ from typing import Any
 
 from fedsim.data.config import load_recipe
 
+SAME_AS = {"enron-owners": "enron-chua", "open-assistant-threads": "open-assistant"}
+"""Recipes of the same set as another."""
+
 SAMPLES = Path(__file__).parents[2] / "samples" / "recipes"
 
 
@@ -16,5 +19,5 @@ def on_sample(name: str) -> dict[str, Any]:
         {**step, "count": 2} if step["step"] == "min-examples" else step
         for step in load_recipe(name).data.get("preparation", [])
     ]
-    given = {"recipe": name, "source": str(SAMPLES / f"{name}.jsonl")}
+    given = {"recipe": name, "source": str(SAMPLES / f"{SAME_AS.get(name, name)}.jsonl")}
     return {**given, "preparation": steps} if steps else given

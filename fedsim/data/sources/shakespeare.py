@@ -11,7 +11,7 @@ import importlib.util
 import json
 import re
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 
 from fedsim.errors import ConfigError
@@ -34,10 +34,15 @@ def public_speeches() -> list[str]:
 
 def private_speeches() -> Iterator[tuple[str, str]]:
     """Yield (user, text) for the plays of all other genres; a user is "play/speaker"."""
+    return chain.from_iterable(private_scenes())
+
+
+def private_scenes() -> Iterator[list[tuple[str, str]]]:
+    """Yield the (user, text) of each scene of the same plays: what stands between two headings."""
     for path in _plays():
         if not _is_public(path):
-            for speaker, text in _speeches(path):
-                yield f"{path.stem}/{speaker}", text
+            for scene in _scenes(path):
+                yield [(f"{path.stem}/{speaker}", text) for speaker, text in scene]
 
 
 def private_answers() -> Iterator[tuple[str, str]]:
@@ -81,10 +86,20 @@ def _plays() -> list[Path]:
 
 def _speeches(play: Path) -> Iterator[tuple[str, str]]:
     """Yield (speaker, text) of one play; text before the first speaker is left out."""
+    return chain.from_iterable(_scenes(play))
+
+
+def _scenes(play: Path) -> Iterator[list[tuple[str, str]]]:
+    """Yield the speeches of each scene of one play: a heading ends one."""
     _, *parts = _SPEAKER.split(play.read_text(encoding="utf-8"))
+    scene = []
     for speaker, body in zip(parts[::2], parts[1::2], strict=True):
         if text := _spoken(body):
-            yield _normalise(speaker), text
+            scene.append((_normalise(speaker), text))
+        if _HEADING.search(body):
+            yield scene
+            scene = []
+    yield scene
 
 
 def _spoken(body: str) -> str:

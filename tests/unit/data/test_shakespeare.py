@@ -28,6 +28,18 @@ def test_the_27_private_plays_have_the_speakers_of_the_design(
     assert speeches.most_common(1) == [("hamlet/hamlet", 359)]
 
 
+def test_a_heading_ends_a_scene(private: list[tuple[str, str]]) -> None:
+    scenes = list(shakespeare.private_scenes())
+    assert [speech for scene in scenes for speech in scene] == private
+    assert len([scene for scene in scenes if scene]) == 540
+    hamlet = [{user for user, _ in scene} for scene in scenes if ("hamlet/hamlet") in dict(scene)]
+    assert hamlet[0] >= {"hamlet/king claudius", "hamlet/horatio", "hamlet/queen gertrude"}
+    first = next(scene for scene in scenes if "hamlet/bernardo" in dict(scene))
+    assert {user for user, _ in first} == {
+        f"hamlet/{name}" for name in ("bernardo", "francisco", "horatio", "marcellus")
+    }
+
+
 def test_public_speeches_are_the_histories(private: list[tuple[str, str]]) -> None:
     public = shakespeare.public_speeches()
     assert len(public) == 7_946

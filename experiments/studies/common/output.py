@@ -35,6 +35,7 @@ FILES = {
     "picture.png",
     "lemma_1.csv",
     "concentration.csv",
+    "bounding.csv",
     "suboptimality.csv",
     "recommendations.csv",
     "measurement.json",
@@ -99,6 +100,7 @@ class Result:
         figure: `picture.png`.
         notes: one-line counts and means over the rows.
         more: further CSV files by name, each as records.
+        further: further tables of the page, by their head.
     """
 
     settings: Sequence[str]
@@ -107,6 +109,7 @@ class Result:
     figure: Figure
     notes: Sequence[str] = ()
     more: Mapping[str, Records] = field(default_factory=dict)
+    further: Mapping[str, Table] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -156,7 +159,9 @@ class Study:
         for head, lines in lists.items():
             if lines:
                 parts += [f"## {head}", "\n".join(f"- {line}" for line in lines)]
-        return "\n\n".join([*parts, "## Table", result.table.markdown()]) + "\n"
+        for head, shown in {"Table": result.table, **result.further}.items():
+            parts += [f"## {head}", shown.markdown()]
+        return "\n\n".join(parts) + "\n"
 
 
 def study(

@@ -28,7 +28,7 @@ NAMES = [
     "moments-tables",
     "noise-variance",
 ]
-ON_TEXTS = ["gradient-diversity", "overhead"]  # see test_trained_studies.py
+ON_TEXTS = ["co-owned", "gradient-diversity", "overhead"]  # see test_trained_studies.py
 TRAINED = [  # see test_trained_studies.py
     "clip-noise",
     "estimate-and-double-text",

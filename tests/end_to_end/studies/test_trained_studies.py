@@ -115,6 +115,35 @@ def test_overhead(tmp_path: Path) -> None:
         assert setting in page
 
 
+def test_co_owned(tmp_path: Path) -> None:
+    rows, page = quick("co-owned", tmp_path)
+    naive = "naïve: no ε covers listeners"
+    assert [row["rule"] for row in rows if row["epsilon"]] == [
+        "greedy, least demand",
+        "random",
+        naive,
+    ]
+    for row in rows:
+        assert 0.0 <= float(row["auroc_low"]) <= float(row["auroc"]) <= float(row["auroc_high"])
+        owned, size = int(row["listener_most"]), int(row["group_size"] or 0)
+        assert owned > size if "naïve" in row["rule"] or not size else owned <= size
+    for term in (
+        "δ = 0.0001",
+        "unit: owner",
+        "fixed-graph",
+        "unit: user",
+        "add-or-remove-one user",
+    ):
+        assert term in page
+    lines = [line for line in page.splitlines() if line.startswith("|") and "naïve" in line]
+    assert len(lines) == 4  # with and without noise; K = 1 and 4 of what the rules keep
+    assert all(naive in line for line in lines)
+    with (tmp_path / "bounding.csv").open(encoding="utf-8", newline="") as file:
+        counts = list(csv.DictReader(file))
+    assert all(float(c["share_of_the_most"]) <= 1.0 for c in counts if c["rule"] != naive)
+    assert len(counts) == 2 * 7
+
+
 def row(gap: float, recommended: str) -> Recommendation:
     better = "uls" if gap < 0.0 else "els"
     return Recommendation("8", "64", recommended, better, gap, gap, gap, 4, 1.5, 1.2)

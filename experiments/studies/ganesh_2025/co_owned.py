@@ -1,0 +1,391 @@
+"""Ganesh et al. 2025, arXiv:2503.03622: text that belongs to several people, bounded and trained.
+
+A scene of a play is like an e-mail thread: what is said there belongs to all who speak there. Every
+second speaker's own speeches are left out, so that half of the owners are listeners who wrote
+nothing. A rule keeps examples of which no owner, speaker or listener, has more than K; the promise
+is then for every owner, and who owns what is public (fixed graph). The table *What the rules keep*
+has each rule's examples, and the noise that the promise takes with them at one expected batch.
+
+The naïve run counts a text for its speaker alone. It may train on the same texts, with the same K.
+Its ε is of speakers: **no ε covers listeners** there, which stands beside each of its numbers.
+
+The attack is on listeners: the mean, over a listener's texts, of the log-likelihood under the
+trained model less that under the starting model. Members are listeners some of whose texts may be
+trained on; the others were held out, and nothing that they co-own is trained on. The control gives
+the same listeners and texts to the run of the other seed, which held out others: what it is away
+from 0.5 is of the texts, and of no training on them. Losses are of speeches that no run trained on.
+Losses and attacks are computed on private text and covered by no guarantee.
+
+The paper finds that the greedy rule stays competitive with its variants in most settings, and that
+K trades what is thrown away against noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from fedsim.attacks.measuring import RESAMPLES
+from fedsim.experiments.studies.common.output import (
+    Form,
+    Result,
+    Study,
+    Table,
+    legend,
+    number,
+    panels,
+    steps,
+)
+from fedsim.experiments.studies.ganesh_2025.co_owned_runs import (
+    BOUNDED,
+    CLIP,
+    FULL,
+    NAIVE,
+    QUICK,
+    RULES,
+    UNPROTECTED,
+    Case,
+    Kept,
+    Outcome,
+    Row,
+    Scale,
+    attacked,
+    cases,
+    count,
+    finished,
+    loss,
+)
+from fedsim.experiments.studies.ganesh_2025.scenes import KNOWN, World, world
+from fedsim.report.style import MUTED, colour
+from fedsim.report.wording import TOGETHER, epsilon_text, terms_text
+from fedsim.utils.machine import machine
+
+TITLE = "Text that belongs to several people: what is kept, what it costs, and who is covered"
+NOT_COVERED = "no ε covers listeners"
+LABELS = {NAIVE: f"naïve: {NOT_COVERED}", UNPROTECTED: f"{UNPROTECTED}: no ε covers anybody"}
+
+
+def run(out: Path, *, quick: bool) -> None:
+    """Train, attack and write the study into `out`; finished runs in `out/runs` are not repeated.
+
+    Raises:
+        ConfigError: `out` is not a folder for a study, or holds runs of another version.
+    """
+    Study("co-owned", TITLE, __doc__, partial(compute, out / "runs"))(out, quick=quick)
+
+
+def compute(folder: Path, quick: bool) -> Result:
+    """Count, train and attack; runs and texts are in `folder`."""
+    scale = QUICK if quick else FULL
+    worlds: list[World] = []
+    results: dict[Case, dict[float, list[Outcome]]] = {}
+    folder.mkdir(exist_ok=True)
+    for seed in scale.seeds:
+        worlds.append(world(seed, folder, scale.model(), scale.scenes, scale.held_out))
+        for case, rate in steps(cases(scale), f"co-owned, seed {seed}"):
+            outcome = finished(worlds[-1], case, rate, scale, folder)
+            results.setdefault(case, {}).setdefault(rate, []).append(outcome)
+    rows = [attacked(worlds, case, tried) for case, tried in results.items()]
+    counts = list(count(worlds[0], scale))
+    seconds = sum(o.seconds for tried in results.values() for os in tried.values() for o in os)
+    return Result(
+        settings=_settings(scale, worlds, rows, seconds),
+        notes=notes(rows, counts),
+        table=Table.of([_shown(row) for row in rows], _COLUMNS),
+        records=[record for row in rows for record in _records(row, scale)],
+        figure=draw(rows, counts, scale),
+        more={"bounding.csv": [_counted(kept, scale) for kept in counts]},
+        further={"What the rules keep": _rules(counts, scale)},
+    )
+
+
+_COLUMNS: dict[str, tuple[str, Form]] = {
+    "texts kept by": ("rule", "s"),
+    "K": ("K", "s"),
+    "ε": ("epsilon", "s"),
+    "noise multiplier": ("noise_multiplier", "s"),
+    "noise on the mean": ("noise", "s"),
+    "pool": ("pool", "s"),
+    "one listener's most": ("listener", "s"),
+    "rate": ("rate", "g"),
+    "held-out loss, by seed": ("losses", "s"),
+    "log ratio, members − others": ("gap", "+.3f"),
+    "AUROC": ("auroc", ".3f"),
+    "95 %, all seeds'": ("interval", "s"),
+    "control": ("control", "s"),
+}
+
+
+def _shown(row: Row) -> dict[str, object]:
+    case, first = row.case, row.outcomes[0].privacy
+    of = "speakers" if case.rule == NAIVE else "every owner"
+    controls = [attack.auroc for attack in row.controls]
+    return {
+        "rule": _label(case.rule),
+        "K": str(case.group_size or "all"),
+        "epsilon": f"{epsilon_text(first.epsilon)} of {of}" if first.epsilon else "none",
+        "noise_multiplier": _each([o.privacy.noise_multiplier or 0.0 for o in row.outcomes]),
+        "noise": _each([o.privacy.noise_stddev or 0.0 for o in row.outcomes]),
+        "pool": ", ".join(str(o.pool) for o in row.outcomes),
+        "listener": ", ".join(str(o.listener) for o in row.outcomes),
+        "rate": row.rate,
+        "losses": ", ".join(f"{o.loss:.4f}" for o in row.outcomes),
+        "gap": float(np.mean([attack.gap for attack in row.attacks])),
+        "auroc": _auroc(row),
+        "interval": "{:.3f} to {:.3f}".format(*_interval(row)),
+        "control": f"{np.mean(controls):.3f}" if controls else "–",
+    }
+
+
+def _label(rule: str) -> str:
+    return LABELS.get(rule, rule)
+
+
+def _each(values: Sequence[float]) -> str:
+    return ", ".join(number(value) for value in values)
+
+
+def _auroc(row: Row) -> float:
+    return float(np.mean([attack.auroc for attack in row.attacks]))
+
+
+def _interval(row: Row) -> tuple[float, float]:
+    """Return the least and the largest bound of the seeds' intervals: wider than one of a mean."""
+    return min(a.low for a in row.attacks), max(a.high for a in row.attacks)
+
+
+def _records(row: Row, scale: Scale) -> list[dict[str, object]]:
+    """Return a row of the CSV a seed."""
+    controls: list[float | None] = [attack.auroc for attack in row.controls]
+    return [
+        {
+            "rule": _label(row.case.rule),
+            "group_size": row.case.group_size,
+            "seed": seed,
+            "learning_rate": row.rate,
+            "epsilon": outcome.privacy.epsilon,
+            "terms": terms_text(outcome.privacy),
+            "noise_multiplier": outcome.privacy.noise_multiplier,
+            "noise_stddev": outcome.privacy.noise_stddev,
+            "pool": outcome.pool,
+            "listener_most": outcome.listener,
+            "listener_repriced_epsilon": outcome.repriced,
+            "loss": outcome.loss,
+            "log_ratio_gap": attack.gap,
+            "auroc": attack.auroc,
+            "auroc_low": attack.low,
+            "auroc_high": attack.high,
+            "auroc_control": control,
+        }
+        for seed, outcome, attack, control in zip(
+            scale.seeds,
+            row.outcomes,
+            row.attacks,
+            controls or [None] * len(row.outcomes),
+            strict=True,
+        )
+    ]
+
+
+def _counted(kept: Kept, scale: Scale) -> dict[str, object]:
+    return {
+        "group_size": kept.group_size,
+        "rule": _label(kept.rule),
+        "examples": kept.examples,
+        "share_of_the_most": kept.share,
+        "listener_most": kept.listener,
+        **{f"noise_multiplier_{e:g}": kept.noise.get(e) for e in scale.epsilons},
+        **{f"noise_on_the_mean_{e:g}": _on_the_mean(kept, e, scale) for e in scale.epsilons},
+    }
+
+
+def _on_the_mean(kept: Kept, epsilon: float, scale: Scale) -> float | None:
+    return kept.noise[epsilon] * CLIP / scale.batch_size if epsilon in kept.noise else None
+
+
+def _rules(counts: Sequence[Kept], scale: Scale) -> Table:
+    def cell(value: object) -> str:
+        return number(value) if isinstance(value, float) else "–"
+
+    columns: dict[str, tuple[str, Form]] = {
+        "K": ("group_size", "d"),
+        "rule": ("rule", "s"),
+        "kept": ("examples", ",d"),
+        "of the most": ("share_of_the_most", ".1%"),
+        "one listener's most": ("listener_most", "d"),
+    }
+    for epsilon in scale.epsilons:
+        columns[f"σ at ε = {epsilon:g}"] = (f"noise_multiplier_{epsilon:g}", cell)
+        columns[f"noise on the mean at ε = {epsilon:g}"] = (f"noise_on_the_mean_{epsilon:g}", cell)
+    return Table.of([_counted(kept, scale) for kept in counts], columns)
+
+
+def notes(rows: Sequence[Row], counts: Sequence[Kept]) -> list[str]:
+    """Return what the rules keep, and each comparison over the cells."""
+    found = {row.case: row for row in rows}
+    naive = [row for row in rows if row.case.rule == NAIVE and row.case.epsilon is not None]
+    said = [
+        f"{rule}: keeps {min(shares):.1%} to {max(shares):.1%} of the most that any rule could."
+        for rule in RULES
+        if (shares := [kept.share for kept in counts if kept.rule == rule])
+    ]
+    first, other = BOUNDED
+    for mine, against in ((first, other), (first, NAIVE)):
+        gaps = [
+            (row.loss - than.loss, [a.loss - b.loss for a, b in _pairs(row, than)])
+            for row in rows
+            if row.case.rule == mine
+            and (than := found[Case(against, row.case.group_size, row.case.epsilon)])
+        ]
+        won = sum(mean < 0.0 for mean, _ in gaps)
+        each = [gap for _, seeds in gaps for gap in seeds]
+        said.append(
+            f"{mine} against {_label(against)}: the smaller mean loss in {won} of {len(gaps)} "
+            f"cells; seed by seed {min(each):+.4f} to {max(each):+.4f} nats."
+        )
+    above = {
+        "with an ε of every owner": [r for r in rows if r.case.rule in BOUNDED],
+        f"of the naïve run ({NOT_COVERED})": naive,
+    }
+    for words, some in above.items():
+        away = sum(low > 0.5 for low, _ in map(_interval, some))
+        said.append(f"Attack on listeners, runs {words}: above chance in {away} of {len(some)}.")
+    prices = [o.repriced for row in naive for o in row.outcomes if o.repriced is not None]
+    if prices:
+        said.append(
+            f"The naïve runs' noise, priced for the listener who co-owns most of the pool as if "
+            f"the run had counted it: ε = {epsilon_text(min(prices))} to "
+            f"{epsilon_text(max(prices))} (same δ, fixed graph, same coins). The run promises "
+            f"none of these: {NOT_COVERED}."
+        )
+    return said
+
+
+def _pairs(row: Row, than: Row) -> list[tuple[Outcome, Outcome]]:
+    return list(zip(row.outcomes, than.outcomes, strict=True))
+
+
+def _settings(
+    scale: Scale, worlds: Sequence[World], rows: Sequence[Row], seconds: float
+) -> list[str]:
+    where = machine()
+    promised = [r for r in rows if r.outcomes[0].privacy.epsilon is not None]
+    terms = {
+        f"{'naïve, ' + NOT_COVERED if r.case.rule == NAIVE else 'bounded'}: "
+        f"{terms_text(r.outcomes[0].privacy)}"
+        for r in promised
+    }
+    starts = ", ".join(f"{loss(world, world.co_owned.model):.4f}" for world in worlds)
+    sides = [world.listeners() for world in worlds]
+    store = worlds[0].co_owned.store
+    owners = store.graph.num_owners if store.graph is not None else 0
+    return [
+        *sorted(terms),
+        TOGETHER,
+        f"{store.num_users} speakers with {store.num_examples:,} texts, cut at 32 tokens, and "
+        f"{owners - store.num_users} listeners who wrote none of them; {scale.held_out:.0%} of "
+        "all owners are held out, by coin, and what they co-own: "
+        f"{', '.join(f'{len(world.train):,}' for world in worlds)} texts may be trained on, by "
+        f"seed. {worlds[0].scored.num_examples:,} other speeches are scored.",
+        f"What the rules keep: of the split of seed {scale.seeds[0]}; the most is the linear "
+        "program's optimum. The naïve run keeps more than that, since it counts no listener.",
+        f"Runs with clip: ELS, {scale.rounds} rounds of {scale.batch_size} expected examples, "
+        f"normalised clip at {CLIP:g}, SGD, the norms' gains and offsets of tiny-gpt; learning "
+        f"rate {' or '.join(f'{rate:g}' for rate in scale.rates)}, and without noise four "
+        "times the largest; the one with the smallest mean loss here; no ε here accounts for that "
+        "choice.",
+        f"{UNPROTECTED}: the same texts, {scale.unprotected[0]} rounds of {scale.unprotected[1]} "
+        "expected examples, Adam at 0.003, all parameters: what the attack finds where nothing "
+        "protects.",
+        f"Held-out loss before training, by seed: {starts}.",
+        "Listeners attacked, members + others, by seed: "
+        f"{', '.join(f'{len(inside)} + {len(outside)}' for inside, outside in sides)}; at most "
+        f"{KNOWN} texts of each, the ones trained on for members. Listeners of a scene share its "
+        f"texts, so that the intervals ({RESAMPLES} bootstrap resamples of listeners, the least "
+        "and largest bound of all seeds) are narrower than they would be of independent people.",
+        f"Made on {where['processor']}, {where['cpus']} CPUs, on {where['date']}; seeds "
+        f"{', '.join(map(str, scale.seeds))}; {seconds:,.0f} s of rounds.",
+    ]
+
+
+def draw(rows: Sequence[Row], counts: Sequence[Kept], scale: Scale) -> Figure:
+    """Draw what is kept, the noise, losses and attacks, against K."""
+    epsilons = scale.epsilons
+    heads = [["examples kept", f"noise on the mean, ε = {epsilons[-1]:g}"]]
+    heads += [[f"{what}, ε = {e:g}" for e in epsilons] for what in ("held-out loss", "AUROC")]
+    width = max(2, len(epsilons))
+    heads = [[*row, *[""] * (width - len(row))] for row in heads]
+    promised = [r.outcomes[0].privacy for r in rows if r.outcomes[0].privacy.epsilon is not None]
+    note = (
+        f"Naïve: {NOT_COVERED}, its ε is of speakers. Bars: both seeds' losses, and the least and "
+        "largest bound of their bootstrap intervals. "
+    )
+    note += "; ".join(sorted({terms_text(privacy) for privacy in promised}))
+    figure, axes = panels((10.0, 8.4), TITLE, note, heads, x="K", y="", share=(False, False))
+    grid = [axes[i : i + width] for i in range(0, len(axes), width)]
+    for index, rule in enumerate((*RULES, NAIVE)):
+        mine = [kept for kept in counts if kept.rule == rule]
+        style: dict[str, Any] = {
+            "color": _hue(rule, index),
+            "ls": _line(rule),
+            "marker": "o",
+            "ms": 3,
+        }
+        sizes = [kept.group_size for kept in mine]
+        grid[0][0].plot(sizes, [kept.examples for kept in mine], label=_label(rule), **style)
+        noise = [_on_the_mean(kept, epsilons[-1], scale) or np.nan for kept in mine]
+        grid[0][1].plot(sizes, noise, **style)
+    for column, epsilon in enumerate(epsilons):
+        for index, rule in enumerate((*RULES, NAIVE)):
+            mine_rows = [r for r in rows if (r.case.rule, r.case.epsilon) == (rule, epsilon)]
+            hue = _hue(rule, index)
+            _bars(grid[1][column], mine_rows, lambda r: r.loss, _losses, hue=hue)
+            _bars(grid[2][column], mine_rows, _auroc, _interval, hue=hue)
+        grid[2][column].axhline(0.5, color=MUTED, linestyle="--", linewidth=1.0)
+    for panel in axes:
+        panel.set_xscale("log", base=2)
+        panel.set_visible(bool(panel.get_title(loc="left")))
+    for panel in grid[0]:
+        panel.set_yscale("log")
+    legend(figure, grid[0][0])
+    return figure
+
+
+def _hue(rule: str, index: int) -> str:
+    return MUTED if rule == NAIVE else colour(index)
+
+
+def _line(rule: str) -> str:
+    return "--" if rule == NAIVE else "-"
+
+
+def _losses(row: Row) -> tuple[float, float]:
+    losses = [outcome.loss for outcome in row.outcomes]
+    return min(losses), max(losses)
+
+
+def _bars(
+    axes: Axes,
+    rows: Sequence[Row],
+    value: Callable[[Row], float],
+    bounds: Callable[[Row], tuple[float, float]],
+    *,
+    hue: str,
+) -> None:
+    if not rows:
+        return
+    middle = [value(row) for row in rows]
+    ends = [bounds(row) for row in rows]
+    errors = [
+        [mid - low for mid, (low, _) in zip(middle, ends, strict=True)],
+        [high - mid for mid, (_, high) in zip(middle, ends, strict=True)],
+    ]
+    line = _line(rows[0].case.rule)
+    sizes = [row.case.group_size or 0 for row in rows]
+    axes.errorbar(sizes, middle, yerr=errors, fmt="o", ls=line, color=hue, ms=3.5, capsize=2)

@@ -142,6 +142,11 @@ def test_co_owned(tmp_path: Path) -> None:
         counts = list(csv.DictReader(file))
     assert all(float(c["share_of_the_most"]) <= 1.0 for c in counts if c["rule"] != naive)
     assert len(counts) == 2 * 7
+    planned = {(c["rule"], c["group_size"]): c["noise_on_the_mean_16"] for c in counts}
+    for row in rows:
+        if row["epsilon"]:  # the noise that is planned is the noise that ran
+            noise = float(planned[row["rule"], row["group_size"]])
+            assert float(row["noise_stddev"]) == pytest.approx(noise, rel=1e-3)
 
 
 def row(gap: float, recommended: str) -> Recommendation:

@@ -130,6 +130,6 @@ def test_notes_say_who_is_not_covered() -> None:
     assert said[0] == "random: keeps 75.0% to 75.0% of the most that any rule could."
     assert "against random: the smaller mean loss in 1 of 1 cells" in said[1]
     assert "no ε covers listeners: the smaller mean loss in 0 of 1 cells" in said[2]
-    assert said[3].endswith("above chance in 2 of 2.")
+    assert said[3].endswith("interval lies above 0.5 in 2 of 2.")
     assert "no ε covers listeners" in said[4]
     assert "ε = 40.00 to 40.00" in said[5]

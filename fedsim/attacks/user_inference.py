@@ -217,10 +217,13 @@ def bound_of(privacy: Privacy, group: str = "users") -> Bound:
     if privacy.hypothetical:
         return Bound(auroc=None, reason="The run's ε is hypothetical and bounds nothing.")
     if privacy.relation.startswith(("zero-out", "fixed-graph")):
+        several = privacy.relation.startswith("fixed-graph")
+        noun = "owner" if several else "user"
+        whose = "what all texts of an owner say" if several else "a user's data"
         return Bound(
             auroc=None,
-            reason="The guarantee compares a user's data with zeros, not with the user's absence: "
-            "it does not bound this attack.",
+            reason=f"The guarantee compares {whose} with zeros, not with the {noun}'s absence: it "
+            "does not bound this attack.",
         )
     return Bound(
         auroc=auroc_bound(privacy.epsilon, privacy.delta),

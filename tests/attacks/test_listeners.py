@@ -150,7 +150,10 @@ def test_a_guarantee_under_a_fixed_graph_bounds_neither_group(mail: Path, tmp_pa
     assert [group.name for group in report.groups] == ["users", "listeners"]
     assert report.privacy.relation.startswith("fixed-graph")
     assert report.bound.auroc is None
-    assert "not with the user's absence" in report.bound.reason
+    assert (
+        "what all texts of an owner say with zeros, not with the owner's absence"
+        in report.bound.reason
+    )
 
 
 def test_one_listener_is_no_reason_not_to_attack_users(mail: Path, tmp_path: Path) -> None:

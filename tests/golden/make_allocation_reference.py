@@ -5,7 +5,8 @@
 
 The package is by the authors of Feldman and Shenfeld 2025 (arXiv:2502.08202). Its best bound is the
 least of theirs: analytic, by Rényi divergences ("direct"), recursive, by decomposition, and without
-amplification. k passes of m rounds are its k epochs of one allocation to m steps. It takes a quarter of an hour.
+amplification. k passes of m rounds are its k epochs of one allocation to m steps. It takes a
+quarter of an hour.
 """
 
 from __future__ import annotations
@@ -40,9 +41,7 @@ def setting(number: int) -> dict[str, Any]:
 def bound(drawn: dict[str, Any]) -> float:
     """Return the package's best upper bound on ε."""
     definitions: Any = importlib.import_module("random_allocation.comparisons.definitions")
-    combined: Any = importlib.import_module(
-        "random_allocation.random_allocation_scheme.combined"
-    )
+    combined: Any = importlib.import_module("random_allocation.random_allocation_scheme.combined")
     params = definitions.PrivacyParams(
         sigma=drawn["noise_multiplier"],
         num_steps=drawn["pass_rounds"],

@@ -31,6 +31,7 @@ from fedsim.experiments.studies.chua_2024.round_stages import (
     parts,
     prepare,
 )
+from fedsim.experiments.studies.common import trained
 from fedsim.experiments.studies.common.output import (
     Result,
     Table,
@@ -40,7 +41,7 @@ from fedsim.experiments.studies.common.output import (
     steps,
     study,
 )
-from fedsim.experiments.studies.common.trained import QUICK, base
+from fedsim.experiments.studies.common.trained import base
 from fedsim.materials import Materials, load_materials
 from fedsim.planner.budget import at_budget
 from fedsim.report.style import INK, colour
@@ -152,7 +153,7 @@ def count(strategy: Measured) -> str:
 def configs(quick: bool) -> tuple[Config, Config, Materials]:
     """Return ULS, ELS at the same expected gradients a round, and what both train on."""
     uls, els = (
-        with_settings(config, QUICK) if quick else config
+        with_settings(config, trained.QUICK) if quick else config
         for config in (
             base(f"strategy.cohort_size={QUICK_COHORT if quick else COHORT}"),
             base("strategy.name=els", "strategy.group_size=9", "strategy.batch_size=1"),

@@ -14,7 +14,6 @@ from tokenizers import Tokenizer, models
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.utils.hub import cached_file
 
 from fedsim.accounting import GIVEN, PROMISE
 from fedsim.clients.models.chat import ChatEncoder
@@ -33,7 +32,7 @@ from fedsim.errors import ConfigError
 from fedsim.registry import names
 from fedsim.seeding import stream
 from fedsim.tensors import Tensors, check_same_layout
-from fedsim.utils.files import shown_name
+from fedsim.utils.files import hub_folder, shown_name
 from fedsim.utils.json_text import read_json
 
 
@@ -348,11 +347,7 @@ def _folder(start: str) -> Path:
     path = Path(start).expanduser()
     if path.exists() or start in names("models"):  # a built-in one is on no hub
         return path
-    try:
-        found = cached_file(start, PROMISE, _raise_exceptions_for_missing_entries=False)
-    except OSError:  # no hub id, or no hub: then what opens it says so
-        return path
-    return path if found is None else Path(found).parent
+    return hub_folder(start, PROMISE) or path
 
 
 def _quoted(shown: str, earlier: Mapping[str, Any]) -> Iterator[str]:

@@ -32,7 +32,7 @@ class AboveThresholdAccountant:
         """Return why this accountant cannot prove anything about a round, or None."""
         if not isinstance(cost.sampling, ConcentratedSampling):
             return "accounts rounds that are tested for concentration only"
-        if relation is Relation.ADD_OR_REMOVE:
+        if relation not in (Relation.REPLACE, Relation.ZERO_OUT):
             return "needs a public number of users; use replace-one or zero-out-one"
         return None
 

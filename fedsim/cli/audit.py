@@ -64,7 +64,7 @@ def _show_run(audit: RunAudit, console: Console) -> None:
     bound = audit.bound
     console.print(f"Claimed: {audit.statement}")
     console.print(
-        f"Shown: the ε at δ = {bound.delta:g} of a user under the {audit.relation} relation is at "
+        f"Shown: the ε at δ = {bound.delta:g} under the {audit.relation} relation is at "
         f"least {bound.epsilon:.3f}, with {bound.confidence:.0%} confidence, whoever the "
         f"accountant: {bound.correct} of {bound.guesses} guesses about {bound.canaries} canaries "
         "were right."

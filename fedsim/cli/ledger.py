@@ -61,16 +61,16 @@ def facts(shared: SharedLedger) -> dict[str, Any]:
     """
     from fedsim.accounting.statement import finite_or_none, noise_sentence
 
-    made = shared.ledger.costs
+    made, unit = shared.ledger.costs, shared.relation.unit
     rule = shared.filter
     by_renyi = None if rule is None else finite_or_none(rule.converted(made))
     found: dict[str, Any] = {
-        "unit": "user",
+        "unit": unit,
         "relation": shared.relation.value,
         "delta": shared.delta,
         "budget": shared.epsilon,
-        "releases": _listed(made),
-        "registered": _listed(shared.registered),
+        "releases": _listed(made, unit),
+        "registered": _listed(shared.registered, unit),
         "if_fixed_in_advance": {
             "epsilon": finite_or_none(tight) if (tight := shared.tight(made)) is not None else None,
             "accountant": _accountant(shared, made),
@@ -87,26 +87,26 @@ def _by_filter(shared: SharedLedger, rule: RenyiFilter) -> dict[str, Any]:
     from fedsim.accounting.privacy_filter import CITATION
     from fedsim.accounting.rounding import round_up
 
-    made = shared.ledger.costs
+    made, unit = shared.ledger.costs, shared.relation.unit
     keeps = shared.keeps_budget
     share = rule.spent(made) / rule.budget if rule.budget > 0.0 else 1.0
     under = f"under the {shared.relation.phrase} relation"
     said = [
         f"All {shared.ledger.num_releases} releases, and those to come, each run chosen after "
-        f"looking at those before: every user has (ε = {shared.epsilon:g}, δ = {shared.delta:g})-"
-        f"differential privacy {under}, for {_words(made)}, by a privacy filter ({CITATION}; order "
-        f"{rule.order:g}), of which {round_up(100.0 * share, 4):g} % is spent."
+        f"looking at those before: every {unit} has (ε = {shared.epsilon:g}, δ = {shared.delta:g})-"
+        f"differential privacy {under}, for {_words(made, unit)}, by a privacy filter ({CITATION}; "
+        f"order {rule.order:g}), of which {round_up(100.0 * share, 4):g} % is spent."
         if keeps
         else f"The {shared.ledger.num_releases} releases are more than the filter of this ledger "
         f"pays for: ε = {shared.epsilon:g} at δ = {shared.delta:g} {under} is not proved for runs "
-        f"chosen after looking at earlier ones ({_words(made)})."
+        f"chosen after looking at earlier ones ({_words(made, unit)})."
     ]
     alone = shared.tight(shared.registered) if shared.as_registered and made else None
     if alone is not None:
         said.append(
             "All of them were registered before the first: those registered, by themselves, have "
             f"(ε = {round_up(alone, 4):g}, δ = {shared.delta:g}) {under}, for "
-            f"{_words(shared.registered)}, by the {_accountant(shared, shared.registered)} "
+            f"{_words(shared.registered, unit)}, by the {_accountant(shared, shared.registered)} "
             "accountant (tight composition of what was fixed in advance)."
         )
     tight = shared.tight(made)
@@ -136,7 +136,7 @@ def _by_registration(shared: SharedLedger) -> dict[str, Any]:
     accountant = _accountant(shared, shared.registered)
     epsilon = shared.tight(shared.registered) or 0.0
     planned = sum(rounds for _, rounds in shared.registered)
-    done = shared.ledger.num_releases
+    done, unit = shared.ledger.num_releases, shared.relation.unit
     return {
         "basis": "fixed in advance",
         "epsilon": finite_or_none(epsilon),
@@ -145,9 +145,9 @@ def _by_registration(shared: SharedLedger) -> dict[str, Any]:
         "spent_share": done / planned if planned else 1.0,
         "registered_alone": finite_or_none(epsilon),
         "statement": [
-            f"All {done} releases, and the {planned - done} still registered: every user has (ε = "
-            f"{round_up(epsilon, 4):g}, δ = {shared.delta:g})-differential privacy under the "
-            f"{shared.relation.phrase} relation, for {_words(shared.registered)}, by the "
+            f"All {done} releases, and the {planned - done} still registered: every {unit} has "
+            f"(ε = {round_up(epsilon, 4):g}, δ = {shared.delta:g})-differential privacy under the "
+            f"{shared.relation.phrase} relation, for {_words(shared.registered, unit)}, by the "
             f"{accountant} accountant (tight composition of what was fixed before the first "
             f"release); the budget is {shared.epsilon:g}. It does not suffice for a filter: no "
             "other release is made."
@@ -164,18 +164,19 @@ def _accountant(shared: SharedLedger, costs: Composition) -> str | None:
         return None
 
 
-def _listed(costs: Composition) -> list[dict[str, Any]]:
+def _listed(costs: Composition, unit: str) -> list[dict[str, Any]]:
+    share = "an owner" if unit == "owner" else "a user"
     return [
         {
             "rounds": count,
             "mechanism": f"{cost.sampling.of('units')} with probability "
-            f"{cost.sampling.probability:g}, at most {cost.units_per_user} a user, noise "
+            f"{cost.sampling.probability:g}, at most {cost.units_per_user} {share}, noise "
             f"multiplier {cost.noise_multiplier:g}",
         }
         for cost, count in costs
     ]
 
 
-def _words(costs: Composition) -> str:
-    kinds = [f"{kind['rounds']} rounds of {kind['mechanism']}" for kind in _listed(costs)]
+def _words(costs: Composition, unit: str) -> str:
+    kinds = [f"{kind['rounds']} rounds of {kind['mechanism']}" for kind in _listed(costs, unit)]
     return " and ".join(kinds) or "no rounds"

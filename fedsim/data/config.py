@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from fedsim.data.preparation.prepare import AnyStep
+from fedsim.data.preparation.prepare import AnyStep, check_owners
 from fedsim.data.store.manifest import LossOn
 from fedsim.utils.section import Fraction, Section
 
@@ -183,6 +183,10 @@ class DataConfig(Section):
         if not self.co_owned:
             return self
         key = "owners_column" if self.owners_column is not None else "preparation"
+        try:
+            check_owners(self.preparation)
+        except ValueError as error:
+            raise ValueError(f"preparation: {error}") from None
         if self.cutting == "join":
             raise ValueError(
                 f'{key}: cutting = "join" would make one example of texts with different owners; '

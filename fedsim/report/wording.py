@@ -171,7 +171,7 @@ def privacy_facts(privacy: Privacy) -> list[tuple[str, str]]:
         ("Source of noise", NOISE_TEXTS[privacy.noise]),
         ("Clipping", settings_text(privacy.clip)),
         ("Denominator", settings_text(privacy.estimator)),
-        ("Sampled units a user owns at most", count_text(privacy.units_per_user)),
+        (f"Sampled units of one {privacy.unit}, at most", count_text(privacy.units_per_user)),
         ("Accountant", privacy.accountant or "none"),
     ]
     if privacy.hypothetical:

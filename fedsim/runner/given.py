@@ -163,7 +163,13 @@ def _model_folder(model: object, tokenizer: object) -> str:
 
     named = str(getattr(model.config, "_name_or_path", "") or "")
     opened = Path(named).expanduser().resolve()
+    if named and not opened.exists():
+        cached = (files.hub_folder(named, file) for file in (PROMISE, "config.json"))
+        opened = next(filter(None, cached), opened)
     unchanged = bool(named) and opened.is_dir() and _holds(opened, model)
+
+    a_path = Path(named).expanduser().exists() or named.startswith(("/", ".", "~"))
+    shown = opened.name if a_path else named
 
     def save(folder: Path) -> None:
         model.save_pretrained(folder)
@@ -176,11 +182,10 @@ def _model_folder(model: object, tokenizer: object) -> str:
                 for path in opened.glob(pattern):
                     shutil.copyfile(path, folder / path.name)
         elif named and not unchanged:
-            a_path = opened.exists() or named.startswith(("/", ".", "~"))
-            note = {"opened": opened.name if a_path else named, "promise": _promise_of(opened)}
+            note = {"opened": shown, "promise": _promise_of(opened)}
             (folder / GIVEN).write_text(json.dumps(note), encoding="utf-8")
 
-    return _kept("model", save, opened.name if unchanged else "model")
+    return _kept("model", save, shown.split("/")[-1] if unchanged else "model")
 
 
 def _holds(folder: Path, model: PreTrainedModel) -> bool:

@@ -122,7 +122,11 @@ def summarise(
             materials.model.origin,
             materials.num_protected,
             of_data=(
-                *assumptions(config.data.preparation, materials.store.manifest["dropped"]),
+                *assumptions(
+                    config.data.preparation,
+                    materials.store.manifest["dropped"],
+                    co_owned=config.data.co_owned,
+                ),
                 *about_canaries(len(materials.split.canaries)),
                 *((NOT_PAID_FOR,) if diverged else ()),
                 *_counted(config, state, cut_short),

@@ -32,6 +32,21 @@ def shown_name(path_or_id: str) -> str:
     return path.resolve().name if path.exists() else path_or_id
 
 
+def hub_folder(name: str, file: str) -> Path | None:
+    """Return the folder of the hub's cache that has this file of a model; it is fetched if it can.
+
+    None for what is no hub id, or has no such file, or where no hub can be reached and the cache
+    does not have it.
+    """
+    from transformers.utils.hub import cached_file  # noqa: PLC0415  (slow)
+
+    try:
+        found = cached_file(name, file, _raise_exceptions_for_missing_entries=False)
+    except OSError:
+        return None
+    return None if found is None else Path(found).parent
+
+
 @contextmanager
 def naming(path: Path, *, keep: bool = False) -> Iterator[None]:
     """Let what the disk refuses in the block name the file: a write that fails does not.

@@ -44,7 +44,7 @@ SAMPLINGS: dict[str, Callable[[float], Sampling]] = {
 }
 UNITS = (1, 4)
 ALL = frozenset(Relation)
-ONE_SIDED = frozenset({Relation.ADD_OR_REMOVE, Relation.ZERO_OUT})
+ONE_SIDED = ALL - {Relation.REPLACE}
 
 SUPPORTED: dict[tuple[str, str, int], frozenset[Relation]] = {
     **{("pld", kind, 1): ALL for kind in ("poisson", "shuffled", "truncated-poisson", "cyclic")},

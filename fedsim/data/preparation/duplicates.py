@@ -6,7 +6,7 @@ import importlib
 from collections import Counter
 from collections.abc import Iterator
 from hashlib import blake2b
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,8 @@ class ExactDuplicates(Step):
     Streams. In memory: a 128-bit digest a distinct (user, text), about 110 bytes each. Two users
     with the same text both keep it: what one user has must not decide what another trains on.
     """
+
+    compares_texts: ClassVar[bool] = True
 
     step: Literal["exact-duplicates"] = "exact-duplicates"
 
@@ -70,6 +72,8 @@ class NearDuplicates(_MinHashStep):
     In memory: about 6 kB a text kept, in any order of arrival. `within = "data"` looks across
     users: whether a record of one is kept then depends on what another has written.
     """
+
+    compares_texts: ClassVar[bool] = True
 
     step: Literal["near-duplicates"] = "near-duplicates"
     within: Literal["user", "data"] = "user"

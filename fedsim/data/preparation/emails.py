@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from fedsim.data.preparation.step import Spool, Step
-from fedsim.data.sources.records import Record
+from fedsim.data.sources.records import NULL_OWNERS, Record
 
 _FORWARDING_SUBJECT = re.compile(r"\s*(re\s*:\s*)*fwd?\s*:", re.IGNORECASE)
 _FORWARDED = re.compile(
@@ -97,7 +97,7 @@ class MailboxOwner(Step):
         return False
 
     def apply(self, records: Iterator[Record], dropped: Counter[str]) -> Iterator[Record]:
-        """Yield what owners sent, the address in lower case as the user."""
+        """Yield what owners sent, all addresses in lower case."""
         with Spool() as spool:
             senders: dict[str, Counter[str]] = {}
             for record in records:
@@ -116,7 +116,8 @@ class MailboxOwner(Step):
                 elif address.get(owner) != record.user.lower():
                     dropped[self.reason("not sent by the mailbox's owner")] += 1
                 else:
-                    yield record._replace(user=record.user.lower())
+                    owners = dict.fromkeys(name.lower() for name in record.owners)
+                    yield record._replace(user=record.user.lower(), owners=tuple(owners))
 
     def _owner(self, record: Record) -> tuple[str, str]:
         """Return the mailbox and its owner's last name, both in lower case, or empty strings."""
@@ -152,9 +153,11 @@ class ExpandReceivers(Step):
 class Receivers(Step):
     """Make the receivers of an e-mail owners of it, beside the sender, who is its user. Streams.
 
-    Receivers stand in `columns` as for `expand-receivers`. Their names are addresses in lower case,
-    as `user-name` with "email-address" makes them of senders. Ganesh et al. 2025, arXiv:2503.03622,
-    for what is then promised to whom.
+    Receivers stand in `columns` as for `expand-receivers`. All names become addresses in lower
+    case, as `user-name` with "email-address" makes them: of the user, of owners that are known
+    before, and of receivers. An e-mail is dropped where one of them has no address, or a cell does
+    not come apart into addresses: somebody would own it who is not named. Ganesh et al. 2025,
+    arXiv:2503.03622, for what is then promised to whom.
     """
 
     gives_owners: ClassVar[bool] = True
@@ -167,10 +170,37 @@ class Receivers(Step):
         return self.columns
 
     def apply(self, records: Iterator[Record], dropped: Counter[str]) -> Iterator[Record]:
-        """Yield each e-mail with its receivers as owners; nothing is dropped."""
+        """Yield each e-mail with its receivers as owners."""
         for record in records:
-            named = [address for name in self.columns for address in _listed(record.columns[name])]
-            yield record._replace(owners=tuple(dict.fromkeys([*record.owners, *named])))
+            named = [_addresses(record.columns[name]) for name in self.columns]
+            people = [_addresses(name) for name in (record.user, *record.owners)]
+            if None in named or not all(people):
+                dropped[self.reason(NULL_OWNERS)] += 1
+                continue
+            user, *owners = (address for found in (*people, *named) for address in found or ())
+            yield record._replace(user=user, owners=tuple(dict.fromkeys(owners)))
+
+
+def _addresses(cell: Any) -> list[str] | None:  # noqa: ANN401  (a cell of the source)
+    """Return the addresses in a cell, in lower case; None where not all of it is understood."""
+    if cell is None:
+        return []
+    parts = cell if isinstance(cell, (list, tuple)) else [cell]
+    found: list[str] = []
+    for part in parts:
+        if not isinstance(part, str):  # a null in a list, or NaN: somebody who is not named
+            return None
+        text = part.strip().rstrip(",;")
+        # A mark of each address: whatever is not split as it is meant has others.
+        addresses = [address.lower() for _, address in getaddresses([text]) if address]
+        whole = all(_ADDRESS.fullmatch(address) for address in addresses)
+        if not whole or len(addresses) != text.count("@") or bool(text) != bool(addresses):
+            return None
+        found += addresses
+    return found
+
+
+_ADDRESS = re.compile(r"[^\s@,;<>]+@[^\s@,;<>]+")
 
 
 def _listed(value: Any) -> list[str]:  # noqa: ANN401  (a cell of the source)

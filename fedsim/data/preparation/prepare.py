@@ -137,22 +137,66 @@ def fingerprint(steps: Sequence[Step]) -> list[object]:
     return ["prepared", VERSION, *settings] if settings else []
 
 
-def assumptions(steps: Sequence[Step], dropped: Mapping[str, int]) -> tuple[str, ...]:
-    """Return the report's assumptions on steps that looked across users; () if none did.
+def assumptions(
+    steps: Sequence[Step], dropped: Mapping[str, int], *, co_owned: bool = False
+) -> tuple[str, ...]:
+    """Return the report's assumptions on steps that looked across users or owners; () if none did.
 
     Args:
         steps: of the run's config.
         dropped: of the store's manifest, which knows of steps that an earlier build took.
+        co_owned: whether one text of a user can have other owners than the next.
     """
     named = {step.step for step in steps if not step.per_user}
     named |= {found[1] for reason in dropped if (found := _MARKED.match(reason))}
-    if not named:
-        return ()
-    return (
-        f"The preparation looked across users ({', '.join(sorted(named))}): one user more could "
-        "change which records of others are in the data. The guarantee is for the prepared data, "
-        "and reaches the raw data only if what these steps decided counts as public.",
+    compared = {name for name, step in STEPS.items() if co_owned and step.compares_texts}
+    taken = {step.step for step in steps} | {reason.split(":")[0] for reason in dropped}
+    public = (
+        "The guarantee is for the prepared data, and reaches the raw data only if what these steps "
+        "decided counts as public."
     )
+    said = []
+    if named:
+        said.append(
+            f"The preparation looked across users ({', '.join(sorted(named))}): one user more "
+            f"could change which records of others are in the data. {public}"
+        )
+    if compared := compared & taken - named:
+        said.append(
+            f"The preparation compared texts that can have different owners "
+            f"({', '.join(sorted(compared))}): what one owner's text says could decide which texts "
+            f"of others are in the data. {public}"
+        )
+    return tuple(said)
+
+
+def check_owners(steps: Sequence[Step]) -> None:
+    """Raise `ValueError` where the order of steps would lose owners, or give one two names."""
+    for place, step in enumerate(steps):
+        before = steps[:place]
+        if isinstance(step, UserWords):
+            raise ValueError(
+                "user-words: cuts a text by what a user's other texts are, which can have other "
+                "owners; leave it out"
+            )
+        for earlier in before if isinstance(step, Receivers) else ():
+            if isinstance(earlier, ExpandReceivers):
+                raise ValueError(
+                    "expand-receivers before receivers: leaves one receiver of each copy; put "
+                    "receivers first"
+                )
+            by_address = isinstance(earlier, UserName) and earlier.transform == "email-address"
+            if isinstance(earlier, (MergeUsers, UserName)) and not by_address:
+                raise ValueError(
+                    f"{earlier.step} before receivers: renames users and not the receivers, who "
+                    "are the same people; put receivers first"
+                )
+        for earlier in before if isinstance(step, Participants) else ():
+            if not isinstance(earlier, (MergeUsers, UserName)):
+                raise ValueError(
+                    f"{earlier.step} before participants: whoever's texts it drops would own "
+                    "nothing of the thread; put participants first"
+                )
 
 
 def _stamp(name: str) -> tuple[str, int, int]:

@@ -26,10 +26,13 @@ class Step(Section):
     Attributes:
         changes_text: whether the step rewrites texts, which it cannot do to conversations.
         gives_owners: whether texts have several owners after the step.
+        compares_texts: whether what one text of a user says can decide about another of theirs,
+            which may have other owners.
     """
 
     changes_text: ClassVar[bool] = False
     gives_owners: ClassVar[bool] = False
+    compares_texts: ClassVar[bool] = False
 
     step: str
 

@@ -188,9 +188,10 @@ class MaxExamples(Step):
 class Participants(Step):
     """Make everybody who wrote in a thread an owner of every text of it.
 
-    `column` names the thread; a text without one is its user's alone. In memory: a set of users for
-    each thread, the spool. Who wrote where is public in what is then promised: Ganesh et al. 2025,
-    arXiv:2503.03622.
+    `column` names the thread; a text without one is its user's alone. Whoever has no text here, for
+    it was empty or nameless, is no owner: so it stands before every step that drops texts. In
+    memory: a set of users for each thread, the spool. Who wrote where is public in what is then
+    promised: Ganesh et al. 2025, arXiv:2503.03622.
     """
 
     gives_owners: ClassVar[bool] = True
@@ -223,6 +224,7 @@ class UserWords(Step):
     """
 
     changes_text: ClassVar[bool] = True
+    compares_texts: ClassVar[bool] = True
 
     step: Literal["user-words"] = "user-words"
     count: Positive

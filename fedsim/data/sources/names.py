@@ -47,7 +47,7 @@ def owner_names(value: object, field: str, separator: str | None) -> tuple[str, 
     Args:
         value: a list, or with a separator a string.
         field: as of `user_name`.
-        separator: what stands between names in a string; spaces around a name are not part of it.
+        separator: what stands between names in a string. Spaces around a name are never part of it.
 
     Returns:
         None for a null, and for a list with a null or an empty name in it: an owner is unknown.
@@ -59,9 +59,7 @@ def owner_names(value: object, field: str, separator: str | None) -> tuple[str, 
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return None
     if isinstance(value, str) and separator is not None:
-        parts: Sequence[object] = [part.strip() for part in value.split(separator)]
-        if parts == [""]:
-            return ()
+        parts: Sequence[object] = value.split(separator) if value.strip() else []
     elif isinstance(value, (list, tuple)):
         parts = value
     else:
@@ -70,5 +68,5 @@ def owner_names(value: object, field: str, separator: str | None) -> tuple[str, 
             "and what stands between names in them, as data.owners_separator"
         )
     names = [user_name(part, field) for part in parts]
-    known = tuple(name for name in dict.fromkeys(names) if name is not None)
-    return None if None in names else known
+    known = dict.fromkeys(name.strip() for name in names if name is not None)
+    return None if None in names else tuple(known)

@@ -97,6 +97,8 @@ def rows(spec: SourceSpec, extra: Mapping[str, str]) -> Iterator[RawRecord]:
             any_row = any_row or bool(batch[spec.user_column])
             field = f"data.user_column = {spec.user_column!r}"
             users = [user_name(value, field) for value in batch[spec.user_column]]
+            if spec.owners_column is not None:  # as owners are called, for they are the same people
+                users = [user.strip() if user else user for user in users]
             any_user = any_user or any(user is not None for user in users)
             columns = _columns(batch, extra, len(users))
             parts = zip(users, _texts(batch, spec), columns, _owners(batch, spec), strict=False)
@@ -265,12 +267,24 @@ def _dataset_batches(
             for name, feature in (dataset.features or {}).items()
             if name in needed and hasattr(feature, "int2str")
         }
+        # Of a list of classes too: else one person is a name in one column and a number in another.
+        inner: dict[str, Any] = {
+            name: getattr(feature, "feature", None)
+            for name, feature in (dataset.features or {}).items()
+            if name in needed
+        }
+        lists = {name: kind.names for name, kind in inner.items() if hasattr(kind, "int2str")}
         for batch in dataset.iter(batch_size=_BATCH):
             height = len(next(iter(batch.values())))
             # A later file may lack a column that the first one has.
             columns = {name: batch.get(name) or [None] * height for name in needed}
             for name, known in classes.items():
                 columns[name] = [_class_name(code, known) for code in columns[name]]
+            for name, known in lists.items():
+                columns[name] = [
+                    None if codes is None else [_class_name(code, known) for code in codes]
+                    for codes in columns[name]
+                ]
             yield columns
 
 

@@ -147,6 +147,35 @@ def test_a_network_that_was_changed_since_has_no_promise_but_that_of_its_start(
     assert "from `model` with" in card
 
 
+def test_a_promise_on_the_hub_goes_with_what_is_opened_from_there(
+    finished: fedsim.Run, speeches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the hub's cache, as a machine without a network has it: by name, and given as opened."""
+    hub = tmp_path / "hub"
+    snapshot = hub / "models--org--x" / "snapshots" / ("0" * 40)
+    shutil.copytree(finished.path / "model", snapshot)
+    (hub / "models--org--x" / "refs").mkdir()
+    (hub / "models--org--x" / "refs" / "main").write_text("0" * 40)
+    for module in ("huggingface_hub.constants", "transformers.utils.hub"):
+        monkeypatch.setattr(f"{module}.HF_HUB_CACHE", str(hub), raising=False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    config = settings(source=str(speeches))
+    config["model"] = {"trainable": "ln_", "name_or_path": "org/x"}
+    named = fedsim.run(config, tmp_path / "named")
+    held = AutoModelForCausalLM.from_pretrained("org/x")
+    assert held.config._name_or_path == "org/x"
+    del config["model"]["name_or_path"]
+    tokenizer = AutoTokenizer.from_pretrained("org/x")
+    given = fedsim.run(config, tmp_path / "given", model=held, tokenizer=tokenizer)
+    for run, name in ((named, "org/x"), (given, "x")):
+        said = " ".join(run.report.privacy.assumptions)
+        promised = (
+            f"{name!r} has a promise of its own, and where the people are the same both count"
+        )
+        assert f"{promised}, added up: {finished.report.privacy.statement}" in said
+        assert "not what is there" not in said
+
+
 def test_an_unfinished_run_is_no_start_of_unknown_text(
     finished: fedsim.Run, speeches: Path, tmp_path: Path
 ) -> None:

@@ -13,7 +13,7 @@ from fedsim.report.schema import load_metrics, load_report
 from fedsim.runner.log import LOG
 
 _WRITTEN_LAST = {"README.md", NAME}  # of model/, with the report
-_OF_THE_NOISE = {"statement", "noise", "epsilon", "releases", "assumptions", "digests"}
+_OF_THE_NOISE = {"weights", "statement", "noise", "epsilon", "releases", "assumptions", "digests"}
 _OF_ITS_TIME = ("seconds.json", "report.json", "report.html")
 
 

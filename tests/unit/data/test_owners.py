@@ -180,6 +180,23 @@ def test_lists_in_other_formats(tmp_path: Path) -> None:
     assert read == expected[:1]
 
 
+def test_one_person_has_one_name_as_user_and_as_owner(tmp_path: Path) -> None:
+    """Classes in a list are numbers on disk, and a name may have spaces around it."""
+    import datasets  # noqa: PLC0415
+
+    classes = datasets.ClassLabel(names=["ann", "bob"])
+    features = datasets.Features(
+        {"who": classes, "said": datasets.Value("string"), "owners": datasets.List(classes)}
+    )
+    rows = {"who": [0, 1], "said": ["a", "b"], "owners": [[1], [0, 1]]}
+    datasets.Dataset.from_dict(rows, features=features).save_to_disk(tmp_path / "saved")
+    read = list(owned_records(_config(tmp_path / "saved")))
+    assert read == [("ann", "a", ("bob",)), ("bob", "b", ("ann", "bob"))]
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({"who": "bob ", "said": "x", "owners": [" bob", "bob", "cy "]}))
+    assert list(owned_records(_config(path))) == [("bob", "x", ("bob", "cy"))]
+
+
 @pytest.mark.parametrize(
     ("owners", "message"),
     [

@@ -12,14 +12,16 @@ from collections.abc import Sequence
 from fedsim.errors import ConfigError
 
 _EXACT = 2.0**53  # floats from here on stand for several integers
+_EXACT_IN_A_LIST = 2.0**24  # lists of numbers can be of float32, and users beside them of more bits
 
 
-def user_name(value: object, field: str) -> str | None:
+def user_name(value: object, field: str, exact: float = _EXACT) -> str | None:
     """Return a name; integers and whole floats are written as integers, an empty name is None.
 
     Args:
         value: a cell.
         field: the key and its column, for messages.
+        exact: a float of that size, or above it, may have lost digits.
 
     Raises:
         ConfigError: a list, an object, bytes, or a float that has lost digits.
@@ -29,7 +31,7 @@ def user_name(value: object, field: str) -> str | None:
     if isinstance(value, (list, tuple, dict, bytes)):
         kind = type(value).__name__
         raise ConfigError(f"{field}: holds {kind} values; wanted: strings or integers")
-    if isinstance(value, float) and abs(value) >= _EXACT:
+    if isinstance(value, float) and abs(value) >= exact:
         raise ConfigError(
             f"{field}: holds {value!r}, a number of more digits "
             "than a float has: other users may have become the same; give strings or integers "
@@ -67,6 +69,6 @@ def owner_names(value: object, field: str, separator: str | None) -> tuple[str, 
             f"{field}: holds {type(value).__name__} values; wanted: lists of names, or strings "
             "and what stands between names in them, as data.owners_separator"
         )
-    names = [user_name(part, field) for part in parts]
+    names = [user_name(part, field, _EXACT_IN_A_LIST) for part in parts]
     known = dict.fromkeys(name.strip() for name in names if name is not None)
     return None if None in names else tuple(known)

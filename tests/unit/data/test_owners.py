@@ -204,6 +204,7 @@ def test_one_person_has_one_name_as_user_and_as_owner(tmp_path: Path) -> None:
         ({"a": 1}, "holds dict values"),
         ([["bob"]], "holds list values; wanted: strings or integers"),
         (3, "holds int values"),
+        ([16777216.0], "holds 16777216.0, a number of more digits than a float has"),
     ],
 )
 def test_a_column_that_is_no_list_of_names(owners: object, message: str, tmp_path: Path) -> None:

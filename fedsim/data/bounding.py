@@ -60,23 +60,21 @@ def bound(
         order: in which examples are looked at: "random", or by length, equals in random order.
             "least-demand" takes the example next whose owners need their room least: with the least
             sum, over its owners, of the examples that they have left over the room that they have
-            left. So it takes texts with few owners first, and owners with few texts.
+            left. So it takes texts with few owners first, and owners with few texts. To the other
+            rules, of which only "greedy" knows demands, it is "random"; "linear-program" goes by
+            the order among examples of which it keeps equal parts.
         base: of the hashes that a random order goes by; see `hashing.base`.
 
     Raises:
         ValueError: a store without a graph, or `group_size` is less than 1.
     """
     if store.graph is None or group_size < 1:
-        raise ValueError(f"group_size = {group_size}, graph {store.graph}: give 1 and a graph")
+        raise ValueError(f"group_size = {group_size}: give at least 1, and a store with a graph")
     wanted = _Wanted.of(store.graph, examples, group_size)
     coins = in_order_of(hashes(base, store.example_keys[examples]))
-    values: npt.NDArray[np.generic] = np.zeros(len(examples), np.int64)
-    if order in ("longest", "shortest"):
-        lengths = store.lengths(examples)
-        values = -lengths if order == "longest" else lengths
-    if rule == "linear-program":
-        values = -wanted.parts().round(6)
-    first_to_last = np.lexsort((coins, values))
+    sign = {"longest": -1, "shortest": 1}.get(order, 0)
+    parts = wanted.parts().round(6) if rule == "linear-program" else np.zeros(len(examples))
+    first_to_last = np.lexsort((coins, sign * store.lengths(examples), -parts))
     if rule == "random":
         kept = wanted.named_by_all(first_to_last)
     elif order == "least-demand" and rule == "greedy":

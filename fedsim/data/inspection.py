@@ -59,7 +59,7 @@ def inspect_store(store: TokenStore) -> dict[str, Any]:
     }
 
 
-KEPT_FOR = (1, 2, 4, 8, 16, 32, 64, 128)
+_KEPT_FOR = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 def _owners(store: TokenStore, graph: OwnerGraph) -> dict[str, Any]:
@@ -67,7 +67,7 @@ def _owners(store: TokenStore, graph: OwnerGraph) -> dict[str, Any]:
     everything = np.arange(store.num_examples)
     degrees = graph.degrees(everything)
     per_example = np.diff(graph.offsets)
-    sizes = [size for size in KEPT_FOR if size <= 2 * degrees.max()]
+    sizes = [size for size in _KEPT_FOR if size <= 2 * degrees.max()]
     return {
         "owners": graph.num_owners,
         "wrote_nothing": graph.num_owners - store.num_users,

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from fedsim.data.building.build_folder import build_folder
-from fedsim.data.building.merge import begin_array, write_keys, write_merged
+from fedsim.data.building.merge import write_keys, write_merged
 from fedsim.data.building.owners import write_owners
 from fedsim.data.building.segments import Segments
 from fedsim.data.building.tokenise import BatchTokeniser, Cutting, Encode, Record
@@ -100,7 +100,7 @@ def build_store(
         joined = sequence_length if cutting == "join" else None
         num_examples, num_tokens = write_merged(segments, place.result, joined)
         write_keys(place.result, tokeniser.dtype, len(segments.users))
-        owners = write_owners(segments, place.result, begin_array) if co_owned else None
+        owners = write_owners(segments, place.result) if co_owned else None
         report("computing checksums")
         manifest = Manifest(
             version=CO_OWNED_VERSION if co_owned else FORMAT_VERSION,

@@ -30,10 +30,9 @@ def write_merged(segments: Segments, folder: Path, joined: int | None) -> tuple[
         joined: where texts are joined, most tokens of an example: the tokens stay as they are, and
             only the offsets of examples change. Else None.
     """
-    # Each segment is sorted by user, so a chunk of users is one slice of each segment.
     examples, tokens = _sizes_of_users(segments)
     bounds = _bounds(tokens)
-    starts = _starts_in_segments(segments, bounds)
+    starts = starts_in_segments(segments, bounds, "lengths")
     if joined is not None:
         examples = -(-tokens // joined)  # as few as can be
     with (folder / layout.USERS).open("w", encoding="utf-8") as names:
@@ -113,15 +112,21 @@ def _bounds(tokens: Indices) -> list[int]:
     return bounds
 
 
-def _starts_in_segments(segments: Segments, bounds: list[int]) -> Indices:
-    """Return (segments, bounds, 2) int64: the first example and token from each bound on."""
+def starts_in_segments(segments: Segments, bounds: list[int], kind: str) -> Indices:
+    """Return (segments, bounds, 2) int64: the first example and item from each bound on.
+
+    Args:
+        segments: each sorted by user, so that a chunk of users is one slice of each.
+        bounds: the first user of each chunk, and, last, their number.
+        kind: the file that says how many items an example has: "lengths" of tokens, or "others".
+    """
     starts = np.zeros((len(segments.heads), len(bounds), 2), np.int64)
     for segment, head in enumerate(segments.heads):
         users = segments.part(segment, "users", 0, head["examples"])
-        lengths = segments.part(segment, "lengths", 0, head["examples"])
+        counts = segments.part(segment, kind, 0, head["examples"])
         examples = np.searchsorted(users, np.array(bounds, "u4"))
         starts[segment, :, 0] = examples
-        starts[segment, :, 1] = offsets_of(lengths)[examples]
+        starts[segment, :, 1] = offsets_of(counts)[examples]
     return starts
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 
+from fedsim.data.building.merge import begin_array, starts_in_segments
 from fedsim.data.building.segments import Segments
 from fedsim.data.store import Indices, runs
 from fedsim.data.store import manifest as layout
@@ -21,10 +20,8 @@ from fedsim.data.store.rows import ranks
 _AT_ONCE = 1 << 19  # examples, or pairs, that are looked at together
 _START = 0x66656473696D2F34  # the start of hashes of owners
 
-Begin = Callable[[BinaryIO, int, str], None]
 
-
-def write_owners(segments: Segments, folder: Path, begin: Begin) -> OwnerCounts:
+def write_owners(segments: Segments, folder: Path) -> OwnerCounts:
     """Write the owner graph beside the other files of a new store, and examples' keys made of it.
 
     Nothing is written where every example has no owner but its user: the store is then the same as
@@ -34,7 +31,6 @@ def write_owners(segments: Segments, folder: Path, begin: Begin) -> OwnerCounts:
     Args:
         segments: all that was read.
         folder: where the store's other files are.
-        begin: writes the head of an array of some length and type into a file.
     """
     users = segments.users
     others = [name for name in segments.owners if name not in users]
@@ -49,9 +45,9 @@ def write_owners(segments: Segments, folder: Path, begin: Begin) -> OwnerCounts:
     np.save(folder / layout.OWNER_KEYS, keys)
     places = {name: len(users) + place for place, name in enumerate(others)}
     index = np.array([users.get(name, places.get(name, 0)) for name in segments.owners], np.int64)
-    _write_by_example(segments, folder, index, begin)
+    _write_by_example(segments, folder, index)
     _write_by_owner(folder, len(keys))
-    _write_example_keys(folder, keys, begin)
+    _write_example_keys(folder, keys)
     return OwnerCounts(owners=len(keys), pairs=pairs)
 
 
@@ -62,26 +58,19 @@ def _num_pairs(segments: Segments) -> int:
     )
 
 
-def _write_by_example(segments: Segments, folder: Path, index: Indices, begin: Begin) -> None:
+def _write_by_example(segments: Segments, folder: Path, index: Indices) -> None:
     """Write each example's owners, its user first, and where they begin."""
     user_offsets = np.load(folder / layout.USER_OFFSETS)
     num_examples = int(user_offsets[-1])
     bounds = _bounds(user_offsets)
-    # Each segment is sorted by user: a chunk of users is one slice of each.
-    starts = np.zeros((len(segments.heads), len(bounds), 2), np.int64)
-    for number, head in enumerate(segments.heads):
-        of_user = segments.part(number, "users", 0, head["examples"])
-        counts = segments.part(number, "others", 0, head["examples"])
-        first = np.searchsorted(of_user, np.array(bounds, "u4"))
-        starts[number, :, 0] = first
-        starts[number, :, 1] = np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))[first]
+    starts = starts_in_segments(segments, bounds, "others")
     total = num_examples + _num_pairs(segments)
     with (
         (folder / layout.EXAMPLE_OWNERS).open("wb") as owner_file,
         (folder / layout.EXAMPLE_OWNER_OFFSETS).open("wb") as offset_file,
     ):
-        begin(owner_file, total, "<i8")
-        begin(offset_file, num_examples + 1, "<i8")
+        begin_array(owner_file, total, "<i8")
+        begin_array(offset_file, num_examples + 1, "<i8")
         offset_file.write(np.zeros(1, "<i8").tobytes())
         done = 0
         for chunk in range(len(bounds) - 1):
@@ -149,7 +138,7 @@ def _write_by_owner(folder: Path, num_owners: int) -> None:
     examples.flush()
 
 
-def _write_example_keys(folder: Path, keys: npt.NDArray[np.uint64], begin: Begin) -> None:
+def _write_example_keys(folder: Path, keys: npt.NDArray[np.uint64]) -> None:
     """Replace the examples' keys by ones that are functions of the graph and the order alone.
 
     A key of the tokens would let what one owner wrote decide which examples of others are drawn
@@ -160,7 +149,7 @@ def _write_example_keys(folder: Path, keys: npt.NDArray[np.uint64], begin: Begin
     offsets = np.load(folder / layout.EXAMPLE_OWNER_OFFSETS, mmap_mode="r")
     owners = np.load(folder / layout.EXAMPLE_OWNERS, mmap_mode="r")
     with (folder / layout.EXAMPLE_KEYS).open("wb") as file:
-        begin(file, int(user_offsets[-1]), "<u8")
+        begin_array(file, int(user_offsets[-1]), "<u8")
         for first, last in pairwise(_bounds(user_offsets)):
             low, high = int(user_offsets[first]), int(user_offsets[last])
             starts = np.asarray(offsets[low : high + 1]) - offsets[low]

@@ -137,6 +137,9 @@ def test_order_by_length(tmp_path: Path) -> None:
     store = build(texts, tmp_path / "store", co_owned=True, sequence_length=64)
     assert _kept(store, 2, "greedy", "longest").examples.tolist() == [1, 3]
     assert _kept(store, 2, "greedy", "shortest").examples.tolist() == [0, 2]
+    for rule in RULES:  # whole parts of the linear program apart, the order decides
+        kept = [_kept(store, 2, rule, order).examples for order in ("longest", "shortest")]
+        assert store.lengths(kept[0]).sum() >= store.lengths(kept[1]).sum()
 
 
 def test_the_pool_with_one_owner_a_text_is_todays(tmp_path: Path) -> None:

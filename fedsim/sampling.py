@@ -364,7 +364,7 @@ class BalancedSampling:
     A run is `participations` passes of rounds/participations rounds. Units draw independently, so
     the cohort's size is Binomial(num_units, probability), and nobody learns who is in it. Also
     called balls in bins (Chua et al. 2024) and random allocation (Feldman and Shenfeld 2025); it is
-    priced for the whole run by `fedsim.accounting.random_allocation`.
+    priced for the whole run by `fedsim.accounting.methods.random_allocation`.
 
     Attributes:
         rounds: T of the run, fixed before the first; a multiple of `participations`.

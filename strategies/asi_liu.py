@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedsim.accounting.above_threshold import failure_probability
+from fedsim.accounting.methods.above_threshold import failure_probability
 from fedsim.concentration.filter import FilteredMean
 from fedsim.concentration.sampling import ConcentratedSampling
 from fedsim.config import Config

@@ -11,10 +11,10 @@ from typing import Any
 import dp_accounting
 from dp_accounting import dp_event
 
-from fedsim.accounting import pld
 from fedsim.accounting.accountants import epsilon
 from fedsim.accounting.calibration import calibrate_noise_multiplier
 from fedsim.accounting.events import RoundCost
+from fedsim.accounting.methods import pld
 from fedsim.sampling import PoissonSampling, binomial_probabilities
 from fedsim.utils.machine import Row, interleaved
 

@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from fedsim.accounting.above_threshold import AboveThresholdAccountant
 from fedsim.accounting.events import Composition, RoundCost
-from fedsim.accounting.group_privacy import GroupPrivacyAccountant
-from fedsim.accounting.pld import PldAccountant
-from fedsim.accounting.random_allocation import RandomAllocationAccountant
-from fedsim.accounting.renyi import MomentsAccountant, RdpAccountant
+from fedsim.accounting.methods.above_threshold import AboveThresholdAccountant
+from fedsim.accounting.methods.group_privacy import GroupPrivacyAccountant
+from fedsim.accounting.methods.pld import PldAccountant
+from fedsim.accounting.methods.random_allocation import RandomAllocationAccountant
+from fedsim.accounting.methods.renyi import MomentsAccountant, RdpAccountant
 from fedsim.errors import ConfigError
 from fedsim.sampling import Relation
 

@@ -26,11 +26,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedsim.accounting.accountants import choose
-from fedsim.accounting.composition import ComposedPld
 from fedsim.accounting.events import Composition, RoundCost
-from fedsim.accounting.pld import refined, single_round
-from fedsim.accounting.random_allocation import renyi_price
-from fedsim.accounting.renyi import renyi_divergence
+from fedsim.accounting.methods.composition import ComposedPld
+from fedsim.accounting.methods.pld import refined, single_round
+from fedsim.accounting.methods.random_allocation import renyi_price
+from fedsim.accounting.methods.renyi import renyi_divergence
 from fedsim.sampling import PoissonSampling, Relation
 
 CITATION = "Rényi filter at one order: Feldman and Zrnic 2021; Whitehouse et al. 2023"

@@ -71,8 +71,8 @@ class FilteredMean:
     """The mean weighted by the filter, Σ w g / Σ w. Sensitivity 24 τ/N to replacing one user.
 
     That holds while the score of one of the neighbours is at least 2N/3 + 1, see
-    `fedsim.accounting.above_threshold`. Proof. Some user's τ-ball holds 2N/3 + 1 users; all of
-    them but the replaced one have weight 1 before and after. Of the others each weight moves by
+    `fedsim.accounting.methods.above_threshold`. Proof. Some user's τ-ball holds 2N/3 + 1 users; all
+    of them but the replaced one have weight 1 before and after. Of the others each weight moves by
     at most 6/N, together less than 2; the replaced user's two weights are at most 1 each. Any two
     users of positive weight have a common neighbour, so they are 4τ apart at most. Taking weight
     e away from a mean of weight W >= 2N/3, all within 4τ, moves it by at most 4τ e/W; e <= 4.

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from fedsim.accounting import random_allocation as module
 from fedsim.accounting.accountants import epsilon
 from fedsim.accounting.events import RoundCost
+from fedsim.accounting.methods import random_allocation as module
 from fedsim.sampling import BalancedSampling
 from tests.golden.make_allocation_reference import NUM_SETTINGS, PATH, setting
 from tests.unit.accounting.test_random_allocation import lower

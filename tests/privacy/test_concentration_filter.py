@@ -12,10 +12,10 @@ import pytest
 import torch
 from scipy import stats
 
-from fedsim.accounting.above_threshold import failure_probability
 from fedsim.accounting.accountants import delta, epsilon
 from fedsim.accounting.events import RoundCost
 from fedsim.accounting.ledger import Ledger
+from fedsim.accounting.methods.above_threshold import failure_probability
 from fedsim.clipping import Clip, FlatClip
 from fedsim.concentration.filter import (
     Filtered,

@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from fedsim.accounting.budget import Budget
 from fedsim.accounting.ledger import Ledger
-from fedsim.accounting.pld import composed, single_round
+from fedsim.accounting.methods.pld import composed, single_round
 from fedsim.clients.engine_choice import choose_engine
 from fedsim.config import Config
 from fedsim.estimators import WeightedSum

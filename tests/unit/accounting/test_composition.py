@@ -13,8 +13,8 @@ from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from scipy import optimize, stats
 
 from fedsim.accounting.accountants import delta, epsilon, epsilon_of_composition, most_apart
-from fedsim.accounting.composition import ComposedPld
 from fedsim.accounting.events import RoundCost
+from fedsim.accounting.methods.composition import ComposedPld
 from fedsim.sampling import PoissonSampling, Relation
 
 WIDTH = 0.25

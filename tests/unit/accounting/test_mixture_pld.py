@@ -24,8 +24,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import optimize, special
 
-from fedsim.accounting import mixture_pld as module
-from fedsim.accounting.mixture_pld import mixture_pld
+from fedsim.accounting.methods import mixture_pld as module
+from fedsim.accounting.methods.mixture_pld import mixture_pld
 from fedsim.sampling import binomial_probabilities
 
 ROUNDING = 1e-14  # of probabilities that are near 1

@@ -10,7 +10,7 @@ import pytest
 from fedsim.accounting import accountants
 from fedsim.accounting.accountants import delta
 from fedsim.accounting.events import RoundCost
-from fedsim.accounting.pld import WIDTH, composed
+from fedsim.accounting.methods.pld import WIDTH, composed
 from fedsim.sampling import PoissonSampling, Relation
 
 epsilon = functools.cache(accountants.epsilon)  # two tests ask the same

@@ -15,8 +15,8 @@ from fedsim.accounting.accountants import epsilon_of_composition
 from fedsim.accounting.budget import Budget
 from fedsim.accounting.events import RoundCost
 from fedsim.accounting.ledger import Ledger
+from fedsim.accounting.methods.renyi import renyi_divergence
 from fedsim.accounting.privacy_filter import ORDERS, RenyiFilter, best_order, price
-from fedsim.accounting.renyi import renyi_divergence
 from fedsim.sampling import FixedSizeSampling, PoissonSampling, Relation, TruncatedPoissonSampling
 from tests.privacy.planted_bugs.two_runs import divergence
 

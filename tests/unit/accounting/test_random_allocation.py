@@ -18,10 +18,10 @@ import pytest
 from scipy import special
 
 from fedsim.accounting import accountants
-from fedsim.accounting import random_allocation as module
 from fedsim.accounting.calibration import calibrate_noise_multiplier
-from fedsim.accounting.composition import ComposedPld
 from fedsim.accounting.events import RoundCost
+from fedsim.accounting.methods import random_allocation as module
+from fedsim.accounting.methods.composition import ComposedPld
 from fedsim.errors import ConfigError
 from fedsim.sampling import BalancedSampling, PoissonSampling, Relation
 

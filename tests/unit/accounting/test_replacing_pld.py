@@ -8,7 +8,7 @@ from dp_accounting import NeighboringRelation
 from dp_accounting.pld import privacy_loss_distribution
 from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType, GaussianPrivacyLoss
 
-from fedsim.accounting.replacing_pld import inverse_loss, replacing_pld
+from fedsim.accounting.methods.replacing_pld import inverse_loss, replacing_pld
 
 ROUNDS = [
     (noise, probability)

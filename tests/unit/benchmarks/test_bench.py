@@ -13,9 +13,9 @@ import pytest
 from typer.testing import CliRunner
 
 from fedsim import registry
-from fedsim.accounting import pld
 from fedsim.accounting.accountants import epsilon
 from fedsim.accounting.events import RoundCost
+from fedsim.accounting.methods import pld
 from fedsim.cli.main import app
 from fedsim.errors import ConfigError
 from fedsim.experiments.benchmarks import accounting

@@ -41,10 +41,10 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
-from fedsim.accounting.composition import ComposedPld, LossSum
 from fedsim.accounting.events import Composition, RoundCost
-from fedsim.accounting.mixture_pld import Losses, mixture_pld
-from fedsim.accounting.pld import PldAccountant
+from fedsim.accounting.methods.composition import ComposedPld, LossSum
+from fedsim.accounting.methods.mixture_pld import Losses, mixture_pld
+from fedsim.accounting.methods.pld import PldAccountant
 from fedsim.sampling import BalancedSampling, PoissonSampling, Relation
 
 Array = npt.NDArray[np.float64]

@@ -16,7 +16,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from fedsim.accounting.events import Composition, RoundCost
-from fedsim.accounting.pld import PldAccountant
+from fedsim.accounting.methods.pld import PldAccountant
 from fedsim.concentration.sampling import ConcentratedSampling, halting_test
 from fedsim.sampling import PoissonSampling, Relation
 

@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 
 from fedsim.accounting.events import Composition, RoundCost
-from fedsim.accounting.pld import PldAccountant, solve_epsilon
+from fedsim.accounting.methods.pld import PldAccountant, solve_epsilon
 from fedsim.sampling import Relation
 
 _RESOLUTION = 1e-18  # δ of one example, below which this accountant gives up

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from scipy import fft, optimize
 
-from fedsim.accounting.mixture_pld import Losses
+from fedsim.accounting.methods.mixture_pld import Losses
 
 Array = npt.NDArray[np.float64]
 

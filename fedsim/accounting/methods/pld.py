@@ -21,10 +21,10 @@ from dp_accounting.pld import privacy_loss_distribution
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from scipy import special, stats
 
-from fedsim.accounting.composition import ComposedPld
 from fedsim.accounting.events import Composition, RoundCost
-from fedsim.accounting.mixture_pld import MAX_POINTS, mixture_pld
-from fedsim.accounting.replacing_pld import replacing_pld
+from fedsim.accounting.methods.composition import ComposedPld
+from fedsim.accounting.methods.mixture_pld import MAX_POINTS, mixture_pld
+from fedsim.accounting.methods.replacing_pld import replacing_pld
 from fedsim.errors import ConfigError
 from fedsim.sampling import Relation
 

@@ -14,7 +14,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from fedsim.accounting.events import Composition, RoundCost
+import numpy as np
+
+from fedsim.accounting.events import Composition, Profile, RoundCost
 from fedsim.accounting.methods.above_threshold import AboveThresholdAccountant
 from fedsim.accounting.methods.group_privacy import GroupPrivacyAccountant
 from fedsim.accounting.methods.pld import PldAccountant
@@ -56,6 +58,10 @@ class Accountant(Protocol):
 
     def delta(self, costs: Composition, epsilon: float, relation: Relation) -> float:
         """Return the smallest δ certified at ε >= 0, at most 1."""
+        ...
+
+    def profile(self, costs: Composition, delta: float, relation: Relation) -> Profile:
+        """Return δ as a function of ε, as exact near `delta` as `epsilon` is there."""
         ...
 
 
@@ -249,6 +255,36 @@ def epsilon_of_composition(
     if most_apart(parts) <= delta:
         return 0.0
     return chosen.epsilon(_resolved(parts), delta, relation)
+
+
+def profile_of_composition(
+    costs: Composition,
+    delta: float,
+    accountant: str | None = None,
+    relation: Relation | None = None,
+) -> Profile:
+    """Return δ as a function of ε for rounds that need not cost the same; upper bounds.
+
+    Args:
+        costs: pairs of a cost and its count; no rounds cost nothing.
+        delta: where the function is as exact as `epsilon`, in (0, 1).
+        accountant: as in `epsilon`.
+        relation: as in `epsilon`.
+
+    Raises:
+        ConfigError: as `epsilon`.
+    """
+    if not 0.0 < delta < 1.0:
+        raise ConfigError(f"delta = {delta!r}: give a number in (0, 1)")
+    parts = _released(costs)
+    chosen, relation = choose([cost for cost, _ in costs], accountant, relation)
+    if not parts:
+        return np.zeros_like
+    if any(cost.noise_multiplier == 0.0 for cost, _ in parts):
+        return np.ones_like
+    if (distance := most_apart(parts)) < _NOTHING:
+        return lambda epsilons: np.full(len(epsilons), distance)
+    return chosen.profile(_resolved(parts), delta, relation)
 
 
 def most_apart(costs: Composition) -> float:

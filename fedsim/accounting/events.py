@@ -11,11 +11,13 @@ from __future__ import annotations
 import dataclasses
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import dp_accounting
+import numpy as np
+import numpy.typing as npt
 
 from fedsim.concentration.sampling import ConcentratedSampling
 from fedsim.errors import ConfigError
@@ -153,6 +155,9 @@ class RoundCost:
 
 Composition = Sequence[tuple[RoundCost, int]]
 """Rounds that need not cost the same: each cost with its number of rounds."""
+
+Profile = Callable[[npt.NDArray[np.float64]], npt.NDArray[np.float64]]
+"""Upper bounds on δ, (n,), in both directions, at each ε >= 0, (n,) ascending."""
 
 
 def _sampling(data: object) -> tuple[type[Any], dict[str, Any]]:

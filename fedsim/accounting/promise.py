@@ -1,6 +1,6 @@
 """privacy.json: a model's ε with all that it rests on, written beside the weights, and its check.
 
-    format        2; files of format 1 have no `weights`
+    format        3; files of format 1 have no `weights`, those of 2 no `trade_off`
     statement     the promise as a sentence
     epsilon       null where there is no finite guarantee
     delta, unit, relation, accountant, noise, hypothetical
@@ -8,6 +8,8 @@
     releases      a list of {cost, rounds}: sampler, noise multiplier and units a user of a round
     assumptions   sentences that the guarantee rests on
     software      what computed it
+    trade_off     what an attacker can make of it: `TradeOff.to_json` without the curve's points;
+                  null where there is no finite guarantee
     weights       SHA-256 (hex) of each file of weights beside it, by its name
     digests       SHA-256 (hex) of the JSON of each of the above
 
@@ -22,7 +24,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,7 @@ from fedsim.accounting import PROMISE
 from fedsim.accounting.accountants import epsilon_of_composition
 from fedsim.accounting.events import Composition, RoundCost
 from fedsim.accounting.statement import PrivacyTerms
+from fedsim.accounting.trade_off import TradeOff, attacker_sentence
 from fedsim.errors import ConfigError
 from fedsim.sampling import Relation
 from fedsim.utils.json_text import is_count, read_json
@@ -39,7 +42,7 @@ NAME = PROMISE
 ORIGIN = "Vocabulary and starting point: "
 """How the assumption begins that says where training started, and quotes that start's promise."""
 
-_FORMAT = 2
+_FORMAT = 3
 _KEYS_OF_1 = (
     "format",
     "statement",
@@ -55,7 +58,9 @@ _KEYS_OF_1 = (
     "assumptions",
     "software",
 )
-_KEYS = {1: _KEYS_OF_1, _FORMAT: (*_KEYS_OF_1, "weights")}
+_KEYS_OF_2 = (*_KEYS_OF_1, "weights")
+_KEYS = {1: _KEYS_OF_1, 2: _KEYS_OF_2, _FORMAT: (*_KEYS_OF_2, "trade_off")}
+_POINTS = ("false_positive_rates", "true_positive_rates")  # of a picture
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 _TRUTH = "hypothetical"
 _VALUES: dict[str, tuple[object, ...]] = {
@@ -66,6 +71,7 @@ _VALUES: dict[str, tuple[object, ...]] = {
 }
 _NO_NOISE = re.compile(r"No privacy guarantee: the releases of \d+ rounds have no finite ε\.")
 _NO_EPSILON = re.compile(r"No privacy guarantee: the ([\w-]+) accountant certifies no finite ε .*")
+_PROMISING = ("(ε =", "differential privacy under", "For an attacker this means")
 _ROUNDING = 1e-6  # relative: other versions of numpy and scipy
 
 
@@ -101,8 +107,25 @@ def promise(
         "assumptions": list(assumptions),
         "software": f"fedsim-dp {version('fedsim-dp')}",
         "weights": _weights(folder),
+        "trade_off": _trade_off(costs, terms.delta, terms.accountant, relation) if finite else None,
     }
     return {**content, "digests": {key: _digest(content[key]) for key in _KEYS[_FORMAT]}}
+
+
+def _trade_off(
+    costs: Composition, delta: float | None, accountant: str, relation: Relation
+) -> dict[str, Any] | None:
+    curve = None if delta is None else TradeOff.of(costs, delta, accountant, relation)
+    if curve is None:
+        return None
+    return {key: value for key, value in curve.to_json().items() if key not in _POINTS}
+
+
+def attacker_text(content: Mapping[str, Any]) -> str | None:
+    """Return what a promise says of an attacker; None where it says nothing."""
+    if content.get("trade_off") is None:
+        return None
+    return attacker_sentence(content["trade_off"], content["unit"], content["relation"])
 
 
 def _weights(folder: Path) -> dict[str, str]:
@@ -131,7 +154,7 @@ def verify(folder: Path) -> dict[str, Any]:
     found = content.get("format") if isinstance(content, Mapping) else None
     if type(found) is not int or found not in _KEYS:
         raise ConfigError(
-            f"{path}: not a promise of format 1 or {_FORMAT}, which this fedsim reads"
+            f"{path}: not a promise of format 1 to {_FORMAT}, which this fedsim reads"
         )
     keys, digests = _KEYS[found], content.get("digests")
     if set(content) != {*keys, "digests"} or not isinstance(digests, Mapping):
@@ -139,20 +162,27 @@ def verify(folder: Path) -> dict[str, Any]:
     for key in keys:
         if digests.get(key) != _digest(content[key]):
             raise ConfigError(f"{path}: {key} = {_shown(content[key])}: was edited")
+    _check_values(path, content)
+    if content["epsilon"] is not None:
+        _check_epsilon(path, content)
+    else:
+        _check_nothing(path, content)
+    if "trade_off" in content:
+        _check_trade_off(path, content)
+    _check_card(folder, content)
+    if "weights" in content:
+        _check_weights(folder, content["weights"])
+    return dict(content)
+
+
+def _check_values(path: Path, content: Mapping[str, Any]) -> None:
+    """Refuse words that fedsim does not write."""
     for key, allowed in _VALUES.items():
         if content[key] not in allowed or isinstance(content[key], bool) is not (key == _TRUTH):
             raise ConfigError(f"{path}: {key} = {_shown(content[key])}: not what fedsim writes")
     assumptions = content["assumptions"]
     if not isinstance(assumptions, list) or not all(isinstance(a, str) for a in assumptions):
         raise ConfigError(f"{path}: assumptions = {_shown(assumptions)}: not what fedsim writes")
-    if content["epsilon"] is not None:
-        _check_epsilon(path, content)
-    else:
-        _check_nothing(path, content)
-    _check_card(folder, content["statement"], assumptions)
-    if found == _FORMAT:
-        _check_weights(folder, content["weights"])
-    return dict(content)
 
 
 def origin(content: Mapping[str, Any]) -> str:
@@ -172,6 +202,34 @@ def _check_weights(folder: Path, weights: object) -> None:
     for name, digest in there.items():
         if weights[name] != digest:
             raise ConfigError(f"{folder / name}: was changed: {NAME} is of other weights")
+
+
+def _check_trade_off(path: Path, content: Mapping[str, Any]) -> None:
+    """Compute again what an attacker can make of it: no number may be less than that."""
+    stated, known = content["trade_off"], None
+    if content["epsilon"] is not None:
+        costs = _costs(path, content["releases"])
+        relation = Relation(content["relation"])
+        known = _trade_off(costs, content["delta"], content["accountant"], relation)
+    if not _at_least(stated, known):
+        raise ConfigError(
+            f"{path}: trade_off = {_shown(stated)}: its releases give {_shown(known)}"
+        )
+
+
+def _at_least(stated: object, known: object) -> bool:
+    """Whether two values have one form, and no number of the first is less, but for rounding."""
+    match stated, known:
+        case dict(), dict():
+            return stated.keys() == known.keys() and all(
+                _at_least(stated[key], known[key]) for key in known
+            )
+        case list(), list():
+            return len(stated) == len(known) and all(map(_at_least, stated, known))
+        case ((int() | float()), float()):
+            return known <= stated * (1.0 + _ROUNDING) + 1e-12
+        case _:
+            return stated == known
 
 
 def _check_nothing(path: Path, content: Mapping[str, Any]) -> None:
@@ -215,9 +273,10 @@ def _terms(
     )
 
 
-def _check_card(folder: Path, statement: str, assumptions: Sequence[str]) -> None:
+def _check_card(folder: Path, content: Mapping[str, Any]) -> None:
     """Refuse a card that promises something else; it may say more, and it may be missing."""
-    path = folder / "README.md"
+    path, statement = folder / "README.md", content["statement"]
+    assumptions: list[str] = content["assumptions"]
     try:
         card = path.read_text(encoding="utf-8") if path.exists() else statement
     except (OSError, ValueError) as error:
@@ -227,7 +286,14 @@ def _check_card(folder: Path, statement: str, assumptions: Sequence[str]) -> Non
         if said.startswith(ORIGIN):
             own = own.replace(f"- {said}\n", "")
     rest = own.replace(statement, "")
-    if rest == own or "(ε =" in rest or "differential privacy under" in rest:
+    attacker = attacker_text(content)
+    if attacker is not None and path.exists():
+        if attacker not in rest:
+            raise ConfigError(
+                f"{path}: was edited: it does not say what {NAME} says of an attacker"
+            )
+        rest = rest.replace(attacker, "")
+    if rest == own or any(words in rest for words in _PROMISING):
         raise ConfigError(f"{path}: was edited: its promise is not the statement of {NAME}")
     if path.exists() and (gone := [said for said in assumptions if f"- {said}" not in card]):
         raise ConfigError(f"{path}: was edited: {_shown(gone[0])} of {NAME} is not in it")

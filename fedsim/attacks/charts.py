@@ -63,6 +63,8 @@ def bound_curve(report: AttackReport) -> tuple[Rates, Rates] | None:
     epsilon, delta = report.privacy.epsilon, report.privacy.delta
     if report.bound.auroc is None or epsilon is None or delta is None:
         return None
+    if (curve := report.privacy.trade_off) is not None:
+        return np.array(curve.false_positive_rates), np.array(curve.true_positive_rates)
     corner = (1.0 - delta) * float(expit(-epsilon))  # where the two lines of the bound meet
     rates = np.sort(np.concatenate(([0.0, corner], np.geomspace(LEAST_RATE / 10, 1.0, 300))))
     return rates, roc_bound(rates, epsilon, delta)

@@ -225,8 +225,9 @@ def bound_of(privacy: Privacy, group: str = "users") -> Bound:
             reason=f"The guarantee compares {whose} with zeros, not with the {noun}'s absence: it "
             "does not bound this attack.",
         )
+    curve = privacy.trade_off
     return Bound(
-        auroc=auroc_bound(privacy.epsilon, privacy.delta),
+        auroc=curve.auroc if curve else auroc_bound(privacy.epsilon, privacy.delta),
         reason="The guarantee bounds what an attack gets on average over who is held out; with so "
         "many users a measured rate can lie above it by chance.",
     )

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from fedsim.accounting.planning import delta_of_population
+from fedsim.accounting.trade_off import attacker_sentence
 from fedsim.cli.answers import Question, answer, curve_json, curve_table
 from fedsim.cli.output import status_when_slow
 from fedsim.errors import ConfigError
@@ -48,6 +49,12 @@ RelationName = Annotated[
     ),
 ]
 Users = Annotated[int | None, typer.Option(help="Number of users, a public value.")]
+TradeOffFlag = Annotated[
+    bool,
+    typer.Option(
+        "--tradeoff", help="Say what an attacker can make of it: the bound on every test's errors."
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
@@ -81,6 +88,7 @@ def uls(
         str | None, typer.Option(help="pld, rdp, moments or random-allocation.")
     ] = None,
     relation: RelationName = None,
+    tradeoff: TradeOffFlag = False,
     as_json: Json = False,
 ) -> None:
     """User-level sampling: each round every user is drawn by a coin of their own.
@@ -120,7 +128,7 @@ def uls(
     question = Question(
         rounds, sampling, "users", 1, noise_multiplier, accountant, _relation(relation)
     )
-    _answer(question, epsilon, delta, users, as_json)
+    _answer(question, epsilon, delta, users, tradeoff=tradeoff, as_json=as_json)
 
 
 @app.command()
@@ -137,6 +145,7 @@ def els(
     epsilon: Epsilon = None,
     accountant: Annotated[str | None, typer.Option(help="mixture or group-privacy.")] = None,
     relation: RelationName = None,
+    tradeoff: TradeOffFlag = False,
     as_json: Json = False,
 ) -> None:
     """Example-level sampling of capped examples, accounted at user level."""
@@ -147,7 +156,7 @@ def els(
     question = Question(
         rounds, sampling, "examples", group_size, noise_multiplier, name, _relation(relation)
     )
-    _answer(question, epsilon, delta, users, as_json)
+    _answer(question, epsilon, delta, users, tradeoff=tradeoff, as_json=as_json)
 
 
 def _answer(
@@ -155,20 +164,32 @@ def _answer(
     epsilons: list[float] | None,
     deltas: list[str],
     users: int | None,
+    *,
+    tradeoff: bool,
     as_json: bool,
 ) -> None:
     """Answer for each target ε, if there are any, and each δ, and print."""
     targets: list[float | None] = list(epsilons) if epsilons else [None]
     numbers = [_delta(text, users) for text in deltas]
     question.check(targets)
+    if tradeoff and len(targets) * len(numbers) > 1:
+        raise ConfigError(
+            f"--tradeoff with {len(targets) * len(numbers)} pairs of ε and δ: give one of each"
+        )
     with status_when_slow("accounting"):
         answers = [answer(question, target, delta) for target in targets for delta in numbers]
+        curve = answers[0].trade_off() if tradeoff else None
+    attacker = None if curve is None else curve.to_json()
     if as_json:
-        single = answers[0].to_json()
+        single = answers[0].to_json() | ({"trade_off": attacker} if tradeoff else {})
         whole = single if len(answers) == 1 else curve_json(answers)
         typer.echo(json.dumps(whole, allow_nan=False))
     elif len(answers) == 1:
         typer.echo(answers[0].sentence())
+        if attacker is not None:
+            typer.echo(
+                attacker_sentence(attacker, answers[0].relation.unit, answers[0].relation.value)
+            )
     else:
         Console().print(curve_table(answers))
 

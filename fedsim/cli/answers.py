@@ -15,6 +15,7 @@ from fedsim.accounting.calibration import calibrate_noise_multiplier
 from fedsim.accounting.events import RoundCost
 from fedsim.accounting.rounding import round_up
 from fedsim.accounting.statement import PrivacyTerms, finite_or_none
+from fedsim.accounting.trade_off import TradeOff
 from fedsim.errors import ConfigError
 from fedsim.sampling import Relation, Sampling
 from fedsim.utils.cache import remembered
@@ -95,6 +96,12 @@ class Answer:
     def to_json(self) -> dict[str, Any]:
         """Return the object that `--json` prints."""
         return {**self.point(), **self._terms(), "diverges": self.diverges}
+
+    def trade_off(self) -> TradeOff | None:
+        """Return what an attacker can make of it; None without a finite ε."""
+        question = self.question
+        cost = RoundCost(question.sampling, self.noise_multiplier, question.units_per_user)
+        return TradeOff.of([(cost, question.rounds)], self.delta, self.accountant, self.relation)
 
     def sentence(self) -> str:
         """Return the same in words."""

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from fedsim.report.schema import TradeOffBound
 from fedsim.report.style import GREY
 from fedsim.report.wording import NOT_COVERED, decimal_text
 
@@ -167,6 +168,30 @@ def epsilon_panel(caption: str, series: Sequence[Series], *, legend: bool = Fals
     """Return a panel of ε over rounds; the caption says what each ε is an ε of."""
     up = Axis("ε", from_zero=True)
     return Panel("epsilon", "Privacy loss ε spent", caption, series, y=up, legend=legend)
+
+
+def trade_off_panel(caption: str, bounds: Iterable[tuple[str, TradeOffBound, str, str]]) -> Panel:
+    """Return the bound on every attacker's ROC, a curve for each (name, bound, colour, dash)."""
+    series = [
+        curve(
+            name,
+            zip(bound.false_positive_rates, bound.true_positive_rates, strict=True),
+            hue,
+            dash=style,
+        )
+        for name, bound, hue, style in bounds
+    ]
+    guessing = curve("guessing", [(0.0, 0.0), (1.0, 1.0)], width=1)
+    return Panel(
+        "trade-off",
+        "What an attacker can make of it",
+        f"At most so many of the users in the data are found. {caption}",
+        [*(replace(one, marks=False) for one in series), guessing],
+        x=Axis("false positive rate", limits=(0.0, 1.0)),
+        y=Axis("true positive rate", limits=(0.0, 1.01)),
+        legend=len(series) > 1,
+        closest=True,
+    )
 
 
 def start_levels(losses: Iterable[float | None]) -> list[Level]:

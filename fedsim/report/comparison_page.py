@@ -15,6 +15,7 @@ from fedsim.report.charts import (
     curve,
     epsilon_panel,
     start_levels,
+    trade_off_panel,
 )
 from fedsim.report.comparison import (
     ComparedRun,
@@ -37,6 +38,13 @@ def render_comparison(comparison: Comparison) -> str:
     if epsilons:
         terms = ". ".join(f"{run.label}: {terms_text(run.privacy)}" for run in comparison.runs)
         panels.append(epsilon_panel(f"{terms}.", epsilons, legend=True))
+        bounds = [
+            (shorten(run.label, 40), run.privacy.trade_off, colour(index), dash(index))
+            for index, run in enumerate(comparison.runs)
+            if run.privacy.trade_off is not None
+        ]
+        if bounds:
+            panels.append(trade_off_panel(f"{terms}.", bounds))
     return render_page(
         "comparison.html.jinja",
         comparison=comparison,

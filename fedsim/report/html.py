@@ -18,6 +18,7 @@ from fedsim.report.charts import (
     curve,
     epsilon_panel,
     start_levels,
+    trade_off_panel,
 )
 from fedsim.report.plots import plots
 from fedsim.report.schema import (
@@ -81,7 +82,7 @@ def render_run(report: RunReport, metrics: Sequence[RoundMetrics]) -> str:
 
 
 def run_panels(metrics: Sequence[RoundMetrics], initial: Scores, privacy: Privacy) -> list[Panel]:
-    """Return the panels of one run: held-out loss, ε, top-1 accuracy, cohort size.
+    """Return the panels of one run: held-out loss, ε, top-1 accuracy, cohort size, attackers.
 
     Args:
         metrics: the lines of `metrics.jsonl`.
@@ -125,6 +126,9 @@ def run_panels(metrics: Sequence[RoundMetrics], initial: Scores, privacy: Privac
     if epsilons and privacy.epsilon is not None:
         spent = [curve("ε spent", epsilons, colour(1))]
         panels.insert(1, epsilon_panel(f"{terms_text(privacy)}.", spent))
+    if privacy.trade_off is not None:
+        bound = ("bound", privacy.trade_off, colour(1), "solid")
+        panels.append(trade_off_panel(f"{terms_text(privacy)}.", [bound]))
     return panels
 
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from fedsim.accounting.promise import NAME
+from fedsim.accounting.promise import NAME, attacker_text
 
 _NOT_COVERED = (
     "the text from which the starting weights and the tokenizer were made",
@@ -38,6 +38,7 @@ def model_card(
         "---",
     ]
     went_on = "" if continued is None else f" and its adapter `{continued}`"
+    attacker = attacker_text(promise)
     assumptions = promise["assumptions"] or ["none: there is no guarantee"]
     body = [
         f"# A language {name} trained by fedsim",
@@ -48,6 +49,7 @@ def model_card(
         "",
         promise["statement"],
         "",
+        *([] if attacker is None else [attacker, ""]),
         "It rests on:",
         "",
         *(f"- {sentence}" for sentence in assumptions),

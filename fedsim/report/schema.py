@@ -57,6 +57,41 @@ class Record(BaseModel):
     )
 
 
+class TestBound(Record):
+    """The most that a test of who was in the data can find at a false positive rate.
+
+    `posteriors`: how sure an attacker can be of a user whom it names, for each prior.
+    """
+
+    __test__ = False  # to pytest
+    false_positive_rate: Probability
+    true_positive_rate: Probability
+    posteriors: Annotated[tuple[Probability, ...], Field(strict=False)]
+
+
+class DeltaAt(Record):
+    """δ at an ε."""
+
+    epsilon: NotNegative
+    delta: Probability
+
+
+class TradeOffBound(Record):
+    """What an attacker can make of it: `fedsim.accounting.trade_off.TradeOff.to_json`.
+
+    Upper bounds under the terms of ε; the rates at the end are the bound on a ROC, for pictures.
+    """
+
+    tests: Annotated[tuple[TestBound, ...], Field(strict=False)]
+    priors: Annotated[tuple[Probability, ...], Field(strict=False)]
+    auroc: Probability
+    mu: NotNegative | None
+    regret: NotNegative | None
+    deltas: Annotated[tuple[DeltaAt, ...], Field(strict=False)]
+    false_positive_rates: Annotated[tuple[Probability, ...], Field(strict=False)]
+    true_positive_rates: Annotated[tuple[Probability, ...], Field(strict=False)]
+
+
 class Privacy(Record):
     """What is promised, to whom, by which mechanism, and what had to be assumed.
 
@@ -65,7 +100,7 @@ class Privacy(Record):
     anew, in the units of the released estimate; `units_per_user` is how many sampled units a user
     can own (1 when the units are users). `hypothetical` says that epsilon is of another mechanism
     than the one that ran, such as Poisson sampling where passes were shuffled: it is then no
-    guarantee.
+    guarantee. `trade_off` is None without a finite epsilon, and in reports of older runs.
     """
 
     unit: Text
@@ -85,6 +120,7 @@ class Privacy(Record):
     units_per_user: Annotated[int, Field(ge=1)]
     hypothetical: bool
     statement: Text
+    trade_off: TradeOffBound | None = None
 
     @model_validator(mode="after")
     def _an_epsilon_needs_its_terms(self) -> Self:

@@ -10,6 +10,7 @@ from pathlib import Path
 from pydantic import JsonValue
 
 from fedsim.accounting.statement import noise_terms
+from fedsim.accounting.trade_off import attacker_sentence
 from fedsim.report.schema import Privacy, RunReport
 
 TOGETHER = (
@@ -131,6 +132,16 @@ def guarantee_text(privacy: Privacy) -> str:
     hypothetical = "hypothetical, no guarantee: " if privacy.hypothetical else ""
     seeded = ", for who does not know the seed" if privacy.noise == "seeded" else ""
     return f"{hypothetical}(ε = {epsilon}, δ = {delta}) for each {privacy.unit}{seeded}"
+
+
+def attacker_text(privacy: Privacy) -> str | None:
+    """Return what the guarantee means for an attacker, in a sentence that a layman can read."""
+    if privacy.trade_off is None:
+        return None
+    hypothetical = "Hypothetical, no guarantee. " if privacy.hypothetical else ""
+    return hypothetical + attacker_sentence(
+        privacy.trade_off.model_dump(), privacy.unit, privacy.relation
+    )
 
 
 def terms_text(privacy: Privacy) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from pydantic import JsonValue
 from fedsim.accounting.planning import delta_sentence
 from fedsim.accounting.promise import ORIGIN
 from fedsim.accounting.statement import PrivacyTerms, finite_or_none
+from fedsim.accounting.trade_off import TradeOff
 from fedsim.clip_policy import AdaptiveClip
 from fedsim.clipping import NormalisedClip
 from fedsim.config import Config, FedAvg
@@ -36,6 +38,7 @@ from fedsim.report.schema import (
     RunReport,
     Samples,
     Scores,
+    TradeOffBound,
     Utility,
 )
 from fedsim.runner.training import NOT_PAID_FOR
@@ -211,6 +214,9 @@ def privacy_block(
     """
     private = plan.noise_multiplier > 0.0
     terms = privacy_terms(config, plan, state)
+    curve = None
+    if terms.delta is not None and math.isfinite(terms.epsilon):
+        curve = TradeOff.of(state.ledger.costs, terms.delta, terms.accountant, plan.relation)
     return Privacy(
         **{**terms.to_json(), "accountant": terms.accountant if private else None},
         epsilon=finite_or_none(terms.epsilon),
@@ -221,6 +227,7 @@ def privacy_block(
         assumptions=((*_assumptions(config, plan, origin, num_users), *of_data) if private else ()),
         hypothetical=private and not terms.guaranteed,
         statement=terms.sentence(),
+        trade_off=None if curve is None else TradeOffBound(**curve.to_json()),
     )
 
 

@@ -11,6 +11,7 @@ import itertools
 import math
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
 from fedsim.accounting import accountants
@@ -143,6 +144,19 @@ def test_edges(name: str, kind: str, units: int, relation: Relation) -> None:
     assert epsilon(silent, 0, DELTA, name, relation) == 0.0
     assert epsilon(silent, 3, DELTA, name, relation) == math.inf
     assert delta(silent, 3, 1.0, name, relation) == 1.0
+
+
+@every_row
+def test_a_profile_is_delta_at_each_epsilon(
+    name: str, kind: str, units: int, relation: Relation
+) -> None:
+    cost = cost_of(kind, units)
+    profile = accountants.profile_of_composition([(cost, ROUNDS)], DELTA, name, relation)
+    at = np.linspace(0.0, 1.5 * epsilon(cost, ROUNDS, DELTA, name, relation), 7)
+    exact = [delta(cost, ROUNDS, one, name, relation) for one in at.tolist()]
+    assert profile(at).tolist() == pytest.approx(exact, rel=5e-3)
+    silent = accountants.profile_of_composition([(cost_of(kind, units, noise=0.0), 1)], DELTA)
+    assert (silent(at) == 1.0).all()
 
 
 @every_row

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from fedsim.accounting.accountants import choose
 from fedsim.accounting.events import RoundCost
-from fedsim.accounting.promise import promise, verify
+from fedsim.accounting.promise import attacker_text, promise, verify
 from fedsim.accounting.statement import PrivacyTerms
 from fedsim.errors import ConfigError
 from fedsim.report.schema import load_report
@@ -148,7 +148,9 @@ def test_an_edited_field_is_named(finished: Path, tmp_path: Path, key: str, valu
         ("releases", [{"cost": COST.to_json(), "rounds": 0}], "not what fedsim writes"),
         ("relation", "nobody", "cannot be computed again"),
         ("accountant", "moment", "cannot be computed again: accountant = 'moment'"),
-        ("format", 3, "not a promise of format 1 or 2"),
+        ("format", 4, "not a promise of format 1 to 3"),
+        ("trade_off", None, "trade_off = null: its releases give"),
+        ("trade_off", [0.1], "trade_off = [0.1]: its releases give"),
         ("format", 1, "its fields are not those of format 1"),
         ("weights", {}, "and privacy.json is of []"),
         ("weights", {"model.safetensors": "0" * 64}, "model.safetensors: was changed"),
@@ -176,12 +178,42 @@ def test_other_weights_than_the_promise_is_of_are_refused(finished: Path, tmp_pa
     assert "more.safetensors" in fedsim("account", "verify", folder).complaint
 
 
-def test_files_of_format_1_are_still_read(finished: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "later"), [(1, ("trade_off", "weights")), (2, ("trade_off",))])
+def test_files_of_earlier_formats_are_still_read(
+    finished: Path, tmp_path: Path, number: int, later: tuple[str, ...]
+) -> None:
     folder = Path(shutil.copytree(finished / "model", tmp_path / "model"))
     content = json.loads((folder / "privacy.json").read_text(encoding="utf-8"))
-    del content["weights"]
-    (folder / "privacy.json").write_text(sealed({**content, "format": 1}), encoding="utf-8")
+    card = folder / "README.md"
+    said = attacker_text(content)
+    assert said is not None
+    card.write_text(card.read_text(encoding="utf-8").replace(said, ""), encoding="utf-8")
+    for key in later:
+        del content[key]
+    (folder / "privacy.json").write_text(sealed({**content, "format": number}), encoding="utf-8")
     assert fedsim("account", "verify", folder).returncode == 0
+
+
+def test_what_an_attacker_can_make_of_it_is_computed_again(finished: Path, tmp_path: Path) -> None:
+    content = json.loads((finished / "model" / "privacy.json").read_text(encoding="utf-8"))
+    report = load_report(finished).privacy.trade_off
+    assert report is not None
+    assert content["trade_off"]["tests"] == report.model_dump(mode="json")["tests"]
+    said = attacker_text(content)
+    assert said is not None
+    assert said in (finished / "model" / "README.md").read_text(encoding="utf-8")
+    assert said in (finished / "report.html").read_text(encoding="utf-8")
+    content["trade_off"]["tests"][0]["true_positive_rate"] *= 0.9
+    folder = edited(
+        finished / "model", tmp_path / "less", "trade_off", content["trade_off"], sealed=True
+    )
+    assert "its releases give" in fedsim("account", "verify", folder).complaint
+    folder = Path(shutil.copytree(finished / "model", tmp_path / "card"))
+    card = folder / "README.md"
+    card.write_text(
+        card.read_text(encoding="utf-8").replace("wrong about 1 in", "wrong about 9 in")
+    )
+    assert "what privacy.json says of an attacker" in fedsim("account", "verify", folder).complaint
 
 
 @pytest.mark.parametrize(

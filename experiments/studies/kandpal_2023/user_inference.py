@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -75,16 +76,31 @@ def compute(folder: Path, quick: bool) -> Result:
     bounds = [(row.measured().auroc, row.report.bound.auroc) for row in rows]
     above = [bound is not None and area > bound for area, bound in bounds]
     bounded = sum(bound is not None for _, bound in bounds)
+    beyond = [most for row in rows if (most := beyond_bound(row)) is not None]
     return Result(
         settings=_settings(scale, rows),
         notes=[
             f"{bounded} runs have a finite ε of a user; the attack's AUROC is above the bound that "
-            f"follows from it in {sum(above)} of them."
+            f"follows from it in {sum(above)} of them.",
+            f"Of {len(beyond)} ROCs that a trade-off curve bounds, {sum(m > 0 for m in beyond)} "
+            f"lie above it somewhere, by {max([0.0, *beyond]):.3f} at most.",
         ],
         table=Table.of([_shown(row) for row in rows], _COLUMNS),
         records=[_record(row) for row in rows],
         figure=draw(rows),
     )
+
+
+def beyond_bound(row: Row) -> float | None:
+    """Return the most by which the mean's ROC exceeds what the run's releases allow, or None."""
+    bound = row.report.privacy.trade_off
+    if row.report.bound.auroc is None or bound is None:
+        return None
+    measured = next(curve for curve in row.group.curves if curve.statistic == "mean")
+    allowed = np.interp(
+        measured.false_positive_rates, bound.false_positive_rates, bound.true_positive_rates
+    )
+    return float(np.max(np.array(measured.true_positive_rates) - allowed))
 
 
 def attacked(case: Case, folder: Path) -> Row:

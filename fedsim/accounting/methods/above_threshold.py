@@ -15,7 +15,10 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 
-from fedsim.accounting.events import Composition, RoundCost
+import numpy as np
+import numpy.typing as npt
+
+from fedsim.accounting.events import Composition, Profile, RoundCost
 from fedsim.accounting.methods.pld import PldAccountant
 from fedsim.concentration.sampling import ConcentratedSampling, halting_test
 from fedsim.sampling import PoissonSampling, Relation
@@ -53,6 +56,17 @@ class AboveThresholdAccountant:
         return min(
             1.0, wrong + self._gaussian.delta(_releases(costs), left, Relation.ADD_OR_REMOVE)
         )
+
+    def profile(self, costs: Composition, delta: float, relation: Relation) -> Profile:
+        """Return δ as a function of ε."""
+        of_tests, wrong = _tests(costs)
+        releases = self._gaussian.profile(_releases(costs), delta, Relation.ADD_OR_REMOVE)
+
+        def at(epsilons: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+            deltas = wrong + releases(np.maximum(epsilons - of_tests, 0.0))
+            return np.where(epsilons < of_tests, 1.0, np.minimum(deltas, 1.0))
+
+        return at
 
     @property
     def _gaussian(self) -> PldAccountant:

@@ -68,6 +68,11 @@ class ComposedPld:
         """Return the hockey-stick divergence at ε >= 0."""
         return max(side.delta(epsilon) for side in self.directions)
 
+    def deltas(self, epsilons: Array) -> Array:
+        """Return `get_delta_for_epsilon` of many ε >= 0, ascending, from a few transforms."""
+        first, *other = (side.deltas(epsilons) for side in self.directions)
+        return np.maximum(first, other[0]) if other else first
+
     def get_epsilon_for_delta(self, delta: float) -> float:
         """Return the least ε >= 0 with divergence at most δ; inf below the infinite mass."""
         return max(side.epsilon(delta) for side in self.directions)
@@ -92,7 +97,7 @@ class LossSum:
         """Return δ at ε."""
         if self._highest * self.parts[0].width <= epsilon:
             return self.infinite
-        tilt = self._solve(lambda theta: self._moments(theta)[1] - epsilon)
+        tilt = self._tilt_at(epsilon)
         best = 1.0
         # Less tilt moves the bulk down: tried where rounding swamps δ at the first tilt.
         for attempt in (tilt, tilt / 4.0, 0.0):
@@ -104,6 +109,24 @@ class LossSum:
             if error <= _NEGLIGIBLE * best:
                 break
         return best
+
+    def deltas(self, epsilons: Array) -> Array:
+        """Return δ at each ε, (n,) ascending: one tilt serves all of which it has the digits."""
+        found = np.full(len(epsilons), self.infinite)
+        left = np.flatnonzero(epsilons < self._highest * self.parts[0].width)
+        found[left] = 1.0
+        tilt, own = 0.0, False
+        while len(left):
+            bulk, at = self._bulk(tilt), epsilons[left]
+            values, errors = bulk.deltas(at)
+            inside = (bulk.losses[0] <= at) | (tilt == 0.0)  # else mass between is not in the bulk
+            upper = np.where(inside, values + errors + bulk.beyond + self.infinite, 1.0)
+            found[left] = np.minimum(found[left], upper)
+            unsettled = ~inside | (errors > _NEGLIGIBLE * found[left])
+            unsettled[0] &= not own  # at the tilt that is made for it there are no more digits
+            if len(left := left[unsettled]):
+                tilt, own = self._tilt_at(float(epsilons[left[0]])), True
+        return found
 
     def epsilon(self, delta: float) -> float:
         """Return ε at δ."""
@@ -129,6 +152,10 @@ class LossSum:
             if settled or best == 0.0:
                 break
         return best
+
+    def _tilt_at(self, loss: float) -> float:
+        """Return the tilt, > 0, at which the mean of the sum is `loss`, or the nearest."""
+        return max(self._solve(lambda theta: self._moments(theta)[1] - loss), 0.0)
 
     def _moments(self, tilt: float) -> tuple[float, float, float]:
         """Return K(θ), K'(θ), K''(θ) of the sum: log moment, tilted mean, tilted variance."""
@@ -262,6 +289,16 @@ class _Bulk:
         logs, excess = self.log_masses[first:], self.losses[first:] - epsilon
         value = float(np.exp(np.minimum(logs, 0.0)) @ -np.expm1(-excess))
         return value, math.exp(min(float(self.log_errors[first]), 0.0))
+
+    def deltas(self, epsilons: Array) -> tuple[Array, Array]:
+        """Return `delta` at each ε, (n,), as two arrays."""
+        logs = self.log_masses, self.log_masses - self.losses
+        upper, lower = (np.append(np.logaddexp.accumulate(log[::-1])[::-1], -1e300) for log in logs)
+        first = np.searchsorted(self.losses, epsilons, side="right")
+        below = np.minimum(epsilons + lower[first] - upper[first], 0.0)
+        values = np.exp(np.minimum(upper[first], 0.0)) * -np.expm1(below)
+        errors = np.append(np.exp(np.minimum(self.log_errors, 0.0)), 0.0)[first]
+        return values, errors
 
     def epsilon(self, delta: float) -> tuple[float, bool]:
         """Return an ε whose sum, rounding error included, is at most δ; and whether it is tight."""

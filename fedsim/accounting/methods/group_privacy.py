@@ -11,7 +11,10 @@ import dataclasses
 import math
 from dataclasses import dataclass
 
-from fedsim.accounting.events import Composition, RoundCost
+import numpy as np
+import numpy.typing as npt
+
+from fedsim.accounting.events import Composition, Profile, RoundCost
 from fedsim.accounting.methods.pld import PldAccountant, solve_epsilon
 from fedsim.sampling import Relation
 
@@ -68,6 +71,22 @@ class GroupPrivacyAccountant:
         delta_one = accountant.delta(_for_one_example(costs), per_example, relation)
         delta_one = max(delta_one, _RESOLUTION)
         return math.exp(min(0.0, math.log(delta_one) + _log_growth(size, per_example)))
+
+    def profile(self, costs: Composition, delta: float, relation: Relation) -> Profile:
+        """Return δ as a function of ε."""
+        size = max(cost.units_per_user for cost, _ in costs)
+        for_one = PldAccountant(self.name, self.citation).profile(
+            _for_one_example(costs), max(delta / size, _RESOLUTION), relation
+        )
+
+        def at(epsilons: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+            each = epsilons / size
+            growth = np.array([_log_growth(size, one) for one in each.tolist()])
+            logs = np.log(np.maximum(for_one(each), _RESOLUTION)) + growth
+            deltas: npt.NDArray[np.float64] = np.exp(np.minimum(logs, 0.0))
+            return deltas
+
+        return at
 
 
 def _for_one_example(costs: Composition) -> Composition:

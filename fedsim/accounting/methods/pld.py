@@ -21,7 +21,7 @@ from dp_accounting.pld import privacy_loss_distribution
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from scipy import special, stats
 
-from fedsim.accounting.events import Composition, RoundCost
+from fedsim.accounting.events import Composition, Profile, RoundCost
 from fedsim.accounting.methods.composition import ComposedPld
 from fedsim.accounting.methods.mixture_pld import MAX_POINTS, mixture_pld
 from fedsim.accounting.methods.replacing_pld import replacing_pld
@@ -74,6 +74,10 @@ class PldAccountant:
             return float(composed(tuple(costs), relation, width).get_delta_for_epsilon(epsilon))
 
         return min(refined(at, costs)[0], 1.0)
+
+    def profile(self, costs: Composition, delta: float, relation: Relation) -> Profile:
+        """Return δ as a function of ε, on the grid that settles ε at `delta`."""
+        return solve_epsilon(costs, delta, relation)[1].deltas
 
 
 def solve_epsilon(

@@ -41,7 +41,7 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
-from fedsim.accounting.events import Composition, RoundCost
+from fedsim.accounting.events import Composition, Profile, RoundCost
 from fedsim.accounting.methods.composition import ComposedPld, LossSum
 from fedsim.accounting.methods.mixture_pld import Losses, mixture_pld
 from fedsim.accounting.methods.pld import PldAccountant
@@ -83,6 +83,12 @@ class RandomAllocationAccountant:
         if (gaussian := _unamplified(costs)) is not None:
             return self._gaussian.delta(gaussian, epsilon, relation)
         return _refined(lambda f: min(composed(tuple(costs), f).get_delta_for_epsilon(epsilon), 1))
+
+    def profile(self, costs: Composition, delta: float, relation: Relation) -> Profile:
+        """Return δ as a function of ε, on the finest grid but one."""
+        if (gaussian := _unamplified(costs)) is not None:
+            return self._gaussian.profile(gaussian, delta, relation)
+        return composed(tuple(costs), 2.0 * _FINEST).deltas
 
     @property
     def _gaussian(self) -> PldAccountant:

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from fedsim.accounting.accountants import epsilon
 from fedsim.accounting.events import RoundCost
+from fedsim.accounting.trade_off import TradeOff, attacker_sentence
 from fedsim.cli.account import app
 from fedsim.errors import ConfigError
 from fedsim.sampling import (
@@ -245,3 +246,17 @@ def test_a_wrong_balance_is_named(options: str, message: str) -> None:
     assert isinstance(result.exception, ConfigError)
     with pytest.raises(ConfigError, match=message):
         raise result.exception
+
+
+def test_tradeoff_adds_what_an_attacker_can_make_of_it() -> None:
+    command = f"{ULS} --sampling-probability 0.02 --noise-multiplier 2 --tradeoff"
+    found = answer(command)
+    curve = TradeOff.of([(RoundCost(PoissonSampling(0.02), 2.0), 100)], 1e-5)
+    assert curve is not None
+    assert found["trade_off"] == curve.to_json()
+    said = CliRunner().invoke(app, shlex.split(command), catch_exceptions=False).stdout
+    assert said.splitlines()[1] == attacker_sentence(curve.to_json(), "user", "add-or-remove-one")
+    with pytest.raises(ConfigError, match="--tradeoff with 2 pairs of ε and δ"):
+        CliRunner().invoke(app, shlex.split(f"{command} --delta 1e-6"), catch_exceptions=False)
+    silent = answer(f"{ULS} --sampling-probability 0.02 --noise-multiplier 0 --tradeoff")
+    assert silent["trade_off"] is None

@@ -19,12 +19,14 @@ import numpy.typing as npt
 
 from fedsim.accounting.accountants import choose
 from fedsim.accounting.events import RoundCost
+from fedsim.accounting.ledger import Ledger
+from fedsim.accounting.selection import Selection
 from fedsim.clip_policy import ClipPolicy, ConstantClip, NextClip
 from fedsim.clipping import Clip
 from fedsim.estimators import Estimator, WeightedSum
 from fedsim.execution import Executor, TaskSpec
 from fedsim.noise import INDEPENDENT, NoiseMatrix, NoiseMemory, rounding_share
-from fedsim.sampling import CyclicSampling, Relation, Sampling
+from fedsim.sampling import CyclicSampling, PoissonSampling, Relation, Sampling
 from fedsim.seeding import (
     NoiseKey,
     Purpose,
@@ -82,6 +84,9 @@ class RoundPlan:
         accountant: what adds up the rounds, by name; None for the mechanism's own.
         owners: (num_units,) numbers of the users that the units of the pool belong to, from 0;
             None: each its own. A sampler of groups keeps a user's units together.
+        selection: the search that the run is a trial of; None for a run by itself.
+        score_noise_multiplier: of each private score of the model: see `evaluation.private_scores`.
+        score_rounds: after which such a score is released, ascending.
         matrix: correlates the noise of the run's rounds; independent noise by default.
         memory: of earlier rounds' noise, where it is correlated.
 
@@ -133,6 +138,9 @@ class RoundPlan:
     dropped: Mapping[str, int] = field(default_factory=dict)
     accountant: str | None = None
     owners: npt.NDArray[np.int64] | None = None
+    selection: Selection | None = None
+    score_noise_multiplier: float = 0.0
+    score_rounds: tuple[int, ...] = ()
     matrix: NoiseMatrix = INDEPENDENT
     memory: NoiseMemory = field(default_factory=NoiseMemory, repr=False)
 
@@ -180,7 +188,15 @@ class RoundPlan:
                 "sums are rounded by more than the noise covers"
             )
         if self.noise_stddev:  # refuses noise without a bound, and more than all for a count
-            choose([cost], self.accountant, self.relation)  # refuses what has no proof
+            choose([cost, *self._scores()], self.accountant, self.relation)  # or what has no proof
+
+    def _scores(self) -> list[RoundCost]:
+        """Return the cost of private scores, if there are some that the search does not pay for."""
+        if self.score_rounds and not self.score_noise_multiplier > 0.0:
+            raise ValueError(
+                f"score_noise_multiplier = {self.score_noise_multiplier}: a private score needs it"
+            )
+        return [self.score_cost] if self.score_rounds and self.selection is None else []
 
     def _check_owners(self) -> None:
         """Raise `ValueError` unless a user's units are in one group, and their sum is provided for.
@@ -279,6 +295,7 @@ class RoundPlan:
             sampling=self.sampling,
             noise_multiplier=self.noise_multiplier,
             units_per_user=self.units_per_user,
+            selection=self.selection,
         )
 
     @property
@@ -292,6 +309,34 @@ class RoundPlan:
         kind = "kept" if self.repeats and self.entropy == "secure" else self.entropy
         return f"{kind}:{hashed[:32]}"
 
+    @cached_property
+    def score_cost(self) -> RoundCost:
+        """What one private score costs: a Gaussian mechanism that every user is in."""
+        return RoundCost(PoissonSampling(1.0), self.score_noise_multiplier)
+
+    @property
+    def score_release_id(self) -> str:
+        """The id of the noise of a private score in the ledger."""
+        return f"{self.release_id}:score"
+
+    @property
+    def release_ids(self) -> tuple[str, str]:
+        """The ids of the run's own noise draws: of its rounds and of its private scores."""
+        return self.release_id, self.score_release_id
+
+    def score_key(self, round: int) -> NoiseKey:
+        """Return the key of the noise of the private score after so many rounds."""
+        return self._kept_key("scores", round) if self.repeats else secret_noise_key()
+
+    def charged_score(self, ledger: Ledger, round: int) -> Ledger:
+        """Return the ledger with the private score after so many rounds; a trial's is in its price.
+
+        Itself where there is no score then.
+        """
+        if round not in self.score_rounds or self.selection is not None:
+            return ledger
+        return ledger.charge(round, self.score_cost, self.score_release_id)
+
     @property
     def repeats(self) -> bool:
         """Whether a round that is done again gives the same release.
@@ -299,7 +344,7 @@ class RoundPlan:
         Also with secure noise where a whole run has one price: that pays for each round once. Its
         seed is then the secret, kept as that of the texts' split is.
         """
-        return self.entropy == "seeded" or self.sampling.run_rounds is not None
+        return self.entropy == "seeded" or self.cost.run_rounds is not None
 
     def cohort(self, round: int) -> npt.NDArray[np.int64]:
         """Draw the units of a round, by their indices in the data."""

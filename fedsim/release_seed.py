@@ -96,7 +96,8 @@ def _settings(config: Config) -> list[str]:
         },
         exclude_defaults=True,
     )
-    return [settings, config.executor.precision]
+    scores = config.training.private_evaluation
+    return [settings, config.executor.precision, *([scores.model_dump_json()] if scores else [])]
 
 
 def _plug_ins(config: Config) -> dict[str, str]:

@@ -46,6 +46,8 @@ Purpose = Literal[
     "audit",
     "attack",
     "canaries",
+    "scores",
+    "tuning",
 ]
 
 

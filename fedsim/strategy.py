@@ -21,6 +21,7 @@ import numpy.typing as npt
 from fedsim.accounting.accountants import choose
 from fedsim.accounting.calibration import calibrate_noise_multiplier
 from fedsim.accounting.events import RoundCost
+from fedsim.accounting.selection import Selection
 from fedsim.clip_policy import AdaptiveClip, ClipPolicy, ClipSchedule, ConstantClip
 from fedsim.clipping import Clip, FlatClip, NormalisedClip, PerLayerClip, layers_of
 from fedsim.config import Config, StrategyConfig
@@ -137,6 +138,7 @@ def private_plan(
         )
     clip = clip or build_clip(strategy.clip, materials.model)
     matrix = noise_matrix(config, sampling)
+    selection, scores = selection_of(config), score_rounds(config)
     noise = noise_multiplier(config, sampling, units_per_user)
     if isinstance(sampling, CyclicSampling) and matrix.feedback:
         assumptions = (*assumptions, matrix.of("user", sampling.groups))
@@ -160,11 +162,35 @@ def private_plan(
             accountant=config.privacy.accountant,
             matrix=matrix,
             owners=owners,
+            selection=selection,
+            score_noise_multiplier=_score_noise(config),
+            score_rounds=scores,
         )
     except ConfigError:
         raise
     except ValueError as error:
         raise ConfigError(f"strategy.name = {strategy.name!r}: {error}") from error
+
+
+def selection_of(config: Config) -> Selection | None:
+    """Return the search that the run is a trial of, or None."""
+    asked = config.privacy.selection
+    if asked is None:
+        return None
+    return Selection(asked.trials, config.strategy.rounds, _score_noise(config), asked.stopping)
+
+
+def score_rounds(config: Config) -> tuple[int, ...]:
+    """Return the rounds after which a private score is released."""
+    asked, last = config.training.private_evaluation, config.strategy.rounds
+    if asked is None:
+        return ()
+    return (*range(asked.every or last, last, asked.every or last), last)
+
+
+def _score_noise(config: Config) -> float:
+    asked = config.training.private_evaluation
+    return 0.0 if asked is None else asked.noise_multiplier
 
 
 def public_size(
@@ -425,11 +451,20 @@ def noise_multiplier(config: Config, sampling: Sampling, units_per_user: int) ->
     if privacy.delta is None:
         raise ConfigError("privacy.delta: missing; a guarantee needs it, such as delta = 1e-5")
     try:
-        unit_noise = RoundCost(sampling, 1.0, units_per_user)
+        selection = selection_of(config)
+        unit_noise = RoundCost(sampling, 1.0, units_per_user, selection)
     except ValueError as error:
         raise ConfigError(f"strategy.sampling: {error}") from None
+    scores = score_rounds(config) if selection is None else ()
+    score = RoundCost(PoissonSampling(1.0), _score_noise(config))
+    beside = [(score, len(scores))] if scores else []
     # Also where no noise is to be calibrated: a wrong name must not be found after the first round.
-    choose([unit_noise], privacy.accountant, neighbours(config))
+    try:
+        choose([unit_noise, *([score] if scores else [])], privacy.accountant, neighbours(config))
+    except ConfigError as error:
+        if not scores:
+            raise
+        raise ConfigError(f"training.private_evaluation beside the rounds: {error}") from None
     if privacy.noise_multiplier is not None:
         return privacy.noise_multiplier
     if privacy.epsilon is None:
@@ -442,6 +477,8 @@ def noise_multiplier(config: Config, sampling: Sampling, units_per_user: int) ->
         delta=privacy.delta,
         accountant=privacy.accountant,
         relation=neighbours(config),
+        selection=selection,
+        beside=beside,
     )
 
 

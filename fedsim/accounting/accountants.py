@@ -22,6 +22,7 @@ from fedsim.accounting.methods.group_privacy import GroupPrivacyAccountant
 from fedsim.accounting.methods.pld import PldAccountant
 from fedsim.accounting.methods.random_allocation import RandomAllocationAccountant
 from fedsim.accounting.methods.renyi import MomentsAccountant, RdpAccountant
+from fedsim.accounting.selection import tried
 from fedsim.errors import ConfigError
 from fedsim.sampling import Relation
 
@@ -29,6 +30,7 @@ from fedsim.sampling import Relation
 # be this, which costs more: grids of losses have a least width.
 _NOTHING = 1e-30
 _MOST_NOISE = 1e5
+_OF_SHIFT = 1e-3  # δ near which a trial's profile decides what a search adds
 
 
 class Accountant(Protocol):
@@ -137,12 +139,34 @@ def choose(
         )
     if name == "pld" and several:
         name = "mixture"
+    selections = [cost.selection for cost in costs if cost.selection is not None]
+    if selections and len(set(costs)) > 1:
+        raise ConfigError(
+            f"accountant = {name!r}: the best of several runs has a price of its own, which is "
+            "composed with no other; a shared ledger adds such prices up"
+        )
+    if accountant is None and any(one.stopping == "poisson" for one in selections):
+        name = "rdp"
     hidden = all(cost.sampling.hides_size for cost in costs)
     relation = relation or (Relation.ADD_OR_REMOVE if hidden else Relation.REPLACE)
     for cost in costs:
-        if reason := ACCOUNTANTS[name].refusal(cost, relation):
+        if reason := _refusal(ACCOUNTANTS[name], cost, relation):
             raise ConfigError(f"accountant = {name!r}, relation = {relation.value!r}: {reason}")
     return ACCOUNTANTS[name], relation
+
+
+def _refusal(accountant: Accountant, cost: RoundCost, relation: Relation) -> str | None:
+    """Return why the accountant cannot price a round, or the search that it is of, or None."""
+    if cost.selection is None:
+        return accountant.refusal(cost, relation)
+    if cost.sampling.test is not None:
+        return "has no price for the best of several runs that are tested for concentration"
+    if cost.selection.stopping == "poisson" and accountant.name != "rdp":
+        return 'prices a Poisson number of trials by "rdp" alone; take "geometric" or "logarithmic"'
+    reasons = (accountant.refusal(part, relation) for part, _ in cost.trial)
+    return next(
+        (f"of a trial and its private score: {reason}" for reason in reasons if reason), None
+    )
 
 
 def epsilon(
@@ -206,7 +230,7 @@ def delta(
         return 1.0
     if (distance := most_apart(parts)) < _NOTHING:
         return distance
-    return chosen.delta(_resolved(parts), epsilon, relation)
+    return _delta(chosen, _resolved(parts), epsilon, relation)
 
 
 def epsilon_curve(
@@ -254,7 +278,7 @@ def epsilon_of_composition(
         return float("inf")
     if most_apart(parts) <= delta:
         return 0.0
-    return chosen.epsilon(_resolved(parts), delta, relation)
+    return _epsilon(chosen, _resolved(parts), delta, relation)
 
 
 def profile_of_composition(
@@ -284,7 +308,55 @@ def profile_of_composition(
         return np.ones_like
     if (distance := most_apart(parts)) < _NOTHING:
         return lambda epsilons: np.full(len(epsilons), distance)
-    return chosen.profile(_resolved(parts), delta, relation)
+    return _profile(chosen, _resolved(parts), delta, relation)
+
+
+def _epsilon(chosen: Accountant, costs: Composition, delta: float, relation: Relation) -> float:
+    """Return ε, also of a search for the best of several runs: `fedsim.accounting.selection`."""
+    cost, rounds = costs[0]
+    if cost.selection is None:
+        return chosen.epsilon(costs, delta, relation)
+    if (searches := cost.runs(rounds)) > 1:  # basic composition
+        return searches * _epsilon(chosen, [(cost, 1)], delta / searches, relation)
+    if chosen.name == "rdp":
+        return chosen.epsilon(costs, delta, relation)
+    of_trial = chosen.epsilon(cost.trial, delta / cost.selection.trials, relation)
+    return _shift(chosen, cost, relation) + of_trial
+
+
+def _delta(chosen: Accountant, costs: Composition, epsilon: float, relation: Relation) -> float:
+    cost, rounds = costs[0]
+    if cost.selection is None:
+        return chosen.delta(costs, epsilon, relation)
+    searches = cost.runs(rounds)
+    if chosen.name == "rdp" and searches == 1:
+        return chosen.delta(costs, epsilon, relation)
+    profile = _profile(chosen, costs, 1e-9, relation)
+    return float(profile(np.array([epsilon]))[0])
+
+
+def _profile(chosen: Accountant, costs: Composition, delta: float, relation: Relation) -> Profile:
+    cost, rounds = costs[0]
+    if cost.selection is None:
+        return chosen.profile(costs, delta, relation)
+    if (searches := cost.runs(rounds)) > 1:
+        alone = _profile(chosen, [(cost, 1)], delta / searches, relation)
+        return lambda epsilons: np.minimum(searches * alone(epsilons / searches), 1.0)
+    if chosen.name == "rdp":
+        return chosen.profile(costs, delta, relation)
+    trials, shift = cost.selection.trials, _shift(chosen, cost, relation)
+    of_trial = chosen.profile(cost.trial, delta / trials, relation)
+    return lambda epsilons: np.where(
+        epsilons < shift, 1.0, np.minimum(trials * of_trial(np.maximum(epsilons - shift, 0.0)), 1.0)
+    )
+
+
+def _shift(chosen: Accountant, cost: RoundCost, relation: Relation) -> float:
+    """Return what the search adds to ε: see `Selection.shift`."""
+    if cost.selection is None:
+        return 0.0
+    at = tried()
+    return cost.selection.shift(chosen.profile(cost.trial, _OF_SHIFT, relation)(at), at)
 
 
 def most_apart(costs: Composition) -> float:
@@ -297,7 +369,7 @@ def most_apart(costs: Composition) -> float:
     coin had fallen, are one Gaussian mechanism. Where this is below δ no accountant is asked: its
     grid would have no width.
     """
-    if any(cost.sampling.test is not None for cost, _ in costs):
+    if any(cost.sampling.test is not None or cost.selection is not None for cost, _ in costs):
         return math.inf
     shifts = [2.0 * cost.units_per_user / cost.noise_multiplier for cost, _ in costs]
     apart = [math.erf(shift / math.sqrt(8.0)) for shift in shifts]

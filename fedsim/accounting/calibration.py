@@ -15,10 +15,10 @@ import dp_accounting
 import numpy as np
 from scipy import optimize, special
 
-from fedsim.accounting.accountants import choose
-from fedsim.accounting.accountants import epsilon as epsilon_of
-from fedsim.accounting.events import RoundCost
+from fedsim.accounting.accountants import choose, epsilon_of_composition
+from fedsim.accounting.events import Composition, RoundCost
 from fedsim.accounting.rounding import round_up
+from fedsim.accounting.selection import Selection
 from fedsim.errors import ConfigError
 from fedsim.sampling import Relation, Sampling, binomial_probabilities
 from fedsim.utils.cache import remembered
@@ -38,12 +38,16 @@ def calibrate_noise_multiplier(
     delta: float,
     accountant: str | None = None,
     relation: Relation | None = None,
+    selection: Selection | None = None,
+    beside: Composition = (),
 ) -> float:
     """Return the smallest noise multiplier whose `rounds` rounds are (epsilon, delta)-DP.
 
     The result has five significant digits and is on the safe side: its own ε, by the same
     accountant, was computed and is at most `epsilon`, and at least `epsilon` * (1 - 2e-3),
     unless the result is 0.05: less noise than that is not considered.
+    With a `selection` the ε is that of the whole search; `beside` are other releases, which have
+    their price whatever the noise is.
     Results are remembered under `fedsim.utils.files.cache_dir()`.
 
     Raises:
@@ -65,11 +69,11 @@ def calibrate_noise_multiplier(
     if rounds < 1:
         raise ConfigError(f"rounds = {rounds!r}: give an integer >= 1")
     try:
-        unit_noise = RoundCost(sampling, 1.0, units_per_user)
+        unit_noise = RoundCost(sampling, 1.0, units_per_user, selection)
     except ValueError as error:
         raise ConfigError(str(error)) from None
     _refuse_empty_promise(unit_noise, rounds, delta)
-    chosen, relation = choose([unit_noise], accountant, relation)
+    chosen, relation = choose([unit_noise, *(cost for cost, _ in beside)], accountant, relation)
     inputs = {
         "round": unit_noise.to_json(),
         "rounds": rounds,
@@ -77,15 +81,23 @@ def calibrate_noise_multiplier(
         "delta": delta,
         "accountant": chosen.name,
         "relation": relation.value,
+        "beside": [[cost.to_json(), count] for cost, count in beside],
     }
 
     def spent(noise_multiplier: float) -> float:
         cost = dataclasses.replace(unit_noise, noise_multiplier=noise_multiplier)
-        return epsilon_of(cost, rounds, delta, chosen.name, relation)
+        return epsilon_of_composition([(cost, rounds), *beside], delta, chosen.name, relation)
 
     def search() -> float:
         noise_multiplier = least_noise(spent, unit_noise, rounds, epsilon, delta)
         if noise_multiplier is None:
+            if beside:
+                alone = epsilon_of_composition(beside, delta, chosen.name, relation)
+                raise ConfigError(
+                    f"epsilon = {epsilon}, delta = {delta}: cannot be kept with any noise: what is "
+                    f"released beside the rounds costs {alone:.4g} alone; give that more noise, "
+                    "or a larger epsilon"
+                )
             raise ConfigError(
                 f"epsilon = {epsilon}, delta = {delta}: accountant {chosen.name!r} cannot certify "
                 "this with any noise; give a larger delta (a PLD resolves about 1e-22 a round) "

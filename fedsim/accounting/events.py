@@ -18,7 +18,9 @@ from typing import Any
 import dp_accounting
 import numpy as np
 import numpy.typing as npt
+from dp_accounting import dp_event
 
+from fedsim.accounting.selection import Selection
 from fedsim.concentration.sampling import ConcentratedSampling
 from fedsim.errors import ConfigError
 from fedsim.sampling import (
@@ -54,6 +56,7 @@ class RoundCost:
         noise_multiplier: standard deviation of the noise divided by what one unit can add,
             finite and >= 0; 0 is a release without privacy.
         units_per_user: how many units one user owns at most: 1 in ULS, the group size in ELS.
+        selection: of which the round's run is a trial: then the price is that of the whole search.
 
     Raises:
         ValueError: a field is outside its range, or no proof covers this combination.
@@ -73,6 +76,7 @@ class RoundCost:
     sampling: Sampling
     noise_multiplier: float
     units_per_user: int = 1
+    selection: Selection | None = None
 
     def __post_init__(self) -> None:
         if not (self.noise_multiplier >= 0.0 and math.isfinite(self.noise_multiplier)):
@@ -81,14 +85,31 @@ class RoundCost:
             )
         if type(self.units_per_user) is not int or self.units_per_user < 1:
             raise ValueError(f"units_per_user = {self.units_per_user!r}: give an integer >= 1")
+        whole = self.sampling.run_rounds
+        if self.selection is not None and whole not in (None, self.selection.rounds):
+            raise ValueError(f"selection.rounds = {self.selection.rounds}: a run has {whole}")
         if self.noise_multiplier > 0.0:
             self.sampling.event(self.noise_multiplier, min(self.units_per_user, 2))
+
+    @property
+    def run_rounds(self) -> int | None:
+        """The rounds of a run, where a whole run has one price; None where each round has one."""
+        return self.sampling.run_rounds if self.selection is None else self.selection.rounds
+
+    @property
+    def trial(self) -> Composition:
+        """What one trial of the selection releases: its rounds, and its private score."""
+        if self.selection is None:
+            raise ValueError("selection: None")
+        one = dataclasses.replace(self, selection=None)
+        score = RoundCost(PoissonSampling(1.0), self.selection.score_noise_multiplier)
+        return [(one, self.selection.rounds), (score, 1)]
 
     def coins(self, rounds: int) -> tuple[float, int]:
         """Return the rate and the number of the coins that a unit meets in these rounds."""
         if isinstance(self.sampling, CyclicSampling):
             return self.sampling.rate, self.events(rounds)
-        whole = self.sampling.run_rounds
+        whole = self.run_rounds
         return self.sampling.probability, rounds if whole is None else self.runs(rounds) * whole
 
     @property
@@ -96,16 +117,21 @@ class RoundCost:
         """The event of one round at user level, or the part of a run's: see `events`."""
         if self.noise_multiplier == 0.0:
             return dp_accounting.NonPrivateDpEvent()
+        if self.selection is not None:
+            parts = [cost.composed(rounds) for cost, rounds in self.trial]
+            return dp_event.RepeatAndSelectDpEvent(
+                dp_accounting.ComposedDpEvent(parts), self.selection.trials, self.selection.shape
+            )
         return self.sampling.event(self.noise_multiplier, self.units_per_user)
 
     def runs(self, rounds: int) -> int:
         """Return how many prices these rounds have: rounds, or whole runs that were begun."""
-        whole = self.sampling.run_rounds
+        whole = self.run_rounds
         return rounds if whole is None else -(-rounds // whole)
 
     def events(self, rounds: int) -> int:
         """Return how many times `event` these rounds cost."""
-        return self.runs(rounds) * self.sampling.events
+        return self.runs(rounds) * (self.sampling.events if self.selection is None else 1)
 
     def composed(self, rounds: int) -> dp_accounting.DpEvent:
         """Return the event of `rounds` such rounds; of none, the event that costs nothing.
@@ -122,7 +148,9 @@ class RoundCost:
     def to_json(self) -> dict[str, Any]:
         """Return the fields as JSON values."""
         fields = dataclasses.asdict(self.sampling)  # type: ignore[call-overload]
+        selected = self.selection and {"selection": dataclasses.asdict(self.selection)}
         return {
+            **(selected or {}),
             "sampling": {"kind": self.sampling.kind, **fields},
             "noise_multiplier": self.noise_multiplier,
             "units_per_user": self.units_per_user,
@@ -141,14 +169,17 @@ class RoundCost:
             poisson = {"kind": "poisson", "probability": data["sampling_probability"]}
             rest = {key: data[key] for key in data if key != "sampling_probability"}
             data = {"sampling": poisson, **rest}
-        fields = [field.name for field in dataclasses.fields(cls)]
+        selected = data.get("selection")
+        data = {key: data[key] for key in data if key != "selection"}
+        fields = ["sampling", "noise_multiplier", "units_per_user"]
         if sorted(data) != sorted(fields):
             raise ConfigError(f"round cost has keys {sorted(data)}: expected {sorted(fields)}")
         numbers = {name: data[name] for name in fields if name != "sampling"}
         _check_numbers("round cost", numbers)
         sampling, sampling_fields = _sampling(data["sampling"])
         try:
-            return cls(sampling(**sampling_fields), **numbers)
+            selection = None if selected is None else _selection(selected)
+            return cls(sampling(**sampling_fields), **numbers, selection=selection)
         except ValueError as error:
             raise ConfigError(f"round cost: {error}") from None
 
@@ -173,6 +204,14 @@ def _sampling(data: object) -> tuple[type[Any], dict[str, Any]]:
         raise ConfigError(f"sampling has keys {sorted(fields)}: expected {sorted(known)}")
     _check_numbers("sampling", fields)
     return sampling, fields
+
+
+def _selection(data: object) -> Selection:
+    names = [field.name for field in dataclasses.fields(Selection)]
+    if not isinstance(data, Mapping) or sorted(data) != sorted(names):
+        raise ConfigError(f"round cost: selection = {data!r}: expected keys {sorted(names)}")
+    _check_numbers("selection", {key: data[key] for key in names if key != "stopping"})
+    return Selection(**data)
 
 
 def _check_numbers(what: str, fields: Mapping[str, object]) -> None:

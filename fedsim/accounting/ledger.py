@@ -125,11 +125,11 @@ class Ledger:
         """
         counts: Counter[tuple[RoundCost, str]] = Counter()
         for item in self.items:
-            whole = item.cost.sampling.run_rounds is not None
+            whole = item.cost.run_rounds is not None
             counts[item.cost, item.release if whole else ""] += item.num_rounds
         totals: Counter[RoundCost] = Counter()
         for (cost, _), rounds in counts.items():
-            totals[cost] += cost.runs(rounds) * (cost.sampling.run_rounds or 1)
+            totals[cost] += cost.runs(rounds) * (cost.run_rounds or 1)
         return list(totals.items())
 
     @property
@@ -199,7 +199,7 @@ def _read(item: object) -> Releases:
 
 
 def _check_of_run(item: Releases) -> None:
-    rounds = item.cost.sampling.run_rounds
+    rounds = item.cost.run_rounds
     if rounds is not None and (item.end > rounds or not item.repeatable):
         raise ValueError(
             f"rounds {item.first_round} to {item.end - 1}, release {item.release!r}: the price of "

@@ -31,6 +31,8 @@ from fedsim.accounting.methods.composition import ComposedPld
 from fedsim.accounting.methods.pld import refined, single_round
 from fedsim.accounting.methods.random_allocation import renyi_price
 from fedsim.accounting.methods.renyi import renyi_divergence
+from fedsim.accounting.selection import Selection
+from fedsim.errors import ConfigError
 from fedsim.sampling import PoissonSampling, Relation
 
 CITATION = "Rényi filter at one order: Feldman and Zrnic 2021; Whitehouse et al. 2023"
@@ -140,6 +142,8 @@ def price(cost: RoundCost, relation: Relation, order: float) -> Price:
     if cost.noise_multiplier == 0.0:
         return Price(math.inf, 0.0)
     choose([cost], None, relation)
+    if cost.selection is not None:
+        return _price_of_search(cost, cost.selection, relation, order)
     if cost.sampling.kind == "fixed-size":  # the one sampler without a PLD
         return Price(renyi_divergence(cost, relation, order), 0.0)
     if cost.sampling.accountant == "random-allocation":
@@ -149,6 +153,31 @@ def price(cost: RoundCost, relation: Relation, order: float) -> Price:
         lambda width: max(renyi for renyi, _ in _sides(cost, relation, order, width)), [(cost, 1)]
     )
     return Price(renyi, max(d for _, d in _sides(cost, relation, order, width)))
+
+
+def _price_of_search(
+    cost: RoundCost, selection: Selection, relation: Relation, order: float
+) -> Price:
+    """Return the price of the best of a random number of trials (Papernot and Steinke 2022, Thm 2).
+
+    With the infinite losses of a trial cut out, it has a Rényi divergence, and the outcome of all
+    trials moves by their number times as much mass, in either world.
+    """
+    if selection.stopping == "poisson":
+        raise ConfigError('stopping = "poisson": cannot share a ledger; take "geometric"')
+
+    def trial(at: float) -> Price:
+        each = [(price(part, relation, at), part.events(rounds)) for part, rounds in cost.trial]
+        return Price(
+            math.fsum(n * one.renyi for one, n in each),
+            math.fsum(n * one.infinite for one, n in each),
+        )
+
+    own = trial(order)
+    log_gamma = math.log(selection.gamma)
+    more = min((1.0 - 1.0 / at) * trial(at).renyi - log_gamma / at for at in ORDERS)
+    searched = math.log(selection.trials) / (order - 1.0) + (selection.shape + 1.0) * more
+    return Price(own.renyi + searched, 2.0 * selection.trials * own.infinite)
 
 
 def _sides(

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from fedsim.accounting.accountants import choose
 from fedsim.accounting.events import Composition, RoundCost
 from fedsim.accounting.rounding import round_up
-from fedsim.sampling import Relation
+from fedsim.sampling import PoissonSampling, Relation
 
 Noise = Literal["secure", "seeded"]
 
@@ -108,7 +108,7 @@ class PrivacyTerms:
             epsilon=epsilon,
             delta=delta,
             relation=meant.phrase,
-            sampler=cost.sampling.of(noun),
+            sampler=_sampler(cost, noun),
             sampling_probability=cost.sampling.probability,
             noise_multiplier=cost.noise_multiplier,
             rounds=rounds,
@@ -142,7 +142,7 @@ class PrivacyTerms:
             else f"Hypothetical, not a guarantee for this run: every {self.unit} would have"
         )
         own = self.rounds - sum(count for count, _ in self.others)
-        beside = "".join(f", and {count} rounds of {what}" for count, what in self.others)
+        beside = "".join(f", and {count} {what}" for count, what in self.others)
         return (
             f"{has} (ε = {round_up(self.epsilon, 4):g}, δ = {self.delta:g})-differential privacy "
             f"under the {self.relation} relation, for {own} rounds of {self.sampler}{share}"
@@ -175,10 +175,17 @@ class PrivacyTerms:
         }
 
 
+def _sampler(cost: RoundCost, noun: str) -> str:
+    searched = "" if cost.selection is None else f", {cost.selection.of()},"
+    return f"{cost.sampling.of(noun)}{searched}"
+
+
 def _mechanism(cost: RoundCost, noun: str) -> str:
+    if cost.sampling == PoissonSampling(1.0) and cost.units_per_user == 1:
+        return f"sums over all users with noise multiplier {cost.noise_multiplier:g}"
     return (
-        f"{cost.sampling.of(noun)} with probability {cost.sampling.probability:g} and noise "
-        f"multiplier {cost.noise_multiplier:g}"
+        f"rounds of {cost.sampling.of(noun)} with probability {cost.sampling.probability:g} and "
+        f"noise multiplier {cost.noise_multiplier:g}"
     )
 
 

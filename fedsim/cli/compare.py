@@ -96,7 +96,7 @@ def compare_command(
     variations = list(vary or [])
     if epsilon:
         variations.append(f"privacy.epsilon={','.join(epsilon)}")
-    runner = _runner(grid, workers, address)
+    runner = runner_of(grid, workers, address)
     if budget or tuned or seeds is not None:
         cells = _cells(sources, variations, overrides or [], budget or [])
         status = _measure(cells, out, tuned or [], seeds or 1, runner)
@@ -152,7 +152,12 @@ def _measure(cells: list[Cell], out: Path, tuned: list[str], seeds: int, runner:
     return FAILED if failures else 0
 
 
-def _runner(grid: SweepGrid, workers: int | None, address: str) -> Runner:
+def runner_of(grid: SweepGrid, workers: int | None, address: str) -> Runner:
+    """Return what carries the runs out.
+
+    Raises:
+        ConfigError: workers or an address without Ray.
+    """
     from fedsim.sweep.jobs import one_after_another
 
     if grid is SweepGrid.RAY:

@@ -35,6 +35,7 @@ from fedsim.cli.output import say_what_came_out
 from fedsim.cli.plan import plan_command
 from fedsim.cli.push import push_command
 from fedsim.cli.study import study_command
+from fedsim.cli.tune import tune_command
 from fedsim.errors import BudgetSpentError, ConfigError, DivergedError, HaltedError
 from fedsim.utils.files import disk_message
 
@@ -57,6 +58,7 @@ app.command(name="flower")(flower_command)
 app.command(name="compare", cls=SeveralNumbers)(compare_command)
 app.command(name="plan")(plan_command)
 app.command(name="push")(push_command)
+app.command(name="tune")(tune_command)
 
 HALTED, DIVERGED, DISK, WRONG_INPUT, BUDGET_SPENT = 1, 1, 1, 2, 3
 

@@ -208,6 +208,17 @@ class SharedLedgerConfig(Section):
     delta: Annotated[float, Field(gt=0.0, lt=1.0)]
 
 
+class SelectionConfig(Section):
+    """The search that the run is a trial of: see `fedsim.accounting.selection`.
+
+    `trial` is a number that tells one from the others; `fedsim tune` draws it.
+    """
+
+    trials: Annotated[float, Field(gt=1.0, allow_inf_nan=False)]
+    stopping: Literal["geometric", "logarithmic", "poisson"] = "geometric"
+    trial: Annotated[int, Field(ge=0)] | None = None
+
+
 class PrivacyConfig(Section):
     """The promise. Sizes of the population are public only if they are declared here.
 
@@ -229,6 +240,7 @@ class PrivacyConfig(Section):
     declared_num_users: Annotated[int, Field(ge=1)] | None = None
     declared_num_examples: Annotated[int, Field(ge=1)] | None = None
     shared: SharedLedgerConfig | None = None
+    selection: SelectionConfig | None = None
 
     @model_validator(mode="after")
     def _not_both(self) -> PrivacyConfig:
@@ -292,6 +304,17 @@ class ExecutorConfig(Section):
         return self
 
 
+class PrivateEvaluation(Section):
+    """Held-out scores that ε covers: one noisy sum over users, after the last round or oftener.
+
+    `noise_multiplier` is of each release, `loss_bound` what a user's mean loss is cut at, in nats.
+    """
+
+    noise_multiplier: Positive = 10.0
+    loss_bound: Positive = 10.0
+    every: Annotated[int, Field(ge=1)] | None = None
+
+
 class TrainingConfig(Section):
     """How often to look and to save, and who is shown the metrics (entry points `trackers`)."""
 
@@ -299,6 +322,7 @@ class TrainingConfig(Section):
     checkpoint_every: Annotated[int, Field(ge=1)] = 10
     keep_checkpoints: Annotated[int, Field(ge=1)] = 2
     trackers: tuple[str, ...] = ()
+    private_evaluation: PrivateEvaluation | None = None
 
 
 class Config(Section):
@@ -318,6 +342,26 @@ class Config(Section):
         engine = self.executor.engine
         if engine not in ("auto", "loop") and self.strategy.local.task == "fedavg":
             raise ValueError(f'executor.engine = "{engine}": local training needs "loop" or "auto"')
+        return self
+
+    @model_validator(mode="after")
+    def _scores_are_of_one_user_each(self) -> Config:
+        scores, selection = self.training.private_evaluation, self.privacy.selection
+        if scores is not None and self.data.co_owned:
+            raise ValueError(
+                "training.private_evaluation with data.owners_column: a text with several owners "
+                "would be scored for one of them alone; remove one"
+            )
+        if scores is not None and not self.data.held_out_examples:
+            raise ValueError(
+                "training.private_evaluation with data.held_out_examples = 0: there is no text to "
+                "score; hold some out"
+            )
+        if selection is not None and (scores is None or scores.every is not None):
+            raise ValueError(
+                "privacy.selection: needs training.private_evaluation, the score that chooses, and "
+                "it once, without every"
+            )
         return self
 
     @model_validator(mode="after")

@@ -172,6 +172,15 @@ class Samples(Record):
     final: Annotated[tuple[str, ...], Field(strict=False)]
 
 
+class CoveredScores(Record):
+    """Held-out scores that ε covers, by one noisy sum: `fedsim.evaluation.private_scores`."""
+
+    loss: NotNegative
+    accuracy_top1: Probability
+    users: NotNegative
+    loss_stddev: NotNegative
+
+
 class DataSummary(Record):
     """What was trained on, what was held out, and a count for each reason of dropping.
 
@@ -223,6 +232,7 @@ class RunReport(Record):
     model: ModelSummary
     cost: Cost
     samples: Samples | None = None
+    private_scores: CoveredScores | None = None
     diverged: Text | None = None
     machine: dict[str, JsonValue]
     versions: dict[str, str]
@@ -249,6 +259,7 @@ class RoundMetrics(Record):
     epsilon: Annotated[Number, Field(ge=0.0)] | None = None
     epsilon_terms: str | None = None
     held_out: HeldOut | None = None
+    private_scores: CoveredScores | None = None
 
     @model_validator(mode="after")
     def _complete_after_the_start(self) -> Self:

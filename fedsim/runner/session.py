@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from flwr.serverapp import Grid
@@ -18,6 +18,7 @@ from fedsim.accounting.promise import NAME, promise
 from fedsim.config import Config
 from fedsim.errors import BudgetSpentError, ConfigError, DivergedError, HaltedError
 from fedsim.evaluation.metrics import Evaluation, evaluate
+from fedsim.evaluation.private_scores import PrivateScores, private_scores
 from fedsim.grids.executor import build_executor
 from fedsim.grids.memory_needed import check_memory
 from fedsim.materials import (
@@ -37,7 +38,7 @@ from fedsim.runner.identity import mark_diverged
 from fedsim.runner.log import run_log
 from fedsim.runner.progress import RoundProgress
 from fedsim.runner.saved_model import check_served, save_adapter, save_model
-from fedsim.runner.shared_ledger import SharedAccount, shared_account
+from fedsim.runner.shared_ledger import SharedAccount, planned_scores, shared_account
 from fedsim.runner.summary import as_held_out, privacy_terms, summarise
 from fedsim.runner.training import check_held_out, planned, train, without_scores
 from fedsim.state import RoundRecord, ServerState
@@ -71,6 +72,11 @@ def execute(config: Config, out: Path, grid: Grid, *, resume: bool = False) -> P
     data_seed = folder.data_seed(config)
     materials = load_materials(config.seed, config.data, config.model, device, data_seed)
     plan = _going_on(build_plan(config, materials), folder)
+    if config.training.private_evaluation is not None and not plan.score_rounds:
+        raise ConfigError(
+            f"training.private_evaluation with strategy.name = {config.strategy.name!r}: its plan "
+            "has no private scores; remove it, or take a strategy with noise, such as uls"
+        )
     check_memory(config, materials.model, plan, grid, device)
     account = shared_account(config.privacy.shared, plan)
     with sole_writer(out):
@@ -104,9 +110,9 @@ def _going_on(plan: RoundPlan, folder: RunFolder) -> RoundPlan:
             or has one price for a run, which does not pay for another allocation.
     """
     charged = folder.read_ledger()
-    if all(item.release == plan.release_id for item in charged.items):
+    if all(item.release in plan.release_ids for item in charged.items):
         return plan
-    if plan.sampling.test is not None or plan.sampling.run_rounds is not None:
+    if plan.sampling.test is not None or plan.cost.run_rounds is not None:
         once = "one threshold" if plan.sampling.test is not None else "everybody's rounds once"
         raise ConfigError(
             f"--resume: strategy.name = {plan.strategy!r} draws {once} for a run, and what it "
@@ -140,6 +146,7 @@ class _Session:
     epsilons: dict[int, float] = field(init=False, default_factory=dict)
     final: Evaluation | None = field(init=False, default=None)
     cut_short: bool = field(init=False, default=False)
+    scores: PrivateScores | None = field(init=False, default=None)
 
     def run(self, grid: Grid, device: str) -> None:
         """Begin or take up the run and train to its end."""
@@ -169,6 +176,7 @@ class _Session:
                 on_round=lambda state, record: bar.advance(self._on_round(state, record)),
                 budget=self._budget(),
                 before_round=self._before_round,
+                score=self._score,
             )
 
     def _before_round(self, state: ServerState) -> None:
@@ -182,7 +190,32 @@ class _Session:
         """Charge the round in the ledger that other runs share, before anything of it is done."""
         if self.account is not None:
             plan, ahead = self.plan, self.config.strategy.rounds - state.round
-            self.account.charge(state.round, plan.cost, plan.release_id, ahead, own=state.ledger)
+            scores = planned_scores(plan, state.round)
+            self.account.charge(
+                state.round, plan.cost, plan.release_id, ahead, own=state.ledger, beside=scores
+            )
+
+    def _score(self, state: ServerState) -> ServerState:
+        """Release the private scores that are due, after they are charged; return what is next."""
+        plan, asked = self.plan, self.config.training.private_evaluation
+        if asked is None or state.round not in plan.score_rounds:
+            return state
+        charged = plan.charged_score(state.ledger, state.round)
+        if self.account is not None and charged is not state.ledger:
+            self.account.charge(
+                state.round, plan.score_cost, plan.score_release_id, 1, own=state.ledger
+            )
+        self.folder.charge(charged)
+        self.scores = private_scores(
+            self.materials.model,
+            state.parameters,
+            self.materials.store,
+            self.materials.split.held_out_examples,
+            loss_bound=asked.loss_bound,
+            noise_multiplier=plan.score_noise_multiplier,
+            key=plan.score_key(state.round),
+        )
+        return replace(state, ledger=charged)
 
     @property
     def _terms(self) -> str:
@@ -273,7 +306,7 @@ class _Session:
         Not with fresh noise, nor where an earlier version drew from other addresses.
         """
         charged = {item.release for item in self.folder.read_ledger().items}
-        return self.plan.repeats and charged <= {self.plan.release_id}
+        return self.plan.repeats and charged <= set(self.plan.release_ids)
 
     def _log_start(self) -> None:
         held_out = self._held_out(self.state)
@@ -283,7 +316,7 @@ class _Session:
         self.state = state
         self.folder.charge(state.ledger)  # first: nothing of the round is on disk before it
         due = self._due(state.round)
-        epsilon = self.epsilons.get(state.ledger.num_releases) if due else None
+        epsilon = self._epsilon(state) if due else None
         line = RoundMetrics.model_validate(
             {
                 "round": state.round,
@@ -291,8 +324,10 @@ class _Session:
                 "epsilon": epsilon,
                 "epsilon_terms": None if epsilon is None else self._terms,
                 "held_out": self._held_out(state) if due else None,
+                "private_scores": self.scores and asdict(self.scores),
             }
         )
+        self.scores = None
         self._write(line)
         if state.round % self.config.training.checkpoint_every == 0 or self._last(state.round):
             self._elapsed(save=True)
@@ -337,19 +372,26 @@ class _Session:
     def _write(self, line: RoundMetrics) -> None:
         self.folder.append_metrics(line.model_dump_json(exclude_none=True))
         self.tell(line)
-        check_held_out(line, self.materials)
+        if self.plan.selection is None:  # in a search it would be a choice that nothing pays for
+            check_held_out(line, self.materials)
+
+    def _epsilon(self, state: ServerState) -> float | None:
+        delta = self.config.privacy.delta
+        if not self.plan.score_rounds or not self.private or delta is None:
+            return self.epsilons.get(state.ledger.num_releases)
+        return state.ledger.epsilon(delta, self.plan.accountant, self.plan.relation)
 
     def _prepare_epsilons(self) -> None:
         """Compute ε after each number of releases that an evaluated round can have.
 
         Those that are charged already may have cost something else: see `_going_on`.
         """
-        if not self.private or self.config.privacy.delta is None:
+        if not self.private or self.config.privacy.delta is None or self.plan.score_rounds:
             return
         state, last = self.state, self.config.strategy.rounds
         ahead = [r - state.round for r in range(state.round + 1, last + 1) if self._due(r)]
         charged = state.ledger.num_releases
-        if self.plan.sampling.run_rounds is not None:
+        if self.plan.cost.run_rounds is not None:
             whole = self._planned().ledger
             delta = self.config.privacy.delta
             epsilon = whole.epsilon(delta, self.plan.accountant, self.plan.relation)

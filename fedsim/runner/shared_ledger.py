@@ -243,9 +243,15 @@ def _register(configs: Sequence[Config]) -> None:
             continue
         if own is not None and (account is None or own.terms == account.terms):
             account = account or own
-            planned.append((plan.cost, config.strategy.rounds))
+            planned += [(plan.cost, config.strategy.rounds), *planned_scores(plan, 0)]
     if account is not None:
         account.register(planned)
+
+
+def planned_scores(plan: RoundPlan, round: int) -> Composition:
+    """Return the private scores that a run still releases after so many rounds, with their cost."""
+    scores = sum(at > round for at in plan.score_rounds) if plan.selection is None else 0
+    return [(plan.score_cost, scores)] if scores else []
 
 
 def _known_beforehand(config: Config) -> bool:
@@ -309,7 +315,16 @@ class SharedAccount:
             if not shared.ledger.items and shared.registered != merged(planned):
                 self._write(shared.registering(planned))
 
-    def charge(self, round: int, cost: RoundCost, release: str, ahead: int, *, own: Ledger) -> None:
+    def charge(
+        self,
+        round: int,
+        cost: RoundCost,
+        release: str,
+        ahead: int,
+        *,
+        own: Ledger,
+        beside: Composition = (),
+    ) -> None:
         """Charge one release, on disk when this returns, or refuse it and charge nothing.
 
         Processes that share the file wait for each other. The first release of all registers what
@@ -321,6 +336,7 @@ class SharedAccount:
             release: its id; a seeded one that stands in the ledger already costs nothing.
             ahead: how many releases like it the run still plans, this one counted.
             own: what the run has released before.
+            beside: other releases that the run still plans.
 
         Raises:
             BudgetSpentError: it would exceed the budget.
@@ -334,7 +350,7 @@ class SharedAccount:
             if charged is shared.ledger:
                 return
             if not shared.ledger.items and cost not in dict(shared.registered):
-                shared = shared.registering([(cost, ahead)])
+                shared = shared.registering([(cost, ahead), *beside])
             written = replace(shared, ledger=charged)
             if not written.keeps_budget:
                 raise BudgetSpentError(

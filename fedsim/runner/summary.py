@@ -132,7 +132,7 @@ def summarise(
                 ),
                 *about_canaries(len(materials.split.canaries)),
                 *((NOT_PAID_FOR,) if diverged else ()),
-                *_counted(config, state, cut_short),
+                *_counted(config, plan, state, cut_short),
             ),
         ),
         utility=Utility(
@@ -149,6 +149,7 @@ def summarise(
             rounds=state.round,
         ),
         samples=None if diverged else _samples(config, materials, state),
+        private_scores=None if diverged or cut_short else lines[-1].private_scores,
         diverged=diverged,
         machine=_machine(config),
         versions={"python": platform.python_version()}
@@ -156,9 +157,12 @@ def summarise(
     )
 
 
-def _counted(config: Config, state: ServerState, cut_short: bool) -> tuple[str, ...]:
+def _counted(
+    config: Config, plan: RoundPlan, state: ServerState, cut_short: bool
+) -> tuple[str, ...]:
     """Return what is said where ε is of more rounds than those that led to the model."""
     planned, releases = config.strategy.rounds, state.ledger.num_releases
+    planned += len(plan.score_rounds) if plan.selection is None else 0
     said = []
     if cut_short:
         said.append(

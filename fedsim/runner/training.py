@@ -84,6 +84,7 @@ def train(
     on_round: OnRound = lambda _state, _record: None,
     budget: Budget | None = None,
     before_round: Callable[[ServerState], None] = lambda _state: None,
+    score: Callable[[ServerState], ServerState] = lambda state: state,
 ) -> ServerState:
     """Run rounds until `rounds` are done and return the last state.
 
@@ -95,37 +96,49 @@ def train(
         on_round: sees every state and its record; what it raises ends the training.
         budget: what all releases of the ledger together may cost; None for no limit.
         before_round: sees the state before each round; what it raises ends the training.
+        score: releases the private scores that are due after a round, and charges them.
 
     Raises:
         BudgetSpentError: another release would exceed the budget. It comes before the round.
         DivergedError: a parameter is not finite after a round, which `on_round` does not see.
     """
     # Asked once: the rounds to come all cost the same, so they can be counted.
-    paid = _releases_paid_for(budget, state, plan, rounds) if budget is not None else None
+    paid = rounds if budget is None else _rounds_paid_for(budget, state, plan, rounds)
     while state.round < rounds:
-        if paid is not None and state.ledger.num_releases >= paid:
+        if state.round >= paid:
+            charged = state.ledger.num_releases
             raise BudgetSpentError(
-                f"round {state.round}: the budget pays for {paid} releases like this one and "
-                f"{state.ledger.num_releases} are charged; no further round is run"
+                f"round {state.round}: the budget pays for {charged} releases like this one and "
+                f"{charged} are charged; no further round is run"
             )
         before_round(state)
         state, record = run_round(state, plan, executor)
         check_parameters(state)
+        state = score(state)
         on_round(state, record)
     return state
 
 
 def planned(state: ServerState, plan: RoundPlan, rounds: int) -> Ledger:
-    """Return the state's ledger with all rounds to come charged as well."""
-    ledger = state.ledger
+    """Return the state's ledger with all rounds and private scores to come charged as well."""
+    ledger = with_scores(state, plan)
     for round in range(state.round, rounds):
         ledger = ledger.charge(round, plan.cost, plan.release_id)
     return ledger
 
 
-def _releases_paid_for(budget: Budget, state: ServerState, plan: RoundPlan, rounds: int) -> int:
-    if plan.sampling.run_rounds is not None:  # all or none: what is charged already is paid for
+def with_scores(state: ServerState, plan: RoundPlan) -> Ledger:
+    """Return the state's ledger with the private scores to come charged as well."""
+    ledger = state.ledger
+    for round in plan.score_rounds:
+        ledger = plan.charged_score(ledger, round) if round > state.round else ledger
+    return ledger
+
+
+def _rounds_paid_for(budget: Budget, state: ServerState, plan: RoundPlan, rounds: int) -> int:
+    """Return the round before which the budget ends; the private scores to come are set aside."""
+    if plan.cost.run_rounds is not None:  # all or none: what is charged already is paid for
         whole = planned(state, plan, rounds)
-        return whole.num_releases if budget.spent(whole) <= budget.epsilon else 0
-    left = budget.affordable(state.ledger, plan.cost, rounds - state.round)
-    return state.ledger.num_releases + left
+        return rounds if budget.spent(whole) <= budget.epsilon else 0
+    ledger = with_scores(state, plan)
+    return state.round + budget.affordable(ledger, plan.cost, rounds - state.round)

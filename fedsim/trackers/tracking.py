@@ -62,7 +62,11 @@ def tracking(
         yield tell
 
 
-_COVERED = ("clip_norm", "released_share")  # they follow from releases that were paid for
+_COVERED = (
+    "clip_norm",
+    "released_share",
+    "private_scores/",
+)  # they follow from releases that were paid for
 
 
 def scalars(line: RoundMetrics, terms: str) -> Iterator[tuple[str, float]]:
@@ -77,7 +81,7 @@ def scalars(line: RoundMetrics, terms: str) -> Iterator[tuple[str, float]]:
         if name == "epsilon":
             yield f"epsilon ({terms})", value
         else:
-            yield name if name in _COVERED else f"not covered by ε/{name}", value
+            yield name if name.startswith(_COVERED) else f"not covered by ε/{name}", value
 
 
 def _numbers(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:

@@ -66,8 +66,8 @@ class RandomAllocationAccountant:
 
     def refusal(self, cost: RoundCost, relation: Relation) -> str | None:
         """Return why this accountant cannot prove anything about a round, or None."""
-        if not isinstance(cost.sampling, BalancedSampling):
-            return "accounts balanced sampling only"
+        if not isinstance(cost.sampling, BalancedSampling) and not _plain(cost):
+            return "accounts balanced sampling only, and releases that everybody is in"
         if relation is Relation.REPLACE:
             return "has no proof for replace-one; use add-or-remove-one or zero-out-one"
         return None
@@ -117,13 +117,20 @@ def composed(costs: tuple[tuple[RoundCost, int], ...], fineness: float) -> Compo
         costs: balanced sampling, with noise of at least 0.05.
         fineness: the grids' widths, relative to the spread of what is on them.
     """
-    pairs = []
-    for cost, rounds in costs:
+    pairs, plain = [], [(cost, rounds) for cost, rounds in costs if _plain(cost)]
+    for cost, rounds in (part for part in costs if part not in plain):
         sampling = cast(BalancedSampling, cost.sampling)
         size, passes = sampling.pass_rounds, cost.runs(rounds) * sampling.participations
         laws, width = _sums(min(cost.noise_multiplier, _MOST_NOISE), frozenset({size}), fineness)
         pairs.append(laws[size].losses(size, width, passes))
-    finest = min(losses.width for losses, _ in pairs)
+    finest = min((losses.width for losses, _ in pairs), default=fineness)
+    for cost, rounds in plain:
+        pld = mixture_pld(min(cost.noise_multiplier, _MOST_NOISE), [1.0], [1.0], finest)
+        pmfs = [pmf.to_dense_pmf() for pmf in (pld._pmf_remove, pld._pmf_add)]
+        first, second = (
+            Losses(pmf._lower_loss, finest, pmf._probs, pmf._infinity_mass, rounds) for pmf in pmfs
+        )
+        pairs.append((first, second))
     sides = zip(*([_onto(side, finest) for side in pair] for pair in pairs), strict=True)
     return ComposedPld(tuple(LossSum(tuple(side)) for side in sides))
 
@@ -280,6 +287,11 @@ def _log_normal(noise: float, width: float) -> _Law:
     return law.trimmed(width, 1.0)
 
 
+def _plain(cost: RoundCost) -> bool:
+    """Whether it is a Gaussian mechanism that every user is in once."""
+    return cost.sampling == PoissonSampling(1.0) and cost.units_per_user == 1
+
+
 def _expm1(value: float) -> float:
     return math.expm1(min(value, 600.0))
 
@@ -306,7 +318,7 @@ def _unamplified(costs: Composition) -> Composition | None:
     return [
         (
             RoundCost(PoissonSampling(1.0), cost.noise_multiplier),
-            cost.runs(rounds) * cast(BalancedSampling, cost.sampling).participations,
+            cost.runs(rounds) * getattr(cost.sampling, "participations", 1),
         )
         for cost, rounds in costs
     ]

@@ -12,7 +12,7 @@ import pytest
 from fedsim.accounting import calibration
 from fedsim.accounting.accountants import epsilon
 from fedsim.accounting.calibration import calibrate_noise_multiplier
-from fedsim.accounting.events import RoundCost
+from fedsim.accounting.events import Composition, RoundCost
 from fedsim.errors import ConfigError
 from fedsim.sampling import FixedSizeSampling, PoissonSampling, Relation, TruncatedPoissonSampling
 from fedsim.utils.files import cache_dir
@@ -74,11 +74,12 @@ def test_few_evaluations(monkeypatch: pytest.MonkeyPatch) -> None:
     """The target of the demonstration: eight examples a user for 60 rounds within ε = 8."""
     evaluated = []
 
-    def cheap(cost: RoundCost, *_: object) -> float:
+    def cheap(costs: Composition, *_: object) -> float:
+        ((cost, _),) = costs
         evaluated.append(cost.noise_multiplier)
         return 8.0 * math.exp(-1.42 * math.log(cost.noise_multiplier / 2.193))
 
-    monkeypatch.setattr(calibration, "epsilon_of", cheap)
+    monkeypatch.setattr(calibration, "epsilon_of_composition", cheap)
     noise = calibrate_noise_multiplier(
         sampling=PoissonSampling(0.05), units_per_user=8, rounds=60, epsilon=8.0, delta=1e-5
     )
@@ -89,11 +90,12 @@ def test_few_evaluations(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_where_little_noise_diverges_the_search_goes_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """As black-box group privacy does: infinite below an edge, finite and falling above it."""
 
-    def diverging(cost: RoundCost, *_: object) -> float:
+    def diverging(costs: Composition, *_: object) -> float:
+        ((cost, _),) = costs
         noise = cost.noise_multiplier
         return math.inf if noise < 3.0 else 0.4 / noise
 
-    monkeypatch.setattr(calibration, "epsilon_of", diverging)
+    monkeypatch.setattr(calibration, "epsilon_of_composition", diverging)
     assert calibrate_noise_multiplier(**EASY) == pytest.approx(4.0, rel=1e-3)
 
 
@@ -104,12 +106,13 @@ def test_a_stubborn_curve_still_ends_on_the_safe_side(
     """A cliff has no ε near the target: the bracket closes to neighbouring five-digit numbers."""
     calls = 0
 
-    def cliff(cost: RoundCost, *_: object) -> float:
+    def cliff(costs: Composition, *_: object) -> float:
+        ((cost, _),) = costs
         nonlocal calls
         calls += 1
         return 2.0 if cost.noise_multiplier < edge else 0.05
 
-    monkeypatch.setattr(calibration, "epsilon_of", cliff)
+    monkeypatch.setattr(calibration, "epsilon_of_composition", cliff)
     assert edge <= calibrate_noise_multiplier(**EASY) <= edge * (1 + 2e-4)
     assert calls < 80
 

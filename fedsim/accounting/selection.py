@@ -1,0 +1,122 @@
+"""The best of a random number of runs: what the search costs, and how the number is drawn.
+
+A trial is a whole run and a private score of its model. K trials are made, K random, and only the
+best one's model, score and settings are released. K has the law of a truncated negative binomial
+with E K = m (geometric or logarithmic; Papernot and Steinke 2022), or of a Poisson.
+
+Price, for the first two, from the privacy profile δ of one trial, the same in both directions
+(Koskela, Redberg and Wang 2024). With f(x) = E x^K, the selected outcome y has the density
+q(y) f'(Q(y)), where Q(y) is the probability of a score no better than y's, and
+f'(x) = m (γ / (1 - (1 - γ) x))^(η + 1). For a neighbour's trial Q' and any ε₁ >= 0
+
+    1 - (1-γ) Q' <= γ + (1-γ) (e^ε₁ (1 - Q) + δ(ε₁)) <= (e^ε₁ + δ(ε₁) (1-γ)/γ) (1 - (1-γ) Q),
+
+so f'(Q) <= e^s f'(Q') with s = (η + 1) log(e^ε₁ + δ(ε₁) (1-γ)/γ), and as f' <= m, the whole search
+has the profile m δ(ε - s). Equal scores are told apart by a coin that is a part of the score.
+A Poisson number is priced by Rényi divergences alone (Papernot and Steinke, Theorem 6).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+from scipy import optimize
+
+from fedsim.seeding import RandomSource
+
+Stopping = Literal["geometric", "logarithmic", "poisson"]
+_SHAPES: dict[str, float] = {"geometric": 1.0, "logarithmic": 0.0, "poisson": math.inf}
+_TRIED = np.concatenate([[0.0], np.geomspace(1e-4, 200.0, 3000)])  # values of ε₁
+
+
+@dataclass(frozen=True)
+class Selection:
+    """A search for the best of a random number of runs.
+
+    Attributes:
+        trials: E K, above 1.
+        rounds: of each trial's training, >= 1.
+        score_noise_multiplier: of each trial's private score, > 0.
+        stopping: the law of K: "geometric", "logarithmic" (one trial in most searches and many in
+            some, the cheapest) or "poisson" (which may make none).
+
+    Raises:
+        ValueError: a number out of range.
+
+    Examples:
+        >>> Selection(8.0, 100, 10.0).of()
+        'the best of a random number of such runs (geometric, 8 on average) by a private score'
+    """
+
+    trials: float
+    rounds: int
+    score_noise_multiplier: float
+    stopping: Stopping = "geometric"
+
+    def __post_init__(self) -> None:
+        if not 1.0 < self.trials < math.inf:
+            raise ValueError(f"trials = {self.trials!r}: give a finite number above 1")
+        if type(self.rounds) is not int or self.rounds < 1:
+            raise ValueError(f"rounds = {self.rounds!r}: give an integer >= 1")
+        if not 0.0 < self.score_noise_multiplier < math.inf:
+            raise ValueError(
+                f"score_noise_multiplier = {self.score_noise_multiplier!r}: give a number > 0"
+            )
+        if self.stopping not in _SHAPES:
+            raise ValueError(f"stopping = {self.stopping!r}: give one of {', '.join(_SHAPES)}")
+
+    @property
+    def shape(self) -> float:
+        """η of the negative binomial; inf for a Poisson number."""
+        return _SHAPES[self.stopping]
+
+    @cached_property
+    def gamma(self) -> float:
+        """γ of the negative binomial, in (0, 1): its mean is `trials`, rounded up a little."""
+        if self.stopping == "geometric":
+            return 1.0 / self.trials
+
+        def excess(log_gamma: float) -> float:
+            return -math.expm1(-log_gamma) / log_gamma - self.trials  # (1/γ - 1) / log(1/γ)
+
+        return math.exp(float(optimize.brentq(excess, -700.0, -1e-9, rtol=1e-12)))
+
+    def shift(self, deltas: npt.NDArray[np.float64], epsilons: npt.NDArray[np.float64]) -> float:
+        """Return s, the least over ε₁ in `epsilons`; `deltas` are a trial's there."""
+        with np.errstate(over="ignore"):
+            factors = np.exp(epsilons) + deltas * (1.0 - self.gamma) / self.gamma
+        return (self.shape + 1.0) * math.log(float(np.min(factors)))
+
+    def draw(self, source: RandomSource) -> int:
+        """Return K, by one uniform number."""
+        drawn = float(source.random(1)[0])
+        if self.stopping == "poisson":
+            k, mass = 0, math.exp(-self.trials)
+        else:
+            k = 1
+            mass = self.gamma if self.shape else (self.gamma - 1.0) / math.log(self.gamma)
+        below = 0.0
+        while (below := below + mass) <= drawn and mass > 0.0:
+            k += 1
+            if self.stopping == "poisson":
+                mass *= self.trials / k
+            else:
+                mass *= (1.0 - self.gamma) * (1.0 if self.shape else (k - 1) / k)
+        return k
+
+    def of(self) -> str:
+        """Return what was chosen, in words."""
+        return (
+            f"the best of a random number of such runs ({self.stopping}, {self.trials:g} on "
+            "average) by a private score"
+        )
+
+
+def tried() -> npt.NDArray[np.float64]:
+    """Return the ε₁, ascending, among which `Selection.shift` finds the least."""
+    return _TRIED

@@ -1,0 +1,103 @@
+"""`fedsim tune`: choose settings with one ε for the search, its winner and the winner's score."""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedsim.cli.compare import SweepGrid, runner_of
+
+
+class Stopping(StrEnum):
+    """The law of the number of trials."""
+
+    GEOMETRIC = "geometric"
+    LOGARITHMIC = "logarithmic"
+    POISSON = "poisson"
+
+
+def tune_command(
+    *,
+    config: Annotated[Path, typer.Argument(help="The config of a run, with its ε and δ.")],
+    vary: Annotated[
+        list[str],
+        typer.Option(metavar="KEY.PATH=V,V,...", help="The candidates: each combination."),
+    ],
+    trials: Annotated[
+        float, typer.Option(help="How many trials there are on average; their number is secret.")
+    ] = 8.0,
+    stopping: Annotated[
+        Stopping,
+        typer.Option(
+            help="The law of their number: geometric; logarithmic (cheaper, often one trial); "
+            "poisson (accountant rdp; none now and then)."
+        ),
+    ] = Stopping.GEOMETRIC,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY.PATH=VALUE", help="Lay a value over the config."),
+    ] = None,
+    grid: Annotated[SweepGrid, typer.Option(help="One trial after another, or Ray tasks.")] = (
+        SweepGrid.IN_PROCESS
+    ),
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="With --grid ray: the most trials at once.")
+    ] = None,
+    address: Annotated[
+        str, typer.Option(help="With --grid ray: of a cluster; else one starts here.")
+    ] = "",
+    out: Annotated[
+        Path | None, typer.Option(help="The search's folder; runs/NAME.tune by default.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Take up the search in --out.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what the search would cost; train nothing.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Try settings on private text and keep the best, under one ε for everything that is kept.
+
+    Each trial is a whole run with a private score of its model (training.private_evaluation). Only
+    the best one is kept, as a run folder, OUT/winner; do not show the others, nor their number.
+    """
+    from fedsim.sweep.cells import expand, parse_variation
+    from fedsim.sweep.search import RESULT, prepare, run_search
+
+    cells = expand(config, [parse_variation(text) for text in vary], overrides or [])
+    if dry_run:
+        search = prepare(cells, trials, stopping.value, None)
+        answer = {
+            "epsilon": search.epsilon,
+            "delta": cells[0].config.privacy.delta,
+            "candidates": len(cells),
+            "noise_multiplier": search.plan.noise_multiplier,
+            "epsilon_of_a_trial_by_itself": search.epsilon_of_trial,
+            "statement": search.sentence(),
+        }
+        typer.echo(json.dumps(answer, allow_nan=False) if as_json else search.sentence())
+        return
+    folder = out or Path("runs") / f"{config.stem}.tune"
+    winner = run_search(
+        cells,
+        folder,
+        trials=trials,
+        stopping=stopping.value,
+        resume=resume,
+        runner=runner_of(grid, workers, address),
+    )
+    result = json.loads((folder / RESULT).read_text(encoding="utf-8"))
+    if as_json:
+        typer.echo(json.dumps(result, allow_nan=False))
+        return
+    scores = result["private_scores"]
+    chosen = ", ".join(f"{label} = {value}" for label, value in result["chosen"].items())
+    typer.echo(result["statement"])
+    typer.echo(
+        f"Chosen: {chosen}. Held-out loss {scores['loss']:.3f} ± {scores['loss_stddev']:.3f} nats "
+        f"a token, accuracy {scores['accuracy_top1']:.3f}, means over users, covered by that ε."
+    )
+    typer.echo(f"Run: {winner}")

@@ -1,0 +1,320 @@
+"""`fedsim tune`: a search for the best settings whose ε is that of the search and of its winner.
+
+The settings of each trial are drawn from the candidates, the number of trials at random, and only
+the trial with the best private score leaves the folder: `fedsim.accounting.selection` prices that.
+Draws come from a secret that is kept as a run's is, so a search that was killed goes on with the
+same trials, which have the same bits, and nothing is charged twice.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fedsim.accounting.accountants import epsilon_of_composition
+from fedsim.accounting.ledger import Ledger
+from fedsim.accounting.statement import noise_terms
+from fedsim.config import Config, with_settings
+from fedsim.errors import BudgetSpentError, ConfigError, HaltedError
+from fedsim.materials import default_device, load_materials, new_data_seed
+from fedsim.plan import RoundPlan
+from fedsim.release_seed import sources
+from fedsim.report.schema import load_report
+from fedsim.runner.folder import RunFolder
+from fedsim.runner.identity import keep_seed, kept_seed
+from fedsim.runner.shared_ledger import shared_account
+from fedsim.seeding import stream
+from fedsim.strategy import build_plan
+from fedsim.sweep.cells import Cell
+from fedsim.sweep.jobs import Job, Outcome, Runner, one_after_another
+from fedsim.utils.files import write_atomically
+from fedsim.utils.json_text import read_json
+from fedsim.utils.locks import sole_writer
+
+log = logging.getLogger("fedsim")
+
+STATE, RESULT, WINNER, TRIALS = "search.json", "tune.json", "winner", "trials"
+_NEVER_VARIED = ("data", "privacy", "seed", "training")
+_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Search:
+    """What a search does, found out before it begins.
+
+    Attributes:
+        cells: the candidates, each with the search in its config.
+        plan: of the first candidate; all cost the same.
+        data_seed: what all trials' choices for users are drawn from.
+    """
+
+    cells: Sequence[Cell]
+    plan: RoundPlan
+    data_seed: int
+
+    @property
+    def epsilon(self) -> float:
+        """What the whole search costs at the configured δ."""
+        rounds = self.cells[0].config.strategy.rounds
+        return self._spent([(self.plan.cost, rounds)])
+
+    @property
+    def epsilon_of_trial(self) -> float:
+        """What one trial and its score would cost, if it were the only one."""
+        return self._spent(self.plan.cost.trial)
+
+    def _spent(self, costs: Any) -> float:  # noqa: ANN401
+        delta = self.cells[0].config.privacy.delta or 0.0
+        return epsilon_of_composition(costs, delta, self.plan.accountant, self.plan.relation)
+
+    def sentence(self) -> str:
+        """Say what the search costs, and what each trial is trained with because of it."""
+        plan, delta = self.plan, self.cells[0].config.privacy.delta
+        selection = plan.cost.selection
+        return (
+            f"The search ({len(self.cells)} candidates; {selection and selection.of()}) costs "
+            f"ε = {self.epsilon:.4g} at δ = {delta:g}, for one {plan.relation.unit}, "
+            f"{plan.relation.phrase}, {plan.sampling.of(plan.unit + 's')}, "
+            f"{noise_terms(plan.entropy)}. Each trial has noise multiplier "
+            f"{plan.noise_multiplier:.5g}, as a run by itself would have for ε = "
+            f"{self.epsilon_of_trial:.4g}, its score included: the search pays where the best "
+            "candidate gains more over the defaults than that takes."
+        )
+
+
+def prepare(cells: Sequence[Cell], trials: float, stopping: str, data_seed: int | None) -> Search:
+    """Return the search over some candidates; nothing is written.
+
+    Raises:
+        ConfigError: fewer than two candidates, settings that change what a trial costs or protects,
+            or an ε that the search cannot keep.
+    """
+    if len(cells) < 2:
+        raise ConfigError("--vary: one candidate is no choice; give at least two values")
+    for key in cells[0].keys:
+        if key.partition(".")[0] in _NEVER_VARIED:
+            raise ConfigError(f"--vary {key}: decides what is protected, or how; vary others")
+    searched = [_with_search(cell, trials, stopping) for cell in cells]
+    config = searched[0].config
+    seed = new_data_seed(config) if data_seed is None else data_seed
+    plans = [_plan(cell.config, seed) for cell in searched]
+    for cell, plan in zip(searched, plans, strict=True):
+        if plan.noise_multiplier == 0.0 or plan.cost.selection is None:
+            raise ConfigError(
+                f"strategy.name = {plan.strategy!r}: has no private runs to choose from; take one "
+                "with noise, such as uls"
+            )
+        if plan.cost != plans[0].cost:
+            raise ConfigError(
+                f"--vary {', '.join(cell.keys)}: {cell.name} costs something else than "
+                f"{searched[0].name}, and all trials of a search have one price; vary what no "
+                "price depends on, such as server.learning_rate or strategy.clip.l2_clip_norm"
+            )
+    return Search(searched, plans[0], seed)
+
+
+def _plan(config: Config, seed: int) -> RoundPlan:
+    device = default_device(config.executor.gpus_per_worker)
+    return build_plan(config, load_materials(config.seed, config.data, config.model, device, seed))
+
+
+def _with_search(cell: Cell, trials: float, stopping: str) -> Cell:
+    overrides = [f"privacy.selection={{trials={trials:g},stopping='{stopping}'}}"]
+    if cell.config.training.private_evaluation is None:
+        overrides.append("training.private_evaluation={}")
+    return replace(cell, config=with_settings(cell.config, overrides))
+
+
+def run_search(
+    cells: Sequence[Cell],
+    out: Path,
+    *,
+    trials: float,
+    stopping: str = "geometric",
+    resume: bool = False,
+    runner: Runner = one_after_another,
+) -> Path:
+    """Carry out a search and return the winner's run folder.
+
+    Args:
+        cells: the candidates: configs that differ in what is tuned.
+        out: the search's folder, absent or empty unless `resume`.
+        trials: how many there are on average.
+        stopping: the law of their number: see `fedsim.accounting.selection.Selection`.
+        resume: take up the search in `out`.
+        runner: carries the trials out.
+
+    Raises:
+        ConfigError: as `prepare`; or `out` is taken, or of another search.
+        BudgetSpentError: a shared ledger does not pay for the search; no trial was begun.
+        HaltedError: no trial ended with a model; the search is charged.
+    """
+    with sole_writer(out):
+        asked = _asked(cells, trials, stopping)
+        data_seed = _begun(out, asked) if resume else None
+        if data_seed is None:
+            RunFolder(out).check_fresh()
+        search = prepare(cells, trials, stopping, data_seed)
+        log.info("%s", search.sentence())
+        winner = out / WINNER
+        if not winner.exists():
+            _begin(search, out, asked)
+            best = _best(search, _jobs(search, out), out, runner)
+            best.replace(winner)
+        _write_result(search, out)
+        shutil.rmtree(out / TRIALS, ignore_errors=True)
+    return winner
+
+
+def _asked(cells: Sequence[Cell], trials: float, stopping: str) -> dict[str, Any]:
+    return {
+        "trials": trials,
+        "stopping": stopping,
+        "candidates": {cell.name: cell.config.to_toml() for cell in cells},
+    }
+
+
+def _begun(out: Path, asked: Mapping[str, Any]) -> int | None:
+    """Return the secret of the search in `out`; None where it was killed before it had one."""
+    path = out / STATE
+    if not path.exists():
+        return None
+    try:
+        state = read_json(path)
+        begun, run_id = state["asked"], state["id"]
+        if state["version"] != _VERSION:
+            raise ValueError(state["version"])
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error!r}") from None
+    if begun != asked:
+        raise ConfigError(
+            f"--resume: {out} holds another search; give the same config, --vary, --trials and "
+            "--stopping, or another --out"
+        )
+    return kept_seed(run_id, out)
+
+
+def _begin(search: Search, out: Path, asked: Mapping[str, Any]) -> None:
+    """Charge the whole search, in the ledger that others share too, before its first trial."""
+    plan, config = search.plan, search.cells[0].config
+    path = out / STATE
+    if not path.exists():
+        state = {"version": _VERSION, "id": keep_seed(search.data_seed), "asked": asked}
+        write_atomically(path, json.dumps(state, indent=1) + "\n")
+    ledger, release = Ledger(), plan.release_id
+    for round in range(config.strategy.rounds):
+        ledger = ledger.charge(round, plan.cost, release)
+    account = shared_account(config.privacy.shared, plan)
+    if account is not None:
+        try:
+            account.charge(0, plan.cost, release, config.strategy.rounds, own=Ledger())
+        except BudgetSpentError:
+            path.unlink()
+            raise
+    write_atomically(out / "ledger.json", json.dumps(ledger.to_json(), indent=1))
+
+
+def _jobs(search: Search, out: Path) -> list[tuple[Job, float]]:
+    """Return the trials, as many as are drawn, and the coins that tell equal scores apart."""
+    selection = search.plan.cost.selection
+    if selection is None:
+        raise ValueError("search: its plan has none")
+    jobs = []
+    for number in range(selection.draw(stream(search.data_seed, "tuning", 0))):
+        drawn = stream(search.data_seed, "tuning", 1, number)
+        cell = search.cells[int(drawn.integers(len(search.cells)))]
+        trial = int(drawn.integers(2**62))
+        overrides = [f"privacy.selection.trial={trial}"]
+        if cell.config.privacy.shared is not None:  # the search is charged there as a whole
+            raw = cell.config.model_dump(exclude_none=True)
+            del raw["privacy"]["shared"]
+            config = with_settings(Config.model_validate(raw), overrides)
+        else:
+            config = with_settings(cell.config, overrides)
+        folder = out.resolve() / TRIALS / f"{trial:016x}" / WINNER
+        jobs.append((Job(f"trial {trial:016x} of {cell.name}", config, folder), drawn.random()))
+    return jobs
+
+
+def _best(search: Search, jobs: Sequence[tuple[Job, float]], out: Path, runner: Runner) -> Path:
+    """Carry out the trials and return the best one's folder; the others lose their models."""
+    coins = {job.name: coin for job, coin in jobs}
+    folders = {job.name: job.out for job, _ in jobs}
+    best: tuple[float, float, str] | None = None
+
+    def take(outcome: Outcome) -> None:
+        nonlocal best
+        if not outcome.has_report:
+            write_atomically(out / "trial.error.txt", outcome.traceback)
+            raise RuntimeError(
+                f"{outcome.name}: {outcome.reason} (see {out / 'trial.error.txt'}); mend it and go "
+                "on with --resume"
+            )
+        scores = load_report(folders[outcome.name]).private_scores
+        found = (math.inf if scores is None else scores.loss, coins[outcome.name], outcome.name)
+        worse = found if best is not None and best < found else best
+        best = found if worse is not found else best
+        if worse is not None:
+            for name in ("model", "adapter", "checkpoints"):
+                shutil.rmtree(folders[worse[2]] / name, ignore_errors=True)
+
+    left = []
+    for job, _ in jobs:
+        folder = RunFolder(job.out)
+        if folder.report.exists():
+            take(Outcome(job.name, "finished"))
+            continue
+        if not folder.identity.exists():
+            config, device = job.config, default_device(job.config.executor.gpus_per_worker)
+            job.out.mkdir(parents=True, exist_ok=True)
+            materials = load_materials(
+                config.seed, config.data, config.model, device, search.data_seed
+            )
+            folder.begin(config, sources(config, materials), search.data_seed)
+        left.append(job)
+    for outcome in runner(left):
+        take(outcome)
+    if best is None or best[0] == math.inf:
+        raise HaltedError(
+            "the search has no winner: "
+            + ("no trial was drawn" if best is None else "every trial diverged")
+            + "; its price is charged"
+        )
+    return folders[best[2]]
+
+
+def _write_result(search: Search, out: Path) -> None:
+    """Write what was chosen, with its score, which ε covers, and what was asked."""
+    winner = RunFolder(out / WINNER)
+    report, config = load_report(winner.path), winner.read_config()
+    chosen = next(
+        dict(cell.settings) for cell in search.cells if _without_trial(config) == _bare(cell.config)
+    )
+    result = {
+        "statement": report.privacy.statement,
+        "epsilon": report.privacy.epsilon,
+        "delta": report.privacy.delta,
+        "chosen": chosen,
+        "private_scores": report.private_scores and report.private_scores.model_dump(),
+        "candidates": [dict(cell.settings) for cell in search.cells],
+        "noise_multiplier": search.plan.noise_multiplier,
+        "epsilon_of_a_trial_by_itself": search.epsilon_of_trial,
+        "winner": WINNER,
+    }
+    write_atomically(out / RESULT, json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+
+
+def _bare(config: Config) -> Mapping[str, Any]:
+    return config.model_dump(exclude={"privacy": {"shared"}})
+
+
+def _without_trial(config: Config) -> Mapping[str, Any]:
+    raw = dict(_bare(config))
+    raw["privacy"]["selection"]["trial"] = None
+    return raw

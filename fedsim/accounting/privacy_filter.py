@@ -173,11 +173,13 @@ def _price_of_search(
             math.fsum(n * one.infinite for one, n in each),
         )
 
-    own = trial(order)
-    log_gamma = math.log(selection.gamma)
+    log_gamma, log_trials = math.log(selection.gamma), math.log(selection.trials)
     more = min((1.0 - 1.0 / at) * trial(at).renyi - log_gamma / at for at in ORDERS)
-    searched = math.log(selection.trials) / (order - 1.0) + (selection.shape + 1.0) * more
-    return Price(own.renyi + searched, 2.0 * selection.trials * own.infinite)
+    # Divergences grow with the order: a higher one's bound is one of this order too.
+    own = min(trial(at).renyi + log_trials / (at - 1.0) for at in {order, *ORDERS} if at >= order)
+    return Price(
+        own + (selection.shape + 1.0) * more, 2.0 * selection.trials * trial(order).infinite
+    )
 
 
 def _sides(

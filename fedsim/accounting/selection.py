@@ -50,7 +50,7 @@ class Selection:
 
     Examples:
         >>> Selection(8.0, 100, 10.0).of()
-        'the best of a random number of such runs (geometric, 8 on average) by a private score'
+        'each run of a search (geometric, 8 runs on average; the best by a private score counts)'
     """
 
     trials: float
@@ -110,10 +110,10 @@ class Selection:
         return k
 
     def of(self) -> str:
-        """Return what was chosen, in words."""
+        """Return where a round stands, in words, after "in"."""
         return (
-            f"the best of a random number of such runs ({self.stopping}, {self.trials:g} on "
-            "average) by a private score"
+            f"each run of a search ({self.stopping}, {self.trials:g} runs on average; the best by "
+            "a private score counts)"
         )
 
 

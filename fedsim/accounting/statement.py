@@ -176,7 +176,7 @@ class PrivacyTerms:
 
 
 def _sampler(cost: RoundCost, noun: str) -> str:
-    searched = "" if cost.selection is None else f", {cost.selection.of()},"
+    searched = "" if cost.selection is None else f" in {cost.selection.of()}"
     return f"{cost.sampling.of(noun)}{searched}"
 
 

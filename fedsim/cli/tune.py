@@ -64,6 +64,8 @@ def tune_command(
     Each trial is a whole run with a private score of its model (training.private_evaluation). Only
     the best one is kept, as a run folder, OUT/winner; do not show the others, nor their number.
     """
+    from fedsim.report.schema import CoveredScores
+    from fedsim.report.wording import scores_text
     from fedsim.sweep.cells import expand, parse_variation
     from fedsim.sweep.search import RESULT, prepare, run_search
 
@@ -93,11 +95,8 @@ def tune_command(
     if as_json:
         typer.echo(json.dumps(result, allow_nan=False))
         return
-    scores = result["private_scores"]
+    scores = scores_text(CoveredScores(**result["private_scores"]))
     chosen = ", ".join(f"{label} = {value}" for label, value in result["chosen"].items())
     typer.echo(result["statement"])
-    typer.echo(
-        f"Chosen: {chosen}. Held-out loss {scores['loss']:.3f} ± {scores['loss_stddev']:.3f} nats "
-        f"a token, accuracy {scores['accuracy_top1']:.3f}, means over users, covered by that ε."
-    )
+    typer.echo(f"Chosen: {chosen}. {scores} That ε covers it.")
     typer.echo(f"Run: {winner}")

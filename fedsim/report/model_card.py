@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedsim.accounting.promise import NAME, attacker_text
+from fedsim.report.schema import CoveredScores
+from fedsim.report.wording import scores_text
 
 _NOT_COVERED = (
     "the text from which the starting weights and the tokenizer were made",
@@ -17,7 +19,12 @@ _NOT_COVERED = (
 
 
 def model_card(
-    promise: Mapping[str, Any], base: str, *, adapter: bool, continued: str | None = None
+    promise: Mapping[str, Any],
+    base: str,
+    *,
+    adapter: bool,
+    continued: str | None = None,
+    scores: CoveredScores | None = None,
 ) -> str:
     """Return the card as Markdown with a YAML head; it has no number that ε does not cover.
 
@@ -26,6 +33,7 @@ def model_card(
         base: what training started from: a name, a folder or a hub id.
         adapter: whether the folder holds an adapter or a whole model.
         continued: the adapter that training went on from.
+        scores: private ones, which that ε covers.
     """
     library = "peft" if adapter else "transformers"
     name = "adapter" if adapter else "model"
@@ -58,6 +66,7 @@ def model_card(
         "",
         *(f"- {sentence}" for sentence in _NOT_COVERED),
         "",
+        *(["## Utility", "", f"{scores_text(scores)} The ε covers them.", ""] if scores else []),
         "## How to check it",
         "",
         f"`{NAME}` has sampler, noise multiplier and number of rounds. `fedsim account verify",

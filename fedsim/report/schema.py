@@ -92,6 +92,18 @@ class TradeOffBound(Record):
     true_positive_rates: Annotated[tuple[Probability, ...], Field(strict=False)]
 
 
+class Query(Record):
+    """Something that was asked of the private text.
+
+    `times` is None where nobody counted; `paid_by` says what pays for it, `covered` whether ε does.
+    """
+
+    question: Text
+    times: Count | None
+    paid_by: Text
+    covered: bool
+
+
 class Privacy(Record):
     """What is promised, to whom, by which mechanism, and what had to be assumed.
 
@@ -100,7 +112,8 @@ class Privacy(Record):
     anew, in the units of the released estimate; `units_per_user` is how many sampled units a user
     can own (1 when the units are users). `hypothetical` says that epsilon is of another mechanism
     than the one that ran, such as Poisson sampling where passes were shuffled: it is then no
-    guarantee. `trade_off` is None without a finite epsilon, and in reports of older runs.
+    guarantee. `trade_off` is None without a finite epsilon, and in reports of older runs,
+    which have no `queries` either.
     """
 
     unit: Text
@@ -121,6 +134,7 @@ class Privacy(Record):
     hypothetical: bool
     statement: Text
     trade_off: TradeOffBound | None = None
+    queries: Annotated[tuple[Query, ...], Field(strict=False)] = ()
 
     @model_validator(mode="after")
     def _an_epsilon_needs_its_terms(self) -> Self:

@@ -11,7 +11,7 @@ from pydantic import JsonValue
 
 from fedsim.accounting.statement import noise_terms
 from fedsim.accounting.trade_off import attacker_sentence
-from fedsim.report.schema import Privacy, RunReport
+from fedsim.report.schema import CoveredScores, Privacy, RunReport
 
 TOGETHER = (
     "Each ε is of one run by itself. Runs on the same people's text add up: whoever sees several "
@@ -29,6 +29,8 @@ def outcome_text(folder: Path, report: RunReport) -> str:
     if after.tokens:
         losses = f"Held-out loss {before.loss:.4f} -> {after.loss:.4f} nats a token"
         utility = f"{losses} ({NOT_COVERED})."
+    if report.private_scores is not None:
+        utility += f"\nPrivate scores, covered by the ε above: {scores_text(report.private_scores)}"
     made = [folder / name for name in ("model", "adapter") if (folder / name).exists()]
     places = "   ".join(
         [
@@ -141,6 +143,15 @@ def attacker_text(privacy: Privacy) -> str | None:
     hypothetical = "Hypothetical, no guarantee. " if privacy.hypothetical else ""
     return hypothetical + attacker_sentence(
         privacy.trade_off.model_dump(), privacy.unit, privacy.relation
+    )
+
+
+def scores_text(scores: CoveredScores) -> str:
+    """Return private scores as a sentence, with what their noise does to them."""
+    return (
+        f"Held-out loss {decimal_text(scores.loss)} ± {decimal_text(scores.loss_stddev)} nats a "
+        f"token and top-1 accuracy {percent_text(scores.accuracy_top1)}: means over about "
+        f"{count_text(scores.users)} users, by a sum with noise of its own."
     )
 
 

@@ -31,7 +31,7 @@ from fedsim.plan import RoundPlan
 from fedsim.release_seed import seed_after, sources
 from fedsim.report.html import write_reports
 from fedsim.report.model_card import model_card
-from fedsim.report.schema import HeldOut, RoundMetrics
+from fedsim.report.schema import HeldOut, RoundMetrics, RunReport
 from fedsim.runner.checkpoint import newest_whole_state, save_checkpoint
 from fedsim.runner.folder import RunFolder
 from fedsim.runner.identity import mark_diverged
@@ -275,10 +275,10 @@ class _Session:
             diverged=diverged,
             cut_short=self.cut_short,
         )
-        self._write_promise(report.privacy.assumptions)
+        self._write_promise(report)
         write_reports(self.folder.path, report)
 
-    def _write_promise(self, assumptions: tuple[str, ...]) -> None:
+    def _write_promise(self, report: RunReport) -> None:
         """Write the promise and a card into the folders that are given away."""
         terms = privacy_terms(self.config, self.plan, self.state)
         costs = self.state.ledger.costs if self.private else []
@@ -288,8 +288,12 @@ class _Session:
         for folder in (self.folder.model, self.folder.adapter):
             if folder.exists():
                 adapter = folder == self.folder.adapter
-                content = promise(folder, terms, costs, self.plan.relation, assumptions)
-                card = model_card(content, base, adapter=adapter, continued=continued)
+                said = report.privacy.assumptions
+                content = promise(folder, terms, costs, self.plan.relation, said)
+                scores = report.private_scores
+                card = model_card(
+                    content, base, adapter=adapter, continued=continued, scores=scores
+                )
                 text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
                 write_atomically(folder / NAME, text)
                 write_atomically(folder / "README.md", card)

@@ -285,6 +285,11 @@ class SharedAccount:
         if self.path.exists():
             self._read()
 
+    def others(self, own: Ledger) -> Composition:
+        """Return what the file holds beside a run's own releases: costs with their counts."""
+        counts = self._read().ledger.counts_of_costs() - own.counts_of_costs()
+        return [(cost, count) for cost, count in counts.items() if count > 0]
+
     def check_holds(self, own: Ledger) -> None:
         """Raise `ConfigError` unless the file holds all that a resumed run has released.
 

@@ -41,6 +41,7 @@ from fedsim.report.schema import (
     TradeOffBound,
     Utility,
 )
+from fedsim.runner.queries import queries
 from fedsim.runner.training import NOT_PAID_FOR
 from fedsim.sampling import Relation
 from fedsim.state import ServerState
@@ -232,6 +233,7 @@ def privacy_block(
         hypothetical=private and not terms.guaranteed,
         statement=terms.sentence(),
         trade_off=None if curve is None else TradeOffBound(**curve.to_json()),
+        queries=queries(config, plan, state),
     )
 
 
@@ -320,15 +322,26 @@ def _assumptions(config: Config, plan: RoundPlan, origin: str, num_users: int) -
         noise,
         *_delta(config, plan.relation, num_users),
         *_shared(config),
-        "Hyper-parameters (rounds, rates, sizes, clip, learning rate) count as public: choosing "
-        "them by looking at results on the private data is a query that is not accounted.",
+        _SETTINGS if plan.selection is None else _SEARCHED,
         f"{ORIGIN}{origin}",
-        "Only the model is covered. Training losses, cohort sizes and scores on held-out text "
-        "in this report are computed on private text and are not.",
+        f"Only the model {'and its private scores are' if plan.score_rounds else 'is'} covered. "
+        "Training losses, cohort sizes and other scores on held-out text in this report are "
+        "computed on private text and are not.",
         "Noise is added in float64 and the sum rounded to a grid of at most 2^-16 of the noise's "
         "standard deviation; what else sets floating point apart from real numbers is not "
         "accounted.",
     )
+
+
+_SETTINGS = (
+    "Hyper-parameters (rounds, rates, sizes, clip, learning rate) count as public: choosing them "
+    "by looking at results on the private data is a query that is not accounted."
+)
+_SEARCHED = (
+    "Settings were chosen by a search among candidates that count as public, which the ε pays for "
+    "as long as no other of its runs, nor how many there were, is shown. Other choices by looking "
+    "at results on the private data are not accounted."
+)
 
 
 def _shared(config: Config) -> tuple[str, ...]:

@@ -78,7 +78,8 @@ class Search:
         plan, delta = self.plan, self.cells[0].config.privacy.delta
         selection = plan.cost.selection
         return (
-            f"The search ({len(self.cells)} candidates; {selection and selection.of()}) costs "
+            f"The search ({len(self.cells)} candidates; {selection and selection.stopping}, "
+            f"{selection and selection.trials:g} trials on average) costs "
             f"ε = {self.epsilon:.4g} at δ = {delta:g}, for one {plan.relation.unit}, "
             f"{plan.relation.phrase}, {plan.sampling.of(plan.unit + 's')}, "
             f"{noise_terms(plan.entropy)}. Each trial has noise multiplier "

@@ -75,7 +75,7 @@ def test_few_evaluations(monkeypatch: pytest.MonkeyPatch) -> None:
     evaluated = []
 
     def cheap(costs: Composition, *_: object) -> float:
-        ((cost, _),) = costs
+        ((cost, _rounds),) = costs
         evaluated.append(cost.noise_multiplier)
         return 8.0 * math.exp(-1.42 * math.log(cost.noise_multiplier / 2.193))
 
@@ -91,7 +91,7 @@ def test_where_little_noise_diverges_the_search_goes_up(monkeypatch: pytest.Monk
     """As black-box group privacy does: infinite below an edge, finite and falling above it."""
 
     def diverging(costs: Composition, *_: object) -> float:
-        ((cost, _),) = costs
+        ((cost, _rounds),) = costs
         noise = cost.noise_multiplier
         return math.inf if noise < 3.0 else 0.4 / noise
 
@@ -107,7 +107,7 @@ def test_a_stubborn_curve_still_ends_on_the_safe_side(
     calls = 0
 
     def cliff(costs: Composition, *_: object) -> float:
-        ((cost, _),) = costs
+        ((cost, _rounds),) = costs
         nonlocal calls
         calls += 1
         return 2.0 if cost.noise_multiplier < edge else 0.05

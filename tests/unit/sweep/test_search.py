@@ -1,0 +1,237 @@
+"""`fedsim tune`: one price, one winner, whatever is killed; what it refuses."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from fedsim.accounting.accountants import epsilon_of_composition
+from fedsim.accounting.ledger import Ledger
+from fedsim.accounting.selection import Selection
+from fedsim.errors import BudgetSpentError, ConfigError, HaltedError
+from fedsim.report.schema import load_report
+from fedsim.runner.folder import RunFolder
+from fedsim.runner.shared_ledger import read_shared
+from fedsim.seeding import stream
+from fedsim.sweep.cells import Cell, expand, parse_variation
+from fedsim.sweep.jobs import Job, Outcomes, attempt
+from fedsim.sweep.search import RESULT, STATE, TRIALS, WINNER, run_search
+from tests.helpers.commands import fedsim
+from tests.helpers.light import write_config
+
+RATES = "server.learning_rate=0.001,0.02,0.3"
+SCORES = {"private_evaluation": {"noise_multiplier": 2.0, "loss_bound": 6.0}}
+
+
+SEED = next(  # of a seeded search of some trials, three at least
+    seed for seed in range(100) if 3 <= Selection(6.0, 1, 1.0).draw(stream(seed, "tuning", 0)) <= 5
+)
+
+
+def write(path: Path, speeches: Path, **privacy: object) -> Path:
+    promise = {"epsilon": 8.0, "delta": 1e-3, "noise": "seeded", "noise_multiplier": None}
+    return write_config(
+        path,
+        speeches,
+        data={"held_out_examples": 0.4},
+        privacy={**promise, "declared_num_users": 20, **privacy},
+        training=SCORES,
+    )
+
+
+def cells_of(path: Path, *overrides: str) -> list[Cell]:
+    return expand(path, [parse_variation(RATES)], [f"seed={SEED}", *overrides])
+
+
+def weights(folder: Path) -> str:
+    return hashlib.sha256((folder / "model" / "model.safetensors").read_bytes()).hexdigest()
+
+
+class Interrupted:
+    """Carries out the first trials and then ends, as a kill between two would."""
+
+    def __init__(self, trials: int) -> None:
+        self.trials = trials
+
+    def __call__(self, jobs: Sequence[Job]) -> Outcomes:
+        for job in jobs:
+            if self.trials == 0:
+                raise KeyboardInterrupt
+            self.trials -= 1
+            yield attempt(job)
+
+
+def test_the_winner_is_the_best_score_and_all_that_stays(
+    speeches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[str, tuple[float, str]] = {}
+
+    def watched(jobs: Sequence[Job]) -> Outcomes:
+        for job in jobs:
+            outcome = attempt(job)
+            scores = load_report(job.out).private_scores
+            assert scores is not None
+            seen[job.name] = scores.loss, weights(job.out)
+            yield outcome
+
+    out = tmp_path / "search"
+    winner = run_search(
+        cells_of(write(tmp_path / "c.toml", speeches)), out, trials=6.0, runner=watched
+    )
+    assert 3 <= len(seen) <= 5
+    assert weights(winner) == min(seen.values())[1]
+    assert sorted(path.name for path in out.iterdir()) == sorted(
+        ["ledger.json", STATE, RESULT, WINNER]
+    )
+    report = load_report(winner)
+    ledger = Ledger.from_json(json.loads((out / "ledger.json").read_text()))
+    assert ledger.num_releases == report.cost.rounds
+    assert report.privacy.epsilon == pytest.approx(ledger.epsilon(1e-3), abs=1e-12)
+    assert report.privacy.epsilon is not None
+    assert 7.9 < report.privacy.epsilon <= 8.0
+    assert "search" in report.privacy.statement
+    (cost, _), *_ = ledger.costs
+    assert epsilon_of_composition(cost.trial, 1e-3) < report.privacy.epsilon
+    assert fedsim("account", "verify", winner / "model").returncode == 0
+    result = json.loads((out / RESULT).read_text())
+    assert report.private_scores is not None
+    assert result["private_scores"] == report.private_scores.model_dump()
+    assert result["chosen"]["learning_rate"] in ("0.001", "0.02", "0.3")
+    assert all("trial" not in key for key in result)  # nor how many there were
+
+
+@pytest.mark.parametrize("killed_after", [0, 1, 2])
+def test_a_search_that_was_killed_goes_on_to_the_same_winner(
+    speeches: Path, tmp_path: Path, killed_after: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedsim.accounting.selection.Selection.draw", lambda *_: 3)
+    config = write(tmp_path / "c.toml", speeches, noise="secure")
+    cells = cells_of(config)
+    with pytest.raises(KeyboardInterrupt):
+        run_search(cells, tmp_path / "one", trials=6.0, runner=Interrupted(killed_after))
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    before = (tmp_path / "one" / "ledger.json").read_bytes()
+    winners = [
+        run_search(cells, tmp_path / name, trials=6.0, resume=True) for name in ("one", "two")
+    ]
+    assert weights(winners[0]) == weights(winners[1])
+    assert (tmp_path / "one" / "ledger.json").read_bytes() == before  # charged once
+    ledger = RunFolder(winners[0]).read_ledger()
+    assert ledger.num_releases == load_report(winners[0]).cost.rounds
+    assert run_search(cells, tmp_path / "one", trials=6.0, resume=True) == winners[0]
+
+
+def test_a_process_that_is_killed_for_real_goes_on(speeches: Path, tmp_path: Path) -> None:
+    config = write(tmp_path / "c.toml", speeches)
+    command = [
+        *(sys.executable, "-m", "fedsim.cli.main", "tune", str(config), "--vary", RATES),
+        *("--trials", "6", "--set", f"seed={SEED}", "--out", str(tmp_path / "killed")),
+    ]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120.0
+    while not list((tmp_path / "killed").glob(f"{TRIALS}/*/{WINNER}/metrics.jsonl")):
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    arguments = ("tune", config, "--vary", RATES, "--set", f"seed={SEED}", "--trials", "6", "--out")
+    done = fedsim(*arguments, tmp_path / "killed", "--resume", "--json")
+    assert done.returncode == 0, done.stderr
+    straight = fedsim(*arguments, tmp_path / "straight", "--json")
+    assert json.loads(done.stdout) == json.loads(straight.stdout)
+    assert weights(tmp_path / "killed" / WINNER) == weights(tmp_path / "straight" / WINNER)
+    other = fedsim(
+        "tune", config, "--vary", RATES, "--trials", "7", "--resume", "--out", tmp_path / "killed"
+    )
+    assert "holds another search" in other.complaint
+    assert "already there" in fedsim(*arguments, tmp_path / "killed").complaint
+
+
+def test_a_shared_ledger_takes_the_whole_search_as_one_entry(
+    speeches: Path, tmp_path: Path
+) -> None:
+    shared = {"ledger": str(tmp_path / "shared.json"), "epsilon": 20.0, "delta": 1e-3}
+    config = write(tmp_path / "c.toml", speeches, shared=shared)
+    winner = run_search(cells_of(config), tmp_path / "first", trials=3.0)
+    ledger = read_shared(tmp_path / "shared.json").ledger
+    assert [count for _, count in ledger.costs] == [load_report(winner).cost.rounds]
+    again = run_search(cells_of(config), tmp_path / "first", trials=3.0, resume=True)
+    assert again == winner
+    assert read_shared(tmp_path / "shared.json").ledger == ledger
+    small = write(
+        tmp_path / "small.toml",
+        speeches,
+        shared={**shared, "ledger": str(tmp_path / "small.json"), "epsilon": 2.0},
+    )
+    refused = fedsim("tune", small, "--vary", RATES, "--out", tmp_path / "refused")
+    assert refused.returncode == 3
+    assert "would exceed its budget" in refused.stderr
+    assert not (tmp_path / "refused" / TRIALS).exists()
+    with pytest.raises(BudgetSpentError):  # nothing was half begun: it may be tried again
+        run_search(cells_of(small), tmp_path / "refused", trials=8.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--vary", "server.learning_rate=0.1"), "one candidate is no choice"),
+        (("--vary", "strategy.rounds=3,4"), "all trials of a search have one price"),
+        (("--vary", "privacy.epsilon=1,2"), "decides what is protected"),
+        (("--vary", "data.sequence_length=8,16"), "decides what is protected"),
+        (("--vary", RATES, "--trials", "1"), "trials"),
+        (("--vary", RATES, "--stopping", "poisson", "--set", "privacy.accountant=pld"), "rdp"),
+        (("--vary", RATES, "--set", "data.held_out_examples=0"), "there is no text to score"),
+        (("--vary", RATES, "--set", "strategy.name=non-private"), "no private"),
+        (("--vary", RATES, "--set", "privacy.epsilon=0.01"), "epsilon = 0.01"),
+    ],
+)
+def test_what_a_search_refuses(
+    speeches: Path, tmp_path: Path, options: tuple[str, ...], said: str
+) -> None:
+    config = write(tmp_path / "c.toml", speeches)
+    complaint = fedsim("tune", config, *options, "--out", tmp_path / "out").complaint
+    assert said in complaint
+    assert not (tmp_path / "out").exists() or not list((tmp_path / "out").glob("*.json"))
+
+
+def test_where_no_trial_is_drawn_there_is_no_winner_and_the_price_stays(
+    speeches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedsim.accounting.selection.Selection.draw", lambda *_: 0)
+    config = write(tmp_path / "c.toml", speeches)
+    with pytest.raises(HaltedError, match="no trial was drawn; its price is charged"):
+        run_search(cells_of(config), tmp_path / "none", trials=2.0)
+    assert (tmp_path / "none" / "ledger.json").exists()
+
+
+def test_a_dry_run_says_what_it_would_cost(speeches: Path, tmp_path: Path) -> None:
+    config = write(tmp_path / "c.toml", speeches)
+    done = fedsim("tune", config, "--vary", RATES, "--dry-run", "--json", "--out", tmp_path / "x")
+    found = json.loads(done.stdout)
+    assert found["epsilon_of_a_trial_by_itself"] < found["epsilon"] <= 8.0
+    assert "3 candidates" in found["statement"]
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_failed_trial_stops_the_search_and_can_be_taken_up(
+    speeches: Path, tmp_path: Path
+) -> None:
+    cells = cells_of(write(tmp_path / "c.toml", speeches))
+
+    def failing(jobs: Sequence[Job]) -> Outcomes:
+        for job in jobs:
+            yield attempt(Job(job.name, job.config, tmp_path / "c.toml"))
+
+    with pytest.raises((RuntimeError, ConfigError)):
+        run_search(cells, tmp_path / "out", trials=3.0, runner=failing)
+    assert run_search(cells, tmp_path / "out", trials=3.0, resume=True).exists()

@@ -208,3 +208,52 @@ def _check_given(given: dict[str, Any]) -> None:
     missing = [option for key, option in options.items() if given[key] is None]
     if missing:
         raise ConfigError(f"give {', '.join(missing)}, or --recipe; see fedsim data recipes")
+
+
+@app.command()
+def sizes(
+    *,
+    config: Annotated[Path, typer.Argument(help="A run's config, with its δ.")],
+    noise_multiplier: Annotated[
+        float, typer.Option(help="Of the histogram: the number of users is off by 1.4 times it.")
+    ] = 10.0,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY.PATH=VALUE", help="Lay a value over the config."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Release how many users there are and how many examples they have, with noise and a charge.
+
+    It is charged in the ledger of privacy.shared, if the config has one; else its ε adds to that of
+    the runs on the same people.
+    """
+    from fedsim.config import load_config
+    from fedsim.materials import load_materials, new_data_seed
+    from fedsim.planner.private_sizes import private_sizes
+
+    if not 0.0 < noise_multiplier < float("inf"):
+        raise ConfigError(f"--noise-multiplier = {noise_multiplier}: give a finite number > 0")
+    loaded = load_config(config, overrides or [])
+    materials = load_materials(loaded.seed, loaded.data, loaded.model, "cpu", new_data_seed(loaded))
+    found = private_sizes(loaded, materials, noise_multiplier)
+    charged = loaded.privacy.shared is not None
+    if as_json:
+        answer = {
+            "users": found.users,
+            "users_stddev": found.users_stddev,
+            "quantiles": {f"{q:g}": examples for q, examples in found.quantiles},
+            "epsilon": found.terms.epsilon,
+            **found.terms.to_json(),
+            "statement": found.terms.sentence(),
+            "charged": charged,
+        }
+        typer.echo(json.dumps(answer, allow_nan=False))
+        return
+    shares = ", ".join(f"{100 * q:g} % of users: {n}" for q, n in found.quantiles)
+    typer.echo(
+        f"Training users: {found.users:.0f} ± {found.users_stddev:.0f}. Examples ({shares})."
+    )
+    typer.echo(found.terms.sentence())
+    where = "charged in the shared ledger" if charged else "it adds to that of runs on these people"
+    typer.echo(f"This ε is of these answers by themselves; {where}.")

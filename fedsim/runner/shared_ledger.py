@@ -419,7 +419,15 @@ def shared_account(config: SharedLedgerConfig | None, plan: RoundPlan) -> Shared
             f"privacy.shared: {plan.sampling.kind!r} sampling gives no guarantee, only a "
             "hypothetical ε; it cannot be added to those of other runs"
         )
-    _, relation = choose([plan.cost], plan.accountant, plan.relation)
+    return open_ledger(config, choose([plan.cost], plan.accountant, plan.relation)[1])
+
+
+def open_ledger(config: SharedLedgerConfig, relation: Relation) -> SharedAccount:
+    """Return access to a ledger for releases under a relation; write nothing.
+
+    Raises:
+        ConfigError: the file cannot be read or has another budget.
+    """
     terms = SharedLedger(config.epsilon, config.delta, relation)
     # By its one true name: a link would have a lock of its own, and be replaced by the first write.
     path = Path(config.ledger).expanduser().resolve()

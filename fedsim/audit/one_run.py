@@ -20,7 +20,7 @@ from scipy import optimize, special
 from fedsim.errors import ConfigError
 
 _LARGEST = 50.0  # e^50: no run can show as much
-_SHARES = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)  # of the canaries that are guessed
+SHARES = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)  # of the canaries that are guessed
 
 
 def p_value(canaries: int, guesses: int, correct: int, epsilon: float, delta: float) -> float:
@@ -87,6 +87,41 @@ def epsilon_lower_bound(
 
 
 @dataclass(frozen=True)
+class Guesses:
+    """How many guesses about the canaries were made one way, and how many were right.
+
+    Attributes:
+        slots: (canary, coin) pairs that could have been guessed, over two: the number of canaries
+            where both sides are guessed, half of it where only "in" is.
+        made: guesses; the auditor abstained from the other canaries.
+        correct: of these.
+    """
+
+    slots: float
+    made: int
+    correct: int
+
+
+def ways(
+    scores: npt.NDArray[np.float64], included: npt.NDArray[np.bool_], shares: Sequence[float]
+) -> list[Guesses]:
+    """Return the guesses of `bound_from_canaries`, a number of ways that coins do not decide."""
+    canaries = len(scores)
+    if canaries < 2 or len(included) != canaries:
+        raise ConfigError(
+            f"scores: {canaries}, included: {len(included)}; give as many of both, at least 2"
+        )
+    order = np.argsort(np.nan_to_num(scores, nan=np.inf, posinf=np.inf), kind="stable")
+    found = []
+    for top in sorted({max(1, math.floor(share * canaries / 2)) for share in shares}):
+        right_in = int(included[order[-top:]].sum())
+        right_out = int((~included[order[:top]]).sum())
+        found.append(Guesses(canaries / 2, top, right_in))
+        found.append(Guesses(canaries, 2 * top, right_in + right_out))
+    return found
+
+
+@dataclass(frozen=True)
 class OneRunBound:
     """A lower bound from one run's canaries.
 
@@ -113,7 +148,7 @@ def bound_from_canaries(
     *,
     delta: float,
     confidence: float = 0.95,
-    shares: Sequence[float] = _SHARES,
+    shares: Sequence[float] = SHARES,
 ) -> OneRunBound:
     """Return the best bound over a few numbers of guesses that were fixed in advance.
 
@@ -131,21 +166,20 @@ def bound_from_canaries(
     Raises:
         ConfigError: fewer than two canaries, lengths differ, or a level out of range.
     """
-    canaries = len(scores)
-    if canaries < 2 or len(included) != canaries:
-        raise ConfigError(
-            f"scores: {canaries}, included: {len(included)}; give as many of both, at least 2"
-        )
+    made = ways(scores, included, shares)
     if not 0.0 < confidence < 1.0:
         raise ConfigError(f"confidence = {confidence!r}: give a number in (0, 1)")
-    order = np.argsort(np.nan_to_num(scores, nan=np.inf, posinf=np.inf), kind="stable")
-    tops = sorted({max(1, math.floor(share * canaries / 2)) for share in shares})
-    each = 1.0 - (1.0 - confidence) / (2 * len(tops))
-    found = []
-    for top in tops:
-        right_in = int(included[order[-top:]].sum())
-        right_out = int((~included[order[:top]]).sum())
-        for guesses, right in ((top, right_in), (2 * top, right_in + right_out)):
-            bound = epsilon_lower_bound(canaries, guesses, right, delta, each)
-            found.append(OneRunBound(bound, delta, confidence, canaries, guesses, right))
+    each = 1.0 - (1.0 - confidence) / len(made)
+    canaries = len(scores)
+    found = [
+        OneRunBound(
+            epsilon_lower_bound(canaries, one.made, one.correct, delta, each),
+            delta,
+            confidence,
+            canaries,
+            one.made,
+            one.correct,
+        )
+        for one in made
+    ]
     return max(found, key=lambda one: one.epsilon)

@@ -12,7 +12,7 @@ from fedsim.audit.one_run import OneRunBound, bound_from_canaries
 from fedsim.config import Config
 from fedsim.errors import ConfigError
 from fedsim.grids.executor import build_executor
-from fedsim.materials import default_device, load_materials, new_data_seed
+from fedsim.materials import Materials, default_device, load_materials, new_data_seed
 from fedsim.plan import RoundPlan
 from fedsim.release_seed import release_seed
 from fedsim.runner.launch import open_grid
@@ -22,13 +22,18 @@ from fedsim.sampling import Relation
 from fedsim.state import RoundRecord, ServerState
 from fedsim.strategy import build_plan
 
-ASSUMPTIONS = (
+COINS = (
     "Each canary user was put in or left out by its own fair coin; nothing else of the run "
-    "depends on the coins. No independence of the scores is assumed (Steinke et al. 2023).",
+    "depends on the coins. No independence of the scores is assumed (Steinke et al. 2023)."
+)
+LOW = "A low bound does not show that the ε is smaller: it is what this attack could prove."
+UNSERVED = "The audited training contains the canaries and was not saved: it is no model to serve."
+ASSUMPTIONS = (
+    COINS,
     "The attacker of this audit sees every release, knows each canary's update, and plants it "
     "in the space of updates, where text could hardly reach.",
-    "A low bound does not show that the ε is smaller: it is what this attack could prove.",
-    "The audited training contains the canaries and was not saved: it is no model to serve.",
+    LOW,
+    UNSERVED,
 )
 
 
@@ -44,7 +49,10 @@ class RunAudit:
         bound: from the canaries.
         included: how many canaries the coins put in.
         coin_seed: of canaries and coins; another one is another, fresh audit of the same run.
-        rounds: releases that were watched.
+        rounds: of the training.
+        attack: what the attacker saw.
+        method: of the bound: "steinke", or "f-dp" (Mahloujifar et al.).
+        p_value: of the claimed trade-off curve, where `method` tests that.
         assumptions: what the bound rests on, and what it does not say.
     """
 
@@ -56,11 +64,16 @@ class RunAudit:
     included: int
     coin_seed: int
     rounds: int
+    attack: str = "all releases"
+    method: str = "steinke"
+    p_value: float | None = None
     assumptions: tuple[str, ...] = ASSUMPTIONS
 
     @property
     def holds(self) -> bool:
         """Whether the claim survives."""
+        if self.p_value is not None and self.p_value < 1.0 - self.bound.confidence:
+            return False
         return self.bound.epsilon <= self.claimed_epsilon
 
     def to_json(self) -> dict[str, Any]:
@@ -83,19 +96,13 @@ def audit_run(
         ConfigError: too few canaries, no noise, a shared ledger, which an audit would not
             charge, or a sampler whose law depends on who is there.
     """
-    if num_canaries < 2:
-        raise ConfigError(f"--canaries = {num_canaries}: give at least 2, better hundreds")
-    if config.privacy.shared is not None:
+    if config.strategy.clip.schedule is not None or config.strategy.clip.adaptive is not None:
         raise ConfigError(
-            "privacy.shared: an audit makes releases of its own on the real users, which that "
-            "ledger would not know of; audit a config without it"
+            "strategy.clip: canaries push by the bound of a clip that stays; remove schedule and "
+            "adaptive, or audit by --black-box"
         )
+    materials, plan, delta = check(config, num_canaries)
     device = default_device(config.executor.gpus_per_worker)
-    materials = load_materials(
-        config.seed, config.data, config.model, device, new_data_seed(config)
-    )
-    plan = build_plan(config, materials)
-    delta = _check(plan, config)
     parameters = materials.model.initial_parameters()
     canaries = draw_canaries(parameters, plan.clip, num_canaries, coin_seed)
     included = flip_coins(num_canaries, coin_seed)
@@ -112,6 +119,15 @@ def audit_run(
             bar.advance()
 
         train(ServerState(0, parameters), planted, executor, rounds, on_round=advance)
+    bound = bound_from_canaries(watch.scores, included, delta=delta, confidence=confidence)
+    return told(config, plan, bound, int(included.sum()), coin_seed)
+
+
+def told(
+    config: Config, plan: RoundPlan, bound: OneRunBound, included: int, coin_seed: int
+) -> RunAudit:
+    """Return what the run claims at the bound's δ, beside the bound."""
+    rounds, delta = config.strategy.rounds, bound.delta
     terms = PrivacyTerms.of(
         plan.cost,
         f"{plan.unit}s",
@@ -123,21 +139,36 @@ def audit_run(
         unit=config.data.unit,
     )
     claimed = epsilon(plan.cost, rounds, delta, terms.accountant, plan.relation)
-    bound = bound_from_canaries(watch.scores, included, delta=delta, confidence=confidence)
     return RunAudit(
         statement=replace(terms, epsilon=claimed).sentence(),
         claimed_epsilon=claimed,
         accountant=terms.accountant,
         relation=terms.relation,
         bound=bound,
-        included=int(included.sum()),
+        included=included,
         coin_seed=coin_seed,
         rounds=rounds,
     )
 
 
-def _check(plan: RoundPlan, config: Config) -> float:
-    """Return δ, or say why the run cannot be audited so."""
+def check(config: Config, num_canaries: int) -> tuple[Materials, RoundPlan, float]:
+    """Return materials, plan and δ of a run that canaries may join.
+
+    Raises:
+        ConfigError: they may not.
+    """
+    if num_canaries < 2:
+        raise ConfigError(f"--canaries = {num_canaries}: give at least 2, better hundreds")
+    if config.privacy.shared is not None:
+        raise ConfigError(
+            "privacy.shared: an audit makes releases of its own on the real users, which that "
+            "ledger would not know of; audit a config without it"
+        )
+    device = default_device(config.executor.gpus_per_worker)
+    materials = load_materials(
+        config.seed, config.data, config.model, device, new_data_seed(config)
+    )
+    plan = build_plan(config, materials)
     if plan.noise_multiplier == 0.0 or config.privacy.delta is None:
         raise ConfigError("privacy: the run claims no ε, so there is nothing to audit")
     if plan.sampling.kind != "poisson":
@@ -145,14 +176,9 @@ def _check(plan: RoundPlan, config: Config) -> float:
             f"strategy.sampling.kind = {plan.sampling.kind!r}: canaries would change the cohort of "
             'the real users; take kind = "poisson"'
         )
-    if config.strategy.clip.schedule is not None or config.strategy.clip.adaptive is not None:
-        raise ConfigError(
-            "strategy.clip: canaries push by the bound of a clip that stays; remove schedule and "
-            "adaptive"
-        )
     if plan.relation is Relation.REPLACE:
         raise ConfigError(
             'privacy.relation = "replace-one": a canary is there or is not; '
             'take "add-or-remove-one"'
         )
-    return config.privacy.delta
+    return materials, plan, config.privacy.delta

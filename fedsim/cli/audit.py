@@ -18,11 +18,25 @@ _FILE = "audit.json"
 def audit_command(  # noqa: PLR0917 (each is an option)
     config: Annotated[
         Path | None,
-        typer.Argument(help="A run's config; without one, fedsim's own mechanisms are audited."),
+        typer.Argument(
+            help="A config, or a run's folder; without one, fedsim's own mechanisms are audited."
+        ),
     ] = None,
     canaries: Annotated[
         int, typer.Option(min=2, help="Canary users; a fair coin puts each in or leaves it out.")
     ] = 1000,
+    black_box: Annotated[
+        bool,
+        typer.Option(
+            "--black-box", help="Canaries are texts; the attacker sees the final model's losses."
+        ),
+    ] = False,
+    bound: Annotated[
+        str, typer.Option(help="With --black-box, chosen before: f-dp, or steinke.")
+    ] = "f-dp",
+    temperature: Annotated[
+        float, typer.Option(help="With --black-box: of the canaries' tokens; inf draws all alike.")
+    ] = float("inf"),
     overrides: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY.PATH=VALUE", help="Lay a value over the config."),
@@ -43,12 +57,11 @@ def audit_command(  # noqa: PLR0917 (each is an option)
 
     if config is None and overrides:
         raise ConfigError("--set: there is no CONFIG to lay it over")
+    if config is None and black_box:
+        raise ConfigError("--black-box: there is no run to audit; give a CONFIG or a run's folder")
     console = Console(stderr=as_json)
     if config is not None:
-        from fedsim.audit.real_run import audit_run
-        from fedsim.config import load_config
-
-        audit = audit_run(load_config(config, overrides or []), canaries, coin_seed=coin_seed)
+        audit = _of_run(config, overrides or [], canaries, coin_seed, black_box, bound, temperature)
         answer, holds = audit.to_json(), audit.holds
         _show_run(audit, console)
     else:
@@ -60,6 +73,34 @@ def audit_command(  # noqa: PLR0917 (each is an option)
         raise typer.Exit(1)
 
 
+def _of_run(  # noqa: PLR0917 (each is an option)
+    path: Path,
+    overrides: list[str],
+    canaries: int,
+    coin_seed: int,
+    black_box: bool,
+    bound: str,
+    temperature: float,
+) -> RunAudit:
+    """Train the run's config once, with canaries, and audit that."""
+    from fedsim.config import load_config
+
+    config = load_config(path / "config.toml" if path.is_dir() else path, overrides)
+    if black_box:
+        from fedsim.audit.black_box import audit_black_box, method_of
+
+        return audit_black_box(
+            config,
+            canaries,
+            method=method_of(bound),
+            temperature=temperature,
+            coin_seed=coin_seed,
+        )
+    from fedsim.audit.real_run import audit_run
+
+    return audit_run(config, canaries, coin_seed=coin_seed)
+
+
 def _show_run(audit: RunAudit, console: Console) -> None:
     bound = audit.bound
     console.print(f"Claimed: {audit.statement}")
@@ -67,8 +108,13 @@ def _show_run(audit: RunAudit, console: Console) -> None:
         f"Shown: the ε at δ = {bound.delta:g} under the {audit.relation} relation is at "
         f"least {bound.epsilon:.3f}, with {bound.confidence:.0%} confidence, whoever the "
         f"accountant: {bound.correct} of {bound.guesses} guesses about {bound.canaries} canaries "
-        "were right."
+        f"were right (bound: {audit.method}; seen: {audit.attack})."
     )
+    if audit.p_value is not None:
+        console.print(
+            f"Under the claimed trade-off curve as many right guesses, or more, have a probability "
+            f"of at most {audit.p_value:.3g}."
+        )
     for sentence in audit.assumptions:
         console.print(f"- {sentence}")
 

@@ -1,0 +1,166 @@
+"""One run against a whole trade-off curve: how often can anybody be right under f-DP?
+
+Mahloujifar, Melis and Chaudhuri 2025, "Auditing f-Differential Privacy in One Run" (arXiv
+2410.22235). The coins and guesses are those of `one_run.py`. With N right guesses of r, let T be
+the numbers from i on. Whichever canary is guessed right, with the others' coins fixed, would have
+been guessed wrong with its coin turned; f-DP bounds the one by the other, and as 1 - f is concave,
+
+    Σ_{j >= i} j·P(N = j) / s  <=  1 - f(Σ_{j >= i - 1} (r - j)·P(N = j) / s),
+
+where s is the number of (canary, coin) pairs that may be guessed, over two: the number of canaries,
+or half of it where nobody is guessed "out". From P(N >= c) on, each smaller number of right guesses
+needs some probability. All that a tail of probability τ needs is least where the tail is at c
+itself; where it is more than 1, no such tail is possible.
+
+`f` is known here by points (ε, δ) of the mechanism's privacy profile, each of which holds whether
+the user is added or removed. Of a curve between the points nothing is claimed, so few points make a
+bound weaker, never wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+import numpy as np
+import numpy.typing as npt
+
+from fedsim.accounting.events import RoundCost
+from fedsim.accounting.methods.pld import solve_epsilon
+from fedsim.audit.one_run import Guesses, OneRunBound, ways
+from fedsim.errors import ConfigError
+from fedsim.sampling import Relation
+
+Array = npt.NDArray[np.float64]
+
+_ROUNDING = 1e-9  # what must be beyond probability 1, so that no rounding error refutes
+_POINTS, _LEAST_DELTA = 48, 1e-8  # of a profile
+_STEPS = 64  # members of a family for each doubling of the noise
+_LEAST, _MOST = -5 * _STEPS, 7 * _STEPS  # a 32nd of the noise, and 128 times as much
+_PLD_ERROR = 2e-3  # of ε, relative: what rounding up may have added to it
+
+
+@dataclass(frozen=True, eq=False)
+class Profile:
+    """Points of a privacy profile: (epsilons[k], deltas[k])-DP holds for each k.
+
+    Attributes:
+        epsilons: (points,), >= 0.
+        deltas: (points,), in [0, 1], none too small.
+    """
+
+    epsilons: Array
+    deltas: Array
+
+    def __post_init__(self) -> None:
+        inside = (self.deltas >= 0.0) & (self.deltas <= 1.0) & (self.epsilons >= 0.0)
+        if len(self.epsilons) != len(self.deltas) or not len(inside) or not inside.all():
+            raise ConfigError(
+                f"epsilons = {self.epsilons}, deltas = {self.deltas}: give as many of both, at "
+                "least one, ε >= 0 and δ in [0, 1]"
+            )
+        growth = np.exp(self.epsilons)
+        lines = [(1.0 / growth, -self.deltas / growth), (growth, 1.0 - self.deltas - growth)]
+        slopes, starts = (np.concatenate(part) for part in zip(*lines, strict=True))
+        object.__setattr__(self, "_lines", (slopes, starts))
+
+    def least_wrong(self, right: float) -> float:
+        """Return the least false positive rate of a test whose power is `right`: (1 - f)⁻¹."""
+        slopes, starts = self._lines  # type: ignore[attr-defined]
+        return max(0.0, float(np.max(slopes * right + starts)))
+
+    def refutes(self, guesses: Guesses, error: float) -> bool:
+        """Return whether so many right guesses have a probability below `error` under it."""
+        right, total = error * guesses.correct / guesses.slots, error
+        for number in range(guesses.correct - 1, -1, -1):
+            wrong = guesses.made * total / guesses.slots - right
+            missing = max(0.0, self.least_wrong(right) - wrong)
+            more = missing * guesses.slots / (guesses.made - number)
+            total, right = total + more, right + more * number / guesses.slots
+            if total > 1.0 + _ROUNDING:
+                return True
+        return False
+
+    def p_value(self, guesses: Guesses) -> float:
+        """Return an upper bound on the probability of so many right guesses, or more."""
+        low, high = 0.0, 1.0
+        for _ in range(50):
+            middle = 0.5 * (low + high)
+            low, high = (low, middle) if self.refutes(guesses, middle) else (middle, high)
+        return high
+
+
+Family = Callable[[float], tuple[Profile, float]]
+"""Mechanisms by the scale of their noise, 1 for the claimed one: profile, and ε at the audit's δ.
+
+More noise must be more private.
+"""
+
+
+def own_family(cost: RoundCost, rounds: int, relation: Relation, delta: float) -> Family:
+    """Return the family of a run's mechanism: its sampler and rounds with any noise multiplier.
+
+    Args:
+        cost: of a round, by Poisson sampling.
+        rounds: of the run.
+        relation: of the claim.
+        delta: of the audit; ε is rounded down.
+    """
+
+    @cache
+    def member(scale: float) -> tuple[Profile, float]:
+        scaled = replace(cost, noise_multiplier=scale * cost.noise_multiplier)
+        costs = [(scaled, rounds)]
+        largest, pld = solve_epsilon(costs, min(_LEAST_DELTA, delta), relation)
+        epsilons = np.linspace(0.0, largest, _POINTS)
+        deltas = [min(1.0, pld.get_delta_for_epsilon(epsilon)) for epsilon in epsilons.tolist()]
+        at_delta = pld.get_epsilon_for_delta(delta)
+        return Profile(epsilons, np.array(deltas)), (1.0 - _PLD_ERROR) * at_delta
+
+    return member
+
+
+def bound_in_family(
+    scores: Array,
+    included: npt.NDArray[np.bool_],
+    family: Family,
+    *,
+    delta: float,
+    confidence: float = 0.95,
+    shares: Sequence[float],
+) -> tuple[OneRunBound, float]:
+    """Return the ε of the strongest member that is refuted, and the p-value of the claim itself.
+
+    The refutation of the claimed curve, at scale 1, rests on no family. The lower bound does: it
+    says that *if* the mechanism is one of the family's, its ε is at least this.
+
+    Args:
+        scores: as of `one_run.bound_from_canaries`, and guesses are made of them alike.
+        included: the coins.
+        family: ordered by noise.
+        delta: that the family's ε are at.
+        confidence: of both.
+        shares: as there.
+
+    Raises:
+        ConfigError: as there.
+    """
+    made = ways(scores, included, shares)
+    error = (1.0 - confidence) / len(made)
+
+    def refuting(scale: float) -> Guesses | None:
+        profile = family(scale)[0]
+        return next((one for one in made if profile.refutes(one, error)), None)
+
+    claim = family(1.0)[0]
+    p_value = min(1.0, len(made) * min(claim.p_value(one) for one in made))
+    low, high, best = _LEAST - 1, _MOST + 1, None  # refuted from `high` on, not at `low`
+    while high - low > 1:
+        middle = (low + high) // 2
+        found = refuting(2.0 ** (middle / _STEPS))
+        low, high, best = (low, middle, found) if found else (middle, high, best)
+    epsilon = family(2.0 ** (high / _STEPS))[1] if best else 0.0
+    told = best or made[0]
+    bound = OneRunBound(epsilon, delta, confidence, len(scores), told.made, told.correct)
+    return bound, p_value

@@ -1,0 +1,135 @@
+"""Canary users that are text: made up, and added to the users of a store.
+
+A canary says one token that no other canary says, again and again, in every example that it has.
+So whatever is chosen of its examples pulls the gradient the same way, further than a clip lets
+pass, and hardly along what other canaries or real users pull. The tokens are drawn from the model
+that training starts from, as Panda et al. 2025 (arXiv 2503.06808) draw texts; a high temperature
+makes them unlike the users' own.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fedsim.config import Config
+from fedsim.data.building.build import build_store
+from fedsim.data.store import Indices, TokenStore
+from fedsim.data.store.manifest import USERS, LossOn
+from fedsim.errors import ConfigError
+from fedsim.language_model import LanguageModel
+from fedsim.materials import Materials
+from fedsim.seeding import stream
+
+_NAME = "\0canary "  # and a number; no user of a text is called so
+
+
+@torch.no_grad()
+def draw_texts(
+    model: LanguageModel, count: int, length: int, temperature: float, seed: int
+) -> Indices:
+    """Return the canaries' texts, (count, length) int64: a begin token, then one token repeated.
+
+    Args:
+        model: tokens are drawn, without replacement, from its prediction of a text's first one, at
+            its starting parameters.
+        count: number of texts.
+        length: tokens of each, the begin token counted.
+        temperature: what the logits are divided by, > 0; inf draws all tokens alike.
+        seed: of the draws.
+
+    Raises:
+        ConfigError: more texts than tokens, or `temperature` out of range.
+    """
+    begin, end = model.encode([""])[0]
+    if not temperature > 0.0:
+        raise ConfigError(f"--temperature = {temperature:g}: give a number above 0, or inf")
+    if count > model.vocabulary_size - 2:
+        raise ConfigError(
+            f"--canaries = {count}: each says a token of its own, and {model.name} has "
+            f"{model.vocabulary_size - 2}; give at most that"
+        )
+    start = {name: value.to(model.device) for name, value in model.initial_parameters().items()}
+    logits = model.logits(start, torch.tensor([[begin]], device=model.device))[0, -1]
+    # The largest of logits with Gumbel noise are draws without replacement.
+    keys = logits.double().cpu().numpy() / temperature
+    keys += stream(seed, "audit", 2).gumbel(size=len(keys))
+    keys[[begin, end]] = -np.inf
+    texts = np.repeat(np.argsort(-keys)[:count, None], length, axis=1)
+    texts[:, 0] = begin
+    return texts
+
+
+def copies(config: Config) -> int:
+    """Return how often a canary says its text: what is held out of it leaves enough to train on."""
+    strategy = config.strategy
+    needed = max(strategy.group_size, strategy.user_weight_cap or 1)
+    return math.ceil((needed + 1) / (1.0 - config.data.held_out_examples))
+
+
+def add_users(
+    materials: Materials, texts: Indices, included: npt.NDArray[np.bool_], times: int, folder: Path
+) -> None:
+    """Write a store of the users of `materials` and, behind them, the canaries that are in.
+
+    Args:
+        materials: of the run.
+        texts: (canaries, length) token ids.
+        included: (canaries,), who is in; the store says nothing of the others.
+        times: examples of a canary, all with its text.
+        folder: of the store; must not exist. Holds the private text.
+    """
+    store, model = materials.store, materials.model
+    records = _Records(store, texts, np.flatnonzero(included).tolist(), times)
+    build_store(
+        records,
+        encode=records.encode,
+        vocabulary_size=model.vocabulary_size,
+        tokenizer_fingerprint=model.tokenizer_fingerprint,
+        sequence_length=store.manifest["sequence_length"],
+        cutting="split",  # nothing is longer than before
+        loss_on=cast(LossOn, store.manifest["loss_on"]),
+        destination=folder,
+        source=f"{store.manifest['source']} with canaries",
+        num_workers=0,
+    )
+
+
+class _Records:
+    """(user, number of an example) of the store, then of the canaries; `encode` reads them."""
+
+    def __init__(
+        self, store: TokenStore, texts: Indices, included: Sequence[int], times: int
+    ) -> None:
+        self._store = store
+        self._texts = texts
+        self._included = included
+        self._times = times
+        self.dropped = Counter(store.manifest["dropped"])
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        with (self._store.path / USERS).open(encoding="utf-8") as lines:
+            for user, line in enumerate(lines):
+                name: str = json.loads(line)
+                for example in self._store.user_examples(user).tolist():
+                    yield name, str(example)
+        for canary in self._included:
+            for _ in range(self._times):
+                yield f"{_NAME}{canary}", str(self._store.num_examples + canary)
+
+    def encode(self, numbers: Sequence[str]) -> list[Indices]:
+        """Return the token ids of the examples with these numbers."""
+        return [self._ids(int(number)) for number in numbers]
+
+    def _ids(self, number: int) -> Indices:
+        real = self._store.num_examples
+        ids = self._store.example(number) if number < real else self._texts[number - real]
+        return ids.astype(np.int64)

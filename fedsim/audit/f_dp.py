@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -60,14 +60,17 @@ class Profile:
                 f"epsilons = {self.epsilons}, deltas = {self.deltas}: give as many of both, at "
                 "least one, ε >= 0 and δ in [0, 1]"
             )
+
+    @cached_property
+    def lines(self) -> tuple[Array, Array]:
+        """Slopes and starts of lines that no false positive rate, over the power, lies below."""
         growth = np.exp(self.epsilons)
-        lines = [(1.0 / growth, -self.deltas / growth), (growth, 1.0 - self.deltas - growth)]
-        slopes, starts = (np.concatenate(part) for part in zip(*lines, strict=True))
-        object.__setattr__(self, "_lines", (slopes, starts))
+        slopes = np.concatenate([1.0 / growth, growth])
+        return slopes, np.concatenate([-self.deltas / growth, 1.0 - self.deltas - growth])
 
     def least_wrong(self, right: float) -> float:
         """Return the least false positive rate of a test whose power is `right`: (1 - f)⁻¹."""
-        slopes, starts = self._lines  # type: ignore[attr-defined]
+        slopes, starts = self.lines
         return max(0.0, float(np.max(slopes * right + starts)))
 
     def refutes(self, guesses: Guesses, error: float) -> bool:

@@ -32,11 +32,13 @@ def audit_command(  # noqa: PLR0917 (each is an option)
         ),
     ] = False,
     bound: Annotated[
-        str, typer.Option(help="With --black-box, chosen before: f-dp, or steinke.")
-    ] = "f-dp",
+        str | None,
+        typer.Option(help="With --black-box, chosen before: f-dp (default), or steinke."),
+    ] = None,
     temperature: Annotated[
-        float, typer.Option(help="With --black-box: of the canaries' tokens; inf draws all alike.")
-    ] = float("inf"),
+        float | None,
+        typer.Option(help="With --black-box: of the canaries' tokens; by default all alike."),
+    ] = None,
     overrides: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY.PATH=VALUE", help="Lay a value over the config."),
@@ -59,6 +61,8 @@ def audit_command(  # noqa: PLR0917 (each is an option)
         raise ConfigError("--set: there is no CONFIG to lay it over")
     if config is None and black_box:
         raise ConfigError("--black-box: there is no run to audit; give a CONFIG or a run's folder")
+    if not black_box and (bound is not None or temperature is not None):
+        raise ConfigError("--bound, --temperature: are for --black-box; give that, or neither")
     console = Console(stderr=as_json)
     if config is not None:
         audit = _of_run(config, overrides or [], canaries, coin_seed, black_box, bound, temperature)
@@ -79,8 +83,8 @@ def _of_run(  # noqa: PLR0917 (each is an option)
     canaries: int,
     coin_seed: int,
     black_box: bool,
-    bound: str,
-    temperature: float,
+    bound: str | None,
+    temperature: float | None,
 ) -> RunAudit:
     """Train the run's config once, with canaries, and audit that."""
     from fedsim.config import load_config
@@ -92,8 +96,8 @@ def _of_run(  # noqa: PLR0917 (each is an option)
         return audit_black_box(
             config,
             canaries,
-            method=method_of(bound),
-            temperature=temperature,
+            method=method_of(bound or "f-dp"),
+            temperature=float("inf") if temperature is None else temperature,
             coin_seed=coin_seed,
         )
     from fedsim.audit.real_run import audit_run

@@ -29,6 +29,45 @@ def test_a_run_is_audited_and_no_model_is_left(speeches: Path, tmp_path: Path) -
     assert [path.name for path in out.iterdir()] == ["audit.json"]
 
 
+def test_a_finished_runs_config_is_audited_by_losses_alone(speeches: Path, tmp_path: Path) -> None:
+    config = write_config(tmp_path / "run.toml", speeches, privacy={"delta": 1e-6})
+    run = tmp_path / "run"
+    assert fedsim("run", config, "--out", run).returncode == 0
+    before = sorted(path for path in run.rglob("*"))
+    out = tmp_path / "out"
+    arguments = ("audit", run, "--black-box", "--canaries", "40", "--out", out)
+    printed = fedsim_json(*arguments)
+    assert printed == json.loads((out / "audit.json").read_text(encoding="utf-8"))
+    assert (printed["holds"], printed["method"]) == (True, "f-dp")
+    assert printed["attack"] == "the final model's losses"
+    assert 0.0 < printed["p_value"] <= 1.0
+    assert "under the add-or-remove-one user relation" in printed["statement"]
+    plain = fedsim_json(*arguments, "--bound", "steinke", "--temperature", "4")
+    assert (plain["method"], plain["p_value"]) == ("steinke", None)
+    told = fedsim(*arguments)
+    assert "Under the claimed trade-off curve" in told.stdout
+    assert sorted(path for path in run.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("--black-box",), "--black-box: there is no run"),
+        (("CONFIG", "--black-box", "--bound", "both"), "--bound = 'both': give one of f-dp"),
+        (("CONFIG", "--black-box", "--temperature", "-1"), "--temperature = -1"),
+        (("CONFIG", "--bound", "f-dp"), "--bound"),
+        (("CONFIG", "--temperature", "2"), "--temperature"),
+    ],
+)
+def test_wrong_options_are_refused(
+    speeches: Path, tmp_path: Path, arguments: tuple[str, ...], complaint: str
+) -> None:
+    config = str(write_config(tmp_path / "run.toml", speeches, privacy={"delta": 1e-6}))
+    given = [config if word == "CONFIG" else word for word in arguments]
+    assert complaint in fedsim("audit", *given, "--canaries", "4").complaint
+    assert not (tmp_path / "runs").exists()
+
+
 def test_an_override_without_a_config_is_refused() -> None:
     assert "--set" in fedsim("audit", "--set", "seed=1").complaint
 

@@ -1,0 +1,233 @@
+"""Mahloujifar et al. 2025: lower bounds from one run, by f-DP and by (ε, δ)-DP, of equal guesses.
+
+Runs: real ones with canary users that are text, as `fedsim audit CONFIG --black-box` makes them,
+each at one claim and seen in losses of the final model alone. Strengths are of the scores: the
+difference of their means with and without the canary, over their standard deviation. No attack has
+more than the claimed mechanism's own, which a canary alone, pushing where nobody else does, has.
+
+Games: canaries of a Gaussian mechanism that has the claimed ε, so that any number of runs costs
+nothing; canaries that were never in; and the scores of the first real run against coins that are
+thrown anew. They count how often f-DP shows at least as much, and how often a bound is wrong.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from matplotlib.figure import Figure
+
+from fedsim.accounting.calibration import calibrate_noise_multiplier
+from fedsim.accounting.events import RoundCost
+from fedsim.audit.black_box import SHARES, Attack, attack
+from fedsim.audit.f_dp import Family, bound_in_family, own_family
+from fedsim.audit.one_run import bound_from_canaries
+from fedsim.config import Config, parse_config
+from fedsim.experiments.studies.common.output import Result, Table, legend, panels, steps, study
+from fedsim.report.style import colour
+from fedsim.sampling import PoissonSampling, Relation
+
+CONFIG = files("fedsim.experiments") / "configs" / "audit.toml"
+CANARIES, CONFIDENCE = 400, 0.95
+Changes = Mapping[tuple[str, str], Any]
+ELS: Changes = {
+    ("strategy", "name"): "els",
+    ("strategy", "cohort_size"): None,
+    ("strategy", "batch_size"): 2703,
+    ("strategy", "group_size"): 4,
+    ("privacy", "declared_num_examples"): 2703,
+}
+RUNS: dict[str, Changes] = {
+    "uls, embeddings": {},
+    "uls, embeddings, half of the users a round": {("strategy", "cohort_size"): 449},
+    "els, embeddings": ELS,
+    "uls, LoRA of rank 4": {("model", "trainable"): "all", ("model", "lora_rank"): 4},
+    "uls, all parameters": {("model", "trainable"): "all"},
+}
+QUICK: Changes = {("model", "pretraining_steps"): 0, ("strategy", "rounds"): 2}
+GAMES, NULLS = 100, 200
+TERMS = (
+    "unit: user; relation: add-or-remove-one user; Poisson sampling; claims by the accountant that "
+    f"the strategy takes, at δ = 0.0001; {CANARIES} canaries, lower bounds with {CONFIDENCE:.0%} "
+    "confidence"
+)
+
+Row = dict[str, Any]
+
+
+@study(
+    "black-box-audit",
+    "What losses of one final model prove of a claim: f-DP against (ε, δ)-DP",
+    __doc__,
+)
+def run(quick: bool) -> Result:
+    """Audit real runs and games."""
+    canaries = 60 if quick else CANARIES
+    names = [*RUNS][:1] if quick else [*RUNS]
+    seeds = (0,) if quick else (0, 1)
+    rows, done = [], []
+    for name, seed in steps([(name, seed) for name in names for seed in seeds], "runs"):
+        config = configured({**RUNS[name], **(QUICK if quick else {})})
+        done.append(attack(config, canaries, np.inf, seed))
+        rows.append({"run": name, "coin_seed": seed, **bounded(done[-1])})
+    games = counts(done[0], canaries, *((4, 8) if quick else (GAMES, NULLS)))
+    reached = [row for row in rows if row["f_dp"] >= 1.0]
+    return Result(
+        settings=(
+            f"Privacy: {TERMS}.",
+            "Runs: tiny-gpt on the built-in text; coins and noise are seeded, so none of these ε "
+            "holds against a reader who knows the seed.",
+            f"Guesses: the {' and '.join(f'{share:.0%}' for share in SHARES)} of canaries that "
+            "stand out most, on both sides or above alone; all ways are paid for.",
+        ),
+        notes=(
+            f"f-DP shows 1 or more in {len(reached)} of {len(rows)} runs.",
+            *(f"{game['game']}: {game['count']} of {game['of']}." for game in games),
+        ),
+        table=Table.of(
+            rows,
+            {
+                "run": ("run", "s"),
+                "coins": ("coin_seed", "d"),
+                "claimed ε": ("claimed", ".2f"),
+                "shown by f-DP": ("f_dp", ".2f"),
+                "by (ε, δ)-DP": ("steinke", ".2f"),
+                "strength": ("strength", ".2f"),
+                "the mechanism's": ("mechanism", ".2f"),
+            },
+        ),
+        records=rows,
+        figure=draw(rows),
+        more={"comparison.csv": games},
+    )
+
+
+def bounded(done: Attack) -> Row:
+    """Return both bounds of a run, and how far its scores are apart."""
+    plan, rounds = done.plan, done.config.strategy.rounds
+    return {
+        "claimed": done.config.privacy.epsilon,
+        "f_dp": done.bound("f-dp", CONFIDENCE)[0].epsilon,
+        "steinke": done.bound("steinke", CONFIDENCE)[0].epsilon,
+        "strength": strength(done.scores, done.included),
+        "mechanism": linear(plan.cost, rounds),
+    }
+
+
+def configured(changes: Changes) -> Config:
+    """Return the config with keys laid over it; None takes a key away."""
+    raw = tomllib.loads(CONFIG.read_text(encoding="utf-8"))
+    for (section, key), value in changes.items():
+        raw[section][key] = value
+    return parse_config(
+        {
+            name: {key: value for key, value in section.items() if value is not None}
+            if isinstance(section, dict)
+            else section
+            for name, section in raw.items()
+        }
+    )
+
+
+def strength(scores: npt.NDArray[np.float64], included: npt.NDArray[np.bool_]) -> float:
+    """Return the difference of the mean scores of canaries, in and out, over their spread."""
+    inside, outside = scores[included], scores[~included]
+    spread = np.sqrt(0.5 * (inside.var() + outside.var()))
+    return float((inside.mean() - outside.mean()) / spread)
+
+
+def linear(cost: RoundCost, rounds: int) -> float:
+    """Return the strength of the sum of all rounds' releases where one user alone pushes."""
+    rate, units = cost.sampling.probability, cost.units_per_user
+    spread = rounds * (cost.noise_multiplier**2 + 0.5 * units * rate * (1.0 - rate))
+    return float(rounds * units * rate / np.sqrt(spread))
+
+
+def counts(first: Attack, canaries: int, games: int, nulls: int) -> list[Row]:
+    """Return how often f-DP shows as much, and how often either bound is wrong."""
+    target = first.config.privacy.epsilon or 0.0
+    noise = calibrate_noise_multiplier(
+        sampling=PoissonSampling(1.0), rounds=1, epsilon=target, delta=first.delta
+    )
+    cost = RoundCost(PoissonSampling(1.0), noise, 1)
+    family = own_family(cost, 1, Relation.ADD_OR_REMOVE, first.delta)
+    rng = np.random.default_rng(0)
+
+    def both(moved: float, count: int) -> npt.NDArray[np.float64]:
+        """Return (count, 2): bounds by f-DP and by (ε, δ)-DP of canaries moved so far."""
+        found = []
+        for _ in steps(range(count), "games"):
+            included = rng.random(canaries) < 0.5
+            scores = moved * included + rng.normal(size=canaries)
+            found.append(two_bounds(scores, included, family, first.delta))
+        return np.array(found)
+
+    true, never = both(1.0 / noise, games), both(0.0, nulls)
+    wrong = both(1.0 / noise, nulls) > target
+    thrown = [
+        two_bounds(first.scores, rng.random(canaries) < 0.5, family, first.delta)
+        for _ in range(nulls)
+    ]
+    shown = np.array(thrown) > 0.0
+    median = np.median(true, axis=0)
+    at_claim = f"canaries of a Gaussian mechanism with ε = {target:g}"
+    told = f"medians {median[0]:.2f} and {median[1]:.2f}"
+    rows: list[tuple[str, int, int]] = [
+        (
+            f"f-DP shows at least as much, {at_claim} ({told})",
+            (true[:, 0] >= true[:, 1]).sum(),
+            games,
+        ),
+    ]
+    for place, method in enumerate(("f-DP", "(ε, δ)-DP")):
+        rows += [
+            (f"{method} refutes the true claim, {at_claim}", wrong[:, place].sum(), nulls),
+            (
+                f"{method} shows more than 0 of canaries never in",
+                (never[:, place] > 0).sum(),
+                nulls,
+            ),
+            (f"{method} shows more than 0 of coins thrown anew", shown[:, place].sum(), nulls),
+        ]
+    return [{"game": game, "count": int(count), "of": of} for game, count, of in rows]
+
+
+def two_bounds(
+    scores: npt.NDArray[np.float64],
+    included: npt.NDArray[np.bool_],
+    family: Family,
+    delta: float,
+) -> tuple[float, float]:
+    """Return the bounds by f-DP and by (ε, δ)-DP."""
+    by_curve, _ = bound_in_family(
+        scores, included, family, delta=delta, confidence=CONFIDENCE, shares=SHARES
+    )
+    plain = bound_from_canaries(scores, included, delta=delta, confidence=CONFIDENCE, shares=SHARES)
+    return by_curve.epsilon, plain.epsilon
+
+
+def draw(rows: list[Row]) -> Figure:
+    """Draw both bounds of each run beside its claim."""
+    figure, (axes,) = panels(
+        (9.0, 1.8 + 0.45 * len(rows)),
+        "What one training proves of its claim",
+        TERMS,
+        [["lower bounds on ε"]],
+        x="ε",
+        y="",
+    )
+    places = range(len(rows))
+    axes.set_yticks(places, [f"{row['run']} ({row['coin_seed']})" for row in rows], fontsize=7)
+    for index, (key, name) in enumerate({"f_dp": "f-DP", "steinke": "(ε, δ)-DP"}.items()):
+        axes.plot([row[key] for row in rows], places, "o", color=colour(index), label=name)
+    axes.plot(
+        [row["claimed"] for row in rows], places, "|", ms=14, color=colour(2), label="claimed"
+    )
+    axes.invert_yaxis()
+    axes.set_xlim(left=-0.1)
+    legend(figure, axes)
+    return figure

@@ -1,0 +1,202 @@
+"""Canary users that are text: trained on as users are, seen in losses alone, and bounded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from fedsim.audit import black_box
+from fedsim.audit.black_box import attack, audit_black_box, method_of, train_with
+from fedsim.audit.canaries import flip_coins
+from fedsim.audit.text_canaries import add_users, copies, draw_texts
+from fedsim.config import Config
+from fedsim.data.store import TokenStore
+from fedsim.errors import ConfigError
+from fedsim.grids.executor import build_executor
+from fedsim.materials import Materials, load_materials
+from fedsim.plan import RoundPlan
+from fedsim.strategy import build_plan
+from tests.conftest import small_config
+
+ELS = {"strategy": {"name": "els", "cohort_size": None, "batch_size": 30.0}}
+LORA = {"model": {"trainable": "all", "lora_rank": 2}}
+WHOLE = {"model": {"trainable": "all"}}
+LIMIT_OF_200 = stats.binom.ppf(1 - 1e-4, 200, 0.05)
+HELD_OUT = {"data": {"held_out_examples": 0.4, "held_out_rule": "last"}}
+
+
+def claiming(speeches: Path, epsilon: float, **sections: dict[str, Any]) -> Config:
+    """Return a run of everybody in each of 3 rounds, that claims so much at δ = 10⁻⁶."""
+    least: dict[str, dict[str, Any]] = {
+        "model": {"trainable": "wte"},
+        "strategy": {"cohort_size": 24, "rounds": 3},
+        "privacy": {"epsilon": epsilon, "noise_multiplier": None, "delta": 1e-6},
+        "server": {"optimizer": "sgd", "learning_rate": 0.3},
+    }
+    for name, section in sections.items():
+        least[name] = {**least.get(name, {}), **section}
+    return small_config(speeches, **least)
+
+
+def test_a_text_is_one_token_of_its_own_again_and_again(materials: Materials) -> None:
+    texts = draw_texts(materials.model, 300, 24, np.inf, 1)
+    assert texts.shape == (300, 24)
+    begin, end = materials.model.encode([""])[0]
+    assert set(texts[:, 0].tolist()) == {begin}
+    assert (texts[:, 1:] == texts[:, 1:2]).all()
+    assert len(set(texts[:, 1].tolist()) - {begin, end}) == 300
+    again = draw_texts(materials.model, 300, 24, np.inf, 1)
+    np.testing.assert_array_equal(texts, again)
+    assert (draw_texts(materials.model, 300, 24, np.inf, 2) != texts).any()
+
+
+def test_a_low_temperature_draws_what_the_model_expects(materials: Materials) -> None:
+    """At next to none it is the likeliest tokens, at inf hardly any of them."""
+    likely = set(draw_texts(materials.model, 50, 2, 1e-9, 0)[:, 1].tolist())
+    assert set(draw_texts(materials.model, 50, 2, 1e-9, 1)[:, 1].tolist()) == likely
+    assert len(likely & set(draw_texts(materials.model, 50, 2, np.inf, 1)[:, 1].tolist())) < 10
+
+
+@pytest.mark.parametrize("sections", [{}, HELD_OUT], ids=["a tenth held out", "the last 0.4"])
+def test_canaries_are_users_behind_the_others_who_stay_as_they_are(
+    speeches: Path, tmp_path: Path, sections: dict[str, Any]
+) -> None:
+    config = small_config(speeches, **sections)
+    found = load_materials(config.seed, config.data, config.model, "cpu")
+    texts, included = draw_texts(found.model, 6, 24, np.inf, 0), np.array([0, 1, 1, 0, 0, 1]) > 0
+    add_users(found, texts, included, copies(config), tmp_path / "store")
+    store = TokenStore.open(tmp_path / "store")
+    assert store.num_users == found.store.num_users + 3
+    for example in range(found.store.num_examples):
+        np.testing.assert_array_equal(store.example(example), found.store.example(example))
+    for place, canary in enumerate([1, 2, 5]):
+        for example in store.user_examples(found.store.num_users + place):
+            np.testing.assert_array_equal(store.example(int(example)), texts[canary])
+    data = config.data.model_copy(update={"source": str(tmp_path / "store")})
+    with_them = load_materials(config.seed, data, config.model, "cpu")
+    real = len(found.split.train_examples)
+    np.testing.assert_array_equal(with_them.split.train_examples[:real], found.split.train_examples)
+    assert (with_them.split.user_sizes[-3:] >= config.strategy.group_size).all()
+
+
+@pytest.mark.parametrize(
+    ("sections", "least"),
+    [({}, 0.95), (ELS, 0.95), (LORA, 0.7), (WHOLE, 0.8)],
+    ids=["uls", "els", "LoRA", "all"],
+)
+def test_with_hardly_any_noise_losses_tell_the_coins(
+    speeches: Path, sections: dict[str, Any], least: float
+) -> None:
+    """For both strategies, and whatever is trained: chance would be 0.5, give or take 0.09."""
+    config = claiming(speeches, 1e4, **sections)
+    done = attack(config, 40, np.inf, 0)
+    higher = done.scores[done.included][:, None] > done.scores[~done.included]
+    assert higher.mean() > least
+
+
+def test_the_plan_stays_but_for_who_is_there(
+    speeches: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[RoundPlan] = []
+
+    def watched(config: Config, found: Materials, plan: RoundPlan, *rest: Any) -> Any:  # noqa: ANN401
+        seen.append(plan)
+        return build_executor(config, found, plan, *rest)
+
+    monkeypatch.setattr(black_box, "build_executor", watched)
+    for sections in ({}, ELS):
+        config = claiming(speeches, 4.0, **sections)
+        found = load_materials(config.seed, config.data, config.model, "cpu")
+        plan = build_plan(config, found)
+        texts, included = draw_texts(found.model, 20, 24, np.inf, 0), flip_coins(20, 0)
+        for coins in (included, ~included):
+            train_with(config, found, plan, texts, coins)
+            planted = seen.pop()
+            more = coins.sum() * plan.units_per_user
+            assert len(planted.pool) == len(plan.pool) + more
+            np.testing.assert_array_equal(planted.pool[: len(plan.pool)], plan.pool)
+            assert (planted.cost, planted.noise_stddev) == (plan.cost, plan.noise_stddev)
+            assert (planted.estimator, planted.seed) == (plan.estimator, plan.seed)
+
+
+@pytest.fixture(scope="module")
+def config(speeches: Path) -> Config:
+    return claiming(speeches, 4.0)
+
+
+def test_a_real_run_is_bounded_below_its_claim_and_above_nothing(config: Config) -> None:
+    audit = audit_black_box(config, 400)
+    assert 0.5 < audit.bound.epsilon <= audit.claimed_epsilon
+    assert audit.holds
+    assert (audit.method, audit.bound.canaries) == ("f-dp", 400)
+    assert audit.p_value is not None
+    plain = audit_black_box(config, 400, method="steinke")
+    assert 0.0 < plain.bound.epsilon <= audit.bound.epsilon
+    assert plain.p_value is None
+    assert plain.included == audit.included
+
+
+@pytest.mark.parametrize("method", ["f-dp", "steinke"])
+def test_a_run_with_a_tenth_of_its_noise_is_refuted(
+    speeches: Path, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The claim stays, the noise does not: losses of one final model tell."""
+    claim = {"f-dp": 4.0, "steinke": 2.0}[method]
+    config = claiming(speeches, claim)
+    assert audit_black_box(config, 600, method=method_of(method)).holds
+    honest = RoundPlan.noise_stddev.func  # type: ignore[attr-defined]
+    monkeypatch.setattr(RoundPlan, "noise_stddev", property(lambda plan: honest(plan) / 10.0))
+    assert not audit_black_box(config, 600, method=method_of(method)).holds
+
+
+def test_coins_that_nobody_looked_at_are_not_guessed(config: Config) -> None:
+    """The scores of a real run against 200 fresh throws of its coins show nothing."""
+    done = attack(config, 200, np.inf, 0)
+    rng, shown = np.random.default_rng(0), 0
+    for _ in range(200):
+        fresh = black_box.Attack(config, done.plan, done.delta, done.scores, rng.random(200) < 0.5)
+        shown += fresh.bound("steinke", 0.95)[0].epsilon > 0.0
+    assert shown <= LIMIT_OF_200
+    assert done.bound("steinke", 0.95)[0].epsilon > 0.0
+
+
+def test_an_audit_has_draws_of_its_own(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[RoundPlan] = []
+
+    def noted(_: Config, found: Materials, plan: RoundPlan, *rest: Any) -> Any:  # noqa: ANN401
+        seen.append(plan)
+        return found.model.initial_parameters()
+
+    monkeypatch.setattr(black_box, "train_with", noted)
+    for coin_seed, temperature in ((0, np.inf), (1, np.inf), (0, 5.0)):
+        attack(config, 10, temperature, coin_seed)
+    found = load_materials(config.seed, config.data, config.model, "cpu")
+    assert len({plan.release_id for plan in (build_plan(config, found), *seen)}) == 4
+
+
+KANDPAL = {"data": {"canaries": {"num_users": 2, "num_examples": 2, "shared_tokens": 2}}}
+
+
+@pytest.mark.parametrize(
+    ("sections", "arguments", "complaint"),
+    [
+        ({"privacy": {"noise_multiplier": 0.0}, "strategy": {"name": "non-private"}}, {}, "no ε"),
+        ({"strategy": {"sampling": {"kind": "fixed-size"}}}, {}, "fixed-size"),
+        (KANDPAL, {}, "data.canaries"),
+        ({}, {"num_canaries": 1}, "--canaries = 1"),
+        ({}, {"num_canaries": 1999}, "--canaries = 1999: .* has 1998"),
+        ({}, {"temperature": 0.0}, "--temperature = 0"),
+        ({}, {"temperature": np.nan}, "--temperature = nan"),
+    ],
+)
+def test_what_cannot_be_audited_so_is_refused(
+    speeches: Path, sections: dict[str, Any], arguments: dict[str, Any], complaint: str
+) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        audit_black_box(small_config(speeches, **sections), **{"num_canaries": 10, **arguments})
+    with pytest.raises(ConfigError, match="--bound = 'neither'"):
+        method_of("neither")

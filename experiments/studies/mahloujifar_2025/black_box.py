@@ -2,8 +2,8 @@
 
 Runs: real ones with canary users that are text, as `fedsim audit CONFIG --black-box` makes them,
 each at one claim and seen in losses of the final model alone. Strengths are of the scores: the
-difference of their means with and without the canary, over their standard deviation. No attack has
-more than the claimed mechanism's own, which a canary alone, pushing where nobody else does, has.
+difference of their means with and without the canary, over their standard deviation; the
+mechanism's is that of a canary that pushes where nobody else does.
 
 Games: canaries of a Gaussian mechanism that has the claimed ε, so that any number of runs costs
 nothing; canaries that were never in; and the scores of the first real run against coins that are

@@ -129,8 +129,9 @@ def config(speeches: Path) -> Config:
 
 
 def test_a_real_run_is_bounded_below_its_claim_and_above_nothing(
-    config: Config, monkeypatch: pytest.MonkeyPatch
+    speeches: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    config = claiming(speeches, 8.0)
     done = attack(config, 400, np.inf, 0)
     monkeypatch.setattr(black_box, "attack", lambda *_: done)
     audit = audit_black_box(config, 400)
@@ -163,8 +164,9 @@ def test_a_run_with_a_tenth_of_its_noise_is_refuted(
     assert 2.0 < done.bound("steinke", 0.95)[0].epsilon < audit.bound.epsilon
 
 
-def test_coins_that_nobody_looked_at_are_not_guessed(config: Config) -> None:
-    """The scores of a real run against 200 fresh throws of its coins show nothing."""
+def test_coins_that_nobody_looked_at_are_not_guessed(speeches: Path) -> None:
+    """The scores of a run that gives away its own against 200 fresh throws show nothing."""
+    config = claiming(speeches, 30.0)
     done = attack(config, 200, np.inf, 0)
     rng, shown = np.random.default_rng(0), 0
     for _ in range(200):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,10 @@ from fedsim.materials import Materials
 from fedsim.strategy import build_plan
 from tests.conftest import small_config
 
-EVERYBODY = {"strategy": {"cohort_size": 24}, "privacy": {"epsilon": 4.0, "noise_multiplier": None}}
+EVERYBODY: dict[str, dict[str, Any]] = {
+    "strategy": {"cohort_size": 24},
+    "privacy": {"epsilon": 4.0, "noise_multiplier": None},
+}
 
 
 def test_every_run_of_the_study_is_a_config() -> None:

@@ -131,7 +131,7 @@ def config(speeches: Path) -> Config:
 def test_a_real_run_is_bounded_below_its_claim_and_above_nothing(
     speeches: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = claiming(speeches, 8.0)
+    config = claiming(speeches, 16.0)
     done = attack(config, 400, np.inf, 0)
     monkeypatch.setattr(black_box, "attack", lambda *_: done)
     audit = audit_black_box(config, 400)

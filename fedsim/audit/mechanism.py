@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,8 +9,9 @@ import numpy as np
 
 from fedsim.accounting.accountants import choose, epsilon
 from fedsim.accounting.calibration import calibrate_noise_multiplier
+from fedsim.accounting.selection import Selection
 from fedsim.audit.bounds import LowerBound, bound_from_scores
-from fedsim.audit.replicas import Replicas
+from fedsim.audit.replicas import Replicas, seed_of
 from fedsim.audit.worst_graph import listeners_share
 from fedsim.clipping import FlatClip
 from fedsim.estimators import FixedDenominator
@@ -38,6 +38,7 @@ class Setting:
         matrix: what correlates the noise.
         relation: of the claim. Under a fixed graph the target's units are not counted but found:
             what bounding leaves of a listener's texts (`worst_graph`).
+        selection: the search that is audited whole; None for one run.
     """
 
     strategy: str
@@ -46,6 +47,7 @@ class Setting:
     rounds: int
     matrix: NoiseMatrix = INDEPENDENT
     relation: Relation = Relation.ADD_OR_REMOVE
+    selection: Selection | None = None
 
     @property
     def target_units(self) -> int:
@@ -63,6 +65,7 @@ class Setting:
             epsilon=target_epsilon,
             delta=delta,
             relation=self.relation,
+            selection=self.selection,
         )
         return RoundPlan(
             strategy=self.strategy,
@@ -78,6 +81,7 @@ class Setting:
             entropy="seeded",
             matrix=self.matrix,
             relation=self.relation,
+            selection=self.selection,
         )
 
 
@@ -88,6 +92,7 @@ SETTINGS = (
     Setting("uls", BalancedSampling(4, 2), 1, 4),
     Setting("uls", CyclicSampling(6, 2, 0.5), 1, 6, banded_matrix(6, 2)),
     Setting("uls", CyclicSampling(6, 2, 1.0), 1, 6, buffered_matrix(6, 2, 2)),
+    Setting("uls, a search", PoissonSampling(0.5), 1, 2, selection=Selection(4.0, 2, 10.0)),
 )
 EPSILONS = (1.0, 4.0, 8.0)
 
@@ -163,7 +168,7 @@ def audit_mechanism(
     """
     replicas = Replicas(plan, min(block, trials), target_units)
     runs = [
-        replicas.scores(rounds, _seed(seed, number))
+        replicas.scores(rounds, seed_of(seed, number))
         for number in range(-(-trials // min(block, trials)))
     ]
     scores_in, scores_out = (np.concatenate([run[arm] for run in runs])[:trials] for arm in (0, 1))
@@ -185,7 +190,7 @@ def audit_mechanism(
             delta=delta,
             confidence=confidence,
             chosen_on=_CHOSEN_ON,
-            seed=_seed(seed, -1),
+            seed=seed_of(seed, -1),
         ),
     )
 
@@ -219,9 +224,3 @@ def audit_settings(
 
 def _noise(matrix: NoiseMatrix) -> str:
     return f", {matrix.kind} noise" if matrix.feedback else ""
-
-
-def _seed(seed: int, number: int) -> int:
-    """Return a seed of its own for each run of each audit."""
-    digest = hashlib.sha256(f"audit/{seed}/{number}".encode()).digest()
-    return int.from_bytes(digest[:8], "little")

@@ -13,6 +13,7 @@ adds is computed once, by `execution.Accumulator`, and put where it belongs; uni
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 
 import numpy as np
@@ -21,6 +22,7 @@ import torch
 from fedsim.audit.bounds import Scores
 from fedsim.audit.likelihood import log_ratio_of_rounds
 from fedsim.audit.releases import releases, stepping_by_release
+from fedsim.audit.searches import searched_scores
 from fedsim.clipping import Clip, NormalisedClip, PerLayerClip
 from fedsim.estimators import WeightedSum
 from fedsim.execution import Accumulator, Keys, Update
@@ -67,7 +69,19 @@ class Replicas:
         return WeightedSum(values, weight=float(len(cohort)), num_units=len(cohort))
 
     def scores(self, rounds: int, seed: int) -> tuple[Scores, Scores]:
-        """Return (num_targets,) log-likelihood ratios of runs, with the target and without."""
+        """Return (num_targets,) log-likelihood ratios of runs, with the target and without.
+
+        Of a plan with a selection, of the best of each replica's trials: see `searches`.
+        """
+        if self._plan.selection is None:
+            return self._of_run(rounds, seed)
+
+        def trial(number: int) -> tuple[Scores, Scores]:
+            return self._of_run(rounds, seed_of(seed, number))
+
+        return searched_scores(self._plan.selection, trial, self._targets, seed)
+
+    def _of_run(self, rounds: int, seed: int) -> tuple[Scores, Scores]:
         plan = replace(self._plan, seed=seed, entropy="seeded")  # so that it can be repeated
         seen = releases(plan, self, self._parameters, rounds)
         total = log_ratio_of_rounds(map(self._moved, seen), plan.cost, plan.matrix)
@@ -80,6 +94,12 @@ class Replicas:
         square = l2_norm(one) ** 2
         along = sum(release[name].numpy() * (float(one[name]) / square) for name in one)
         return np.asarray(along, dtype=np.float64)
+
+
+def seed_of(seed: int, number: int) -> int:
+    """Return a seed of its own for each run of an audit, or trial of a run."""
+    digest = hashlib.sha256(f"audit/{seed}/{number}".encode()).digest()
+    return int.from_bytes(digest[:8], "little")
 
 
 def planted_unit(clip: Clip) -> dict[str, torch.Tensor]:

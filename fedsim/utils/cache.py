@@ -35,28 +35,34 @@ def remembered(
         compute: what to do when nothing is known; its errors are not remembered.
         sound: whether a number that was read back can be one: damage must not become noise 0.
 
-    A file that is missing, damaged or of other inputs is computed again, and a cache that cannot
-    be written is no reason to fail.
+    A file that is missing, damaged or of other inputs is computed again (a checksum shows where
+    one digit is another), and a cache that cannot be written is no reason to fail.
     """
     key = {
         **inputs,
         "sources": _sources(),
         "versions": {name: version(name) for name in _PACKAGES},
     }
-    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
-    path = cache_dir() / kind / f"{digest}.json"
+    path = cache_dir() / kind / f"{_digest(key)}.json"
     try:
         content = read_json(path)
-        if content["inputs"] == key and isinstance(content["value"], float):
-            value: float = content["value"]
-            if sound(value):
-                return value
+        value: float = content["value"]
+        if content == _entry(key, value) and isinstance(value, float) and sound(value):
+            return value
     except (OSError, ValueError, LookupError, TypeError):
         pass
     value = compute()
     with suppress(OSError):
-        write_atomically(path, json.dumps({"inputs": key, "value": value}, indent=1))
+        write_atomically(path, json.dumps(_entry(key, value), indent=1))
     return value
+
+
+def _entry(key: Mapping[str, Any], value: float) -> dict[str, Any]:
+    return {"inputs": key, "value": value, "sha256": _digest([key, value])}
+
+
+def _digest(content: object) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 @lru_cache

@@ -215,6 +215,16 @@ def test_a_damaged_number_is_computed_again(content: str) -> None:
     assert remembered("hostile", key, lambda: 2.5, lambda value: True) == 2.5
 
 
+def test_a_number_with_another_digit_is_computed_again() -> None:
+    key = {"case": "another digit"}
+    remembered("hostile", key, lambda: 1.5, lambda value: True)
+    for path in (cache_dir() / "hostile").iterdir():
+        content = path.read_text(encoding="utf-8")
+        path.write_text(content.replace('"value": 1.5', '"value": 1.4'), encoding="utf-8")
+    assert remembered("hostile", key, lambda: 2.5, lambda value: True) == 2.5
+    assert remembered("hostile", key, lambda: 3.5, lambda value: True) == 2.5
+
+
 def test_a_number_of_other_sources_is_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """An earlier fedsim may have got it wrong: its truncated sampling was once priced too low."""
     key = {"case": "other sources"}

@@ -203,6 +203,12 @@ class RoundPlan:
 
         Units that are drawn together make a heavier tail than their number says.
         """
+        if self.relation is Relation.FIXED_GRAPH:
+            raise ValueError(
+                "relation = 'fixed-graph', sampling.kind = 'cyclic', units_per_user = "
+                f"{self.units_per_user}: keeps an owner's units in one group, which units with "
+                'several owners cannot be; take "poisson" sampling, or units_per_user = 1'
+            )
         owners = np.empty(0, np.int64) if self.owners is None else self.owners
         if len(owners) != len(self.pool) or np.bincount(owners).max() > self.units_per_user:
             raise ValueError(

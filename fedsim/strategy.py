@@ -141,7 +141,7 @@ def private_plan(
     selection, scores = selection_of(config), score_rounds(config)
     noise = noise_multiplier(config, sampling, units_per_user)
     if isinstance(sampling, CyclicSampling) and matrix.feedback:
-        assumptions = (*assumptions, matrix.of("user", sampling.groups))
+        assumptions = (*assumptions, matrix.of(neighbours(config).unit, sampling.groups))
     try:
         return RoundPlan(
             strategy=strategy.name,

@@ -203,6 +203,10 @@ def els_plan(**changes: Any) -> RoundPlan:  # noqa: ANN401
         ({"owners": np.arange(19) // 4}, "owners: 19 for 20 units"),
         ({"owners": np.arange(20) // 5}, "with at most units_per_user = 4"),
         ({"estimator": FixedDenominator(0.25, 20)}, "less than units_per_user = 4 units"),
+        (
+            {"relation": Relation.FIXED_GRAPH},
+            "relation = 'fixed-graph', sampling.kind = 'cyclic', units_per_user = 4: keeps",
+        ),
     ],
 )
 def test_examples_without_their_owners_are_refused(changes: dict[str, Any], message: str) -> None:

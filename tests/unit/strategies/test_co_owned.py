@@ -257,6 +257,14 @@ def test_a_plan_by_hand_of_sampled_users_is_refused(mails: Path) -> None:
         replace(plan, unit="user")
 
 
+def test_the_rounds_that_are_apart_are_an_owners(mails: Path) -> None:
+    strategy = {"group_size": 1, "batch_size": None, "sampling": {"kind": "cyclic", "groups": 2}}
+    _, plan = _plan(mails, strategy=strategy, privacy={"mechanism": "banded"})
+    assert any(
+        "the rounds of one owner being at least 2 apart" in said for said in plan.assumptions
+    )
+
+
 def test_a_store_with_owners_is_not_trained_on_as_if_it_had_none(mails: Path) -> None:
     config, materials = _loaded(mails)
     data = config.data.model_copy(update={"owners_column": None})

@@ -21,7 +21,13 @@ from fedsim.config import Config
 from fedsim.errors import BudgetSpentError, ConfigError
 from fedsim.materials import Materials
 from fedsim.planner.compare_strategies import compare_strategies
-from fedsim.runner.shared_ledger import SharedAccount, SharedLedger, read_shared, register_together
+from fedsim.runner.shared_ledger import (
+    SharedAccount,
+    SharedLedger,
+    _known_beforehand,
+    read_shared,
+    register_together,
+)
 from fedsim.sampling import FixedSizeSampling, PoissonSampling, Relation
 from tests.conftest import small_config
 
@@ -253,3 +259,27 @@ def test_only_runs_that_share_are_registered_together(speeches: Path, tmp_path: 
     ]
     assert math.isfinite(found.order or math.inf)
     assert found.ledger == Ledger()
+
+
+@pytest.mark.parametrize(
+    ("data", "privacy", "known"),
+    [
+        ({}, {}, True),
+        ({"owners_column": "readers"}, {}, False),
+        ({"preparation": [{"step": "receivers"}]}, {}, False),
+        ({"owners_column": "readers"}, {"declared_num_examples": 90}, True),
+        ({"owners_column": "readers"}, {"noise": "seeded"}, True),
+        ({"held_out_examples": 0.1}, {}, False),
+    ],
+)
+def test_what_a_secret_order_keeps_is_not_known_beforehand(
+    data: dict[str, Any], privacy: dict[str, Any], known: bool
+) -> None:
+    """Of texts with several owners another secret keeps another number, hence another rate."""
+    config = small_config(
+        Path("unused"),
+        data={"held_out_examples": 0.0, **data},
+        strategy={"name": "els", "cohort_size": None, "batch_size": 6},
+        privacy={"noise": "secure", **privacy},
+    )
+    assert _known_beforehand(config) is known

@@ -71,7 +71,12 @@ _VALUES: dict[str, tuple[object, ...]] = {
 }
 _NO_NOISE = re.compile(r"No privacy guarantee: the releases of \d+ rounds have no finite ε\.")
 _NO_EPSILON = re.compile(r"No privacy guarantee: the ([\w-]+) accountant certifies no finite ε .*")
-_PROMISING = ("(ε =", "differential privacy under", "For an attacker this means")
+# An assumption has the budget of a shared ledger, which is no promise of the model's own.
+_PROMISING = re.compile(
+    r"(?<!taken together, keep )(?:[εϵ𝜀𝜖]|epsilon)\s*[=:≈≤<]"
+    r"|differential privacy under|For an attacker this means",
+    re.IGNORECASE,
+)
 _ROUNDING = 1e-6  # relative: other versions of numpy and scipy
 
 
@@ -163,12 +168,15 @@ def verify(folder: Path) -> dict[str, Any]:
         if digests.get(key) != _digest(content[key]):
             raise ConfigError(f"{path}: {key} = {_shown(content[key])}: was edited")
     _check_values(path, content)
-    if content["epsilon"] is not None:
-        _check_epsilon(path, content)
-    else:
-        _check_nothing(path, content)
-    if "trade_off" in content:
-        _check_trade_off(path, content)
+    try:
+        if content["epsilon"] is not None:
+            _check_epsilon(path, content)
+        else:
+            _check_nothing(path, content)
+        if "trade_off" in content:
+            _check_trade_off(path, content)
+    except OverflowError:  # an integer that no float holds
+        raise ConfigError(f"{path}: a number has more digits than fedsim writes") from None
     _check_card(folder, content)
     if "weights" in content:
         _check_weights(folder, content["weights"])
@@ -293,7 +301,7 @@ def _check_card(folder: Path, content: Mapping[str, Any]) -> None:
                 f"{path}: was edited: it does not say what {NAME} says of an attacker"
             )
         rest = rest.replace(attacker, "")
-    if rest == own or any(words in rest for words in _PROMISING):
+    if rest == own or _PROMISING.search(rest):
         raise ConfigError(f"{path}: was edited: its promise is not the statement of {NAME}")
     if path.exists() and (gone := [said for said in assumptions if f"- {said}" not in card]):
         raise ConfigError(f"{path}: was edited: {_shown(gone[0])} of {NAME} is not in it")

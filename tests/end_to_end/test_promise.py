@@ -151,6 +151,8 @@ def test_an_edited_field_is_named(finished: Path, tmp_path: Path, key: str, valu
         ("format", 4, "not a promise of format 1 to 3"),
         ("trade_off", None, "trade_off = null: its releases give"),
         ("trade_off", [0.1], "trade_off = [0.1]: its releases give"),
+        pytest.param("epsilon", 10**400, "a number has more digits than", id="long-epsilon"),
+        pytest.param("delta", 10**400, "", id="long-delta"),
         ("format", 1, "its fields are not those of format 1"),
         ("weights", {}, "and privacy.json is of []"),
         ("weights", {"model.safetensors": "0" * 64}, "model.safetensors: was changed"),
@@ -191,7 +193,11 @@ def test_files_of_earlier_formats_are_still_read(
     for key in later:
         del content[key]
     (folder / "privacy.json").write_text(sealed({**content, "format": number}), encoding="utf-8")
-    assert fedsim("account", "verify", folder).returncode == 0
+    found = fedsim("account", "verify", folder)
+    assert found.returncode == 0
+    assert ("bound to no weights" in found.stdout) == (number == 1)
+    asked = json.loads(fedsim("account", "verify", folder, "--json").stdout)
+    assert ("bound to no weights" in asked.get("note", "")) == (number == 1)
 
 
 def test_what_an_attacker_can_make_of_it_is_computed_again(finished: Path, tmp_path: Path) -> None:
@@ -312,6 +318,7 @@ def test_a_key_twice_and_a_card_that_promises_more_are_refused(
     card = (folder / "README.md").read_text(encoding="utf-8")
     (folder / "README.md").write_text(card + "\nTrained on plays.\n", encoding="utf-8")
     assert fedsim("account", "verify", folder).returncode == 0
-    for other in (card + "\nEvery user has (ε = 0.01, δ = 1e-9).\n", "# A model\n"):
+    more = ("(ε = 0.01, δ = 1e-9)", "ε=0.1", "ε  ≤ 0.1", "epsilon = 0.1", "Epsilon: 0.1")
+    for other in (*(f"{card}\nEvery user has {said}.\n" for said in more), "# A model\n"):
         (folder / "README.md").write_text(other, encoding="utf-8")
         assert "README.md: was edited" in fedsim("account", "verify", folder).complaint

@@ -14,8 +14,9 @@ from fedsim.runner.folder import RunFolder
 _WRITTEN = (  # by fedsim, transformers and peft
     *("README.md", "privacy.json", "config.json", "generation_config.json", "adapter_config.json"),
     *("*.safetensors", "*.safetensors.index.json", "chat_template.jinja"),
-    *("tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt"),
-    *("tokenizer.model", "spiece.model", "sentencepiece*.model"),
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.json", "vocab.txt", "merges.txt"),
+    *("tokenizer.model", "spiece.model", "sentencepiece.model", "sentencepiece.bpe.model"),
 )
 _REPO = re.compile(r"[\w.-]+/[\w.-]+")
 

@@ -61,6 +61,7 @@ def test_a_file_of_somebody_else_an_edited_promise_and_an_unfinished_run_are_ref
     changes: dict[str, Callable[[Path], object]] = {
         "notes": lambda run: (run / "adapter" / "metrics.jsonl").write_text("mine"),
         "link": lambda run: (run / "adapter" / "vocab.txt").symlink_to(run / "metrics.jsonl"),
+        "vocabulary": lambda run: (run / "adapter" / "vocab.private").write_text("mine"),
         "folder": lambda run: (run / "adapter" / "more").mkdir(),
         "edited": lambda run: (run / "adapter" / "privacy.json").write_text(
             (run / "adapter" / "privacy.json").read_text().replace('"epsilon": 2', '"epsilon": 1')

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
-from email.utils import getaddresses
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -156,8 +155,8 @@ class Receivers(Step):
     Receivers stand in `columns` as for `expand-receivers`. All names become addresses in lower
     case, as `user-name` with "email-address" makes them: of the user, of owners that are known
     before, and of receivers. An e-mail is dropped where one of them has no address, or a cell does
-    not come apart into addresses: somebody would own it who is not named. Ganesh et al. 2025,
-    arXiv:2503.03622, for what is then promised to whom.
+    not come apart into addresses (`addresses`): somebody would own it who is not named. Ganesh et
+    al. 2025, arXiv:2503.03622, for what is then promised to whom.
     """
 
     gives_owners: ClassVar[bool] = True
@@ -172,8 +171,8 @@ class Receivers(Step):
     def apply(self, records: Iterator[Record], dropped: Counter[str]) -> Iterator[Record]:
         """Yield each e-mail with its receivers as owners."""
         for record in records:
-            named = [_addresses(record.columns[name]) for name in self.columns]
-            people = [_addresses(name) for name in (record.user, *record.owners)]
+            named = [addresses(record.columns[name]) for name in self.columns]
+            people = [addresses(name) for name in (record.user, *record.owners)]
             if None in named or not all(people):
                 dropped[self.reason(NULL_OWNERS)] += 1
                 continue
@@ -181,30 +180,52 @@ class Receivers(Step):
             yield record._replace(user=user, owners=tuple(dict.fromkeys(owners)))
 
 
-def _addresses(cell: Any) -> list[str] | None:  # noqa: ANN401  (a cell of the source)
-    """Return the addresses in a cell, in lower case; None where not all of it is understood."""
+def addresses(cell: Any) -> list[str] | None:  # noqa: ANN401  (a cell of the source)
+    """Return the addresses in a cell, in lower case; None where not all of it is understood.
+
+    A cell is a list or a string, and a string holds addresses, between commas or semicolons, as
+    "ann@x.org", "Ann Smith <ann@x.org>" or "ann@x.org (Ann)"; quotes belong around a name with a
+    comma in it, and may stand around an address ('ann@x.org'). An address is of the letters,
+    digits and marks that one may have unquoted, in ASCII: in other letters a person could have two.
+    """
     if cell is None:
         return []
-    parts = cell if isinstance(cell, (list, tuple)) else [cell]
     found: list[str] = []
-    for part in parts:
+    for part in cell if isinstance(cell, (list, tuple)) else [cell]:
         if not isinstance(part, str):  # a null in a list, or NaN: somebody who is not named
             return None
-        text = part.strip().rstrip(",;")
-        # A mark of each address: whatever is not split as it is meant has others.
-        addresses = [address.lower() for _, address in getaddresses([text]) if address]
-        whole = all(_ADDRESS.fullmatch(address) for address in addresses)
-        if not whole or len(addresses) != text.count("@") or bool(text) != bool(addresses):
-            return None
-        found += addresses
+        text, place = part.strip().rstrip(",; \t\r\n"), 0
+        while place < len(text):
+            entry = _ENTRY.match(text, place)
+            if entry is None:
+                return None
+            found += [address.lower() for address in entry.groups() if address]
+            place = entry.end()
     return found
 
 
-_ADDRESS = re.compile(r"[^\s@,;<>]+@[^\s@,;<>]+")
+_MARK = r"[A-Za-z0-9!#$%&*+/=?^_`{|}~-]"
+_LABEL = r"[A-Za-z0-9_-]+"
+_ADDRESS = rf"{_MARK}(?:(?:{_MARK}|[.'])*{_MARK})?@{_LABEL}(?:\.{_LABEL})*"
+# A name before an address has no mark that could belong to another or stand between two.
+_NAME = r'(?:"[^"\\@\r\n]*"|[^"\\@,;:<>\[\]\r\n])*+'
+_BEHIND = r"(?:[ \t]*+\([^()\\@\r\n]*\))?"
+_ENTRY = re.compile(
+    rf"\s*+(?:'({_ADDRESS})'|({_ADDRESS}){_BEHIND}|{_NAME}<({_ADDRESS})>)\s*(?:[,;]|\Z)"
+)
+
+
+def one_address(name: str) -> str:
+    """Return the address of a name that is one; otherwise nothing, for who is it of several."""
+    found = addresses(name) or ()
+    return found[0] if len(found) == 1 else ""
 
 
 def _listed(value: Any) -> list[str]:  # noqa: ANN401  (a cell of the source)
-    parts = (
-        [str(part) for part in value] if isinstance(value, (list, tuple)) else [str(value or "")]
-    )
-    return [address.lower() for _, address in getaddresses(parts) if address]
+    """Return receivers: addresses or, where there are other words, what commas keep apart."""
+    parts = value if isinstance(value, (list, tuple)) else [value]
+    return [name for part in parts for name in addresses(part) or _words(str(part or ""))]
+
+
+def _words(text: str) -> list[str]:
+    return [name.strip().lower() for name in text.split(",") if name.strip()]

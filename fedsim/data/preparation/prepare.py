@@ -71,7 +71,7 @@ STEPS: dict[str, type[Step]] = {
 }
 
 
-VERSION = 1
+VERSION = 2
 """Part of the fingerprint: raise it when the same steps give other records."""
 
 _MARKED = re.compile(rf"([\w-]+) \({ACROSS_USERS}\): ")
@@ -163,9 +163,9 @@ def assumptions(
         )
     if compared := compared & taken - named:
         said.append(
-            f"The preparation compared texts that can have different owners "
-            f"({', '.join(sorted(compared))}): what one owner's text says could decide which texts "
-            f"of others are in the data. {public}"
+            f"The preparation compared or counted texts that can have different owners "
+            f"({', '.join(sorted(compared))}): what one owner's text says, or that it is empty or "
+            f"another step drops it, could decide which texts of others are in the data. {public}"
         )
     return tuple(said)
 
@@ -178,6 +178,11 @@ def check_owners(steps: Sequence[Step]) -> None:
             raise ValueError(
                 "user-words: cuts a text by what a user's other texts are, which can have other "
                 "owners; leave it out"
+            )
+        if isinstance(step, UserName) and step.transform == "first-author":
+            raise ValueError(
+                "user-name, first-author: leaves out other authors, who own the text too; give "
+                "data.owners_column a list of all"
             )
         for earlier in before if isinstance(step, Receivers) else ():
             if isinstance(earlier, ExpandReceivers):

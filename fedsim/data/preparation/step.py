@@ -27,7 +27,8 @@ class Step(Section):
         changes_text: whether the step rewrites texts, which it cannot do to conversations.
         gives_owners: whether texts have several owners after the step.
         compares_texts: whether what one text of a user says can decide about another of theirs,
-            which may have other owners.
+            which may have other owners. It does too where texts are counted: of those that no
+            earlier step dropped for what they say, or the source for being empty.
     """
 
     changes_text: ClassVar[bool] = False

@@ -25,7 +25,7 @@ def instant(value: object) -> float | None:
     """
     if isinstance(value, bool) or value is None:
         return None
-    if isinstance(value, (int, float)):
+    if isinstance(value, (int, float, np.floating)):
         return float(value) if math.isfinite(value) else None
     try:
         moment = _moment(value)

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import csv
+import json
 from collections import Counter
 from collections.abc import Callable, Iterator
-from email.utils import parseaddr
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from fedsim.data.preparation.emails import one_address
 from fedsim.data.preparation.step import Spool, Step
 from fedsim.data.preparation.urls import base_domain
 from fedsim.data.sources.names import user_name
 from fedsim.data.sources.records import Record
 from fedsim.errors import ConfigError
-from fedsim.utils.json_text import read_json
-
-
-def _address(name: str) -> str:
-    address = parseaddr(name)[1].lower()
-    return address if "@" in address else ""
 
 
 def _first_author(names: str) -> str:
@@ -32,7 +27,7 @@ def _first_author(names: str) -> str:
 
 TRANSFORMS: dict[str, Callable[[str], str]] = {
     "base-domain": base_domain,
-    "email-address": _address,
+    "email-address": one_address,
     "first-author": _first_author,
     "lower-case": str.lower,
 }
@@ -42,7 +37,8 @@ class UserName(Step):
     """Make the user's name of what the user column holds, and so those of owners. Streams.
 
     "base-domain" of a URL, by the public suffix list (`fedsim.data.preparation.urls`);
-    "email-address" of "Name <address>"; "first-author" of a list of authors; "lower-case".
+    "email-address" of one "Name <address>"; "first-author" of a list of authors, which is for texts
+    that one person owns; "lower-case".
     """
 
     step: Literal["user-name"] = "user-name"
@@ -83,7 +79,8 @@ class MergeUsers(Step):
     """Rename users and owners by a file of aliases, so that the unit is the person.
 
     `file` is a JSON object {alias: person} or a CSV with the columns alias and person; users who
-    are not in it keep their name. Streams; in memory: the file.
+    are not in it keep their name. Spaces around a name are not part of it. Streams; in memory: the
+    file.
     """
 
     step: Literal["merge-users"] = "merge-users"
@@ -99,38 +96,47 @@ class MergeUsers(Step):
     def _aliases(self) -> dict[str, str]:
         path = Path(self.file).expanduser()
         try:
-            aliases = _from_json(path) if path.suffix == ".json" else self._from_csv(path)
-        except (OSError, ValueError, TypeError, csv.Error) as error:
+            read = _from_json(path) if path.suffix == ".json" else _from_csv(path)
+        except (OSError, ValueError, RecursionError, csv.Error) as error:
             raise self._wrong(str(error)) from error
+        # Without the spaces around them, as names are read from a source.
+        pairs = [[name.strip() if isinstance(name, str) else "" for name in pair] for pair in read]
+        aliases: dict[str, str] = {}
         # By its number: a message may end up in a log, where no user's name may stand.
-        for number, (alias, person) in enumerate(aliases.items(), start=1):
-            if not alias or not isinstance(person, str) or not person.strip():
+        for number, (alias, person) in enumerate(pairs, start=1):
+            if not alias or not person:
                 raise self._wrong(
                     f"alias number {number}: no name, or no person's; wanted: two names"
                 )
+            if aliases.setdefault(alias, person) != person:
+                raise self._wrong(f"alias number {number}: an alias of another person before")
+        for number, (_, person) in enumerate(pairs, start=1):
             # Otherwise the order of the file would decide which of two names is the person's.
             if aliases.get(person, person) != person:
                 raise self._wrong(f"alias number {number}: its person is an alias of another")
-        return aliases
-
-    def _from_csv(self, path: Path) -> dict[str, str]:
-        with path.open(encoding="utf-8", newline="") as file:
-            rows = csv.DictReader(file)
-            if rows.fieldnames is None or not {"alias", "person"} <= set(rows.fieldnames):
-                raise ValueError("wanted: a CSV with the columns alias and person, or a .json")
-            aliases: dict[str, str] = {}
-            for row in rows:
-                if aliases.setdefault(row["alias"], row["person"]) != row["person"]:
-                    raise ValueError(f"line {rows.line_num}: an alias of another person before")
         return aliases
 
     def _wrong(self, what: str) -> ConfigError:
         return ConfigError(f"data.preparation: merge-users: file = {self.file!r}: {what}")
 
 
-def _from_json(path: Path) -> dict[str, str]:
-    content = read_json(path)
-    if not isinstance(content, dict):
+def _from_csv(path: Path) -> list[tuple[Any, Any]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = csv.DictReader(file)
+        if rows.fieldnames is None or not {"alias", "person"} <= set(rows.fieldnames):
+            raise ValueError("wanted: a CSV with the columns alias and person, or a .json")
+        found = []
+        for row in rows:
+            if None in row:  # a comma in a name without quotes around it
+                raise ValueError(f"line {rows.line_num}: has more cells than there are columns")
+            found.append((row["alias"], row["person"]))
+        return found
+
+
+def _from_json(path: Path) -> tuple[tuple[Any, Any], ...]:
+    # As pairs: of an alias that stands there twice both persons are seen, and none is named.
+    content = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=tuple)
+    if not isinstance(content, tuple):
         raise ValueError("wanted: a JSON object of alias to person")
     return content
 
@@ -140,6 +146,8 @@ Positive = Annotated[int, Field(ge=1)]
 
 class MinExamples(Step):
     """Drop the users with fewer than `count` records. In memory: a count a user, the spool."""
+
+    compares_texts: ClassVar[bool] = True
 
     step: Literal["min-examples"] = "min-examples"
     count: Positive
@@ -157,6 +165,8 @@ class MinExamples(Step):
 
 class MaxExamples(Step):
     """Keep a user's first `count` records, or drop users with more. In memory: a count a user."""
+
+    compares_texts: ClassVar[bool] = True
 
     step: Literal["max-examples"] = "max-examples"
     count: Positive

@@ -23,7 +23,7 @@ from fedsim.utils import files as paths
 if TYPE_CHECKING:  # torch takes seconds to import, and nothing here computes with it
     from fedsim.language_model import ChatModel, LanguageModel
 
-_READING = 2  # another number where the same source gives other users or texts than before
+_READING = 3  # another number where the same source gives other users or texts than before
 
 
 def records(config: DataConfig) -> Iterator[tuple[str | None, str | None]]:

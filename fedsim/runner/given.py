@@ -27,6 +27,7 @@ import numpy as np
 from fedsim.accounting import GIVEN, PROMISE
 from fedsim.accounting.promise import verify
 from fedsim.config import Config, load_config, parse_config
+from fedsim.data.sources.names import user_name
 from fedsim.errors import ConfigError
 from fedsim.utils import files
 
@@ -62,7 +63,11 @@ def with_given(
     if model is not None:
         folder = _model_folder(model, tokenizer)
         raw["model"] = {**_section(raw, "model"), "name_or_path": folder}
-    return parse_config(raw)
+    found = parse_config(raw)
+    if _is_frame(data):
+        for key in ("user_column", "owners_column"):
+            _check_digits(data, getattr(found.data, key), key)
+    return found
 
 
 def _section(raw: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -101,7 +106,7 @@ def _data_file(data: object) -> str:
     if isinstance(data, list):
         text = "".join(_line(number, row) for number, row in enumerate(data))
         return _kept("data", lambda to: (to / "rows.jsonl").write_text(text, "utf-8"), "rows")
-    if type(data).__module__.partition(".")[0] == "pandas" and hasattr(data, "columns"):
+    if _is_frame(data):
         frame: Any = data
         return _data_file([_plain(row) for row in frame.to_dict("records")])
     if _is_natural(data):
@@ -119,6 +124,18 @@ def _data_file(data: object) -> str:
         )
     found = data
     return _kept("data", lambda to: found.to_parquet(str(to / "rows.parquet")), "rows")
+
+
+def _is_frame(data: object) -> bool:
+    return type(data).__module__.partition(".")[0] == "pandas" and hasattr(data, "columns")
+
+
+def _check_digits(frame: Any, column: str | None, key: str) -> None:  # noqa: ANN401
+    """Refuse names of few bits that have lost digits: JSON does not say of how many they were."""
+    for cell in frame[column].array if column in frame.columns else ():
+        for value in cell if isinstance(cell, (list, tuple, np.ndarray)) else [cell]:
+            if isinstance(value, np.floating):
+                user_name(value, f"data.{key} = {column!r}")
 
 
 def _line(number: int, row: object) -> str:
@@ -140,7 +157,9 @@ def _plain(value: Any) -> Any:  # noqa: ANN401  (whatever a frame holds)
         return None
     if isinstance(value, float) and math.isnan(value):
         return None
-    if isinstance(value, (date, Decimal, UUID)):
+    if isinstance(value, Decimal):
+        value = user_name(value, "data")
+    if isinstance(value, (date, UUID)):
         return str(value)
     return value
 

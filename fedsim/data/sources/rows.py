@@ -8,10 +8,12 @@ import json
 import logging
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice, repeat
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
+
+import numpy as np
 
 from fedsim.data.sources.conversations import answer_text, messages_text, whole_text
 from fedsim.data.sources.local_files import ON_DISK, load_saved, local_files, unusable
@@ -28,6 +30,7 @@ _NO_HUB = (
 )
 _QUOTED = re.compile(r"(['\"]).*\1", re.DOTALL)
 _BATCH = 1000
+_FEW_BITS = {"float16": np.float16, "float32": np.float32}  # of which Python makes floats of 64
 _SHOWN = 500  # characters of the columns' names in a message
 
 
@@ -72,8 +75,8 @@ def texts(source: str, column: str) -> Iterator[str]:
 def rows(spec: SourceSpec, extra: Mapping[str, str]) -> Iterator[RawRecord]:
     """Yield user, text, the extra columns and the owners, in the source's order.
 
-    A conversation is one JSON text: see `fedsim.data.sources.conversations`. Users are strings:
-    integers and whole floats are written as integers, an empty name is null.
+    A conversation is one JSON text: see `fedsim.data.sources.conversations`. Users are names
+    as of `fedsim.data.sources.names`: an empty one is null.
 
     Args:
         spec: the source and its columns.
@@ -97,8 +100,6 @@ def rows(spec: SourceSpec, extra: Mapping[str, str]) -> Iterator[RawRecord]:
             any_row = any_row or bool(batch[spec.user_column])
             field = f"data.user_column = {spec.user_column!r}"
             users = [user_name(value, field) for value in batch[spec.user_column]]
-            if spec.owners_column is not None:  # as owners are called, for they are the same people
-                users = [user.strip() if user else user for user in users]
             any_user = any_user or any(user is not None for user in users)
             columns = _columns(batch, extra, len(users))
             parts = zip(users, _texts(batch, spec), columns, _owners(batch, spec), strict=False)
@@ -274,6 +275,11 @@ def _dataset_batches(
             if name in needed
         }
         lists = {name: kind.names for name, kind in inner.items() if hasattr(kind, "int2str")}
+        dtypes = {
+            name: getattr(inner[name] or feature, "dtype", "")
+            for name, feature in (dataset.features or {}).items()
+            if name in needed
+        }
         for batch in dataset.iter(batch_size=_BATCH):
             height = len(next(iter(batch.values())))
             # A later file may lack a column that the first one has.
@@ -285,7 +291,17 @@ def _dataset_batches(
                     None if codes is None else [_class_name(code, known) for code in codes]
                     for codes in columns[name]
                 ]
+            for name, dtype in dtypes.items():
+                if dtype in _FEW_BITS:
+                    columns[name] = [_typed(cell, _FEW_BITS[dtype]) for cell in columns[name]]
             yield columns
+
+
+def _typed(cell: Any, kind: Callable[[Any], object]) -> object:  # noqa: ANN401  (a cell)
+    """Return a number, or a list of them, as numbers that say how many digits they can have."""
+    if isinstance(cell, list):
+        return [_typed(each, kind) for each in cell]
+    return None if cell is None else kind(cell)
 
 
 def _class_name(code: int | None, known: list[str]) -> str | None:

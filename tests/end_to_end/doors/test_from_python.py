@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import numpy
 import pandas
 import pytest
 import torch
@@ -285,15 +286,26 @@ def test_a_frame_keeps_every_digit_and_its_missing_users_rename_nobody() -> None
             [0.1, 0.1 + 2**-55, 0.30000000000000004],
             ["0.1", "0.10000000000000003", "0.30000000000000004"],
         ),
-        ([Decimal("1.10"), pandas.NA, "half \ud800"], ["1.10", None, "half \ud800"]),
+        ([Decimal("1.10"), pandas.NA, "half \ud800"], ["1.1", None, "half \ud800"]),
+        ([Decimal("7.00"), Decimal("NaN"), 7], ["7", None, "7"]),
+        (numpy.array([0.1, 2.0**24 - 1], numpy.float32), ["0.10000000149011612", "16777215"]),
         (pandas.to_datetime([0, 1], unit="ns"), None),
     ):
         frame = pandas.DataFrame({"author": authors, "body": "a"})
         found = users_of(with_given(settings(), data=frame))
         assert found == expected or (expected is None and len(set(found)) == 2)
-    floats = pandas.DataFrame({"author": [*large, None], "body": "a"})  # by pandas, here two of two
-    with pytest.raises(ConfigError, match="a number of more digits than a float has"):
-        users_of(with_given(settings(), data=floats))
+    for lossy in (
+        [*large, None],  # by pandas, here two of two
+        numpy.array([2.0**24], numpy.float32),
+        pandas.array([2.0**24, None], "Float32"),
+    ):
+        floats = pandas.DataFrame({"author": lossy, "body": "a"})
+        with pytest.raises(ConfigError, match=r"'author': holds a float.* can have lost digits"):
+            users_of(with_given(settings(), data=floats))
+    lists = [numpy.array([2.0**11], numpy.float16)]
+    owned = pandas.DataFrame({"author": [1], "body": "a", "readers": lists})
+    with pytest.raises(ConfigError, match="'readers': holds a float16 that can have lost digits"):
+        with_given(settings(owners_column="readers"), data=owned)
 
 
 def test_a_guess_of_the_text_cannot_be_held_against_the_path(

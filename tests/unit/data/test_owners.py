@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+from decimal import Decimal
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from fedsim.config import parse_config
@@ -197,6 +201,32 @@ def test_one_person_has_one_name_as_user_and_as_owner(tmp_path: Path) -> None:
     assert list(owned_records(_config(path))) == [("bob", "x", ("bob", "cy"))]
 
 
+def test_a_number_has_one_name_whatever_its_type(tmp_path: Path) -> None:
+    """In the users' column and in the owners', or the float is refused where it skips integers."""
+    numbers = [
+        (pa.decimal128(10, 2), Decimal("7777.00")),
+        (pa.float32(), 7777.0),
+        (pa.int64(), 7777),
+    ]
+    path = tmp_path / "rows.parquet"
+    for (mine, user), (theirs, owner) in product(numbers, numbers):
+        owners = pa.array([[owner]], pa.list_(theirs))
+        table = {"who": pa.array([user], mine), "said": ["x"], "owners": owners}
+        pq.write_table(pa.table(table), path)
+        assert list(owned_records(_config(path))) == [("7777", "x", ("7777",))]
+    owners = pa.array([[np.float16(4096)]], pa.list_(pa.float16()))
+    pq.write_table(pa.table({"who": [4097], "said": ["x"], "owners": owners}), path)
+    with pytest.raises(ConfigError, match="'owners': holds a float16 that can have lost digits"):
+        list(owned_records(_config(path)))
+
+
+def test_a_list_that_was_printed_is_no_list(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("who,said,owners\nann,a,\" ['bob', 'cy'] \"\n")
+    with pytest.raises(ConfigError, match=r"'owners': holds strings in brackets, .* with ',' betw"):
+        list(owned_records(_config(path, owners_separator=",")))
+
+
 @pytest.mark.parametrize(
     ("owners", "message"),
     [
@@ -204,7 +234,7 @@ def test_one_person_has_one_name_as_user_and_as_owner(tmp_path: Path) -> None:
         ({"a": 1}, "holds dict values"),
         ([["bob"]], "holds list values; wanted: strings or integers"),
         (3, "holds int values"),
-        ([16777216.0], "holds 16777216.0, a number of more digits than a float has"),
+        ([16777216.0], "holds a float that can have lost digits"),
     ],
 )
 def test_a_column_that_is_no_list_of_names(owners: object, message: str, tmp_path: Path) -> None:

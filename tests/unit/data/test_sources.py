@@ -2,9 +2,12 @@
 
 import json
 from collections.abc import Callable
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
 
 import datasets
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -91,7 +94,11 @@ def test_a_saved_folder_without_a_train_split(tmp_path: Path) -> None:
         ([7, 8], ["7", "8"]),
         ([7.0, None], ["7", None]),
         ([7.5, float("nan")], ["7.5", None]),
+        ([Decimal("7.00"), Decimal("7.50")], ["7", "7.5"]),
+        (np.array([7.0, 0.1], np.float32), ["7", "0.1"]),
+        (np.array([7.0, 0.1], np.float16), ["7", "0.1"]),
         (["007", "7"], ["007", "7"]),
+        (["ann ", "ann"], ["ann", "ann"]),
         (["", "  "], [None, None]),
     ],
 )
@@ -112,7 +119,32 @@ def test_integers_that_became_floats_are_refused_where_digits_may_be_lost(tmp_pa
     """As pandas makes of them where one is missing; two users would be one."""
     table = pa.table({"speaker": [2.0**53, None], "text": ["x", "x"]})
     pq.write_table(table, tmp_path / "rows.parquet")
-    with pytest.raises(ConfigError, match=r"data.user_column = 'speaker': holds 9007199254740992"):
+    with pytest.raises(ConfigError, match=r"'speaker': holds a float that can .* digits") as found:
+        list(records(_config(tmp_path / "rows.parquet")))
+    assert "9007199254740992" not in str(found.value)  # a message ends up in logs
+
+
+@pytest.mark.parametrize(("kind", "least"), [(pa.float32(), 2.0**24), (pa.float16(), 2.0**11)])
+def test_floats_of_few_bits_are_refused_from_where_they_skip_integers(
+    tmp_path: Path, kind: pa.DataType, least: float
+) -> None:
+    """Beside them the same person is an integer, as an owner or in another file."""
+    values = pa.array(np.array([least - 1, least], kind.to_pandas_dtype()), kind)
+    for count, refused in ((1, False), (2, True)):
+        pq.write_table(
+            pa.table({"speaker": values[:count], "text": ["x"] * count}), tmp_path / "rows.parquet"
+        )
+        if not refused:
+            assert list(records(_config(tmp_path / "rows.parquet"))) == [(f"{least - 1:.0f}", "x")]
+            continue
+        with pytest.raises(ConfigError, match=r"holds a float\d\d that can have lost digits"):
+            list(records(_config(tmp_path / "rows.parquet")))
+
+
+def test_what_is_no_name_is_refused_by_its_type(tmp_path: Path) -> None:
+    table = pa.table({"speaker": [date(2020, 1, 1)], "text": ["x"]})
+    pq.write_table(table, tmp_path / "rows.parquet")
+    with pytest.raises(ConfigError, match=r"'speaker': holds date values; wanted: strings or int"):
         list(records(_config(tmp_path / "rows.parquet")))
 
 

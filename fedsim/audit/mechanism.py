@@ -92,7 +92,6 @@ SETTINGS = (
     Setting("uls", BalancedSampling(4, 2), 1, 4),
     Setting("uls", CyclicSampling(6, 2, 0.5), 1, 6, banded_matrix(6, 2)),
     Setting("uls", CyclicSampling(6, 2, 1.0), 1, 6, buffered_matrix(6, 2, 2)),
-    Setting("uls, a search", PoissonSampling(0.5), 1, 2, selection=Selection(4.0, 2, 10.0)),
 )
 EPSILONS = (1.0, 4.0, 8.0)
 

@@ -1,0 +1,206 @@
+"""Runs with private scores: what is charged, where they stand, what was asked and what pays."""
+
+from __future__ import annotations
+
+import html
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsim.accounting.accountants import epsilon_of_composition
+from fedsim.accounting.events import RoundCost
+from fedsim.accounting.ledger import Ledger
+from fedsim.config import Config
+from fedsim.errors import BudgetSpentError, ConfigError
+from fedsim.materials import load_materials
+from fedsim.report.schema import load_metrics, load_report
+from fedsim.runner.folder import RunFolder
+from fedsim.runner.launch import run
+from fedsim.runner.shared_ledger import read_shared
+from fedsim.sampling import PoissonSampling
+from fedsim.strategy import build_plan
+from fedsim.trackers.tracking import scalars
+from tests.helpers.commands import fedsim
+from tests.helpers.light import light_config, write_config
+
+SCORES = {"noise_multiplier": 4.0, "loss_bound": 6.0}
+PROMISE: dict[str, Any] = {
+    "epsilon": 6.0,
+    "noise_multiplier": None,
+    "delta": 1e-3,
+    "declared_num_users": 20,
+}
+
+
+def scored(speeches: Path, every: int | None = None, **sections: dict[str, Any]) -> Config:
+    scores = SCORES if every is None else {**SCORES, "every": every}
+    return light_config(
+        speeches,
+        **{
+            "data": {"held_out_examples": 0.4},
+            "privacy": PROMISE,
+            "training": {"private_evaluation": scores},
+            **sections,
+        },
+    )
+
+
+def score_cost(noise: float = 4.0) -> RoundCost:
+    return RoundCost(PoissonSampling(1.0), noise)
+
+
+@pytest.fixture(scope="module")
+def finished(speeches: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run(scored(speeches, every=2), tmp_path_factory.mktemp("scored") / "run").path
+
+
+def test_rounds_and_scores_together_keep_the_promise(finished: Path) -> None:
+    ledger = RunFolder(finished).read_ledger()
+    (rounds, four), (scores, two) = sorted(ledger.costs, key=lambda each: -each[1])
+    assert (four, two, scores) == (4, 2, score_cost())
+    report = load_report(finished).privacy
+    both = epsilon_of_composition([(rounds, 4), (scores, 2)], 1e-3)
+    assert report.epsilon == pytest.approx(both, rel=1e-9)
+    assert 5.9 < both <= 6.0
+    assert "and 2 sums over all users with noise multiplier 4" in report.statement
+    assert fedsim("account", "verify", finished / "model").returncode == 0
+
+
+def test_they_stand_in_metrics_report_card_and_trackers_as_covered(finished: Path) -> None:
+    lines = load_metrics(finished)
+    assert [line.round for line in lines if line.private_scores] == [2, 4]
+    scores = load_report(finished).private_scores
+    assert scores is not None
+    assert scores == lines[-1].private_scores
+    assert 0.0 <= scores.loss <= 6.0
+    tags = {name for name, _ in scalars(lines[-1], "terms")}
+    assert "private_scores/loss" in tags
+    assert "not covered by ε/held_out/loss" in tags
+    card = (finished / "model" / "README.md").read_text(encoding="utf-8")
+    assert f"Held-out loss {scores.loss:.3f}" in card
+    page = (finished / "report.html").read_text(encoding="utf-8")
+    assert "Private scores, covered by the ε above" in page
+
+
+def test_what_was_asked_is_listed_with_what_pays_for_it(finished: Path, speeches: Path) -> None:
+    rows = {query.question: query for query in load_report(finished).privacy.queries}
+    sums, scores = list(rows.values())[:2]
+    assert (sums.times, sums.covered) == (4, True)
+    assert (scores.times, scores.paid_by) == (2, "noise multiplier 4")
+    free = {question: query for question, query in rows.items() if not query.covered}
+    assert all(query.paid_by == "nothing pays for it" for query in free.values())
+    assert free["held-out loss, perplexity and accuracy"].times == 3  # rounds 0, 2 and 4
+    assert not any("how many users there are" in question for question in rows)  # declared
+    page = (finished / "report.html").read_text(encoding="utf-8")
+    assert all(question in html.unescape(page) for question in rows)
+
+
+def test_nothing_is_paid_for_without_noise(speeches: Path, tmp_path: Path) -> None:
+    strategy = {"name": "non-private", "clip": None}
+    privacy = {"noise_multiplier": None, "delta": None, "noise": None}
+    done = run(light_config(speeches, strategy=strategy, privacy=privacy), tmp_path / "run")
+    assert done.report.privacy.queries
+    assert not any(query.covered for query in done.report.privacy.queries)
+
+
+def test_a_score_that_is_done_again_is_charged_once_where_it_repeats(
+    speeches: Path, tmp_path: Path, finished: Path
+) -> None:
+    again = RunFolder(run(scored(speeches, every=2), tmp_path / "again").path)
+    assert again.read_ledger() == RunFolder(finished).read_ledger()  # seeded: the same draws
+    last = again.checkpoints / "round-000004"
+    for path in again.checkpoints.iterdir():
+        if path.name.startswith(last.name):
+            path.unlink()
+    for name in ("report.json", "report.html"):
+        (again.path / name).unlink()
+    before = again.metrics.read_text()
+    run(scored(speeches, every=2), again.path, resume=True)
+    assert again.metrics.read_text() == before
+    assert again.read_ledger() == RunFolder(finished).read_ledger()
+
+
+def test_secure_scores_are_other_draws_and_the_split_is_secret(
+    speeches: Path, tmp_path: Path
+) -> None:
+    config = scored(speeches, privacy={**PROMISE, "noise": "secure"})
+    first, second = (run(config, tmp_path / name).report.private_scores for name in "ab")
+    assert first != second
+
+
+def test_a_shared_ledger_pays_for_rounds_and_scores(speeches: Path, tmp_path: Path) -> None:
+    shared = {"ledger": str(tmp_path / "shared.json"), "epsilon": 12.0, "delta": 1e-3}
+    run(scored(speeches, privacy={**PROMISE, "shared": shared}), tmp_path / "one")
+    held = read_shared(tmp_path / "shared.json")
+    assert dict(held.ledger.costs)[score_cost()] == 1
+    assert score_cost() in dict(held.registered)
+    other = scored(speeches, privacy={**PROMISE, "shared": shared}, strategy={"rounds": 3})
+    try:
+        report = run(other, tmp_path / "two").report
+    except BudgetSpentError:
+        report = load_report(tmp_path / "two")
+    by_others = [q for q in report.privacy.queries if q.question.startswith("by others")]
+    assert sorted(query.times or 0 for query in by_others) == [1, 4]
+
+
+def test_what_is_released_beside_the_rounds_has_draws_of_its_own(speeches: Path) -> None:
+    """Another noise for the rounds at the same seed would show what the two runs share."""
+    seeds = set()
+    for scores in (None, SCORES, {**SCORES, "noise_multiplier": 5.0}, {**SCORES, "every": 2}):
+        config = scored(speeches, training={"private_evaluation": scores})
+        materials = load_materials(config.seed, config.data, config.model, "cpu")
+        seeds.add(build_plan(config, materials).seed)
+    assert len(seeds) == 4
+
+
+@pytest.mark.parametrize(
+    ("sections", "said"),
+    [
+        ({"data": {"held_out_examples": 0.0}}, "there is no text to score"),
+        ({"strategy": {"name": "non-private", "clip": None}}, "has no private scores"),
+        ({"privacy": {**PROMISE, "epsilon": 0.1}}, "costs .* alone; give that more noise"),
+        (
+            {
+                "strategy": {"sampling": {"kind": "fixed-size"}},
+                "privacy": {**PROMISE, "declared_num_users": None},
+            },
+            "training.private_evaluation beside the rounds",
+        ),
+    ],
+    ids=["nothing held out", "no noise", "too dear", "sampler"],
+)
+def test_what_is_refused(
+    speeches: Path, tmp_path: Path, sections: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        run(scored(speeches, **sections), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_balanced_sampling_pays_for_scores_too(speeches: Path, tmp_path: Path) -> None:
+    strategy = {"cohort_size": None, "sampling": {"kind": "balanced", "participations": 2}}
+    report = run(scored(speeches, strategy=strategy), tmp_path / "run").report.privacy
+    assert report.accountant == "random-allocation"
+    assert report.epsilon is not None
+    assert report.epsilon <= 6.0
+
+
+def test_an_old_ledger_file_opens(tmp_path: Path) -> None:
+    ledger = Ledger().charge(0, RoundCost(PoissonSampling(0.5), 1.0), "seeded:1")
+    text = json.dumps(ledger.to_json())
+    assert "selection" not in text
+    assert Ledger.from_json(json.loads(text)) == ledger
+
+
+def test_the_command_line_says_them(speeches: Path, tmp_path: Path) -> None:
+    path = write_config(
+        tmp_path / "c.toml",
+        speeches,
+        data={"held_out_examples": 0.4},
+        privacy=PROMISE,
+        training={"private_evaluation": SCORES},
+    )
+    done = fedsim("run", path, "--out", tmp_path / "run")
+    assert "Private scores, covered by the ε above: Held-out loss" in done.stdout

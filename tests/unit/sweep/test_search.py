@@ -32,8 +32,8 @@ RATES = "server.learning_rate=0.001,0.02,0.3"
 SCORES = {"private_evaluation": {"noise_multiplier": 2.0, "loss_bound": 6.0}}
 
 
-SEED = next(  # of a seeded search of some trials, three at least
-    seed for seed in range(100) if 3 <= Selection(6.0, 1, 1.0).draw(stream(seed, "tuning", 0)) <= 5
+SEED = next(  # of a seeded search of four or five trials: two are of one of three candidates
+    seed for seed in range(100) if 4 <= Selection(6.0, 1, 1.0).draw(stream(seed, "tuning", 0)) <= 5
 )
 
 
@@ -87,7 +87,8 @@ def test_the_winner_is_the_best_score_and_all_that_stays(
     winner = run_search(
         cells_of(write(tmp_path / "c.toml", speeches)), out, trials=6.0, runner=watched
     )
-    assert 3 <= len(seen) <= 5
+    assert 4 <= len(seen) <= 5
+    assert len({digest for _, digest in seen.values()}) == len(seen)  # each has its own noise
     assert weights(winner) == min(seen.values())[1]
     assert sorted(path.name for path in out.iterdir()) == sorted(
         ["ledger.json", STATE, RESULT, WINNER]

@@ -196,6 +196,14 @@ class RoundPlan:
             raise ValueError(
                 f"score_noise_multiplier = {self.score_noise_multiplier}: a private score needs it"
             )
+        if self.selection is not None and self.score_rounds:
+            paid = self.selection.score_noise_multiplier, (self.selection.rounds,)
+            if paid != (self.score_noise_multiplier, self.score_rounds):
+                raise ValueError(
+                    f"selection: pays for a score of noise multiplier {paid[0]} after rounds "
+                    f"{paid[1]}, and the plan's are {self.score_noise_multiplier} after "
+                    f"{self.score_rounds}"
+                )
         return [self.score_cost] if self.score_rounds and self.selection is None else []
 
     def _check_owners(self) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -180,8 +180,14 @@ class _Session:
             )
 
     def _before_round(self, state: ServerState) -> None:
-        try:
+        with self._ended_by_others():
             self._charge_shared(state)
+
+    @contextmanager
+    def _ended_by_others(self) -> Iterator[None]:
+        """Note where a shared ledger ends the run."""
+        try:
+            yield
         except BudgetSpentError:
             self.cut_short = True
             raise
@@ -202,9 +208,9 @@ class _Session:
             return state
         charged = plan.charged_score(state.ledger, state.round)
         if self.account is not None and charged is not state.ledger:
-            self.account.charge(
-                state.round, plan.score_cost, plan.score_release_id, 1, own=state.ledger
-            )
+            own = self.folder.read_ledger()
+            with self._ended_by_others():
+                self.account.charge(state.round, plan.score_cost, plan.score_release_id, 1, own=own)
         self.folder.charge(charged)
         self.scores = private_scores(
             self.materials.model,

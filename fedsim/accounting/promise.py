@@ -74,7 +74,7 @@ _NO_EPSILON = re.compile(r"No privacy guarantee: the ([\w-]+) accountant certifi
 # An assumption has the budget of a shared ledger, which is no promise of the model's own.
 _PROMISING = re.compile(
     r"(?<!taken together, keep )(?:[εϵ𝜀𝜖]|epsilon)\s*[=:≈≤<]"
-    r"|differential privacy under|For an attacker this means",
+    r"|differential privacy under|For an attacker",
     re.IGNORECASE,
 )
 _ROUNDING = 1e-6  # relative: other versions of numpy and scipy
@@ -130,7 +130,13 @@ def attacker_text(content: Mapping[str, Any]) -> str | None:
     """Return what a promise says of an attacker; None where it says nothing."""
     if content.get("trade_off") is None:
         return None
-    return attacker_sentence(content["trade_off"], content["unit"], content["relation"])
+    return attacker_sentence(
+        content["trade_off"],
+        content["unit"],
+        content["relation"],
+        seeded=content["noise"] == "seeded",
+        hypothetical=content["hypothetical"],
+    )
 
 
 def _weights(folder: Path) -> dict[str, str]:

@@ -205,13 +205,22 @@ _INSTEAD = {"zero-out": " (zeros were in its place)", "replace": " (another's wa
 _INSTEAD["fixed-graph"] = _INSTEAD["zero-out"]
 
 
-def attacker_sentence(found: Mapping[str, Any], unit: str, relation: str) -> str:
+def attacker_sentence(
+    found: Mapping[str, Any],
+    unit: str,
+    relation: str,
+    *,
+    seeded: bool = False,
+    hypothetical: bool = False,
+) -> str:
     """Return the numbers of `TradeOff.to_json` in words, each rounded up.
 
     Args:
         found: what `to_json` returned; the curve's points are not looked at.
         unit: whose guarantee it is.
         relation: its value, or its words.
+        seeded: whether who knows the seed is excepted.
+        hypothetical: whether the ε is of another mechanism than the one that ran.
     """
     instead = next((text for name, text in _INSTEAD.items() if relation.startswith(name)), "")
     first, *others = found["tests"]
@@ -233,12 +242,13 @@ def attacker_sentence(found: Mapping[str, Any], unit: str, relation: str) -> str
         f"{round_up(one['delta'], 2):.2g} at ε = {one['epsilon']:g}" for one in found["deltas"]
     )
     most = _percent(first["true_positive_rate"])
+    whom = "For an attacker who does not know the seed" if seeded else "For an attacker"
     return (
-        f"For an attacker this means: a test that is wrong about 1 in {_one_in(first)} {unit}s "
-        f"whose text was not trained on{instead} names at most {most} of "
-        f"those whose text was; one that is wrong about {'; about '.join(named)}. If the first "
-        f"test names somebody, an attacker {', one '.join(sure)}.{gaussian} Under the same "
-        f"terms δ is at most {deltas}."
+        f"{'Hypothetical, no guarantee. ' if hypothetical else ''}{whom} this means: a test that "
+        f"is wrong about 1 in {_one_in(first)} {unit}s whose text was not trained on{instead} "
+        f"names at most {most} of those whose text was; one that is wrong about "
+        f"{'; about '.join(named)}. If the first test names somebody, an attacker "
+        f"{', one '.join(sure)}.{gaussian} Under the same terms δ is at most {deltas}."
     )
 
 

@@ -188,7 +188,12 @@ def _answer(
         typer.echo(answers[0].sentence())
         if attacker is not None:
             typer.echo(
-                attacker_sentence(attacker, answers[0].relation.unit, answers[0].relation.value)
+                attacker_sentence(
+                    attacker,
+                    answers[0].relation.unit,
+                    answers[0].relation.value,
+                    hypothetical=not question.sampling.guaranteed,
+                )
             )
     else:
         Console().print(curve_table(answers))

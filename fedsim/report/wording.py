@@ -140,9 +140,12 @@ def attacker_text(privacy: Privacy) -> str | None:
     """Return what the guarantee means for an attacker, in a sentence that a layman can read."""
     if privacy.trade_off is None:
         return None
-    hypothetical = "Hypothetical, no guarantee. " if privacy.hypothetical else ""
-    return hypothetical + attacker_sentence(
-        privacy.trade_off.model_dump(), privacy.unit, privacy.relation
+    return attacker_sentence(
+        privacy.trade_off.model_dump(),
+        privacy.unit,
+        privacy.relation,
+        seeded=privacy.noise == "seeded",
+        hypothetical=privacy.hypothetical,
     )
 
 

@@ -209,6 +209,7 @@ def test_what_an_attacker_can_make_of_it_is_computed_again(finished: Path, tmp_p
     assert said is not None
     assert said in (finished / "model" / "README.md").read_text(encoding="utf-8")
     assert said in (finished / "report.html").read_text(encoding="utf-8")
+    assert "For an attacker who does not know the seed this means" in said
     content["trade_off"]["tests"][0]["true_positive_rate"] *= 0.9
     folder = edited(
         finished / "model", tmp_path / "less", "trade_off", content["trade_off"], sealed=True

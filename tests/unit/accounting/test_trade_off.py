@@ -110,6 +110,10 @@ def test_the_numbers_of_a_sampled_gaussian() -> None:
     sentence = attacker_sentence(found.to_json(), "user", "add-or-remove-one user")
     assert "1 in 1,000 users whose text was not trained on names at most 7.33 % of" in sentence
     assert "1 % likely before is at most 42.6 % sure" in sentence
+    marked = attacker_sentence(
+        found.to_json(), "user", "zero-out-one", seeded=True, hypothetical=True
+    )
+    assert marked.startswith("Hypothetical, no guarantee. For an attacker who does not know the ")
     replaced = attacker_sentence(found.to_json(), "user", "replace-one")
     assert "not trained on (another's was in its place) names" in replaced
 

@@ -76,6 +76,10 @@ def place(speeches: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
                 ACCOUNT,
                 ("compare", folder / noise / "other.toml", run, "--out", folder / noise / "both"),
                 ("plan", folder / noise / "other.toml"),
+                (
+                    *("tune", folder / noise / "other.toml", "--trials", "1.5"),
+                    *("--vary", "server.learning_rate=0.1,1", "--out", folder / noise / "search"),
+                ),
             ):
                 done = command(*arguments)
                 assert done.returncode == 0, done.stderr
@@ -94,7 +98,7 @@ def files(place: Path) -> list[str]:
         if parts[0] == "cache":
             found.append("$FEDSIM_CACHE/" + "/".join(parts[1:]))
         else:
-            inside = 2 + (parts[1] == "both" and parts[2] == "other")
+            inside = 2 + (parts[1:3] in (("both", "other"), ("search", "winner")))
             found.append("/".join(parts[inside:]) if len(parts) > 2 else parts[1])
     return found
 

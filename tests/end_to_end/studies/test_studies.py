@@ -68,7 +68,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def test_the_list_is_the_names_and_nothing_else() -> None:
     listed = study("--list")
     assert (listed.returncode, listed.stderr) == (0, "")
-    others = ["black-box-audit", "user-inference"]  # minutes of training: tested by their parts
+    others = ["black-box-audit", "private-tuning", "user-inference"]  # long: tested by their parts
     assert listed.stdout.splitlines() == sorted([*NAMES, *ON_TEXTS, *TRAINED, *others])
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from scipy import special
 
 from fedsim.attacks.folder import write_attack
 from fedsim.attacks.user_inference import attack_run
@@ -83,7 +84,7 @@ def compute(folder: Path, quick: bool) -> Result:
             f"{bounded} runs have a finite ε of a user; the attack's AUROC is above the bound that "
             f"follows from it in {sum(above)} of them.",
             f"Of {len(beyond)} ROCs that a trade-off curve bounds, {sum(m > 0 for m in beyond)} "
-            f"lie above it somewhere, by {max([0.0, *beyond]):.3f} at most.",
+            "lie above it anywhere by more than chance explains (one-sided 97.5 % limits).",
         ],
         table=Table.of([_shown(row) for row in rows], _COLUMNS),
         records=[_record(row) for row in rows],
@@ -94,16 +95,20 @@ def compute(folder: Path, quick: bool) -> Result:
 def beyond_bound(row: Row) -> float | None:
     """Return the most by which the mean's ROC exceeds what the run's releases allow, or None.
 
-    At rates that can be measured: of n held-out users none below 1/n but 0.
+    Both rates are replaced by their one-sided 97.5 % limits (Clopper and Pearson 1934), in the
+    bound's favour: what is positive is more than the choice of some hundred users explains.
     """
     bound = row.report.privacy.trade_off
     if row.report.bound.auroc is None or bound is None:
         return None
     measured = next(curve for curve in row.group.curves if curve.statistic == "mean")
-    false = np.array(measured.false_positive_rates)
-    allowed = np.interp(false, bound.false_positive_rates, bound.true_positive_rates)
-    beyond = np.array(measured.true_positive_rates) - allowed
-    return float(np.max(beyond[false > 0.0]))
+    numbers = row.group.users_in, row.group.users_out
+    found = np.round(np.array(measured.true_positive_rates) * numbers[0])
+    called = np.round(np.array(measured.false_positive_rates) * numbers[1])
+    least = special.betaincinv(np.maximum(found, 0.5), numbers[0] - found + 1.0, 0.025)
+    most = special.betaincinv(called + 1.0, np.maximum(numbers[1] - called, 0.5), 0.975)
+    allowed = np.interp(most, bound.false_positive_rates, bound.true_positive_rates)
+    return float(np.max(np.where(found > 0, least, 0.0) - allowed))
 
 
 def attacked(case: Case, folder: Path) -> Row:

@@ -164,6 +164,11 @@ def check(config: Config, num_canaries: int) -> tuple[Materials, RoundPlan, floa
             "privacy.shared: an audit makes releases of its own on the real users, which that "
             "ledger would not know of; audit a config without it"
         )
+    if config.privacy.selection is not None:
+        raise ConfigError(
+            "privacy.selection: an audit is of one training, and this config's ε is that of a "
+            "search; audit a config without it"
+        )
     device = default_device(config.executor.gpus_per_worker)
     materials = load_materials(
         config.seed, config.data, config.model, device, new_data_seed(config)

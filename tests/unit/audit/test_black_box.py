@@ -190,6 +190,11 @@ def test_an_audit_has_draws_of_its_own(config: Config, monkeypatch: pytest.Monke
     assert len({plan.release_id for plan in (build_plan(config, found), *seen)}) == 4
 
 
+SEARCHED = {
+    "data": {"held_out_examples": 0.4},
+    "privacy": {"selection": {"trials": 4.0}},
+    "training": {"private_evaluation": {}},
+}
 KANDPAL = {"data": {"canaries": {"num_users": 2, "num_examples": 2, "shared_tokens": 2}}}
 
 
@@ -199,6 +204,7 @@ KANDPAL = {"data": {"canaries": {"num_users": 2, "num_examples": 2, "shared_toke
         ({"privacy": {"noise_multiplier": 0.0}, "strategy": {"name": "non-private"}}, {}, "no ε"),
         ({"strategy": {"sampling": {"kind": "fixed-size"}}}, {}, "fixed-size"),
         (KANDPAL, {}, "data.canaries"),
+        (SEARCHED, {}, "privacy.selection: an audit is of one training"),
         ({}, {"num_canaries": 1}, "--canaries = 1"),
         ({}, {"num_canaries": 1999}, "--canaries = 1999: .* has 1998"),
         ({}, {"temperature": 0.0}, "--temperature = 0"),

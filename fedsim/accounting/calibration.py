@@ -26,6 +26,7 @@ from fedsim.utils.cache import remembered
 _DIGITS = 5  # of the returned noise multiplier: a step of at most 1e-4 of its value
 _SLACK = 4e-4  # an ε this close below the target, relatively, ends the search
 _SMALLEST = 0.05  # least noise considered: below, privacy is nominal and the PLDs are huge
+_MOST = 1e4  # noise with which rounds cost next to nothing
 _SECANT_STEPS = 8  # then strides of e, and bisection: log ε was not nearly straight after all
 
 
@@ -91,12 +92,12 @@ def calibrate_noise_multiplier(
     def search() -> float:
         noise_multiplier = least_noise(spent, unit_noise, rounds, epsilon, delta)
         if noise_multiplier is None:
-            if beside:
-                alone = epsilon_of_composition(beside, delta, chosen.name, relation)
+            if beside or selection is not None:
                 raise ConfigError(
-                    f"epsilon = {epsilon}, delta = {delta}: cannot be kept with any noise: what is "
-                    f"released beside the rounds costs {alone:.4g} alone; give that more noise, "
-                    "or a larger epsilon"
+                    f"epsilon = {epsilon}, delta = {delta}: cannot be kept with any noise of the "
+                    f"rounds: what is released beside them costs {spent(_MOST):.4g} alone; give "
+                    f"the scores more noise{', make fewer trials,' if selection else ''} or give a "
+                    "larger epsilon"
                 )
             raise ConfigError(
                 f"epsilon = {epsilon}, delta = {delta}: accountant {chosen.name!r} cannot certify "

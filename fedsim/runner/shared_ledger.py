@@ -366,6 +366,16 @@ class SharedAccount:
                 )
             self._write(written)
 
+    def pays_for(self, cost: RoundCost, rounds: int) -> bool:
+        """Return whether it would pay for these rounds now; nothing is charged."""
+        shared = self._read()
+        if not shared.ledger.items and cost not in dict(shared.registered):
+            shared = shared.registering([(cost, rounds)])
+        charged = shared.ledger
+        for round in range(rounds):
+            charged = charged.charge(round, cost, "kept:if it were asked")
+        return replace(shared, ledger=charged).keeps_budget
+
     @staticmethod
     def _why(shared: SharedLedger) -> str:
         if shared.order is not None or not shared.registered:

@@ -28,7 +28,7 @@ from fedsim.release_seed import sources
 from fedsim.report.schema import load_report
 from fedsim.runner.folder import RunFolder
 from fedsim.runner.identity import keep_seed, kept_seed
-from fedsim.runner.shared_ledger import shared_account
+from fedsim.runner.shared_ledger import SharedAccount, shared_account
 from fedsim.seeding import stream
 from fedsim.strategy import build_plan
 from fedsim.sweep.cells import Cell
@@ -42,6 +42,7 @@ log = logging.getLogger("fedsim")
 STATE, RESULT, WINNER, TRIALS = "search.json", "tune.json", "winner", "trials"
 _NEVER_VARIED = ("data", "privacy", "seed", "training")
 _VERSION = 1
+_SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)  # of an ε that is too much
 
 
 @dataclass(frozen=True)
@@ -215,10 +216,26 @@ def _begin(search: Search, out: Path, asked: Mapping[str, Any]) -> None:
     if account is not None:
         try:
             account.charge(0, plan.cost, release, config.strategy.rounds, own=Ledger())
-        except BudgetSpentError:
+        except BudgetSpentError as error:
             path.unlink()
-            raise
+            raise BudgetSpentError(f"{error}{_what_fits(search, account)}") from None
     write_atomically(out / "ledger.json", json.dumps(ledger.to_json(), indent=1))
+
+
+def _what_fits(search: Search, account: SharedAccount) -> str:
+    """Return an ε of a search that the ledger would pay for, in words; "" where none was found."""
+    config = search.cells[0].config
+    if config.privacy.epsilon is None:
+        return ""
+    for share in _SHARES:
+        smaller = float(f"{share * config.privacy.epsilon:.3g}")
+        try:
+            plan = _plan(with_settings(config, [f"privacy.epsilon={smaller}"]), search.data_seed)
+        except ConfigError:
+            break
+        if account.pays_for(plan.cost, config.strategy.rounds):
+            return f"; a search with privacy.epsilon = {smaller:g} would fit"
+    return ""
 
 
 def _jobs(search: Search, out: Path) -> list[tuple[Job, float]]:

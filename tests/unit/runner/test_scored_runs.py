@@ -165,7 +165,7 @@ def test_what_is_released_beside_the_rounds_has_draws_of_its_own(speeches: Path)
     [
         ({"data": {"held_out_examples": 0.0}}, "there is no text to score"),
         ({"strategy": {"name": "non-private", "clip": None}}, "has no private scores"),
-        ({"privacy": {**PROMISE, "epsilon": 0.1}}, "costs .* alone; give that more noise"),
+        ({"privacy": {**PROMISE, "epsilon": 0.1}}, "costs .* alone; give the scores more noise"),
         (
             {
                 "strategy": {"sampling": {"kind": "fixed-size"}},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -172,11 +173,13 @@ def test_a_shared_ledger_takes_the_whole_search_as_one_entry(
     small = write(
         tmp_path / "small.toml",
         speeches,
-        shared={**shared, "ledger": str(tmp_path / "small.json"), "epsilon": 2.0},
+        shared={**shared, "ledger": str(tmp_path / "small.json"), "epsilon": 7.0},
     )
     refused = fedsim("tune", small, "--vary", RATES, "--out", tmp_path / "refused")
     assert refused.returncode == 3
     assert "would exceed its budget" in refused.stderr
+    (fits,) = re.findall(r"a search with privacy\.epsilon = ([\d.]+) would fit", refused.stderr)
+    run_search(cells_of(small, f"privacy.epsilon={fits}"), tmp_path / "fits", trials=8.0)
     assert not (tmp_path / "refused" / TRIALS).exists()
     with pytest.raises(BudgetSpentError):  # nothing was half begun: it may be tried again
         run_search(cells_of(small), tmp_path / "refused", trials=8.0)
@@ -193,7 +196,10 @@ def test_a_shared_ledger_takes_the_whole_search_as_one_entry(
         (("--vary", RATES, "--stopping", "poisson", "--set", "privacy.accountant=pld"), "rdp"),
         (("--vary", RATES, "--set", "data.held_out_examples=0"), "there is no text to score"),
         (("--vary", RATES, "--set", "strategy.name=non-private"), "no private"),
-        (("--vary", RATES, "--set", "privacy.epsilon=0.01"), "epsilon = 0.01"),
+        (
+            ("--vary", RATES, "--set", "privacy.epsilon=0.1"),
+            "what is released beside them costs 3.05 alone; give the scores more noise, make fewer",
+        ),
     ],
 )
 def test_what_a_search_refuses(

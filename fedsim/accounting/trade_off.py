@@ -106,12 +106,16 @@ class TradeOff:
 
     @cached_property
     def vertices(self) -> tuple[Array, Array]:
-        """The corners of the curve from (0, 1 - δ) on: false positive and false negative rates."""
-        growth = np.exp(np.minimum(self.epsilons, 700.0))
-        left = -np.diff(self.deltas) / np.maximum(np.diff(growth), 1e-300)
-        half = np.concatenate([[0.0], np.maximum(left[::-1], 0.0)])
-        middle = (1.0 - self.deltas[0]) / 2.0  # where f(α) = α, if ε = 0 is the line there
-        half = np.unique(np.append(half[half <= middle], middle))
+        """The corners of the curve from (0, 1 - δ) on: false positive and false negative rates.
+
+        Up to f(α) = α it is the largest of the lines 1 - δ(ε) - e^ε α; then it is mirrored.
+        """
+        some = self.deltas < 1.0
+        if not some.any():  # nothing is promised at any ε: the line from (0, 0) to (1, 0)
+            return np.array([0.0, 1.0]), np.array([0.0, 0.0])
+        starts = 1.0 - self.deltas[some]
+        slopes = np.exp(np.minimum(self.epsilons[some], 700.0))
+        half = _corners(starts, slopes, float(np.max(starts / (1.0 + slopes))))
         other = self.false_negative_rates(half)
         return np.concatenate([half, other[::-1]]), np.concatenate([other, half[::-1]])
 
@@ -193,6 +197,28 @@ def _curve(
     kept = epsilons >= promised  # by ε's own search, whose grid may be another
     deltas[kept] = np.minimum(deltas[kept], delta)
     return TradeOff(epsilons, np.minimum.accumulate(deltas))
+
+
+def _corners(starts: Array, slopes: Array, end: float) -> Array:
+    """Return where the largest of lines start - slope · α has corners, 0 and `end` among them.
+
+    Slopes ascend, and with them the starts: the steepest line is the largest at 0.
+    """
+    kept: list[int] = []
+    corners = [0.0]  # before each kept line, where it begins to be the largest
+    for line in range(len(slopes) - 1, -1, -1):
+        while kept:
+            last = kept[-1]
+            at = (starts[last] - starts[line]) / max(slopes[last] - slopes[line], 1e-300)
+            if at > corners[-1] or len(kept) == 1:
+                break
+            kept.pop()
+            corners.pop()
+        if kept:
+            corners.append(max(float(at), 0.0))
+        kept.append(line)
+    inside = np.array(corners)
+    return np.unique(np.append(inside[inside < end], end))
 
 
 def posterior(prior: float, false_positive_rate: float, true_positive_rate: float) -> float:

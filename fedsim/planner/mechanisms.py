@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from fedsim.accounting.calibration import calibrate_noise_multiplier
 from fedsim.noise import INDEPENDENT, NoiseMatrix, banded_matrix, buffered_matrix
 from fedsim.planner.budget import passes
 from fedsim.planner.candidates import Candidate
@@ -17,6 +16,7 @@ from fedsim.sampling import (
     Sampling,
     TruncatedPoissonSampling,
 )
+from fedsim.strategy import noise_multiplier as calibrated
 
 MOST_BANDS = 64  # weighed: more of them want as many copies of the parameters in memory
 BUFFERS = 3
@@ -51,21 +51,16 @@ def mechanisms(one: Candidate) -> list[Mechanism]:
     Empty where the candidate is not one of users drawn by Poisson sampling. What has no proof
     under the relation is left out.
     """
-    plan, privacy, rounds = one.plan, one.config.privacy, one.config.strategy.rounds
-    epsilon, delta = privacy.epsilon, privacy.delta
-    if plan.unit != "user" or plan.sampling.kind != "poisson" or epsilon is None or delta is None:
+    plan, privacy = one.plan, one.config.privacy
+    if plan.unit != "user" or plan.sampling.kind != "poisson" or privacy.epsilon is None:
         return []
+    own = privacy.model_copy(update={"accountant": None})  # another sampler has another
+    config = one.config.model_copy(update={"privacy": own})
     population = one.noise.size / plan.sampling.probability
     cohort = (f"strategy.cohort_size = {one.noise.size:.6g}",)
     found = [_made("poisson", cohort, one, plan.sampling, (INDEPENDENT, plan.noise_multiplier))]
     for name, settings, sampling, matrix in _others(one, population):
-        noise = calibrate_noise_multiplier(
-            sampling=sampling,
-            rounds=rounds,
-            epsilon=epsilon,
-            delta=delta,
-            relation=plan.relation,
-        )
+        noise = calibrated(config, sampling, units_per_user=1)
         found.append(_made(name, settings, one, sampling, (matrix, noise)))
     bands = [each for each in found if each.name == "banded"]
     best = min(bands, key=lambda each: each.sum_noise, default=None)

@@ -144,10 +144,18 @@ class RunFolder:
         """
         return read_identity(self.identity).get("diverged")
 
-    def begin(self, config: Config, sources: Mapping[str, str], data_seed: int) -> None:
+    def begin(
+        self,
+        config: Config,
+        sources: Mapping[str, str],
+        data_seed: int,
+        *,
+        kept_as: str | None = None,
+    ) -> None:
         """Make the folder, write the resolved config and what the run is made from.
 
         The data seed of a run with secure noise is kept elsewhere: the model is to be given away.
+        `kept_as` is its id where it is kept already, as that of a search is for its trials.
 
         Raises:
             ConfigError: it cannot be written, or was begun from other sources.
@@ -158,7 +166,8 @@ class RunFolder:
             # The config first: a folder with anything in it but no config could not be taken up.
             write_atomically(self.config, config.to_toml())
             if not self.identity.exists():
-                write_identity(self.identity, sources, keep_seed(data_seed) if secret else None)
+                run_id = (kept_as or keep_seed(data_seed)) if secret else None
+                write_identity(self.identity, sources, run_id)
             self.checkpoints.mkdir(exist_ok=True)
             for folder in (self.path, self.checkpoints):
                 drop_temporaries(folder)

@@ -78,7 +78,14 @@ def execute(config: Config, out: Path, grid: Grid, *, resume: bool = False) -> P
             "has no private scores; remove it, or take a strategy with noise, such as uls"
         )
     check_memory(config, materials.model, plan, grid, device)
-    account = shared_account(config.privacy.shared, plan)
+    asked = config.privacy.selection
+    trial = asked is not None and asked.trial is not None
+    if trial and not folder.identity.exists():
+        raise ConfigError(
+            f"privacy.selection.trial = {asked and asked.trial}: a trial of a search, which "
+            "`fedsim tune` begins and pays for; to train so again, remove privacy.selection"
+        )
+    account = None if trial else shared_account(config.privacy.shared, plan)
     with sole_writer(out):
         _check(folder, config, resume)  # another process may have had it meanwhile
         session = _Session(config, folder, materials, plan, trackers, account)

@@ -8,6 +8,7 @@ same trials, which have the same bits, and nothing is charged twice.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import math
@@ -19,7 +20,7 @@ from typing import Any
 
 from fedsim.accounting.accountants import epsilon_of_composition
 from fedsim.accounting.ledger import Ledger
-from fedsim.accounting.statement import noise_terms
+from fedsim.accounting.statement import PrivacyTerms
 from fedsim.config import Config, with_settings
 from fedsim.errors import BudgetSpentError, ConfigError, HaltedError
 from fedsim.materials import default_device, load_materials, new_data_seed
@@ -33,6 +34,7 @@ from fedsim.seeding import stream
 from fedsim.strategy import build_plan
 from fedsim.sweep.cells import Cell
 from fedsim.sweep.jobs import Job, Outcome, Runner, one_after_another
+from fedsim.trackers.tracking import epsilon_terms, find_trackers, tracking
 from fedsim.utils.files import write_atomically
 from fedsim.utils.json_text import read_json
 from fedsim.utils.locks import sole_writer
@@ -40,6 +42,7 @@ from fedsim.utils.locks import sole_writer
 log = logging.getLogger("fedsim")
 
 STATE, RESULT, WINNER, TRIALS = "search.json", "tune.json", "winner", "trials"
+_ERROR = "trial.error.txt"
 _NEVER_VARIED = ("data", "privacy", "seed", "training")
 _VERSION = 1
 _SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)  # of an ε that is too much
@@ -51,13 +54,32 @@ class Search:
 
     Attributes:
         cells: the candidates, each with the search in its config.
-        plan: of the first candidate; all cost the same.
+        plans: of the candidates; all cost the same.
         data_seed: what all trials' choices for users are drawn from.
     """
 
     cells: Sequence[Cell]
-    plan: RoundPlan
+    plans: Sequence[RoundPlan]
     data_seed: int
+
+    @property
+    def plan(self) -> RoundPlan:
+        """The plan of the first candidate."""
+        return self.plans[0]
+
+    @property
+    def seed(self) -> int:
+        """What the number of trials and their settings are drawn from: of all candidates' seeds."""
+        seeds = [plan.seed for plan in self.plans]
+        digest = hashlib.sha256(f"fedsim/search/{seeds}".encode()).digest()
+        return int.from_bytes(digest[:16], "little")
+
+    @property
+    def release_id(self) -> str:
+        """The id of the search in ledgers: a one-way hash of `seed`."""
+        kind = self.plan.release_id.partition(":")[0]
+        hashed = hashlib.sha256(f"fedsim/search-id/{self.seed}".encode()).hexdigest()
+        return f"{kind}:{hashed[:32]}"
 
     @property
     def epsilon(self) -> float:
@@ -76,17 +98,23 @@ class Search:
 
     def sentence(self) -> str:
         """Say what the search costs, and what each trial is trained with because of it."""
-        plan, delta = self.plan, self.cells[0].config.privacy.delta
-        selection = plan.cost.selection
+        plan, config = self.plan, self.cells[0].config
+        terms = PrivacyTerms.of(
+            plan.cost,
+            f"{plan.unit}s",
+            rounds=config.strategy.rounds,
+            delta=config.privacy.delta,
+            epsilon=self.epsilon,
+            accountant=plan.accountant,
+            relation=plan.relation,
+            noise=plan.entropy,
+            unit=config.data.unit,
+        )
         return (
-            f"The search ({len(self.cells)} candidates; {selection and selection.stopping}, "
-            f"{selection and selection.trials:g} trials on average) costs "
-            f"ε = {self.epsilon:.4g} at δ = {delta:g}, for one {plan.relation.unit}, "
-            f"{plan.relation.phrase}, {plan.sampling.of(plan.unit + 's')}, "
-            f"{noise_terms(plan.entropy)}. Each trial has noise multiplier "
-            f"{plan.noise_multiplier:.5g}, as a run by itself would have for ε = "
-            f"{self.epsilon_of_trial:.4g}, its score included: the search pays where the best "
-            "candidate gains more over the defaults than that takes."
+            f"A search among {len(self.cells)} candidates. {terms.sentence()} A run by itself with "
+            f"that noise, and its score, would have ε = {self.epsilon_of_trial:.4g} under the same "
+            "terms: the search pays where the best candidate gains more over the defaults than "
+            "training with more noise takes."
         )
 
 
@@ -118,7 +146,7 @@ def prepare(cells: Sequence[Cell], trials: float, stopping: str, data_seed: int 
                 f"{searched[0].name}, and all trials of a search have one price; vary what no "
                 "price depends on, such as server.learning_rate or strategy.clip.l2_clip_norm"
             )
-    return Search(searched, plans[0], seed)
+    return Search(searched, plans, seed)
 
 
 def _plan(config: Config, seed: int) -> RoundPlan:
@@ -127,7 +155,10 @@ def _plan(config: Config, seed: int) -> RoundPlan:
 
 
 def _with_search(cell: Cell, trials: float, stopping: str) -> Cell:
-    overrides = [f"privacy.selection={{trials={trials:g},stopping='{stopping}'}}"]
+    overrides = [
+        f"privacy.selection={{trials={trials:g},stopping='{stopping}'}}",
+        "training.trackers=[]",  # the winner's are written when it is found
+    ]
     if cell.config.training.private_evaluation is None:
         overrides.append("training.private_evaluation={}")
     return replace(cell, config=with_settings(cell.config, overrides))
@@ -170,7 +201,9 @@ def run_search(
             best = _best(search, _jobs(search, out), out, runner)
             best.replace(winner)
         _write_result(search, out)
+        _track(cells[0].config, search.plan, winner)
         shutil.rmtree(out / TRIALS, ignore_errors=True)
+        (out / _ERROR).unlink(missing_ok=True)
     return winner
 
 
@@ -209,17 +242,19 @@ def _begin(search: Search, out: Path, asked: Mapping[str, Any]) -> None:
     if not path.exists():
         state = {"version": _VERSION, "id": keep_seed(search.data_seed), "asked": asked}
         write_atomically(path, json.dumps(state, indent=1) + "\n")
-    ledger, release = Ledger(), plan.release_id
+    ledger, release = Ledger(), search.release_id
     for round in range(config.strategy.rounds):
         ledger = ledger.charge(round, plan.cost, release)
     account = shared_account(config.privacy.shared, plan)
     if account is not None:
+        charged = RunFolder(out).ledger.exists()
+        own = Ledger().charge(0, plan.cost, release) if charged else Ledger()
         try:
-            account.charge(0, plan.cost, release, config.strategy.rounds, own=Ledger())
+            account.charge(0, plan.cost, release, config.strategy.rounds, own=own)
         except BudgetSpentError as error:
             path.unlink()
             raise BudgetSpentError(f"{error}{_what_fits(search, account)}") from None
-    write_atomically(out / "ledger.json", json.dumps(ledger.to_json(), indent=1))
+    RunFolder(out).charge(ledger)
 
 
 def _what_fits(search: Search, account: SharedAccount) -> str:
@@ -244,17 +279,11 @@ def _jobs(search: Search, out: Path) -> list[tuple[Job, float]]:
     if selection is None:
         raise ValueError("search: its plan has none")
     jobs = []
-    for number in range(selection.draw(stream(search.data_seed, "tuning", 0))):
-        drawn = stream(search.data_seed, "tuning", 1, number)
+    for number in range(selection.draw(stream(search.seed, "tuning", 0))):
+        drawn = stream(search.seed, "tuning", 1, number)
         cell = search.cells[int(drawn.integers(len(search.cells)))]
         trial = int(drawn.integers(2**62))
-        overrides = [f"privacy.selection.trial={trial}"]
-        if cell.config.privacy.shared is not None:  # the search is charged there as a whole
-            raw = cell.config.model_dump(exclude_none=True)
-            del raw["privacy"]["shared"]
-            config = with_settings(Config.model_validate(raw), overrides)
-        else:
-            config = with_settings(cell.config, overrides)
+        config = with_settings(cell.config, [f"privacy.selection.trial={trial}"])
         folder = out.resolve() / TRIALS / f"{trial:016x}" / WINNER
         jobs.append((Job(f"trial {trial:016x} of {cell.name}", config, folder), drawn.random()))
     return jobs
@@ -269,10 +298,10 @@ def _best(search: Search, jobs: Sequence[tuple[Job, float]], out: Path, runner: 
     def take(outcome: Outcome) -> None:
         nonlocal best
         if not outcome.has_report:
-            write_atomically(out / "trial.error.txt", outcome.traceback)
+            write_atomically(out / _ERROR, outcome.traceback)
             raise RuntimeError(
-                f"{outcome.name}: {outcome.reason} (see {out / 'trial.error.txt'}); mend it and go "
-                "on with --resume"
+                f"{outcome.name}: {outcome.reason} (see {out / _ERROR}); mend it and go on with "
+                "--resume"
             )
         scores = load_report(folders[outcome.name]).private_scores
         found = (math.inf if scores is None else scores.loss, coins[outcome.name], outcome.name)
@@ -294,7 +323,8 @@ def _best(search: Search, jobs: Sequence[tuple[Job, float]], out: Path, runner: 
             materials = load_materials(
                 config.seed, config.data, config.model, device, search.data_seed
             )
-            folder.begin(config, sources(config, materials), search.data_seed)
+            found = sources(config, materials)
+            folder.begin(config, found, search.data_seed, kept_as=read_json(out / STATE)["id"])
         left.append(job)
     for outcome in runner(left):
         take(outcome)
@@ -312,7 +342,9 @@ def _write_result(search: Search, out: Path) -> None:
     winner = RunFolder(out / WINNER)
     report, config = load_report(winner.path), winner.read_config()
     chosen = next(
-        dict(cell.settings) for cell in search.cells if _without_trial(config) == _bare(cell.config)
+        dict(cell.settings)
+        for cell in search.cells
+        if _without_trial(config) == cell.config.model_dump()
     )
     result = {
         "statement": report.privacy.statement,
@@ -328,11 +360,14 @@ def _write_result(search: Search, out: Path) -> None:
     write_atomically(out / RESULT, json.dumps(result, indent=1, ensure_ascii=False) + "\n")
 
 
-def _bare(config: Config) -> Mapping[str, Any]:
-    return config.model_dump(exclude={"privacy": {"shared"}})
-
-
 def _without_trial(config: Config) -> Mapping[str, Any]:
-    raw = dict(_bare(config))
+    raw = config.model_dump()
     raw["privacy"]["selection"]["trial"] = None
     return raw
+
+
+def _track(config: Config, plan: RoundPlan, winner: Path) -> None:
+    """Write the winner's lines to the trackers that the config asks for."""
+    factories, terms = find_trackers(config.training.trackers), epsilon_terms(plan, config)
+    with tracking(factories, winner, RunFolder(winner).read_config(), terms):
+        pass  # a tracker begins with the lines that are there

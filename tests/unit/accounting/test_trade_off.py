@@ -13,6 +13,7 @@ from scipy import special
 
 from fedsim.accounting.accountants import epsilon
 from fedsim.accounting.events import RoundCost
+from fedsim.accounting.selection import Selection
 from fedsim.accounting.trade_off import (
     EPSILONS,
     LEAST_RATE,
@@ -22,6 +23,7 @@ from fedsim.accounting.trade_off import (
     posterior,
 )
 from fedsim.attacks.roc import auroc_bound, roc_bound
+from fedsim.concentration.sampling import ConcentratedSampling
 from fedsim.sampling import BalancedSampling, FixedSizeSampling, PoissonSampling, Sampling
 
 ALPHAS = np.concatenate([np.geomspace(1e-6, 0.01, 200), np.linspace(0.0, 1.0, 1001)])
@@ -137,6 +139,35 @@ def test_what_is_reported(sampling: Sampling, rounds: int) -> None:
     gauss = gaussian(np.array([LEAST_RATE, *RATES]), report["mu"])
     assert (found.false_negative_rates(np.array([LEAST_RATE, *RATES])) >= gauss - 1e-12).all()
     assert 0.0 <= report["regret"] < 0.2
+
+
+MECHANISMS = {
+    "uls": (RoundCost(PoissonSampling(0.3), 1.0), 20),
+    "els": (RoundCost(PoissonSampling(0.05), 1.0, 4), 50),
+    "balanced": (RoundCost(BalancedSampling(20, 2), 1.0), 20),
+    "search": (RoundCost(PoissonSampling(0.3), 1.5, 1, Selection(6.0, 20, 5.0)), 20),
+    "poisson search": (
+        RoundCost(PoissonSampling(0.3), 1.5, 1, Selection(6.0, 20, 5.0, "poisson")),
+        20,
+    ),
+    "asi-liu": (RoundCost(ConcentratedSampling(20_000, 0.5), 2.0), 10),
+}
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_area_and_mu_are_of_the_whole_curve(name: str) -> None:
+    """Against the curve itself at 200,000 rates, also where no δ is below 1 at a small ε."""
+    found = TradeOff.of([MECHANISMS[name]], 1e-5)
+    assert found is not None
+    rates = np.concatenate([np.geomspace(1e-12, 1e-3, 4000), np.linspace(1e-3, 1.0, 200_001)])
+    wrong = np.concatenate([found.false_negative_rates(r) for r in np.array_split(rates, 200)])
+    area = 1.0 - float(np.trapezoid(wrong, rates))
+    assert -1e-9 <= found.area - area <= 1e-6
+    inside = (rates >= LEAST_RATE) & (wrong >= LEAST_RATE)
+    needed = float((-special.ndtri(rates[inside]) - special.ndtri(wrong[inside])).max())
+    assert -1e-9 <= found.mu - needed <= 1e-3
+    gauss = special.ndtr(-special.ndtri(rates) - found.mu)
+    assert (wrong[inside] >= gauss[inside] - 1e-12).all()
 
 
 def test_a_posterior_is_bayes_rule() -> None:

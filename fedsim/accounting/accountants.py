@@ -320,7 +320,7 @@ def _epsilon(chosen: Accountant, costs: Composition, delta: float, relation: Rel
         return searches * _epsilon(chosen, [(cost, 1)], delta / searches, relation)
     if chosen.name == "rdp":
         return chosen.epsilon(costs, delta, relation)
-    of_trial = chosen.epsilon(cost.trial, delta / cost.selection.trials, relation)
+    of_trial = chosen.epsilon(_resolved(cost.trial), delta / cost.selection.trials, relation)
     return _shift(chosen, cost, relation) + of_trial
 
 
@@ -345,7 +345,7 @@ def _profile(chosen: Accountant, costs: Composition, delta: float, relation: Rel
     if chosen.name == "rdp":
         return chosen.profile(costs, delta, relation)
     trials, shift = cost.selection.trials, _shift(chosen, cost, relation)
-    of_trial = chosen.profile(cost.trial, delta / trials, relation)
+    of_trial = chosen.profile(_resolved(cost.trial), delta / trials, relation)
     return lambda epsilons: np.where(
         epsilons < shift, 1.0, np.minimum(trials * of_trial(np.maximum(epsilons - shift, 0.0)), 1.0)
     )
@@ -356,7 +356,7 @@ def _shift(chosen: Accountant, cost: RoundCost, relation: Relation) -> float:
     if cost.selection is None:
         return 0.0
     at = tried()
-    return cost.selection.shift(chosen.profile(cost.trial, _OF_SHIFT, relation)(at), at)
+    return cost.selection.shift(chosen.profile(_resolved(cost.trial), _OF_SHIFT, relation)(at), at)
 
 
 def most_apart(costs: Composition) -> float:

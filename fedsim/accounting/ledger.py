@@ -117,13 +117,6 @@ class Ledger:
             counts[item.cost, item.release] += item.num_rounds
         return counts
 
-    def counts_of_costs(self) -> Counter[RoundCost]:
-        """Return how many releases of each cost there are."""
-        counts: Counter[RoundCost] = Counter()
-        for item in self.items:
-            counts[item.cost] += item.num_rounds
-        return counts
-
     @property
     def costs(self) -> list[tuple[RoundCost, int]]:
         """Each distinct cost with its number of releases, in order of first appearance.

@@ -60,6 +60,7 @@ _KEYS_OF_1 = (
 )
 _KEYS_OF_2 = (*_KEYS_OF_1, "weights")
 _KEYS = {1: _KEYS_OF_1, 2: _KEYS_OF_2, _FORMAT: (*_KEYS_OF_2, "trade_off")}
+_WHERE = ("false_positive_rate", "priors", "epsilon")  # of what a trade-off has bounds on
 _POINTS = ("false_positive_rates", "true_positive_rates")  # of a picture
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 _TRUTH = "hypothetical"
@@ -231,19 +232,24 @@ def _check_trade_off(path: Path, content: Mapping[str, Any]) -> None:
         )
 
 
-def _at_least(stated: object, known: object) -> bool:
-    """Whether two values have one form, and no number of the first is less, but for rounding."""
+def _at_least(stated: object, known: object, key: str = "") -> bool:
+    """Whether two values have one form, and no bound of the first is less, but for rounding.
+
+    Numbers that say where a bound stands (`_WHERE`) are equal.
+    """
     match stated, known:
         case dict(), dict():
             return stated.keys() == known.keys() and all(
-                _at_least(stated[key], known[key]) for key in known
+                _at_least(stated[name], known[name], name) for name in known
             )
         case list(), list():
-            return len(stated) == len(known) and all(map(_at_least, stated, known))
-        case ((int() | float()), float()):
+            return len(stated) == len(known) and all(
+                _at_least(one, other, key) for one, other in zip(stated, known, strict=True)
+            )
+        case ((int() | float()), float()) if not isinstance(stated, bool) and key not in _WHERE:
             return known <= stated * (1.0 + _ROUNDING) + 1e-12
         case _:
-            return stated == known
+            return stated == known and isinstance(stated, bool) is isinstance(known, bool)
 
 
 def _check_nothing(path: Path, content: Mapping[str, Any]) -> None:

@@ -175,7 +175,8 @@ def _listed(costs: Composition, unit: str) -> list[dict[str, Any]]:
     return [
         {
             "rounds": count,
-            "mechanism": f"{cost.sampling.of('units')} with probability "
+            "mechanism": f"{cost.sampling.of('units')}"
+            f"{'' if cost.selection is None else f' in {cost.selection.of()}'} with probability "
             f"{cost.sampling.probability:g}, at most {cost.units_per_user} {share}, noise "
             f"multiplier {cost.noise_multiplier:g}",
         }

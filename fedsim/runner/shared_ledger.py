@@ -287,9 +287,9 @@ class SharedAccount:
             self._read()
 
     def others(self, own: Ledger) -> Composition:
-        """Return what the file holds beside a run's own releases: costs with their counts."""
-        counts = self._read().ledger.counts_of_costs() - own.counts_of_costs()
-        return [(cost, count) for cost, count in counts.items() if count > 0]
+        """Return what the file holds beside a run's own: costs with their rounds, or runs."""
+        counts = Counter(dict(self._read().ledger.costs)) - Counter(dict(own.costs))
+        return [(cost, count // (cost.run_rounds or 1)) for cost, count in counts.items()]
 
     def check_holds(self, own: Ledger) -> None:
         """Raise `ConfigError` unless the file holds all that a resumed run has released.

@@ -222,7 +222,7 @@ def _begun(out: Path, asked: Mapping[str, Any]) -> int | None:
         return None
     try:
         state = read_json(path)
-        begun, run_id = state["asked"], state["id"]
+        begun, run_id, _ = state["asked"], state["id"], state["release"]
         if state["version"] != _VERSION:
             raise ValueError(state["version"])
     except (OSError, ValueError, TypeError, KeyError) as error:
@@ -239,10 +239,17 @@ def _begin(search: Search, out: Path, asked: Mapping[str, Any]) -> None:
     """Charge the whole search, in the ledger that others share too, before its first trial."""
     plan, config = search.plan, search.cells[0].config
     path = out / STATE
+    release = search.release_id
     if not path.exists():
-        state = {"version": _VERSION, "id": keep_seed(search.data_seed), "asked": asked}
+        kept = keep_seed(search.data_seed)
+        state = {"version": _VERSION, "id": kept, "release": release, "asked": asked}
         write_atomically(path, json.dumps(state, indent=1) + "\n")
-    ledger, release = Ledger(), search.release_id
+    elif read_json(path)["release"] != release:
+        raise ConfigError(
+            f"--resume: what the search in {out} is drawn from (text, model files, versions, "
+            "plug-ins) changed since it began; go on with what it began with, or start another"
+        )
+    ledger = Ledger()
     for round in range(config.strategy.rounds):
         ledger = ledger.charge(round, plan.cost, release)
     account = shared_account(config.privacy.shared, plan)

@@ -215,6 +215,22 @@ def test_what_an_attacker_can_make_of_it_is_computed_again(finished: Path, tmp_p
         finished / "model", tmp_path / "less", "trade_off", content["trade_off"], sealed=True
     )
     assert "its releases give" in fedsim("account", "verify", folder).complaint
+    for number, (path, better) in enumerate(
+        (
+            (("tests", 0, "false_positive_rate"), 0.2),  # where a bound stands is no bound
+            (("tests", 0, "true_positive_rate"), True),
+            (("priors", 1), 0.9),
+            (("deltas", 0, "epsilon"), 0.5),
+        )
+    ):
+        stated = json.loads((finished / "model" / "privacy.json").read_text())["trade_off"]
+        place = stated
+        for key in path[:-1]:
+            place = place[key]
+        place[path[-1]] = better
+        to = tmp_path / f"where-{number}"
+        folder = edited(finished / "model", to, "trade_off", stated, sealed=True)
+        assert "its releases give" in fedsim("account", "verify", folder).complaint
     folder = Path(shutil.copytree(finished / "model", tmp_path / "card"))
     card = folder / "README.md"
     card.write_text(

@@ -296,7 +296,9 @@ class _Bulk:
         upper, lower = (np.append(np.logaddexp.accumulate(log[::-1])[::-1], -1e300) for log in logs)
         first = np.searchsorted(self.losses, epsilons, side="right")
         below = np.minimum(epsilons + lower[first] - upper[first], 0.0)
-        values = np.exp(np.minimum(upper[first], 0.0)) * -np.expm1(below)
+        masses = np.exp(np.minimum(upper[first], 0.0))
+        cancelled = 1e-15 * (len(self.losses) - first)  # of the masses: rounding of both sums
+        values = masses * (cancelled - np.expm1(below))
         errors = np.append(np.exp(np.minimum(self.log_errors, 0.0)), 0.0)[first]
         return values, errors
 

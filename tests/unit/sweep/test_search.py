@@ -274,7 +274,7 @@ def test_a_search_that_goes_on_needs_the_ledger_that_paid_for_it(
     shared = {"ledger": str(tmp_path / "shared.json"), "epsilon": 20.0, "delta": 1e-3}
     cells = cells_of(write(tmp_path / "c.toml", speeches, shared=shared))
     with pytest.raises(KeyboardInterrupt):
-        run_search(cells, tmp_path / "out", trials=6.0, runner=Interrupted(1))
+        run_search(cells, tmp_path / "out", trials=6.0, runner=Interrupted(0))
     (tmp_path / "shared.json").unlink()
     with pytest.raises(ConfigError, match="lacks 1 releases"):
         run_search(cells, tmp_path / "out", trials=6.0, resume=True)
@@ -317,3 +317,31 @@ def test_what_a_search_says_before_it_begins_has_all_terms(speeches: Path, tmp_p
     assert done.returncode == 0, done.stderr
     assert "Hypothetical, not a guarantee for this run" in done.stdout
     assert "by the pld accountant" in done.stdout
+
+
+def test_a_search_does_not_go_on_over_other_text(speeches: Path, tmp_path: Path) -> None:
+    own = tmp_path / speeches.name
+    own.write_bytes(speeches.read_bytes())
+    shutil.copytree(speeches.parent / "network", tmp_path / "network")
+    cells = cells_of(write(tmp_path / "c.toml", own, noise="secure"))
+    with pytest.raises(KeyboardInterrupt):
+        run_search(cells, tmp_path / "out", trials=6.0, runner=Interrupted(0))
+    charged = (tmp_path / "out" / "ledger.json").read_bytes()
+    line = json.loads(own.read_text(encoding="utf-8").splitlines()[0])
+    with own.open("a", encoding="utf-8") as file:
+        file.write(json.dumps({**line, "author": "somebody else"}) + "\n")
+    with pytest.raises(ConfigError, match="changed since it began"):
+        run_search(cells, tmp_path / "out", trials=6.0, resume=True)
+    assert (tmp_path / "out" / "ledger.json").read_bytes() == charged
+
+
+def test_other_searches_of_a_shared_ledger_are_named(speeches: Path, tmp_path: Path) -> None:
+    shared = {"ledger": str(tmp_path / "shared.json"), "epsilon": 40.0, "delta": 1e-3}
+    config = write(tmp_path / "c.toml", speeches, noise="secure", shared=shared)
+    for name in ("first", "second"):
+        winner = run_search(cells_of(config), tmp_path / name, trials=2.0)
+    rows = load_report(winner).privacy.queries
+    (others,) = [row for row in rows if row.question.startswith("by others")]
+    assert others.times == 1
+    said = fedsim("account", "ledger", tmp_path / "shared.json").stdout
+    assert "in each run of a search (geometric, 2 runs on average" in said

@@ -54,7 +54,7 @@ def test_a_gaussian_mechanism_has_its_closed_form(noise: float, rounds: int) -> 
     assert 0.0 <= found.area - special.ndtr(mu / math.sqrt(2.0)) < 1e-4
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     rate=st.floats(1e-3, 1.0),
     noise=st.floats(0.6, 8.0),
@@ -156,11 +156,11 @@ MECHANISMS = {
 
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_area_and_mu_are_of_the_whole_curve(name: str) -> None:
-    """Against the curve itself at 200,000 rates, also where no δ is below 1 at a small ε."""
+    """Against the curve itself at 44,000 rates, also where no δ is below 1 at a small ε."""
     found = TradeOff.of([MECHANISMS[name]], 1e-5)
     assert found is not None
-    rates = np.concatenate([np.geomspace(1e-12, 1e-3, 4000), np.linspace(1e-3, 1.0, 200_001)])
-    wrong = np.concatenate([found.false_negative_rates(r) for r in np.array_split(rates, 200)])
+    rates = np.concatenate([np.geomspace(1e-12, 1e-3, 4000), np.linspace(1e-3, 1.0, 40_001)])
+    wrong = np.concatenate([found.false_negative_rates(r) for r in np.array_split(rates, 40)])
     area = 1.0 - float(np.trapezoid(wrong, rates))
     assert -1e-9 <= found.area - area <= 1e-6
     inside = (rates >= LEAST_RATE) & (wrong >= LEAST_RATE)

@@ -187,14 +187,17 @@ class RoundPlan:
                 f"clip: a bound of {self.clip.bound:g} is under {LEAST_BOUND:g}, where float32 "
                 "sums are rounded by more than the noise covers"
             )
+        costs = [cost, *self._scores()]
         if self.noise_stddev:  # refuses noise without a bound, and more than all for a count
-            choose([cost, *self._scores()], self.accountant, self.relation)  # or what has no proof
+            choose(costs, self.accountant, self.relation)  # or what has no proof
 
     def _scores(self) -> list[RoundCost]:
         """Return the cost of private scores, if there are some that the search does not pay for."""
-        if self.score_rounds and not self.score_noise_multiplier > 0.0:
+        if self.score_rounds and not (self.score_noise_multiplier > 0.0 < self.noise_multiplier):
             raise ValueError(
-                f"score_noise_multiplier = {self.score_noise_multiplier}: a private score needs it"
+                f"score_noise_multiplier = {self.score_noise_multiplier}, noise_multiplier = "
+                f"{self.noise_multiplier}: private scores need both; where rounds have no noise "
+                "there is no ε that could cover them"
             )
         if self.selection is not None and self.score_rounds:
             paid = self.selection.score_noise_multiplier, (self.selection.rounds,)

@@ -22,7 +22,7 @@ from fedsim.accounting.methods.group_privacy import GroupPrivacyAccountant
 from fedsim.accounting.methods.pld import PldAccountant
 from fedsim.accounting.methods.random_allocation import RandomAllocationAccountant
 from fedsim.accounting.methods.renyi import MomentsAccountant, RdpAccountant
-from fedsim.accounting.selection import tried
+from fedsim.accounting.selection import TRIED
 from fedsim.errors import ConfigError
 from fedsim.sampling import Relation
 
@@ -355,8 +355,8 @@ def _shift(chosen: Accountant, cost: RoundCost, relation: Relation) -> float:
     """Return what the search adds to ε: see `Selection.shift`."""
     if cost.selection is None:
         return 0.0
-    at = tried()
-    return cost.selection.shift(chosen.profile(_resolved(cost.trial), _OF_SHIFT, relation)(at), at)
+    of_trial = chosen.profile(_resolved(cost.trial), _OF_SHIFT, relation)
+    return cost.selection.shift(of_trial(TRIED), TRIED)
 
 
 def most_apart(costs: Composition) -> float:

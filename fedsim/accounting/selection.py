@@ -31,7 +31,11 @@ from fedsim.seeding import RandomSource
 
 Stopping = Literal["geometric", "logarithmic", "poisson"]
 _SHAPES: dict[str, float] = {"geometric": 1.0, "logarithmic": 0.0, "poisson": math.inf}
-_TRIED = np.concatenate([[0.0], np.geomspace(1e-4, 200.0, 3000)])  # values of ε₁
+TRIED: npt.NDArray[np.float64] = np.concatenate([[0.0], np.geomspace(1e-4, 200.0, 3000)])
+"""The ε₁, ascending, among which `Selection.shift` finds the least."""
+
+MOST_TRIALS = 500.0
+"""On average: of more, laws of the number of trials leave the floats."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,7 @@ class Selection:
     """A search for the best of a random number of runs.
 
     Attributes:
-        trials: E K, above 1.
+        trials: E K, above 1 and at most `MOST_TRIALS`.
         rounds: of each trial's training, >= 1.
         score_noise_multiplier: of each trial's private score, > 0.
         stopping: the law of K: "geometric", "logarithmic" (one trial in most searches and many in
@@ -59,8 +63,10 @@ class Selection:
     stopping: Stopping = "geometric"
 
     def __post_init__(self) -> None:
-        if not 1.0 < self.trials < math.inf:
-            raise ValueError(f"trials = {self.trials!r}: give a finite number above 1")
+        if not 1.0 < self.trials <= MOST_TRIALS:
+            raise ValueError(
+                f"trials = {self.trials!r}: give a number above 1, at most {MOST_TRIALS:g}"
+            )
         if type(self.rounds) is not int or self.rounds < 1:
             raise ValueError(f"rounds = {self.rounds!r}: give an integer >= 1")
         if not 0.0 < self.score_noise_multiplier < math.inf:
@@ -115,8 +121,3 @@ class Selection:
             f"each run of a search ({self.stopping}, {self.trials:g} runs on average; the best by "
             "a private score counts)"
         )
-
-
-def tried() -> npt.NDArray[np.float64]:
-    """Return the ε₁, ascending, among which `Selection.shift` finds the least."""
-    return _TRIED

@@ -29,6 +29,11 @@ class SweepGrid(StrEnum):
     RAY = "ray"
 
 
+GridOption = Annotated[SweepGrid, typer.Option(help="One run after another, or Ray tasks.")]
+Workers = Annotated[int | None, typer.Option(min=1, help="With --grid ray: the most runs at once.")]
+Address = Annotated[str, typer.Option(help="With --grid ray: of a cluster; else one starts here.")]
+
+
 class SeveralNumbers(TyperCommand):
     """A command in which `--epsilon 2 4 8` is `--epsilon 2 --epsilon 4 --epsilon 8`."""
 
@@ -81,15 +86,9 @@ def compare_command(
         list[str] | None,
         typer.Option("--set", metavar="KEY.PATH=VALUE", help="Lay a value over all configs."),
     ] = None,
-    grid: Annotated[SweepGrid, typer.Option(help="One run after another, or Ray tasks.")] = (
-        SweepGrid.IN_PROCESS
-    ),
-    workers: Annotated[
-        int | None, typer.Option(min=1, help="With --grid ray: the most runs at once.")
-    ] = None,
-    address: Annotated[
-        str, typer.Option(help="With --grid ray: of a cluster; else one starts here.")
-    ] = "",
+    grid: GridOption = SweepGrid.IN_PROCESS,
+    workers: Workers = None,
+    address: Address = "",
     out: Annotated[Path, typer.Option(help="The comparison's folder.")] = Path("runs/comparison"),
 ) -> None:
     """Put several runs, or a grid of them, into one table and one picture."""

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from fedsim.cli.compare import SweepGrid, runner_of
+from fedsim.cli.compare import Address, GridOption, SweepGrid, Workers, runner_of
 
 
 class Stopping(StrEnum):
@@ -41,15 +41,9 @@ def tune_command(
         list[str] | None,
         typer.Option("--set", metavar="KEY.PATH=VALUE", help="Lay a value over the config."),
     ] = None,
-    grid: Annotated[SweepGrid, typer.Option(help="One trial after another, or Ray tasks.")] = (
-        SweepGrid.IN_PROCESS
-    ),
-    workers: Annotated[
-        int | None, typer.Option(min=1, help="With --grid ray: the most trials at once.")
-    ] = None,
-    address: Annotated[
-        str, typer.Option(help="With --grid ray: of a cluster; else one starts here.")
-    ] = "",
+    grid: GridOption = SweepGrid.IN_PROCESS,
+    workers: Workers = None,
+    address: Address = "",
     out: Annotated[
         Path | None, typer.Option(help="The search's folder; runs/NAME.tune by default.")
     ] = None,

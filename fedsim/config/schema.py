@@ -214,7 +214,7 @@ class SelectionConfig(Section):
     `trial` is a number that tells one from the others; `fedsim tune` draws it.
     """
 
-    trials: Annotated[float, Field(gt=1.0, allow_inf_nan=False)]
+    trials: Annotated[float, Field(gt=1.0, le=500.0)]
     stopping: Literal["geometric", "logarithmic", "poisson"] = "geometric"
     trial: Annotated[int, Field(ge=0)] | None = None
 

@@ -66,7 +66,11 @@ def model_card(
         "",
         *(f"- {sentence}" for sentence in _NOT_COVERED),
         "",
-        *(["## Utility", "", f"{scores_text(scores)} The ε covers them.", ""] if scores else []),
+        *(
+            ["## Utility", "", f"{scores_text(scores)} The promise above counts them.", ""]
+            if scores
+            else []
+        ),
         "## How to check it",
         "",
         f"`{NAME}` has sampler, noise multiplier and number of rounds. `fedsim account verify",

@@ -30,7 +30,7 @@ def outcome_text(folder: Path, report: RunReport) -> str:
         losses = f"Held-out loss {before.loss:.4f} -> {after.loss:.4f} nats a token"
         utility = f"{losses} ({NOT_COVERED})."
     if report.private_scores is not None:
-        utility += f"\nPrivate scores, covered by the ε above: {scores_text(report.private_scores)}"
+        utility += f"\n{scores_label(report.privacy)}: {scores_text(report.private_scores)}"
     made = [folder / name for name in ("model", "adapter") if (folder / name).exists()]
     places = "   ".join(
         [
@@ -147,6 +147,13 @@ def attacker_text(privacy: Privacy) -> str | None:
         seeded=privacy.noise == "seeded",
         hypothetical=privacy.hypothetical,
     )
+
+
+def scores_label(privacy: Privacy) -> str:
+    """Return what private scores are called beside the promise that counts them."""
+    if privacy.hypothetical:
+        return "Private scores, under the hypothetical ε above"
+    return "Private scores, covered by the ε above"
 
 
 def scores_text(scores: CoveredScores) -> str:

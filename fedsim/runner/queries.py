@@ -70,8 +70,8 @@ def _uncharged(config: Config, plan: RoundPlan, state: ServerState) -> list[Quer
         ("the numbers of users, examples and tokens, and of those that were dropped", 1),
     ]
     hidden = plan.relation is Relation.ADD_OR_REMOVE
-    by_user = config.privacy.declared_num_users if plan.unit == "user" else None
-    declared = by_user or config.privacy.declared_num_examples
+    privacy = config.privacy
+    declared = privacy.declared_num_users if plan.unit == "user" else privacy.declared_num_examples
     if hidden and declared is None and plan.noise_multiplier:
         rows.append((f"how many {plan.unit}s there are, for rates and denominator", 1))
     found = [

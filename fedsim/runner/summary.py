@@ -30,6 +30,7 @@ from fedsim.materials import Materials
 from fedsim.plan import RoundPlan
 from fedsim.report.schema import (
     Cost,
+    CoveredScores,
     DataSummary,
     HeldOut,
     ModelSummary,
@@ -150,12 +151,22 @@ def summarise(
             rounds=state.round,
         ),
         samples=None if diverged else _samples(config, materials, state),
-        private_scores=None if diverged or cut_short else lines[-1].private_scores,
+        private_scores=None
+        if diverged or cut_short
+        else _private_scores(config, plan, state, lines),
         diverged=diverged,
         machine=_machine(config),
         versions={"python": platform.python_version()}
         | {name: version(name) for name in _PACKAGES},
     )
+
+
+def _private_scores(
+    config: Config, plan: RoundPlan, state: ServerState, lines: Sequence[RoundMetrics]
+) -> CoveredScores | None:
+    """Return the last line's private scores, if there is an ε that covers them."""
+    covered = math.isfinite(privacy_terms(config, plan, state).epsilon)
+    return lines[-1].private_scores if covered else None
 
 
 def _counted(

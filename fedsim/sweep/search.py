@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.accounting.accountants import epsilon_of_composition
+from fedsim.accounting.events import Composition
 from fedsim.accounting.ledger import Ledger
 from fedsim.accounting.statement import PrivacyTerms
 from fedsim.config import Config, with_settings
@@ -92,7 +93,7 @@ class Search:
         """What one trial and its score would cost, if it were the only one."""
         return self._spent(self.plan.cost.trial)
 
-    def _spent(self, costs: Any) -> float:  # noqa: ANN401
+    def _spent(self, costs: Composition) -> float:
         delta = self.cells[0].config.privacy.delta or 0.0
         return epsilon_of_composition(costs, delta, self.plan.accountant, self.plan.relation)
 
@@ -258,8 +259,11 @@ def _begin(search: Search, out: Path, asked: Mapping[str, Any]) -> None:
         own = Ledger().charge(0, plan.cost, release) if charged else Ledger()
         try:
             account.charge(0, plan.cost, release, config.strategy.rounds, own=own)
-        except BudgetSpentError as error:
-            path.unlink()
+        except (BudgetSpentError, ConfigError) as error:
+            if not charged:  # then nothing was begun
+                path.unlink()
+            if isinstance(error, ConfigError):
+                raise
             raise BudgetSpentError(f"{error}{_what_fits(search, account)}") from None
     RunFolder(out).charge(ledger)
 
@@ -318,7 +322,7 @@ def _best(search: Search, jobs: Sequence[tuple[Job, float]], out: Path, runner: 
             for name in ("model", "adapter", "checkpoints"):
                 shutil.rmtree(folders[worse[2]] / name, ignore_errors=True)
 
-    left = []
+    left, kept_as = [], read_json(out / STATE)["id"]
     for job, _ in jobs:
         folder = RunFolder(job.out)
         if folder.report.exists():
@@ -330,8 +334,7 @@ def _best(search: Search, jobs: Sequence[tuple[Job, float]], out: Path, runner: 
             materials = load_materials(
                 config.seed, config.data, config.model, device, search.data_seed
             )
-            found = sources(config, materials)
-            folder.begin(config, found, search.data_seed, kept_as=read_json(out / STATE)["id"])
+            folder.begin(config, sources(config, materials), search.data_seed, kept_as=kept_as)
         left.append(job)
     for outcome in runner(left):
         take(outcome)

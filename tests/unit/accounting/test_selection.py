@@ -186,6 +186,7 @@ def test_what_has_no_proof_is_refused() -> None:
         searched(sampling=BalancedSampling(40, 2), rounds=41)
     for trials, rounds, noise, field in (
         (1.0, 1, 1.0, "trials"),
+        (501.0, 1, 1.0, "trials"),  # where e^-trials would soon be 0, and no trial ever drawn
         (2.0, 0, 1.0, "rounds"),
         (2.0, 1, 0.0, "score_noise_multiplier"),
     ):

@@ -105,6 +105,31 @@ def test_nothing_is_paid_for_without_noise(speeches: Path, tmp_path: Path) -> No
     assert not any(query.covered for query in done.report.privacy.queries)
 
 
+def test_scores_without_a_finite_epsilon_are_not_called_covered(
+    speeches: Path, tmp_path: Path
+) -> None:
+    privacy = {"noise_multiplier": 1.0, "delta": 1e-27}  # less than any accountant resolves
+    found = run(scored(speeches, privacy=privacy), tmp_path / "run")
+    assert found.epsilon is None
+    assert found.report.private_scores is None
+    assert "Utility" not in (found.path / "model" / "README.md").read_text(encoding="utf-8")
+
+
+def test_a_number_of_examples_declares_no_number_of_users(speeches: Path, tmp_path: Path) -> None:
+    privacy = {**PROMISE, "declared_num_users": None, "declared_num_examples": 100}
+    report = run(scored(speeches, privacy=privacy), tmp_path / "run").report.privacy
+    assert any("how many users there are" in query.question for query in report.queries)
+
+
+def test_under_a_hypothetical_epsilon_they_are_said_so(speeches: Path, tmp_path: Path) -> None:
+    privacy = {**PROMISE, "declared_num_users": None}
+    strategy = {"sampling": {"kind": "shuffled"}}
+    found = run(scored(speeches, privacy=privacy, strategy=strategy), tmp_path / "run")
+    page = (found.path / "report.html").read_text(encoding="utf-8")
+    assert "Private scores, under the hypothetical ε above" in page
+    assert "Private scores, covered" not in page
+
+
 def test_a_score_that_is_done_again_is_charged_once_where_it_repeats(
     speeches: Path, tmp_path: Path, finished: Path
 ) -> None:
@@ -165,6 +190,7 @@ def test_what_is_released_beside_the_rounds_has_draws_of_its_own(speeches: Path)
     [
         ({"data": {"held_out_examples": 0.0}}, "there is no text to score"),
         ({"strategy": {"name": "non-private", "clip": None}}, "has no private scores"),
+        ({"privacy": {"noise_multiplier": 0.0, "delta": 1e-3}}, "there is no ε that could cover"),
         ({"privacy": {**PROMISE, "epsilon": 0.1}}, "costs .* alone; give the scores more noise"),
         (
             {
@@ -174,7 +200,7 @@ def test_what_is_released_beside_the_rounds_has_draws_of_its_own(speeches: Path)
             "training.private_evaluation beside the rounds",
         ),
     ],
-    ids=["nothing held out", "no noise", "too dear", "sampler"],
+    ids=["nothing held out", "no strategy with noise", "no noise", "too dear", "sampler"],
 )
 def test_what_is_refused(
     speeches: Path, tmp_path: Path, sections: dict[str, Any], said: str

@@ -345,3 +345,14 @@ def test_other_searches_of_a_shared_ledger_are_named(speeches: Path, tmp_path: P
     assert others.times == 1
     said = fedsim("account", "ledger", tmp_path / "shared.json").stdout
     assert "in each run of a search (geometric, 2 runs on average" in said
+
+
+def test_what_a_shared_ledger_cannot_price_leaves_nothing_behind(
+    speeches: Path, tmp_path: Path
+) -> None:
+    shared = {"ledger": str(tmp_path / "shared.json"), "epsilon": 20.0, "delta": 1e-3}
+    config = write(tmp_path / "c.toml", speeches, shared=shared)
+    options = ("--stopping", "poisson", "--vary", RATES, "--out", tmp_path / "out")
+    assert "cannot share a ledger" in fedsim("tune", config, *options).complaint
+    assert not (tmp_path / "out" / STATE).exists()
+    assert not (tmp_path / "shared.json").exists()

@@ -14,6 +14,7 @@ import torch
 
 from fedsim.noise import most_weight
 from fedsim.sampling import Relation, Sampling
+from fedsim.seeding import RandomSource
 from fedsim.tensors import Tensors, add, fold_, zeros_like
 
 
@@ -78,6 +79,20 @@ class WeightedSum:
             loss=self.loss + other.loss,
             num_unclipped=self.num_unclipped + other.num_unclipped,
         )
+
+
+class TestCoins(Protocol):
+    """A run's sources of the noise of a test of its rounds; the same ones after a resume."""
+
+    def __call__(self, round: int, unit: int, answer: str) -> RandomSource:
+        """Return the source at an address; `answer` says what it hides, "" for what is no data's.
+
+        Args:
+            round: from 0.
+            unit: 0 for the threshold of a run, which has round 0; 1 for the answer of a round.
+            answer: one address must never hide two.
+        """
+        ...
 
 
 class Estimator(Protocol):

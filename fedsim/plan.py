@@ -23,7 +23,7 @@ from fedsim.accounting.ledger import Ledger
 from fedsim.accounting.selection import Selection
 from fedsim.clip_policy import ClipPolicy, ConstantClip, NextClip
 from fedsim.clipping import Clip
-from fedsim.estimators import Estimator, WeightedSum
+from fedsim.estimators import Estimator, TestCoins, WeightedSum
 from fedsim.execution import Executor, TaskSpec
 from fedsim.noise import INDEPENDENT, NoiseMatrix, NoiseMemory, rounding_share
 from fedsim.sampling import CyclicSampling, PoissonSampling, Relation, Sampling
@@ -43,14 +43,14 @@ from fedsim.utils.section import LEAST_BOUND
 
 __all__ = ["RoundPlan", "TaskSpec", "TestingEstimator"]
 
-_DRAWN_FOR: dict[tuple[int, int], str] = {}
-"""What a round of a secret seed was drawn for, in this process: a digest of the release."""
+_DRAWN_FOR: dict[tuple[int, Purpose, int, int], str] = {}
+"""What noise of a secret seed was drawn for, in this process: a digest of the release."""
 
 
 class TestingEstimator(Estimator, Protocol):
     """An estimator whose sensitivity is proved for rounds that pass a test."""
 
-    def around(self, executor: Executor, sampling: Sampling, seed: int) -> Executor:
+    def around(self, executor: Executor, sampling: Sampling, coins: TestCoins) -> Executor:
         """Return an executor that tests each round by the sampler's terms."""
         ...
 
@@ -257,7 +257,9 @@ class RoundPlan:
         """Return the executor, within the test of each round that the estimator's proof needs."""
         if self.sampling.test is None:
             return executor
-        return cast(TestingEstimator, self.estimator).around(executor, self.sampling, self.seed)
+        return cast(TestingEstimator, self.estimator).around(
+            executor, self.sampling, self.test_coins
+        )
 
     def at(self, state: ServerState) -> RoundPlan:
         """Return the plan of the round that `state` is about to do: its clip, hence its noise.
@@ -377,6 +379,17 @@ class RoundPlan:
             return self._kept_key("sampling", round).chunk("coins", 0)
         return stream(self.seed, "sampling", round)
 
+    def test_coins(self, round: int, unit: int, answer: str) -> RandomSource:
+        """Return a source of the noise of a test that a run makes of its rounds: see `TestCoins`.
+
+        Raises:
+            ValueError: this process drew it for another answer before: see `earlier_noise`.
+        """
+        if self.entropy == "seeded":
+            return stream(self.seed, "concentration", round, unit)
+        self._draw_once("concentration", round, unit, answer)
+        return self._kept_key("concentration", round).chunk("coins", unit)
+
     def noise(self, round: int) -> NoiseKey:
         """Return the key of a round's noise."""
         return self._kept_key("noise", round) if self.repeats else secret_noise_key()
@@ -392,14 +405,18 @@ class RoundPlan:
             scales = (self.clip, self.estimator, self.noise_stddev, self.matrix)
             numbers = (self.estimator.factor(total), total.num_unclipped)
             made_from = f"{parameters_digest(total.values)} {numbers} {scales}"
-            if _DRAWN_FOR.setdefault((self.seed, round), made_from) != made_from:
-                raise ValueError(
-                    f"round {round}: the noise of this plan was drawn for another release before; "
-                    "`build_plan` makes a plan with draws of its own"
-                )
+            self._draw_once("noise", round, 0, made_from)
         if not self.matrix.feedback or not self.noise_stddev:
             return None
         return self.memory.before(round, self.matrix, self.noise_stddev, self.noise, total.values)
+
+    def _draw_once(self, purpose: Purpose, round: int, unit: int, made_from: str) -> None:
+        """Raise `ValueError` if kept secret noise was drawn for something else in this process."""
+        if _DRAWN_FOR.setdefault((self.seed, purpose, round, unit), made_from) != made_from:
+            raise ValueError(
+                f"round {round}: the noise of this plan was drawn for another release before; "
+                "`build_plan` makes a plan with draws of its own"
+            )
 
     def _kept_key(self, purpose: Purpose, round: int) -> NoiseKey:
         """Return the key of an address; the seed is all that is secret of it."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from fedsim.accounting.methods.above_threshold import failure_probability
@@ -20,7 +22,7 @@ _ASSUMPTIONS = (
     "left by the probability that the test is wrong, for the Gaussian releases.",
     "The noise is scaled to 24 τ/N, the sensitivity proved here for users weighted by the filter. "
     "The scale printed in Algorithm 3 (Chua et al. 2024) is for coins and is not used.",
-    "A round that halted the run is charged like one that released.",
+    "All rounds are charged before the first, however early the run halts.",
 )
 
 
@@ -51,7 +53,7 @@ def build(config: Config, materials: Materials) -> RoundPlan:
         )
     num_users = materials.split.num_users
     _check_memory(num_users, materials)
-    sampling = ConcentratedSampling(num_users, privacy.epsilon / 2.0)
+    sampling = ConcentratedSampling(num_users, privacy.epsilon / 2.0, strategy.rounds)
     _check_population(config, sampling)
     replacing = privacy.model_copy(update={"relation": privacy.relation or "replace-one"})
     return private_plan(
@@ -68,7 +70,7 @@ def build(config: Config, materials: Materials) -> RoundPlan:
 
 
 def _refuse_uncovered(config: Config) -> None:
-    strategy, privacy = config.strategy, config.privacy
+    strategy = config.strategy
     if strategy.sampling.kind != "poisson":  # the key's default; no user is sampled
         raise ConfigError(
             f"strategy.sampling.kind = {strategy.sampling.kind!r}: strategy 'asi-liu' takes all "
@@ -84,11 +86,6 @@ def _refuse_uncovered(config: Config) -> None:
             "strategy.clip: strategy 'asi-liu' has noise of the concentration radius, not of the "
             "clip; remove schedule and adaptive"
         )
-    if privacy.noise == "secure":
-        raise ConfigError(
-            'privacy.noise = "secure": the noise of the threshold must be the same after a resume; '
-            "strategy 'asi-liu' takes only \"seeded\""
-        )
 
 
 def _check_population(config: Config, sampling: ConcentratedSampling) -> None:
@@ -98,7 +95,7 @@ def _check_population(config: Config, sampling: ConcentratedSampling) -> None:
             f"privacy.declared_num_users = {declared}: there are {sampling.population} users, and "
             "the proof of strategy 'asi-liu' rests on the true number; remove it"
         )
-    wrong = failure_probability(sampling, config.strategy.rounds)
+    wrong = failure_probability(sampling)
     if delta is not None and wrong >= delta:
         raise ConfigError(
             f"privacy.epsilon = {config.privacy.epsilon}, privacy.delta = {delta:g}: with "
@@ -110,15 +107,11 @@ def _check_population(config: Config, sampling: ConcentratedSampling) -> None:
 
 def _users_needed(sampling: ConcentratedSampling, config: Config) -> int:
     """Return a number of users, within 5 %, for which the test is sure enough."""
-    count, delta = sampling.population, config.privacy.delta or 0.0
-    while (
-        failure_probability(
-            ConcentratedSampling(count, sampling.test_epsilon), config.strategy.rounds
-        )
-        >= delta / 2.0
-    ):
-        count += max(1, count // 20)
-    return count
+    delta = config.privacy.delta or 0.0
+    while failure_probability(sampling) >= delta / 2.0:
+        count = sampling.population + max(1, sampling.population // 20)
+        sampling = replace(sampling, population=count)
+    return sampling.population
 
 
 def _check_memory(num_users: int, materials: Materials) -> None:

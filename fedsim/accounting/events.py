@@ -157,8 +157,12 @@ class RoundCost:
         }
 
     @classmethod
-    def from_json(cls, data: object) -> RoundCost:
+    def from_json(cls, data: object, rounds: int | None = None) -> RoundCost:
         """Read what `to_json` wrote.
+
+        Args:
+            data: JSON values.
+            rounds: of a tested run, for ledgers of before a whole run was charged at once.
 
         Raises:
             ConfigError: not a mapping with exactly the three fields, or a value out of range.
@@ -176,7 +180,7 @@ class RoundCost:
             raise ConfigError(f"round cost has keys {sorted(data)}: expected {sorted(fields)}")
         numbers = {name: data[name] for name in fields if name != "sampling"}
         _check_numbers("round cost", numbers)
-        sampling, sampling_fields = _sampling(data["sampling"])
+        sampling, sampling_fields = _sampling(data["sampling"], rounds)
         try:
             selection = None if selected is None else _selection(selected)
             return cls(sampling(**sampling_fields), **numbers, selection=selection)
@@ -191,7 +195,7 @@ Profile = Callable[[npt.NDArray[np.float64]], npt.NDArray[np.float64]]
 """Upper bounds on δ, (n,), in both directions, at each ε >= 0, (n,) ascending."""
 
 
-def _sampling(data: object) -> tuple[type[Any], dict[str, Any]]:
+def _sampling(data: object, rounds: int | None) -> tuple[type[Any], dict[str, Any]]:
     """Return the sampler's class and its fields, all of them numbers."""
     if not isinstance(data, Mapping) or data.get("kind") not in tuple(_SAMPLINGS):
         raise ConfigError(
@@ -199,6 +203,8 @@ def _sampling(data: object) -> tuple[type[Any], dict[str, Any]]:
         )
     sampling = _SAMPLINGS[data["kind"]]
     fields = {name: value for name, value in data.items() if name != "kind"}
+    if sampling is ConcentratedSampling and rounds is not None:
+        fields = {"rounds": rounds, **fields}
     known = [field.name for field in dataclasses.fields(sampling)]
     if sorted(fields) != sorted(known):
         raise ConfigError(f"sampling has keys {sorted(fields)}: expected {sorted(known)}")

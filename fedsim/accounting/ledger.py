@@ -190,7 +190,7 @@ def _read(item: object) -> Releases:
         raise ConfigError(f"ledger: releases has first_round {first!r}, num_rounds {count!r}")
     if not isinstance(release, str):
         raise ConfigError(f"ledger: release = {release!r}: expected a string")
-    read = Releases(first, count, RoundCost.from_json(item["cost"]), release)
+    read = Releases(first, count, RoundCost.from_json(item["cost"], first + count), release)
     try:
         _check_of_run(read)
     except ValueError as error:

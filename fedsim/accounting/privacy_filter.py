@@ -27,6 +27,7 @@ from dataclasses import dataclass
 
 from fedsim.accounting.accountants import choose
 from fedsim.accounting.events import Composition, RoundCost
+from fedsim.accounting.methods import above_threshold
 from fedsim.accounting.methods.composition import ComposedPld
 from fedsim.accounting.methods.pld import refined, single_round
 from fedsim.accounting.methods.random_allocation import renyi_price
@@ -146,6 +147,8 @@ def price(cost: RoundCost, relation: Relation, order: float) -> Price:
         return _price_of_search(cost, cost.selection, relation, order)
     if cost.sampling.kind == "fixed-size":  # the one sampler without a PLD
         return Price(renyi_divergence(cost, relation, order), 0.0)
+    if cost.sampling.accountant == "above-threshold":
+        return Price(*above_threshold.renyi_price(cost, order))
     if cost.sampling.accountant == "random-allocation":
         renyi, infinite = renyi_price(cost, order)
         return Price(renyi + _ROUNDING / (order - 1.0), infinite)

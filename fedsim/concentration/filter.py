@@ -18,10 +18,9 @@ from fedsim.concentration.sampling import (
     halting_test,
 )
 from fedsim.errors import HaltedError
-from fedsim.estimators import WeightedSum
+from fedsim.estimators import TestCoins, WeightedSum
 from fedsim.execution import Executor, Keys
 from fedsim.sampling import Relation, Sampling
-from fedsim.seeding import stream
 from fedsim.tensors import Tensors
 
 _COLUMNS = 65_536  # of the gradients that are float64 at once
@@ -123,11 +122,11 @@ class FilteredMean:
             return f"a population of {population} where num_users = {self.num_users}"
         return None
 
-    def around(self, executor: Executor, sampling: Sampling, seed: int) -> Executor:
+    def around(self, executor: Executor, sampling: Sampling, coins: TestCoins) -> Executor:
         """Return the executor within the filter, which tests each round; see `Filtered`."""
         assert isinstance(sampling, ConcentratedSampling)  # noqa: S101  (the plan has compared)
         test = halting_test(self.num_users, sampling.test_epsilon)
-        return Filtered(executor, test, self.radius, seed)
+        return Filtered(executor, test, self.radius, coins)
 
     def describe(self) -> dict[str, float | str]:
         """Return the kind, τ and N."""
@@ -144,18 +143,20 @@ class Filtered:
         inner: carries shards of one user to the clients and clips.
         test: AboveThreshold, one for the run.
         radius: τ.
-        seed: of the run; the threshold's noise is a function of it, so a resumed run has the same.
+        coins: the run's sources of the test's noise: a resumed run has the same threshold.
     """
 
-    def __init__(self, inner: Executor, test: AboveThreshold, radius: float, seed: int) -> None:
+    def __init__(
+        self, inner: Executor, test: AboveThreshold, radius: float, coins: TestCoins
+    ) -> None:
         self._inner = inner
         self._test = test
         self._radius = radius
-        self._seed = seed
+        self._coins = coins
 
     @cached_property
     def _noisy_threshold(self) -> float:
-        return self._test.noisy_threshold(stream(self._seed, "concentration"))
+        return self._test.noisy_threshold(self._coins(0, 0, ""))
 
     def clipped_sum(self, parameters: Tensors, cohort: Keys, clip: Clip, round: int) -> WeightedSum:
         """Return the filtered sum; its weight is Σ w, its counts are of the whole cohort.
@@ -183,7 +184,7 @@ class Filtered:
 
     def _halt_unless_concentrated(self, score: float, round: int) -> None:
         # The message must not tell the score: only that the test failed is paid for.
-        source = stream(self._seed, "concentration", round, unit=1)
+        source = self._coins(round, 1, repr(score))
         if not self._test.passes(score, self._noisy_threshold, source):
             raise HaltedError(
                 f"round {round}: the users' gradients are not concentrated within "

@@ -69,17 +69,18 @@ class ConcentratedSampling:
     Attributes:
         population: the number of users N, public under replace-one; the draw insists on it.
         test_epsilon: what AboveThreshold costs over a whole run, pure DP.
+        rounds: of the run, T, fixed beforehand: one threshold and one price for all of them.
     """
 
     population: int
     test_epsilon: float
+    rounds: int
     kind: ClassVar[str] = "concentrated"
     guaranteed: ClassVar[bool] = True
     hides_size: ClassVar[bool] = False
     displaces: ClassVar[bool] = False
     accountant: ClassVar[str | None] = "above-threshold"
     test: ClassVar[str | None] = CONCENTRATION
-    run_rounds: ClassVar[int | None] = None
     events: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
@@ -87,6 +88,13 @@ class ConcentratedSampling:
             raise ValueError(f"population = {self.population!r}: give an integer >= 1")
         if not 0.0 < self.test_epsilon < float("inf"):
             raise ValueError(f"test_epsilon = {self.test_epsilon!r}: give a finite number > 0")
+        if type(self.rounds) is not int or self.rounds < 1:
+            raise ValueError(f"rounds = {self.rounds!r}: give an integer >= 1")
+
+    @property
+    def run_rounds(self) -> int:
+        """The rounds of a run."""
+        return self.rounds
 
     @property
     def probability(self) -> float:

@@ -113,13 +113,13 @@ def _going_on(plan: RoundPlan, folder: RunFolder) -> RoundPlan:
     As when a seeded run is taken up with another version of what computes.
 
     Raises:
-        ConfigError: the plan tests each round against one noisy threshold, which would be another;
-            or has one price for a run, which does not pay for another allocation.
+        ConfigError: the plan has one price for a run, which does not pay for another allocation,
+            nor for another threshold that rounds are tested against.
     """
     charged = folder.read_ledger()
     if all(item.release in plan.release_ids for item in charged.items):
         return plan
-    if plan.sampling.test is not None or plan.cost.run_rounds is not None:
+    if plan.cost.run_rounds is not None:
         once = "one threshold" if plan.sampling.test is not None else "everybody's rounds once"
         raise ConfigError(
             f"--resume: strategy.name = {plan.strategy!r} draws {once} for a run, and what it "

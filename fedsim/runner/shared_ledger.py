@@ -415,16 +415,11 @@ def shared_account(config: SharedLedgerConfig | None, plan: RoundPlan) -> Shared
     """Return a run's access to the ledger that its config names, or None; write nothing.
 
     Raises:
-        ConfigError: the file cannot be read or has another budget; or a strategy that tests
-            for concentration, whose price is that of a whole run and not of a release.
+        ConfigError: the file cannot be read or has another budget; or a sampler without a
+            guarantee.
     """
     if config is None:
         return None
-    if plan.sampling.test is not None:
-        raise ConfigError(
-            f"privacy.shared: strategy {plan.strategy!r} has a price for a whole run, not for a "
-            "release; it cannot share a ledger"
-        )
     if not plan.sampling.guaranteed:
         raise ConfigError(
             f"privacy.shared: {plan.sampling.kind!r} sampling gives no guarantee, only a "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from fedsim.accounting.ledger import Ledger
 from fedsim.report.schema import load_report
 from fedsim.runner.folder import RunFolder
+from fedsim.runner.shared_ledger import read_shared
 from tests.helpers.commands import Done, fedsim
 from tests.helpers.light import write_config
 
@@ -46,6 +48,42 @@ def test_concentrated_users_train(speeches: Path, tmp_path: Path) -> None:
     assert any("AboveThreshold" in sentence for sentence in privacy.assumptions)
 
 
+def test_a_secure_run_goes_on_to_the_same_bits(
+    speeches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a kill in its second round: the secret of its test and noise is kept."""
+    monkeypatch.setenv("FEDSIM_CACHE", str(tmp_path / "cache"))
+    options = ("privacy.noise='secure'", "training.keep_checkpoints=2")
+    folder = RunFolder(tmp_path / "run")
+    done = run(speeches, folder.path, *options)
+    assert done.returncode == 0, done.stderr
+    trained = (folder.model / "model.safetensors").read_bytes()
+    folder.report.unlink()
+    shutil.rmtree(folder.model)
+    max(folder.checkpoints.iterdir()).unlink()
+    done = run(speeches, folder.path, *options, resume=True)
+    assert done.returncode == 0, done.stderr
+    assert (folder.model / "model.safetensors").read_bytes() == trained
+    (item,) = folder.read_ledger().items
+    assert (item.num_rounds, item.release.split(":")[0]) == (2, "kept")
+
+
+def test_a_shared_ledger_takes_a_run_as_one_entry(speeches: Path, tmp_path: Path) -> None:
+    """A second run is refused before its first test, for all of its rounds."""
+    file = tmp_path / "people.json"
+    text = f"{{ledger='{file}',epsilon=350.0,delta=1e-3}}"
+    shared = f"privacy.shared={text}"
+    assert run(speeches, tmp_path / "first", shared).returncode == 0
+    (cost, rounds), *_ = read_shared(file).ledger.costs
+    assert (cost.sampling.kind, cost.run_rounds, rounds) == ("concentrated", 2, 2)
+    before = file.read_text(encoding="utf-8")
+    other = run(speeches, tmp_path / "second", shared, "seed=1")
+    assert other.returncode == 3
+    assert "round 0: this release would exceed its budget" in other.stderr
+    assert file.read_text(encoding="utf-8") == before
+    assert load_report(tmp_path / "second").cost.rounds == 0
+
+
 def test_others_halt_the_run_which_is_charged_and_reported(speeches: Path, tmp_path: Path) -> None:
     out, apart = tmp_path / "run", "strategy.concentration_radius=1e-3"
     done = run(speeches, out, apart)
@@ -67,7 +105,6 @@ def test_others_halt_the_run_which_is_charged_and_reported(speeches: Path, tmp_p
     ("override", "complaint"),
     [
         ("privacy.epsilon=8.0", "with 24 users the test of strategy 'asi-liu' may be wrong"),
-        ("privacy.noise='secure'", 'takes only "seeded"'),
         ("strategy.cohort_size=5", "cohort_size = 5.0: not used by strategy 'asi-liu'"),
         ("strategy.sampling.kind='fixed-size'", "takes all users every round"),
         ("privacy.relation='add-or-remove-one'", "needs a public number of users"),

@@ -16,6 +16,7 @@ from fedsim.accounting.accountants import delta, epsilon
 from fedsim.accounting.events import RoundCost
 from fedsim.accounting.ledger import Ledger
 from fedsim.accounting.methods.above_threshold import failure_probability
+from fedsim.accounting.privacy_filter import RenyiFilter, price
 from fedsim.clipping import Clip, FlatClip
 from fedsim.concentration.filter import (
     Filtered,
@@ -123,12 +124,11 @@ class Planted:
 
 
 def plan_of(num_users: int, test_epsilon: float, noise_multiplier: float) -> RoundPlan:
-    law = ConcentratedSampling(num_users, test_epsilon)
     return RoundPlan(
         strategy="asi-liu",
         unit="user",
         pool=np.arange(num_users),
-        sampling=law,
+        sampling=ConcentratedSampling(num_users, test_epsilon, 100),
         task=TaskSpec(name="fedsgd"),
         clip=FlatClip(l2_clip_norm=1.0),
         estimator=FilteredMean(RADIUS, num_users),
@@ -154,7 +154,7 @@ def test_released_noise_is_the_plans() -> None:
 def test_outliers_have_no_part_in_the_mean() -> None:
     spread = 1.0  # 200 apart in norm: τ is 1
     plan = plan_of(20, 1e6, 0.0)
-    filtered = Filtered(Planted(spread), halting_test(10, 1e6), RADIUS, 0)
+    filtered = Filtered(Planted(spread), halting_test(10, 1e6), RADIUS, plan.test_coins)
     total = filtered.clipped_sum(
         LAYOUT, np.arange(20), plan.clip, 0
     )  # a score of 13.6, halted below 8
@@ -199,8 +199,8 @@ def test_the_plan_puts_the_filter_around_by_itself() -> None:
 
 
 def test_epsilon_is_the_test_and_the_gaussians() -> None:
-    law = ConcentratedSampling(2_000, 2.0)
-    cost, wrong = RoundCost(law, 30.0), failure_probability(law, 100)
+    law = ConcentratedSampling(2_000, 2.0, 100)
+    cost, wrong = RoundCost(law, 30.0), failure_probability(law)
     assert 0 < wrong < 1e-9
     gaussian = float(dp_accounting.get_epsilon_gaussian(30.0 / math.sqrt(100), 1e-6 - wrong))
     total = epsilon(cost, 100, 1e-6)
@@ -210,27 +210,76 @@ def test_epsilon_is_the_test_and_the_gaussians() -> None:
     assert delta(cost, 100, 1.9) == 1.0
     charged = Ledger().charge(0, cost, "seeded:0").charge(1, cost, "seeded:0")
     assert Ledger.from_json(charged.to_json()) == charged
-    assert charged.epsilon(1e-6) == epsilon(cost, 2, 1e-6)
+    assert charged.epsilon(1e-6) == total  # two rounds of it, or all
+    with pytest.raises(ValueError, match="the price of 100 rounds pays for each of them once"):
+        charged.charge(100, cost, "seeded:0")
+    with pytest.raises(ValueError, match="the price of 100 rounds pays for each of them once"):
+        charged.charge(2, cost, "secure:0")  # a threshold that is drawn again
+
+
+def test_a_filter_charges_a_run_at_once() -> None:
+    """By hand: ε of the test, the Gaussians' divergences, and β among the infinite losses."""
+    law = ConcentratedSampling(2_000, 2.0, 100)
+    cost = RoundCost(law, 30.0)
+    asked = price(cost, Relation.REPLACE, 8.0)
+    assert asked.renyi == pytest.approx(2.0 + 100 * 8.0 / (2 * 30.0**2))
+    assert asked.infinite == failure_probability(law)
+    rule = RenyiFilter(6.0, 1e-6, Relation.REPLACE, 8.0)
+    assert rule.converted([(cost, 1)]) == rule.converted([(cost, 100)])
+    assert rule.converted([(cost, 1)]) > epsilon(cost, 100, 1e-6)
+    assert rule.pays_for([(cost, 100)])
+    assert not rule.pays_for([(cost, 101)])  # a second run, with a second test
+    unsure = RoundCost(ConcentratedSampling(300, 2.0, 100), 30.0)
+    assert not rule.pays_for([(unsure, 1)])
+
+
+def test_a_ledger_of_single_rounds_opens() -> None:
+    """As it was written before whole runs were charged: with the rounds that it holds as T."""
+    cost = RoundCost(ConcentratedSampling(2_000, 2.0, 3), 30.0)
+    ledger = Ledger()
+    for round in range(3):
+        ledger = ledger.charge(round, cost, "seeded:0")
+    old = ledger.to_json()
+    del old["releases"][0]["cost"]["sampling"]["rounds"]
+    assert Ledger.from_json(old) == ledger
+
+
+def test_secret_noise_of_a_test_is_kept_and_drawn_for_one_answer() -> None:
+    """A resumed run has the same threshold; a plan that is used twice never answers twice."""
+    secret = dataclasses.replace(plan_of(20, 2.0, 0.8), entropy="secure", seed=2**127 + 5)
+    other = dataclasses.replace(secret, seed=2**127 + 6)
+
+    def draws(plan: RoundPlan, round: int, unit: int, answer: str) -> list[float]:
+        return list(plan.test_coins(round, unit, answer).random(4))
+
+    addresses = [(secret, 0, 0, ""), (secret, 0, 1, "7"), (secret, 1, 1, "7"), (other, 0, 0, "")]
+    drawn = [draws(*address) for address in addresses]
+    assert drawn == [draws(*address) for address in addresses]
+    assert len({number for numbers in drawn for number in numbers}) == 16
+    with pytest.raises(ValueError, match="round 1: the noise of this plan was drawn for another"):
+        secret.test_coins(1, 1, "8")
+    with pytest.raises(ValueError, match="must be a secret of 128 bits"):
+        dataclasses.replace(secret, seed=5).test_coins(0, 0, "")
 
 
 def test_the_probability_of_a_wrong_test_is_bounded() -> None:
     """Simulated with scores just too low, over 50 rounds; and the bound is not idle."""
-    law = ConcentratedSampling(300, 1.5)
+    law = ConcentratedSampling(300, 1.5, 50)
     test, source = halting_test(300, 1.5), stream(0, "concentration")
     score, runs = 2 * 300 / 3 + 1, 2_000
     wrong = 0
     for _ in range(runs):
         threshold = test.noisy_threshold(source)
         wrong += any(test.passes(score, threshold, source) for _ in range(50))
-    bound = failure_probability(law, 50)
+    bound = failure_probability(law)
     assert wrong / runs <= bound
     assert bound < 40 * max(wrong, 1) / runs
-    assert failure_probability(ConcentratedSampling(6, 1.5), 50) == 1.0
+    assert failure_probability(ConcentratedSampling(6, 1.5, 50)) == 1.0
 
 
 @pytest.mark.parametrize("accountant", ["pld", "rdp", "moments", "mixture", "group-privacy"])
 def test_no_other_accountant_takes_such_rounds(accountant: str) -> None:
-    cost = RoundCost(ConcentratedSampling(2_000, 2.0), 30.0)
+    cost = RoundCost(ConcentratedSampling(2_000, 2.0, 10), 30.0)
     reason = r"concentration|no RDP of 'concentrated'|accounts Poisson sampling only"
     with pytest.raises(ConfigError, match=reason):
         epsilon(cost, 10, 1e-6, accountant)

@@ -127,7 +127,7 @@ def compute(epsilon: float, rounds: int, cohort_size: int) -> Point:
     printed = calibrate_noise_multiplier(
         sampling=all_users, rounds=rounds, epsilon=epsilon / 2.0, delta=DELTA / 2.0
     )
-    concentrated = ConcentratedSampling(NUM_USERS, epsilon / 2.0)
+    concentrated = ConcentratedSampling(NUM_USERS, epsilon / 2.0, rounds)
     proved = calibrate_noise_multiplier(
         sampling=concentrated, rounds=rounds, epsilon=epsilon, delta=DELTA
     )

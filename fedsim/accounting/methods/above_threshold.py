@@ -6,13 +6,13 @@ Where s is less, nothing is proved, and the run passes such a round only if the 
 off by more than 4N/5 - (2N/3 + 1) = 2N/15 - 1. Leave out the transcripts in which that happens:
 what is left has a density that factorises, given the releases, into that of AboveThreshold,
 whose ratio is at most e^(ε_test), and that of adaptively composed Gaussians. So the run is
-(ε_test + ε_Gauss(δ - β), δ)-DP, where β bounds the probability of what was left out.
+(ε_test + ε_Gauss(δ - β), δ)-DP, where β bounds the probability of what was left out. The price is
+of a run's T rounds, however early it ends: β and the number of releases are fixed with T.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -73,8 +73,8 @@ class AboveThresholdAccountant:
         return PldAccountant(self.name, self.citation)
 
 
-def failure_probability(sampling: ConcentratedSampling, rounds: int) -> float:
-    """Return β, an upper bound on passing any of the rounds with a score below 2N/3 + 1.
+def failure_probability(sampling: ConcentratedSampling) -> float:
+    """Return β, an upper bound on passing any of a run's rounds with a score below 2N/3 + 1.
 
     Passing takes a threshold noise below -x or one of the scores' noises above margin - x; x is
     chosen where the sum of both tails is least.
@@ -83,22 +83,41 @@ def failure_probability(sampling: ConcentratedSampling, rounds: int) -> float:
     test = halting_test(sampling.population, sampling.test_epsilon)
     a = test.epsilon / (2.0 * test.sensitivity)  # rates of the two Laplace tails
     b = a / 2.0
+    rounds = sampling.rounds
     x = (b * margin + math.log(a / (b * rounds))) / (a + b)
     x = min(max(x, 0.0), max(margin, 0.0))
     tails = 0.5 * math.exp(-a * x) + 0.5 * rounds * math.exp(-b * (margin - x))
     return min(1.0, tails) if margin > 0.0 else 1.0
 
 
+def renyi_price(cost: RoundCost, order: float) -> tuple[float, float]:
+    """Return the Rényi divergence of one run's rounds at an order > 1, and β.
+
+    Of the transcripts that are not left out: their loss is at most ε_test above that of the
+    Gaussian releases.
+    """
+    tests, wrong = _tests([(cost, 1)])
+    (gaussian, rounds), *_ = _releases([(cost, 1)])
+    return tests + rounds * order / (2.0 * gaussian.noise_multiplier**2), wrong
+
+
 def _tests(costs: Composition) -> tuple[float, float]:
-    """Return ε of all tests, one for each sampler, and the probability that one is wrong."""
-    rounds: Counter[ConcentratedSampling] = Counter()
-    for cost, count in costs:
-        if isinstance(cost.sampling, ConcentratedSampling):
-            rounds[cost.sampling] += count
-    wrong = sum(failure_probability(sampling, count) for sampling, count in rounds.items())
-    return sum(sampling.test_epsilon for sampling in rounds), wrong
+    """Return ε of all tests, one for each run, and the probability that one is wrong."""
+    runs = [
+        (cost.sampling, cost.runs(count))
+        for cost, count in costs
+        if isinstance(cost.sampling, ConcentratedSampling)
+    ]
+    wrong = sum(count * failure_probability(sampling) for sampling, count in runs)
+    return sum(count * sampling.test_epsilon for sampling, count in runs), wrong
 
 
 def _releases(costs: Composition) -> Composition:
-    """Return the Gaussian mechanisms of the rounds: Poisson sampling at rate 1."""
-    return [(RoundCost(PoissonSampling(1.0), cost.noise_multiplier), n) for cost, n in costs]
+    """Return the Gaussian mechanisms of whole runs: Poisson sampling at rate 1."""
+    return [
+        (
+            RoundCost(PoissonSampling(1.0), cost.noise_multiplier),
+            cost.runs(count) * (cost.run_rounds or 1),
+        )
+        for cost, count in costs
+    ]

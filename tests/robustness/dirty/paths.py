@@ -31,7 +31,7 @@ from fedsim.plan import TaskSpec
 from fedsim.planner.private_median import CANDIDATES, private_median
 from fedsim.planner.user_gradients import UserGradients
 from fedsim.sampling import Relation
-from fedsim.seeding import noise_key, stream
+from fedsim.seeding import RandomSource, noise_key, stream
 from fedsim.tensors import Tensors, all_finite, l2_norm
 from tests.robustness.dirty.engines import World, poison
 from tests.robustness.dirty.sums import Judged, clip_length, random_clip
@@ -97,13 +97,17 @@ class _Direct:
         return loop(self.task, parameters, cohort, clip, round)
 
 
+def _coins(round: int, unit: int, answer: str) -> RandomSource:
+    return stream(0, "concentration", round, unit)
+
+
 def concentration(world: World, rng: np.random.Generator, judged: Judged) -> None:
     """Who is not finite is a zero among the distances, and the filtered sum stays within bounds."""
     parameters, said = poison(world, rng)
     task = AveragedGradient(world.materials, group_size=3)
     keys = np.arange(world.materials.split.num_users)
     clip, radius = FlatClip(l2_clip_norm=1.0), float(rng.choice([1e-3, 0.3, 2.0]))
-    filtered = Filtered(_Direct(task), AboveThreshold(1e3, -1e9), radius, 0)
+    filtered = Filtered(_Direct(task), AboveThreshold(1e3, -1e9), radius, _coins)
     total = filtered.clipped_sum(parameters, keys, clip, 0)
     length = l2_norm(total.values)
     judged.count("concentration filters", len(keys))

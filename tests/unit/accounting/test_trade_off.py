@@ -150,7 +150,7 @@ MECHANISMS = {
         RoundCost(PoissonSampling(0.3), 1.5, 1, Selection(6.0, 20, 5.0, "poisson")),
         20,
     ),
-    "asi-liu": (RoundCost(ConcentratedSampling(20_000, 0.5), 2.0), 10),
+    "asi-liu": (RoundCost(ConcentratedSampling(20_000, 0.5, 10), 2.0), 10),
 }
 
 

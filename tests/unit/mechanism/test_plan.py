@@ -72,7 +72,7 @@ def make_plan(**changes: Any) -> RoundPlan:  # noqa: ANN401
         ),
         (
             {
-                "sampling": ConcentratedSampling(20, 1.0),
+                "sampling": ConcentratedSampling(20, 1.0, 1),
                 "estimator": FixedDenominator(1.0, 20),
                 "relation": Relation.REPLACE,
             },

@@ -9,6 +9,7 @@ the model of a config, transformers' JSON, in float32 copies of the parameters.
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from collections.abc import Callable, Mapping
@@ -26,15 +27,24 @@ from fedsim.execution import Keys
 from fedsim.experiments.benchmarks.grids.population import plan_of
 from fedsim.experiments.benchmarks.server import large_round
 from fedsim.experiments.benchmarks.timing import in_own_process
-from fedsim.noise import CHUNK, release_
+from fedsim.noise import (
+    CHUNK,
+    NoiseMatrix,
+    NoiseMemory,
+    banded_matrix,
+    buffered_matrix,
+    release_,
+)
 from fedsim.round import run_round
 from fedsim.runner.training import check_parameters
-from fedsim.seeding import noise_key, secret_noise_key
+from fedsim.seeding import NoiseKey, noise_key, secret_noise_key
 from fedsim.state import ServerState
 from fedsim.tensors import Tensors, fold_, zeros_like
 from fedsim.utils.machine import Row, interleaved, keep_freed_memory, peak_memory_bytes
 
 _TURNS = 5
+_ROUNDS, _BANDS = 64, 4  # of the matrices that correlate noise
+_MOST_REMEMBERED = 6 * 2**30  # bytes, by the matrix of bands
 SUMS = 4  # as many as there is memory for
 
 MODELS: Mapping[str, PretrainedConfig] = {
@@ -132,12 +142,32 @@ def _sums(model: str, shapes: Mapping[str, torch.Size]) -> list[Row]:
 
 def _noise(model: str, shapes: Mapping[str, torch.Size]) -> list[Row]:
     total = _random(shapes, torch.float64)
+    count = sum(map(torch.Size.numel, shapes.values()))
     tasks: dict[str, Callable[[], Any]] = {
-        "fastest generator": lambda: _fastest(sum(map(torch.Size.numel, shapes.values()))),
+        "fastest generator": lambda: _fastest(count),
         "estimate and noise, seeded": lambda: release_(total, 1.0, 1.0, noise_key(0, "noise", 0)),
         "estimate and noise, secure": lambda: release_(total, 1.0, 1.0, secret_noise_key()),
     }
+    if 8 * _BANDS * count < _MOST_REMEMBERED:
+        banded, buffered = banded_matrix(_ROUNDS, _BANDS), buffered_matrix(_ROUNDS, _BANDS, 2)
+        tasks[f"estimate and noise, {_BANDS} bands"] = _correlated(total, banded)
+        tasks["estimate and noise, BLT of 2 buffers"] = _correlated(total, buffered)
     return _rows(model, shapes, tasks, "fastest generator")
+
+
+def _correlated(total: dict[str, torch.Tensor], matrix: NoiseMatrix) -> Callable[[], Any]:
+    """Return what releases with the noise of the next round each time."""
+    rounds, memory = itertools.count(), NoiseMemory()
+
+    def key(round: int) -> NoiseKey:
+        return noise_key(0, "noise", round)
+
+    def release() -> None:
+        round = next(rounds)
+        before = memory.before(round, matrix, 1.0, key, total)
+        release_(total, 1.0, 1.0, key(round), before)
+
+    return release
 
 
 def _fastest(count: int) -> None:

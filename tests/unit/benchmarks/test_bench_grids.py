@@ -100,6 +100,8 @@ def test_the_servers_parts() -> None:
         "fastest generator",
         "estimate and noise, seeded",
         "estimate and noise, secure",
+        "estimate and noise, 4 bands",
+        "estimate and noise, BLT of 2 buffers",
     ]
     first = rows[0]
     assert first["seconds"] is not None

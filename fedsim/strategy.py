@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -18,7 +19,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from fedsim.accounting.accountants import choose
+from fedsim.accounting.accountants import choose, epsilon_of_composition
 from fedsim.accounting.calibration import calibrate_noise_multiplier
 from fedsim.accounting.events import RoundCost
 from fedsim.accounting.selection import Selection
@@ -53,12 +54,13 @@ def build_plan(config: Config, materials: Materials) -> RoundPlan:
     """Return the plan that the strategy of the config builds, with the seed of its releases.
 
     Raises:
-        ConfigError: an unknown strategy, or what the strategy refuses.
+        ConfigError: an unknown strategy, what the strategy refuses, or noise without a finite ε.
     """
     build: Callable[[Config, Materials], RoundPlan] = resolve(
         "strategies", config.strategy.name, "strategy.name"
     )
     plan = build(config, materials)
+    _check_finite(plan, config)
     made = [
         plan.task.model_dump(mode="json"),
         distribution("tasks", plan.task.name),
@@ -76,6 +78,25 @@ def build_plan(config: Config, materials: Materials) -> RoundPlan:
     if plan.entropy == "secure" and (materials.seed < 2**64 or materials.seed == config.seed):
         made.append(secrets.token_hex(16))  # what was loaded has no secret to draw from
     return replace(plan, seed=release_seed(config, materials, made))
+
+
+def _check_finite(plan: RoundPlan, config: Config) -> None:
+    """Raise `ConfigError` where there is noise and no ε, so that what has a price is covered."""
+    if plan.noise_multiplier == 0.0:
+        return
+    if (delta := config.privacy.delta) is None:
+        raise ConfigError("privacy.delta: missing; a guarantee needs it, such as delta = 1e-5")
+    costs = [(plan.cost, config.strategy.rounds)]
+    if plan.score_rounds and plan.selection is None:
+        costs.append((plan.score_cost, len(plan.score_rounds)))
+    epsilon = epsilon_of_composition(costs, delta, plan.accountant, plan.relation)
+    if not math.isfinite(epsilon):
+        name = choose([cost for cost, _ in costs], plan.accountant, plan.relation)[0].name
+        raise ConfigError(
+            f"privacy.delta = {delta:g}: the {name} accountant certifies no finite ε at it for "
+            f"{config.strategy.rounds} rounds with noise multiplier {plan.noise_multiplier:g}; "
+            "take a larger δ or more noise, or noise_multiplier = 0 for a run without a guarantee"
+        )
 
 
 def _released(relation: Relation) -> str:

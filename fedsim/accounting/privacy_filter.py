@@ -164,7 +164,8 @@ def _price_of_search(
     """Return the price of the best of a random number of trials (Papernot and Steinke 2022, Thm 2).
 
     With the infinite losses of a trial cut out, it has a Rényi divergence, and the outcome of all
-    trials moves by their number times as much mass, in either world.
+    trials moves by their number times as much mass, in either world. Two orders take part, each
+    with a cut of its own.
     """
     if selection.stopping == "poisson":
         raise ConfigError('stopping = "poisson": cannot share a ledger; take "geometric"')
@@ -180,9 +181,8 @@ def _price_of_search(
     more = min((1.0 - 1.0 / at) * trial(at).renyi - log_gamma / at for at in ORDERS)
     # Divergences grow with the order: a higher one's bound is one of this order too.
     own = min(trial(at).renyi + log_trials / (at - 1.0) for at in {order, *ORDERS} if at >= order)
-    return Price(
-        own + (selection.shape + 1.0) * more, 2.0 * selection.trials * trial(order).infinite
-    )
+    infinite = max(trial(at).infinite for at in {order, *ORDERS})
+    return Price(own + (selection.shape + 1.0) * more, 4.0 * selection.trials * infinite)
 
 
 def _sides(

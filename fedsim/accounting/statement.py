@@ -21,6 +21,10 @@ _SOURCE: Mapping[Noise | None, str] = {
 }
 
 
+HYPOTHETICAL = "hypothetical, not a guarantee: "
+"""What the caption of an ε begins with that is of another mechanism than was run."""
+
+
 def noise_sentence(noise: Noise | None) -> str:
     """Return what follows a promise: whether its coins and noise are secret; None: not yet drawn.
 
@@ -153,7 +157,7 @@ class PrivacyTerms:
 
     def caption(self) -> str:
         """Return what an ε that stands by itself is of: beside a number in a log or a plot."""
-        hypothetical = "" if self.guaranteed else "hypothetical, not a guarantee: "
+        hypothetical = "" if self.guaranteed else HYPOTHETICAL
         drawn = "" if self.noise is None else f", {noise_terms(self.noise)}"
         return (
             f"{hypothetical}δ = {self.delta:g}, for one {self.unit}, {self.relation}, "

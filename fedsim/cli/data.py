@@ -246,6 +246,7 @@ def sizes(
             "epsilon": found.terms.epsilon,
             **found.terms.to_json(),
             "statement": found.terms.sentence(),
+            "assumptions": list(found.assumptions),
             "charged": charged,
         }
         typer.echo(json.dumps(answer, allow_nan=False))
@@ -256,4 +257,6 @@ def sizes(
     )
     typer.echo(found.terms.sentence())
     where = "charged in the shared ledger" if charged else "it adds to that of runs on these people"
-    typer.echo(f"This ε is of these answers by themselves; {where}.")
+    typer.echo(f"This ε is of these answers by themselves; {where}. It rests on:")
+    for sentence in found.assumptions:
+        typer.echo(f"- {sentence}")

@@ -142,7 +142,7 @@ def _by_registration(shared: SharedLedger) -> dict[str, Any]:
     accountant = _accountant(shared, shared.registered)
     epsilon = shared.tight(shared.registered) or 0.0
     planned = sum(rounds for _, rounds in shared.registered)
-    done, unit = shared.ledger.num_releases, shared.relation.unit
+    done, unit = sum(rounds for _, rounds in shared.ledger.costs), shared.relation.unit
     return {
         "basis": "fixed in advance",
         "epsilon": finite_or_none(epsilon),

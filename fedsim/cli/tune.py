@@ -58,8 +58,8 @@ def tune_command(
     Each trial is a whole run with a private score of its model (training.private_evaluation). Only
     the best one is kept, as a run folder, OUT/winner; do not show the others, nor their number.
     """
-    from fedsim.report.schema import CoveredScores
-    from fedsim.report.wording import scores_text
+    from fedsim.report.schema import CoveredScores, load_report
+    from fedsim.report.wording import scores_label, scores_text
     from fedsim.sweep.cells import expand, parse_variation
     from fedsim.sweep.search import RESULT, prepare, run_search
 
@@ -92,5 +92,5 @@ def tune_command(
     scores = scores_text(CoveredScores(**result["private_scores"]))
     chosen = ", ".join(f"{label} = {value}" for label, value in result["chosen"].items())
     typer.echo(result["statement"])
-    typer.echo(f"Chosen: {chosen}. {scores} That ε covers it.")
+    typer.echo(f"Chosen: {chosen}.\n{scores_label(load_report(winner).privacy)}: {scores}")
     typer.echo(f"Run: {winner}")

@@ -19,6 +19,7 @@ from fedsim.planner.noise import Noise
 from fedsim.planner.norms import NON_PRIVATE, USER_SIZES, PrivateNorms
 from fedsim.planner.numbers import Numbers, Scenario
 from fedsim.planner.owners import OwnersPlan
+from fedsim.runner.summary import about_users
 from fedsim.sampling import PoissonSampling
 
 FROM_NUMBERS = (
@@ -35,7 +36,8 @@ def sentences(comparison: StrategyComparison) -> tuple[str, ...]:
         return NON_PRIVATE, USER_SIZES
     left, delta = config.privacy.epsilon or 0.0, config.privacy.delta or 0.0
     spent = norms.sentence(left, delta, comparison.chosen.plan.sampling.guaranteed)
-    return spent, f"{USER_SIZES} The signal, another query, was not computed."
+    rests = about_users(config, norms.gradients.materials)
+    return spent, *rests, f"{USER_SIZES} The signal, another query, was not computed."
 
 
 def notes(comparison: StrategyComparison) -> tuple[str, ...]:

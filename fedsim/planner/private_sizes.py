@@ -27,6 +27,7 @@ from fedsim.materials import Materials
 from fedsim.noise import release_
 from fedsim.release_seed import release_seed
 from fedsim.runner.shared_ledger import open_ledger
+from fedsim.runner.summary import about_users
 from fedsim.sampling import PoissonSampling
 from fedsim.seeding import NoiseKey, noise_key, secret_noise_key
 from fedsim.strategy import neighbours
@@ -46,12 +47,14 @@ class PrivateSizes:
         quantiles: (quantile, examples): no more than that share of users have fewer, by the noisy
             histogram; the ends of bins, 19 % apart where they are large.
         terms: ε of this release by itself, with everything that it is said with.
+        assumptions: what it rests on.
     """
 
     users: float
     users_stddev: float
     quantiles: Sequence[tuple[float, int]]
     terms: PrivacyTerms
+    assumptions: Sequence[str]
 
 
 def private_sizes(config: Config, materials: Materials, noise_multiplier: float) -> PrivateSizes:
@@ -90,6 +93,7 @@ def private_sizes(config: Config, materials: Materials, noise_multiplier: float)
             noise=config.privacy.noise,
             unit=config.data.unit,
         ),
+        assumptions=about_users(config, materials),
     )
 
 

@@ -48,6 +48,7 @@ def model_card(
     went_on = "" if continued is None else f" and its adapter `{continued}`"
     attacker = attacker_text(promise)
     assumptions = promise["assumptions"] or ["none: there is no guarantee"]
+    counted = "hypothetical ε" if promise["hypothetical"] else "promise"
     body = [
         f"# A language {name} trained by fedsim",
         "",
@@ -67,7 +68,7 @@ def model_card(
         *(f"- {sentence}" for sentence in _NOT_COVERED),
         "",
         *(
-            ["## Utility", "", f"{scores_text(scores)} The promise above counts them.", ""]
+            ["## Utility", "", f"{scores_text(scores)} The {counted} above counts them.", ""]
             if scores
             else []
         ),

@@ -12,6 +12,7 @@ from fedsim.sampling import Relation
 from fedsim.state import ServerState
 
 _NOTHING = "nothing pays for it"
+_HYPOTHETICAL = "a hypothetical ε alone"
 
 
 def queries(config: Config, plan: RoundPlan, state: ServerState) -> tuple[Query, ...]:
@@ -46,7 +47,9 @@ def _charged(config: Config, plan: RoundPlan, state: ServerState) -> list[Query]
     if account is not None and account.path.exists():
         for cost, count in account.others(state.ledger):
             rows.append(_row(f"by others, in the ledger {account.path.name}", count, cost))
-    return rows
+    if plan.sampling.guaranteed:
+        return rows
+    return [row.model_copy(update={"paid_by": _HYPOTHETICAL, "covered": False}) for row in rows]
 
 
 def _row(question: str, times: int, cost: RoundCost) -> Query:

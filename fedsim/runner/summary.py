@@ -30,7 +30,6 @@ from fedsim.materials import Materials
 from fedsim.plan import RoundPlan
 from fedsim.report.schema import (
     Cost,
-    CoveredScores,
     DataSummary,
     HeldOut,
     ModelSummary,
@@ -127,12 +126,7 @@ def summarise(
             materials.model.origin,
             materials.num_protected,
             of_data=(
-                *assumptions(
-                    config.data.preparation,
-                    materials.store.manifest["dropped"],
-                    co_owned=config.data.co_owned,
-                ),
-                *about_canaries(len(materials.split.canaries)),
+                *_about_texts(config, materials),
                 *((NOT_PAID_FOR,) if diverged else ()),
                 *_counted(config, plan, state, cut_short),
             ),
@@ -151,9 +145,7 @@ def summarise(
             rounds=state.round,
         ),
         samples=None if diverged else _samples(config, materials, state),
-        private_scores=None
-        if diverged or cut_short
-        else _private_scores(config, plan, state, lines),
+        private_scores=None if diverged or cut_short else lines[-1].private_scores,
         diverged=diverged,
         machine=_machine(config),
         versions={"python": platform.python_version()}
@@ -161,12 +153,20 @@ def summarise(
     )
 
 
-def _private_scores(
-    config: Config, plan: RoundPlan, state: ServerState, lines: Sequence[RoundMetrics]
-) -> CoveredScores | None:
-    """Return the last line's private scores, if there is an ε that covers them."""
-    covered = math.isfinite(privacy_terms(config, plan, state).epsilon)
-    return lines[-1].private_scores if covered else None
+def about_users(config: Config, materials: Materials) -> tuple[str, ...]:
+    """Return what any guarantee for these users rests on, whatever is released of them."""
+    return (*_owners(config), *_made_up(config), *_about_texts(config, materials))
+
+
+def _about_texts(config: Config, materials: Materials) -> tuple[str, ...]:
+    return (
+        *assumptions(
+            config.data.preparation,
+            materials.store.manifest["dropped"],
+            co_owned=config.data.co_owned,
+        ),
+        *about_canaries(len(materials.split.canaries)),
+    )
 
 
 def _counted(
@@ -335,13 +335,19 @@ def _assumptions(config: Config, plan: RoundPlan, origin: str, num_users: int) -
         *_shared(config),
         _SETTINGS if plan.selection is None else _SEARCHED,
         f"{ORIGIN}{origin}",
-        f"Only the model {'and its private scores are' if plan.score_rounds else 'is'} covered. "
-        "Training losses, cohort sizes and other scores on held-out text in this report are "
-        "computed on private text and are not.",
+        f"{_covered(plan)} Training losses, cohort sizes and other scores on held-out text in this "
+        "report are computed on private text and are not.",
         "Noise is added in float64 and the sum rounded to a grid of at most 2^-16 of the noise's "
         "standard deviation; what else sets floating point apart from real numbers is not "
         "accounted.",
     )
+
+
+def _covered(plan: RoundPlan) -> str:
+    what = "the model and its private scores" if plan.score_rounds else "the model"
+    if not plan.sampling.guaranteed:
+        return f"Nothing is covered: the hypothetical ε would cover {what} alone."
+    return f"Only {what} {'are' if plan.score_rounds else 'is'} covered."
 
 
 _SETTINGS = (

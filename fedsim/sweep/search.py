@@ -365,6 +365,7 @@ def _write_result(search: Search, out: Path) -> None:
         "candidates": [dict(cell.settings) for cell in search.cells],
         "noise_multiplier": search.plan.noise_multiplier,
         "epsilon_of_a_trial_by_itself": search.epsilon_of_trial,
+        "search": search.sentence(),
         "winner": WINNER,
     }
     write_atomically(out / RESULT, json.dumps(result, indent=1, ensure_ascii=False) + "\n")

@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from fedsim.accounting.statement import PrivacyTerms
+from fedsim.accounting.statement import HYPOTHETICAL, PrivacyTerms
 from fedsim.config import Config
 from fedsim.plan import RoundPlan
 from fedsim.registry import resolve
@@ -72,16 +72,18 @@ _COVERED = (
 def scalars(line: RoundMetrics, terms: str) -> Iterator[tuple[str, float]]:
     """Yield a tag and a value for every number of a line but the round, NaN and infinities too.
 
-    The tag of ε has its terms; what is computed on private text, and no ε covers, stands under
-    "not covered by ε".
+    The tag of ε has its terms; what is computed on private text, and no ε covers or a hypothetical
+    one does, stands under "not covered by ε".
     """
+    guaranteed = bool(terms) and not terms.startswith(HYPOTHETICAL)
     for name, value in _numbers(
         line.model_dump(exclude={"round", "epsilon_terms"}, exclude_none=True)
     ):
         if name == "epsilon":
             yield f"epsilon ({terms})", value
         else:
-            yield name if name.startswith(_COVERED) else f"not covered by ε/{name}", value
+            covered = guaranteed and name.startswith(_COVERED)
+            yield name if covered else f"not covered by ε/{name}", value
 
 
 def _numbers(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:

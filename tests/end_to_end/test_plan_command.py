@@ -116,6 +116,17 @@ def test_private_norms_are_taken_off(config: Path, materials: Materials, tmp_pat
     assert "ε = 6, δ = 0.001" in out.read_text(encoding="utf-8").replace("\n# ", " ")
 
 
+def test_what_private_norms_rest_on_is_said(config: Path, tmp_path: Path) -> None:
+    steps = 'data.preparation=[{step="near-duplicates",within="data"}]'
+    out = tmp_path / "out.toml"
+    options = ("--private-norms", "1.5", "--set", steps, "--out", out)
+    done = fedsim("plan", config, *options)
+    assert done.returncode == 0, done.stderr
+    said = "The preparation looked across users (near-duplicates)"
+    assert said in " ".join(done.stdout.split())
+    assert said in out.read_text(encoding="utf-8").replace("\n# ", " ")
+
+
 def test_people_get_a_table_and_are_told_what_was_replaced(
     config: Path, materials: Materials
 ) -> None:

@@ -18,7 +18,7 @@ from fedsim.accounting.privacy_filter import ORDERS, RenyiFilter
 from fedsim.errors import BudgetSpentError, ConfigError
 from fedsim.report.schema import load_report
 from fedsim.runner.shared_ledger import SharedAccount, SharedLedger, read_shared
-from fedsim.sampling import PoissonSampling, Relation
+from fedsim.sampling import BalancedSampling, PoissonSampling, Relation
 from tests.helpers.commands import fedsim, fedsim_json
 from tests.helpers.light import write_config
 
@@ -185,6 +185,18 @@ def test_a_sweeps_runs_are_registered_together(speeches: Path, tmp_path: Path) -
     later = fedsim("run", config, "--out", tmp_path / "later", "--set", "server.learning_rate=0.3")
     assert later.returncode == 3
     assert "was registered before its first release" in later.stderr
+
+
+def test_a_run_with_one_price_is_spent_with_its_first_release(tmp_path: Path) -> None:
+    """Nothing of it is still registered then, however few rounds it came to."""
+    whole = RoundCost(BalancedSampling(20, 2), 1.5)
+    terms = SharedLedger(epsilon(whole, 20, 1e-3) * (1.0 + 1e-6), 1e-3, BOTH)
+    account = SharedAccount(tmp_path / "people.json", terms)
+    account.charge(0, whole, "kept:one", 20, own=Ledger())
+    assert read_shared(account.path).order is None
+    said = fedsim("account", "ledger", account.path).stdout
+    assert "All 20 releases, and the 0 still registered" in said
+    assert fedsim_json("account", "ledger", account.path)["spent_share"] == 1.0
 
 
 def _charge_many(path: Path, name: str, start: Barrier) -> None:

@@ -78,3 +78,16 @@ def test_a_seeded_answer_is_the_same_again_and_charged_once(speeches: Path, tmp_
         "give a finite number > 0"
         in fedsim("data", "sizes", path, "--noise-multiplier", "0").complaint
     )
+
+
+def test_what_the_answer_rests_on_is_said(speeches: Path, tmp_path: Path) -> None:
+    """One user could remove the copies that others have, and move more counts than are paid for."""
+    steps = [{"step": "near-duplicates", "within": "data"}]
+    path = write_config(tmp_path / "c.toml", speeches, data={"preparation": steps})
+    said = fedsim("data", "sizes", path).stdout
+    assert "The preparation looked across users (near-duplicates)" in said
+    assert "One identifier in the user column is one person" in said
+    answer = json.loads(fedsim("data", "sizes", path, "--json").stdout)
+    assert any("looked across users" in sentence for sentence in answer["assumptions"])
+    plain = write_config(tmp_path / "plain.toml", speeches)
+    assert "looked across users" not in fedsim("data", "sizes", plain).stdout

@@ -16,6 +16,7 @@ from fedsim.config import Config
 from fedsim.errors import BudgetSpentError, ConfigError
 from fedsim.materials import load_materials
 from fedsim.report.schema import load_metrics, load_report
+from fedsim.runner.finished import Run
 from fedsim.runner.folder import RunFolder
 from fedsim.runner.launch import run
 from fedsim.runner.shared_ledger import read_shared
@@ -105,14 +106,17 @@ def test_nothing_is_paid_for_without_noise(speeches: Path, tmp_path: Path) -> No
     assert not any(query.covered for query in done.report.privacy.queries)
 
 
-def test_scores_without_a_finite_epsilon_are_not_called_covered(
-    speeches: Path, tmp_path: Path
+@pytest.mark.parametrize("training", [{}, {"private_evaluation": None}], ids=["scored", "not"])
+def test_noise_without_a_finite_epsilon_is_refused(
+    speeches: Path, tmp_path: Path, training: dict[str, Any]
 ) -> None:
+    """Else rounds and scores would be charged and called covered, and nothing would cover them."""
     privacy = {"noise_multiplier": 1.0, "delta": 1e-27}  # less than any accountant resolves
-    found = run(scored(speeches, privacy=privacy), tmp_path / "run")
-    assert found.epsilon is None
-    assert found.report.private_scores is None
-    assert "Utility" not in (found.path / "model" / "README.md").read_text(encoding="utf-8")
+    with pytest.raises(
+        ConfigError, match=r"privacy\.delta = 1e-27: the pld accountant certifies no"
+    ):
+        run(scored(speeches, privacy=privacy, training=training), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_number_of_examples_declares_no_number_of_users(speeches: Path, tmp_path: Path) -> None:
@@ -128,6 +132,17 @@ def test_under_a_hypothetical_epsilon_they_are_said_so(speeches: Path, tmp_path:
     page = (found.path / "report.html").read_text(encoding="utf-8")
     assert "Private scores, under the hypothetical ε above" in page
     assert "Private scores, covered" not in page
+    assert "The hypothetical ε above counts them." in card_of(found)
+    assert not any(query.covered for query in found.report.privacy.queries)
+    assert any("would cover the model and its" in one for one in found.report.privacy.assumptions)
+    lines = load_metrics(found.path)
+    tags = {name for name, _ in scalars(lines[-1], lines[-1].epsilon_terms or "")}
+    assert "not covered by ε/private_scores/loss" in tags
+    assert not any(tag.startswith("private_scores") for tag in tags)
+
+
+def card_of(found: Run) -> str:
+    return (found.path / "model" / "README.md").read_text(encoding="utf-8")
 
 
 def test_a_score_that_is_done_again_is_charged_once_where_it_repeats(

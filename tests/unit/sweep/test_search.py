@@ -356,3 +356,11 @@ def test_what_a_shared_ledger_cannot_price_leaves_nothing_behind(
     assert "cannot share a ledger" in fedsim("tune", config, *options).complaint
     assert not (tmp_path / "out" / STATE).exists()
     assert not (tmp_path / "shared.json").exists()
+
+
+def test_a_hypothetical_promise_covers_no_score(speeches: Path, tmp_path: Path) -> None:
+    config = write(tmp_path / "c.toml", speeches, declared_num_users=24)
+    options = ("--trials", "2", "--vary", RATES, "--set", "strategy.sampling.kind=shuffled")
+    done = fedsim("tune", config, *options, "--out", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    assert "Private scores, under the hypothetical ε above: " in done.stdout

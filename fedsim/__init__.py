@@ -11,11 +11,11 @@ sampling.py          samplers and neighbouring relations
 clipping.py          what one unit (a user in ULS, an example in ELS) can add
 clip_policy.py       how the clip moves from round to round
 estimators.py        denominators, and the sensitivity of the estimate
-noise.py             Gaussian noise, drawn and added
+noise/               Gaussian noise, drawn and added
 server_optimizer.py  the server's step
 execution.py         interfaces between server and clients: Unit, Update, Task, Engine, Executor
 seeding.py           random streams; release_seed.py: the seed of a run's streams
-strategy.py          from a config to a plan: what all strategies share
+strategy.py          from a config to a plan: its sampler, clip and noise, for all strategies
 materials.py         the model, texts and split of a run
 language_model.py    the interface of a network; tensors.py: arithmetic on dictionaries of tensors
 registry.py          plug-ins by name (entry points); errors.py: errors with an exit status

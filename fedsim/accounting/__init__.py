@@ -7,7 +7,7 @@ calibration.py   the least noise that keeps a promised ε
 ledger.py        every release of a run; budget.py says what is left of an (ε, δ)
 statement.py     an ε with everything that it must be said with, in words and as JSON
 
-Imports the mechanism's values (`sampling`, `clip_policy`), never `data`, `runner` or `report`.
+Imports samplers and `seeding`, never `data`, `runner` or `report`.
 """
 
 PROMISE = "privacy.json"

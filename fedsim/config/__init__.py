@@ -1,7 +1,6 @@
 """Config: the keys of a run's TOML file, their types and defaults, and errors that help.
 
-Start at `schema.py`; the keys of `[data]` are in `fedsim/data/config.py`. Imports `fedsim.utils`,
-and the clips and estimators that keys describe.
+Start at `schema.py`; the keys of `[data]` are in `fedsim/data/config.py`, which it imports.
 """
 
 from fedsim.config.schema import (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -54,9 +53,13 @@ def halting_test(num_users: int, epsilon: float) -> AboveThreshold:
 
 
 def laplace(scale: float, source: RandomSource) -> float:
-    """Draw from Laplace(0, scale): the difference of two exponentials."""
-    first, second = 1.0 - source.random(2)
-    return scale * (math.log(first) - math.log(second))
+    """Draw from Laplace(0, scale): the difference of two exponentials, of uniforms of 106 bits.
+
+    It ends at 73 scales, beyond which the law has 2^-105: `failure_probability` counts that.
+    """
+    uniforms = source.random(2) + 2.0**-53 * (source.random(2) + 2.0**-54)
+    first, second = np.log(uniforms)
+    return scale * float(first - second)
 
 
 @dataclass(frozen=True)

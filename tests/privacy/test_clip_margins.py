@@ -219,6 +219,52 @@ def test_terms_that_cancel_lose_nobody_elses(size: float) -> None:
     assert l2_norm(add(sums[1], {"w.weight": -sums[0]["w.weight"]})) <= rounding_share(others + 1)
 
 
+@pytest.mark.parametrize("make", [Ghost, Materialised])
+@pytest.mark.parametrize("kind", ["product", "total", "rows"])
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_unit_whose_terms_cancel_is_added_alone(
+    make: type[Ghost | Materialised], kind: str, whole: bool
+) -> None:
+    """Terms of ±M beside a small rest.
+
+    Else how they are rounded, by the shape of the pass, is scaled up with the rest; a stationary
+    point of a text that many have moved the sum by a quarter of a bound so.
+    """
+    for size, alone in ((1e5, True), (20.0, False)):
+        row = torch.tensor([[[1.0, 0.0, 0.0]]])
+        values = torch.cat([size * row, -size * row, row.roll(1, 2)], dim=1)
+        values = torch.cat([values, torch.tensor([[[0.5, 0.5, 0.5]]]).expand(1, 3, 3)])
+        terms: dict[str, tuple[Term, torch.Tensor]] = {
+            "product": (Product(torch.ones(2, 3, 2), values), torch.zeros(2, 3)),
+            "total": (Total(values), torch.zeros(3)),
+            "rows": (Rows(torch.ones(2, 3, dtype=torch.int64), values, 4), torch.zeros(4, 3)),
+        }
+        term, like = terms[kind]
+        gradients = make(Buffers(), {"w": like}, 2, 0)
+        gradients.start_pass(Segments([1, 1], whole=whole, tokens=[3, 3]))
+        gradients("w", term)
+        clip = FlatClip(l2_clip_norm=0.5)
+        factors, plain = clip_factors(clip, {"w": like}, gradients.squares())
+        assert plain.all()
+        assert gradients.coarse(factors, clip.bound).tolist() == [alone, False], size
+
+
+def test_a_scaled_side_that_underflows_is_added_alone() -> None:
+    """A factor of 1e-27 times 1e-16 has a few bits. With fewer, 1.7 times the bound was added."""
+    for bound, alone in ((1e-25, True), (1.0, False)):
+        eye = torch.eye(64)[None]
+        product = Product(1e-16 * eye, torch.cat([1e17 * eye, 0.0 * eye], dim=2))
+        gradients = Ghost(Buffers(), {"w": torch.zeros(64, 128)}, 1)
+        gradients.start_pass(Segments([1], whole=True, tokens=[64]))
+        gradients("w", product)
+        layout = {"w": torch.zeros(64, 128)}
+        factors, plain = clip_factors(FlatClip(l2_clip_norm=bound), layout, gradients.squares())
+        assert plain.all()
+        assert bool(gradients.coarse(factors, bound)) == alone
+        moved = l2_norm(dict(gradients.weighted_sum(factors))) / bound
+        assert moved <= 1.0 or alone
+
+
 def test_tokens_count_at_each_of_their_experts() -> None:
     """500 tokens at 8 of 9 experts each: formed twice, or the margin would be of per cents."""
     torch.manual_seed(0)

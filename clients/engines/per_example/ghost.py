@@ -22,11 +22,13 @@ from fedsim.clients.engines.per_example.batched import BatchedEngine, Buffers
 from fedsim.clients.engines.per_example.capture import OpenModel
 from fedsim.clients.engines.per_example.ghost_norms import ghost_is_cheaper, ghost_norms, present
 from fedsim.clients.engines.per_example.gradient_terms import (
+    Masses,
     MergedRows,
     Product,
     Rows,
     Segment,
     Segments,
+    StackedProduct,
     Term,
     by_unit,
     merged,
@@ -45,6 +47,9 @@ _AT_ONCE = 1 << 20
 # Σ of the norms of a unit's terms over the clip's bound, above which the unit is added alone. Terms
 # without relation to each other come to the root of their number.
 _MOST_MASS = 64.0
+# Of the clip's bound, that a factor times one side of a product may lose by underflow.
+_MOST_LOST = 1e-12
+_LEAST_STEP = 2.0**-149  # of float32: what is nearer to zero is a multiple of it
 
 
 _Way = Literal["ghost", "formed", "formed twice"]
@@ -61,9 +66,10 @@ class Ghost:
     and m = Σ ‖l_t‖‖r_t‖ + Σ ‖v_s‖ over the unit's P positions where neither factor is zero, times
     the most that a chain stretches a row. A sum over them, in any order and any parts, is within
     γ_P·m of G: a term is rounded P times at most, in its product and in P - 1 sums, and zeros add
-    no rounding. A factor on one side rounds once more, and a chain, along rows of width w, w + 6
-    times. With k = P + 1, and w + 6 for a chain, a unit thus adds sqrt(squares + error) + γ_k·m at
-    most by `ghost_norms`, and ‖formed‖ + 2γ_k·m where its gradient is formed; `norm_error`
+    no rounding. A factor on one side rounds once more (what underflows of it is 1e-12 of the bound,
+    or the unit is added alone), and a chain, along rows of width w, w + 6 times. With k = P + 1,
+    and w + 6 for a chain, a unit thus adds sqrt(squares + error) + γ_k·m at most by
+    `ghost_norms`, and ‖formed‖ + 2γ_k·m where its gradient is formed; `norm_error`
     is for the norm of what is formed, and for factors. Of 1024 positions that would be 0.4 % more
     than the norm, of 65,536 twice the norm. So a gradient of many positions is formed once more to
     be added, the same products of the same numbers, and ‖formed‖ is what it adds.
@@ -83,6 +89,8 @@ class Ghost:
         self._vectors: dict[str, torch.Tensor] = {}
         self._merged: dict[str, MergedRows] = {}
         self._masses: dict[str, torch.Tensor] = {}
+        self._others = Masses(layout, num_units)  # of what is no product
+        self._lost: dict[str, torch.Tensor] = {}  # by underflow of a scaled side, at most
         self._formed: dict[str, list[_Group]] = {}
         self._dropped: set[int] = set()
         self._squares: torch.Tensor | None = None
@@ -97,6 +105,11 @@ class Ghost:
         Norms and the sum are different arithmetic on the same numbers: both in the parameters'
         type, so that they agree to its rounding.
         """
+        if isinstance(term, Product):
+            lost = _lost_by_underflow(term, self._passes[-1])
+            self._lost[name] = self._lost[name] + lost if name in self._lost else lost
+        else:
+            self._others.add(name, term, self._passes[-1])
         self._terms[name].append((term.to(self._layout[name].dtype), self._passes[-1]))
 
     def squares(self) -> torch.Tensor:
@@ -136,9 +149,12 @@ class Ghost:
         """Return (units,) bool: units whose terms would drown those of others before they cancel.
 
         A unit whose gradient is within the bound may be a sum of terms far over it. In one product
-        with other units' terms those are rounded to the last bit of the partial sums.
+        with other units' terms those are rounded to the last bit of the partial sums. So are units
+        of which a factor times one side is too small for the proof.
         """
-        coarse = torch.zeros(self._num_units, dtype=torch.bool, device=factors.device)
+        coarse = self._others.too_large(factors, bound)
+        for lost in self._lost.values():
+            coarse |= lost > _MOST_LOST * bound
         for column, name in enumerate(self._layout):
             if name in self._masses:
                 coarse |= factors[:, column] * self._masses[name] > _MOST_MASS * bound
@@ -337,6 +353,24 @@ def _chain(products: list[Product], gradient: torch.Tensor) -> None:
     """Apply the products' chain rule, in place: to the gradient of the stored parameter."""
     if products and products[0].chain is not None:
         products[0].chain(gradient)
+
+
+def _lost_by_underflow(product: Product, segments: Segments) -> torch.Tensor:
+    """Return (units,) float64: how far rounding of a scaled narrow side to a float may move a unit.
+
+    Each entry by half a step at most, so the product by √entries · ‖wide side‖ halves of it.
+    """
+    left, right = product.left, product.right
+    if isinstance(product, StackedProduct) or left.shape[-1] < right.shape[-1]:
+        narrow, wide = left, right
+    else:
+        narrow, wide = right, left
+    rows = segments.unit_of_row(wide.device)
+    zeros = torch.zeros(segments.num_units, dtype=torch.float64, device=wide.device)
+    squares = torch.linalg.vector_norm(wide, dim=(1, 2)).double().square_()
+    entries = torch.bincount(rows, minlength=segments.num_units) * narrow[0].numel()
+    lost = zeros.index_add_(0, rows, squares).mul_(entries).sqrt_().mul_(_LEAST_STEP / 2.0)
+    return lost if product.chain is None else lost * product.chain.stretch
 
 
 def _joined(term: Term, rows: slice) -> Term:

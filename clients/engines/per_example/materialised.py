@@ -19,6 +19,7 @@ from fedsim.clients.engines.per_example.batched import BatchedEngine, Buffers
 from fedsim.clients.engines.per_example.capture import NotCovered, OpenModel
 from fedsim.clients.engines.per_example.gradient_terms import (
     Chain,
+    Masses,
     MergedRows,
     Product,
     Rows,
@@ -192,6 +193,7 @@ class Materialised:
         self._rows: dict[str, list[tuple[Rows, Segments]]] = {}
         self._merged: dict[str, MergedRows] = {}
         self._chains: dict[str, Chain] = {}
+        self._masses = Masses(layout, num_units)
         self._all_squares: torch.Tensor | None = None
 
     def start_pass(self, segments: Segments) -> None:
@@ -203,6 +205,7 @@ class Materialised:
 
     def __call__(self, name: str, term: Term) -> None:
         """Add one term of parameter `name`."""
+        self._masses.add(name, term, self._segments)
         if isinstance(term, Rows):  # dense only if another term of the table is
             self._rows.setdefault(name, []).append((term, self._segments))
             self._changed.add(name)
@@ -285,8 +288,8 @@ class Materialised:
         return block_squares(self._dense[name].flatten(1))
 
     def coarse(self, factors: torch.Tensor, bound: float) -> torch.Tensor:
-        """Return (units,) bool, all false: the gradients whose norms were taken are added."""
-        return torch.zeros(self._num_units, dtype=torch.bool, device=factors.device)
+        """Return (units,) bool: units whose gradient is rounded by too much; see `Masses`."""
+        return self._masses.too_large(factors, bound)
 
     def drop(self, units: torch.Tensor) -> None:
         """Put zeros for these units: their NaN times a factor of 0 would be NaN."""

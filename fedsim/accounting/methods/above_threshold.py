@@ -23,6 +23,8 @@ from fedsim.accounting.methods.pld import PldAccountant
 from fedsim.concentration.sampling import ConcentratedSampling, halting_test
 from fedsim.sampling import PoissonSampling, Relation
 
+_NOT_DRAWN = 2.0**-104  # of Laplace noise: what `laplace` never draws, in both neighbours' worlds
+
 
 @dataclass(frozen=True)
 class AboveThresholdAccountant:
@@ -87,6 +89,7 @@ def failure_probability(sampling: ConcentratedSampling) -> float:
     x = (b * margin + math.log(a / (b * rounds))) / (a + b)
     x = min(max(x, 0.0), max(margin, 0.0))
     tails = 0.5 * math.exp(-a * x) + 0.5 * rounds * math.exp(-b * (margin - x))
+    tails += (rounds + 1) * _NOT_DRAWN
     return min(1.0, tails) if margin > 0.0 else 1.0
 
 

@@ -9,8 +9,15 @@ import pytest
 import torch
 from scipy import integrate, stats
 
+from fedsim.accounting.methods.above_threshold import failure_probability
 from fedsim.concentration.filter import concentration_score, distances, filter_weights
-from fedsim.concentration.sampling import SCORE_SENSITIVITY, AboveThreshold, halting_test, laplace
+from fedsim.concentration.sampling import (
+    SCORE_SENSITIVITY,
+    AboveThreshold,
+    ConcentratedSampling,
+    halting_test,
+    laplace,
+)
 from fedsim.seeding import secret_stream, stream
 
 DRAWS = 20_000
@@ -57,6 +64,18 @@ def test_laplace_noise(source: np.random.Generator) -> None:
     for wrong in (2.5, 3.6):
         assert stats.kstest(sample, stats.laplace(scale=wrong).cdf).pvalue < 1e-4
     assert stats.kstest(sample, stats.norm(0.0, 3.0 * math.sqrt(2)).cdf).pvalue < 1e-4
+
+
+def test_laplace_noise_reaches_as_far_as_its_price_says() -> None:
+    """106 bits: at most 73 scales, and the law beyond is counted as a test that is wrong."""
+
+    class Least:
+        def random(self, size: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+            return np.array([0.0, 0.5][:size])
+
+    assert laplace(1.0, Least()) == pytest.approx(-107 * math.log(2.0) - math.log(0.5), rel=0.01)
+    sure = ConcentratedSampling(10**9, 1.0, 9)
+    assert failure_probability(sure) == pytest.approx(10 * 2.0**-104)
 
 
 def pass_probability(gap: float, epsilon: float, of_threshold: float, of_score: float) -> float:

@@ -108,6 +108,12 @@ def _check_population(config: Config, sampling: ConcentratedSampling) -> None:
 def _users_needed(sampling: ConcentratedSampling, config: Config) -> int:
     """Return a number of users, within 5 %, for which the test is sure enough."""
     delta = config.privacy.delta or 0.0
+    least = failure_probability(replace(sampling, population=10**15))
+    if least >= delta / 2.0:
+        raise ConfigError(
+            f"privacy.delta = {delta:g}: the test of strategy 'asi-liu' is wrong with probability "
+            f"{least:.2g} whatever the number of users; it needs a larger delta"
+        )
     while failure_probability(sampling) >= delta / 2.0:
         count = sampling.population + max(1, sampling.population // 20)
         sampling = replace(sampling, population=count)

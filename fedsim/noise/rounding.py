@@ -18,9 +18,9 @@ The share is of two sums, with and without the unit. Three parts, u = 2⁻²⁴:
   `tests/privacy/test_engine_sensitivity.py` measures both, several hundred units that a newcomer
   shifts from one chunk and pass to another, the units all alike (so that all are off the same way)
   or all different. Where the terms of a unit's gradient nearly cancel, more of its bits are so:
-  `materialised` and `ghost` add a unit alone whose terms are over 256 times what the clip leaves of
-  their sum (`Masses` in `gradient_terms`; speakers of the built-in text come to 10). `vmap` sees no
-  terms, and has no such test.
+  `materialised` and `ghost` add a unit alone whose terms, of a few matrices, are over 256 times
+  what the clip leaves of their sum (`Masses` in `gradient_terms`). `vmap` sees no terms, and has no
+  such test.
 - *Not covered*: steps. A unit whose numbers are not finite for the padding that another brings, or
   whose ghost norm is just where pairs become too inexact, is computed in another way, with a
   margin of the clip that differs by 10⁻⁴ at most.

@@ -105,6 +105,7 @@ def test_others_halt_the_run_which_is_charged_and_reported(speeches: Path, tmp_p
     ("override", "complaint"),
     [
         ("privacy.epsilon=8.0", "with 24 users the test of strategy 'asi-liu' may be wrong"),
+        ("privacy.delta=1e-33", "whatever the number of users; it needs a larger delta"),
         ("strategy.cohort_size=5", "cohort_size = 5.0: not used by strategy 'asi-liu'"),
         ("strategy.sampling.kind='fixed-size'", "takes all users every round"),
         ("privacy.relation='add-or-remove-one'", "needs a public number of users"),

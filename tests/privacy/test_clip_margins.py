@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -12,9 +12,11 @@ import torch
 from fedsim.clients import app
 from fedsim.clients.engines.clipped_sums import block_squares, clip_factors, sum_of_rows
 from fedsim.clients.engines.per_example.batched import Buffers
-from fedsim.clients.engines.per_example.ghost import Ghost
+from fedsim.clients.engines.per_example.capture import OpenModel
+from fedsim.clients.engines.per_example.ghost import Ghost, ghost
 from fedsim.clients.engines.per_example.gradient_terms import (
     Gradients,
+    Masses,
     Product,
     Rows,
     Segments,
@@ -22,8 +24,9 @@ from fedsim.clients.engines.per_example.gradient_terms import (
     Term,
     Total,
 )
-from fedsim.clients.engines.per_example.materialised import Materialised
+from fedsim.clients.engines.per_example.materialised import Materialised, materialised
 from fedsim.clients.models.mcmahan_lstm import NormalisedRows, unit_rows
+from fedsim.clients.tasks.fedsgd import AveragedGradient
 from fedsim.clipping import Clip, FlatClip
 from fedsim.estimators import WeightedSum
 from fedsim.execution import Engine, Keys, Task
@@ -247,6 +250,47 @@ def test_a_unit_whose_terms_cancel_is_added_alone(
         factors, plain = clip_factors(clip, {"w": like}, gradients.squares())
         assert plain.all()
         assert gradients.coarse(factors, clip.bound).tolist() == [alone, False], size
+
+
+@pytest.mark.parametrize("make", [Ghost, Materialised])
+def test_a_unit_of_many_positions_whose_terms_cancel_is_added_alone(
+    make: type[Ghost | Materialised],
+) -> None:
+    """Above the positions from which `Ghost` forms a gradient twice."""
+    left, right = torch.ones(1, 1000, 4), 1e4 * torch.randn(1, 1000, 6)
+    right[:, 500:] = -right[:, :500]
+    right[:, 0] += 1.0
+    gradients = make(Buffers(), {"w": torch.zeros(4, 6)}, 1, 0)
+    gradients.start_pass(Segments([1], whole=True, tokens=[1000]))
+    gradients("w", Product(left, right))
+    clip, layout = FlatClip(l2_clip_norm=0.5), {"w": torch.zeros(4, 6)}
+    factors, _ = clip_factors(clip, layout, gradients.squares())
+    assert gradients.coarse(factors, clip.bound).tolist() == [True]
+
+
+@pytest.mark.parametrize("engine", ["ghost", "materialised"])
+def test_an_ordinary_text_is_added_together(
+    engine: str, materials: Materials, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even at an eighth of what terms may come to is a user of it added alone."""
+    monkeypatch.setattr("fedsim.clients.engines.per_example.gradient_terms._MOST_MASS", 32.0)
+    seen = []
+    too_large = Masses.too_large
+
+    def watched(self: Masses, factors: torch.Tensor, bound: float) -> torch.Tensor:
+        seen.append(too_large(self, factors, bound))
+        return seen[-1]
+
+    monkeypatch.setattr(Masses, "too_large", watched)
+    make = {"ghost": ghost, "materialised": materialised}[engine]
+    task = AveragedGradient(materials, group_size=4)
+    parameters = materials.model.initial_parameters()
+    for norm in (0.1, 1.0):
+        make(cast("OpenModel", materials.model))(
+            task, parameters, np.arange(20), FlatClip(l2_clip_norm=norm), 0
+        )
+    assert sum(len(each) for each in seen) >= 40
+    assert not any(each.any() for each in seen[2:])  # the first are of made-up tokens
 
 
 def test_a_scaled_side_that_underflows_is_added_alone() -> None:

@@ -89,7 +89,7 @@ class Ghost:
         self._vectors: dict[str, torch.Tensor] = {}
         self._merged: dict[str, MergedRows] = {}
         self._masses: dict[str, torch.Tensor] = {}
-        self._others = Masses(layout, num_units)  # of what is no product
+        self._all = Masses(layout, num_units)  # also of what `_masses` has not
         self._lost: dict[str, torch.Tensor] = {}  # by underflow of a scaled side, at most
         self._formed: dict[str, list[_Group]] = {}
         self._dropped: set[int] = set()
@@ -108,8 +108,7 @@ class Ghost:
         if isinstance(term, Product):
             lost = _lost_by_underflow(term, self._passes[-1])
             self._lost[name] = self._lost[name] + lost if name in self._lost else lost
-        else:
-            self._others.add(name, term, self._passes[-1])
+        self._all.add(name, term, self._passes[-1])
         self._terms[name].append((term.to(self._layout[name].dtype), self._passes[-1]))
 
     def squares(self) -> torch.Tensor:
@@ -152,7 +151,7 @@ class Ghost:
         with other units' terms those are rounded to the last bit of the partial sums. So are units
         of which a factor times one side is too small for the proof.
         """
-        coarse = self._others.too_large(factors, bound)
+        coarse = self._all.too_large(factors, bound)
         for lost in self._lost.values():
             coarse |= lost > _MOST_LOST * bound
         for column, name in enumerate(self._layout):

@@ -368,8 +368,8 @@ class Masses:
 
     By Cauchy and Schwarz a product's terms come to ‖left‖‖right‖ at most, in Frobenius norms; other
     terms to √positions times theirs. Where all of a unit's gradient nearly vanishes, the terms of
-    every parameter cancel, so some matrices, hardly wider than high, speak for the others: to read
-    every number of all sides, a vocabulary's scores among them, would cost 6 % of a pass.
+    every parameter cancel, so some matrices, hardly wider than high, speak for the others: every
+    number of all sides, a vocabulary's scores among them, would be read once more.
 
     Args:
         layout: the parameters.

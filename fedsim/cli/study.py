@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect import signature
 from pathlib import Path
 from typing import Annotated
 
@@ -17,6 +18,12 @@ def study_command(
     out: Annotated[
         Path | None, typer.Option(help="The study's folder; runs/studies/NAME by default.")
     ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Train adapters of this model: a folder, GGUF file or hub id. Only tradeoffs."
+        ),
+    ] = None,
 ) -> None:
     """Recompute a figure, a table or a claim of the papers; leave a table and a picture."""
     from fedsim.registry import names, resolve
@@ -28,4 +35,7 @@ def study_command(
     if name is None:
         raise ConfigError(f"study: no name; known: {', '.join(names('studies'))}")
     run = resolve("studies", name, "study")
-    run(out or Path("runs") / "studies" / name, quick=quick)
+    options = {} if model is None else {"model": model}
+    if model is not None and "model" not in signature(run).parameters:
+        raise ConfigError(f"--model {model}: {name} trains no other model; tradeoffs does")
+    run(out or Path("runs") / "studies" / name, quick=quick, **options)

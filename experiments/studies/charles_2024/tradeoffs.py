@@ -3,7 +3,8 @@
 Speakers of Shakespeare's plays as users, token embeddings of `tiny-gpt` trained by SGD for 12
 rounds. Group sizes and cohorts are those of `fedsim plan`: the median user size for ELS,
 Estimate-and-Double for ULS. A budget is the expected gradients a round. Learning rate and clip
-norm are tuned for every line.
+norm are tuned for every line. With `--model` adapters of that model are trained instead, by Adam
+for 8 rounds, the clip norm is the planned one, and the learning rate alone is tuned.
 
 The paper has 8,759 and 342,477 users, 350 M parameters and 2,000 to 10,000 rounds; here are 898
 users, so its large noise is the rule. There ULS is at least as good everywhere on Stack Overflow,
@@ -13,7 +14,7 @@ and ELS in front on CC-News where the budget or ε is small.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from pathlib import Path
 from typing import NamedTuple
@@ -29,23 +30,25 @@ from fedsim.report.grid_result import CellResult, GridResult, interval
 from fedsim.sweep.cells import Cell, parse_variation
 
 EPSILONS, BUDGETS = (1, 4, 16, 64), (32, 128, 512)
+PRETRAINED_EPSILONS, PRETRAINED_BUDGETS = (2, 16), (16, 64)  # each gradient takes long
 QUICK_EPSILONS, QUICK_BUDGETS = (4,), (32,)
 
 
 @cache
-def planned(epsilon: int, budget: int) -> StrategyComparison:
+def planned(epsilon: int, budget: int, model: str | None = None) -> StrategyComparison:
     """Return the plans that `fedsim plan` compares for the base config at this ε and budget."""
-    config = base(f"privacy.epsilon={epsilon}", "strategy.cohort_size=32")
+    config = base(f"privacy.epsilon={epsilon}", "strategy.cohort_size=32", model=model)
     materials = load_materials(config.seed, config.data, config.model, "cpu")
     return compare_strategies(config, materials, budget=budget)
 
 
-def grid(quick: bool) -> list[Cell]:
+def grid(quick: bool, model: str | None = None) -> list[Cell]:
     """Return the planned config of both strategies, at every budget and ε."""
-    values = (QUICK_BUDGETS, QUICK_EPSILONS) if quick else (BUDGETS, EPSILONS)
+    whole = (BUDGETS, EPSILONS) if model is None else (PRETRAINED_BUDGETS, PRETRAINED_EPSILONS)
+    values = (QUICK_BUDGETS, QUICK_EPSILONS) if quick else whole
     cells = []
     for budget, epsilon in product(*values):
-        for candidate in planned(epsilon, budget).candidates:
+        for candidate in planned(epsilon, budget, model).candidates:
             name = candidate.config.strategy.name
             settings = {"epsilon": epsilon, "budget": budget}
             cells.append(cell(name, settings, candidate.config, quick))
@@ -101,7 +104,7 @@ def compare(comparison: StrategyComparison, uls: CellResult, els: CellResult) ->
     )
 
 
-def recommendations(measurement: GridResult) -> list[Recommendation]:
+def recommendations(measurement: GridResult, model: str | None = None) -> list[Recommendation]:
     """Return the recommendation of each budget and ε beside its runs."""
     rows = []
     for budget, epsilon in product(
@@ -111,7 +114,7 @@ def recommendations(measurement: GridResult) -> list[Recommendation]:
             pick(measurement.lines, budget=budget, epsilon=epsilon, source=name)[0]
             for name in ("uls", "els")
         )
-        rows.append(compare(planned(int(epsilon), int(budget)), uls, els))
+        rows.append(compare(planned(int(epsilon), int(budget), model), uls, els))
     return rows
 
 
@@ -135,26 +138,33 @@ def picture(measurement: GridResult) -> Figure:
     )
 
 
-STUDY = Trained(
-    name="tradeoffs",
-    title="ULS and ELS on real text, at equal promise and equal compute",
-    explanation=__doc__,
-    cells=grid,
-    notes=lambda measurement: counts(recommendations(measurement)),
-    more=lambda measurement: {
-        "recommendations.csv": [row._asdict() for row in recommendations(measurement)]
-    },
-    draw=picture,
-    keys=[
-        parse_variation("server.learning_rate=0.1,0.4,1.6", "--tune"),
-        parse_variation("strategy.clip.l2_clip_norm=0.25,1.0", "--tune"),
-    ],
-    quick_keys=[parse_variation("server.learning_rate=0.5", "--tune")],
-)
+def study(model: str | None = None) -> Trained:
+    """Return the study of the small network, or of the adapters of a pre-trained model."""
+    title, options = "ULS and ELS on real text, at equal promise and equal compute", ""
+    rates = "server.learning_rate=0.1,0.4,1.6"
+    keys = [parse_variation("strategy.clip.l2_clip_norm=0.25,1.0", "--tune")]
+    if model is not None:
+        name = Path(model).name  # the page says no path of the machine
+        title, options = f"{title}: adapters of {name}", f" --model {name}"
+        rates, keys = "server.learning_rate=0.01,0.03,0.1", []
+    return Trained(
+        name="tradeoffs",
+        title=title,
+        explanation=__doc__,
+        cells=partial(grid, model=model),
+        notes=lambda measurement: counts(recommendations(measurement, model)),
+        more=lambda measurement: {
+            "recommendations.csv": [row._asdict() for row in recommendations(measurement, model)]
+        },
+        draw=picture,
+        keys=[parse_variation(rates, "--tune"), *keys],
+        quick_keys=[parse_variation("server.learning_rate=0.5", "--tune")],
+        options=options,
+    )
 
 
-def run(out: Path, *, quick: bool) -> None:
+def run(out: Path, *, quick: bool, model: str | None = None) -> None:
     """Train both strategies everywhere, and write the study and its report into `out`."""
-    STUDY(out, quick=quick)
+    study(model)(out, quick=quick)
     text = (out / "measurement.json").read_text(encoding="utf-8")
     write_grid(GridResult.model_validate_json(text), out)

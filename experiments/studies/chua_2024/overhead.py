@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 
-from fedsim.config import Config, with_settings
+from fedsim.config import Config
 from fedsim.experiments.studies.chua_2024.round_stages import (
     BATCH_SIZES,
     Parts,
@@ -153,7 +153,7 @@ def count(strategy: Measured) -> str:
 def configs(quick: bool) -> tuple[Config, Config, Materials]:
     """Return ULS, ELS at the same expected gradients a round, and what both train on."""
     uls, els = (
-        with_settings(config, trained.QUICK) if quick else config
+        trained.quick_config(config) if quick else config
         for config in (
             base(f"strategy.cohort_size={QUICK_COHORT if quick else COHORT}"),
             base("strategy.name=els", "strategy.group_size=9", "strategy.batch_size=1"),

@@ -121,12 +121,14 @@ class Study:
         title: one line that says what is compared.
         explanation: Markdown: what is shown, and of which paper's section; the module's docstring.
         compute: the work, quick or whole.
+        options: what was typed after the name, as the page quotes it.
     """
 
     name: str
     title: str
     explanation: str | None
     compute: Callable[[bool], Result]
+    options: str = ""
 
     def __call__(self, out: Path, *, quick: bool) -> None:
         """Compute, and write table, page and picture into `out`.
@@ -153,7 +155,7 @@ class Study:
 
     def page(self, result: Result, *, quick: bool) -> str:
         """Return the study as Markdown: title, explanation, settings, counts and table."""
-        command = f"fedsim study {self.name}{' --quick' if quick else ''}"
+        command = f"fedsim study {self.name}{self.options}{' --quick' if quick else ''}"
         lists = {"Settings": (*result.settings, f"Made by `{command}`."), "Notes": result.notes}
         parts = [f"# {self.title}", (self.explanation or "").strip(), "![the picture](picture.png)"]
         for head, lines in lists.items():

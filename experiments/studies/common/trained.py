@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from fedsim.config import Config, load_config, with_settings
 from fedsim.experiments.studies.common.output import Records, Result, Study, Table
 from fedsim.planner.variants import changed
+from fedsim.registry import names
 from fedsim.report.grid_result import HEADS, GridResult, captions, cells, records
 from fedsim.sweep.cells import Cell, Variation
 from fedsim.sweep.jobs import Runner, one_after_another
@@ -23,13 +24,10 @@ from fedsim.sweep.ray import OnRay
 from fedsim.utils.files import write_atomically
 
 CONFIG = files("fedsim.experiments") / "configs" / "study.toml"
+PRETRAINED = files("fedsim.experiments") / "configs" / "study-pretrained.toml"
 RUNS = "runs"
-QUICK = (
-    "strategy.rounds=2",
-    "model.pretraining_steps=10",
-    "data.held_out_limit=1",
-    "training.evaluate_every=2",
-)
+QUICK = ("strategy.rounds=2", "data.held_out_limit=1", "training.evaluate_every=2")
+QUICK_START = "model.pretraining_steps=10"  # of a built-in model; others come as they are
 
 
 @dataclass(frozen=True)
@@ -47,6 +45,7 @@ class Trained:
         keys: what is tuned, cell by cell.
         quick_keys: the same for a quick run; one value each.
         seeds: repetitions of a whole run; a quick one has one.
+        options: what was typed after the name, as the page quotes it.
     """
 
     name: str
@@ -59,6 +58,7 @@ class Trained:
     keys: Sequence[Variation] = ()
     quick_keys: Sequence[Variation] = ()
     seeds: int = 3
+    options: str = ""
 
     def __call__(self, out: Path, *, quick: bool) -> None:
         """Run the cells that are not finished, and write the study; runs stay in `out/runs`.
@@ -67,7 +67,7 @@ class Trained:
             ConfigError: `out` is not a folder for a study.
         """
         work = partial(self.compute, out)
-        Study(self.name, self.title, self.explanation, work)(out, quick=quick)
+        Study(self.name, self.title, self.explanation, work, self.options)(out, quick=quick)
 
     def compute(self, out: Path, quick: bool) -> Result:
         """Run the cells that are not finished in `out/runs`, and write `out/measurement.json`."""
@@ -97,10 +97,17 @@ class Trained:
         )
 
 
-def base(*overrides: str) -> Config:
-    """Return the config that the studies begin from, with `key.path=value` laid over it."""
-    with as_file(CONFIG) as path:
-        return load_config(path, overrides)
+def base(*overrides: str, model: str | None = None) -> Config:
+    """Return the config that the studies begin from, with `key.path=value` laid over it.
+
+    Args:
+        overrides: `key.path=value`.
+        model: of a model that is pre-trained, a folder, a GGUF file or a hub id: its adapters are
+            trained then; None for the small network of the studies.
+    """
+    with as_file(CONFIG if model is None else PRETRAINED) as path:
+        config = load_config(path, overrides)
+    return config if model is None else changed(config, model={"name_or_path": model})
 
 
 def with_noise(config: Config, noise_multiplier: float) -> Config:
@@ -112,7 +119,13 @@ def cell(source: str, settings: Mapping[str, object], config: Config, quick: boo
     """Return a cell called after its settings; a quick one trains two rounds."""
     texts = tuple((key, str(value)) for key, value in settings.items())
     name = ",".join([source, *(f"{key}={value}" for key, value in texts)])
-    return Cell(name, with_settings(config, QUICK) if quick else config, source, texts)
+    return Cell(name, quick_config(config) if quick else config, source, texts)
+
+
+def quick_config(config: Config) -> Config:
+    """Return the config with two rounds, little text to score, and a short start if built in."""
+    built_in = config.model.name_or_path in names("models")
+    return with_settings(config, (*QUICK, QUICK_START) if built_in else QUICK)
 
 
 def _side_by_side() -> Runner:

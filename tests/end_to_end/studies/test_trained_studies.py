@@ -56,13 +56,11 @@ def _one_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "study.toml"
     path.write_text(config.to_toml(), encoding="utf-8")
     monkeypatch.setattr(trained, "CONFIG", path)
-    own = tuple(key for key in trained.QUICK if key != "model.pretraining_steps=10")
-    monkeypatch.setattr(trained, "QUICK", own)
 
 
-def quick(name: str, out: Path) -> tuple[list[dict[str, str]], str]:
+def quick(name: str, out: Path, *options: str) -> tuple[list[dict[str, str]], str]:
     """Run a study; return the rows of its table and its page."""
-    done = fedsim("study", name, "--quick", "--out", out)
+    done = fedsim("study", name, "--quick", "--out", out, *options)
     assert done.returncode == 0, done.stderr
     assert (out / "picture.png").stat().st_size > 10_000
     with (out / "table.csv").open(encoding="utf-8", newline="") as file:
@@ -86,6 +84,31 @@ def test_a_quick_run_leaves_table_picture_and_runs(name: str, tmp_path: Path) ->
         assert len((out / extra).read_text(encoding="utf-8").splitlines()) >= least
     assert "The paper" in page or "the large cohort" in page
     assert "no ε here accounts for" in page or measurement.tuning is None
+
+
+def test_tradeoffs_of_a_pretrained_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    network = write_model(tmp_path / "network", 0)
+    adapters = {"pretraining_steps": None, "trainable": None, "lora_rank": 2}
+    config = changed(trained.base(), data={"sequence_length": LONGEST}, model=adapters)
+    path = tmp_path / "study-pretrained.toml"
+    path.write_text(config.to_toml(), encoding="utf-8")
+    monkeypatch.setattr(trained, "PRETRAINED", path)
+    out = tmp_path / "study"
+    rows, page = quick("tradeoffs", out, "--model", str(network))
+    assert {row["source"] for row in rows} == {"uls", "els"}
+    runs = [path for path in (out / "runs").iterdir() if (path / "adapter").is_dir()]
+    assert len(runs) == 2
+    assert "adapters of network" in page
+    assert "`fedsim study tradeoffs --model network --quick`" in page
+    for name in ("table.md", "comparison.html", "comparison.md"):  # for others to read
+        assert str(tmp_path) not in (out / name).read_text(encoding="utf-8")
+
+
+def test_a_study_that_trains_no_other_model_says_so(tmp_path: Path) -> None:
+    done = fedsim("study", "lora-rank", "--quick", "--model", "x", "--out", tmp_path / "study")
+    assert done.returncode == 2
+    assert "--model x: lora-rank trains no other model; tradeoffs does" in done.stderr
+    assert not (tmp_path / "study").exists()
 
 
 def test_gradient_diversity(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ looked-up table). A unit's gradient is the sum of its terms over all uses, layer
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -355,7 +356,8 @@ Term = Product | Total | Rows
 
 # Σ of the norms of a unit's terms over the clip's bound, at most, above which it is added alone.
 _MOST_MASS = 256.0
-_SPEAKERS = 4  # matrices, fewer than twice as many
+_SPEAKERS = 4  # matrices, or one of each kind
+_MOST_WIDE = 8  # times as wide as the narrowest kind
 
 
 class Masses:
@@ -378,10 +380,7 @@ class Masses:
 
     def __init__(self, layout: Mapping[str, torch.Tensor], num_units: int) -> None:
         self._num_units = num_units
-        square = [
-            name for name, value in layout.items() if value.ndim > 1 and _nearly_square(value)
-        ]
-        some = square[:: max(1, len(square) // _SPEAKERS)]
+        some = _speakers(layout)
         self._columns = {name: i for i, name in enumerate(layout) if name in some or not some}
         self._passes: list[tuple[Segments, list[_Sides]]] = []
 
@@ -416,7 +415,8 @@ class Masses:
                 product = product * of_units.index_add_(1, rows, squares).sqrt_()
             into = torch.tensor([self._columns[one.name] for one in sides], device=factors.device)
             masses.index_add_(1, into, product.T)
-        return ~(factors * masses <= _MOST_MASS * bound).all(dim=1)  # so that NaN is large
+        within = (factors * masses <= _MOST_MASS * bound).all(dim=1)  # so that NaN is large
+        return ~(within & (masses > 0.0).any(dim=1))
 
 
 class _Sides(NamedTuple):
@@ -428,8 +428,30 @@ class _Sides(NamedTuple):
     stretch: float
 
 
-def _nearly_square(matrix: torch.Tensor) -> bool:
-    return max(matrix.shape[-2:]) <= 8 * min(matrix.shape[-2:])
+def _speakers(layout: Mapping[str, torch.Tensor]) -> set[str]:
+    """Return names of matrices of every kind: those whose names differ in numbers only."""
+    kinds: dict[str, list[str]] = {}
+    for name, value in layout.items():
+        if value.ndim > 1:
+            kinds.setdefault(re.sub(r"\d+", "", name), []).append(name)
+    # Numbers a position that are read: a row of either side.
+    widths = {kind: sum(layout[names[0]].shape[-2:]) for kind, names in kinds.items()}
+    most = _MOST_WIDE * min(widths.values(), default=0)
+    kinds = {
+        kind: names for kind, names in kinds.items() if widths[kind] <= most or ".lora_" in kind
+    }
+    each = max(1, _SPEAKERS // max(1, len(kinds)))
+    return {
+        name
+        for place, names in enumerate(kinds.values())
+        for name in _spread(names, each, place / len(kinds))
+    }
+
+
+def _spread(names: Sequence[str], count: int, start: float) -> Sequence[str]:
+    """Return so many names, evenly apart; `start` in [0, 1) is where in the first gap."""
+    gap = len(names) / min(count, len(names))
+    return [names[int((i + start) * gap)] for i in range(min(count, len(names)))]
 
 
 def _norms(side: torch.Tensor) -> torch.Tensor:

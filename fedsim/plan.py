@@ -89,6 +89,8 @@ class RoundPlan:
         score_rounds: after which such a score is released, ascending.
         matrix: correlates the noise of the run's rounds; independent noise by default.
         memory: of earlier rounds' noise, where it is correlated.
+        uncharged: the shared ledger that the config names, until a run charges it: `run_round`
+            refuses such a plan.
 
     Raises:
         ValueError: a combination without a proof, or fields that disagree.
@@ -143,6 +145,7 @@ class RoundPlan:
     score_rounds: tuple[int, ...] = ()
     matrix: NoiseMatrix = INDEPENDENT
     memory: NoiseMemory = field(default_factory=NoiseMemory, repr=False)
+    uncharged: str | None = None
 
     def __post_init__(self) -> None:
         if len(self.pool) == 0:

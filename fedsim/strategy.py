@@ -77,7 +77,12 @@ def build_plan(config: Config, materials: Materials) -> RoundPlan:
         made.append(hashlib.sha256(np.ascontiguousarray(plan.pool, "<i8").tobytes()).hexdigest())
     if plan.entropy == "secure" and (materials.seed < 2**64 or materials.seed == config.seed):
         made.append(secrets.token_hex(16))  # what was loaded has no secret to draw from
-    return replace(plan, seed=release_seed(config, materials, made))
+    shared = config.privacy.shared
+    return replace(
+        plan,
+        seed=release_seed(config, materials, made),
+        uncharged=None if shared is None else str(shared.ledger),
+    )
 
 
 def _check_finite(plan: RoundPlan, config: Config) -> None:

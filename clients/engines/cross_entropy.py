@@ -29,7 +29,9 @@ class Batch:
 def losses_and_gradient(logits: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
     """Return Σ share × loss of each row, (rows,), and their gradient by the logits.
 
-    The gradient at a position is (softmax − one-hot of the next token) × share.
+    The gradient at a position is (softmax − one-hot of the next token) × share. Where the next
+    token is all but certain, softmax − 1 would be its last bit, which the shape of the pass
+    decides and a clip scales up; minus the sum over all other tokens is that number in full.
 
     Args:
         logits: (rows, length, vocabulary).
@@ -44,6 +46,6 @@ def losses_and_gradient(logits: torch.Tensor, batch: Batch) -> tuple[torch.Tenso
         exact = logits.logsumexp(-1) - logits.gather(-1, following)[..., 0]
         nats = torch.where(chances == 0, exact, nats)
     losses = torch.where(shares != 0.0, nats * shares, 0.0).sum(dim=1)
-    factors = shares[..., None]
-    gradient.mul_(factors).scatter_add_(-1, following, -factors)
-    return losses, gradient
+    gradient.scatter_(-1, following, 0.0)
+    gradient.scatter_(-1, following, -gradient.sum(dim=-1, keepdim=True))
+    return losses, gradient.mul_(shares[..., None])

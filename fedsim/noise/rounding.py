@@ -40,11 +40,13 @@ _LOG_RARE = 20.0 * math.log(10.0)  # sums of more weight than `most_weight` are 
 def rounding_share(weight: float) -> float:
     """Return the share of the bound by which a unit moves the rounding of so much weight.
 
+    None for a weight of 0, which is said of sums that are not rounded in float32.
+
     Examples:
         >>> f"{rounding_share(1000.0):.2g}"
         '0.0038'
     """
-    return _SHARE * max(weight, _LEAST_WEIGHT)
+    return _SHARE * max(weight, _LEAST_WEIGHT) if weight else 0.0
 
 
 def most_weight(expected: float, total: float) -> float:

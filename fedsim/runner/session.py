@@ -79,13 +79,13 @@ def execute(config: Config, out: Path, grid: Grid, *, resume: bool = False) -> P
         )
     check_memory(config, materials.model, plan, grid, device)
     asked = config.privacy.selection
-    trial = asked is not None and asked.trial is not None
-    if trial and not folder.identity.exists():
+    if asked is not None and not (asked.trial is not None and folder.identity.exists()):
         raise ConfigError(
-            f"privacy.selection.trial = {asked and asked.trial}: a trial of a search, which "
-            "`fedsim tune` begins and pays for; to train so again, remove privacy.selection"
+            f"privacy.selection.trial = {asked.trial}: a run of a search, which `fedsim tune` "
+            "begins and pays for; to train by itself, remove privacy.selection"
         )
-    account = None if trial else shared_account(config.privacy.shared, plan)
+    account = None if asked is not None else shared_account(config.privacy.shared, plan)
+    plan = replace(plan, uncharged=None)  # charged by the account, or by the search
     with sole_writer(out):
         _check(folder, config, resume)  # another process may have had it meanwhile
         session = _Session(config, folder, materials, plan, trackers, account)

@@ -59,7 +59,7 @@ SUPPORTED: dict[tuple[str, str, int], frozenset[Relation]] = {
     ("rdp", "fixed-size", 1): frozenset({Relation.REPLACE}),
     **{("moments", kind, 1): ONE_SIDED for kind in ("poisson", "shuffled")},
     ("random-allocation", "balanced", 1): ONE_SIDED,
-    ("above-threshold", "concentrated", 1): frozenset({Relation.REPLACE, Relation.ZERO_OUT}),
+    ("above-threshold", "concentrated", 1): frozenset({Relation.REPLACE}),
     **{
         ("group-privacy", kind, units): ONE_SIDED
         for kind in ("poisson", "shuffled")

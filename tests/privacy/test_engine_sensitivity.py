@@ -13,6 +13,7 @@ from torch import nn
 
 from fedsim.clients.engine_choice import Auto
 from fedsim.clients.engines.clipped_sums import sum_of_rows
+from fedsim.clients.engines.cross_entropy import Batch, losses_and_gradient
 from fedsim.clients.engines.per_example.batched import BatchedEngine
 from fedsim.clients.engines.per_example.capture import OpenModel
 from fedsim.clients.engines.per_example.ghost import ghost
@@ -134,6 +135,24 @@ def test_a_sum_of_rows_is_within_its_bound_of_the_exact_one() -> None:
     exact = same.double().sum(dim=0)
     share = float(torch.linalg.vector_norm(same.double(), dim=1).sum())
     assert float(torch.linalg.vector_norm(sum_of_rows(factors, same) - exact)) / share < 2.0**-22
+
+
+@pytest.mark.parametrize("size", [0.0, 5.0, 15.0, 30.0])
+def test_a_text_known_by_heart_keeps_the_digits_of_its_gradient(size: float) -> None:
+    """Softmax − 1, where the softmax is all but 1, is the last bit of a number near 1.
+
+    The shape of the pass decides that bit, and a clip scales it up with the small gradient.
+    """
+    torch.manual_seed(0)
+    logits = torch.randn(3, 4, 50, device=DEVICE)
+    tokens = torch.randint(50, (3, 4), device=DEVICE)
+    batch = Batch(tokens, torch.full((3, 4), 0.25, device=DEVICE))
+    following = tokens.roll(-1, dims=1)[..., None]
+    logits.scatter_add_(-1, following, torch.full((3, 4, 1), size, device=DEVICE))
+    _, found = losses_and_gradient(logits, batch)
+    exact = torch.softmax(logits.double(), dim=-1).scatter_(-1, following, 0.0)
+    exact.scatter_(-1, following, -exact.sum(dim=-1, keepdim=True)).mul_(0.25)
+    torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=0.0)
 
 
 class ScoresWords(nn.Module):

@@ -28,7 +28,7 @@ _NOT_DRAWN = 2.0**-104  # of Laplace noise: what `laplace` never draws, in both 
 
 @dataclass(frozen=True)
 class AboveThresholdAccountant:
-    """Basic composition of test and releases; under replace-one, and its case zero-out-one."""
+    """Basic composition of test and releases; under replace-one."""
 
     name: str
     citation: str
@@ -37,8 +37,8 @@ class AboveThresholdAccountant:
         """Return why this accountant cannot prove anything about a round, or None."""
         if not isinstance(cost.sampling, ConcentratedSampling):
             return "accounts rounds that are tested for concentration only"
-        if relation not in (Relation.REPLACE, Relation.ZERO_OUT):
-            return "needs a public number of users; use replace-one or zero-out-one"
+        if relation is not Relation.REPLACE:
+            return "needs a public number of users; use replace-one"
         return None
 
     def epsilon(self, costs: Composition, delta: float, relation: Relation) -> float:

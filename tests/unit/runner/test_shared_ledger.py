@@ -28,8 +28,12 @@ from fedsim.runner.shared_ledger import (
     read_shared,
     register_together,
 )
+from fedsim.runner.training import train
 from fedsim.sampling import FixedSizeSampling, PoissonSampling, Relation
+from fedsim.state import ServerState
+from fedsim.strategy import build_plan
 from tests.conftest import small_config
+from tests.unit.mechanism.test_round import Pull
 
 BOTH = Relation.ADD_OR_REMOVE
 DELTA = 1e-5
@@ -283,3 +287,17 @@ def test_what_a_secret_order_keeps_is_not_known_beforehand(
         privacy={"noise": "secure", **privacy},
     )
     assert _known_beforehand(config) is known
+
+
+def test_rounds_that_would_charge_no_shared_ledger_are_refused(
+    speeches: Path, materials: Materials, tmp_path: Path
+) -> None:
+    """From Python, round by round: four rounds of ε = 8 went past a budget of 1 so."""
+    ledger = tmp_path / "people.json"
+    shared = {"ledger": str(ledger), "epsilon": 1.0, "delta": 1e-3}
+    config = small_config(speeches, privacy={"shared": shared})
+    start = ServerState(0, materials.model.initial_parameters())
+    plan = build_plan(config, materials)
+    with pytest.raises(ConfigError, match=r"privacy\.shared\.ledger = .*people\.json: rounds made"):
+        train(start, plan, Pull(), 4)
+    assert not ledger.exists()

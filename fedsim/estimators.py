@@ -240,8 +240,7 @@ class ClippedDenominator:
         """qW_min, whatever weight is drawn: it is divided by that weight, and rounds with it.
 
         Sums within ½·share(W)·S of the exact ones, over max(qW_min, W), are off by ½·share(1)·S at
-        most, two of them by share(1)·S: half of 2S/(qW_min)·share(qW_min). A share that
-        counts 64 at least covers sums of less weight likewise: ½·share(64)·S over qW_min, twice.
+        most, two of them by share(1)·S: half of 2S/(qW_min)·share(qW_min).
         """
         return self.least_denominator
 

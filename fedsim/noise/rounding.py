@@ -2,8 +2,8 @@
 
 A unit adds at most the clip's bound S. But float32 sums are rounded, and how the others' updates
 are rounded depends on who is there. What the noise is scaled to is therefore not S but
-S·(1 + `rounding_share(W)`), W the weight of all units in the sum, or 64 if that is more: 2⁻¹⁸·W, or
-0.04 % for W = 100. The share is of two sums, with and without the unit. Three parts, u = 2⁻²⁴:
+S·(1 + `rounding_share(W)`), W the weight of all units in the sum: 2⁻¹⁸·W, or 0.04 % for W = 100.
+The share is of two sums, with and without the unit. Three parts, u = 2⁻²⁴:
 
 - *Proved*: 50u·W. The engine `materialised` adds clipped rows in float32, where a term is rounded
   24 times at most, each 128 rows (`sum_of_rows` in `clipped_sums`). So does `ghost` with units of
@@ -13,16 +13,14 @@ S·(1 + `rounding_share(W)`), W the weight of all units in the sum, or 64 if tha
   that rounds by n·2⁻⁵³·W·S at most for n units.
 - *Measured, not proved*: the other 14u·W are for what has no proved bound. `ghost` adds the other
   units by one matrix product over the positions of all; any order of summation is allowed to be off
-  by as many u as there are positions, times lengths that may exceed S. Terms of one unit of up to
-  64 times S, which cancel, moved others by 1.7·10⁻⁴ of S at most, however few the others were:
-  hence W = 64 at least. And the last bits of every unit's own gradient depend on the shape of the
-  pass that computed it.
+  by as many u as there are positions, times lengths that may exceed S. And the last bits of
+  every unit's own gradient depend on the shape of the pass that computed it.
   `tests/privacy/test_engine_sensitivity.py` measures both, several hundred units that a newcomer
   shifts from one chunk and pass to another, the units all alike (so that all are off the same way)
   or all different. Where the terms of a unit's gradient nearly cancel, more of its bits are so:
-  `materialised` and `ghost` add a unit alone whose terms, of a few matrices, are over 256 times
-  what the clip leaves of their sum (`Masses` in `gradient_terms`). `vmap` sees no terms, and has no
-  such test.
+  `materialised` and `ghost` add a unit alone whose terms, of a matrix of every kind, are over 4√n
+  times what the clip leaves of their sum, n its positions (`Masses` in `gradient_terms`). `vmap`
+  sees no terms, and has no such test; its loss is torch's, with softmax − 1 at the next token.
 - *Not covered*: steps. A unit whose numbers are not finite for the padding that another brings, or
   whose ghost norm is just where pairs become too inexact, is computed in another way, with a
   margin of the clip that differs by 10⁻⁴ at most.
@@ -33,20 +31,17 @@ from __future__ import annotations
 import math
 
 _SHARE = 2.0**-18  # of the bound, a unit of weight
-_LEAST_WEIGHT = 64.0  # as if so many took part: `ghost` beside few
 _LOG_RARE = 20.0 * math.log(10.0)  # sums of more weight than `most_weight` are rarer than 1e-20
 
 
 def rounding_share(weight: float) -> float:
     """Return the share of the bound by which a unit moves the rounding of so much weight.
 
-    None for a weight of 0, which is said of sums that are not rounded in float32.
-
     Examples:
         >>> f"{rounding_share(1000.0):.2g}"
         '0.0038'
     """
-    return _SHARE * max(weight, _LEAST_WEIGHT) if weight else 0.0
+    return _SHARE * weight
 
 
 def most_weight(expected: float, total: float) -> float:

@@ -186,7 +186,7 @@ def test_terms_that_cancel_in_a_network_lose_nobody_elses(
 
     What is left of them is the user's own; nobody else may be rounded to the last bit of the terms.
     Of the engines only `ghost` adds one user's terms to another's before the first user's cancel.
-    Terms of 55 bounds are not added alone: few others moved by 1.7e-4 of a bound.
+    Added together, terms of 55 bounds moved few others by 1.7e-4 of a bound.
     """
     torch.manual_seed(0)
     weights = ("output.weight",)

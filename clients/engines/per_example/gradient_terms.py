@@ -6,7 +6,6 @@ looked-up table). A unit's gradient is the sum of its terms over all uses, layer
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -354,10 +353,10 @@ def merged(terms: Sequence[tuple[Rows, Segments]]) -> MergedRows:
 
 Term = Product | Total | Rows
 
-# Σ of the norms of a unit's terms over the clip's bound, at most, above which it is added alone.
-_MOST_MASS = 256.0
+# Σ of the norms of a unit's terms over the clip's bound, at most, above which it is added alone:
+# times the root of its positions, since a sum of n unlike terms is √n of their sizes.
+_MOST_MASS = 4.0
 _SPEAKERS = 4  # matrices, or one of each kind
-_MOST_WIDE = 8  # times as wide as the narrowest kind
 
 
 class Masses:
@@ -368,10 +367,11 @@ class Masses:
     to a length, its rounding is scaled up with it. What `fedsim.noise` sets aside for that was
     measured where terms cancel less.
 
-    By Cauchy and Schwarz a product's terms come to ‖left‖‖right‖ at most, in Frobenius norms; other
-    terms to √positions times theirs. Where all of a unit's gradient nearly vanishes, the terms of
-    every parameter cancel, so some matrices, hardly wider than high, speak for the others: every
-    number of all sides, a vocabulary's scores among them, would be read once more.
+    A product's term is ‖left‖‖right‖ at its position. Padding has a zero on one side, and so no
+    part in it: what is added alone is of the unit, not of how long its neighbours are. Where all of
+    a unit's gradient nearly vanishes, the terms of every parameter cancel, so one matrix of each
+    kind, a layer's number apart, speaks for the others: else every number of all sides would be
+    read once more. Terms that are all zero say nothing of those that were not looked at.
 
     Args:
         layout: the parameters.
@@ -382,7 +382,7 @@ class Masses:
         self._num_units = num_units
         some = _speakers(layout)
         self._columns = {name: i for i, name in enumerate(layout) if name in some or not some}
-        self._passes: list[tuple[Segments, list[_Sides]]] = []
+        self._passes: list[tuple[Segments, list[_Lengths]]] = []
 
     def add(self, name: str, term: Term, segments: Segments) -> None:
         """Add the terms of a use of parameter `name`."""
@@ -392,11 +392,11 @@ class Masses:
             self._passes.append((segments, []))
         if isinstance(term, Product):
             stretch = 1.0 if term.chain is None else term.chain.stretch
-            norms = _norms(term.left), _norms(term.right)
+            lengths = _norms(term.left) * _norms(term.right) * stretch
         else:
-            stretch = math.sqrt(term.values.shape[1])
-            norms = _norms(term.values), term.values.new_ones(len(term.values))
-        self._passes[-1][1].append(_Sides(name, *norms, stretch))
+            lengths = _norms(term.values)
+        both = torch.stack([lengths.sum(dim=1), (lengths > 0.0).sum(dim=1)])
+        self._passes[-1][1].append(_Lengths(name, both))
 
     def too_large(self, factors: torch.Tensor, bound: float) -> torch.Tensor:
         """Return (units,) bool: units whose terms are far over what the clip leaves of their sum.
@@ -405,27 +405,24 @@ class Masses:
             factors: (units, parameters) float64.
             bound: the clip's.
         """
-        masses = torch.zeros_like(factors)
-        for segments, sides in self._passes:
+        both = factors.new_zeros(*factors.shape, 2)  # mass and positions
+        for segments, uses in self._passes:
             rows = segments.unit_of_row(factors.device)
-            product = factors.new_tensor([one.stretch for one in sides])[:, None]
-            for norms in ([one.first for one in sides], [one.second for one in sides]):
-                squares = torch.stack(norms).double().square_()
-                of_units = squares.new_zeros(len(sides), self._num_units)
-                product = product * of_units.index_add_(1, rows, squares).sqrt_()
-            into = torch.tensor([self._columns[one.name] for one in sides], device=factors.device)
-            masses.index_add_(1, into, product.T)
-        within = (factors * masses <= _MOST_MASS * bound).all(dim=1)  # so that NaN is large
+            of_units = factors.new_zeros(self._num_units, len(uses), 2)
+            of_units.index_add_(0, rows, torch.stack([one.both for one in uses]).permute(2, 0, 1))
+            into = torch.tensor([self._columns[one.name] for one in uses], device=factors.device)
+            both.index_add_(1, into, of_units)
+        masses, positions = both.unbind(dim=2)
+        most = _MOST_MASS * bound * positions.amax(dim=1, keepdim=True).sqrt()
+        within = (factors * masses <= most).all(dim=1)  # so that NaN is large
         return ~(within & (masses > 0.0).any(dim=1))
 
 
-class _Sides(NamedTuple):
-    """The norms of one use's two factors, (sequences,), and what they are to be multiplied by."""
+class _Lengths(NamedTuple):
+    """Σ ‖term‖ of one use, and at how many positions it is not zero: (2, sequences) float64."""
 
     name: str
-    first: torch.Tensor
-    second: torch.Tensor
-    stretch: float
+    both: torch.Tensor
 
 
 def _speakers(layout: Mapping[str, torch.Tensor]) -> set[str]:
@@ -434,12 +431,6 @@ def _speakers(layout: Mapping[str, torch.Tensor]) -> set[str]:
     for name, value in layout.items():
         if value.ndim > 1:
             kinds.setdefault(re.sub(r"\d+", "", name), []).append(name)
-    # Numbers a position that are read: a row of either side.
-    widths = {kind: sum(layout[names[0]].shape[-2:]) for kind, names in kinds.items()}
-    most = _MOST_WIDE * min(widths.values(), default=0)
-    kinds = {
-        kind: names for kind, names in kinds.items() if widths[kind] <= most or ".lora_" in kind
-    }
     each = max(1, _SPEAKERS // max(1, len(kinds)))
     return {
         name
@@ -454,8 +445,9 @@ def _spread(names: Sequence[str], count: int, start: float) -> Sequence[str]:
     return [names[int((i + start) * gap)] for i in range(min(count, len(names)))]
 
 
-def _norms(side: torch.Tensor) -> torch.Tensor:
-    norms: torch.Tensor = torch.linalg.vector_norm(side.flatten(1), dim=1)
+def _norms(vectors: torch.Tensor) -> torch.Tensor:
+    """Return the norms at all positions, (sequences, positions) float64."""
+    norms: torch.Tensor = torch.linalg.vector_norm(vectors, dim=-1).double()
     return norms
 
 

@@ -23,6 +23,7 @@ from fedsim.accounting.ledger import Ledger
 from fedsim.accounting.selection import Selection
 from fedsim.clip_policy import ClipPolicy, ConstantClip, NextClip
 from fedsim.clipping import Clip
+from fedsim.errors import ConfigError
 from fedsim.estimators import Estimator, TestCoins, WeightedSum
 from fedsim.execution import Executor, TaskSpec
 from fedsim.noise import INDEPENDENT, NoiseMatrix, NoiseMemory, rounding_share
@@ -89,8 +90,8 @@ class RoundPlan:
         score_rounds: after which such a score is released, ascending.
         matrix: correlates the noise of the run's rounds; independent noise by default.
         memory: of earlier rounds' noise, where it is correlated.
-        uncharged: the shared ledger that the config names, until a run charges it: `run_round`
-            refuses such a plan.
+        uncharged: the shared ledger that the config names, until a run charges it: no round is
+            made of such a plan.
 
     Raises:
         ValueError: a combination without a proof, or fields that disagree.
@@ -268,7 +269,15 @@ class RoundPlan:
         """Return the plan of the round that `state` is about to do: its clip, hence its noise.
 
         The plan itself where the clip is unchanged.
+
+        Raises:
+            ConfigError: its config names a shared ledger, which only a run charges.
         """
+        if self.uncharged is not None:
+            raise ConfigError(
+                f"privacy.shared.ledger = {self.uncharged}: rounds made one by one charge no "
+                "shared ledger; take `fedsim.run`, or a config without privacy.shared"
+            )
         if state.clip_scale == 1.0:
             return self
         return replace(self, clip=self.clip.scaled(state.clip_scale))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from fedsim.errors import ConfigError
 from fedsim.execution import Executor
 from fedsim.noise import release_
 from fedsim.plan import RoundPlan
@@ -26,15 +25,7 @@ def run_round(
 
     Nothing here knows which strategy made the plan. Raises whatever the executor raises when a
     shard cannot be computed; then nothing is released and the state is as it was.
-
-    Raises:
-        ConfigError: the plan's config names a shared ledger, which only a run charges.
     """
-    if plan.uncharged is not None:
-        raise ConfigError(
-            f"privacy.shared.ledger = {plan.uncharged}: rounds made one by one charge no shared "
-            "ledger; take `fedsim.run`, or a config without privacy.shared"
-        )
     plan = plan.at(state)
     cohort = plan.cohort(state.round)
     total = executor.clipped_sum(state.parameters, cohort, plan.clip, state.round)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import cast
@@ -154,9 +155,8 @@ class BatchNormed(nn.Module):
 @pytest.fixture
 def normed() -> TransformersModel:
     model, _ = network("gpt2 untied", torch.float32)
-    inner = model.module.get_submodule("transformer")
-    inner.ln_f = BatchNormed(12)
-    whole = cast(PreTrainedModel, model.module)
+    whole = cast(PreTrainedModel, copy.deepcopy(model.module))  # other tests have the network too
+    whole.get_submodule("transformer").ln_f = BatchNormed(12)
     return TransformersModel(
         whole.train(), model.tokenizer, ModelConfig(), origin="", sequence_length=12
     )

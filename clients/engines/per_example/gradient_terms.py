@@ -360,7 +360,7 @@ _SPEAKERS = 4  # matrices, or one of each kind
 
 
 class Masses:
-    """Upper bounds of Σ_t ‖term_t‖ over a unit's positions, parameter by parameter.
+    """Σ_t ‖term_t‖ over a unit's positions, parameter by parameter, and which units' are too large.
 
     A unit's gradient may be a small sum of large terms. It is rounded to the last bit of the terms,
     in a way that depends on the shape of the pass, so on the others in it; and where it is clipped

@@ -322,7 +322,6 @@ def test_what_a_search_says_before_it_begins_has_all_terms(speeches: Path, tmp_p
 def test_a_search_does_not_go_on_over_other_text(speeches: Path, tmp_path: Path) -> None:
     own = tmp_path / speeches.name
     own.write_bytes(speeches.read_bytes())
-    shutil.copytree(speeches.parent / "network", tmp_path / "network")
     cells = cells_of(write(tmp_path / "c.toml", own, noise="secure"))
     with pytest.raises(KeyboardInterrupt):
         run_search(cells, tmp_path / "out", trials=6.0, runner=Interrupted(0))

@@ -44,6 +44,8 @@ from fedsim.utils.section import LEAST_BOUND
 
 __all__ = ["RoundPlan", "TaskSpec", "TestingEstimator"]
 
+_OF_A_SCORE = ":score"
+
 _DRAWN_FOR: dict[tuple[int, Purpose, int, int], str] = {}
 """What noise of a secret seed was drawn for, in this process: a digest of the release."""
 
@@ -348,7 +350,7 @@ class RoundPlan:
     @property
     def score_release_id(self) -> str:
         """The id of the noise of a private score in the ledger."""
-        return f"{self.release_id}:score"
+        return f"{self.release_id}{_OF_A_SCORE}"
 
     @property
     def release_ids(self) -> tuple[str, str]:
@@ -438,3 +440,8 @@ class RoundPlan:
                 "rounds are drawn from it, so it must be a secret of 128 bits; `build_plan` sets it"
             )
         return noise_key(self.seed, purpose, round)
+
+
+def is_score(release: str) -> bool:
+    """Whether an id of the ledger is that of private scores, of this plan or of an earlier one."""
+    return release.endswith(_OF_A_SCORE)

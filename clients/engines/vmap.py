@@ -13,6 +13,8 @@ from itertools import groupby
 import torch
 from torch.func import grad_and_value, vmap
 
+from fedsim.clients.engines.loop import loop
+from fedsim.clients.engines.steepness import Steepness
 from fedsim.clients.models.dropout import row_streams, unit_streams
 from fedsim.clipping import Clip
 from fedsim.estimators import WeightedSum
@@ -36,6 +38,7 @@ class VmapEngine:
 
     def __init__(self, model: LanguageModel) -> None:
         self._model = model
+        self._steepness = Steepness(model)
 
     def refused(self, parameters: Tensors, unit: Unit) -> str | None:
         """Return why torch cannot vectorise the model, tried on a unit; None: it can."""
@@ -58,6 +61,8 @@ class VmapEngine:
         """
         if not task.averages_gradients:
             raise ValueError(f"task {type(task).__name__}: its update is no mean gradient")
+        if len(keys) and self._steepness.too_large(parameters):
+            return loop(task, parameters, keys, clip, round)
         accumulator = Accumulator(parameters, clip)
         size = sum(value.numel() for value in parameters.values())
         most = max(1, min(_MAX_UNITS, _MAX_ENTRIES // max(1, size)))

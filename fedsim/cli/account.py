@@ -112,8 +112,15 @@ def uls(
     sampling: Sampling
     if groups is not None:
         some = sampling_probability is not None or cohort_size is not None
-        rate = _rate(sampling_probability, users, cohort_size) * groups if some else 1.0
-        sampling = _of_run(CyclicSampling, rounds, groups, rate)
+        share = _rate(sampling_probability, users, cohort_size) if some else 1.0 / groups
+        if share * groups > 1.0 + 1e-9:  # 1/3 as it is typed is no third
+            named = _given(sampling_probability, cohort_size)
+            raise ConfigError(
+                f"{named} with --groups = {groups}: a user is drawn in the rounds of one group "
+                f"alone, so at most one in {groups} takes part in a round; give at most that, or "
+                "leave it out for whole groups"
+            )
+        sampling = _of_run(CyclicSampling, rounds, groups, min(1.0, share * groups))
     elif participations is not None:
         if (given := sampling_probability or cohort_size) is not None:
             raise ConfigError(
@@ -228,10 +235,15 @@ def _user_sampling(
             rate = _rate(probability, users if probability is None else None, cohort_size)
             return TruncatedPoissonSampling(rate, max_cohort_size, users)
         whole = _rate(probability, users, cohort_size) * users
-        if sampler == "fixed-size":
-            return FixedSizeSampling(round(whole), users)
-        if sampler == "shuffled":
-            return ShuffledSampling(round(whole), users)
+        if sampler in ("fixed-size", "shuffled"):
+            size = round(whole)
+            if size and abs(whole - size) > 1e-9 * users:
+                raise ConfigError(
+                    f"{_given(probability, cohort_size)}: {sampler} sampling needs a whole number "
+                    f"of users in a round, and that is {whole:g} of {users}"
+                )
+            kind = FixedSizeSampling if sampler == "fixed-size" else ShuffledSampling
+            return kind(size, users)
     except ConfigError:
         raise
     except ValueError as error:
@@ -240,6 +252,12 @@ def _user_sampling(
         f"--sampler = {sampler!r}: give poisson, truncated-poisson, fixed-size, shuffled, "
         "balanced or cyclic"
     )
+
+
+def _given(probability: float | None, cohort_size: float | None) -> str:
+    if probability is not None:
+        return f"--sampling-probability = {probability:g}"
+    return f"--cohort-size = {cohort_size:g}"
 
 
 def _rate(probability: float | None, users: int | None, cohort_size: float | None) -> float:

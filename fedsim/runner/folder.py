@@ -68,7 +68,8 @@ class RunFolder:
         """Return what opens the trained model: `model/`, or the base with `adapter/`."""
         if config.model.merged:
             return ModelConfig(name_or_path=str(self.model))
-        return ModelConfig(name_or_path=config.model.name_or_path, adapter=str(self.adapter))
+        base = config.model.model_dump(include={"name_or_path", "pretraining_steps"})
+        return ModelConfig(**base, adapter=str(self.adapter))
 
     def is_trained(self) -> bool:
         """Whether there is a trained model: what training leaves at its end."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fedsim.accounting.events import RoundCost
 from fedsim.clip_policy import AdaptiveClip
 from fedsim.config import Config
-from fedsim.plan import RoundPlan
+from fedsim.plan import RoundPlan, is_score
 from fedsim.report.schema import Query
 from fedsim.runner.shared_ledger import shared_account
 from fedsim.sampling import Relation
@@ -29,9 +29,7 @@ def queries(config: Config, plan: RoundPlan, state: ServerState) -> tuple[Query,
 def _charged(config: Config, plan: RoundPlan, state: ServerState) -> list[Query]:
     if plan.noise_multiplier == 0.0:
         return []
-    rounds = sum(
-        item.num_rounds for item in state.ledger.items if item.release != plan.score_release_id
-    )
+    rounds = sum(item.num_rounds for item in state.ledger.items if not is_score(item.release))
     rows = [_row("the clipped sum of a round's units", rounds, plan.cost)]
     if isinstance(plan.clip_policy, AdaptiveClip):
         rows.append(_in_price("how many of a round's units the clip leaves as they are", rounds))

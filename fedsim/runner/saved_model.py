@@ -81,8 +81,9 @@ def check_served(
     if not np.allclose(trained, served, rtol=_RELATIVE, atol=_RELATIVE, equal_nan=True):
         distance = float(np.abs(trained - served).max())
         raise RuntimeError(
-            f"model/: an example's log-likelihood under the saved weights is {distance:.3g} nats "
-            "away from that under the trained ones; the folder does not hold what was trained"
+            f"an example's log-likelihood under what the run saved (model/, or adapter/ on its "
+            f"base) is {distance:.3g} nats away from that under the trained weights: what is "
+            "saved does not hold what was trained"
         )
     start = model.initial_parameters()
     if all(torch.equal(start[name], value.cpu()) for name, value in parameters.items()):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -72,6 +73,29 @@ def test_a_user_moves_the_sum_by_at_most_the_bound(
 def unit_of(key: int, length: int, seed: int) -> Unit:
     tokens = torch.from_numpy(np.random.default_rng(seed).integers(0, VOCABULARY, (2, length)))
     return Unit(key, tokens, torch.tensor([length, length - 2]))
+
+
+@pytest.mark.parametrize("make", [materialised, ghost])
+@pytest.mark.parametrize("factor", [3.0, 5.0, 8.0, 16.0, 20.0])
+def test_a_steep_network_makes_no_more_of_who_shares_a_pass(
+    make: Callable[..., BatchedEngine], factor: float
+) -> None:
+    """A recurrence with large weights makes any distance of a last bit, which the pass decides."""
+    model, start = network("lstm", torch.float32)
+    parameters = {key: value * (factor if value.ndim > 1 else 1.0) for key, value in start.items()}
+    clip = FlatClip(l2_clip_norm=BOUND)
+    for others in (1, 5, 14):
+        units = [unit_of(key + 1, 40, key) for key in range(others)]
+
+        def summed(given: list[Unit]) -> Tensors:
+            task = GivenUnits(model, given)
+            return make(model)(task, parameters, task.keys, clip, 0).values
+
+        without = summed(units)
+        for length in (3, 9):
+            newcomer = replace(unit_of(0, length, NUM_UNITS), weight=0.0)
+            moved = {key: value - without[key] for key, value in summed([newcomer, *units]).items()}
+            assert l2_norm(moved) <= UNPROVED * others * BOUND
 
 
 @pytest.mark.parametrize("alike", [True, False], ids=["all alike", "all different"])

@@ -24,8 +24,9 @@ from fedsim.clients.engines.per_example.capture import (
 from fedsim.clients.engines.per_example.chunks import keep_large_blocks
 from fedsim.clients.engines.per_example.gradient_terms import Gradients
 from fedsim.clients.engines.per_example.packing import row_tokens
-from fedsim.clients.engines.per_example.passes import passes
+from fedsim.clients.engines.per_example.passes import NO_LEAST, least_shape, passes
 from fedsim.clients.engines.per_example.verification import CannotTell, made_up_unit, verified
+from fedsim.clients.engines.steepness import Steepness
 from fedsim.clients.models.mixed_precision import in_float32
 from fedsim.clipping import Clip
 from fedsim.estimators import WeightedSum
@@ -87,6 +88,8 @@ class BatchedEngine:
         self._layers: Sequence[HookedLayer] = ()
         self._limits: chunks.Limits | None = None
         self._row_tokens = 0
+        self._least = NO_LEAST
+        self._steepness = Steepness(model)
         self._refused = False
         if model.device.type == "cpu":
             keep_large_blocks()
@@ -115,6 +118,8 @@ class BatchedEngine:
             total.count(empty, torch.zeros(len(empty)), num_gradients=0, num_unclipped=len(empty))
             if non_empty and self._limits is None:
                 self._limits = self._verify(parameters, made_up_unit(self._model))
+            if non_empty and self._steepness.too_large(parameters):
+                return self._by_loop(task, parameters, keys, clip, round)
             self._add_all(total, chunks.in_order(non_empty, self._row_tokens), add_alone)
             return total.result()
         except CannotTell:
@@ -146,7 +151,7 @@ class BatchedEngine:
         # than made-up tokens.
         except (RuntimeError, LookupError, TypeError, ValueError, AttributeError) as error:
             raise NotCovered(f"some layer ({str(error).splitlines()[0]})") from error
-        self._row_tokens = row_tokens(model, parameters)
+        self._row_tokens, self._least = row_tokens(model, parameters), least_shape(model.module)
         device = self._model.device
         num_bytes = chunks.memory_budget(device) if self._num_bytes is None else self._num_bytes
         held = [v for v in parameters.values() if v.ndim == 1 or not self._keeps_terms]
@@ -161,8 +166,11 @@ class BatchedEngine:
         while start < len(ordered):
             assert self._limits is not None  # noqa: S101 (set before the first chunk)
             one_pass = self._keeps_terms
-            units = chunks.first_chunk(ordered[start:], self._limits, one_pass=one_pass)
-            if one_pass and chunks.num_tokens(units[0]) > self._limits.tokens:
+            least = self._least.positions
+            units = chunks.first_chunk(
+                ordered[start:], self._limits, one_pass=one_pass, least=least
+            )
+            if one_pass and chunks.num_tokens(units[0], least) > self._limits.tokens:
                 add_alone(units[0])  # large enough for passes of its own
                 start += 1
                 continue
@@ -203,7 +211,9 @@ class BatchedEngine:
         gradients = self._make(self._buffers, parameters, len(units), room)
         means = torch.zeros(len(units), dtype=dtype, device=self._model.device)
         limit, device = self._limits.tokens, self._model.device
-        for part in passes(units, limit, device, dtype, row_tokens=self._row_tokens):
+        for part in passes(
+            units, limit, device, dtype, row_tokens=self._row_tokens, least=self._least
+        ):
             gradients.start_pass(part.segments)
             losses = run(self._model, self._layers, parameters, part.batch, gradients)
             unit_of_row = part.segments.unit_of_row(losses.device)

@@ -112,18 +112,20 @@ def in_order(units: Sequence[Unit], row_tokens: int) -> list[Unit]:
     return sorted(units, key=size)
 
 
-def num_tokens(unit: Unit) -> int:
-    """Return the unit's number of tokens with its examples padded to the longest."""
-    return len(unit.lengths) * longest(unit)
+def num_tokens(unit: Unit, least: int) -> int:
+    """Return the unit's number of tokens with its examples padded to the longest, or to `least`."""
+    return len(unit.lengths) * max(longest(unit), least)
 
 
-def first_chunk(ordered: Sequence[Unit], limits: Limits, *, one_pass: bool) -> list[Unit]:
+def first_chunk(
+    ordered: Sequence[Unit], limits: Limits, *, one_pass: bool, least: int
+) -> list[Unit]:
     """Return as many of the first units as the limits allow, at least one.
 
     With `one_pass` all their sequences together keep to the limit of tokens; else a chunk takes
-    several passes, and only the number of units is limited.
+    several passes, and only the number of units is limited. A row has `least` positions at least.
     """
-    rows = length = 0
+    rows, length = 0, least
     for index, unit in enumerate(ordered):
         rows, length = rows + len(unit.lengths), max(length, longest(unit))
         too_long = one_pass and rows * length > limits.tokens

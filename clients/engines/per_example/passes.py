@@ -4,21 +4,55 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import nn
 from torch.nn.functional import pad
 
 from fedsim.clients.engines.cross_entropy import Batch
 from fedsim.clients.engines.per_example.gradient_terms import Segments
 from fedsim.clients.engines.per_example.packing import Placement, placed
 from fedsim.clients.models.dropout import unit_streams
+from fedsim.clients.models.lstm_recurrence import Recurrence
+from fedsim.clients.models.transformers_model import max_positions
 from fedsim.evaluation.losses import token_ids
 from fedsim.execution import Unit
 
 # The fixed cost of a pass, as a number of tokens: on a CPU, for each thread (threads speed up the
 # tokens alone; measured with small models on one and two); on a GPU, which waits for its host.
 _CPU_PASS, _GPU_PASS = 150, 2048
+
+
+# With so many rows and more, a row of a product has the same bits beside any number of others;
+# beside fewer, processors take other kernels (measured with MKL, as are the exceptions: none that
+# the next layer sees).
+_LEAST = 16
+
+
+class LeastShape(NamedTuple):
+    """Rows of a pass and positions of a row, at least."""
+
+    rows: int
+    positions: int
+
+
+NO_LEAST = LeastShape(1, 1)
+
+
+def least_shape(module: nn.Module) -> LeastShape:
+    """Return the least shape of a network's passes, so that few kernels are for small products.
+
+    A recurrence multiplies a matrix of one position of every row; other layers one of all positions
+    of all rows, and attention one of each row's.
+    """
+    recurrent = (Recurrence, nn.RNNBase, nn.RNNCellBase)
+    positions = max_positions(module)
+    return LeastShape(
+        _LEAST if any(isinstance(part, recurrent) for part in module.modules()) else 1,
+        1 if positions is None else min(_LEAST, positions),
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,12 +75,14 @@ def passes(
     dtype: torch.dtype,
     *,
     row_tokens: int = 0,
+    least: LeastShape = NO_LEAST,
 ) -> Iterator[Pass]:
     """Cut the units' sequences into passes of like length, where padding costs more than passes.
 
     A pass keeps to `max_tokens`, padding included, and has at least one row; within it rows stand
     in the order of the units. Short sequences share rows of at most `row_tokens`, but none where
-    masks of dropout belong to rows.
+    masks of dropout belong to rows. A pass that is smaller than `least` is padded; rows that this
+    adds are the last unit's, and without a loss.
     """
     streams = unit_streams(units)
     placement = placed(units, row_tokens if streams is None else 0)
@@ -54,17 +90,20 @@ def passes(
     sequences = _Sequences(units, placement)
     on_gpu = device.type == "cuda"
     pass_cost = _GPU_PASS if on_gpu else _CPU_PASS * torch.get_num_threads()
-    for rows in _runs_of_like_length(placement.lengths, max_tokens, pass_cost):
-        tokens, shares, positions = sequences.in_rows(rows)
+    padded = placement.lengths.clamp(min=least.positions)
+    for rows in _runs_of_like_length(padded, max_tokens, pass_cost):
+        tokens, shares, positions = sequences.in_rows(rows, least)
+        more = len(tokens) - len(rows)
         batch = Batch(
             tokens.to(device),
             shares.to(device, dtype),
             None if positions is None else positions.to(device),
-            None if streams is None else streams[rows].to(device),
+            None if streams is None else pad(streams[rows], (0, more)).to(device),
         )
         of_units = torch.bincount(unit_of[rows], minlength=len(units))
         own = torch.zeros_like(of_units).index_add_(0, unit_of[rows], placement.lengths[rows])
         whole = bool(((of_units == 0) | (of_units == placement.counts)).all())
+        of_units[unit_of[rows[-1]]] += more
         yield Pass(batch, Segments(of_units.tolist(), whole=whole, tokens=own.tolist()))
 
 
@@ -85,8 +124,10 @@ class _Sequences:
         predicted = counted[self._begins + self._lengths] - counted[self._begins + 1]
         self._shares = 1.0 / (per_unit * predicted.clamp(min=1))
 
-    def in_rows(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """Return token ids, shares and positions of rows, each (rows, length).
+    def in_rows(
+        self, rows: torch.Tensor, least: LeastShape
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """Return token ids, shares and positions of rows, each (rows, length) or `least`.
 
         Shares are the weights of the predictions of the next token. Positions are None where every
         row has one sequence.
@@ -94,7 +135,8 @@ class _Sequences:
         # Scatter by flat index: every token of the rows gets its place in the padded block at once,
         # `inside` being its position in its own sequence.
         placement = self._placement
-        size = (len(rows), int(placement.lengths[rows].max()))
+        longest = int(placement.lengths[rows].max())
+        size = (max(len(rows), least.rows), max(longest, least.positions))
         place_of = torch.full((len(placement.lengths),), -1)
         place_of[rows] = torch.arange(len(rows))
         places = place_of[placement.row_of]

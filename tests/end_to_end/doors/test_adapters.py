@@ -101,6 +101,7 @@ def first(base: Path, speeches: Path, tmp_path_factory: pytest.TempPathFactory) 
             "trainable": "all",
             "merged": False,
         },
+        privacy={"noise_multiplier": 0.1},  # so little that the loss falls whatever is drawn
         server={"learning_rate": 0.05},
     )
     return library.run(config, tmp_path_factory.mktemp("first") / "run")
@@ -129,6 +130,24 @@ def test_without_merged_weights_the_adapter_is_what_is_scored_and_attacked(
         assert done.returncode == 0, done.stderr
     tokens = first.tokenizer("the king", return_tensors="pt")["input_ids"]
     assert torch.isfinite(first.model(tokens).logits).all()
+
+
+@pytest.mark.parametrize("steps", [0, 2])
+def test_an_adapter_alone_stands_on_the_base_that_it_was_trained_on(
+    speeches: Path, tmp_path: Path, steps: int
+) -> None:
+    """A built-in model is named with how long it was pre-trained, which is part of the base."""
+    model = {"pretraining_steps": steps, "lora_rank": 2, "trainable": "all", "merged": False}
+    config = write_config(tmp_path / "c.toml", speeches, model=model)
+    done = fedsim("run", config, "--out", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    done = fedsim("evaluate", tmp_path / "run", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)["stages"]
+    report = json.loads((tmp_path / "run" / "report.json").read_text(encoding="utf-8"))
+    for stage in ("initial", "final"):
+        loss = found[stage]["held_out_examples"]["loss"]
+        assert loss == pytest.approx(report["utility"][stage]["loss"], rel=1e-5)
 
 
 def test_a_run_starts_from_a_folder_of_adapters(

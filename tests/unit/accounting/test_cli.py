@@ -193,6 +193,22 @@ def test_group_privacy_says_where_it_diverges() -> None:
             f"{ULS} --users 9 --cohort-size 0.1 --epsilon 1 --sampler fixed-size",
             "--sampler fixed-size: size = 0",
         ),
+        (
+            f"{ULS} --users 100 --cohort-size 2.5 --epsilon 1 --sampler fixed-size",
+            "--cohort-size = 2.5: fixed-size sampling needs a whole number",
+        ),
+        (
+            f"{ULS} --users 100 --sampling-probability 0.025 --epsilon 1 --sampler shuffled",
+            "--sampling-probability = 0.025: shuffled sampling needs a whole number",
+        ),
+        (
+            f"{ULS} --sampler cyclic --groups 3 --users 10 --cohort-size 4 --epsilon 1",
+            "--cohort-size = 4 with --groups = 3",
+        ),
+        (
+            f"{ULS} --sampler cyclic --groups 3 --sampling-probability 0.4 --epsilon 1",
+            "--sampling-probability = 0.4 with --groups = 3",
+        ),
         ("uls --rounds 1 --delta n^-1.1 --sampling-probability 1 --epsilon 1", "needs --users"),
         ("uls --rounds 1 --delta small --sampling-probability 1 --epsilon 1", "--delta = small"),
     ],
@@ -237,7 +253,10 @@ def test_cyclic_with_a_cohort_and_with_whole_groups() -> None:
         ("--participations 2 --sampler poisson", "--participations = 2: .*only that sampler"),
         ("--sampler cyclic", "--groups = None: --sampler cyclic needs it"),
         ("--sampler cyclic --groups 9", "--groups = 9: give at most rounds = 8"),
-        ("--sampler cyclic --groups 4 --sampling-probability 0.5", "--rate = 2.0: give a number"),
+        (
+            "--sampler cyclic --groups 4 --sampling-probability 0.5",
+            "--sampling-probability = 0.5 with --groups = 4: .* at most one in 4",
+        ),
     ],
 )
 def test_a_wrong_balance_is_named(options: str, message: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,10 @@ from fedsim.report.schema import load_metrics, load_report
 from fedsim.runner.finished import Run
 from fedsim.runner.folder import RunFolder
 from fedsim.runner.launch import run
+from fedsim.runner.queries import queries
 from fedsim.runner.shared_ledger import read_shared
 from fedsim.sampling import PoissonSampling
+from fedsim.state import ServerState
 from fedsim.strategy import build_plan
 from fedsim.trackers.tracking import scalars
 from tests.helpers.commands import fedsim
@@ -96,6 +99,24 @@ def test_what_was_asked_is_listed_with_what_pays_for_it(finished: Path, speeches
     assert not any("how many users there are" in question for question in rows)  # declared
     page = (finished / "report.html").read_text(encoding="utf-8")
     assert all(question in html.unescape(page) for question in rows)
+
+
+def test_scores_of_earlier_draws_are_no_rounds(speeches: Path) -> None:
+    """A run that was taken up by other versions has charges under the ids of both."""
+    config = scored(speeches, every=2)
+    materials = load_materials(config.seed, config.data, config.model, "cpu")
+    plan = build_plan(config, materials)
+    earlier = replace(plan, seed=plan.seed + 1)
+    ledger = Ledger()
+    for drawn, rounds in ((earlier, (0, 1, 2)), (plan, (2, 3))):
+        for number in rounds:
+            ledger = ledger.charge(number, drawn.cost, drawn.release_id)
+            ledger = drawn.charged_score(ledger, number + 1)
+    rows = queries(config, plan, ServerState(4, {}, ledger=ledger))
+    assert [(row.times, row.paid_by) for row in rows if row.covered] == [
+        (5, f"noise multiplier {plan.noise_multiplier:.5g}"),
+        (2, "noise multiplier 4"),
+    ]
 
 
 def test_nothing_is_paid_for_without_noise(speeches: Path, tmp_path: Path) -> None:

@@ -1,0 +1,197 @@
+"""Passes have a least size, and what a network makes of rounding decides who shares them."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import cast
+
+import pytest
+import torch
+from torch import nn
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from fedsim.clients.engines.loop import loop
+from fedsim.clients.engines.per_example import batched, capture
+from fedsim.clients.engines.per_example.capture import OpenModel
+from fedsim.clients.engines.per_example.ghost import ghost
+from fedsim.clients.engines.per_example.materialised import materialised
+from fedsim.clients.engines.per_example.passes import LeastShape, Pass, least_shape, passes
+from fedsim.clients.engines.steepness import MOST, steepness
+from fedsim.clients.engines.vmap import VmapEngine
+from fedsim.clipping import FlatClip
+from fedsim.execution import Engine, Unit, Update
+from fedsim.language_model import LanguageModel
+from fedsim.tensors import Tensors
+from tests.contracts.layer_samples import VOCABULARY, GivenUnits, Opened, network
+
+ENGINES = [materialised, ghost, VmapEngine]
+CPU = torch.device("cpu")
+CLIP = FlatClip(l2_clip_norm=0.1)
+
+
+def unit(key: int, lengths: list[int], *, streams: bool = False) -> Unit:
+    source = torch.Generator().manual_seed(key)
+    tokens = torch.randint(1, VOCABULARY, (len(lengths), max(lengths)), generator=source)
+    rows = torch.arange(len(lengths)) + 1 if streams else None
+    return Unit(key, tokens, torch.tensor(lengths), streams=rows)
+
+
+def cut(units: list[Unit], least: LeastShape, max_tokens: int = 4096) -> list[Pass]:
+    return list(passes(units, max_tokens, CPU, torch.float64, least=least))
+
+
+def test_a_recurrence_needs_rows_and_other_layers_positions() -> None:
+    assert least_shape(network("lstm", torch.float32)[0].module) == (16, 1)
+    assert least_shape(nn.Sequential(nn.Linear(2, 2), nn.GRU(2, 2))).rows == 16
+    assert least_shape(network("gpt2 in rows", torch.float32)[0].module) == (1, 16)
+    short = GPT2Config(n_layer=1, n_embd=4, n_head=1, n_positions=12, vocab_size=8)
+    assert least_shape(GPT2LMHeadModel(short)) == (1, 12)  # it has no more
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_small_passes_are_padded_and_nothing_else_changes(streams: bool) -> None:
+    units = [unit(0, [3, 5], streams=streams), unit(1, [2], streams=streams)]
+    units.append(unit(2, [30], streams=streams))
+    for least in (LeastShape(1, 1), LeastShape(1, 16), LeastShape(16, 1), LeastShape(16, 16)):
+        shares, tokens = torch.zeros(3, dtype=torch.float64), 0
+        for part in cut(units, least):
+            rows, positions = part.batch.tokens.shape
+            assert (rows >= least.rows, positions >= least.positions) == (True, True)
+            assert sum(part.segments.counts) == rows == len(part.batch.shares)
+            assert part.batch.streams is None or len(part.batch.streams) == rows
+            tokens += int((part.batch.tokens > 0).sum())
+            of_rows = part.batch.shares.sum(dim=1)
+            shares.index_add_(0, part.segments.unit_of_row(CPU), of_rows)
+        torch.testing.assert_close(shares, torch.ones(3, dtype=torch.float64))
+        assert tokens == 40
+
+
+def test_short_rows_that_are_padded_count_as_long() -> None:
+    """Else a pass of them would take several times the memory that it may."""
+    units = [unit(key, [2]) for key in range(64)]
+    assert [len(part.batch.tokens) for part in cut(units, LeastShape(1, 16), 128)] == [8] * 8
+
+
+@pytest.mark.parametrize("make", [materialised, ghost])
+@pytest.mark.parametrize(("name", "least"), [("lstm", (16, 3)), ("gpt2 in rows", (1, 16))])
+def test_engines_take_them(
+    make: type, name: str, least: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, parameters = network(name, torch.float32)
+    shapes: list[tuple[int, int]] = []
+
+    def seen(*arguments: object) -> torch.Tensor:
+        shapes.append(tuple(arguments[3].tokens.shape))  # type: ignore[attr-defined]
+        return capture.run(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(batched, "run", seen)
+    task = GivenUnits(model, [unit(0, [3]), unit(1, [2, 3])])
+    total = make(model)(task, parameters, task.keys, CLIP, 0)
+    assert shapes
+    assert all(rows >= least[0] and positions >= least[1] for rows, positions in shapes)
+    expected = loop(task, parameters, task.keys, CLIP, 0)
+    assert total.num_gradients == expected.num_gradients == 3
+    for name, value in expected.values.items():
+        torch.testing.assert_close(total.values[name], value, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("make", ENGINES)
+@pytest.mark.parametrize(("factor", "alone"), [(1.0, False), (1e-3, False), (20.0, True)])
+def test_how_steep_a_network_is_decides_who_is_computed_together(
+    make: Callable[[OpenModel], Engine],
+    factor: float,
+    alone: bool,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Not a text: a steep one makes any distance of the rounding that company decides."""
+    model, start = network("lstm", torch.float32)
+    parameters = {k: v * factor if v.ndim > 1 else v for k, v in start.items()}
+    assert (steepness(model, parameters) > MOST) is alone
+    task = GivenUnits(model, [unit(key, [3 + key]) for key in range(8)])
+    with caplog.at_level(logging.WARNING), counted(task) as asked:
+        engine = make(model)
+        for round in (0, 1):
+            engine(task, parameters, task.keys, CLIP, round)
+    assert len(asked) == 16 * alone
+    said = [record.message for record in caplog.records if "computed alone" in record.message]
+    assert len(said) == alone  # not again in the next round
+
+
+@pytest.mark.parametrize("make", ENGINES)
+def test_each_rounds_parameters_are_asked(make: Callable[[OpenModel], Engine]) -> None:
+    """Those that are steep only later, also where they were changed in place."""
+    model, parameters = network("lstm", torch.float32)
+    task, engine = GivenUnits(model, [unit(0, [3]), unit(1, [4])]), make(model)
+
+    def num_alone(given: Tensors, round: int) -> int:
+        with counted(task) as asked:
+            engine(task, given, task.keys, CLIP, round)
+        return len(asked)
+
+    assert num_alone(parameters, 0) == 0
+    steep = {k: v * 20.0 if v.ndim > 1 else v for k, v in parameters.items()}
+    assert num_alone(steep, 1) == 2
+    assert num_alone(parameters, 2) == 0
+    for value in parameters.values():
+        value.mul_(20.0 if value.ndim > 1 else 1.0)
+    assert num_alone(parameters, 3) == 2
+
+
+def test_a_change_grows_by_what_the_layers_make_of_it() -> None:
+    """Linear layers pass a share on as it is; a cube makes three of it; a mean takes it away."""
+
+    def of(*layers: nn.Module) -> float:
+        torch.manual_seed(0)
+        table = nn.Embedding(VOCABULARY, 64)
+        head = nn.Linear(64, VOCABULARY, bias=False)
+        model = Opened(nn.Sequential(table, *layers, head).requires_grad_(False))
+        return steepness(cast(LanguageModel, model), dict(model.module.named_parameters()))
+
+    class Power(nn.Module):
+        def __init__(self, by: float) -> None:
+            super().__init__()
+            self.by = by
+
+        def forward(self, values: torch.Tensor) -> torch.Tensor:
+            return values**self.by
+
+    assert of() == pytest.approx(1.0, rel=0.05)
+    assert of(Power(3.0)) == pytest.approx(3.0, rel=0.1)
+    assert of(Power(3.0), Power(3.0)) == pytest.approx(9.0, rel=0.15)
+    assert of(Power(0.0)) == 0.0
+
+
+def test_what_cannot_be_asked_is_steep() -> None:
+    model, parameters = network("lstm", torch.float32)
+    broken = {name: value * torch.nan for name, value in parameters.items()}
+    assert steepness(model, broken) == math.inf
+
+    class Looked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Parameter(torch.randn(VOCABULARY, VOCABULARY))
+
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            return self.table[tokens]
+
+    looked = Opened(Looked())
+    assert (
+        steepness(cast(LanguageModel, looked), dict(looked.module.named_parameters())) == math.inf
+    )
+
+
+@contextmanager
+def counted(task: GivenUnits) -> Iterator[list[int]]:
+    """Note whose update is computed alone."""
+    asked: list[int] = []
+
+    def update(parameters: Tensors, one: Unit, round: int) -> Update:
+        asked.append(one.key)
+        return GivenUnits.update(task, parameters, one, round)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(task, "update", update)
+        yield asked

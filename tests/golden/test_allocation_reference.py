@@ -20,7 +20,7 @@ from tests.unit.accounting.test_random_allocation import lower
 
 ROWS: list[dict[str, Any]] = json.loads(PATH.read_text(encoding="utf-8"))
 NUM_CHUNKS = 10
-NORMALS = 1_500_000  # of Monte Carlo, a setting
+NORMALS = 900_000  # of Monte Carlo, a setting
 FINENESS = 1 / 16
 
 

@@ -27,7 +27,7 @@ def test_there_are_twenty() -> None:
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.bug)
 def test_a_deliberate_bug_is_caught(mutant: Mutant) -> None:
-    verdict = judge(mutant, trials=200)
+    verdict = judge(mutant, trials=150)
     assert verdict.caught_by != "nothing"
     assert not verdict.false_alarm
     if mutant.contract is None:

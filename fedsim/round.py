@@ -9,7 +9,7 @@ from fedsim.state import RoundRecord, ServerState
 
 
 def run_round(
-    state: ServerState, plan: RoundPlan, executor: Executor
+    state: ServerState, plan: RoundPlan, executor: Executor, *, keep: bool = True
 ) -> tuple[ServerState, RoundRecord]:
     """Carry out one round of Algorithm 1 or 2 of Charles et al. 2024 and return the next state.
 
@@ -24,7 +24,7 @@ def run_round(
        charge has covered. The server optimizer takes the release as its gradient.
 
     Nothing here knows which strategy made the plan. Raises whatever the executor raises when a
-    shard cannot be computed; then nothing is released and the state is as it was.
+    shard cannot be computed; nothing is released then. `keep`: see `ServerOptimizer.step`.
     """
     plan = plan.at(state)
     cohort = plan.cohort(state.round)
@@ -47,7 +47,7 @@ def run_round(
     )
     del total  # the step frees the release tensor by tensor
     parameters, optimizer_state = plan.optimizer.step(
-        state.parameters, release, state.optimizer_state
+        state.parameters, release, state.optimizer_state, keep=keep
     )
     after = ServerState(
         state.round + 1, parameters, optimizer_state, ledger, clip_scale=next_clip.scale

@@ -19,6 +19,8 @@ _OPTIMIZERS: dict[str, Callable[[list[torch.Tensor], float], torch.optim.Optimiz
     "adafactor": lambda values, rate: torch.optim.Adafactor(values, lr=rate),
 }
 
+_USED_UP = "used up"  # the one entry of a state whose memory is the next one's
+
 
 @dataclass(frozen=True)
 class ServerOptimizer:
@@ -35,15 +37,22 @@ class ServerOptimizer:
     max_gradient_norm: float | None = None
 
     def step(
-        self, parameters: Tensors, gradient: dict[str, torch.Tensor], state: Tensors
+        self,
+        parameters: Tensors,
+        gradient: dict[str, torch.Tensor],
+        state: Tensors,
+        *,
+        keep: bool = True,
     ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        """Return the next parameters and optimizer state; parameters and state stay as they are.
+        """Return the next parameters and optimizer state; parameters stay as they are.
 
         Args:
             parameters: float32 tensors.
             gradient: same layout, any float dtype. Used up: the dict is empty afterwards, so that a
                 tensor's memory is free before the next tensor needs some.
             state: flat, "parameter/key" → tensor; empty before the first step.
+            keep: whether the state stays as it is. Without, its memory becomes the next one's, for
+                Adam two copies of the parameters, and a step from it again is a `ValueError`.
 
         Examples:
             >>> start = {"w": torch.tensor([1.0])}
@@ -52,11 +61,19 @@ class ServerOptimizer:
             (0.9, 1.0)
         """
         check_same_layout(parameters, gradient)
+        if _USED_UP in state:
+            raise ValueError(
+                "this optimizer state became the next round's: begin from a checkpoint, or from "
+                "the state that training returned"
+            )
         factor = self._factor(gradient)
         before: dict[str, dict[str, torch.Tensor]] = {name: {} for name in parameters}
         for path, value in state.items():
             name, _, key = path.rpartition("/")
             before[name][key] = value
+        if not keep and state and isinstance(state, dict):
+            state.clear()
+            state[_USED_UP] = torch.empty(0)
         moved: dict[str, torch.Tensor] = {}
         after: dict[str, torch.Tensor] = {}
         for name, value in parameters.items():
@@ -68,7 +85,7 @@ class ServerOptimizer:
             if before[name]:
                 # What `load_state_dict` does, without its second copy.
                 optimizer.state[entry] = {
-                    key: old.to(entry.device, copy=True) for key, old in before[name].items()
+                    key: old.to(entry.device, copy=keep) for key, old in before[name].items()
                 }
             optimizer.step()
             entry.grad = None

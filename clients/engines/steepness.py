@@ -63,13 +63,16 @@ def _of_text(model: LanguageModel, parameters: Tensors, size: int) -> float:
     embeddings = [part for part in _module(model).modules() if isinstance(part, nn.Embedding)]
     hooks = [part.register_forward_hook(change) for part in embeddings]
     try:
-        plain, other = model.logits(parameters, text.expand(2, -1)).double()
+        plain, other = model.logits(parameters, text.expand(2, -1))
     finally:
         for hook in hooks:
             hook.remove()
-    length = float(torch.linalg.vector_norm(plain - plain.mean(dim=-1, keepdim=True)))
-    apart = other - plain
-    distance = float(torch.linalg.vector_norm(apart - apart.mean(dim=-1, keepdim=True)))
+    # What all words have in common is no part of what the softmax makes of them.
+    other = other - plain
+    length, distance = (
+        float(torch.linalg.vector_norm(logits - logits.mean(dim=-1, keepdim=True)))
+        for logits in (plain, other)
+    )
     if not changed or not math.isfinite(length + distance):
         return math.inf
     return distance / length / _CHANGE if length else 0.0

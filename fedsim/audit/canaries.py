@@ -127,11 +127,16 @@ class WatchedOptimizer(ServerOptimizer):
     watch: Callable[[Tensors], None] = field(kw_only=True)
 
     def step(
-        self, parameters: Tensors, gradient: dict[str, torch.Tensor], state: Tensors
+        self,
+        parameters: Tensors,
+        gradient: dict[str, torch.Tensor],
+        state: Tensors,
+        *,
+        keep: bool = True,
     ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """Show the release; then step as the server does."""
         self.watch(gradient)
-        return super().step(parameters, gradient, state)
+        return super().step(parameters, gradient, state, keep=keep)
 
 
 def with_canaries(

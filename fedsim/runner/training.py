@@ -93,7 +93,8 @@ def train(
         plan: what each round does.
         executor: who computes.
         rounds: the total, those already done included.
-        on_round: sees every state and its record; what it raises ends the training.
+        on_round: sees every state and its record; what it raises ends the training. The next round
+            uses up the state's `optimizer_state`; a checkpoint keeps it.
         budget: what all releases of the ledger together may cost; None for no limit.
         before_round: sees the state before each round; what it raises ends the training.
         score: releases the private scores that are due after a round, and charges them.
@@ -103,6 +104,7 @@ def train(
         DivergedError: a parameter is not finite after a round, which `on_round` does not see.
     """
     # Asked once: the rounds to come all cost the same, so they can be counted.
+    given = True  # the state is the caller's; of those that follow, one is in memory at a time
     paid = rounds if budget is None else _rounds_paid_for(budget, state, plan, rounds)
     while state.round < rounds:
         if state.round >= paid:
@@ -112,7 +114,8 @@ def train(
                 f"{charged} are charged; no further round is run"
             )
         before_round(state)
-        state, record = run_round(state, plan, executor)
+        state, record = run_round(state, plan, executor, keep=given)
+        given = False
         check_parameters(state)
         state = score(state)
         on_round(state, record)

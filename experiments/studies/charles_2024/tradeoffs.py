@@ -134,7 +134,7 @@ def picture(measurement: GridResult) -> Figure:
         measurement,
         series="source",
         rows=(("epsilon", "budget"), ("budget", "epsilon")),
-        title="User-level and example-level sampling at equal promise and compute",
+        title="ULS and ELS at equal promise and compute",
     )
 
 

@@ -103,6 +103,21 @@ def test_parameters_and_state_stay_as_they_are(name: OptimizerName) -> None:
     assert not addresses & {value.data_ptr() for value in (*moved.values(), *after.values())}
 
 
+@NAMES
+def test_a_state_that_is_not_kept_gives_its_memory_and_no_second_step(name: OptimizerName) -> None:
+    parameters, state = through_values(name, 2)
+    held = {value.data_ptr() for value in state.values()}
+    optimizer = ServerOptimizer(name, 0.05)
+    moved, after = optimizer.step(parameters, gradient(2), state, keep=False)
+    expected, expected_state = through_values(name, 3)
+    assert same_bits(moved, expected)
+    assert same_bits(after, expected_state)
+    assert {value.data_ptr() for value in after.values()} == held
+    if held:
+        with pytest.raises(ValueError, match="this optimizer state became the next round's"):
+            optimizer.step(parameters, gradient(2), state)
+
+
 def test_sgd_at_rate_one_subtracts() -> None:
     moved, _ = ServerOptimizer("sgd", 1.0).step(start(), gradient(0), {})
     assert same_bits(

@@ -59,6 +59,17 @@ def test_a_state_comes_back_bit_for_bit(tmp_path: Path) -> None:
             assert torch.equal(after[name].view(torch.int32), value.contiguous().view(torch.int32))
 
 
+def test_training_leaves_the_state_that_it_is_given() -> None:
+    early = state_after(2)
+    seen: list[ServerState] = []
+    for _ in range(2):
+        late = train(early, PLAN, Pull(), 5, on_round=lambda state, _: seen.append(state))
+        assert same_state(late, state_after(5))
+    assert same_state(early, state_after(2))
+    with pytest.raises(ValueError, match="this optimizer state became the next round's"):
+        train(seen[0], PLAN, Pull(), 5)
+
+
 def test_training_goes_on_from_disk_as_if_nothing_had_been(tmp_path: Path) -> None:
     back = load_checkpoint(save_checkpoint(tmp_path, state_after(2), keep=1))
     assert same_state(back, state_after(2))

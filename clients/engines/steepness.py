@@ -15,6 +15,7 @@ from weakref import ref
 import torch
 from torch import nn
 
+from fedsim.clients.models.lstm_recurrence import RECURRENT
 from fedsim.clients.models.mixed_precision import in_float32
 from fedsim.clients.models.transformers_model import max_positions
 from fedsim.language_model import LanguageModel
@@ -22,11 +23,12 @@ from fedsim.tensors import Tensors
 
 log = logging.getLogger(__name__)
 
-_TOKENS = 64  # of the made-up text: recurrences are the steeper the longer it is
+_TOKENS = 64  # of the made-up text
+_LONGEST = 512  # of one for a recurrence, which is the steeper the longer: as long as the data's
 _CHANGE = 2.0**-14  # of its embeddings: far above rounding, far below what bends a network
 
-MOST = 16.0
-"""Networks up to here share passes. Measured: 0.1 to 5 in ordinary ones, trained or not, and 10,000
+MOST = 8.0
+"""Networks up to here share passes. Measured: up to 5 in ordinary ones, trained or not, and 10,000
 in a recurrence whose sum moved beyond the bound, when passes had no least size yet."""
 
 
@@ -34,11 +36,16 @@ in a recurrence whose sum moved beyond the bound, when passes had no least size 
 def steepness(model: LanguageModel, parameters: Tensors) -> float:
     """Return how many times a relative change of a text's embeddings grows up to the logits.
 
-    Of a made-up text: it depends on the network and its parameters alone, so no private text
-    decides how anything is computed. Infinite where logits are not finite, or nothing is embedded.
+    Of a made-up text, and up to the gradient of its loss by the logits, whichever grows more: it
+    depends on the network and its parameters alone, so no private text decides how anything is
+    computed. Infinite where logits are not finite, or nothing is embedded.
     """
-    positions = max_positions(_module(model))
-    sizes = [_TOKENS, 8] if positions is None else [min(_TOKENS, positions)]
+    module = _module(model)
+    positions = max_positions(module)
+    longest = _TOKENS
+    if any(isinstance(part, RECURRENT) for part in module.modules()):
+        longest = min(getattr(model, "sequence_length", _TOKENS), _LONGEST)
+    sizes = [longest, 8] if positions is None else [min(longest, positions)]
     for size in sizes:
         try:
             return _of_text(model, parameters, size)
@@ -67,15 +74,24 @@ def _of_text(model: LanguageModel, parameters: Tensors, size: int) -> float:
     finally:
         for hook in hooks:
             hook.remove()
-    # What all words have in common is no part of what the softmax makes of them.
-    other = other - plain
-    length, distance = (
-        float(torch.linalg.vector_norm(logits - logits.mean(dim=-1, keepdim=True)))
-        for logits in (plain, other)
-    )
-    if not changed or not math.isfinite(length + distance):
+    if not changed:
         return math.inf
-    return distance / length / _CHANGE if length else 0.0
+    # What is common to all words is no part of the logits; and the loss's gradient is each word's
+    # chance, less 1 for the next word.
+    logits, others = (each - each.mean(dim=-1, keepdim=True) for each in (plain, other))
+    gradient = plain.softmax(dim=-1).scatter_add_(
+        -1, text.roll(-1)[:, None], plain.new_full((size, 1), -1.0)
+    )
+    apart = other.softmax(dim=-1) - plain.softmax(dim=-1)
+    return max(_share(others - logits, logits), _share(apart, gradient)) / _CHANGE
+
+
+def _share(distance: torch.Tensor, whole: torch.Tensor) -> float:
+    """Return the length of `distance` in lengths of `whole`; infinite if either is not finite."""
+    length, of = float(torch.linalg.vector_norm(distance)), float(torch.linalg.vector_norm(whole))
+    if not math.isfinite(length + of):
+        return math.inf
+    return length / of if of else 0.0
 
 
 def _module(model: LanguageModel) -> nn.Module:

@@ -251,6 +251,10 @@ class Recurrence(nn.Module):
         return recur(from_inputs, self.weight)
 
 
+RECURRENT = (Recurrence, nn.RNNBase, nn.RNNCellBase)
+"""Modules that take one position of every row at a time."""
+
+
 def recur(from_inputs: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """Return the states of `Recurrence` for this weight, or a stack of them; see `_LstmSteps`.
 

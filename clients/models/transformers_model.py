@@ -77,6 +77,7 @@ class TransformersModel:
         self.vocabulary_size = int(module.config.get_text_config().vocab_size)
         self.num_parameters = sum(value.numel() for value in module.parameters())
         _check_fit(module, tokenizer, self.name, sequence_length)
+        self.sequence_length = sequence_length
         self.encoder = encoder_of(tokenizer, *_begin_and_end(tokenizer, self.name))
         self.unknown_token_id = _unknown_word(tokenizer)
         self.tokenizer_fingerprint = _fingerprint(tokenizer)

@@ -15,7 +15,7 @@ from fedsim.clients.engines.cross_entropy import Batch
 from fedsim.clients.engines.per_example.gradient_terms import Segments
 from fedsim.clients.engines.per_example.packing import Placement, placed
 from fedsim.clients.models.dropout import unit_streams
-from fedsim.clients.models.lstm_recurrence import Recurrence
+from fedsim.clients.models.lstm_recurrence import RECURRENT
 from fedsim.clients.models.transformers_model import max_positions
 from fedsim.evaluation.losses import token_ids
 from fedsim.execution import Unit
@@ -26,8 +26,8 @@ _CPU_PASS, _GPU_PASS = 150, 2048
 
 
 # With so many rows and more, a row of a product has the same bits beside any number of others;
-# beside fewer, processors take other kernels (measured with MKL, as are the exceptions: none that
-# the next layer sees).
+# beside fewer, processors take other kernels (measured with MKL on one thread, float32; not so with
+# several threads and wide layers, nor in fused attention, which goes by blocks of 32 positions).
 _LEAST = 16
 
 
@@ -47,10 +47,9 @@ def least_shape(module: nn.Module) -> LeastShape:
     A recurrence multiplies a matrix of one position of every row; other layers one of all positions
     of all rows, and attention one of each row's.
     """
-    recurrent = (Recurrence, nn.RNNBase, nn.RNNCellBase)
     positions = max_positions(module)
     return LeastShape(
-        _LEAST if any(isinstance(part, recurrent) for part in module.modules()) else 1,
+        _LEAST if any(isinstance(part, RECURRENT) for part in module.modules()) else 1,
         1 if positions is None else min(_LEAST, positions),
     )
 

@@ -105,9 +105,11 @@ def test_how_steep_a_network_is_decides_who_is_computed_together(
     factor: float,
     alone: bool,
     caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Not a text: a steep one makes any distance of the rounding that company decides."""
     model, start = network("lstm", torch.float32)
+    monkeypatch.setattr(model, "sequence_length", 64)
     parameters = {k: v * factor if v.ndim > 1 else v for k, v in start.items()}
     assert (steepness(model, parameters) > MOST) is alone
     task = GivenUnits(model, [unit(key, [3 + key]) for key in range(8)])
@@ -121,9 +123,12 @@ def test_how_steep_a_network_is_decides_who_is_computed_together(
 
 
 @pytest.mark.parametrize("make", ENGINES)
-def test_each_rounds_parameters_are_asked(make: Callable[[OpenModel], Engine]) -> None:
+def test_each_rounds_parameters_are_asked(
+    make: Callable[[OpenModel], Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Those that are steep only later, also where they were changed in place."""
     model, parameters = network("lstm", torch.float32)
+    monkeypatch.setattr(model, "sequence_length", 64)
     task, engine = GivenUnits(model, [unit(0, [3]), unit(1, [4])]), make(model)
 
     def num_alone(given: Tensors, round: int) -> int:
@@ -158,10 +163,31 @@ def test_a_change_grows_by_what_the_layers_make_of_it() -> None:
         def forward(self, values: torch.Tensor) -> torch.Tensor:
             return values**self.by
 
+    class Times(nn.Module):
+        def __init__(self, by: float) -> None:
+            super().__init__()
+            self.by = by
+
+        def forward(self, values: torch.Tensor) -> torch.Tensor:
+            return values * self.by
+
     assert of() == pytest.approx(1.0, rel=0.05)
     assert of(Power(3.0)) == pytest.approx(3.0, rel=0.1)
     assert of(Power(3.0), Power(3.0)) == pytest.approx(9.0, rel=0.15)
     assert of(Power(0.0)) == 0.0
+    assert of(Times(3e3)) > MOST > of(Times(3.0))  # a softmax goes by the size of logits
+
+
+def test_a_recurrence_is_asked_with_a_text_as_long_as_the_datas(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, start = network("lstm", torch.float32)
+    parameters = {k: v * 8.0 if v.ndim > 1 else v for k, v in start.items()}
+    found = []
+    for length in (8, 256):
+        monkeypatch.setattr(model, "sequence_length", length)
+        found.append(steepness(model, parameters))
+    assert found[0] < MOST < found[1]
 
 
 def test_what_cannot_be_asked_is_steep() -> None:

@@ -128,8 +128,8 @@ class Steepness:
             self._known, self._too_large = now, not found <= MOST
             if self._too_large and not before:
                 log.warning(
-                    "%s: the network makes %.3g times as much of a change of its input, so that of "
-                    "the rounding of a shared pass; from now on each unit is computed alone",
+                    "%s: the network makes %.3g times as much of a change of its input, so of the "
+                    "rounding of a shared pass; from now on the engine computes each unit alone",
                     self._model.name,
                     found,
                 )

@@ -118,7 +118,9 @@ def test_how_steep_a_network_is_decides_who_is_computed_together(
         for round in (0, 1):
             engine(task, parameters, task.keys, CLIP, round)
     assert len(asked) == 16 * alone
-    said = [record.message for record in caplog.records if "computed alone" in record.message]
+    said = [
+        record.message for record in caplog.records if "computes each unit alone" in record.message
+    ]
     assert len(said) == alone  # not again in the next round
 
 

@@ -247,8 +247,9 @@ def not_hidden(counted: int, noun: str) -> str:
     """Return the sentence on a number that the relation does not hide, and what that leaves out."""
     return (
         f"The number of {noun}, {counted}, is public under the relation. It is of users who have "
-        "usable text: replacing one by a user whose text is empty, or dropped when the data are "
-        "prepared, changes it and is not covered."
+        "usable text and are not held out: replacing one by a user whose text is empty, or dropped "
+        "when the data are prepared, or by one of another name where users are held out, changes "
+        "it and is not covered."
     )
 
 
@@ -490,7 +491,10 @@ def noise_multiplier(config: Config, sampling: Sampling, units_per_user: int) ->
     except ConfigError as error:
         if not scores:
             raise
-        raise ConfigError(f"training.private_evaluation beside the rounds: {error}") from None
+        raise ConfigError(
+            f"training.private_evaluation beside the rounds: {error}; where no accountant knows "
+            "both, leave it out or take Poisson sampling"
+        ) from None
     if privacy.noise_multiplier is not None:
         return privacy.noise_multiplier
     if privacy.epsilon is None:

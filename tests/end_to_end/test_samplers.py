@@ -53,6 +53,7 @@ def test_fixed_size_is_replace_one(speeches: Path, tmp_path: Path) -> None:
     assert (privacy.relation, privacy.accountant) == ("replace-one user", "rdp")
     (public,) = [line for line in privacy.assumptions if "is public under the relation" in line]
     assert "replacing one by a user whose text is empty, or dropped" in public
+    assert "or by one of another name where users are held out" in public
     cost = RoundCost(FixedSizeSampling(6, users), privacy.noise_multiplier or 0)
     assert privacy.epsilon == epsilon(cost, 4, 1e-3, "rdp", Relation.REPLACE)
 

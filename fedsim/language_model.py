@@ -150,8 +150,8 @@ def check_causal(model: LanguageModel, field: str, sequence_length: int) -> None
     """
     size = min(_TOKENS, sequence_length // 2)
     parameters = {n: value.to(model.device) for n, value in model.initial_parameters().items()}
-    first, second, third = (_made_up(model, size, n) for n in range(3))
-    longest = torch.cat([first, _made_up(model, max(size, sequence_length - size), 1)], dim=1)
+    first, second, third = (made_up_text(model, size, n) for n in range(3))
+    longest = torch.cat([first, made_up_text(model, max(size, sequence_length - size), 1)], dim=1)
     for nudge in (0.0, _NUDGE) if size else ():
         parameters = {name: _nudged(value, nudge) for name, value in parameters.items()}
 
@@ -178,7 +178,7 @@ def check_causal(model: LanguageModel, field: str, sequence_length: int) -> None
                 )
 
 
-def _made_up(model: LanguageModel, size: int, text: int) -> torch.Tensor:
+def made_up_text(model: LanguageModel, size: int, text: int) -> torch.Tensor:
     """Return a (1, size) text of tokens spread over the vocabulary."""
     ids = ((torch.arange(size) + 1) * (text + 1) + text) * 7919 % model.vocabulary_size
     return ids[None].to(model.device)

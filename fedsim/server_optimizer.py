@@ -71,7 +71,9 @@ class ServerOptimizer:
         for path, value in state.items():
             name, _, key = path.rpartition("/")
             before[name][key] = value
-        if not keep and state and isinstance(state, dict):
+        if not isinstance(state, dict):
+            keep = True  # what cannot be marked is not used up
+        elif state and not keep:
             state.clear()
             state[_USED_UP] = torch.empty(0)
         moved: dict[str, torch.Tensor] = {}

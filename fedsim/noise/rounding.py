@@ -18,8 +18,9 @@ The share is of two sums, with and without the unit. Three parts, u = 2⁻²⁴:
   `tests/privacy/test_engine_sensitivity.py` measures both, several hundred units that a newcomer
   shifts from one chunk and pass to another, the units all alike (so that all are off the same way)
   or all different. A steep network makes more of such a bit, so passes have a least size and steep
-  networks share none (`clients/engines/steepness.py`); others have moved by 27u in networks that
-  are just not. Where the terms of a unit's gradient nearly cancel, more of its bits are so:
+  networks share none (`clients/engines/steepness.py`); others have moved by more than 14u in
+  networks that are just not. Where the terms of a unit's gradient nearly cancel, more of its bits
+  are so:
   `materialised` and `ghost` add a unit alone whose terms, of a matrix of every kind, are over 4√n
   times what the clip leaves of their sum, n its positions (`Masses` in `gradient_terms`). `vmap`
   sees no terms and has no such test, and its passes have no least size; its loss is torch's, with

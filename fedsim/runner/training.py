@@ -103,8 +103,8 @@ def train(
         BudgetSpentError: another release would exceed the budget. It comes before the round.
         DivergedError: a parameter is not finite after a round, which `on_round` does not see.
     """
-    # Asked once: the rounds to come all cost the same, so they can be counted.
     given = True  # the state is the caller's; of those that follow, one is in memory at a time
+    # Asked once: the rounds to come all cost the same, so they can be counted.
     paid = rounds if budget is None else _rounds_paid_for(budget, state, plan, rounds)
     while state.round < rounds:
         if state.round >= paid:

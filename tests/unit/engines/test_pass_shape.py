@@ -22,10 +22,12 @@ from fedsim.clients.engines.per_example.passes import LeastShape, Pass, least_sh
 from fedsim.clients.engines.steepness import MOST, steepness
 from fedsim.clients.engines.vmap import VmapEngine
 from fedsim.clipping import FlatClip
+from fedsim.config import ModelConfig
 from fedsim.execution import Engine, Unit, Update
 from fedsim.language_model import LanguageModel
+from fedsim.materials import load_model
 from fedsim.tensors import Tensors
-from tests.contracts.layer_samples import VOCABULARY, GivenUnits, Opened, network
+from tests.contracts.layer_samples import NETWORKS, VOCABULARY, GivenUnits, Opened, network
 
 ENGINES = [materialised, ghost, VmapEngine]
 CPU = torch.device("cpu")
@@ -190,6 +192,37 @@ def test_a_recurrence_is_asked_with_a_text_as_long_as_the_datas(
         monkeypatch.setattr(model, "sequence_length", length)
         found.append(steepness(model, parameters))
     assert found[0] < MOST < found[1]
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_ordinary_networks_share_passes(name: str) -> None:
+    model, parameters = network(name, torch.float32)
+    assert 0.0 < steepness(model, parameters) < MOST / 2
+
+
+@pytest.mark.parametrize("name", ["tiny-gpt", "mcmahan-lstm"])
+def test_the_built_in_models_do(name: str) -> None:
+    model = load_model(ModelConfig(name_or_path=name, pretraining_steps=0))
+    assert 0.0 < steepness(model, model.initial_parameters()) < MOST / 2
+
+
+def test_a_table_of_positions_that_nothing_tells_of_is_kept_to() -> None:
+    class Placed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.words = nn.Embedding(VOCABULARY, 8)
+            self.places = nn.Embedding(10, 8)
+            self.head = nn.Linear(8, VOCABULARY)
+
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            places = self.places(torch.arange(tokens.shape[1])[None])
+            logits: torch.Tensor = self.head(self.words(tokens) + places)
+            return logits
+
+    model = Opened(Placed())
+    found = steepness(cast(LanguageModel, model), dict(model.module.named_parameters()))
+    assert 0.0 < found < 2.0
 
 
 def test_what_cannot_be_asked_is_steep() -> None:

@@ -188,9 +188,9 @@ class RoundPlan:
                 'drawn again every round; take "seeded", or "balanced" sampling'
             )
         cost = self.cost  # refuses what has no event
-        if self.clip.bound < LEAST_BOUND:
+        if (bound := min(self.clip.bound, self.clip.norm)) < LEAST_BOUND:
             raise ValueError(
-                f"clip: a bound of {self.clip.bound:g} is under {LEAST_BOUND:g}, where float32 "
+                f"clip: a bound of {bound:g} is under {LEAST_BOUND:g}, where float32 "
                 "sums are rounded by more than the noise covers"
             )
         costs = [cost, *self._scores()]

@@ -156,9 +156,10 @@ def l2_norm(tensors: Tensors) -> float:
 def _norms(value: torch.Tensor) -> list[float]:
     """Return the norms of parts of a tensor that stay in the cache while they become float64.
 
-    Torch converts and adds in one loop without vector instructions, which takes four times as long.
+    Torch converts and adds in one loop without vector instructions, which takes four times as long,
+    and one sum over 10⁹ equal entries is low by 2·10⁻⁹.
     """
-    if not value.is_cpu or value.dtype == torch.float64 or value.numel() <= _PART:
+    if not value.is_cpu or value.numel() <= _PART:
         return [float(torch.linalg.vector_norm(value, dtype=torch.float64))]
     return [
         float(torch.linalg.vector_norm(part.double()))

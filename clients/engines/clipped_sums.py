@@ -122,7 +122,7 @@ def clip_factors(
     squares_at_most = squares + _UNDERFLOW if error else squares
     factors = clip.batch_factors(list(layout), squares_at_most, norm_error=error)
     plain = (squares.sum(dim=1) < _LARGEST_SQUARE) & (factors.amin(dim=1) > _LEAST_FACTOR)
-    if error and clip.bound < LEAST_BOUND:
+    if error and min(clip.bound, clip.norm) < LEAST_BOUND:
         plain = torch.zeros_like(plain)
     return factors, plain
 

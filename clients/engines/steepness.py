@@ -1,9 +1,10 @@
 """Networks that make much of a last bit: each unit is then computed alone.
 
-A kernel may round a row of a product otherwise beside other rows, so the last bits of a unit's
-gradient depend on who shares its pass. Most networks pass such a bit on as it is. A steep one, as
-with sharp attention or a recurrence that grows, makes more of it from layer to layer, up to a whole
-gradient; then others' gradients would move with who is there, which no clip bounds.
+A kernel may round a row of a product otherwise beside other rows, on several threads for instance,
+so the last bits of a unit's gradient may depend on who shares its pass. Most networks pass such a
+bit on as it is. A steep one, as with sharp attention or a recurrence that grows, makes more of it
+from layer to layer, up to a whole gradient; then others' gradients would move with who is there,
+which no clip bounds.
 """
 
 from __future__ import annotations

@@ -243,6 +243,7 @@ class Recurrence(nn.Module):
 
     def __init__(self, hidden_size: int) -> None:
         super().__init__()
+        self.hidden_size = hidden_size
         self.weight = nn.Parameter(torch.empty(4 * hidden_size, hidden_size))
         nn.init.normal_(self.weight, std=hidden_size**-0.5)
 

@@ -104,7 +104,7 @@ def test_in_bfloat16_every_unit_has_a_pass_of_its_own(
 ) -> None:
     """A kernel that rounds a product otherwise for more rows: nobody moves anybody else.
 
-    As kernels do that cut the inner dimension by the shape: below 100 rows in one piece, else in
+    As kernels do that cut the inner dimension by the shape: below 200 rows in one piece, else in
     two, each rounded to bfloat16.
     """
 
@@ -117,7 +117,7 @@ def test_in_bfloat16_every_unit_has_a_pass_of_its_own(
             kwargs: dict[str, object] | None = None,
         ) -> torch.Tensor:
             out = func(*args, **(kwargs or {}))
-            if func in (torch.nn.functional.linear, torch.addmm) and out.shape[:-1].numel() >= 100:
+            if func in (torch.nn.functional.linear, torch.addmm) and out.shape[:-1].numel() >= 200:
                 return out * (1.0 + 2.0**-7)  # the next number of bfloat16
             return out
 

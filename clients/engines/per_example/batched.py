@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 
 import torch
 
@@ -22,9 +23,9 @@ from fedsim.clients.engines.per_example.capture import (
     run,
 )
 from fedsim.clients.engines.per_example.chunks import keep_large_blocks
-from fedsim.clients.engines.per_example.gradient_terms import Gradients
+from fedsim.clients.engines.per_example.gradient_terms import Gradients, Term
 from fedsim.clients.engines.per_example.packing import row_tokens
-from fedsim.clients.engines.per_example.passes import NO_LEAST, least_shape, passes
+from fedsim.clients.engines.per_example.passes import PassShape, pass_shape, passes
 from fedsim.clients.engines.per_example.verification import CannotTell, made_up_unit, verified
 from fedsim.clients.engines.steepness import Steepness
 from fedsim.clients.models.mixed_precision import in_float32
@@ -88,7 +89,7 @@ class BatchedEngine:
         self._layers: Sequence[HookedLayer] = ()
         self._limits: chunks.Limits | None = None
         self._row_tokens = 0
-        self._least = NO_LEAST
+        self._shape = PassShape()
         self._steepness = Steepness(model)
         self._refused = False
         if model.device.type == "cpu":
@@ -151,7 +152,7 @@ class BatchedEngine:
         # than made-up tokens.
         except (RuntimeError, LookupError, TypeError, ValueError, AttributeError) as error:
             raise NotCovered(f"some layer ({str(error).splitlines()[0]})") from error
-        self._row_tokens, self._least = row_tokens(model, parameters), least_shape(model.module)
+        self._row_tokens, self._shape = row_tokens(model, parameters), pass_shape(model)
         device = self._model.device
         num_bytes = chunks.memory_budget(device) if self._num_bytes is None else self._num_bytes
         held = [v for v in parameters.values() if v.ndim == 1 or not self._keeps_terms]
@@ -165,12 +166,9 @@ class BatchedEngine:
         start = 0
         while start < len(ordered):
             assert self._limits is not None  # noqa: S101 (set before the first chunk)
-            one_pass = self._keeps_terms
-            least = self._least.positions
-            units = chunks.first_chunk(
-                ordered[start:], self._limits, one_pass=one_pass, least=least
-            )
-            if one_pass and chunks.num_tokens(units[0], least) > self._limits.tokens:
+            limits, shape, one_pass = self._limits, self._shape, self._keeps_terms
+            units = chunks.first_chunk(ordered[start:], limits, shape, one_pass=one_pass)
+            if one_pass and chunks.num_tokens(units[0], shape) > limits.tokens:
                 add_alone(units[0])  # large enough for passes of its own
                 start += 1
                 continue
@@ -212,12 +210,17 @@ class BatchedEngine:
         means = torch.zeros(len(units), dtype=dtype, device=self._model.device)
         limit, device = self._limits.tokens, self._model.device
         for part in passes(
-            units, limit, device, dtype, row_tokens=self._row_tokens, least=self._least
+            units, limit, device, dtype, row_tokens=self._row_tokens, shape=self._shape
         ):
             gradients.start_pass(part.segments)
-            losses = run(self._model, self._layers, parameters, part.batch, gradients)
-            unit_of_row = part.segments.unit_of_row(losses.device)
-            means.index_add_(0, unit_of_row, losses.to(dtype))
+            unit_of_row = part.segments.unit_of_row(means.device)
+            own = slice(len(unit_of_row))  # the rows behind them are empty
+
+            def take(name: str, term: Term, own: slice = own) -> None:
+                gradients(name, term.map(itemgetter(own)))
+
+            losses = run(self._model, self._layers, parameters, part.batch, take)
+            means.index_add_(0, unit_of_row, losses[own].to(dtype))
         return gradients, means
 
 

@@ -11,6 +11,7 @@ from functools import lru_cache
 import torch
 
 from fedsim.clients.engines.per_example.packing import num_rows
+from fedsim.clients.engines.per_example.passes import PassShape
 from fedsim.execution import Unit
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -112,22 +113,22 @@ def in_order(units: Sequence[Unit], row_tokens: int) -> list[Unit]:
     return sorted(units, key=size)
 
 
-def num_tokens(unit: Unit, least: int) -> int:
-    """Return the unit's number of tokens with its examples padded to the longest, or to `least`."""
-    return len(unit.lengths) * max(longest(unit), least)
+def num_tokens(unit: Unit, shape: PassShape) -> int:
+    """Return at most how many tokens the unit's rows have, padding included."""
+    return len(unit.lengths) * shape.padded(longest(unit))
 
 
 def first_chunk(
-    ordered: Sequence[Unit], limits: Limits, *, one_pass: bool, least: int
+    ordered: Sequence[Unit], limits: Limits, shape: PassShape, *, one_pass: bool
 ) -> list[Unit]:
     """Return as many of the first units as the limits allow, at least one.
 
     With `one_pass` all their sequences together keep to the limit of tokens; else a chunk takes
-    several passes, and only the number of units is limited. A row has `least` positions at least.
+    several passes, and only the number of units is limited.
     """
-    rows, length = 0, least
+    rows, length = 0, 1
     for index, unit in enumerate(ordered):
-        rows, length = rows + len(unit.lengths), max(length, longest(unit))
+        rows, length = rows + len(unit.lengths), max(length, shape.padded(longest(unit)))
         too_long = one_pass and rows * length > limits.tokens
         if index > 0 and (index == limits.units or too_long):
             return list(ordered[:index])

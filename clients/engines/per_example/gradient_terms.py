@@ -101,11 +101,6 @@ class Segments:
     def __iter__(self) -> Iterator[Segment]:
         return iter(self._segments)
 
-    @property
-    def only(self) -> Segment | None:
-        """The one segment, where every unit of the pass brings as many sequences."""
-        return self._segments[0] if len(self._segments) == 1 else None
-
     def unit_of_row(self, device: torch.device) -> torch.Tensor:
         """Return the unit that each sequence belongs to: (rows,) int64."""
         if self._unit_of_row is None:  # made once for all layers
@@ -258,11 +253,8 @@ class Total(_Tensors):
         if not add:
             gradients.zero_()
         sums = self.values.sum(dim=1)
-        if segments.only is not None:
-            of_units = gradients[segments.only.units]
-            of_units += sums.view(len(of_units), -1, sums.shape[-1]).sum(dim=1)
-        else:
-            gradients.index_add_(0, segments.unit_of_row(gradients.device), sums)
+        for segment in segments:  # in an order of the unit's own rows alone
+            gradients[segment.units] += by_unit(sums[:, None], segment).sum(dim=1)
 
     def weighted_sum(self, factors: torch.Tensor) -> torch.Tensor:
         """Return Σ over sequences of factor × gradient; `factors` is (sequences,)."""

@@ -120,7 +120,7 @@ class _Step:
 def _steps(passes: Sequence[_Pass], formed: list[bool]) -> Iterator[_Step]:
     """Yield the products to form: two units at a time, each over all passes.
 
-    Sequences that one of the two has beyond the other's are formed alone.
+    A product is of all sequences that a unit has in the pass, whoever its neighbour is.
 
     Args:
         passes: all.
@@ -129,20 +129,15 @@ def _steps(passes: Sequence[_Pass], formed: list[bool]) -> Iterator[_Step]:
     for first in range(0, len(formed), 2):
         units = range(first, min(first + 2, len(formed)))
         for deferred in passes:
-            counts = deferred.segments.counts
-            both = len(units) == 2 and formed[first] == formed[first + 1]
-            common = min(counts[unit] for unit in units) if both else 0
-            if common:
-                yield _Step(
-                    deferred, first, deferred.starts[first], common, counts[first], formed[first]
-                )
-                formed[first] = formed[first + 1] = True
+            counts, starts = deferred.segments.counts, deferred.starts
+            sizes = {(counts[unit], formed[unit]) for unit in units}
+            together = len(units) == 2 and len(sizes) == 1
+            for unit in units[:1] if together else units:
+                if size := counts[unit]:
+                    distance = size if together else 0
+                    yield _Step(deferred, unit, starts[unit], size, distance, formed[unit])
             for unit in units:
-                if more := counts[unit] - common:
-                    yield _Step(
-                        deferred, unit, deferred.starts[unit] + common, more, 0, formed[unit]
-                    )
-                    formed[unit] = True
+                formed[unit] |= counts[unit] > 0
 
 
 class _Part:

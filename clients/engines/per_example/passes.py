@@ -1,17 +1,16 @@
-"""Microbatches: units' sequences cut into passes of like length, padded to the longest."""
+"""Microbatches: units' sequences cut into passes of rows that are padded to one length."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
-import numpy as np
 import torch
-from torch import nn
 from torch.nn.functional import pad
 
 from fedsim.clients.engines.cross_entropy import Batch
+from fedsim.clients.engines.per_example.capture import OpenModel
 from fedsim.clients.engines.per_example.gradient_terms import Segments
 from fedsim.clients.engines.per_example.packing import Placement, placed
 from fedsim.clients.models.dropout import unit_streams
@@ -20,38 +19,86 @@ from fedsim.clients.models.transformers_model import max_positions
 from fedsim.evaluation.losses import token_ids
 from fedsim.execution import Unit
 
-# The fixed cost of a pass, as a number of tokens: on a CPU, for each thread (threads speed up the
-# tokens alone; measured with small models on one and two); on a GPU, which waits for its host.
-_CPU_PASS, _GPU_PASS = 150, 2048
+# Rows are padded to these lengths: so many steps from one power of two to the next, each a multiple
+# of `_STEP`. A pass has rows of one length, so fewer steps are more padding and fewer passes: a GPU
+# waits for its host between passes, a CPU pays for padding.
+_CPU_STEPS, _GPU_STEPS, _STEP = 4, 2, 32
+
+# Of a product of fewer rows and more, a row may have other bits: processors take other kernels.
+# Measured with MKL on one thread, float32, products of up to 50,000 terms: from 192 rows on a row
+# has the same bits beside any number of others; from 16 to 191 too. Not so with several threads.
+# A recurrence takes rows by position, so that rows, not tokens, are in one of the two ranges.
+_LEAST_TOKENS = 192
+_LEAST_RECURRENT, _MOST_RECURRENT = 16, 128
+# Numbers that a vector instruction takes at once, twice: what is left over at the end of a tensor
+# is computed otherwise, so that the last row would have other bits.
+_VECTOR = 32
 
 
-# With so many rows and more, a row of a product has the same bits beside any number of others;
-# beside fewer, processors take other kernels (measured with MKL on one thread, float32; not so with
-# several threads and wide layers, nor in fused attention, which goes by blocks of 32 positions).
-_LEAST = 16
+@dataclass(frozen=True)
+class PassShape:
+    """Which rows go through a network together: what makes a row's bits its own.
+
+    The length that a row is padded to is a function of its own tokens, never of who else is there:
+    sums along a row, as in attention, are rounded by its length. Beside other rows a kernel may
+    round a row otherwise where there are few of them, so small passes are filled with empty rows.
+
+    Attributes:
+        most_positions: rows are not padded beyond so many; 0: not at all.
+        least_rows: of a pass.
+        most_rows: of a pass.
+        row_step: a pass has a multiple of so many rows.
+        least_tokens: of a pass, padding included.
+        steps: of lengths, from one power of two to the next.
+    """
+
+    most_positions: int = 0
+    least_rows: int = 1
+    most_rows: int = 1 << 30
+    row_step: int = 1
+    least_tokens: int = 1
+    steps: int = _CPU_STEPS
+
+    def padded(self, length: int) -> int:
+        """Return the positions of a row of so many tokens.
+
+        Examples:
+            >>> shape = PassShape(most_positions=1000)
+            >>> [shape.padded(length) for length in (1, 16, 17, 130, 300, 999, 1001)]
+            [32, 32, 32, 160, 320, 1000, 1001]
+        """
+        step = max(_STEP, (1 << (length - 1).bit_length()) // (2 * self.steps))
+        return max(length, min(-(-length // step) * step, self.most_positions))
+
+    def num_rows(self, rows: int, length: int) -> int:
+        """Return how many rows a pass of so many has, empty ones included."""
+        rows = max(rows, self.least_rows, -(-self.least_tokens // length))
+        return -(-rows // self.row_step) * self.row_step
 
 
-class LeastShape(NamedTuple):
-    """Rows of a pass and positions of a row, at least."""
-
-    rows: int
-    positions: int
+_PLAIN = PassShape()
 
 
-NO_LEAST = LeastShape(1, 1)
-
-
-def least_shape(module: nn.Module) -> LeastShape:
-    """Return the least shape of a network's passes, so that few kernels are for small products.
+def pass_shape(model: OpenModel) -> PassShape:
+    """Return the shape of a network's passes.
 
     A recurrence multiplies a matrix of one position of every row; other layers one of all positions
-    of all rows, and attention one of each row's.
+    of all rows, and attention one of each row's. A network that does not say how many positions it
+    has is taken to have as many as the data's sequences.
     """
-    positions = max_positions(module)
-    return LeastShape(
-        _LEAST if any(isinstance(part, RECURRENT) for part in module.modules()) else 1,
-        1 if positions is None else min(_LEAST, positions),
-    )
+    positions = max_positions(model.module)
+    if positions is None:
+        positions = getattr(model, "sequence_length", 0)
+    if model.device.type == "cuda":
+        return PassShape(positions, steps=_GPU_STEPS)
+    if sizes := [
+        part.hidden_size for part in model.module.modules() if isinstance(part, RECURRENT)
+    ]:
+        row_step = _VECTOR // math.gcd(_VECTOR, *sizes)
+        return PassShape(
+            positions, _LEAST_RECURRENT, _MOST_RECURRENT, row_step, least_tokens=_LEAST_TOKENS
+        )
+    return PassShape(positions, least_tokens=_LEAST_TOKENS)
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +106,8 @@ class Pass:
     """Rows of sequences that go through the network together.
 
     Attributes:
-        batch: the rows; a sequence's loss counts 1 over its unit's number of them.
+        batch: the rows; a sequence's loss counts 1 over its unit's number of them. Those that the
+            segments do not have are empty.
         segments: the units of the rows.
     """
 
@@ -74,36 +122,54 @@ def passes(
     dtype: torch.dtype,
     *,
     row_tokens: int = 0,
-    least: LeastShape = NO_LEAST,
+    shape: PassShape = _PLAIN,
 ) -> Iterator[Pass]:
-    """Cut the units' sequences into passes of like length, where padding costs more than passes.
+    """Cut the units' sequences into passes of rows of one length, the longest first.
 
-    A pass keeps to `max_tokens`, padding included, and has at least one row; within it rows stand
-    in the order of the units. Short sequences share rows of at most `row_tokens`, but none where
-    masks of dropout belong to rows. A pass that is smaller than `least` is padded; rows that this
-    adds are the last unit's, and without a loss.
+    A pass keeps to `max_tokens`, padding included, but for a single row; within it rows stand in
+    the order of the units. Short sequences share rows of at most `row_tokens`, but none where masks
+    of dropout belong to rows. How a unit's rows are spread over passes is of that unit alone: rows
+    of one length are cut only where they alone are too many.
     """
     streams = unit_streams(units)
     placement = placed(units, row_tokens if streams is None else 0)
     unit_of = torch.arange(len(units)).repeat_interleave(placement.counts)
     sequences = _Sequences(units, placement)
-    on_gpu = device.type == "cuda"
-    pass_cost = _GPU_PASS if on_gpu else _CPU_PASS * torch.get_num_threads()
-    padded = placement.lengths.clamp(min=least.positions)
-    for rows in _runs_of_like_length(padded, max_tokens, pass_cost):
-        tokens, shares, positions = sequences.in_rows(rows, least)
-        more = len(tokens) - len(rows)
-        batch = Batch(
-            tokens.to(device),
-            shares.to(device, dtype),
-            None if positions is None else positions.to(device),
-            None if streams is None else pad(streams[rows], (0, more)).to(device),
-        )
-        of_units = torch.bincount(unit_of[rows], minlength=len(units))
-        own = torch.zeros_like(of_units).index_add_(0, unit_of[rows], placement.lengths[rows])
-        whole = bool(((of_units == 0) | (of_units == placement.counts)).all())
-        of_units[unit_of[rows[-1]]] += more
-        yield Pass(batch, Segments(of_units.tolist(), whole=whole, tokens=own.tolist()))
+    padded = torch.tensor([shape.padded(length) for length in placement.lengths.tolist()])
+    for length in sorted(set(padded.tolist()), reverse=True):
+        of_length = (padded == length).nonzero()[:, 0]
+        most = min(max(1, max_tokens // length), shape.most_rows)
+        for rows in torch.split(of_length, _cuts(unit_of[of_length], most)):
+            filled = min(shape.num_rows(len(rows), length), max(len(rows), max_tokens // length))
+            size = (filled, length)
+            tokens, shares, positions = sequences.in_rows(rows, size)
+            batch = Batch(
+                tokens.to(device),
+                shares.to(device, dtype),
+                None if positions is None else positions.to(device),
+                None if streams is None else pad(streams[rows], (0, filled - len(rows))).to(device),
+            )
+            of_units = torch.bincount(unit_of[rows], minlength=len(units))
+            own = torch.zeros_like(of_units).index_add_(0, unit_of[rows], placement.lengths[rows])
+            whole = bool(((of_units == 0) | (of_units == placement.counts)).all())
+            yield Pass(batch, Segments(of_units.tolist(), whole=whole, tokens=own.tolist()))
+
+
+def _cuts(unit_of: torch.Tensor, most: int) -> list[int]:
+    """Return numbers of rows of passes of at most `most`, from each row's unit in ascending order.
+
+    Where a unit alone has more, it begins a pass, and others join its last rows.
+    """
+    cuts, rows = [], 0
+    for count in torch.unique_consecutive(unit_of, return_counts=True)[1].tolist():
+        if rows + count > most and rows:
+            cuts.append(rows)
+            rows = 0
+        rows += count
+        while rows > most:
+            cuts.append(most)
+            rows -= most
+    return [*cuts, rows]
 
 
 class _Sequences:
@@ -124,9 +190,9 @@ class _Sequences:
         self._shares = 1.0 / (per_unit * predicted.clamp(min=1))
 
     def in_rows(
-        self, rows: torch.Tensor, least: LeastShape
+        self, rows: torch.Tensor, size: tuple[int, int]
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """Return token ids, shares and positions of rows, each (rows, length) or `least`.
+        """Return token ids, shares and positions of rows, each of `size` (rows, length).
 
         Shares are the weights of the predictions of the next token. Positions are None where every
         row has one sequence.
@@ -134,8 +200,6 @@ class _Sequences:
         # Scatter by flat index: every token of the rows gets its place in the padded block at once,
         # `inside` being its position in its own sequence.
         placement = self._placement
-        longest = int(placement.lengths[rows].max())
-        size = (max(len(rows), least.rows), max(longest, least.positions))
         place_of = torch.full((len(placement.lengths),), -1)
         place_of[rows] = torch.arange(len(rows))
         places = place_of[placement.row_of]
@@ -157,32 +221,3 @@ class _Sequences:
             positions[flat] = inside
             positions = positions.view(size)
         return tokens.view(size), shares.view(size), positions
-
-
-def _runs_of_like_length(
-    lengths: torch.Tensor, max_tokens: int, pass_cost: int
-) -> Iterator[torch.Tensor]:
-    """Yield the positions of each pass's rows, in ascending order.
-
-    Of all ways to cut the rows, sorted by length, where the length changes, this takes the one
-    that costs least: padded tokens, and `pass_cost` a pass.
-    """
-    # Dynamic programming over the distinct lengths: costs[i] is the least cost of the first i, and
-    # begins[i] where the last run of that optimum begins.
-    order = torch.argsort(lengths, descending=True, stable=True)
-    tops, counts = np.unique(-lengths.numpy(), return_counts=True)
-    tops, ends = -tops, np.concatenate([[0], counts.cumsum()])
-    costs, begins = np.zeros(len(ends)), np.zeros(len(ends), dtype=np.int64)
-    for last in range(1, len(ends)):
-        padded = (ends[last] - ends[:last]) * tops[:last]
-        ways = costs[:last] + padded + pass_cost * np.ceil(padded / max_tokens)
-        begins[last] = ways.argmin()
-        costs[last] = ways.min()
-    last, runs = len(tops), []
-    while last:
-        begin = int(begins[last])
-        runs.append((order[ends[begin] : ends[last]], max(1, max_tokens // int(tops[begin]))))
-        last = begin
-    for run, most in reversed(runs):
-        # In the order of the units, so that most have all their rows of a run in one pass.
-        yield from torch.split(run.sort().values, most)

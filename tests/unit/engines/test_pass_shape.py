@@ -1,4 +1,4 @@
-"""Passes have a least size, and what a network makes of rounding decides who shares them."""
+"""A row has a length of its own beside whoever it is, and a steep network shares no pass."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ from typing import cast
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
-from transformers import GPT2Config, GPT2LMHeadModel
 
 from fedsim.clients.engines.loop import loop
 from fedsim.clients.engines.per_example import batched, capture
 from fedsim.clients.engines.per_example.capture import OpenModel
 from fedsim.clients.engines.per_example.ghost import ghost
-from fedsim.clients.engines.per_example.materialised import materialised
-from fedsim.clients.engines.per_example.passes import LeastShape, Pass, least_shape, passes
+from fedsim.clients.engines.per_example.gradient_terms import Segments
+from fedsim.clients.engines.per_example.materialised import _Pass, _steps, materialised
+from fedsim.clients.engines.per_example.passes import Pass, PassShape, pass_shape, passes
 from fedsim.clients.engines.steepness import MOST, steepness
 from fedsim.clients.engines.vmap import VmapEngine
 from fedsim.clipping import FlatClip
@@ -41,32 +43,97 @@ def unit(key: int, lengths: list[int], *, streams: bool = False) -> Unit:
     return Unit(key, tokens, torch.tensor(lengths), streams=rows)
 
 
-def cut(units: list[Unit], least: LeastShape, max_tokens: int = 4096) -> list[Pass]:
-    return list(passes(units, max_tokens, CPU, torch.float64, least=least))
+def cut(units: list[Unit], shape: PassShape, max_tokens: int = 4096) -> list[Pass]:
+    return list(passes(units, max_tokens, CPU, torch.float64, shape=shape))
 
 
-def test_a_recurrence_needs_rows_and_other_layers_positions() -> None:
-    assert least_shape(network("lstm", torch.float32)[0].module) == (16, 1)
-    assert least_shape(nn.Sequential(nn.Linear(2, 2), nn.GRU(2, 2))).rows == 16
-    assert least_shape(network("gpt2 in rows", torch.float32)[0].module) == (1, 16)
-    short = GPT2Config(n_layer=1, n_embd=4, n_head=1, n_positions=12, vocab_size=8)
-    assert least_shape(GPT2LMHeadModel(short)) == (1, 12)  # it has no more
+def rows_of(units: list[Unit], key: int, shape: PassShape, max_tokens: int) -> list[list[float]]:
+    """Return the rows of one of the units, pass by pass: their padded tokens, end to end."""
+    found, place = [], [one.key for one in units].index(key)
+    for part in cut(units, shape, max_tokens):
+        own = part.segments.unit_of_row(CPU) == place
+        if own.any():
+            found.append(part.batch.tokens[: len(own)][own].flatten().tolist())
+    return found
+
+
+def test_the_shapes_of_networks() -> None:
+    recurrent = pass_shape(network("lstm", torch.float32)[0])
+    assert recurrent == PassShape(12, 16, 128, row_step=4, least_tokens=192)  # of 8 hidden numbers
+    gru = cast(OpenModel, Opened(nn.Sequential(nn.Linear(2, 2), nn.GRU(2, 2))))
+    assert pass_shape(gru) == PassShape(0, 16, 128, row_step=16, least_tokens=192)
+    positions = pass_shape(network("gpt2 in rows", torch.float32)[0])
+    assert positions == PassShape(64, least_tokens=192)
+
+
+def test_a_row_is_padded_by_its_own_tokens_and_never_beyond_what_the_network_has() -> None:
+    for most in (0, 12, 64, 1000):
+        shape = PassShape(most)
+        padded = [shape.padded(length) for length in range(1, 1100)]
+        assert padded == sorted(padded)
+        for length, of in enumerate(padded, start=1):
+            assert length <= of <= max(length, most)
+            assert of == length or of <= max(length + 31, 1.25 * length)
+        assert len(set(padded)) <= 1099 - most + 20
+
+
+@given(
+    st.lists(st.lists(st.integers(1, 70), min_size=1, max_size=9), max_size=12),
+    st.lists(st.integers(1, 70), min_size=1, max_size=40),
+    st.integers(0, 12),
+    st.sampled_from([64, 200, 4096]),
+    st.sampled_from([PassShape(64, least_tokens=192), PassShape(64, 16, 128, 4, 192), PassShape()]),
+)
+def test_nobody_decides_how_the_rows_of_another_are_padded_or_cut(
+    others: list[list[int]], own: list[int], place: int, max_tokens: int, shape: PassShape
+) -> None:
+    me = unit(99, own)
+    units = [unit(key, lengths) for key, lengths in enumerate(others)]
+    units.insert(place, me)
+    assert rows_of(units, 99, shape, max_tokens) == rows_of([me], 99, shape, max_tokens)
+
+
+@given(st.lists(st.lists(st.integers(0, 3), min_size=5, max_size=5), min_size=1, max_size=4))
+def test_a_product_is_of_all_rows_that_a_unit_has_in_a_pass(counts: list[list[int]]) -> None:
+    """In pieces, which a neighbour's number of rows decided, it would be rounded otherwise."""
+    parts = [_Pass(Segments(of_units, whole=False)) for of_units in counts]
+    formed = [False] * 5
+    seen: dict[int, list[tuple[_Pass, int]]] = {unit: [] for unit in range(5)}
+    for step in _steps(parts, formed):
+        for unit in (step.unit, step.unit + 1) if step.distance else (step.unit,):
+            start = step.start + step.distance * (unit - step.unit)
+            assert start == step.of.starts[unit]
+            assert step.add == bool(seen[unit])
+            seen[unit].append((step.of, step.size))
+    for unit, pieces in seen.items():
+        own = [(part, part.segments.counts[unit]) for part in parts]
+        assert pieces == [(part, count) for part, count in own if count]
+        assert formed[unit] == bool(pieces)
 
 
 @pytest.mark.parametrize("streams", [False, True])
-def test_small_passes_are_padded_and_nothing_else_changes(streams: bool) -> None:
+def test_small_passes_are_filled_and_nothing_else_changes(streams: bool) -> None:
     units = [unit(0, [3, 5], streams=streams), unit(1, [2], streams=streams)]
     units.append(unit(2, [30], streams=streams))
-    for least in (LeastShape(1, 1), LeastShape(1, 16), LeastShape(16, 1), LeastShape(16, 16)):
+    for shape in (
+        PassShape(),
+        PassShape(64),
+        PassShape(64, row_step=16),
+        PassShape(64, 16, 128, 8, 640),
+    ):
         shares, tokens = torch.zeros(3, dtype=torch.float64), 0
-        for part in cut(units, least):
+        for part in cut(units, shape):
             rows, positions = part.batch.tokens.shape
-            assert (rows >= least.rows, positions >= least.positions) == (True, True)
-            assert sum(part.segments.counts) == rows == len(part.batch.shares)
+            assert rows % shape.row_step == 0
+            assert rows * positions >= shape.least_tokens
+            assert positions % 32 == 0 or not shape.most_positions
+            assert rows >= sum(part.segments.counts)
             assert part.batch.streams is None or len(part.batch.streams) == rows
             tokens += int((part.batch.tokens > 0).sum())
             of_rows = part.batch.shares.sum(dim=1)
-            shares.index_add_(0, part.segments.unit_of_row(CPU), of_rows)
+            unit_of_row = part.segments.unit_of_row(CPU)
+            assert float(of_rows[len(unit_of_row) :].abs().sum()) == 0.0
+            shares.index_add_(0, unit_of_row, of_rows[: len(unit_of_row)])
         torch.testing.assert_close(shares, torch.ones(3, dtype=torch.float64))
         assert tokens == 40
 
@@ -74,13 +141,14 @@ def test_small_passes_are_padded_and_nothing_else_changes(streams: bool) -> None
 def test_short_rows_that_are_padded_count_as_long() -> None:
     """Else a pass of them would take several times the memory that it may."""
     units = [unit(key, [2]) for key in range(64)]
-    assert [len(part.batch.tokens) for part in cut(units, LeastShape(1, 16), 128)] == [8] * 8
+    assert [len(part.batch.tokens) for part in cut(units, PassShape(64), 256)] == [8] * 8
+    assert [len(part.batch.tokens) for part in cut(units, PassShape(64, most_rows=4))] == [4] * 16
 
 
 @pytest.mark.parametrize("make", [materialised, ghost])
-@pytest.mark.parametrize(("name", "least"), [("lstm", (16, 3)), ("gpt2 in rows", (1, 16))])
+@pytest.mark.parametrize(("name", "shape"), [("lstm", (16, 12)), ("gpt2 in rows", (6, 32))])
 def test_engines_take_them(
-    make: type, name: str, least: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+    make: type, name: str, shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, parameters = network(name, torch.float32)
     shapes: list[tuple[int, int]] = []
@@ -92,10 +160,10 @@ def test_engines_take_them(
     monkeypatch.setattr(batched, "run", seen)
     task = GivenUnits(model, [unit(0, [3]), unit(1, [2, 3])])
     total = make(model)(task, parameters, task.keys, CLIP, 0)
-    assert shapes
-    assert all(rows >= least[0] and positions >= least[1] for rows, positions in shapes)
+    assert shapes == [shape]
     expected = loop(task, parameters, task.keys, CLIP, 0)
     assert total.num_gradients == expected.num_gradients == 3
+    assert total.loss == pytest.approx(expected.loss, rel=1e-5)
     for name, value in expected.values.items():
         torch.testing.assert_close(total.values[name], value, rtol=1e-3, atol=1e-5)
 

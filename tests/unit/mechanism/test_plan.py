@@ -65,6 +65,10 @@ def make_plan(**changes: Any) -> RoundPlan:  # noqa: ANN401
         ({"accountant": "nobodys"}, "accountant = 'nobodys': unknown"),
         ({"sampling": FixedSizeSampling(5, 20)}, "relation = 'add-or-remove-one': "),
         ({"clip": FlatClip(l2_clip_norm=1e-26)}, "clip: a bound of 1e-26 is under 1e-25"),
+        (
+            {"clip": NormalisedClip(clip=FlatClip(l2_clip_norm=1e-26))},
+            "clip: a bound of 1e-26 is under 1e-25",
+        ),
         ({"sampling": ShuffledSampling(5, 20), "entropy": "secure"}, "entropy = 'secure' with"),
         (
             {"sampling": PoissonSampling(1.0), "estimator": FilteredMean(1.0, 20)},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -169,9 +170,14 @@ def test_who_fills_a_pass_of_wide_layers_moves_the_others_by_what_is_stated(
 def rows_keep_their_bits() -> bool:
     """Return whether a row of a product is the same beside 191 rows and more."""
     source = torch.Generator().manual_seed(0)
-    rows, weights = torch.randn(1024, 1024, generator=source), torch.randn(1024, 256)
-    products = [(rows[:count] @ weights)[:192] for count in (192, 256, 384, 512, 1024)]
-    return all(torch.equal(product, products[0]) for product in products)
+    for terms, size in itertools.product((VOCABULARY, 256, 768, 1024), repeat=2):
+        rows = torch.randn(1024, terms, generator=source)
+        weights = torch.randn(terms, size, generator=source)
+        for turned in (weights, weights.T.contiguous().T):
+            products = [(rows[:count] @ turned)[:192] for count in (192, 256, 384, 704, 1024)]
+            if not all(torch.equal(product, products[0]) for product in products):
+                return False
+    return True
 
 
 def row_of(key: int, length: int, seed: int) -> Unit:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch.nn.functional import pad
@@ -31,8 +31,9 @@ _CPU_STEPS, _GPU_STEPS, _STEP = 4, 2, 32
 _LEAST_TOKENS = 192
 _LEAST_RECURRENT, _MOST_RECURRENT = 16, 128
 # Numbers that a vector instruction takes at once, twice: what is left over at the end of a tensor
-# is computed otherwise, so that the last row would have other bits.
-_VECTOR = 32
+# is computed otherwise, so that the last row would have other bits. So are rows of a product of one
+# column, as of adapters of rank 1, that are no four.
+_VECTOR, _TOKEN_STEP = 32, 4
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class PassShape:
         most_rows: of a pass.
         row_step: a pass has a multiple of so many rows.
         least_tokens: of a pass, padding included.
+        token_step: a pass has a multiple of so many tokens, padding included.
         steps: of lengths, from one power of two to the next.
     """
 
@@ -57,6 +59,7 @@ class PassShape:
     most_rows: int = 1 << 30
     row_step: int = 1
     least_tokens: int = 1
+    token_step: int = 1
     steps: int = _CPU_STEPS
 
     def padded(self, length: int) -> int:
@@ -72,8 +75,16 @@ class PassShape:
 
     def num_rows(self, rows: int, length: int) -> int:
         """Return how many rows a pass of so many has, empty ones included."""
-        rows = max(rows, self.least_rows, -(-self.least_tokens // length))
-        return -(-rows // self.row_step) * self.row_step
+        rows, step = max(rows, self.least_rows, -(-self.least_tokens // length)), self._step(length)
+        return -(-rows // step) * step
+
+    def most(self, length: int, max_tokens: int) -> int:
+        """Return how many rows of a length a pass of so many tokens may have."""
+        rows, step = max(1, max_tokens // length), self._step(length)
+        return min(rows if rows < step else rows - rows % step, self.most_rows)
+
+    def _step(self, length: int) -> int:
+        return math.lcm(self.row_step, self.token_step // math.gcd(self.token_step, length))
 
 
 _PLAIN = PassShape()
@@ -91,14 +102,15 @@ def pass_shape(model: OpenModel) -> PassShape:
         positions = getattr(model, "sequence_length", 0)
     if model.device.type == "cuda":
         return PassShape(positions, steps=_GPU_STEPS)
+    shape = PassShape(positions, least_tokens=_LEAST_TOKENS, token_step=_TOKEN_STEP)
     if sizes := [
         part.hidden_size for part in model.module.modules() if isinstance(part, RECURRENT)
     ]:
         row_step = _VECTOR // math.gcd(_VECTOR, *sizes)
-        return PassShape(
-            positions, _LEAST_RECURRENT, _MOST_RECURRENT, row_step, least_tokens=_LEAST_TOKENS
+        return replace(
+            shape, least_rows=_LEAST_RECURRENT, most_rows=_MOST_RECURRENT, row_step=row_step
         )
-    return PassShape(positions, least_tokens=_LEAST_TOKENS)
+    return shape
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,9 +150,9 @@ def passes(
     padded = torch.tensor([shape.padded(length) for length in placement.lengths.tolist()])
     for length in sorted(set(padded.tolist()), reverse=True):
         of_length = (padded == length).nonzero()[:, 0]
-        most = min(max(1, max_tokens // length), shape.most_rows)
+        most = shape.most(length, max_tokens)
         for rows in torch.split(of_length, _cuts(unit_of[of_length], most)):
-            filled = min(shape.num_rows(len(rows), length), max(len(rows), max_tokens // length))
+            filled = min(shape.num_rows(len(rows), length), max(len(rows), most))
             size = (filled, length)
             tokens, shares, positions = sequences.in_rows(rows, size)
             batch = Batch(

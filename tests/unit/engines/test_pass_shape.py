@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import cast
 
 import pytest
@@ -18,7 +19,7 @@ from fedsim.clients.engines.loop import loop
 from fedsim.clients.engines.per_example import batched, capture
 from fedsim.clients.engines.per_example.capture import OpenModel
 from fedsim.clients.engines.per_example.ghost import ghost
-from fedsim.clients.engines.per_example.gradient_terms import Segments
+from fedsim.clients.engines.per_example.gradient_terms import Segments, write_product
 from fedsim.clients.engines.per_example.materialised import _Pass, _steps, materialised
 from fedsim.clients.engines.per_example.passes import Pass, PassShape, pass_shape, passes
 from fedsim.clients.engines.steepness import MOST, steepness
@@ -59,11 +60,11 @@ def rows_of(units: list[Unit], key: int, shape: PassShape, max_tokens: int) -> l
 
 def test_the_shapes_of_networks() -> None:
     recurrent = pass_shape(network("lstm", torch.float32)[0])
-    assert recurrent == PassShape(12, 16, 128, row_step=4, least_tokens=192)  # of 8 hidden numbers
+    assert recurrent == PassShape(12, 16, 128, 4, 192, 4)  # of 8 hidden numbers
     gru = cast(OpenModel, Opened(nn.Sequential(nn.Linear(2, 2), nn.GRU(2, 2))))
-    assert pass_shape(gru) == PassShape(0, 16, 128, row_step=16, least_tokens=192)
+    assert pass_shape(gru) == PassShape(0, 16, 128, 16, 192, 4)
     positions = pass_shape(network("gpt2 in rows", torch.float32)[0])
-    assert positions == PassShape(64, least_tokens=192)
+    assert positions == PassShape(64, least_tokens=192, token_step=4)
 
 
 def test_a_row_is_padded_by_its_own_tokens_and_never_beyond_what_the_network_has() -> None:
@@ -82,7 +83,9 @@ def test_a_row_is_padded_by_its_own_tokens_and_never_beyond_what_the_network_has
     st.lists(st.integers(1, 70), min_size=1, max_size=40),
     st.integers(0, 12),
     st.sampled_from([64, 200, 4096]),
-    st.sampled_from([PassShape(64, least_tokens=192), PassShape(64, 16, 128, 4, 192), PassShape()]),
+    st.sampled_from(
+        [PassShape(50, least_tokens=192, token_step=4), PassShape(64, 16, 128, 4, 192), PassShape()]
+    ),
 )
 def test_nobody_decides_how_the_rows_of_another_are_padded_or_cut(
     others: list[list[int]], own: list[int], place: int, max_tokens: int, shape: PassShape
@@ -109,6 +112,34 @@ def test_a_product_is_of_all_rows_that_a_unit_has_in_a_pass(counts: list[list[in
         own = [(part, part.segments.counts[unit]) for part in parts]
         assert pieces == [(part, count) for part, count in own if count]
         assert formed[unit] == bool(pieces)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(1, 16), (16, 1), (1, 1), (64, 1), (1, 64), (3, 4)])
+@pytest.mark.parametrize("add", [False, True])
+def test_a_narrow_product_is_the_same_in_any_batch(rows: int, columns: int, add: bool) -> None:
+    """Else who else is there decides in which order it is summed, as of adapters of rank 1."""
+    source = torch.Generator().manual_seed(0)
+    for positions in (8, 32, 64, 512):
+        left = torch.rand(5, positions, rows, generator=source).mT
+        right = torch.rand(5, positions, columns, generator=source)
+        start = torch.rand(5, rows, columns, generator=source)
+        alone = start.clone()
+        for unit in range(5):
+            write_product(alone[unit], left[unit], right[unit], add=add)
+        for count in range(1, 6):
+            together = start[:count].clone()
+            write_product(together, left[:count], right[:count], add=add)
+            assert torch.equal(together, alone[:count])
+
+
+@pytest.mark.parametrize("positions", [33, 50, 64])
+@pytest.mark.parametrize("name", ["gpt2 in rows", "lstm"])
+def test_the_positions_of_a_pass_are_a_multiple_of_four(name: str, positions: int) -> None:
+    shape = replace(pass_shape(network(name, torch.float32)[0]), most_positions=positions)
+    for count in (1, 5, 81, 300):
+        for part in cut([unit(key, [positions]) for key in range(count)], shape):
+            assert part.batch.tokens.numel() % 4 == 0
+            assert part.batch.tokens.numel() <= 4096
 
 
 @pytest.mark.parametrize("streams", [False, True])

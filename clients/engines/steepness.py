@@ -42,7 +42,7 @@ def steepness(model: LanguageModel, parameters: Tensors) -> float:
     depends on the network and its parameters alone, so no private text decides how anything is
     computed. Infinite where logits are not finite, or nothing is embedded.
     """
-    module = _module(model)
+    module = module_of(model)
     positions = max_positions(module)
     longest = _TOKENS
     if any(isinstance(part, RECURRENT) for part in module.modules()):
@@ -67,7 +67,7 @@ def _of_text(model: LanguageModel, parameters: Tensors, size: int) -> float:
         signs = torch.randint(0, 2, output.shape[1:], generator=source).mul_(2).sub_(1)
         return torch.stack([output[0], output[1] * (1.0 + _CHANGE * signs.to(output.device))])
 
-    embeddings = [part for part in _module(model).modules() if isinstance(part, nn.Embedding)]
+    embeddings = [part for part in module_of(model).modules() if isinstance(part, nn.Embedding)]
     hooks = [part.register_forward_hook(change) for part in embeddings]
     try:
         plain, other = model.logits(parameters, text.expand(2, -1))
@@ -94,7 +94,8 @@ def _share(distance: torch.Tensor, whole: torch.Tensor) -> float:
     return length / of if of else 0.0
 
 
-def _module(model: LanguageModel) -> nn.Module:
+def module_of(model: LanguageModel) -> nn.Module:
+    """Return the network of a model, or an empty one where it does not show it."""
     module = getattr(model, "module", None)
     return module if isinstance(module, nn.Module) else nn.Module()
 

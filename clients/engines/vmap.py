@@ -1,8 +1,8 @@
 """Engine `vmap`: mean gradients of many units in one pass, by `torch.func.vmap` over `grad`.
 
 Two to four times the loop on a CPU, where a unit is a sequence or two and the loop's time goes
-into launching small operations. Units are grouped by their number of examples and by length, so
-that little is padded; the padding itself never reaches a loss.
+into launching small operations. Units are grouped by their number of examples and the length that
+each is padded to, which is its own; padding never reaches a loss.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 from torch.func import grad_and_value, vmap
 
 from fedsim.clients.engines.loop import loop
+from fedsim.clients.engines.pass_shape import pass_shape
 from fedsim.clients.engines.steepness import Steepness
 from fedsim.clients.models.dropout import row_streams, unit_streams
 from fedsim.clipping import Clip
@@ -27,9 +28,8 @@ from fedsim.tensors import Tensors, l2_norm, zeros_like
 # were slower on a CPU, from fresh pages.
 _MAX_UNITS = 16
 _MAX_ENTRIES = 2**26
-# Beyond, and where something is not finite, a unit is computed alone. The overflow may come from
-# the padding up to the batch's longest unit (0 times NaN is NaN): whether a unit counts must not
-# depend on the other units.
+# Beyond, and where something is not finite, a unit is computed alone: the overflow may come from
+# the padding (0 times NaN is NaN).
 _LARGEST_NORM = 1e15
 
 
@@ -39,6 +39,7 @@ class VmapEngine:
     def __init__(self, model: LanguageModel) -> None:
         self._model = model
         self._steepness = Steepness(model)
+        self._shape = pass_shape(model)
 
     def refused(self, parameters: Tensors, unit: Unit) -> str | None:
         """Return why torch cannot vectorise the model, tried on a unit; None: it can."""
@@ -64,9 +65,8 @@ class VmapEngine:
         if len(keys) and self._steepness.too_large(parameters):
             return loop(task, parameters, keys, clip, round)
         accumulator = Accumulator(parameters, clip)
-        size = sum(value.numel() for value in parameters.values())
-        most = max(1, min(_MAX_UNITS, _MAX_ENTRIES // max(1, size)))
-        for units in _batches((task.unit(int(key), round) for key in keys), most):
+        most = _most(parameters)
+        for units in self._batches((task.unit(int(key), round) for key in keys), most):
             for unit, update in zip(units, self._updates(parameters, units), strict=True):
                 if not l2_norm(update.values) < _LARGEST_NORM:  # also NaN
                     accumulator.add(task.update(parameters, unit, round), unit.weight)
@@ -80,17 +80,35 @@ class VmapEngine:
             for _ in units:
                 yield Update(zeros_like(parameters), loss=0.0, num_gradients=0)
             return
-        tokens, lengths = _stacked(units)
-        streams = unit_streams(units)
-        inputs = [tokens, lengths]
+        # A batch that is small is filled with its last unit: see `PassShape`.
+        length = self._padded(units[0])
+        filled = max(2, -(-self._shape.num_rows(len(units) * count, length) // count))
+        filled = max(len(units), min(filled, _most(parameters)))
+        stacked = [*units, *[units[-1]] * (filled - len(units))]
+        inputs = [*_stacked(stacked, length)]
+        streams = unit_streams(stacked)
         if streams is not None:
-            inputs.append(streams.view(len(units), count))
+            inputs.append(streams.view(len(stacked), count))
         gradients, losses = vmap(grad_and_value(self._loss), in_dims=(None, *[0] * len(inputs)))(
             dict(parameters), *(value.to(self._model.device) for value in inputs)
         )
         for row in range(len(units)):
             values = {name: gradient[row] for name, gradient in gradients.items()}
             yield Update(values, loss=float(losses[row]), num_gradients=count)
+
+    def _padded(self, unit: Unit) -> int:
+        return self._shape.padded(unit.tokens.shape[1]) if len(unit.lengths) else 0
+
+    def _batches(self, units: Iterator[Unit], most: int) -> Iterator[list[Unit]]:
+        """Group units of as many examples that are padded alike, `most` at a time."""
+
+        def size(unit: Unit) -> tuple[int, int]:
+            return len(unit.lengths), self._padded(unit)
+
+        for _, alike in groupby(sorted(units, key=lambda unit: (*size(unit), unit.key)), key=size):
+            group = list(alike)
+            for start in range(0, len(group), most):
+                yield group[start : start + most]
 
     def _loss(
         self,
@@ -104,19 +122,15 @@ class VmapEngine:
         return example_losses(logits, tokens, lengths).mean()
 
 
-def _batches(units: Iterator[Unit], most: int) -> Iterator[list[Unit]]:
-    """Group units of the same number of examples, the longest example alike, `most` at a time."""
-    ordered = sorted(units, key=lambda unit: (len(unit.lengths), unit.tokens.shape[1], unit.key))
-    for _, alike in groupby(ordered, key=lambda unit: len(unit.lengths)):
-        group = list(alike)
-        for start in range(0, len(group), most):
-            yield group[start : start + most]
+def _most(parameters: Tensors) -> int:
+    """Return how many units are computed at once."""
+    size = sum(value.numel() for value in parameters.values())
+    return max(1, min(_MAX_UNITS, _MAX_ENTRIES // max(1, size)))
 
 
-def _stacked(units: Sequence[Unit]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (units, examples, longest) tokens and (units, examples) lengths."""
-    longest = max(unit.tokens.shape[1] for unit in units)
-    tokens = torch.zeros(len(units), len(units[0].lengths), longest, dtype=torch.int64)
+def _stacked(units: Sequence[Unit], length: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return (units, examples, length) tokens and (units, examples) lengths."""
+    tokens = torch.zeros(len(units), len(units[0].lengths), length, dtype=torch.int64)
     for row, unit in enumerate(units):
         tokens[row, :, : unit.tokens.shape[1]] = unit.tokens
     return tokens, torch.stack([unit.lengths for unit in units])

@@ -17,17 +17,16 @@ The share is of two sums, with and without the unit. Three parts, u = 2⁻²⁴:
   every unit's own gradient can depend on the shape of the pass that computed it. To what length a
   row is padded, and how a unit's rows are spread over passes, is of the unit alone, and passes are
   so large that on one thread of the processors that were tried a row has the same bits beside any
-  others (`PassShape` in `clients/engines/per_example/passes.py`); on several threads it has not.
+  others (`PassShape` in `clients/engines/pass_shape.py`); on several threads it has not.
   `tests/privacy/test_engine_sensitivity.py` measures both, several hundred units that a newcomer
   shifts from one chunk and pass to another, the units all alike (so that all are off the same way)
   or all different, and wide layers. A steep network makes more of such a bit, so steep networks
   share no pass (`clients/engines/steepness.py`); where bits differ, others have moved by more than
-  14u in networks that are just not steep. Where the terms of a unit's gradient nearly cancel, more
+  14u in networks that are not steep. Where the terms of a unit's gradient nearly cancel, more
   of its bits are so:
   `materialised` and `ghost` add a unit alone whose terms, of a matrix of every kind, are over 4√n
   times what the clip leaves of their sum, n its positions (`Masses` in `gradient_terms`). `vmap`
-  sees no terms and has no such test, and its passes are of the shape that all units in them need;
-  its loss is torch's, with softmax − 1 at the next token.
+  sees no terms and has no such test; its loss is torch's, with softmax − 1 at the next token.
 - *Not covered*: steps. A unit whose numbers are not finite for the padding that another brings, or
   whose ghost norm is just where pairs become too inexact, is computed in another way, with
   another margin of the clip: by some 10⁻⁴, or by up to 10⁻² of a unit of several hundred positions.

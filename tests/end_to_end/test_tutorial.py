@@ -32,11 +32,16 @@ def tokens(text: str) -> list[tuple[str, list[float], bool]]:
     return found
 
 
+_BY_CHANCE = "The runs were scored on different held-out text."
+
+
 def assert_as_shown(shown: str, printed: str) -> None:
     """What is shown is printed, in one piece; numbers may differ a little, seconds at all.
 
     A line that states an ε is exact: accounting is the same on every machine.
     """
+    # Secure runs draw who is held out, two of them now and then the same.
+    shown, printed = (text.replace(_BY_CHANCE, "") for text in (shown, printed))
     wanted, found = tokens(shown), tokens(printed)
     words = [word for word, _, _ in wanted]
     for start in range(len(found)):

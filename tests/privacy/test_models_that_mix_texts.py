@@ -103,19 +103,15 @@ def test_one_whose_logits_depend_on_others_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("make", "fast", "tokens", "moves"),
-    [(bert, VmapEngine, 60, True), (lambda: phi3(28), materialised, 30, False)],
+    ("make", "fast", "tokens"),
+    [(bert, VmapEngine, 60), (lambda: phi3(28), materialised, 30)],
     ids=["bert", "longrope"],
 )
-def test_a_newcomer_would_move_everybody_by_more_than_the_bound(
-    make: Callable[[], PreTrainedModel],
-    fast: Callable[[OpenModel], Engine],
-    tokens: int,
-    moves: bool,
+def test_a_newcomer_pads_nobody_elses_rows(
+    make: Callable[[], PreTrainedModel], fast: Callable[[OpenModel], Engine], tokens: int
 ) -> None:
-    """What the refusal is for: eleven users of 26 tokens, and a longer one in the same pass.
-
-    `materialised` pads each row by its own length, so there nobody decides it for another.
+    """Eleven users of 26 tokens and a longer one: in passes that are padded to the longest, such
+    networks, which see the padding, moved everybody by more than the bound.
     """
     model, clip = opened(make), FlatClip(l2_clip_norm=0.01)
     torch.manual_seed(1)
@@ -134,8 +130,7 @@ def test_a_newcomer_would_move_everybody_by_more_than_the_bound(
             engine(task, parameters, keys, clip, 0).values for keys in (task.keys, task.keys[:-1])
         )
         moved.append(l2_norm({name: everybody[name] - others[name] for name in everybody}))
-    assert (moved[0] > 1.25 * clip.bound) is moves
-    assert moved[1] <= 1.00001 * clip.bound
+    assert max(moved) <= 1.00001 * clip.bound
 
 
 @pytest.mark.parametrize("name", NETWORKS)

@@ -14,6 +14,7 @@ import torch
 
 from fedsim.clients.engines.clipped_sums import PartialSum, clip_factors, norm_error, shares
 from fedsim.clients.engines.loop import loop
+from fedsim.clients.engines.pass_shape import PassShape, pass_shape
 from fedsim.clients.engines.per_example import chunks
 from fedsim.clients.engines.per_example.capture import (
     HookedLayer,
@@ -25,7 +26,7 @@ from fedsim.clients.engines.per_example.capture import (
 from fedsim.clients.engines.per_example.chunks import keep_large_blocks
 from fedsim.clients.engines.per_example.gradient_terms import Gradients, Term
 from fedsim.clients.engines.per_example.packing import row_tokens
-from fedsim.clients.engines.per_example.passes import PassShape, pass_shape, passes
+from fedsim.clients.engines.per_example.passes import passes
 from fedsim.clients.engines.per_example.verification import CannotTell, made_up_unit, verified
 from fedsim.clients.engines.steepness import Steepness
 from fedsim.clients.models.mixed_precision import in_float32

@@ -10,8 +10,8 @@ from functools import lru_cache
 
 import torch
 
+from fedsim.clients.engines.pass_shape import PassShape
 from fedsim.clients.engines.per_example.packing import num_rows
-from fedsim.clients.engines.per_example.passes import PassShape
 from fedsim.execution import Unit
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3

@@ -16,12 +16,13 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedsim.clients.engines.loop import loop
+from fedsim.clients.engines.pass_shape import PassShape, pass_shape
 from fedsim.clients.engines.per_example import batched, capture
 from fedsim.clients.engines.per_example.capture import OpenModel
 from fedsim.clients.engines.per_example.ghost import ghost
 from fedsim.clients.engines.per_example.gradient_terms import Segments, write_product
 from fedsim.clients.engines.per_example.materialised import _Pass, _steps, materialised
-from fedsim.clients.engines.per_example.passes import Pass, PassShape, pass_shape, passes
+from fedsim.clients.engines.per_example.passes import Pass, passes
 from fedsim.clients.engines.steepness import MOST, steepness
 from fedsim.clients.engines.vmap import VmapEngine
 from fedsim.clipping import FlatClip

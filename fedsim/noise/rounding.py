@@ -27,10 +27,8 @@ The share is of two sums, with and without the unit. Three parts, u = 2⁻²⁴:
   `materialised` and `ghost` add a unit alone whose terms, of a matrix of every kind, are over 4√n
   times what the clip leaves of their sum, n its positions (`Masses` in `gradient_terms`). `vmap`
   sees no terms and has no such test; its loss is torch's, with softmax − 1 at the next token.
-- *Not covered*: steps. A unit whose numbers are not finite for the padding that another brings, or
-  whose ghost norm is just where pairs become too inexact, is computed in another way, with
-  another margin of the clip: by some 10⁻⁴, or by up to 10⁻² of a unit of several hundred positions.
-  It adds less than the bound either way.
+- *Not covered*: steps. A unit whose ghost norm is just where pairs become too inexact is computed
+  in another way, with another margin of the clip. It adds less than the bound either way.
 """
 
 from __future__ import annotations

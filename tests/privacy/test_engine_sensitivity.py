@@ -140,10 +140,7 @@ def test_who_fills_a_pass_of_wide_layers_moves_the_others_by_what_is_stated(
     lengths: list[int],
     newcomers: list[int],
 ) -> None:
-    """Products of many terms are summed otherwise for few rows: up to 191, and up to 15.
-
-    Others moved by 30 to 111 shares of 2⁻²⁴, of the 14 that are set aside for what is not proved.
-    """
+    """Products of many terms are summed otherwise for few rows: up to 191, and up to 15."""
     if not rows_keep_their_bits():
         pytest.skip("this processor rounds a row otherwise beside any other number of rows")
     torch.manual_seed(0)

@@ -19,6 +19,11 @@ from fedsim.clients.engines.clipped_sums import block_squares
 _SMALL = 400  # multiplications
 
 
+def _rounded_by_company(out: torch.Tensor, left: torch.Tensor) -> bool:
+    rows, columns = out.shape[-2:]
+    return min(rows, columns) == 1 or rows * columns * left.shape[-1] < _SMALL
+
+
 def write_product(out: torch.Tensor, left: torch.Tensor, right: torch.Tensor, *, add: bool) -> None:
     """Write left @ right into `out`, or add it to what is there.
 
@@ -36,8 +41,7 @@ def write_product(out: torch.Tensor, left: torch.Tensor, right: torch.Tensor, *,
         right: (units, positions, columns), or (positions, columns).
         add: whether to add to what `out` holds.
     """
-    rows, columns = out.shape[-2:]
-    if out.dim() == 3 and (min(rows, columns) == 1 or rows * columns * left.shape[-1] < _SMALL):
+    if out.dim() == 3 and out.device.type == "cpu" and _rounded_by_company(out, left):
         for into, one, other in zip(out, left, right, strict=True):
             write_product(into, one, other, add=add)
         return

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from fedsim.clients.engines import vmap
 from fedsim.clients.engines.loop import loop
 from fedsim.clients.engines.pass_shape import PassShape, pass_shape
 from fedsim.clients.engines.per_example import batched, capture
@@ -196,6 +197,25 @@ def test_engines_take_them(
     expected = loop(task, parameters, task.keys, CLIP, 0)
     assert total.num_gradients == expected.num_gradients == 3
     assert total.loss == pytest.approx(expected.loss, rel=1e-5)
+    for name, value in expected.values.items():
+        torch.testing.assert_close(total.values[name], value, rtol=1e-3, atol=1e-5)
+
+
+def test_vmap_fills_small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, parameters = network("gpt2 in rows", torch.float32)
+    sizes: list[tuple[int, int]] = []
+
+    stacked = vmap._stacked
+
+    def seen(units: list[Unit], length: int) -> tuple[torch.Tensor, torch.Tensor]:
+        sizes.append((len(units), length))
+        return stacked(units, length)
+
+    monkeypatch.setattr(vmap, "_stacked", seen)
+    task = GivenUnits(model, [unit(0, [3]), unit(1, [40]), unit(2, [5])])
+    total = VmapEngine(model)(task, parameters, task.keys, CLIP, 0)
+    assert sizes == [(6, 32), (3, 64)]
+    expected = loop(task, parameters, task.keys, CLIP, 0)
     for name, value in expected.values.items():
         torch.testing.assert_close(total.values[name], value, rtol=1e-3, atol=1e-5)
 

@@ -31,10 +31,11 @@ def fuse_activations(module: PreTrainedModel) -> None:
 
 
 _CPUINFO = Path("/proc/cpuinfo")
-# oneDNN takes half a millisecond to prepare for a new size, and cohorts bring new sizes each round:
-# products of fewer rows or multiplications do not gain that back.
-_LEAST_WORK = 5 * 10**7
-_LEAST_ROWS = 512
+# oneDNN takes half a millisecond to prepare for a new size: products of few rows or small weights
+# do not gain that back. A pass of an engine has at least so many rows (`PassShape`), so that its
+# weights alone decide by which library it is computed, not who shares it.
+_LEAST_ROWS = 192
+_LEAST_WEIGHTS = 2**16
 
 
 def onednn_products(parameters: Tensors) -> AbstractContextManager[object]:
@@ -109,7 +110,7 @@ def _worthwhile(inputs: torch.Tensor, weight: torch.Tensor) -> bool:
     if {inputs.dtype, weight.dtype} != {torch.float32} or inputs.device.type != "cpu":
         return False
     rows = inputs.numel() // max(1, inputs.shape[-1])
-    return rows >= _LEAST_ROWS and rows * weight.numel() >= _LEAST_WORK
+    return rows >= _LEAST_ROWS and weight.numel() >= _LEAST_WEIGHTS
 
 
 def _convolved(

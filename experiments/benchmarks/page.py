@@ -42,7 +42,9 @@ The floor is forward and backward over the same sequences in large batches with 
 the products that torch itself takes: what training without privacy costs. Engines are below it
 where those leave part of a processor unused (AMD's with AVX-512: [models.md](models.md)). `uls`:
 one clipped mean gradient a user, by examples a user; `els`: one clipped gradient an example;
-`fedavg`: a clipped difference after four local steps; `uls-ragged`: real users, the floor over
+`fedavg`: a clipped difference after four local steps, each user alone
+([privacy.md](privacy.md#one-user-moves-only-their-own-data)) with weights that have become its own,
+where the floor reads one set of weights for a whole batch; `uls-ragged`: real users, the floor over
 whole examples of as many tokens.
 
 The strong floor is a step of training without privacy as a script takes it: the same network with

@@ -46,7 +46,7 @@ def by_onednn(engine: Engine) -> Engine:
         task: Task, parameters: Tensors, keys: Keys, clip: Clip, round: int
     ) -> WeightedSum:
         with mock.patch.multiple(
-            onednn_products, is_faster=lambda: True, _LEAST_ROWS=1, _LEAST_WORK=1
+            onednn_products, is_faster=lambda: True, _LEAST_ROWS=1, _LEAST_WEIGHTS=1
         ):
             return engine(task, parameters, keys, clip, round)
 

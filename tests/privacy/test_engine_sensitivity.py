@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import cast
 
@@ -29,6 +30,7 @@ from fedsim.clients.engines.per_example.ghost import ghost
 from fedsim.clients.engines.per_example.materialised import materialised
 from fedsim.clients.engines.steepness import MOST, steepness
 from fedsim.clients.engines.vmap import VmapEngine
+from fedsim.clients.models import cpu_kernels
 from fedsim.clients.models.tokenizers import word_tokenizer
 from fedsim.clients.models.transformers_model import TransformersModel
 from fedsim.clients.tasks.fedsgd import AveragedGradient
@@ -129,6 +131,7 @@ def bloom() -> PreTrainedModel:
     return BloomForCausalLM(config)
 
 
+@pytest.mark.parametrize("by_onednn", [False, True], ids=["by MKL", "by oneDNN"])
 @pytest.mark.parametrize("make", [materialised, ghost])
 @pytest.mark.parametrize(
     ("network_of", "lengths", "newcomers"),
@@ -139,9 +142,12 @@ def test_who_fills_a_pass_of_wide_layers_moves_the_others_by_what_is_stated(
     network_of: Callable[[], PreTrainedModel],
     lengths: list[int],
     newcomers: list[int],
+    by_onednn: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Products of many terms are summed otherwise for few rows: up to 191, and up to 15."""
-    if not rows_keep_their_bits():
+    monkeypatch.setattr(cpu_kernels, "is_faster", lambda: by_onednn)
+    if not rows_keep_their_bits(by_onednn):
         pytest.skip("this processor rounds a row otherwise beside any other number of rows")
     torch.manual_seed(0)
     model = TransformersModel(
@@ -164,14 +170,19 @@ def test_who_fills_a_pass_of_wide_layers_moves_the_others_by_what_is_stated(
         assert l2_norm(rest) <= most * len(units) * clip.bound
 
 
-def rows_keep_their_bits() -> bool:
-    """Return whether a row of a product is the same beside 191 rows and more."""
+@cache
+def rows_keep_their_bits(by_onednn: bool) -> bool:
+    """Return whether a row of a product is the same beside 191 rows and more.
+
+    Of the products of a process in which `is_faster` says `by_onednn`.
+    """
     source = torch.Generator().manual_seed(0)
     for terms, size in itertools.product((VOCABULARY, 256, 768, 1024), repeat=2):
         rows = torch.randn(1024, terms, generator=source)
         weights = torch.randn(terms, size, generator=source)
         for turned in (weights, weights.T.contiguous().T):
-            products = [(rows[:count] @ turned)[:192] for count in (192, 256, 384, 704, 1024)]
+            with cpu_kernels.onednn_products({}):
+                products = [(rows[:count] @ turned)[:192] for count in (192, 256, 384, 704, 1024)]
             if not all(torch.equal(product, products[0]) for product in products):
                 return False
     return True

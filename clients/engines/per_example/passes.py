@@ -47,10 +47,13 @@ def passes(
     A pass keeps to `max_tokens`, padding included, but for a single row; within it rows stand in
     the order of the units. Short sequences share rows of at most `row_tokens`, but none where masks
     of dropout belong to rows. How a unit's rows are spread over passes is of that unit alone: rows
-    of one length are cut only where they alone are too many.
+    of one length are cut only where they alone are too many. So is whether they have positions,
+    with which attention may take another kernel: rows that are short enough to be shared have.
     """
     streams = unit_streams(units)
-    placement = placed(units, row_tokens if streams is None else 0)
+    row_tokens = row_tokens if streams is None else 0
+    shared = shape.padded(row_tokens) if row_tokens else 0
+    placement = placed(units, row_tokens)
     unit_of = torch.arange(len(units)).repeat_interleave(placement.counts)
     sequences = _Sequences(units, placement)
     padded = torch.tensor([shape.padded(length) for length in placement.lengths.tolist()])
@@ -60,7 +63,7 @@ def passes(
         for rows in torch.split(of_length, _cuts(unit_of[of_length], most)):
             filled = min(shape.num_rows(len(rows), length), max(len(rows), most))
             size = (filled, length)
-            tokens, shares, positions = sequences.in_rows(rows, size)
+            tokens, shares, positions = sequences.in_rows(rows, size, length <= shared)
             batch = Batch(
                 tokens.to(device),
                 shares.to(device, dtype),
@@ -108,12 +111,12 @@ class _Sequences:
         self._shares = 1.0 / (per_unit * predicted.clamp(min=1))
 
     def in_rows(
-        self, rows: torch.Tensor, size: tuple[int, int]
+        self, rows: torch.Tensor, size: tuple[int, int], positioned: bool
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Return token ids, shares and positions of rows, each of `size` (rows, length).
 
-        Shares are the weights of the predictions of the next token. Positions are None where every
-        row has one sequence.
+        Shares are the weights of the predictions of the next token. Positions are None unless
+        `positioned`, which rows of several sequences must be.
         """
         # Scatter by flat index: every token of the rows gets its place in the padded block at once,
         # `inside` being its position in its own sequence.
@@ -134,7 +137,7 @@ class _Sequences:
         shares = torch.zeros(len(tokens), dtype=torch.float64)
         shares[flat] = self._shares[here].repeat_interleave(lengths) * predicts
         positions = None
-        if len(here) > len(rows):
+        if positioned:
             positions = torch.zeros_like(tokens)
             positions[flat] = inside
             positions = positions.view(size)

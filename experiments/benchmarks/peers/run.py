@@ -20,6 +20,7 @@ import torch
 from fedsim.clients.engine_choice import choose_engine
 from fedsim.clients.engines.per_example.capture import OpenModel
 from fedsim.clients.engines.per_example.chunks import keep_large_blocks
+from fedsim.clients.tasks.fedavg import LocalSGD
 from fedsim.experiments.benchmarks.engines.cases import (
     LOCAL_LEARNING_RATE,
     Case,
@@ -30,7 +31,6 @@ from fedsim.experiments.benchmarks.engines.measured import CLIP
 from fedsim.experiments.benchmarks.peers.install import python
 from fedsim.experiments.benchmarks.peers.partner import TOLERANCE, Partner, distance
 from fedsim.experiments.benchmarks.timing import row_of
-from fedsim.seeding import stream
 from fedsim.tensors import Tensors
 from fedsim.utils.machine import Row
 
@@ -134,7 +134,7 @@ def _request(case: Case, work: Workload, folder: Path) -> dict[str, Any]:
     weights, tokens = folder / "weights.pt", folder / "tokens.npy"
     config = network.config.to_dict()  # type: ignore[operator, union-attr]
     torch.save({"config": _plain(config), "state": work.parameters}, weights)
-    np.save(tokens, np.stack([_in_order(case, unit.key, unit.tokens) for unit in work.units]))
+    np.save(tokens, np.stack([_in_order(work, unit.key) for unit in work.units]))
     local = case.kind == "fedavg"
     return {
         "weights": str(weights),
@@ -145,12 +145,12 @@ def _request(case: Case, work: Workload, folder: Path) -> dict[str, Any]:
     }
 
 
-def _in_order(case: Case, key: int, tokens: torch.Tensor) -> np.ndarray[Any, Any]:
+def _in_order(work: Workload, key: int) -> np.ndarray[Any, Any]:
     """Return a user's examples as local training visits them, which the peer does not shuffle."""
-    values = tokens.numpy()
-    if case.kind != "fedavg":
-        return values
-    return values[stream(0, "local", 0, key).permutation(len(values))]
+    unit = work.task.unit(key, 0)
+    if not isinstance(work.task, LocalSGD):
+        return unit.tokens.numpy()
+    return unit.tokens[torch.cat([*work.task.batches(unit, 0)])].numpy()
 
 
 def _plain(config: dict[str, Any]) -> dict[str, Any]:

@@ -14,13 +14,20 @@ from transformers import PreTrainedModel
 
 from fedsim.clients.engine_choice import choose_engine
 from fedsim.clients.engines.loop import loop
+from fedsim.clients.tasks.fedavg import local_steps
 from fedsim.clipping import Clip, NoClip
 from fedsim.errors import ConfigError
 from fedsim.estimators import WeightedSum
 from fedsim.execution import Engine, Keys, Task
 from fedsim.experiments.benchmarks.engines import benchmark as engines
 from fedsim.experiments.benchmarks.engines import measured
-from fedsim.experiments.benchmarks.engines.cases import Case, Kind, rectangular, workload
+from fedsim.experiments.benchmarks.engines.cases import (
+    LOCAL_LEARNING_RATE,
+    Case,
+    Kind,
+    rectangular,
+    workload,
+)
 from fedsim.experiments.benchmarks.engines.floor import StrongFloor, floor
 from fedsim.experiments.benchmarks.gpu import speed
 from fedsim.experiments.benchmarks.page import write
@@ -221,6 +228,17 @@ def test_peers_without_their_environment_say_how_to_build_it(
     (tmp_path / "peers" / "packages.json").write_text('["pfl==0.5.0"]', encoding="utf-8")
     with pytest.raises(ConfigError, match="other versions"):
         install.python()
+
+
+def test_a_peer_gets_the_texts_in_the_order_in_which_local_training_takes_them() -> None:
+    work = workload(small("fedavg", 5))
+    unit = work.task.unit(1, 0)
+    ours = work.task.update(work.parameters, unit, 0)
+    ordered = replace(unit, tokens=torch.from_numpy(run._in_order(work, 1)), streams=None)
+    assert not torch.equal(ordered.tokens, unit.tokens)
+    steps = [torch.tensor([row]) for row in range(5)]
+    after, _ = local_steps(work.model, work.parameters, ordered, steps, LOCAL_LEARNING_RATE)
+    distance({name: value - after[name] for name, value in work.parameters.items()}, ours.values)
 
 
 @pytest.mark.parametrize(

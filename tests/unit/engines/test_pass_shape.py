@@ -11,7 +11,7 @@ from typing import cast
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -50,13 +50,18 @@ def cut(units: list[Unit], shape: PassShape, max_tokens: int = 4096) -> list[Pas
     return list(passes(units, max_tokens, CPU, torch.float64, shape=shape))
 
 
-def rows_of(units: list[Unit], key: int, shape: PassShape, max_tokens: int) -> list[list[float]]:
-    """Return the rows of one of the units, pass by pass: their padded tokens, end to end."""
+def rows_of(
+    units: list[Unit], key: int, shape: PassShape, max_tokens: int, row_tokens: int
+) -> list[list[list[float]]]:
+    """Return a unit's rows, pass by pass: their padded tokens and their positions, end to end."""
     found, place = [], [one.key for one in units].index(key)
-    for part in cut(units, shape, max_tokens):
+    for part in passes(units, max_tokens, CPU, torch.float64, row_tokens=row_tokens, shape=shape):
         own = part.segments.unit_of_row(CPU) == place
+        of_rows = (part.batch.tokens, part.batch.positions)
         if own.any():
-            found.append(part.batch.tokens[: len(own)][own].flatten().tolist())
+            found.append(
+                [[] if of is None else of[: len(own)][own].flatten().tolist() for of in of_rows]
+            )
     return found
 
 
@@ -88,14 +93,23 @@ def test_a_row_is_padded_by_its_own_tokens_and_never_beyond_what_the_network_has
     st.sampled_from(
         [PassShape(50, least_tokens=192, token_step=4), PassShape(64, 16, 128, 4, 192), PassShape()]
     ),
+    st.sampled_from([0, 20, 64]),
 )
+@example([[20, 20]], [20, 20], 1, 64, PassShape(), 0)  # a pass has room for three rows
 def test_nobody_decides_how_the_rows_of_another_are_padded_or_cut(
-    others: list[list[int]], own: list[int], place: int, max_tokens: int, shape: PassShape
+    others: list[list[int]],
+    own: list[int],
+    place: int,
+    max_tokens: int,
+    shape: PassShape,
+    row_tokens: int,
 ) -> None:
+    """Nor whether they have positions, which let attention take another kernel."""
     me = unit(99, own)
     units = [unit(key, lengths) for key, lengths in enumerate(others)]
     units.insert(place, me)
-    assert rows_of(units, 99, shape, max_tokens) == rows_of([me], 99, shape, max_tokens)
+    settings = (shape, max_tokens, row_tokens)
+    assert rows_of(units, 99, *settings) == rows_of([me], 99, *settings)
 
 
 @given(st.lists(st.lists(st.integers(0, 3), min_size=5, max_size=5), min_size=1, max_size=4))

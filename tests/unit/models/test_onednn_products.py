@@ -12,10 +12,12 @@ import torch.nn.functional as F
 from torch.func import grad, vmap
 from transformers.pytorch_utils import Conv1D
 
+from fedsim.clients.engines.pass_shape import pass_shape
 from fedsim.clients.models import cpu_kernels as onednn_products
 from fedsim.clients.models.cpu_kernels import is_faster
 from fedsim.clients.models.cpu_kernels import onednn_products as by_onednn
 from fedsim.materials import Materials
+from tests.contracts.layer_samples import network
 
 ROWS, WIDTH, COLUMNS = 600, 96, 1000
 Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -121,8 +123,8 @@ def test_a_layer_of_transformers_is_taken_over() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        lambda x, w: (x[:1].repeat(1, 2, 1)[:, :300], w.repeat(2, 1)),  # few rows
-        lambda x, w: (x, w[:10]),  # little work
+        lambda x, w: (x[:1, :150], w.repeat(2, 1)),  # few rows
+        lambda x, w: (x, w[:10]),  # small weights
         lambda x, w: (x.double(), w.double()),
         lambda x, w: (x.bfloat16(), w.bfloat16()),
     ],
@@ -197,3 +199,13 @@ def test_only_amds_processors_with_avx512_gain(
     monkeypatch.setattr(onednn_products, "_CPUINFO", cpuinfo)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     assert is_faster.__wrapped__() is wanted
+
+
+def test_the_weights_alone_decide_by_which_library_a_pass_is_computed() -> None:
+    """Else a user who fills a pass would decide how the others' products are rounded."""
+    model, _ = network("gpt2 tied", torch.float32)
+    assert pass_shape(model).least_tokens >= onednn_products._LEAST_ROWS
+    for rows in (pass_shape(model).least_tokens, 4096):
+        for weight in (torch.ones(255, 256), torch.ones(256, 256)):
+            taken = onednn_products._worthwhile(torch.ones(rows, 256), weight)
+            assert taken == (len(weight) == 256)

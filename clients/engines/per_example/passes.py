@@ -138,7 +138,9 @@ class _Sequences:
         shares[flat] = self._shares[here].repeat_interleave(lengths) * predicts
         positions = None
         if positioned:
-            positions = torch.zeros_like(tokens)
+            # On to the end of each row, as transformers counts where it is given none: some
+            # networks (longrope) go by the largest position of a pass.
+            positions = torch.arange(size[1]).repeat(size[0])
             positions[flat] = inside
             positions = positions.view(size)
         return tokens.view(size), shares.view(size), positions

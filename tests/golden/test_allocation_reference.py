@@ -28,7 +28,9 @@ def test_the_settings_are_those_that_were_drawn() -> None:
     assert len(ROWS) == NUM_SETTINGS == 100
     for number, row in enumerate(ROWS):
         # The last bit of an exponential depends on the processor.
-        drawn = {key: pytest.approx(value, rel=1e-15) for key, value in setting(number).items()}
+        drawn = {
+            key: pytest.approx(value, rel=1e-15, abs=0.0) for key, value in setting(number).items()
+        }
         assert {key: row[key] for key in row if key != "upper_bound"} == drawn
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -27,9 +26,7 @@ class Batch:
     streams: torch.Tensor | None = None
 
 
-def losses_and_gradient(
-    logits: torch.Tensor, batch: Batch, again: Callable[[], torch.Tensor] | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
+def losses_and_gradient(logits: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
     """Return Σ share × loss of each row, (rows,), and their gradient by the logits.
 
     The gradient at a position is (softmax − one-hot of the next token) × share. Where the next
@@ -39,18 +36,13 @@ def losses_and_gradient(
     Args:
         logits: (rows, length, vocabulary).
         batch: the rows.
-        again: computes the logits once more. With it the gradient takes their memory, which for a
-            large vocabulary is most of what a pass holds; without it they stay as they are.
     """
     following = batch.tokens.roll(-1, dims=1)[..., None]  # the last one has no share
     shares = batch.shares.to(logits.dtype)
-    gradient = torch.softmax(logits, dim=-1, out=None if again is None else logits)
+    gradient = torch.softmax(logits, dim=-1)
     chances = gradient.gather(-1, following)[..., 0]
     nats = -chances.log()
     if bool((chances == 0).any()):  # the softmax underflowed: the loss comes from the logits
-        if again is not None:
-            with torch.no_grad():
-                logits = again()
         exact = logits.logsumexp(-1) - logits.gather(-1, following)[..., 0]
         nats = torch.where(chances == 0, exact, nats)
     losses = torch.where(shares != 0.0, nats * shares, 0.0).sum(dim=1)

@@ -11,9 +11,7 @@ from torch import nn
 from transformers.models.gemma.modeling_gemma import GemmaTextScaledWordEmbedding
 
 from fedsim.clients.engines.clipped_sums import norm_error
-from fedsim.clients.engines.cross_entropy import Batch, losses_and_gradient
 from fedsim.clients.engines.loop import loop
-from fedsim.clients.engines.per_example import capture
 from fedsim.clients.engines.per_example.batched import BatchedEngine
 from fedsim.clients.engines.per_example.capture import OpenModel
 from fedsim.clients.engines.per_example.ghost import ghost
@@ -185,35 +183,6 @@ def test_a_plain_network_is_covered(
 ) -> None:
     assert 0.0 < compute(make, Base()) < 1e-5
     assert not caplog.records
-
-
-class EndsInTanh(Base):
-    """The backward pass of a tanh asks for what it computed: for the logits."""
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        return torch.tanh(super().forward(tokens))
-
-
-@pytest.mark.parametrize("make", [materialised, ghost])
-@pytest.mark.parametrize(("network", "free"), [(Base, True), (EndsInTanh, False)])
-def test_logits_give_their_memory_where_nothing_asks_for_them_again(
-    make: Callable[[OpenModel], BatchedEngine],
-    network: type[Base],
-    free: bool,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    taken = []
-
-    def watched(logits: torch.Tensor, batch: Batch, again: Any) -> Any:  # noqa: ANN401
-        losses, gradient = losses_and_gradient(logits, batch, again)
-        taken.append(gradient.data_ptr() == logits.data_ptr())
-        return losses, gradient
-
-    monkeypatch.setattr(capture, "losses_and_gradient", watched)
-    assert 0.0 < compute(make, network()) < 1e-5
-    assert not caplog.records
-    assert set(taken) == {free}
 
 
 @pytest.mark.parametrize("make", [materialised, ghost])

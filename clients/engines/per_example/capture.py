@@ -25,11 +25,6 @@ from fedsim.tensors import Tensors
 
 Sink = Callable[[str, Term], None]
 
-# Nodes of autograd's graph that pass a tensor on as it is, and those that do not ask for what they
-# computed in the backward pass, as that of a tanh does.
-_VIEWS = ("AliasBackward0", "ViewBackward0", "UnsafeViewBackward0")
-_FORGETFUL = ("MmBackward0", "AddmmBackward0", "ToCopyBackward0")
-
 
 class OpenModel(LanguageModel, Protocol):
     """A language model with access to its network; see `clients/models/transformers_model.py`."""
@@ -243,15 +238,6 @@ def run(
         row_streams(batch.streams),
     ):
         logits = _logits(model, frozen, batch)
-        again = partial(_logits, model, frozen, batch) if _is_last(logits) else None
-        losses, gradient = losses_and_gradient(logits.detach(), batch, again)
+        losses, gradient = losses_and_gradient(logits.detach(), batch)
         torch.autograd.backward(logits, gradient)
     return losses
-
-
-def _is_last(values: torch.Tensor) -> bool:
-    """Return whether nothing else asks for the values of what a network computed last."""
-    node = values.grad_fn
-    while node is not None and node.name() in _VIEWS:
-        node = node.next_functions[0][0]
-    return node is not None and node.name() in _FORGETFUL

@@ -14,6 +14,9 @@ from fedsim.runner.log import LOG
 
 _WRITTEN_LAST = {"README.md", NAME}  # of model/, with the report
 _OF_THE_NOISE = {"weights", "statement", "noise", "epsilon", "releases", "assumptions", "digests"}
+_OF_THE_NOISE |= {
+    "trade_off"
+}  # of the releases, lost rounds among them; `verify` computes it again
 _OF_ITS_TIME = ("seconds.json", "report.json", "report.html")
 
 

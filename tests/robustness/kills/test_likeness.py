@@ -15,6 +15,7 @@ from fedsim.config import load_config
 from fedsim.runner.checkpoint import checkpoints_in
 from fedsim.runner.folder import RunFolder
 from fedsim.utils.files import cache_dir
+from tests.robustness.kills.child import Strike, begin, ended, kill_myself
 from tests.robustness.kills.likeness import differences, model_differences
 from tests.robustness.kills.scene import ROUNDS, Scene, scene_in, write_config, write_text
 from tests.robustness.kills.sight import look
@@ -86,6 +87,20 @@ def seen(scene: Scene, twin: Scene) -> list[str]:
         *model_differences(scene.run, twin.run, seeded=True),
         *differences(scene.run, twin.run),
     ]
+
+
+def test_a_run_that_lost_rounds_of_fresh_noise_is_whole(scene: Scene, tmp_path: Path) -> None:
+    """Killed after it charged rounds and before their checkpoint, it is charged for them twice."""
+    write_config(tmp_path / "secure.toml", scene.config.parent / "text.jsonl", "secure")
+    killed = Scene(tmp_path / "secure.toml", tmp_path / "run", scene.cache)
+    assert ended(begin(killed, tmp_path / "log", Strike("checkpoint", 10, kill_myself))) == -9
+    assert ended(begin(killed, tmp_path / "log")) == 0, (tmp_path / "log").read_text()
+    assert look(killed).releases > ROUNDS
+    assert model_differences(scene.run, killed.run, seeded=False) == []
+    promised = killed.run / "model" / "privacy.json"
+    content = json.loads(promised.read_text(encoding="utf-8"))
+    promised.write_text(json.dumps({**content, "trade_off": None}), encoding="utf-8")
+    assert "model/privacy.json: half, or" in model_differences(scene.run, killed.run, False)[0]
 
 
 def test_a_whole_run_is_read_as_one(scene: Scene) -> None:

@@ -67,7 +67,9 @@ def block_squares(values: torch.Tensor) -> torch.Tensor:
 
 
 def sum_of_rows(factors: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Return Σ factor × row in float64, (entries,); float32 rows 128 at a time in float32.
+    """Return Σ factor × row, (entries,): float32 rows 128 at a time in float32, then in float64.
+
+    No more than 128 rows are returned as they were summed, on a CPU.
 
     A term is rounded in its product and in 15 + 7 sums at most, so the result is within
     γ_24 Σ|factor|·‖row‖ of the exact sum: 24u·W·S for units of weight W in all that are clipped to
@@ -77,6 +79,9 @@ def sum_of_rows(factors: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         factors: (rows,), in the type of the rows.
         rows: (rows, entries).
     """
+    most = GROUP * GROUPS
+    if 0 < len(rows) <= most and not rows.is_cuda:
+        return _sum_by_groups(factors, rows)
     total = torch.zeros(rows.shape[1], dtype=torch.float64, device=rows.device)
     if rows.is_cuda:  # all groups at once: there a loop would wait for its host
         whole = len(rows) - len(rows) % GROUP
@@ -84,12 +89,16 @@ def sum_of_rows(factors: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         sums = torch.bmm(factors[:whole].view(-1, 1, GROUP), grouped)
         total += sums.sum(dim=(0, 1), dtype=torch.float64)
         factors, rows = factors[whole:], rows[whole:]
-    for start in range(0, len(rows), GROUP * GROUPS):
-        end = min(start + GROUP * GROUPS, len(rows))
-        partial = factors[start : start + GROUP] @ rows[start : start + GROUP]
-        for first in range(start + GROUP, end, GROUP):
-            partial += factors[first : first + GROUP] @ rows[first : first + GROUP]
-        total += partial
+    for start in range(0, len(rows), most):
+        total += _sum_by_groups(factors[start : start + most], rows[start : start + most])
+    return total
+
+
+def _sum_by_groups(factors: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """Return Σ factor × row in the rows' type, from sums of `GROUP` rows; there is a row."""
+    total = factors[:GROUP] @ rows[:GROUP]
+    for start in range(GROUP, len(rows), GROUP):
+        total += factors[start : start + GROUP] @ rows[start : start + GROUP]
     return total
 
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+_AT_ONCE = 256  # positions whose copies take little memory, whatever the vocabulary
+
 
 @dataclass(frozen=True, eq=False)
 class Batch:
@@ -31,7 +33,8 @@ def losses_and_gradient(logits: torch.Tensor, batch: Batch) -> tuple[torch.Tenso
 
     The gradient at a position is (softmax − one-hot of the next token) × share. Where the next
     token is all but certain, softmax − 1 would be its last bit, which the shape of the pass
-    decides and a clip scales up; minus the sum over all other tokens is that number in full.
+    decides and a clip scales up; minus the sum over all other tokens is that number in full, and
+    is taken where the chance is over a half: below, the difference loses no bit.
 
     Args:
         logits: (rows, length, vocabulary).
@@ -46,6 +49,9 @@ def losses_and_gradient(logits: torch.Tensor, batch: Batch) -> tuple[torch.Tenso
         exact = logits.logsumexp(-1) - logits.gather(-1, following)[..., 0]
         nats = torch.where(chances == 0, exact, nats)
     losses = torch.where(shares != 0.0, nats * shares, 0.0).sum(dim=1)
-    gradient.scatter_(-1, following, 0.0)
-    gradient.scatter_(-1, following, -gradient.sum(dim=-1, keepdim=True))
+    gradient.scatter_(-1, following, chances[..., None] - 1.0)
+    by_position, words = gradient.flatten(0, 1), following.flatten()
+    for likely in torch.split((chances.flatten() > 0.5).nonzero()[:, 0], _AT_ONCE):
+        others = by_position[likely].scatter_(-1, words[likely, None], 0.0)
+        by_position[likely, words[likely]] = -others.sum(dim=-1)
     return losses, gradient.mul_(shares[..., None])

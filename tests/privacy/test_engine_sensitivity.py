@@ -238,6 +238,40 @@ def test_a_newcomer_who_shifts_every_chunk_moves_the_others_by_what_is_stated(
         assert 0.0 < rest <= 0.25 * UNPROVED * NUM_UNITS * BOUND
 
 
+@pytest.mark.parametrize("num_units", [8, 24])
+def test_users_who_repeat_one_word_are_moved_by_less_than_a_product_may(num_units: int) -> None:
+    """All terms of `ghost`'s one product are alike, so each sum is off the same way.
+
+    A chunk of 8 such users was off by 24 shares a user. The 48 that are for the adding of formed
+    rows are not used where there is one product.
+    """
+    torch.manual_seed(0)
+    config = GPT2Config(
+        vocab_size=200, n_positions=128, n_embd=128, n_layer=1, n_head=4, resid_pdrop=0.0,
+        embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    config._attn_implementation = "eager"
+    model = TransformersModel(
+        GPT2LMHeadModel(config),
+        word_tokenizer(200),
+        ModelConfig(),
+        origin="",
+        sequence_length=128,
+    )
+    parameters, clip = model.initial_parameters(), FlatClip(l2_clip_norm=1e-3)
+    of = torch.full((8,), 64)
+    units = [Unit(key, torch.full((8, 64), 7), of) for key in range(1, num_units + 1)]
+    newcomer = replace(unit_of(0, 100, NUM_UNITS), weight=0.0)
+
+    def summed(given: list[Unit]) -> Tensors:
+        task = GivenUnits(model, given)
+        return ghost(model)(task, parameters, task.keys, clip, 0).values
+
+    without, with_it = summed(units), summed([newcomer, *units])
+    rest = l2_norm({name: with_it[name] - without[name] for name in without})
+    assert 0.0 < rest <= 62.0 * 2.0**-24 * num_units * clip.bound
+
+
 def test_a_sum_of_rows_is_within_its_bound_of_the_exact_one() -> None:
     """Every row rounds up, by a quarter of the last place: what a plain product loses."""
     rows = torch.full((2048, 1), 0.75 * 2.0**-23, device=DEVICE)

@@ -103,21 +103,28 @@ def test_one_whose_logits_depend_on_others_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("make", "fast", "tokens"),
-    [(bert, VmapEngine, 60), (lambda: phi3(28), materialised, 30)],
-    ids=["bert", "longrope"],
+    ("make", "fast", "lengths", "newcomer"),
+    [
+        (bert, VmapEngine, [26], [60]),
+        (lambda: phi3(28), materialised, [26], [30]),
+        (lambda: phi3(48), materialised, [32, 32], [40]),
+    ],
+    ids=["bert", "longrope", "longrope with room for two texts a row"],
 )
 def test_a_newcomer_pads_nobody_elses_rows(
-    make: Callable[[], PreTrainedModel], fast: Callable[[OpenModel], Engine], tokens: int
+    make: Callable[[], PreTrainedModel],
+    fast: Callable[[OpenModel], Engine],
+    lengths: list[int],
+    newcomer: list[int],
 ) -> None:
-    """Eleven users of 26 tokens and a longer one: in passes that are padded to the longest, such
-    networks, which see the padding, moved everybody by more than the bound.
+    """Eleven users and a longer one: in passes that are padded to the longest, or that go by the
+    largest position, such networks, which see it, moved everybody by more than the bound.
     """
     model, clip = opened(make), FlatClip(l2_clip_norm=0.01)
     torch.manual_seed(1)
     units = [
-        Unit(key, torch.randint(VOCABULARY, (1, n)), torch.tensor([n]))
-        for key, n in enumerate([26] * 11 + [tokens])
+        Unit(key, torch.randint(VOCABULARY, (len(of), max(of))), torch.tensor(of))
+        for key, of in enumerate([lengths] * 11 + [newcomer])
     ]
     # As after some steps: at its start attention looks everywhere alike.
     parameters = {

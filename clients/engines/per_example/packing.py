@@ -124,7 +124,9 @@ def row_tokens(model: OpenModel, parameters: Tensors) -> int:
 def _keeps_apart(model: OpenModel, parameters: Tensors) -> bool:
     """Return whether a sequence behind others in a full row has the logits that it has alone.
 
-    Without positions it must attend to them: else the comparison would show nothing.
+    Without positions it must attend to them: else the comparison would show nothing. And a text's
+    logits may not depend on how far the positions of a pass reach: rows of several sequences do
+    not reach as far as others, so whoever has one of the others would change theirs.
     """
     device, words = model.device, model.vocabulary_size
     sequences = torch.arange(ROW_TOKENS, device=device).view(-1, _TOKENS)
@@ -134,8 +136,10 @@ def _keeps_apart(model: OpenModel, parameters: Tensors) -> bool:
     positions = torch.arange(_TOKENS, device=device).repeat(2, len(sequences))
     alone = model.logits(parameters, sequences[-1:])
     packed = model.logits(parameters, rows, positions)[:, -_TOKENS:]
-    attended = model.logits(parameters, rows)[:, -_TOKENS:]
+    long = model.logits(parameters, rows)
+    attended, beginning = long[:, -_TOKENS:], model.logits(parameters, rows[:1, :_TOKENS])
     largest = float(alone.abs().max())
     differs = float((packed - alone).abs().max())
+    differs = max(differs, float((long[:1, :_TOKENS] - beginning).abs().max()))
     moved = float((attended[0] - attended[1]).abs().max())
     return differs <= _ROUNDING * largest and moved >= _SEEN * largest > 0.0

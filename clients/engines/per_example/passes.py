@@ -47,8 +47,9 @@ def passes(
     A pass keeps to `max_tokens`, padding included, but for a single row; within it rows stand in
     the order of the units. Short sequences share rows of at most `row_tokens`, but none where masks
     of dropout belong to rows. How a unit's rows are spread over passes is of that unit alone: rows
-    of one length are cut only where they alone are too many. So is whether they have positions,
-    with which attention may take another kernel: rows that are short enough to be shared have.
+    of one length are cut only where they alone are too many. So is whether they have positions:
+    rows that are short enough to be shared have. (Fused attention takes its kernel by whether any
+    row of a pass has several sequences; its bits are not a row's own.)
     """
     streams = unit_streams(units)
     row_tokens = row_tokens if streams is None else 0
@@ -138,8 +139,7 @@ class _Sequences:
         shares[flat] = self._shares[here].repeat_interleave(lengths) * predicts
         positions = None
         if positioned:
-            # On to the end of each row, as transformers counts where it is given none: some
-            # networks (longrope) go by the largest position of a pass.
+            # On to the end of each row, as transformers counts where it is given none.
             positions = torch.arange(size[1]).repeat(size[0])
             positions[flat] = inside
             positions = positions.view(size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -40,7 +41,7 @@ def losses_and_gradient(logits: torch.Tensor, batch: Batch) -> tuple[torch.Tenso
         logits: (rows, length, vocabulary).
         batch: the rows.
     """
-    following = batch.tokens.roll(-1, dims=1)[..., None]  # the last one has no share
+    following = _following(batch)
     shares = batch.shares.to(logits.dtype)
     gradient = torch.softmax(logits, dim=-1)
     chances = gradient.gather(-1, following)[..., 0]
@@ -55,3 +56,20 @@ def losses_and_gradient(logits: torch.Tensor, batch: Batch) -> tuple[torch.Tenso
         others = by_position[likely].scatter_(-1, words[likely, None], 0.0)
         by_position[likely, words[likely]] = -others.sum(dim=-1)
     return losses, gradient.mul_(shares[..., None])
+
+
+def most_norms(gradient: torch.Tensor, batch: Batch) -> torch.Tensor:
+    """Return what norms of the gradient by the logits are at most, (rows, length), without a pass.
+
+    Its other entries are of one sign and sum to minus that of the next token: the norm is one to
+    √2 times that.
+
+    Args:
+        gradient: (rows, length, vocabulary), of `losses_and_gradient`.
+        batch: the rows.
+    """
+    return gradient.gather(-1, _following(batch))[..., 0].abs() * math.sqrt(2.0)
+
+
+def _following(batch: Batch) -> torch.Tensor:
+    return batch.tokens.roll(-1, dims=1)[..., None]  # the last one has no share

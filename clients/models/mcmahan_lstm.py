@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -23,6 +24,7 @@ from fedsim.clients.models.tokenizers import word_tokenizer
 from fedsim.clients.models.transformers_model import TransformersModel
 from fedsim.config import ModelConfig
 
+_IN_CACHE = 2**18  # float32 numbers: a megabyte
 _SHORTEST = 1e-12  # norm by which a row is divided at least, as in `torch.nn.functional.normalize`
 
 
@@ -153,12 +155,19 @@ class NormalisedRows:
 
     def __call__(self, gradient: torch.Tensor) -> None:
         """Change a gradient, (rows, width), in place."""
-        gradient.addcmul_(self.rows, self._along(gradient), value=-1.0).mul_(self.inverse)
+        rows, width = gradient.shape  # a processor takes as many rows as its cache holds
+        size = rows if gradient.is_cuda else max(1, _IN_CACHE // width)
+        parts = (gradient, self.rows, self.inverse, self._squares)
+        for part, stored, inverse, squares in zip(
+            *(torch.split(values, size) for values in parts), strict=True
+        ):
+            along = (part * stored).sum(dim=-1, keepdim=True).mul_(squares)  # (w·g)/r²
+            part.addcmul_(stored, along, value=-1.0).mul_(inverse)
 
-    def _along(self, gradient: torch.Tensor) -> torch.Tensor:
-        """Return (w·g)/r², (rows, 1), and 0 for short rows."""
-        along = (gradient * self.rows).sum(dim=-1, keepdim=True)
-        return along.mul_(torch.where(self.inverse < 1.0 / _SHORTEST, self.inverse.square(), 0.0))
+    @cached_property
+    def _squares(self) -> torch.Tensor:
+        """1/r², (rows, 1), and 0 for short rows."""
+        return torch.where(self.inverse < 1.0 / _SHORTEST, self.inverse.square(), 0.0)
 
 
 class McMahanLstmForCausalLM(PreTrainedModel):  # type: ignore[no-untyped-call]

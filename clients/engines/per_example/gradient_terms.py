@@ -183,11 +183,14 @@ class Product(_Tensors):
         left: (sequences, positions, first size of the parameter).
         right: (sequences, positions, second size of the parameter).
         chain: the chain rule of a parameter that is not used as it is stored.
+        most_left: (sequences, positions), at least the norms of `left`, where they are known
+            without reading it; or None.
     """
 
     left: torch.Tensor
     right: torch.Tensor
     chain: Chain | None = None
+    most_left: torch.Tensor | None = None
 
     @property
     def per_token(self) -> int:
@@ -399,7 +402,8 @@ class Masses:
             self._passes.append((segments, []))
         if isinstance(term, Product):
             stretch = 1.0 if term.chain is None else term.chain.stretch
-            lengths = _norms(term.left) * _norms(term.right) * stretch
+            left = _norms(term.left) if term.most_left is None else term.most_left.double()
+            lengths = left * _norms(term.right) * stretch
         else:
             lengths = _norms(term.values)
         both = torch.stack([lengths.sum(dim=1), (lengths > 0.0).sum(dim=1)])

@@ -61,8 +61,8 @@ def losses_and_gradient(logits: torch.Tensor, batch: Batch) -> tuple[torch.Tenso
 def most_norms(gradient: torch.Tensor, batch: Batch) -> torch.Tensor:
     """Return what norms of the gradient by the logits are at most, (rows, length), without a pass.
 
-    Its other entries are of one sign and sum to minus that of the next token: the norm is one to
-    √2 times that.
+    Its other entries are of one sign and sum to minus that of the next token: up to rounding, the
+    norm is one to √2 times that.
 
     Args:
         gradient: (rows, length, vocabulary), of `losses_and_gradient`.

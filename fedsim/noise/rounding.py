@@ -14,7 +14,7 @@ The share is of two sums, with and without the unit. Three parts, u = 2⁻²⁴:
 - *Measured, not proved*: the other 14u·W are for what has no proved bound. `ghost` adds the other
   units by one matrix product over the positions of all; any order of summation is allowed to be off
   by as many u as there are positions, times lengths that may exceed S. (Units so added need none of
-  the 48u for formed rows; where all repeat one word, they took 24u.) And the last bits of
+  the 48u for formed rows; where all repeat one word, they took 27u.) And the last bits of
   every unit's own gradient can depend on the shape of the pass that computed it. To what length a
   row is padded, and how a unit's rows are spread over passes, is of the unit alone, and passes are
   so large that on one thread of the processors that were tried a row has the same bits beside any

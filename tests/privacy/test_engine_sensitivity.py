@@ -238,12 +238,14 @@ def test_a_newcomer_who_shifts_every_chunk_moves_the_others_by_what_is_stated(
         assert 0.0 < rest <= 0.25 * UNPROVED * NUM_UNITS * BOUND
 
 
-@pytest.mark.parametrize("num_units", [8, 24])
-def test_users_who_repeat_one_word_are_moved_by_less_than_a_product_may(num_units: int) -> None:
+@pytest.mark.parametrize(("num_units", "texts", "word"), [(8, 8, 7), (24, 8, 7), (7, 9, 50)])
+def test_users_who_repeat_one_word_are_moved_by_less_than_a_product_may(
+    num_units: int, texts: int, word: int
+) -> None:
     """All terms of `ghost`'s one product are alike, so each sum is off the same way.
 
-    A chunk of 8 such users was off by 24 shares a user. The 48 that are for the adding of formed
-    rows are not used where there is one product.
+    Where one chunk had them all, they were moved by 24 shares a user, and by 27 in the last case.
+    The 48 that are for the adding of formed rows are not used where there is one product.
     """
     torch.manual_seed(0)
     config = GPT2Config(
@@ -259,8 +261,8 @@ def test_users_who_repeat_one_word_are_moved_by_less_than_a_product_may(num_unit
         sequence_length=128,
     )
     parameters, clip = model.initial_parameters(), FlatClip(l2_clip_norm=1e-3)
-    of = torch.full((8,), 64)
-    units = [Unit(key, torch.full((8, 64), 7), of) for key in range(1, num_units + 1)]
+    lengths, text = torch.full((texts,), 64), torch.full((texts, 64), word)
+    units = [Unit(key, text, lengths) for key in range(1, num_units + 1)]
     newcomer = replace(unit_of(0, 100, NUM_UNITS), weight=0.0)
 
     def summed(given: list[Unit]) -> Tensors:

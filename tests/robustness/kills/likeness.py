@@ -13,10 +13,8 @@ from fedsim.report.schema import load_metrics, load_report
 from fedsim.runner.log import LOG
 
 _WRITTEN_LAST = {"README.md", NAME}  # of model/, with the report
-_OF_THE_NOISE = {"weights", "statement", "noise", "epsilon", "releases", "assumptions", "digests"}
-_OF_THE_NOISE |= {
-    "trade_off"
-}  # of the releases, lost rounds among them; `verify` computes it again
+_OF_LOST_ROUNDS = {"statement", "epsilon", "releases", "trade_off"}  # `verify` computes them again
+_OF_THE_NOISE = {"weights", "noise", "assumptions", "digests", *_OF_LOST_ROUNDS}
 _OF_ITS_TIME = ("seconds.json", "report.json", "report.html")
 
 

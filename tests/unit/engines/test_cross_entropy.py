@@ -56,3 +56,17 @@ def test_what_scores_words_knows_the_norms_of_its_gradient_without_reading_it(
         assert bool((norms <= 1.000001 * most).all())
         assert bool((most <= 1.000001 * math.sqrt(2.0) * norms).all())
         assert not most[:, -1].any()  # nothing is predicted there
+
+
+def test_likely_words_are_taken_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the number, a position's gradient has the same bits."""
+    torch.manual_seed(0)
+    following = torch.randint(50, (5, 8))
+    logits = torch.randn(5, 8, 50)
+    logits.scatter_add_(-1, following[..., None], torch.full((5, 8, 1), 7.0))
+    batch = Batch(following.roll(1, dims=1), torch.full((5, 8), 0.25))
+    assert int((logits.softmax(-1).gather(-1, following[..., None]) > 0.5).sum()) > 20
+    _, at_once = losses_and_gradient(logits, batch)
+    monkeypatch.setattr("fedsim.clients.engines.cross_entropy._AT_ONCE", 3)
+    _, in_parts = losses_and_gradient(logits, batch)
+    assert torch.equal(at_once, in_parts)

@@ -114,8 +114,12 @@ def test_unit_rows_are_torchs_normalize_to_the_gradient(scale: float) -> None:
     torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-12, atol=1e-12)
 
 
-def test_gradients_of_rows_are_those_of_normalize_short_ones_too() -> None:
+@pytest.mark.parametrize("in_cache", [6, 18, 2**18], ids=["row by row", "three rows", "all rows"])
+def test_gradients_of_rows_are_those_of_normalize_short_ones_too(
+    in_cache: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Rows of length 2, nearly 1e-12, half of it, and 0."""
+    monkeypatch.setattr("fedsim.clients.models.mcmahan_lstm._IN_CACHE", in_cache)
     rows = normalize(torch.randn(4, 6, dtype=torch.float64))
     weight = (rows * torch.tensor([2.0, 0.99e-12, 0.5e-12, 0.0])[:, None]).requires_grad_()
     above = torch.randn(4, 6, dtype=torch.float64)

@@ -37,6 +37,7 @@ def train(message: Message, context: Context) -> Message:
     parameters = _on_device(request.parameters, materials.model.device)
     with float32_products():
         total = engine(task, parameters, request.keys, clip, request.round)
+    _on_device.check()
     return Message(ShardReply(request.shard, total).to_content(), reply_to=message)
 
 

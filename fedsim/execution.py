@@ -93,7 +93,10 @@ class Task(Protocol):
         ...
 
     def update(self, parameters: Tensors, unit: Unit, round: int) -> Update:
-        """Return the unit's update at `parameters`; zero for a unit without examples."""
+        """Return the unit's update at `parameters`; zero for a unit without examples.
+
+        The parameters may be the server's own memory: a task that writes into them fails its round.
+        """
         ...
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 import torch
 
-from fedsim.tensors import Tensors, check_same_layout, l2_norm
+from fedsim.tensors import Tensors, as_float32_, check_same_layout, l2_norm
 
 OptimizerName = Literal["sgd", "adam", "adafactor"]
 
@@ -51,8 +51,9 @@ class ServerOptimizer:
             gradient: same layout, any float dtype. Used up: the dict is empty afterwards, so that a
                 tensor's memory is free before the next tensor needs some.
             state: flat, "parameter/key" → tensor; empty before the first step.
-            keep: whether the state stays as it is. Without, its memory becomes the next one's, for
-                Adam two copies of the parameters, and a step from it again is a `ValueError`.
+            keep: whether the state and the gradient's tensors stay as they are. Without, these are
+                overwritten, and the state's memory becomes the next one's, for Adam two copies of
+                the parameters; a step from it again is a `ValueError`.
 
         Examples:
             >>> start = {"w": torch.tensor([1.0])}
@@ -81,7 +82,8 @@ class ServerOptimizer:
         for name, value in parameters.items():
             moved[name] = entry = value.detach().clone()
             given = gradient.pop(name)
-            entry.grad = (given if factor == 1.0 else given * factor).to(entry.dtype)
+            given = given if factor == 1.0 else given * factor
+            entry.grad = given.to(entry.dtype) if keep else as_float32_(given)
             del given
             optimizer = _OPTIMIZERS[self.name]([entry], self.learning_rate)
             if before[name]:

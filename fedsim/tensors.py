@@ -75,6 +75,24 @@ def add_(total: dict[str, torch.Tensor], update: Tensors, factors: Mapping[str, 
         value.add_(update[name], alpha=factors[name])
 
 
+def as_float32_(value: torch.Tensor) -> torch.Tensor:
+    """Return a tensor in float32, and use it up: a float64 one on the CPU is overwritten.
+
+    A copy of a table of words, the largest tensor of a model, would be memory at its peak.
+
+    Examples:
+        >>> as_float32_(torch.tensor([1.5, -2.0]).double())
+        tensor([ 1.5000, -2.0000])
+    """
+    if value.dtype != torch.float64 or value.device.type != "cpu" or not value.is_contiguous():
+        return value.float()
+    wide = value.view(-1)
+    narrow = wide.view(torch.float32)[: len(wide)]
+    for start in range(0, len(wide), _PART):
+        narrow[start : start + _PART] = wide[start : start + _PART].float()
+    return narrow.view(value.shape)
+
+
 def fold_(total: Tensors, sums: Sequence[Tensors]) -> list[float]:
     """Add `sums`, one after the other, into `total` (float64), and return the L2 norm of each.
 

@@ -62,11 +62,14 @@ class _Round:
             {"network": self.network, "parameters and optimizer": (1 + self.moments) * self.moving}
         )
 
+    def parameters(self) -> dict[str, int]:
+        """Return bytes of the parameters in the memory of workers that do not read the server's."""
+        return _bytes({"workers' parameters": self.moving})
+
     def worker(self) -> dict[str, int]:
-        """Return bytes of what one worker has beside a network, by name."""
+        """Return bytes of what one worker has beside a network and parameters, by name."""
         return _bytes(
             {
-                "a worker's parameters": self.moving,
                 "its sum in float64": 2 * self.moving,
                 "a unit's gradient": self.gradients * self.moving,
                 "a pass through the network": self.tokens
@@ -107,11 +110,13 @@ def check_memory(
         server = size.server()
         if here:
             return server if on_gpu else server | size.worker()
+        if not others:
+            return server
         worker = sum(size.worker().values()) + _FLOAT32 * size.network
-        return server | ({f"{size.workers} workers": size.workers * worker} if others else {})
+        return server | size.parameters() | {f"{size.workers} workers": size.workers * worker}
 
     def on_the_gpu(size: _Round) -> dict[str, int]:
-        return _bytes({"network": size.network}) | size.worker()
+        return _bytes({"network": size.network}) | size.parameters() | size.worker()
 
     places = [("memory", on_this_machine, memory_for_this_process())]
     if on_gpu:

@@ -34,6 +34,7 @@ _COUNTS = (
     "num_gradients",
     "num_unclipped",
 )
+_ALIGNMENT = 64  # bytes, of torch's own memory on a CPU
 
 
 class ClientSpec(BaseModel):
@@ -217,6 +218,10 @@ def from_record(record: ArrayRecord, device: torch.device | str = "cpu") -> dict
 class ParametersOnDevice:
     """The parameters of a round, moved to a device once for all of a worker's shards.
 
+    On the CPU they are the record's own memory, which is the server's in one process and all
+    workers' of a machine under Ray; a model is not copied for each. Only where that memory is not
+    aligned as torch aligns its own is it copied: kernels round by it.
+
     Grids hand the same record to all shards of a round; another record is loaded again. They are
     dropped when nobody has the record any more, as when the round is over.
     """
@@ -225,27 +230,47 @@ class ParametersOnDevice:
         self._record: weakref.ref[ArrayRecord] | None = None
         self._device = torch.device("cpu")
         self._tensors: dict[str, torch.Tensor] = {}
-        self._versions: list[int] = []
+        self._sums: list[int] = []
 
     def __call__(self, record: ArrayRecord, device: torch.device) -> Tensors:
-        """Return the record's tensors on `device`, to be read and not written into.
-
-        Raises:
-            RuntimeError: they were written into after an earlier call.
-        """
+        """Return the record's tensors on `device`, to be read and not written into."""
         known = None if self._record is None else self._record()
         if record is not known or device != self._device:
             self._tensors = {}  # before the next ones are there
-            self._tensors = from_record(record, device)
+            self._tensors = loaded(record, device)
             self._record, self._device = weakref.ref(record, self._drop), device
-            self._versions = [value._version for value in self._tensors.values()]
-        elif self._versions != [value._version for value in self._tensors.values()]:
-            raise RuntimeError("a task wrote into the parameters that it was given; copy them")
+            self._sums = [_sum_of_bits(value) for value in self._tensors.values()]
         return self._tensors
+
+    def check(self) -> None:
+        """Raise `RuntimeError` if they were written into: whoever reads them next would be wrong.
+
+        Called after every shard: what one task wrote would be in the gradients of the others, and
+        without noise in the server's parameters.
+        """
+        if self._sums != [_sum_of_bits(value) for value in self._tensors.values()]:
+            raise RuntimeError("a task wrote into the parameters that it was given; copy them")
 
     def _drop(self, record: weakref.ref[ArrayRecord]) -> None:
         if record is self._record:
-            self._tensors = {}
+            self._tensors, self._sums = {}, []
+
+
+def loaded(record: ArrayRecord, device: torch.device) -> dict[str, torch.Tensor]:
+    """Return the tensors of a record on a device, not to be written into."""
+    if device.type != "cpu":
+        return from_record(record, device)
+    return {
+        name: value.clone() if value.data_ptr() % _ALIGNMENT else value
+        for name, value in views_of(record).items()
+    }
+
+
+def _sum_of_bits(value: torch.Tensor) -> int:
+    """Return the sum of a tensor's bits, by eight bytes, which a write changes."""
+    data = value.reshape(-1).view(torch.uint8)
+    whole = data.numel() // 8 * 8
+    return int(data[:whole].view(torch.int64).sum()) + int(data[whole:].sum())
 
 
 def views_of(record: ArrayRecord) -> dict[str, torch.Tensor]:

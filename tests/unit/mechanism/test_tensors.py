@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from fedsim.tensors import all_finite, fold_, l2_norm, parameters_digest, zeros_like
+from fedsim.tensors import all_finite, as_float32_, fold_, l2_norm, parameters_digest, zeros_like
 
 PARAMETERS = {"weight": torch.arange(6.0).reshape(2, 3), "bias": torch.tensor([0.0, 1.0])}
 
@@ -110,3 +110,26 @@ def test_what_is_not_finite_has_a_norm_that_is_not() -> None:
     nan, infinite = fold_({"w": torch.zeros(2).double()}, wrong)
     assert math.isnan(nan)
     assert infinite == math.inf
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (1,), (7, 3), (2**16 + 1,), (5, 2**16 - 1)])
+def test_a_float64_tensor_becomes_float32_in_its_own_memory(shape: tuple[int, ...]) -> None:
+    """Also one among others in a block, which stay as they are; more than a part at a time."""
+    values = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    count = values.numel()
+    block = torch.full((count + 2,), 3.0, dtype=torch.float64)
+    inside = block[1 : 1 + count].view(shape).copy_(values)
+    narrow = as_float32_(inside)
+    assert narrow.shape == shape
+    assert torch.equal(narrow, values.float())
+    assert block[0] == block[-1] == 3.0
+    if count:
+        assert narrow.data_ptr() == inside.data_ptr()
+
+
+def test_what_is_no_contiguous_float64_is_converted_elsewhere() -> None:
+    across = torch.arange(6.0, dtype=torch.float64).view(2, 3).T
+    assert torch.equal(as_float32_(across), torch.tensor([[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]]))
+    assert across.tolist() == [[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]]
+    single = torch.ones(2)
+    assert as_float32_(single) is single

@@ -249,7 +249,10 @@ class ParametersOnDevice:
         without noise in the server's parameters.
         """
         if self._sums != [_sum_of_bits(value) for value in self._tensors.values()]:
-            raise RuntimeError("a task wrote into the parameters that it was given; copy them")
+            raise RuntimeError(
+                "a task wrote into the parameters that it was given, which may be the server's; "
+                "let it copy them, and go on from a checkpoint"
+            )
 
     def _drop(self, record: weakref.ref[ArrayRecord]) -> None:
         if record is self._record:

@@ -92,9 +92,11 @@ def test_sgd_keeps_no_state() -> None:
 def test_parameters_and_state_stay_as_they_are(name: OptimizerName) -> None:
     parameters, state = through_values(name, 2)
     given = gradient(2)
+    tensors = dict(given)
     before = [{key: value.clone() for key, value in d.items()} for d in (parameters, given, state)]
     moved, after = ServerOptimizer(name, 0.05).step(parameters, given, state)
     assert given == {}  # used up
+    assert same_bits(tensors, before[1])
     assert same_bits(parameters, before[0])
     assert same_bits(state, before[2])
     assert all(value.grad is None for value in (*parameters.values(), *moved.values()))

@@ -105,6 +105,8 @@ class Auto:
 
     def _vmap_refused(self, parameters: Tensors) -> str | None:
         """Return why torch cannot vectorise the model; tried on made-up tokens, never on a text."""
+        if (attention := getattr(self._model, "attention", "eager")) != "eager":
+            return f"attention {attention}"
         return VmapEngine(self._model).refused(parameters, made_up_unit(self._model))
 
 

@@ -18,6 +18,7 @@ import torch
 Tensors = Mapping[str, torch.Tensor]
 
 _PART = 2**16  # entries of a norm or a sum that are float64 at once
+_FOLDED = 2**17  # entries of a sum that a thread adds: fewer and threads wait for one another
 
 
 def zeros_like(layout: Tensors, dtype: torch.dtype | None = None) -> dict[str, torch.Tensor]:
@@ -113,19 +114,19 @@ def fold_(total: Tensors, sums: Sequence[Tensors]) -> list[float]:
         for name, value in total.items()
     ]
     parts = [
-        (whole[start : start + _PART], [given[start : start + _PART] for given in added])
+        (whole[start : start + _FOLDED], [given[start : start + _FOLDED] for given in added])
         for whole, added in flat
-        for start in range(0, len(whole), _PART)
+        for start in range(0, len(whole), _FOLDED)
     ]
     threads = torch.get_num_threads() if len(parts) > 1 else 1
 
     def work(of_a_thread: Sequence[tuple[torch.Tensor, list[torch.Tensor]]]) -> list[list[float]]:
-        double = torch.empty(_PART, dtype=torch.float64)
+        double = torch.empty(_FOLDED, dtype=torch.float64)
         norms: list[list[float]] = [[] for _ in sums]
         for whole, added in of_a_thread:
             for given, lengths in zip(added, norms, strict=True):
                 wide = double[: len(given)].copy_(given)
-                lengths.append(float(torch.linalg.vector_norm(wide)))
+                lengths.append(math.sqrt(float(torch.dot(wide, wide))))
                 whole.add_(wide)
         return norms
 

@@ -68,10 +68,7 @@ def load(
 def open_pretrained(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Open a folder, a GGUF file or a hub id, with nothing on standard error.
 
-    Attention is the "eager" kind. `torch.func.vmap` has no rule for the fused kernels; at the
-    lengths trained here they save nothing on a CPU; and how they cut a sequence into blocks depends
-    on the padding up to the batch's longest, so that in bfloat16 one user would move the others'
-    gradients (tests/privacy/test_mixed_precision.py fails with them).
+    Attention is the "eager" kind, until a `TransformersModel` is made of it.
 
     Raises:
         ConfigError: it cannot be opened; the message says why.

@@ -52,6 +52,7 @@ class TransformersModel:
         is_adapter: whether adapters are all that is trained.
         blocks: the parts of the network that may be computed again in the backward pass.
         dropout: the probability with which an engine is to let entries be dropped.
+        attention: "sdpa" is fused: then rows hold one sequence each, and `vmap` has no rule for it.
     """
 
     def __init__(
@@ -83,6 +84,9 @@ class TransformersModel:
         self.tokenizer_fingerprint = _fingerprint(tokenizer)
         self._pad_token_id = _make_padding_ordinary(module)
         self.dropout = config.dropout
+        self.attention = config.attention
+        if config.attention != "eager":
+            _set_attention(module, config)
         fuse_activations(module)
         self.module = _prepared(module, config, seed).to(self.device)
         names = [name for name, _ in self.module.named_parameters()]
@@ -218,6 +222,20 @@ class TransformersModel:
         with quietly():
             plain.save_pretrained(folder)
             self.tokenizer.save_pretrained(folder)
+
+
+def _set_attention(module: PreTrainedModel, config: ModelConfig) -> None:
+    try:
+        with quietly():
+            module.set_attn_implementation(config.attention)
+        done = module.config._attn_implementation == config.attention
+    except (ValueError, ImportError):
+        done = False
+    if not done:
+        raise ConfigError(
+            f"model.attention = {config.attention!r}: transformers has no such attention for the "
+            f"network of {config.name_or_path!r}; leave it out"
+        )
 
 
 def _prepared(module: PreTrainedModel, config: ModelConfig, seed: int) -> nn.Module:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
@@ -18,6 +19,9 @@ def bench_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Measure, and print each case with its seconds."""
+    # Benchmarks download nothing, but networks named like one on the hub would be looked up there:
+    # half a minute each without a network.
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
     from fedsim.errors import ConfigError
     from fedsim.registry import names, resolve
     from fedsim.utils.machine import keep_freed_memory, machine, versions

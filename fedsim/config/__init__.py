@@ -4,6 +4,7 @@ Start at `schema.py`; the keys of `[data]` are in `fedsim/data/config.py`, which
 """
 
 from fedsim.config.schema import (
+    Attention,
     Config,
     EstimatorConfig,
     ExecutorConfig,
@@ -25,6 +26,7 @@ from fedsim.config.schema import (
 from fedsim.data.config import DataConfig
 
 __all__ = [
+    "Attention",
     "Config",
     "DataConfig",
     "EstimatorConfig",

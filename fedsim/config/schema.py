@@ -64,6 +64,7 @@ class ClipConfig(Section):
 
 Probability = Annotated[float, Field(gt=0.0, le=1.0)]
 Precision = Literal["float32", "bfloat16"]
+Attention = Literal["eager", "sdpa"]
 Selection = Literal[
     "random",
     "longest",
@@ -88,7 +89,8 @@ class ModelConfig(Section):
     `lora_alpha` is twice the rank if left out; `lora_rank_stabilised` divides it by the rank's root
     (rsLoRA); `lora_freeze_a` trains the second matrices alone (FFA-LoRA). `adapter` is a folder of
     peft's with adapters of this model, to start from in place of new ones. With `merged = false` a
-    run that trains adapters leaves `adapter/` and no `model/`.
+    run that trains adapters leaves `adapter/` and no `model/`. `attention` is the way of computing
+    it, by transformers' names: "eager" keeps every attention weight for the gradient, "sdpa" none.
     """
 
     name_or_path: str = "tiny-gpt"
@@ -102,6 +104,7 @@ class ModelConfig(Section):
     trainable: str = "all"
     pretraining_steps: Annotated[int, Field(ge=0)] | None = None
     dropout: Fraction = 0.0
+    attention: Attention = "eager"
 
     @model_validator(mode="after")
     def _targets_with_adapters(self) -> ModelConfig:
@@ -342,6 +345,15 @@ class Config(Section):
         engine = self.executor.engine
         if engine not in ("auto", "loop") and self.strategy.local.task == "fedavg":
             raise ValueError(f'executor.engine = "{engine}": local training needs "loop" or "auto"')
+        return self
+
+    @model_validator(mode="after")
+    def _vmap_has_no_fused_attention(self) -> Config:
+        if self.model.attention != "eager" and self.executor.engine == "vmap":
+            raise ValueError(
+                f'model.attention = "{self.model.attention}" with executor.engine = "vmap": '
+                'torch.func has no rule for it; take another engine, or attention "eager"'
+            )
         return self
 
     @model_validator(mode="after")

@@ -36,7 +36,8 @@ def keep_freed_memory() -> None:
     """Let the C library keep freed memory for what is allocated next; not all of them can.
 
     It would give large blocks back to the system at once, and the pages of the next ones have to be
-    cleared again: copies of a large model then take twice to five times as long.
+    cleared again: copies of a large model then take twice to five times as long, and a pass of an
+    engine, which takes the same tensors over and over, a quarter longer.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

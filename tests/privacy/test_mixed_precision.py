@@ -42,6 +42,7 @@ MODELS = {
     "tiny-gpt": WHOLE,
     "tiny-gpt lora": ModelConfig(lora_rank=2),
     "mcmahan-lstm": ModelConfig(name_or_path="mcmahan-lstm"),
+    "tiny-gpt sdpa": ModelConfig(attention="sdpa"),
 }
 WAYS: dict[str, tuple[Callable[[LanguageModel], Engine], bool]] = {
     **{name: (ENGINES[name], True) for name in ("loop", "vmap", "materialised", "ghost")},

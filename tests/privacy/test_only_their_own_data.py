@@ -273,9 +273,16 @@ ENGINES = {
 }
 
 
-@pytest.mark.parametrize(("strategy", "engine"), ENGINES.values(), ids=ENGINES)
+@pytest.mark.parametrize(
+    ("strategy", "engine", "attention"),
+    [
+        *((strategy, engine, "eager") for strategy, engine in ENGINES.values()),
+        ({}, "materialised", "sdpa"),
+    ],
+    ids=[*ENGINES, "uls, materialised, fused attention"],
+)
 def test_the_sum_moves_by_what_one_user_may_move(
-    write: Callable[[list[Row]], Path], strategy: dict[str, Any], engine: str
+    write: Callable[[list[Row]], Path], strategy: dict[str, Any], engine: str, attention: str
 ) -> None:
     """With every coin fallen. A clip so low that everybody is at the bound."""
     clip = FlatClip(l2_clip_norm=1e-3)
@@ -285,9 +292,8 @@ def test_the_sum_moves_by_what_one_user_may_move(
     changes = list(CHANGES.items())[::slow]  # other engines take all of the same units
     for name, rows in {"": ROWS, **dict(changes)}.items():
         config = _config(write(rows), "split", strategy)
-        config = config.model_copy(
-            update={"model": config.model.model_copy(update={"dropout": 0.0})}
-        )
+        ways = {"dropout": 0.0, "attention": attention}
+        config = config.model_copy(update={"model": config.model.model_copy(update=ways)})
         found = world(config)
         compute = choose_engine(engine, found.task, found.materials.model)
         start = found.materials.model.initial_parameters()

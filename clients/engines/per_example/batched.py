@@ -23,7 +23,6 @@ from fedsim.clients.engines.per_example.capture import (
     find_layers,
     run,
 )
-from fedsim.clients.engines.per_example.chunks import keep_large_blocks
 from fedsim.clients.engines.per_example.gradient_terms import Gradients, Term
 from fedsim.clients.engines.per_example.packing import row_tokens
 from fedsim.clients.engines.per_example.passes import passes
@@ -34,6 +33,7 @@ from fedsim.clipping import Clip
 from fedsim.estimators import WeightedSum
 from fedsim.execution import Keys, Task, Unit
 from fedsim.tensors import Tensors
+from fedsim.utils.machine import keep_freed_memory
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ class BatchedEngine:
         self._steepness = Steepness(model)
         self._refused = False
         if model.device.type == "cpu":
-            keep_large_blocks()
+            keep_freed_memory()
 
     def __call__(
         self, task: Task, parameters: Tensors, keys: Keys, clip: Clip, round: int

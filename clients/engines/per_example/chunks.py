@@ -2,34 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
-import platform
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 import torch
 
 from fedsim.clients.engines.pass_shape import PassShape
 from fedsim.clients.engines.per_example.packing import num_rows
 from fedsim.execution import Unit
-
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-
-
-@lru_cache(maxsize=1)
-def keep_large_blocks() -> None:
-    """Make malloc keep blocks up to 1 GiB, and 2 GiB in all, for reuse; once a process.
-
-    A training step frees and takes the same large tensors over and over. Without this each is
-    mapped anew, and the page faults cost a quarter of the step. Nothing happens without glibc.
-    """
-    if platform.libc_ver()[0] != "glibc":
-        return
-    mallopt = ctypes.CDLL(None).mallopt
-    mallopt(_M_MMAP_THRESHOLD, 1 << 30)
-    mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1)
-
 
 # Sequences of a chunk times their length. More was no faster on a CPU, where 4096 tokens keep
 # both cores busy; a GPU wants more at once.

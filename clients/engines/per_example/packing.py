@@ -105,6 +105,9 @@ def row_tokens(model: OpenModel, parameters: Tensors) -> int:
     """
     if "positions" not in inspect.signature(model.logits).parameters:
         return 0
+    # Several sequences in a row need a mask, with which a GPU takes another kernel for the pass.
+    if getattr(model, "attention", "eager") != "eager":
+        return 0
     positions = max_positions(model.module)
     if positions is not None and positions < ROW_TOKENS:  # beyond them a GPU may break down
         return 0

@@ -13,7 +13,7 @@ from fedsim.clients.models.mixed_precision import in_precision
 from fedsim.clients.tasks.fedavg import LocalSGD
 from fedsim.clients.tasks.fedsgd import AveragedGradient
 from fedsim.clients.tasks.mean_gradient import mean_gradient
-from fedsim.config import ModelConfig, Precision
+from fedsim.config import Attention, ModelConfig, Precision
 from fedsim.data.config import DataConfig
 from fedsim.data.split import Split
 from fedsim.data.store import TokenStore
@@ -39,6 +39,7 @@ class Case:
         model: see `network`.
         shown: what the case's name ends with; by default the group size, in uls.
         precision: of the floor, too.
+        attention: of the network, see `ModelConfig`.
     """
 
     kind: Kind
@@ -49,6 +50,7 @@ class Case:
     device: str = "cpu"
     shown: str = ""
     precision: Precision = "float32"
+    attention: Attention = "eager"
 
     @property
     def name(self) -> str:
@@ -134,7 +136,7 @@ class Workload:
 
 def workload(case: Case) -> Workload:
     """Return the case's work: random tokens from a fixed seed, or users of the built-in text."""
-    plain = network(case.model, case.sequence_length, case.device)
+    plain = network(case.model, case.sequence_length, case.device, case.attention)
     model = in_precision(plain, case.precision)
     if case.kind == "uls-ragged":
         return _work(case, model, real_units(case))

@@ -16,12 +16,11 @@ import torch
 
 from fedsim.clients.engine_choice import choose_engine
 from fedsim.clients.engines.per_example.capture import OpenModel
-from fedsim.clients.engines.per_example.chunks import keep_large_blocks
 from fedsim.clipping import FlatClip
 from fedsim.experiments.benchmarks.engines.cases import Case, Workload, workload
 from fedsim.experiments.benchmarks.engines.floor import summed_loss
 from fedsim.experiments.benchmarks.timing import in_own_process
-from fedsim.utils.machine import Row, peak_memory_bytes
+from fedsim.utils.machine import Row, keep_freed_memory, peak_memory_bytes
 
 _PLAIN, _GHOST = "non-private", "ghost"
 _MODEL, _UNITS = "gpt2-small", 32
@@ -52,7 +51,7 @@ def memory_rows(model: str = _MODEL, units: int = _UNITS) -> list[Row]:
 
 def step(engine: str, model: str, units: int) -> dict[str, Any]:
     """Compute once in this process, and return `seconds` and `peak_bytes`."""
-    keep_large_blocks()
+    keep_freed_memory()
     work = workload(Case("els", model, units))
     started = time.perf_counter()
     if engine == _PLAIN:

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from fedsim.clients.engine_choice import choose_engine
-from fedsim.clients.engines.per_example.chunks import keep_large_blocks
 from fedsim.clipping import FlatClip
 from fedsim.execution import Engine
 from fedsim.experiments.benchmarks.engines.cases import Case, Workload, rectangular, workload
@@ -25,7 +24,7 @@ from fedsim.experiments.benchmarks.engines.floor import (
 )
 from fedsim.experiments.benchmarks.engines.whole_round import WholeRound
 from fedsim.tensors import Tensors, l2_norm
-from fedsim.utils.machine import Row, interleaved
+from fedsim.utils.machine import Row, interleaved, keep_freed_memory
 
 FLOOR, AUTO, LOOP, RECTANGULAR = "floor", "auto", "loop", "auto, rectangular"
 STRONG, ROUND = "strong floor", "whole round"
@@ -70,7 +69,7 @@ def measured(
     Raises:
         RuntimeError: an engine's sum is not the loop's.
     """
-    keep_large_blocks()
+    keep_freed_memory()
     work = workload(case)
     contestants = {name: Contestant(name, work) for name in engines or _engines_of(case)}
     plain = rectangular(work, case) if case.kind == "uls-ragged" else work
@@ -140,7 +139,9 @@ class Contestant:
 
 
 def _engines_of(case: Case) -> tuple[str, ...]:
-    return (AUTO, LOOP, *(_BATCHED if case.kind in ("uls", "uls-ragged") else ()))
+    batched = _BATCHED if case.kind in ("uls", "uls-ragged") else ()
+    fused = case.attention != "eager"  # which `vmap` has no rule for
+    return (AUTO, LOOP, *(name for name in batched if not (fused and name == "vmap")))
 
 
 def _computed_floor(work: Workload, batch_size: int) -> None:

@@ -11,7 +11,7 @@ from transformers import GPT2Config, PreTrainedConfig
 from fedsim.clients.models.pretraining import random_start
 from fedsim.clients.models.tokenizers import byte_pair_tokenizer
 from fedsim.clients.models.transformers_model import TransformersModel
-from fedsim.config import ModelConfig
+from fedsim.config import Attention, ModelConfig
 from fedsim.experiments.benchmarks.server.benchmark import MODELS
 from fedsim.language_model import LanguageModel
 from fedsim.materials import load_model
@@ -26,7 +26,9 @@ CONFIGS: Mapping[str, PreTrainedConfig] = {
 
 
 @lru_cache(maxsize=1)
-def network(name: str, sequence_length: int, device: str) -> LanguageModel:
+def network(
+    name: str, sequence_length: int, device: str, attention: Attention = "eager"
+) -> LanguageModel:
     """Return an untrained model; times do not depend on what weights are.
 
     Args:
@@ -34,16 +36,19 @@ def network(name: str, sequence_length: int, device: str) -> LanguageModel:
             peft puts them, and the rest frozen. Nothing is downloaded.
         sequence_length: of the longest example, in tokens.
         device: in torch's spelling.
+        attention: see `ModelConfig`.
     """
     plain = name.removesuffix("-lora")
     if plain not in CONFIGS:
-        built_in = ModelConfig(name_or_path=name, pretraining_steps=0)
+        built_in = ModelConfig(name_or_path=name, pretraining_steps=0, attention=attention)
         return load_model(built_in, 0, sequence_length, device)
     tokenizer = byte_pair_tokenizer(2000)  # any that fits: token ids are drawn, never spelt
     return TransformersModel(
         random_start(deepcopy(CONFIGS[plain]), seed=0),
         tokenizer,
-        ModelConfig(name_or_path=name, lora_rank=LORA_RANK if name != plain else 0),
+        ModelConfig(
+            name_or_path=name, lora_rank=LORA_RANK if name != plain else 0, attention=attention
+        ),
         origin="Random weights.",
         sequence_length=sequence_length,
         device=device,

@@ -43,15 +43,15 @@ _UTILISATION = 0.4
 
 
 def ratios(device: str, quick: bool) -> Iterator[Row]:
-    """Measure each model's rows with users of 2,048 tokens and of 128, in bfloat16."""
+    """Measure each model's rows by users of 2,048 tokens and of 128: bfloat16, fused attention."""
     if quick:
-        case = Case("uls", "tiny-gpt", 4, 2, 16, device, "tiny-gpt, 32 tokens", "bfloat16")
+        case = Case("uls", "tiny-gpt", 4, 2, 16, device, "tiny-gpt, 32 tokens", "bfloat16", "sdpa")
         yield from case_rows(case, _COHORTS[0][2], (4, 8), (1, 1), compiles=False)
         return
     for shown, model in _MODELS.items():
         for users, examples, goal in _COHORTS:
             name = f"{shown}, {examples * _LENGTH:,} tokens a user"
-            case = Case("uls", model, users, examples, _LENGTH, device, name, "bfloat16")
+            case = Case("uls", model, users, examples, _LENGTH, device, name, "bfloat16", "sdpa")
             yield from case_rows(case, goal, _BATCH_SIZES, _REPETITIONS)
     network.cache_clear()  # the next section wants the memory
 
@@ -76,19 +76,20 @@ def case_rows(
     gc.collect()  # engines of the case before, and their buffers
     torch.cuda.empty_cache()
     rows = measured(case, [AUTO], batch_sizes, repetitions, compiles=compiles)
-    parameters = network(case.model, case.sequence_length, case.device).num_parameters
+    found = network(case.model, case.sequence_length, case.device, case.attention)
+    parameters = found.num_parameters
     operations = (4 if case.model.endswith("-lora") else 6) * parameters
     peak = peak_of(torch.cuda.get_device_name()) if case.device != "cpu" else None
     goals = {AUTO: goal, STRONG: _GOAL, ROUND: _GOAL}
-    found: list[Row] = []
+    beside: list[Row] = []
     for row in rows:
         rate = operations * row["details"]["tokens_per_second"]
         more: dict[str, Any] = {"teraflops_per_second": rate / 1e12, "precision": case.precision}
         if peak is not None:
             more["of_arithmetic"] = rate / (_UTILISATION * peak)
         more |= {"goal": goals[row["engine"]]} if row["engine"] in goals else {}
-        found.append({**row, "benchmark": "gpu", "details": row["details"] | more})
-    return found
+        beside.append({**row, "benchmark": "gpu", "details": row["details"] | more})
+    return beside
 
 
 def peak_of(gpu: str) -> float | None:

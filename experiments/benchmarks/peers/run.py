@@ -19,7 +19,6 @@ import torch
 
 from fedsim.clients.engine_choice import choose_engine
 from fedsim.clients.engines.per_example.capture import OpenModel
-from fedsim.clients.engines.per_example.chunks import keep_large_blocks
 from fedsim.clients.tasks.fedavg import LocalSGD
 from fedsim.experiments.benchmarks.engines.cases import (
     LOCAL_LEARNING_RATE,
@@ -32,7 +31,7 @@ from fedsim.experiments.benchmarks.peers.install import python
 from fedsim.experiments.benchmarks.peers.partner import TOLERANCE, Partner, distance
 from fedsim.experiments.benchmarks.timing import row_of
 from fedsim.tensors import Tensors
-from fedsim.utils.machine import Row
+from fedsim.utils.machine import Row, keep_freed_memory
 
 OURS, PFL = "fedsim auto", "pfl"
 OPACUS_MODES = ("flat", "ghost", "fast gradient clipping")
@@ -53,7 +52,7 @@ def run(cases: Sequence[Case] = CASES) -> list[Row]:
         RuntimeError: a peer computed something else.
     """
     interpreter = python()
-    keep_large_blocks()
+    keep_freed_memory()
     with Partner(interpreter) as partner, tempfile.TemporaryDirectory() as folder:
         versions = partner.ask(do="versions")
         return [row for case in cases for row in measured(case, partner, Path(folder), versions)]

@@ -207,7 +207,7 @@ def test_a_task_that_raises_and_resume(config: Config, scene: Path, tmp_path: Pa
         "training": config.training.model_copy(update={"evaluate_every": 2, "checkpoint_every": 2}),
     }
     config = config.model_copy(update=changes)
-    path = write_config(tmp_path / "config.toml", config, **RAY)
+    path = write_config(tmp_path / "config.toml", config, **RAY | {"workers": 1})
     fault, run = scene / "fault", tmp_path / "run"
     fault.touch()
     with pytest.raises(RuntimeError, match="round 3: a worker failed: shard") as failed:

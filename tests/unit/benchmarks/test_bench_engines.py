@@ -19,8 +19,8 @@ from fedsim.clipping import Clip, NoClip
 from fedsim.errors import ConfigError
 from fedsim.estimators import WeightedSum
 from fedsim.execution import Engine, Keys, Task
+from fedsim.experiments.benchmarks.engines import attention, measured
 from fedsim.experiments.benchmarks.engines import benchmark as engines
-from fedsim.experiments.benchmarks.engines import measured
 from fedsim.experiments.benchmarks.engines.cases import (
     LOCAL_LEARNING_RATE,
     Case,
@@ -338,3 +338,22 @@ def test_a_file_that_is_no_answer_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"c\.json: not what `fedsim bench NAME --json` prints"):
         write([tmp_path / "c.json"], tmp_path)
     assert not (tmp_path / "benchmarks.md").exists()
+
+
+def test_attention_of_either_kind_has_seconds_and_a_peak(monkeypatch: pytest.MonkeyPatch) -> None:
+    def peak(module: str, kind: str, *_: object) -> dict[str, int]:  # a process takes ten seconds
+        assert module == attention.__name__
+        return {"peak_bytes": 400 if kind == "eager" else 100}
+
+    monkeypatch.setattr(attention, "in_own_process", peak)
+    rows = attention.run("tiny-gpt", lengths=(32, 64), repetitions=1)
+    assert [(row["case"], row["engine"]) for row in rows] == [
+        (f"tiny-gpt, {length} tokens{of}", kind)
+        for length in (32, 64)
+        for of in ("", ": peak memory")
+        for kind in ("eager", "sdpa")
+    ]
+    assert [row["details"]["units"] for row in rows] == [2, 2, 2, 2, 1, 1, 1, 1]
+    assert all(row["ratio"] and row["ratio"] > 0.0 for row in rows)
+    assert all(row["ratio"] == 1.0 for row in rows[::2])
+    assert [row["ratio"] for row in rows[3::4]] == [4.0, 4.0]

@@ -174,6 +174,11 @@ def test_an_unknown_key_is_met_with_the_nearest_one(raw: dict[str, Any], complai
             'executor.engine = "vmap": local training needs',
         ),
         (
+            {"model": {"attention": "sdpa"}, "executor": {"engine": "vmap"}},
+            'model.attention = "sdpa" with executor.engine = "vmap"',
+        ),
+        ({"model": {"attention": "flash"}}, "model.attention = 'flash'"),
+        (
             {"strategy": {"clip": {"l2_clip_norm": float("inf")}}},
             "strategy.clip.l2_clip_norm = inf",
         ),

@@ -1,15 +1,25 @@
-"""GPT-2's activation as one kernel."""
+"""Fused kernels: GPT-2's activation, and attention."""
 
 from __future__ import annotations
 
 import copy
+from typing import cast
 
+import pytest
 import torch
 from torch import nn
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 from transformers.activations import NewGELUActivation
 
+from fedsim.clients.engine_choice import Auto
+from fedsim.clients.engines.per_example.capture import OpenModel
+from fedsim.clients.engines.per_example.packing import ROW_TOKENS, row_tokens
 from fedsim.clients.models.cpu_kernels import fuse_activations
+from fedsim.clients.models.tokenizers import word_tokenizer
+from fedsim.clients.models.transformers_model import TransformersModel
+from fedsim.config import ModelConfig
+from fedsim.errors import ConfigError
+from tests.contracts.layer_samples import NETWORKS, VOCABULARY, small_model
 
 
 def test_it_computes_what_it_computed_before_without_the_slow_module() -> None:
@@ -25,3 +35,45 @@ def test_it_computes_what_it_computed_before_without_the_slow_module() -> None:
     kinds = [type(part) for part in after.modules()]
     assert NewGELUActivation not in kinds
     assert kinds.count(nn.GELU) == 2
+
+
+REFUSED = {  # attention weights that are capped, a recurrence, and an older form of attention
+    *("gemma2", "lstm", "gpt-neo"),
+}
+
+
+def of(module: PreTrainedModel, config: ModelConfig) -> TransformersModel:
+    words = word_tokenizer(VOCABULARY)
+    return TransformersModel(module, words, config, origin="", sequence_length=12)
+
+
+@pytest.mark.parametrize("name", [name for name in NETWORKS if " " not in name])
+def test_fused_attention_is_the_same_attention_or_refused(name: str) -> None:
+    make, config = NETWORKS[name]
+    torch.manual_seed(3)
+    module = make()
+    fused = config.model_copy(update={"attention": "sdpa"})
+    if name in REFUSED:
+        with pytest.raises(ConfigError, match=r"model\.attention = 'sdpa': .* leave it out"):
+            of(module, fused)
+        return
+    plain, other = of(copy.deepcopy(module), config), of(module, fused)
+    start = {
+        name: value + 0.1 * torch.randn_like(value)
+        for name, value in plain.initial_parameters().items()
+    }
+    tokens = torch.arange(24).view(2, 12) % VOCABULARY
+    expected = plain.logits(start, tokens)
+    difference = float((other.logits(start, tokens) - expected).abs().max())
+    assert difference <= 1e-5 * float(expected.abs().max())
+    assert "sdpa" not in cast(PreTrainedModel, other.module).config.to_json_string()  # as saved
+
+
+def test_with_fused_attention_each_sequence_has_a_row_and_no_engine_vectorises() -> None:
+    """A mask for several sequences in a row would give a whole pass on a GPU another kernel."""
+    for attention, tokens in (("eager", ROW_TOKENS), ("sdpa", 0)):
+        model = small_model(ModelConfig(attention=attention))  # type: ignore[arg-type]
+        parameters = model.initial_parameters()
+        assert row_tokens(cast(OpenModel, model), parameters) == tokens
+        refused = Auto(model)._vmap_refused(parameters)
+        assert refused == (None if attention == "eager" else "attention sdpa")

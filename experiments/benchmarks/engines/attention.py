@@ -1,0 +1,86 @@
+"""Attention of either kind: seconds and memory of a cohort's gradients by length of the examples.
+
+`python -m fedsim.experiments.benchmarks.engines.attention sdpa 1024` computes once and prints the
+process's peak resident bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from functools import partial
+from typing import cast, get_args
+
+from fedsim.config import Attention
+from fedsim.experiments.benchmarks.engines.cases import Case, workload
+from fedsim.experiments.benchmarks.engines.measured import AUTO, Contestant
+from fedsim.experiments.benchmarks.timing import in_own_process
+from fedsim.utils.machine import Row, interleaved, keep_freed_memory, peak_memory_bytes
+
+_LENGTHS = (128, 512, 1024, 2048)  # the cohort has as many tokens as the longest example
+_REPETITIONS = 5
+_KINDS: tuple[Attention, ...] = get_args(Attention)
+
+
+def run(
+    model: str = "smollm2-135m-lora",
+    lengths: Sequence[int] = _LENGTHS,
+    repetitions: int = _REPETITIONS,
+) -> list[Row]:
+    """Return for each length the seconds and the peak of both kinds.
+
+    A ratio is of those of "eager" to these: how many times less.
+    """
+    return [row for length in lengths for row in _of_length(model, length, lengths, repetitions)]
+
+
+def _of_length(model: str, length: int, lengths: Sequence[int], repetitions: int) -> list[Row]:
+    units = max(lengths) // length
+    tasks: dict[str, Contestant] = {
+        kind: _contestant(kind, model, length, units) for kind in _KINDS
+    }
+    for task in tasks.values():
+        task.warm_up(whole=True)
+    seconds = interleaved(tasks, [*_KINDS] * repetitions)
+    peaks = {
+        kind: in_own_process(__name__, kind, length, model, units)["peak_bytes"] for kind in _KINDS
+    }
+    row = partial(Row, benchmark="attention")
+    case, details = f"{model}, {length} tokens", {"units": units, "tokens": units * length}
+    return [
+        *(
+            row(
+                case=case,
+                engine=kind,
+                seconds=seconds[kind],
+                repetitions=repetitions,
+                ratio=seconds["eager"] / seconds[kind],
+                details=details,
+            )
+            for kind in _KINDS
+        ),
+        *(
+            row(
+                case=f"{case}: peak memory",
+                engine=kind,
+                seconds=None,
+                repetitions=1,
+                ratio=peaks["eager"] / peaks[kind],
+                details={**details, "peak_bytes": peaks[kind]},
+            )
+            for kind in _KINDS
+        ),
+    ]
+
+
+def _contestant(kind: Attention, model: str, length: int, units: int) -> Contestant:
+    keep_freed_memory()
+    case = Case("uls", model, units, sequence_length=length, attention=kind)
+    return Contestant(AUTO, workload(case))
+
+
+if __name__ == "__main__":
+    kind, length, model, units = sys.argv[1:]
+    _contestant(cast(Attention, kind), model, int(length), int(units))()
+    sys.stdout.write(json.dumps({"peak_bytes": peak_memory_bytes()}) + "\n")

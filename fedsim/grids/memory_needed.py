@@ -41,7 +41,6 @@ class _Round:
         tokens: of the smallest pass.
         logits: of a token.
         activations: of a token, kept for the backward pass.
-        attention: weights of it of a token, kept likewise where attention is not fused.
         blocks: of which one's activations are kept with checkpoints.
         workers: on this machine.
     """
@@ -54,7 +53,6 @@ class _Round:
     tokens: int
     logits: int
     activations: int
-    attention: int
     blocks: int
     workers: int
 
@@ -75,7 +73,7 @@ class _Round:
                 "its sum in float64": 2 * self.moving,
                 "a unit's gradient": self.gradients * self.moving,
                 "a pass through the network": self.tokens
-                * (2 * self.logits + (self.activations + self.attention) // self.blocks),
+                * (2 * self.logits + self.activations // self.blocks),
             }
         )
 
@@ -175,21 +173,9 @@ def _sizes(config: Config, model: LanguageModel, plan: RoundPlan, workers: int) 
         tokens=config.data.sequence_length * (min(examples, _MICROBATCH) if whole_unit else 1),
         logits=model.vocabulary_size,
         activations=widths,
-        attention=_attention(model, config.data.sequence_length),
         blocks=max(1, blocks),
         workers=workers,
     )
-
-
-def _attention(model: LanguageModel, length: int) -> int:
-    """Return the attention weights of a token of a sequence, of all layers and heads."""
-    settings = getattr(getattr(model, "module", None), "config", None)
-    of_text: object = getattr(settings, "get_text_config", dict)()  # {} has no layers
-    if getattr(model, "attention", "sdpa") != "eager":
-        return 0
-    layers = getattr(of_text, "num_hidden_layers", 0)
-    heads = getattr(of_text, "num_attention_heads", 0)
-    return int(layers) * int(heads) * length
 
 
 def _ways(config: Config, model: LanguageModel, one: _Round) -> dict[str, dict[str, int]]:
@@ -198,9 +184,6 @@ def _ways(config: Config, model: LanguageModel, one: _Round) -> dict[str, dict[s
     executor, blocks = config.executor, len(getattr(model, "blocks", ()))
     if blocks and not executor.checkpointing and executor.engine != "vmap":
         ways["executor.checkpointing = true"] = {"blocks": blocks}
-    fusible = getattr(getattr(model, "module", None), "_supports_sdpa", False)
-    if one.attention and fusible and executor.engine != "vmap":
-        ways['model.attention = "sdpa"'] = {"attention": 0}
     if one.gradients == 1:
         ways['executor.engine = "ghost"'] = {"gradients": 0}
     if one.adapters < one.moving:

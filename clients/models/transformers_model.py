@@ -233,8 +233,8 @@ def _set_attention(module: PreTrainedModel, config: ModelConfig) -> None:
         done = False
     if not done:
         raise ConfigError(
-            f"model.attention = {config.attention!r}: transformers has no such attention for the "
-            f"network of {config.name_or_path!r}; leave it out"
+            f"model.attention = {config.attention!r}: transformers cannot switch the network of "
+            f"{config.name_or_path!r} to it; leave it out"
         )
 
 

@@ -65,10 +65,14 @@ class RunFolder:
         return self.path / "model"
 
     def served(self, config: Config) -> ModelConfig:
-        """Return what opens the trained model: `model/`, or the base with `adapter/`."""
+        """Return what opens the trained model: `model/`, or the base with `adapter/`.
+
+        Attention is computed as in training: long texts may fit the memory in no other way.
+        """
         if config.model.merged:
-            return ModelConfig(name_or_path=str(self.model))
-        base = config.model.model_dump(include={"name_or_path", "pretraining_steps"})
+            return ModelConfig(name_or_path=str(self.model), attention=config.model.attention)
+        kept = {"name_or_path", "pretraining_steps", "attention"}
+        base = config.model.model_dump(include=kept)
         return ModelConfig(**base, adapter=str(self.adapter))
 
     def is_trained(self) -> bool:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
+from transformers.models.gpt2 import modeling_gpt2
 
 from fedsim.config import load_config
 from fedsim.materials import load_materials
@@ -108,3 +109,30 @@ def test_without_held_out_users_there_is_nobody_to_personalise_for(
     )
     done = fedsim("evaluate", other, "--personalise", "1")
     assert "no user is left to personalise for" in done.complaint
+
+
+@pytest.mark.parametrize(
+    "model",
+    [{}, {"trainable": None, "lora_rank": 2, "merged": False}],
+    ids=["merged", "adapter alone"],
+)
+def test_with_fused_attention_nothing_of_a_run_computes_the_other(
+    model: dict[str, Any], speeches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not the trained model either: texts may be so long that only one of them fits the memory."""
+
+    def eager(*_: object, **__: object) -> None:
+        raise AssertionError("attention that keeps its weights")
+
+    monkeypatch.setattr(modeling_gpt2, "eager_attention_forward", eager)
+    config = small_config(
+        speeches,
+        data={"held_out_users": 0.3},
+        model={"attention": "sdpa", **model},
+        strategy={"rounds": 2},
+    )
+    run(config, tmp_path / "run")
+    done = fedsim("evaluate", tmp_path / "run", "--personalise", "1")
+    assert done.returncode == 0, done.stderr
+    with pytest.raises(AssertionError, match="keeps its weights"):  # where it would have been seen
+        run(small_config(speeches, strategy={"rounds": 2}), tmp_path / "eager")

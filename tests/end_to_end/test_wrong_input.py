@@ -108,7 +108,7 @@ def test_attention_that_a_network_has_not(config: Path, out: Path) -> None:
     lstm = ("model.name_or_path=mcmahan-lstm", "model.trainable=all", "model.attention=sdpa")
     overrides = [word for override in lstm for word in ("--set", override)]
     complaint = fedsim("run", config, "--out", out, *overrides).complaint
-    assert "model.attention = 'sdpa': transformers has no such attention for the" in complaint
+    assert "model.attention = 'sdpa': transformers cannot switch the network of" in complaint
     assert not out.exists()
 
 

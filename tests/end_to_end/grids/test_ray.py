@@ -164,7 +164,7 @@ def run_alone(code: str, **env: str) -> str:
         [sys.executable, "-c", code],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,  # for what hangs: on a machine that is busy some starts of Ray take minutes
         check=False,
         # Sums of float32 depend on the number of threads: Ray gives a worker one.
         env={**os.environ, "OMP_NUM_THREADS": "1", **env},

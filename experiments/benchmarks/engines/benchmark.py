@@ -27,7 +27,7 @@ CASES = (
     Case("fedavg", _TINY, 64, _LOCAL_STEPS),
     Case("fedavg", _LSTM, 64, _LOCAL_STEPS),
     Case("uls-ragged", _TINY, 64, 16),
-    Case("uls", _SMOL, 2, 1, _LONG, shown=f"uls/{_SMOL}/{_LONG} tokens", attention="sdpa"),
+    Case("uls", _SMOL, 2, 1, _LONG, shown=f"uls/{_SMOL}/{_LONG} tokens, sdpa", attention="sdpa"),
 )
 
 

@@ -76,20 +76,20 @@ def case_rows(
     gc.collect()  # engines of the case before, and their buffers
     torch.cuda.empty_cache()
     rows = measured(case, [AUTO], batch_sizes, repetitions, compiles=compiles)
-    found = network(case.model, case.sequence_length, case.device, case.attention)
-    parameters = found.num_parameters
+    model = network(case.model, case.sequence_length, case.device, case.attention)
+    parameters = model.num_parameters
     operations = (4 if case.model.endswith("-lora") else 6) * parameters
     peak = peak_of(torch.cuda.get_device_name()) if case.device != "cpu" else None
     goals = {AUTO: goal, STRONG: _GOAL, ROUND: _GOAL}
-    beside: list[Row] = []
+    found: list[Row] = []
     for row in rows:
         rate = operations * row["details"]["tokens_per_second"]
         more: dict[str, Any] = {"teraflops_per_second": rate / 1e12, "precision": case.precision}
         if peak is not None:
             more["of_arithmetic"] = rate / (_UTILISATION * peak)
         more |= {"goal": goals[row["engine"]]} if row["engine"] in goals else {}
-        beside.append({**row, "benchmark": "gpu", "details": row["details"] | more})
-    return beside
+        found.append({**row, "benchmark": "gpu", "details": row["details"] | more})
+    return found
 
 
 def peak_of(gpu: str) -> float | None:

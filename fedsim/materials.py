@@ -157,7 +157,7 @@ def load_model(
     which must be installed; any other folder, GGUF file or hub id by the one for transformers.
 
     Raises:
-        ConfigError: it cannot be opened.
+        ConfigError: it cannot be opened, or its loader knows of no other attention than one.
     """
     name = loader_name(config.name_or_path)
     field = "model.name_or_path"
@@ -165,6 +165,11 @@ def load_model(
         field = f"model.name_or_path = {config.name_or_path!r}: fedsim_model in its config.json"
     loader = resolve("models", name, field)
     model: LanguageModel = loader(config, seed=seed, sequence_length=sequence_length, device=device)
+    if getattr(model, "attention", "eager") != config.attention:
+        raise ConfigError(
+            f"model.attention = {config.attention!r}: the loader of models {name!r} does not take "
+            "it; leave it out"
+        )
     return model
 
 

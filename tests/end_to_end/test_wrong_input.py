@@ -77,11 +77,23 @@ def test_a_run_that_calls_itself_a_search(config: Path, out: Path) -> None:
     assert not out.exists()
 
 
-def test_checkpoints_of_a_network_without_blocks(config: Path, out: Path) -> None:
-    lstm = ("model.name_or_path=mcmahan-lstm", "model.trainable=all", "executor.checkpointing=true")
+@pytest.mark.parametrize(
+    ("asked", "complaint"),
+    [
+        (
+            "executor.checkpointing=true",
+            "executor.checkpointing = true: the network of 'mcmahan-lstm' has no blocks",
+        ),
+        (
+            "model.attention=sdpa",
+            "model.attention = 'sdpa': transformers cannot switch the network of 'mcmahan-lstm'",
+        ),
+    ],
+)
+def test_what_a_network_has_not(asked: str, complaint: str, config: Path, out: Path) -> None:
+    lstm = ("model.name_or_path=mcmahan-lstm", "model.trainable=all", asked)
     overrides = [word for override in lstm for word in ("--set", override)]
-    complaint = fedsim("run", config, "--out", out, *overrides).complaint
-    assert "executor.checkpointing = true: the network of 'mcmahan-lstm' has no blocks" in complaint
+    assert complaint in fedsim("run", config, "--out", out, *overrides).complaint
     assert not out.exists()
 
 
@@ -101,14 +113,6 @@ def test_a_model_that_does_not_fit_the_memory(
     assert done.returncode == 2
     assert "'tiny-gpt': a round needs 0.027 GB of memory at least (network 0.0043" in done.complaint
     assert would_do in done.complaint
-    assert not out.exists()
-
-
-def test_attention_that_a_network_has_not(config: Path, out: Path) -> None:
-    lstm = ("model.name_or_path=mcmahan-lstm", "model.trainable=all", "model.attention=sdpa")
-    overrides = [word for override in lstm for word in ("--set", override)]
-    complaint = fedsim("run", config, "--out", out, *overrides).complaint
-    assert "model.attention = 'sdpa': transformers cannot switch the network of" in complaint
     assert not out.exists()
 
 

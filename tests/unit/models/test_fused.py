@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -11,6 +12,7 @@ from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 from transformers.activations import NewGELUActivation
 
+from fedsim import materials
 from fedsim.clients.engine_choice import Auto
 from fedsim.clients.engines.per_example.capture import OpenModel
 from fedsim.clients.engines.per_example.packing import ROW_TOKENS, row_tokens
@@ -37,9 +39,8 @@ def test_it_computes_what_it_computed_before_without_the_slow_module() -> None:
     assert kinds.count(nn.GELU) == 2
 
 
-REFUSED = {  # attention weights that are capped, a recurrence, and an older form of attention
-    *("gemma2", "lstm", "gpt-neo"),
-}
+# Attention weights that are capped, a recurrence, and an older form of attention.
+REFUSED = {"gemma2", "lstm", "gpt-neo"}
 
 
 def of(module: PreTrainedModel, config: ModelConfig) -> TransformersModel:
@@ -67,6 +68,13 @@ def test_fused_attention_is_the_same_attention_or_refused(name: str) -> None:
     difference = float((other.logits(start, tokens) - expected).abs().max())
     assert difference <= 1e-5 * float(expected.abs().max())
     assert "sdpa" not in cast(PreTrainedModel, other.module).config.to_json_string()  # as saved
+
+
+def test_a_loader_that_passes_over_the_choice_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(materials, "resolve", lambda *_: lambda *_, **__: SimpleNamespace())
+    materials.load_model(ModelConfig())
+    with pytest.raises(ConfigError, match=r"model\.attention = 'sdpa': the loader of .*'tiny-gpt'"):
+        materials.load_model(ModelConfig(attention="sdpa"))
 
 
 def test_with_fused_attention_each_sequence_has_a_row_and_no_engine_vectorises() -> None:

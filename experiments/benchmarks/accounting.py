@@ -6,6 +6,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from statistics import median
 from typing import Any
 
 import dp_accounting
@@ -131,9 +132,9 @@ def _rows(
             benchmark="accounting",
             case=case,
             engine=engine,
-            seconds=taken,
-            repetitions=order.count(engine),
-            ratio=None if slowest is None else slowest / taken,
+            seconds=median(taken),
+            repetitions=len(taken),
+            ratio=None if slowest is None else median(slowest) / median(taken),
             details={**details, "result": results[engine]},
         )
         for engine, taken in seconds.items()

@@ -123,8 +123,10 @@ class Benchmark(Protocol):
         ...
 
 
-def interleaved(tasks: Mapping[str, Callable[[], Any]], order: Sequence[str]) -> dict[str, float]:
-    """Return the median wall-clock seconds of each task in `order`.
+def interleaved(
+    tasks: Mapping[str, Callable[[], Any]], order: Sequence[str]
+) -> dict[str, list[float]]:
+    """Return the wall-clock seconds of each repetition of each task in `order`.
 
     All run in this process, in that order: what slows the machine down for a while slows
     neighbours alike.
@@ -138,7 +140,20 @@ def interleaved(tasks: Mapping[str, Callable[[], Any]], order: Sequence[str]) ->
         started = time.perf_counter()
         tasks[name]()
         seconds.setdefault(name, []).append(time.perf_counter() - started)
-    return {name: median(taken) for name, taken in seconds.items()}
+    return seconds
+
+
+def times_as_long(seconds: Sequence[float], others: Sequence[float]) -> float:
+    """Return the median over turns of one task's seconds to another's of the same turn.
+
+    A machine that others share changes its speed within seconds: what ran side by side had the
+    same, which medians of all turns need not have.
+
+    Args:
+        seconds: of each turn, from `interleaved`.
+        others: of as many turns or more; those to which `seconds` has none do not count.
+    """
+    return median(one / other for one, other in zip(seconds, others, strict=False))
 
 
 def machine() -> dict[str, Any]:

@@ -10,13 +10,20 @@ import json
 import sys
 from collections.abc import Sequence
 from functools import partial
+from statistics import median
 from typing import cast, get_args
 
 from fedsim.config import Attention
 from fedsim.experiments.benchmarks.engines.cases import Case, workload
 from fedsim.experiments.benchmarks.engines.measured import AUTO, Contestant
 from fedsim.experiments.benchmarks.timing import in_own_process
-from fedsim.utils.machine import Row, interleaved, keep_freed_memory, peak_memory_bytes
+from fedsim.utils.machine import (
+    Row,
+    interleaved,
+    keep_freed_memory,
+    peak_memory_bytes,
+    times_as_long,
+)
 
 _LENGTHS = (128, 512, 1024, 2048)  # the cohort has as many tokens as the longest example
 _REPETITIONS = 5
@@ -53,9 +60,9 @@ def _of_length(model: str, length: int, lengths: Sequence[int], repetitions: int
             row(
                 case=case,
                 engine=kind,
-                seconds=seconds[kind],
+                seconds=median(seconds[kind]),
                 repetitions=repetitions,
-                ratio=seconds["eager"] / seconds[kind],
+                ratio=times_as_long(seconds["eager"], seconds[kind]),
                 details=details,
             )
             for kind in _KINDS

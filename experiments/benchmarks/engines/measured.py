@@ -24,7 +24,7 @@ from fedsim.experiments.benchmarks.engines.floor import (
 )
 from fedsim.experiments.benchmarks.engines.whole_round import WholeRound
 from fedsim.tensors import Tensors, l2_norm
-from fedsim.utils.machine import Row, interleaved, keep_freed_memory
+from fedsim.utils.machine import Row, interleaved, keep_freed_memory, times_as_long
 
 FLOOR, AUTO, LOOP, RECTANGULAR = "floor", "auto", "loop", "auto, rectangular"
 STRONG, ROUND = "strong floor", "whole round"
@@ -89,26 +89,27 @@ def measured(
         STRONG: strong,
         ROUND: whole,
     }
-    order = _order([*tasks], often, seldom)
-    seconds = interleaved(tasks, order)
+    seconds = interleaved(tasks, _order([*tasks], often, seldom))
     peaks = {} if case.device == "cpu" else {name: _peak(task) for name, task in tasks.items()}
     extra: dict[str, dict[str, Any]] = {**_differences(contestants)}
     extra |= {FLOOR: {"batch_size": batch_size}, STRONG: strong.details, ROUND: {"floor": AUTO}}
     ratios: dict[str, dict[str, Any]] = {
-        name: {"ratio_to_floor": taken / seconds[FLOOR]} for name, taken in seconds.items()
+        name: {"ratio_to_floor": times_as_long(taken, seconds[FLOOR])}
+        for name, taken in seconds.items()
     }
-    ratios[STRONG] = {"ratio": seconds[FLOOR] / seconds[STRONG]}
+    ratios[STRONG] = {"ratio": times_as_long(seconds[FLOOR], seconds[STRONG])}
     ratios[ROUND] = {"ratio_to_floor": median(whole.ratios)}
     if RECTANGULAR in seconds:
-        extra[AUTO] |= {"ratio_to_rectangular": seconds[AUTO] / seconds[RECTANGULAR]}
+        ratio = times_as_long(seconds[AUTO], seconds[RECTANGULAR])
+        extra[AUTO] |= {"ratio_to_rectangular": ratio}
     return [
         Row(
             benchmark="engines",
             case=case.name,
             engine=name,
-            seconds=taken,
-            repetitions=order.count(name),
-            details=_details(case, plain if name in _PLAIN else work, taken)
+            seconds=median(taken),
+            repetitions=len(taken),
+            details=_details(case, plain if name in _PLAIN else work, median(taken))
             | extra.get(name, {})
             | peaks.get(name, {}),
             **ratios[name],  # type: ignore[typeddict-item]

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from statistics import median
 from typing import Any
 
 import torch
@@ -40,7 +41,13 @@ from fedsim.runner.training import check_parameters
 from fedsim.seeding import NoiseKey, noise_key, secret_noise_key
 from fedsim.state import ServerState
 from fedsim.tensors import Tensors, fold_, zeros_like
-from fedsim.utils.machine import Row, interleaved, keep_freed_memory, peak_memory_bytes
+from fedsim.utils.machine import (
+    Row,
+    interleaved,
+    keep_freed_memory,
+    peak_memory_bytes,
+    times_as_long,
+)
 
 _TURNS = 5
 _ROUNDS, _BANDS = 64, 4  # of the matrices that correlate noise
@@ -197,13 +204,13 @@ def _rows(
         Row(
             benchmark="server",
             case=f"{model}: {name}",
-            seconds=taken,
-            ratio_to_floor=taken / seconds[floor],
+            seconds=median(taken),
+            ratio_to_floor=times_as_long(taken, seconds[floor]),
             repetitions=_TURNS,
             details={
                 "parameters": parameters,
                 "floor": floor,
-                "nanoseconds_per_parameter": 1e9 * taken / parameters,
+                "nanoseconds_per_parameter": 1e9 * median(taken) / parameters,
             },
         )
         for name, taken in seconds.items()

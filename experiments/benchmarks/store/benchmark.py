@@ -80,14 +80,14 @@ def _cohorts(store: TokenStore, folder: Path) -> list[Row]:
             users = np.flatnonzero(coins < expected / split.num_users)
             draw = partial(cohort_block, split, store, users, group_size=_GROUP_SIZE, round=round)
             ours = partial(_tensor, partial(draw, rule="random", seed=0))
-            seconds["fedsim"].append(interleaved({"": ours}, [""])[""])
+            seconds["fedsim"] += interleaved({"": ours}, [""])[""]
             start = base(0, "selection", round)
             choice = select(split, store, users, group_size=_GROUP_SIZE, rule="random", base=start)
             rows.append(choice.examples)
             counts.append(len(choice.examples))
         for indices in rows:
             theirs = partial(_rows_of, dataset, indices)
-            seconds["datasets"].append(interleaved({"": theirs}, [""])[""])
+            seconds["datasets"] += interleaved({"": theirs}, [""])[""]
     details = {
         "expected_users": expected,
         "group_size": _GROUP_SIZE,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from statistics import median
 from typing import Any, NamedTuple
 
 import torch
@@ -144,8 +145,9 @@ def measure(run: Prepared, round: int, repetitions: int) -> tuple[Stages, Weight
     tasks = _tasks(run, round, cohort, total)
     for task in tasks.values():
         task()
-    taken = interleaved(tasks, [*tasks] * repetitions)
-    checked = interleaved({"budget": partial(_check_budget, run)}, ["budget"])["budget"]
+    seconds = interleaved(tasks, [*tasks] * repetitions)
+    taken = {name: median(of_task) for name, of_task in seconds.items()}
+    (checked,) = interleaved({"budget": partial(_check_budget, run)}, ["budget"])["budget"]
     stages = Stages(
         floor=min(taken.pop(_floor_name(size)) for size in BATCH_SIZES),
         budget=checked / run.config.strategy.rounds,

@@ -22,7 +22,7 @@ from fedsim.experiments.benchmarks import accounting
 from fedsim.sampling import PoissonSampling
 from fedsim.utils import machine as benchmarking
 from fedsim.utils.files import cache_dir
-from fedsim.utils.machine import Row, interleaved, machine, versions
+from fedsim.utils.machine import Row, interleaved, machine, times_as_long, versions
 
 
 def sleeping() -> list[Row]:
@@ -129,7 +129,9 @@ def test_every_registered_name_loads(group: str) -> None:
     assert all(callable(registry.resolve(group, name, group)) for name in registry.names(group))
 
 
-def test_interleaved_runs_in_order_and_takes_medians(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tasks_run_in_their_order_and_ratios_are_of_neighbours(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     clock, ran = [0.0], []
 
     def task(name: str, durations: list[float]) -> Callable[[], None]:
@@ -140,9 +142,14 @@ def test_interleaved_runs_in_order_and_takes_medians(monkeypatch: pytest.MonkeyP
         return run
 
     monkeypatch.setattr("fedsim.utils.machine.time.perf_counter", lambda: clock[0])
-    tasks = {"a": task("a", [5.0, 1.0, 2.0]), "b": task("b", [7.0]), "never": task("never", [])}
-    assert interleaved(tasks, ["a", "b", "a", "a"]) == {"a": 2.0, "b": 7.0}
-    assert ran == ["a", "b", "a", "a"]
+    # In the second turn the machine is ten times as slow; in the third, "b" alone is disturbed.
+    durations = {"a": [2.0, 20.0, 2.0, 2.0], "b": [1.0, 10.0, 8.0], "never": []}
+    tasks = {name: task(name, list(taken)) for name, taken in durations.items()}
+    seconds = interleaved(tasks, ["a", "b", "a", "b", "a", "b", "a"])
+    assert ran == ["a", "b", "a", "b", "a", "b", "a"]
+    assert seconds == {"a": durations["a"], "b": durations["b"]}
+    assert times_as_long(seconds["b"], seconds["a"]) == 0.5
+    assert times_as_long(seconds["a"][:1], seconds["b"]) == 2.0
 
 
 def test_nothing_is_measured_from_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:

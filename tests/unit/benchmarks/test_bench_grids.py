@@ -108,7 +108,7 @@ def test_the_servers_parts() -> None:
     assert first["details"]["parameters"] == sum(
         shape.numel() for shape in server.shapes_of(tiny).values()
     )
-    assert rows[5]["ratio_to_floor"] == (rows[5]["seconds"] or 0.0) / first["seconds"]
+    assert first["ratio_to_floor"] == 1.0 < rows[5]["ratio_to_floor"]  # it does far more
 
 
 def test_the_peak_counts_the_rounds_copies() -> None:

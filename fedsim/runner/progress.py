@@ -45,13 +45,21 @@ class _Bar:
 
 
 class RoundProgress(_Bar):
-    """Shows rounds and the last held-out loss on standard error; a terminal gets a bar."""
+    """Shows rounds and the last held-out loss on standard error; a terminal gets a bar.
 
-    def __init__(self, title: str, rounds: int, done: int) -> None:
+    Args:
+        title: of the run.
+        rounds: of the run in all.
+        done: those that are done already.
+        any_held_out: whether there are texts for a held-out loss.
+    """
+
+    def __init__(self, title: str, rounds: int, done: int, *, any_held_out: bool) -> None:
         super().__init__(title, rounds, done)
         self._title = title
         self._rounds = rounds
-        self._said = False
+        self._any_held_out = any_held_out
+        self._said = not any_held_out
 
     def advance(self, line: RoundMetrics) -> None:
         """Show one more round."""
@@ -59,7 +67,10 @@ class RoundProgress(_Bar):
             self._progress.advance(self._task)
             return
         note = f"held-out loss {line.held_out.loss:.4f}"
-        self._progress.update(self._task, advance=1, note=f"{note} (not covered by ε)")
+        beside = f"{note} (not covered by ε)"
+        if not self._any_held_out:
+            note = beside = "no text is held out"
+        self._progress.update(self._task, advance=1, note=beside)
         if self._progress.disable:
             if not self._said:  # once: a run may have thousands of lines
                 log.info("%s: held-out losses are %s", self._title, NOT_COVERED)

@@ -174,7 +174,12 @@ class _Session:
     def _train(self, grid: Grid, device: str) -> None:
         config = self.config
         executor = build_executor(config, self.materials, self.plan, grid, device)
-        with RoundProgress(config.strategy.name, config.strategy.rounds, self.state.round) as bar:
+        with RoundProgress(
+            config.strategy.name,
+            config.strategy.rounds,
+            self.state.round,
+            any_held_out=len(self.materials.split.held_out_examples) > 0,
+        ) as bar:
             train(
                 self.state,
                 self.plan,

@@ -62,6 +62,14 @@ def test_the_run_folder_has_what_the_contract_names(finished: Path) -> None:
     assert {"gradients", "seconds", "peak_memory_bytes"} <= report["cost"].keys()
 
 
+def test_where_no_text_is_held_out_no_loss_of_it_is_shown(speeches: Path, tmp_path: Path) -> None:
+    config = write_config(tmp_path / "all.toml", speeches, data={"held_out_examples": 0.0})
+    done = fedsim("run", config, "--out", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    assert "round 4 of 4, no text is held out" in done.stderr
+    assert "nan" not in done.stderr + done.stdout
+
+
 def test_the_resolved_config_runs_again_to_the_same_bits(finished: Path, tmp_path: Path) -> None:
     again = fedsim("run", finished / "config.toml", "--out", tmp_path / "again")
     assert again.returncode == 0, again.stderr

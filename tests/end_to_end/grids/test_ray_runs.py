@@ -19,7 +19,6 @@ import pytest
 import fedsim
 from fedsim.config import Config
 from tests.end_to_end.grids.ray_runs import (
-    Command,
     assert_same_run,
     computing,
     plugin,
@@ -37,7 +36,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Tip. In future versions of Ray:FutureWarning"),
 ]
 
-KILLS = 2  # each costs a start of torch; ten were tried by hand
 RAY = {"grid": "ray", "workers": 2, "cpus_per_worker": 0.5}
 
 TASK = """
@@ -92,33 +90,6 @@ def undisturbed(config: Config, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return fedsim.run(config, tmp_path_factory.mktemp("undisturbed") / "run").path
 
 
-def test_workers_killed_in_one_run(
-    config: Config, undisturbed: Path, scene: Path, tmp_path: Path
-) -> None:
-    """SIGKILL in the middle of rounds: the same model to the bit, each release charged once.
-
-    The environment names a cluster that is not there: attaching to it would fail.
-    """
-    path = write_config(tmp_path / "config.toml", config, **RAY)
-    killed: set[psutil.Process] = set()
-    busy = scene / "busy"
-    env = {"RAY_ADDRESS": "127.0.0.1:1", "BUSY": str(busy)}
-    with started(tmp_path / "log", "run", path, "--out", tmp_path / "run", **env) as command:
-        while len(killed) < KILLS:
-            await_another_round(command, tmp_path / "run")
-            victims = until(lambda: command.workers(busy) or not command.running, "a busy worker")
-            assert command.running, f"over after {len(killed)} kills: {command.log.read_text()}"
-            victims[0].send_signal(signal.SIGKILL)  # now and then it was the only one there
-            killed.add(victims[0])
-        assert command.wait() == 0, command.log.read_text()
-    assert_same_run(tmp_path / "run", undisturbed)
-
-
-def await_another_round(command: Command, run: Path) -> None:
-    before = rounds_of(run)
-    until(lambda: rounds_of(run) > before or not command.running, "another round")
-
-
 def rounds_of(run: Path) -> int:
     """Return how many rounds a run has behind it."""
     metrics = run / "metrics.jsonl"
@@ -168,6 +139,10 @@ def two_nodes(scene: Path, tmp_path: Path) -> Iterator[TwoNodes]:
         process.communicate()
 
 
+def _start_of_its_node(worker: psutil.Process) -> float:
+    return psutil.Process(worker.ppid()).create_time()
+
+
 class TwoNodes:
     """Two raylets on this machine, one core each."""
 
@@ -176,8 +151,9 @@ class TwoNodes:
         self.address = str(process.stdout.readline()).strip()
 
     def workers(self) -> list[psutil.Process]:
-        """Return the workers of both nodes that are computing a shard."""
+        """Return the workers of both nodes that compute, the one of the node that stays first."""
         found = computing(self._process.pid, self._busy)
+        found.sort(key=_start_of_its_node)
         return found if len(found) == 2 else []
 
     def remove_one(self) -> None:
@@ -187,21 +163,33 @@ class TwoNodes:
         assert self._process.stdout.readline().strip() == "removed"
 
 
-def test_a_removed_node_changes_nothing(
+def test_a_killed_worker_and_a_removed_node_change_nothing(
     config: Config, undisturbed: Path, tmp_path: Path, two_nodes: TwoNodes
 ) -> None:
-    """The worker of the node that went comes back on the one that stayed, or the other does all."""
+    """In the middle of a round, no worker is left: the same model to the bit, each release once.
+
+    The worker of the node that went comes back on the one that stayed, or the other does all.
+    """
     path = write_config(tmp_path / "config.toml", config, **RAY, address=two_nodes.address)
-    with started(tmp_path / "log", "run", path, "--out", tmp_path / "run") as command:
-        until(lambda: two_nodes.workers() or not command.running, "a worker on each node")
+    run = tmp_path / "run"
+    with started(tmp_path / "log", "run", path, "--out", run) as command:
+        until(lambda: rounds_of(run) or not command.running, "a round")
+        both = until(lambda: two_nodes.workers() or not command.running, "a worker on each node")
         assert command.running, command.log.read_text()
+        both[0].send_signal(signal.SIGKILL)
         two_nodes.remove_one()
         assert command.wait() == 0, command.log.read_text()
-    assert_same_run(tmp_path / "run", undisturbed)
+    assert_same_run(run, undisturbed)
 
 
-def test_a_task_that_raises_and_resume(config: Config, scene: Path, tmp_path: Path) -> None:
-    """The round fails with the worker's traceback; what is on disk is good; --resume goes on."""
+def test_a_task_that_raises_and_resume(
+    config: Config, scene: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The round fails with the worker's traceback; what is on disk is good; --resume goes on.
+
+    The environment names a cluster that is not there: attaching to it would fail.
+    """
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     changes = {
         "strategy": config.strategy.model_copy(update={"rounds": 5, "cohort_size": 6}),
         "training": config.training.model_copy(update={"evaluate_every": 2, "checkpoint_every": 2}),

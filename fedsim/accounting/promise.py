@@ -1,6 +1,6 @@
 """privacy.json: a model's ε with all that it rests on, written beside the weights, and its check.
 
-    format        3; files of format 1 have no `weights`, those of 2 no `trade_off`
+    format        3
     statement     the promise as a sentence
     epsilon       null where there is no finite guarantee
     delta, unit, relation, accountant, noise, hypothetical
@@ -43,23 +43,10 @@ ORIGIN = "Vocabulary and starting point: "
 """How the assumption begins that says where training started, and quotes that start's promise."""
 
 _FORMAT = 3
-_KEYS_OF_1 = (
-    "format",
-    "statement",
-    "epsilon",
-    "delta",
-    "unit",
-    "relation",
-    "accountant",
-    "noise",
-    "hypothetical",
-    "sampled",
-    "releases",
-    "assumptions",
-    "software",
+_KEYS = (
+    *("format", "statement", "epsilon", "delta", "unit", "relation", "accountant", "noise"),
+    *("hypothetical", "sampled", "releases", "assumptions", "software", "weights", "trade_off"),
 )
-_KEYS_OF_2 = (*_KEYS_OF_1, "weights")
-_KEYS = {1: _KEYS_OF_1, 2: _KEYS_OF_2, _FORMAT: (*_KEYS_OF_2, "trade_off")}
 _WHERE = ("false_positive_rate", "priors", "epsilon")  # of what a trade-off has bounds on
 _POINTS = ("false_positive_rates", "true_positive_rates")  # of a picture
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
@@ -115,7 +102,7 @@ def promise(
         "weights": _weights(folder),
         "trade_off": _trade_off(costs, terms.delta, terms.accountant, relation) if finite else None,
     }
-    return {**content, "digests": {key: _digest(content[key]) for key in _KEYS[_FORMAT]}}
+    return {**content, "digests": {key: _digest(content[key]) for key in _KEYS}}
 
 
 def _trade_off(
@@ -129,7 +116,7 @@ def _trade_off(
 
 def attacker_text(content: Mapping[str, Any]) -> str | None:
     """Return what a promise says of an attacker; None where it says nothing."""
-    if content.get("trade_off") is None:
+    if content["trade_off"] is None:
         return None
     return attacker_sentence(
         content["trade_off"],
@@ -164,14 +151,12 @@ def verify(folder: Path) -> dict[str, Any]:
     except ValueError as error:
         raise ConfigError(f"{path}: not JSON: {error}") from None
     found = content.get("format") if isinstance(content, Mapping) else None
-    if type(found) is not int or found not in _KEYS:
-        raise ConfigError(
-            f"{path}: not a promise of format 1 to {_FORMAT}, which this fedsim reads"
-        )
-    keys, digests = _KEYS[found], content.get("digests")
-    if set(content) != {*keys, "digests"} or not isinstance(digests, Mapping):
+    if type(found) is not int or found != _FORMAT:
+        raise ConfigError(f"{path}: not a promise of format {_FORMAT}, which this fedsim reads")
+    digests = content.get("digests")
+    if set(content) != {*_KEYS, "digests"} or not isinstance(digests, Mapping):
         raise ConfigError(f"{path}: its fields are not those of format {found}")
-    for key in keys:
+    for key in _KEYS:
         if digests.get(key) != _digest(content[key]):
             raise ConfigError(f"{path}: {key} = {_shown(content[key])}: was edited")
     _check_values(path, content)
@@ -180,13 +165,11 @@ def verify(folder: Path) -> dict[str, Any]:
             _check_epsilon(path, content)
         else:
             _check_nothing(path, content)
-        if "trade_off" in content:
-            _check_trade_off(path, content)
+        _check_trade_off(path, content)
     except OverflowError:  # an integer that no float holds
         raise ConfigError(f"{path}: a number has more digits than fedsim writes") from None
     _check_card(folder, content)
-    if "weights" in content:
-        _check_weights(folder, content["weights"])
+    _check_weights(folder, content["weights"])
     return dict(content)
 
 

@@ -41,12 +41,8 @@ def verify_command(
     from fedsim.accounting.promise import origin, verify
 
     content = verify(folder)
-    unbound = (
-        "The file is of format 1, which is bound to no weights: those beside it can be others."
-    )
     if as_json:
-        note = {} if "weights" in content else {"note": unbound}
-        typer.echo(json.dumps({**content, **note}, allow_nan=False))
+        typer.echo(json.dumps(content, allow_nan=False))
         return
     typer.echo(content["statement"])
     typer.echo(origin(content))
@@ -54,8 +50,6 @@ def verify_command(
         typer.echo(
             "The releases that the file lists cost that. How training was done it cannot show."
         )
-    if "weights" not in content:
-        typer.echo(unbound)
 
 
 def facts(shared: SharedLedger) -> dict[str, Any]:

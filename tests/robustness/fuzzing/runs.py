@@ -140,10 +140,10 @@ def _read_metrics(place: Path) -> None:
 
 def _write_shared(valid: Path, place: Path, dice: Dice) -> None:
     ledger = read_json(valid / RUN / "ledger.json")
-    told = {"version": 1, "epsilon": 8.0, "delta": 1e-5, "relation": "add-or-remove-one"}
+    told = {"version": 2, "epsilon": 8.0, "delta": 1e-5, "relation": "add-or-remove-one"}
     if dice.random() < 0.8:
         registered = [{"cost": item["cost"], "rounds": 4} for item in ledger["releases"]]
-        told |= {"version": 2, "order": 4.0, "registered": registered}
+        told |= {"order": 4.0, "registered": registered}
     write_json(place / _SHARED, changed_tree(dice, {**told, "ledger": ledger}))
     if dice.random() < 0.2:
         (place / _SHARED).write_bytes(changed_bytes(dice, (place / _SHARED).read_bytes()))

@@ -21,7 +21,6 @@ from fedsim.attacks.measuring import (
     measure_group,
     rank_correlation,
 )
-from fedsim.attacks.roc import auroc_bound
 from fedsim.attacks.samples import (
     FEWEST_USERS,
     AttackSamples,
@@ -212,7 +211,8 @@ def bound_of(privacy: Privacy, group: str = "users") -> Bound:
             reason="Half of the canaries are held out, not each by a coin of its own: one in place "
             "of another is two changes, and the guarantee for one does not bound this attack.",
         )
-    if privacy.epsilon is None or privacy.delta is None:
+    curve = privacy.trade_off  # is there with each finite ε
+    if curve is None:
         return Bound(auroc=None, reason="The run has no guarantee, so nothing bounds an attack.")
     if privacy.hypothetical:
         return Bound(auroc=None, reason="The run's ε is hypothetical and bounds nothing.")
@@ -225,9 +225,8 @@ def bound_of(privacy: Privacy, group: str = "users") -> Bound:
             reason=f"The guarantee compares {whose} with zeros, not with the {noun}'s absence: it "
             "does not bound this attack.",
         )
-    curve = privacy.trade_off
     return Bound(
-        auroc=curve.auroc if curve else auroc_bound(privacy.epsilon, privacy.delta),
+        auroc=curve.auroc,
         reason="The guarantee bounds what an attack gets on average over who is held out; with so "
         "many users a measured rate can lie above it by chance.",
     )

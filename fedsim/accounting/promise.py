@@ -20,7 +20,6 @@ digests say.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import re
@@ -36,7 +35,8 @@ from fedsim.accounting.statement import PrivacyTerms
 from fedsim.accounting.trade_off import TradeOff, attacker_sentence
 from fedsim.errors import ConfigError
 from fedsim.sampling import Relation
-from fedsim.utils.json_text import is_count, read_json
+from fedsim.utils.files import file_digest
+from fedsim.utils.json_text import digest, is_count, read_json
 
 NAME = PROMISE
 ORIGIN = "Vocabulary and starting point: "
@@ -102,7 +102,7 @@ def promise(
         "weights": _weights(folder),
         "trade_off": _trade_off(costs, terms.delta, terms.accountant, relation) if finite else None,
     }
-    return {**content, "digests": {key: _digest(content[key]) for key in _KEYS}}
+    return {**content, "digests": {key: digest(content[key]) for key in _KEYS}}
 
 
 def _trade_off(
@@ -128,12 +128,8 @@ def attacker_text(content: Mapping[str, Any]) -> str | None:
 
 
 def _weights(folder: Path) -> dict[str, str]:
-    found = {}
-    for path in sorted(folder.iterdir()):
-        if path.suffix in _WEIGHTS:
-            with path.open("rb") as file:
-                found[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
-    return found
+    paths = sorted(path for path in folder.iterdir() if path.suffix in _WEIGHTS)
+    return {path.name: file_digest(path) for path in paths}
 
 
 def verify(folder: Path) -> dict[str, Any]:
@@ -157,7 +153,7 @@ def verify(folder: Path) -> dict[str, Any]:
     if set(content) != {*_KEYS, "digests"} or not isinstance(digests, Mapping):
         raise ConfigError(f"{path}: its fields are not those of format {found}")
     for key in _KEYS:
-        if digests.get(key) != _digest(content[key]):
+        if digests.get(key) != digest(content[key]):
             raise ConfigError(f"{path}: {key} = {_shown(content[key])}: was edited")
     _check_values(path, content)
     try:
@@ -197,8 +193,8 @@ def _check_weights(folder: Path, weights: object) -> None:
             f"{folder}: the files of weights are {sorted(there)}, and {NAME} is of "
             f"{_shown(sorted(weights) if isinstance(weights, Mapping) else weights)}"
         )
-    for name, digest in there.items():
-        if weights[name] != digest:
+    for name, found in there.items():
+        if weights[name] != found:
             raise ConfigError(f"{folder / name}: was changed: {NAME} is of other weights")
 
 
@@ -339,10 +335,6 @@ def _costs(path: Path, releases: Any) -> list[tuple[RoundCost, int]]:  # noqa: A
         except (ConfigError, KeyError) as error:
             raise ConfigError(f"{path}: releases: {error}") from None
     return costs
-
-
-def _digest(value: object) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def _shown(value: object) -> str:

@@ -14,7 +14,6 @@ was killed resumes after its last whole segment, and ends with the same store.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from array import array
@@ -30,8 +29,8 @@ import numpy.typing as npt
 from fedsim.data.building.tokenise import BatchTokeniser, Ids, TokenisedBatch
 from fedsim.data.store import Indices, runs
 from fedsim.data.store.manifest import disk_dtype
-from fedsim.utils.files import write_atomically
-from fedsim.utils.json_text import is_count, read_json
+from fedsim.utils.files import file_digest, write_atomically
+from fedsim.utils.json_text import digest, is_count, read_json
 
 SEGMENT_TOKENS = 1 << 24  # held in memory, a few copies of them
 SEGMENT_EXAMPLES = 1 << 19
@@ -180,7 +179,7 @@ class Segments:
             new_owners=list(self.owners)[self._num_known_owners :],
             sha256=_digests(self.folder / name, self._kinds),
         )
-        head["sha256"]["head"] = _digest_of({**head, "sha256": ""})
+        head["sha256"]["head"] = digest({**head, "sha256": ""})
         write_atomically(self.folder / f"{name}.json", json.dumps(head))
         self.heads.append(head)
         self._begin()
@@ -199,8 +198,7 @@ class Segments:
         try:
             head: Head = read_json(path)
             digests = _digests(path.with_suffix(""), self._kinds)
-            unknown = "new_owners" not in head  # of an earlier fedsim
-            if unknown or head["sha256"] != {**digests, "head": _digest_of({**head, "sha256": ""})}:
+            if head["sha256"] != {**digests, "head": digest({**head, "sha256": ""})}:
                 return None
         except (OSError, ValueError, TypeError, KeyError):
             return None
@@ -257,16 +255,7 @@ def _read(folder: Path) -> _Read:
 
 def _digests(segment: Path, kinds: Sequence[str]) -> dict[str, str]:
     """Return the SHA-256 (hex) of each of a segment's files, by its kind."""
-    return {kind: _digest_of_file(segment.with_suffix(f".{kind}")) for kind in kinds}
-
-
-def _digest_of_file(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _digest_of(head: object) -> str:
-    return hashlib.sha256(json.dumps(head, sort_keys=True).encode()).hexdigest()
+    return {kind: file_digest(segment.with_suffix(f".{kind}")) for kind in kinds}
 
 
 def _write(path: Path, chunks: Any) -> None:  # noqa: ANN401

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from fedsim.cli.inspection import draw_histogram, print_inspection
+from fedsim.cli.output import Json, Overrides
 from fedsim.config import ModelConfig, parse_config
 from fedsim.data.building.build import build_store, terminal_progress
 from fedsim.data.config import load_recipe, recipe_names
@@ -139,7 +140,7 @@ def inspect(
     verify: Annotated[
         bool, typer.Option("--verify", help="Read every byte and compare the checksums.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Show a store's users, examples and tokens, their sizes, and what was dropped."""
     opened = TokenStore.open(store)
@@ -161,7 +162,7 @@ def selections(
         str, typer.Option(help="Whose perplexity: a built-in model, a folder or a hub id.")
     ] = "tiny-gpt",
     group_size: Annotated[int, typer.Option(min=1, help="Records of a user.")] = 8,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Compare what each selection would train on: length and perplexity (Chua et al., Table 7)."""
     from fedsim.evaluation.selection_table import print_table, selection_table
@@ -175,7 +176,7 @@ def selections(
 
 @app.command()
 def recipes(
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Json = False,
 ) -> None:
     """List the papers' data sets, as `data.recipe` and `data build --recipe` take them."""
     found = {name: load_recipe(name).model_dump() for name in recipe_names()}
@@ -217,11 +218,8 @@ def sizes(
     noise_multiplier: Annotated[
         float, typer.Option(help="Of the histogram: the number of users is off by 1.4 times it.")
     ] = 10.0,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY.PATH=VALUE", help="Lay a value over the config."),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    overrides: Overrides = None,
+    as_json: Json = False,
 ) -> None:
     """Release how many users there are and how many examples they have, with noise and a charge.
 

@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from fedsim.accounting.accountants import epsilon
-from fedsim.accounting.statement import PrivacyTerms
 from fedsim.audit.canaries import CanaryExecutor, draw_canaries, flip_coins, with_canaries
 from fedsim.audit.one_run import OneRunBound, bound_from_canaries
 from fedsim.config import Config
@@ -20,7 +19,7 @@ from fedsim.runner.progress import CountProgress
 from fedsim.runner.training import train
 from fedsim.sampling import Relation
 from fedsim.state import RoundRecord, ServerState
-from fedsim.strategy import build_plan
+from fedsim.strategy import build_plan, plan_terms
 
 COINS = (
     "Each canary user was put in or left out by its own fair coin; nothing else of the run "
@@ -126,19 +125,9 @@ def audit_run(
 def told(
     config: Config, plan: RoundPlan, bound: OneRunBound, included: int, coin_seed: int
 ) -> RunAudit:
-    """Return what the run claims at the bound's δ, beside the bound."""
-    rounds, delta = config.strategy.rounds, bound.delta
-    terms = PrivacyTerms.of(
-        plan.cost,
-        f"{plan.unit}s",
-        rounds=rounds,
-        delta=delta,
-        accountant=plan.accountant,
-        relation=plan.relation,
-        noise=plan.entropy,
-        unit=config.data.unit,
-    )
-    claimed = epsilon(plan.cost, rounds, delta, terms.accountant, plan.relation)
+    """Return what the run claims at its δ, which is the bound's, beside the bound."""
+    rounds, terms = config.strategy.rounds, plan_terms(config, plan)
+    claimed = epsilon(plan.cost, rounds, bound.delta, terms.accountant, plan.relation)
     return RunAudit(
         statement=replace(terms, epsilon=claimed).sentence(),
         claimed_epsilon=claimed,

@@ -12,10 +12,9 @@ import typer
 from fedsim.cli.inspection import draw_histogram, print_inspection
 from fedsim.cli.output import Json, Overrides
 from fedsim.config import ModelConfig, parse_config
-from fedsim.data.building.build import build_store, terminal_progress
+from fedsim.data import reading
 from fedsim.data.config import load_recipe, recipe_names
 from fedsim.data.inspection import inspect_store
-from fedsim.data.reading import cache_key, encoder, owned_records
 from fedsim.data.store import TokenStore
 from fedsim.errors import ConfigError
 from fedsim.registry import names
@@ -108,24 +107,8 @@ def build(
     steps = 0 if tokenizer in names("models") else None
     untrained = ModelConfig(name_or_path=tokenizer, pretraining_steps=steps)
     model = load_model(untrained, sequence_length=config.sequence_length)
-    encode = encoder(config, model)
     try:
-        with terminal_progress() as progress:
-            store = build_store(
-                owned_records(config),
-                encode=encode,
-                vocabulary_size=model.vocabulary_size,
-                tokenizer_fingerprint=model.tokenizer_fingerprint,
-                sequence_length=config.sequence_length,
-                cutting=config.cutting,
-                loss_on=config.counted,
-                co_owned=config.co_owned,
-                destination=out,
-                source=config.source,
-                key=cache_key(config, model, encode),
-                num_workers=workers,
-                progress=progress,
-            )
+        store = reading.build(config, model, reading.encoder(config, model), out, workers)
     except (FileExistsError, NotADirectoryError, PermissionError) as error:
         raise ConfigError(f"--out {str(out)!r}: cannot be made: {error}") from error
     print_inspection(inspect_store(store))

@@ -18,7 +18,7 @@ from fedsim.runner.launch import open_grid
 from fedsim.runner.progress import CountProgress
 from fedsim.runner.training import train
 from fedsim.sampling import Relation
-from fedsim.state import RoundRecord, ServerState
+from fedsim.state import ServerState
 from fedsim.strategy import build_plan, plan_terms
 
 COINS = (
@@ -80,15 +80,12 @@ class RunAudit:
         return {**asdict(self), "assumptions": list(self.assumptions), "holds": self.holds}
 
 
-def audit_run(
-    config: Config, num_canaries: int, *, confidence: float = 0.95, coin_seed: int = 0
-) -> RunAudit:
+def audit_run(config: Config, num_canaries: int, *, coin_seed: int = 0) -> RunAudit:
     """Train once as the config says, canaries added, and return the lower bound.
 
     Args:
         config: of a private run with Poisson sampling.
         num_canaries: users whose coins are flipped; about half take part. At least 2.
-        confidence: of the bound.
         coin_seed: of canaries and coins: never the run's own randomness.
 
     Raises:
@@ -113,12 +110,8 @@ def audit_run(
     with open_grid(config.executor) as grid, CountProgress("audit", rounds) as bar:
         inner = build_executor(config, materials, plan, grid, device)
         executor = CanaryExecutor(inner, canaries, plan, first_key)
-
-        def advance(_state: ServerState, _record: RoundRecord) -> None:
-            bar.advance()
-
-        train(ServerState(0, parameters), planted, executor, rounds, on_round=advance)
-    bound = bound_from_canaries(watch.scores, included, delta=delta, confidence=confidence)
+        train(ServerState(0, parameters), planted, executor, rounds, on_round=bar.advance)
+    bound = bound_from_canaries(watch.scores, included, delta=delta)
     return told(config, plan, bound, int(included.sum()), coin_seed)
 
 

@@ -64,6 +64,6 @@ class RoundProgress(_Bar):
 class CountProgress(_Bar):
     """Counts rounds on standard error, silent when that is not a terminal."""
 
-    def advance(self) -> None:
-        """Count one more."""
+    def advance(self, *_: object) -> None:
+        """Count one more, as `train` asks for it after each round."""
         self._progress.advance(self._task)

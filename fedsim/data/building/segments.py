@@ -34,6 +34,7 @@ from fedsim.utils.json_text import digest, is_count, read_json
 
 SEGMENT_TOKENS = 1 << 24  # held in memory, a few copies of them
 SEGMENT_EXAMPLES = 1 << 19
+_AT_ONCE = 1 << 20  # ids: an index takes 8 bytes, where an id takes 2
 _READ = "read.json"
 
 
@@ -205,20 +206,19 @@ class Segments:
         return head
 
 
-def ordered(ids: Ids, lengths: Indices, order: Indices, at_once: int = 1 << 20) -> Iterator[Ids]:
-    """Yield the ids of the examples in `order`, about `at_once` at a time.
+def ordered(ids: Ids, lengths: Indices, order: Indices) -> Iterator[Ids]:
+    """Yield the ids of the examples in `order`, about `_AT_ONCE` at a time.
 
     Args:
         ids: of examples end to end.
         lengths: of the examples, int64.
         order: example numbers in the order wanted.
-        at_once: an index takes 8 bytes, where an id takes 2: not all are made together.
     """
     starts = np.cumsum(lengths) - lengths
     ends = np.cumsum(lengths[order])
     first = done = 0
     while first < len(order):
-        last = max(first + 1, int(np.searchsorted(ends, done + at_once, side="right")))
+        last = max(first + 1, int(np.searchsorted(ends, done + _AT_ONCE, side="right")))
         chosen = order[first:last]
         yield ids[runs(starts[chosen], lengths[chosen])]
         first, done = last, int(ends[last - 1])

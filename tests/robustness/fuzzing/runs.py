@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from fedsim.attacks.user_inference import attack_run
 from fedsim.report.schema import load_metrics, load_report
-from fedsim.runner.checkpoint import PLACEHOLDER, latest_checkpoint, load_checkpoint, seal
+from fedsim.runner.checkpoint import PLACEHOLDER, checkpoints_in, load_checkpoint, seal
 from fedsim.runner.detailed_evaluation import evaluate_run
 from fedsim.runner.folder import RunFolder
 from fedsim.runner.identity import FORMAT, check_sources
@@ -228,7 +228,7 @@ def _attacked(valid: Path) -> None:
     finished_run(valid)
     if not (valid / RUN / "attack").exists():
         attack_run(valid / RUN, samples=[1], checkpoints=True)
-    if latest_checkpoint(valid / RUN / "checkpoints") is None:
+    if not checkpoints_in(valid / RUN / "checkpoints"):
         raise RuntimeError("the sample run has no checkpoint")
 
 

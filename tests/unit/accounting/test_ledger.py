@@ -163,10 +163,3 @@ def run(**change: object) -> dict[str, object]:
 def test_a_malformed_ledger_is_refused(data: object, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Ledger.from_json(data)
-
-
-def test_a_ledger_of_version_1_is_read() -> None:
-    """Version 1 knew Poisson sampling alone and had its probability in the cost."""
-    cost = {"sampling_probability": 0.1, "noise_multiplier": 4.0, "units_per_user": 1}
-    ledger = Ledger.from_json({"version": 2, "releases": [run(cost=cost)]})
-    assert ledger.costs == [(A, 2)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import secrets
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from fedsim.errors import ConfigError
 from fedsim.language_model import LanguageModel, check_causal
 from fedsim.registry import names, resolve
 from fedsim.tensors import parameters_digest
-from fedsim.utils.json_text import read_json
+from fedsim.utils.json_text import digest, read_json
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +72,7 @@ class Materials:
         Server and workers compare it, so that all work on the same text.
         """
         facts = [self.seed, self.store.manifest["files"]]
-        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+        return digest(facts)
 
 
 def load_materials(

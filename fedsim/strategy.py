@@ -23,6 +23,7 @@ from fedsim.accounting.accountants import choose, epsilon_of_composition
 from fedsim.accounting.calibration import calibrate_noise_multiplier
 from fedsim.accounting.events import RoundCost
 from fedsim.accounting.selection import Selection
+from fedsim.accounting.statement import PrivacyTerms
 from fedsim.clip_policy import AdaptiveClip, ClipPolicy, ClipSchedule, ConstantClip
 from fedsim.clipping import Clip, FlatClip, NormalisedClip, PerLayerClip, layers_of
 from fedsim.config import Config, StrategyConfig
@@ -82,6 +83,21 @@ def build_plan(config: Config, materials: Materials) -> RoundPlan:
         plan,
         seed=release_seed(config, materials, made),
         uncharged=None if shared is None else str(shared.ledger),
+    )
+
+
+def plan_terms(config: Config, plan: RoundPlan, epsilon: float = math.inf) -> PrivacyTerms:
+    """Return what an ε of all rounds of a plan is said with, at the config's δ."""
+    return PrivacyTerms.of(
+        plan.cost,
+        f"{plan.unit}s",
+        rounds=config.strategy.rounds,
+        delta=config.privacy.delta,
+        epsilon=epsilon,
+        accountant=plan.accountant,
+        relation=plan.relation,
+        noise=plan.entropy,
+        unit=config.data.unit,
     )
 
 

@@ -12,7 +12,6 @@ again, owner by owner, from the store's files.
 from __future__ import annotations
 
 import json
-import resource
 import sys
 import tempfile
 import time
@@ -28,7 +27,7 @@ from fedsim.data.building.build import build_store
 from fedsim.data.store import TokenStore
 from fedsim.experiments.benchmarks.timing import in_own_process
 from fedsim.utils import files as paths
-from fedsim.utils.machine import Row
+from fedsim.utils.machine import Row, peak_memory_bytes
 
 _GRAPHS, _EXAMPLES, _OWNERS = 20, 10_000, 1_000
 _OTHERS = (0.5, 1.0, 2.0)  # owners beside the user, on average, in turn
@@ -134,7 +133,7 @@ def _large(folder: Path, examples: int, owners: int) -> dict[str, Any]:
     """Build a store and bound it by greedy; seconds, and the process's peak after each."""
     started = time.perf_counter()
     store = _store(folder, 2, examples, owners)
-    built = {"seconds": time.perf_counter() - started, "peak_bytes": _peak()}
+    built = {"seconds": time.perf_counter() - started, "peak_bytes": peak_memory_bytes()}
     assert store.graph is not None  # noqa: S101  (for the type checker)
     pairs = len(store.graph.owners)
     found = {f"build, {examples:,} examples": {**built, "owners": owners, "pairs": pairs}}
@@ -146,16 +145,12 @@ def _large(folder: Path, examples: int, owners: int) -> dict[str, Any]:
         kept = bound(store, everything, group_size=8, rule="greedy", order=order, base=1)
         details = {
             "seconds": time.perf_counter() - started,
-            "peak_bytes": _peak(),
+            "peak_bytes": peak_memory_bytes(),
             "kept": len(kept.examples),
         }
         details["most_of_an_owner"] = _check(store, kept.examples, 8)
         found[f"{examples:,} examples, greedy, {order}"] = details
     return found
-
-
-def _peak() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 if __name__ == "__main__":

@@ -157,22 +157,14 @@ class RoundCost:
         }
 
     @classmethod
-    def from_json(cls, data: object, rounds: int | None = None) -> RoundCost:
+    def from_json(cls, data: object) -> RoundCost:
         """Read what `to_json` wrote.
-
-        Args:
-            data: JSON values.
-            rounds: of a tested run, for ledgers of before a whole run was charged at once.
 
         Raises:
             ConfigError: not a mapping with exactly the three fields, or a value out of range.
         """
         if not isinstance(data, Mapping):
             raise ConfigError(f"round cost = {data!r}: expected an object")
-        if "sampling_probability" in data:  # as version 1 of the ledger had it
-            poisson = {"kind": "poisson", "probability": data["sampling_probability"]}
-            rest = {key: data[key] for key in data if key != "sampling_probability"}
-            data = {"sampling": poisson, **rest}
         selected = data.get("selection")
         data = {key: data[key] for key in data if key != "selection"}
         fields = ["sampling", "noise_multiplier", "units_per_user"]
@@ -180,7 +172,7 @@ class RoundCost:
             raise ConfigError(f"round cost has keys {sorted(data)}: expected {sorted(fields)}")
         numbers = {name: data[name] for name in fields if name != "sampling"}
         _check_numbers("round cost", numbers)
-        sampling, sampling_fields = _sampling(data["sampling"], rounds)
+        sampling, sampling_fields = _sampling(data["sampling"])
         try:
             selection = None if selected is None else _selection(selected)
             return cls(sampling(**sampling_fields), **numbers, selection=selection)
@@ -195,7 +187,7 @@ Profile = Callable[[npt.NDArray[np.float64]], npt.NDArray[np.float64]]
 """Upper bounds on δ, (n,), in both directions, at each ε >= 0, (n,) ascending."""
 
 
-def _sampling(data: object, rounds: int | None) -> tuple[type[Any], dict[str, Any]]:
+def _sampling(data: object) -> tuple[type[Any], dict[str, Any]]:
     """Return the sampler's class and its fields, all of them numbers."""
     if not isinstance(data, Mapping) or data.get("kind") not in tuple(_SAMPLINGS):
         raise ConfigError(
@@ -203,8 +195,6 @@ def _sampling(data: object, rounds: int | None) -> tuple[type[Any], dict[str, An
         )
     sampling = _SAMPLINGS[data["kind"]]
     fields = {name: value for name, value in data.items() if name != "kind"}
-    if sampling is ConcentratedSampling and rounds is not None:
-        fields = {"rounds": rounds, **fields}
     known = [field.name for field in dataclasses.fields(sampling)]
     if sorted(fields) != sorted(known):
         raise ConfigError(f"sampling has keys {sorted(fields)}: expected {sorted(known)}")

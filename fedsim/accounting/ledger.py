@@ -20,7 +20,7 @@ from fedsim.accounting.events import RoundCost
 from fedsim.errors import ConfigError
 from fedsim.sampling import Relation
 
-_VERSION, _READABLE = 2, (1, 2)  # 1 knew Poisson sampling only
+_VERSION = 2
 _KEYS = {"first_round", "num_rounds", "release", "cost"}
 
 
@@ -164,9 +164,9 @@ class Ledger:
         """
         if not isinstance(data, Mapping) or "version" not in data:
             raise ConfigError("ledger: not a ledger; expected an object with a version")
-        if data["version"] not in _READABLE:
+        if data["version"] != _VERSION:
             raise ConfigError(
-                f"ledger: version = {data['version']!r}: this fedsim reads {_READABLE}"
+                f"ledger: version = {data['version']!r}: this fedsim reads {_VERSION}"
             )
         listed = data.get("releases")
         if not isinstance(listed, list):
@@ -190,7 +190,7 @@ def _read(item: object) -> Releases:
         raise ConfigError(f"ledger: releases has first_round {first!r}, num_rounds {count!r}")
     if not isinstance(release, str):
         raise ConfigError(f"ledger: release = {release!r}: expected a string")
-    read = Releases(first, count, RoundCost.from_json(item["cost"], first + count), release)
+    read = Releases(first, count, RoundCost.from_json(item["cost"]), release)
     try:
         _check_of_run(read)
     except ValueError as error:

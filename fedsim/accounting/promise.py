@@ -1,6 +1,6 @@
 """privacy.json: a model's ε with all that it rests on, written beside the weights, and its check.
 
-    format        3; files of format 1 have no `weights`, those of 2 no `trade_off`
+    format        3
     statement     the promise as a sentence
     epsilon       null where there is no finite guarantee
     delta, unit, relation, accountant, noise, hypothetical
@@ -20,7 +20,6 @@ digests say.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import re
@@ -36,30 +35,18 @@ from fedsim.accounting.statement import PrivacyTerms
 from fedsim.accounting.trade_off import TradeOff, attacker_sentence
 from fedsim.errors import ConfigError
 from fedsim.sampling import Relation
-from fedsim.utils.json_text import is_count, read_json
+from fedsim.utils.files import file_digest
+from fedsim.utils.json_text import digest, is_count, read_json
 
 NAME = PROMISE
 ORIGIN = "Vocabulary and starting point: "
 """How the assumption begins that says where training started, and quotes that start's promise."""
 
 _FORMAT = 3
-_KEYS_OF_1 = (
-    "format",
-    "statement",
-    "epsilon",
-    "delta",
-    "unit",
-    "relation",
-    "accountant",
-    "noise",
-    "hypothetical",
-    "sampled",
-    "releases",
-    "assumptions",
-    "software",
+_KEYS = (
+    *("format", "statement", "epsilon", "delta", "unit", "relation", "accountant", "noise"),
+    *("hypothetical", "sampled", "releases", "assumptions", "software", "weights", "trade_off"),
 )
-_KEYS_OF_2 = (*_KEYS_OF_1, "weights")
-_KEYS = {1: _KEYS_OF_1, 2: _KEYS_OF_2, _FORMAT: (*_KEYS_OF_2, "trade_off")}
 _WHERE = ("false_positive_rate", "priors", "epsilon")  # of what a trade-off has bounds on
 _POINTS = ("false_positive_rates", "true_positive_rates")  # of a picture
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
@@ -115,7 +102,7 @@ def promise(
         "weights": _weights(folder),
         "trade_off": _trade_off(costs, terms.delta, terms.accountant, relation) if finite else None,
     }
-    return {**content, "digests": {key: _digest(content[key]) for key in _KEYS[_FORMAT]}}
+    return {**content, "digests": {key: digest(content[key]) for key in _KEYS}}
 
 
 def _trade_off(
@@ -129,7 +116,7 @@ def _trade_off(
 
 def attacker_text(content: Mapping[str, Any]) -> str | None:
     """Return what a promise says of an attacker; None where it says nothing."""
-    if content.get("trade_off") is None:
+    if content["trade_off"] is None:
         return None
     return attacker_sentence(
         content["trade_off"],
@@ -141,12 +128,8 @@ def attacker_text(content: Mapping[str, Any]) -> str | None:
 
 
 def _weights(folder: Path) -> dict[str, str]:
-    found = {}
-    for path in sorted(folder.iterdir()):
-        if path.suffix in _WEIGHTS:
-            with path.open("rb") as file:
-                found[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
-    return found
+    paths = sorted(path for path in folder.iterdir() if path.suffix in _WEIGHTS)
+    return {path.name: file_digest(path) for path in paths}
 
 
 def verify(folder: Path) -> dict[str, Any]:
@@ -164,15 +147,13 @@ def verify(folder: Path) -> dict[str, Any]:
     except ValueError as error:
         raise ConfigError(f"{path}: not JSON: {error}") from None
     found = content.get("format") if isinstance(content, Mapping) else None
-    if type(found) is not int or found not in _KEYS:
-        raise ConfigError(
-            f"{path}: not a promise of format 1 to {_FORMAT}, which this fedsim reads"
-        )
-    keys, digests = _KEYS[found], content.get("digests")
-    if set(content) != {*keys, "digests"} or not isinstance(digests, Mapping):
+    if type(found) is not int or found != _FORMAT:
+        raise ConfigError(f"{path}: not a promise of format {_FORMAT}, which this fedsim reads")
+    digests = content.get("digests")
+    if set(content) != {*_KEYS, "digests"} or not isinstance(digests, Mapping):
         raise ConfigError(f"{path}: its fields are not those of format {found}")
-    for key in keys:
-        if digests.get(key) != _digest(content[key]):
+    for key in _KEYS:
+        if digests.get(key) != digest(content[key]):
             raise ConfigError(f"{path}: {key} = {_shown(content[key])}: was edited")
     _check_values(path, content)
     try:
@@ -180,13 +161,11 @@ def verify(folder: Path) -> dict[str, Any]:
             _check_epsilon(path, content)
         else:
             _check_nothing(path, content)
-        if "trade_off" in content:
-            _check_trade_off(path, content)
+        _check_trade_off(path, content)
     except OverflowError:  # an integer that no float holds
         raise ConfigError(f"{path}: a number has more digits than fedsim writes") from None
     _check_card(folder, content)
-    if "weights" in content:
-        _check_weights(folder, content["weights"])
+    _check_weights(folder, content["weights"])
     return dict(content)
 
 
@@ -214,8 +193,8 @@ def _check_weights(folder: Path, weights: object) -> None:
             f"{folder}: the files of weights are {sorted(there)}, and {NAME} is of "
             f"{_shown(sorted(weights) if isinstance(weights, Mapping) else weights)}"
         )
-    for name, digest in there.items():
-        if weights[name] != digest:
+    for name, found in there.items():
+        if weights[name] != found:
             raise ConfigError(f"{folder / name}: was changed: {NAME} is of other weights")
 
 
@@ -356,10 +335,6 @@ def _costs(path: Path, releases: Any) -> list[tuple[RoundCost, int]]:  # noqa: A
         except (ConfigError, KeyError) as error:
             raise ConfigError(f"{path}: releases: {error}") from None
     return costs
-
-
-def _digest(value: object) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def _shown(value: object) -> str:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import numpy as np
-from scipy.special import expit
 
-from fedsim.attacks.roc import Rates, roc_bound
 from fedsim.attacks.schema import AttackReport, Curve, Group
 from fedsim.report.charts import UNCOVERED, Axis, Chart, Panel, Point, Series, curve
 from fedsim.report.style import colour
@@ -58,18 +56,6 @@ def attack_panels(report: AttackReport) -> list[Panel]:
     return panels
 
 
-def bound_curve(report: AttackReport) -> tuple[Rates, Rates] | None:
-    """Return the guarantee's bound on the ROC, dense near 0, or None where there is none."""
-    epsilon, delta = report.privacy.epsilon, report.privacy.delta
-    if report.bound.auroc is None or epsilon is None or delta is None:
-        return None
-    if (curve := report.privacy.trade_off) is not None:
-        return np.array(curve.false_positive_rates), np.array(curve.true_positive_rates)
-    corner = (1.0 - delta) * float(expit(-epsilon))  # where the two lines of the bound meet
-    rates = np.sort(np.concatenate(([0.0, corner], np.geomspace(LEAST_RATE / 10, 1.0, 300))))
-    return rates, roc_bound(rates, epsilon, delta)
-
-
 def shown_curves(report: AttackReport) -> list[tuple[str, Curve]]:
     """Return the curves worth drawing, with names: all statistics, or the mean of each group."""
     alone = len(report.groups) == 1
@@ -88,8 +74,9 @@ def _roc(report: AttackReport, key: str, title: str, caption: str, *, log: bool)
     ]
     diagonal = np.geomspace(LEAST_RATE, 1.0, 50).tolist()
     series.append(curve("guessing", zip(diagonal, diagonal, strict=True), width=1))
-    if (bound := bound_curve(report)) is not None:
-        rates = zip(*(part.tolist() for part in bound), strict=True)
+    bound = report.privacy.trade_off
+    if report.bound.auroc is not None and bound is not None:
+        rates = zip(bound.false_positive_rates, bound.true_positive_rates, strict=True)
         series.append(curve("the guarantee's bound for users", rates, dash="dash"))
     return Panel(
         key,

@@ -21,7 +21,6 @@ from fedsim.attacks.measuring import (
     measure_group,
     rank_correlation,
 )
-from fedsim.attacks.roc import auroc_bound
 from fedsim.attacks.samples import (
     FEWEST_USERS,
     AttackSamples,
@@ -54,7 +53,6 @@ def attack_run(
     samples: Sequence[int] = (),
     reference: str | None = None,
     checkpoints: bool = False,
-    device: str = "cpu",
 ) -> AttackReport:
     """Attack a finished run.
 
@@ -66,7 +64,6 @@ def attack_run(
             headline. Empty for 1, 2, 4, … as far as half of the users have so many.
         reference: a model's name or path, None for the one that the run started from.
         checkpoints: also attack every checkpoint that the run kept.
-        device: in torch's spelling.
 
     Raises:
         ConfigError: no finished run, no user held out, too few users with so many samples, or a
@@ -75,7 +72,7 @@ def attack_run(
     folder, report = RunFolder(run_dir), _finished(run_dir)
     config = folder.read_config()
     data_seed = folder.data_seed(config)
-    materials = load_materials(config.seed, config.data, config.model, device, data_seed)
+    materials = load_materials(config.seed, config.data, config.model, "cpu", data_seed)
     split, store = materials.split, materials.store
     pooled = None if store.graph is None else _pooled(build_plan(config, materials))
     known = known_samples(store, split, config.data, data_seed, pooled)
@@ -83,10 +80,10 @@ def attack_run(
     numbers = list(samples) or default_samples(known, groups.values())
     sides = {name: choose_sides(known, group, max(numbers)) for name, group in groups.items()}
     likelihoods = Likelihoods(store, known.samples, folder.path / "attack" / "likelihoods")
-    start = _model(_starting_point(config), config, device)
+    start = _model(_starting_point(config), config)
     compared = start if reference is None else _reference(reference, config, materials)
     before = likelihoods.scores(compared, compared.initial_parameters())
-    saved = _model(folder.served(config), config, device)
+    saved = _model(folder.served(config), config)
     after = likelihoods.scores(saved, saved.initial_parameters())
     ratios = LogRatios(before.nats - after.nats, known.offsets)
     measured = [
@@ -188,7 +185,7 @@ def _starting_point(config: Config) -> ModelConfig:
 
 def _reference(name: str, config: Config, materials: Materials) -> LanguageModel:
     try:
-        model = _model(ModelConfig(name_or_path=name), config, str(materials.model.device))
+        model = _model(ModelConfig(name_or_path=name), config)
     except ConfigError as error:
         raise ConfigError(f"--reference {name!r}: {error}") from error
     if model.tokenizer_fingerprint != materials.model.tokenizer_fingerprint:
@@ -200,8 +197,8 @@ def _reference(name: str, config: Config, materials: Materials) -> LanguageModel
     return model
 
 
-def _model(model: ModelConfig, config: Config, device: str) -> LanguageModel:
-    return load_model(model, config.seed, config.data.sequence_length, device)
+def _model(model: ModelConfig, config: Config) -> LanguageModel:
+    return load_model(model, config.seed, config.data.sequence_length)
 
 
 def bound_of(privacy: Privacy, group: str = "users") -> Bound:
@@ -212,7 +209,8 @@ def bound_of(privacy: Privacy, group: str = "users") -> Bound:
             reason="Half of the canaries are held out, not each by a coin of its own: one in place "
             "of another is two changes, and the guarantee for one does not bound this attack.",
         )
-    if privacy.epsilon is None or privacy.delta is None:
+    curve = privacy.trade_off  # is there with each finite ε
+    if curve is None:
         return Bound(auroc=None, reason="The run has no guarantee, so nothing bounds an attack.")
     if privacy.hypothetical:
         return Bound(auroc=None, reason="The run's ε is hypothetical and bounds nothing.")
@@ -225,9 +223,8 @@ def bound_of(privacy: Privacy, group: str = "users") -> Bound:
             reason=f"The guarantee compares {whose} with zeros, not with the {noun}'s absence: it "
             "does not bound this attack.",
         )
-    curve = privacy.trade_off
     return Bound(
-        auroc=curve.auroc if curve else auroc_bound(privacy.epsilon, privacy.delta),
+        auroc=curve.auroc,
         reason="The guarantee bounds what an attack gets on average over who is held out; with so "
         "many users a measured rate can lie above it by chance.",
     )

@@ -32,7 +32,7 @@ from fedsim.release_seed import release_seed
 from fedsim.runner.launch import open_grid
 from fedsim.runner.progress import CountProgress
 from fedsim.runner.training import train
-from fedsim.state import RoundRecord, ServerState
+from fedsim.state import ServerState
 from fedsim.strategy import build_plan
 from fedsim.tensors import Tensors
 from fedsim.utils.files import cache_dir
@@ -187,11 +187,7 @@ def train_with(
         with open_grid(config.executor) as grid, CountProgress("audit", rounds) as bar:
             plan = replace(plan, pool=pool)
             executor = build_executor(planted, found, plan, grid, device)
-
-            def advance(_state: ServerState, _record: RoundRecord) -> None:
-                bar.advance()
-
-            state = train(ServerState(0, start), plan, executor, rounds, on_round=advance)
+            state = train(ServerState(0, start), plan, executor, rounds, on_round=bar.advance)
     return state.parameters
 
 

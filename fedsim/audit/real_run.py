@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from fedsim.accounting.accountants import epsilon
-from fedsim.accounting.statement import PrivacyTerms
 from fedsim.audit.canaries import CanaryExecutor, draw_canaries, flip_coins, with_canaries
 from fedsim.audit.one_run import OneRunBound, bound_from_canaries
 from fedsim.config import Config
@@ -19,8 +18,8 @@ from fedsim.runner.launch import open_grid
 from fedsim.runner.progress import CountProgress
 from fedsim.runner.training import train
 from fedsim.sampling import Relation
-from fedsim.state import RoundRecord, ServerState
-from fedsim.strategy import build_plan
+from fedsim.state import ServerState
+from fedsim.strategy import build_plan, plan_terms
 
 COINS = (
     "Each canary user was put in or left out by its own fair coin; nothing else of the run "
@@ -81,15 +80,12 @@ class RunAudit:
         return {**asdict(self), "assumptions": list(self.assumptions), "holds": self.holds}
 
 
-def audit_run(
-    config: Config, num_canaries: int, *, confidence: float = 0.95, coin_seed: int = 0
-) -> RunAudit:
+def audit_run(config: Config, num_canaries: int, *, coin_seed: int = 0) -> RunAudit:
     """Train once as the config says, canaries added, and return the lower bound.
 
     Args:
         config: of a private run with Poisson sampling.
         num_canaries: users whose coins are flipped; about half take part. At least 2.
-        confidence: of the bound.
         coin_seed: of canaries and coins: never the run's own randomness.
 
     Raises:
@@ -114,31 +110,17 @@ def audit_run(
     with open_grid(config.executor) as grid, CountProgress("audit", rounds) as bar:
         inner = build_executor(config, materials, plan, grid, device)
         executor = CanaryExecutor(inner, canaries, plan, first_key)
-
-        def advance(_state: ServerState, _record: RoundRecord) -> None:
-            bar.advance()
-
-        train(ServerState(0, parameters), planted, executor, rounds, on_round=advance)
-    bound = bound_from_canaries(watch.scores, included, delta=delta, confidence=confidence)
+        train(ServerState(0, parameters), planted, executor, rounds, on_round=bar.advance)
+    bound = bound_from_canaries(watch.scores, included, delta=delta)
     return told(config, plan, bound, int(included.sum()), coin_seed)
 
 
 def told(
     config: Config, plan: RoundPlan, bound: OneRunBound, included: int, coin_seed: int
 ) -> RunAudit:
-    """Return what the run claims at the bound's δ, beside the bound."""
-    rounds, delta = config.strategy.rounds, bound.delta
-    terms = PrivacyTerms.of(
-        plan.cost,
-        f"{plan.unit}s",
-        rounds=rounds,
-        delta=delta,
-        accountant=plan.accountant,
-        relation=plan.relation,
-        noise=plan.entropy,
-        unit=config.data.unit,
-    )
-    claimed = epsilon(plan.cost, rounds, delta, terms.accountant, plan.relation)
+    """Return what the run claims at its δ, which is the bound's, beside the bound."""
+    rounds, terms = config.strategy.rounds, plan_terms(config, plan)
+    claimed = epsilon(plan.cost, rounds, bound.delta, terms.accountant, plan.relation)
     return RunAudit(
         statement=replace(terms, epsilon=claimed).sentence(),
         claimed_epsilon=claimed,

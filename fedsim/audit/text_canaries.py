@@ -9,21 +9,17 @@ makes them unlike the users' own.
 
 from __future__ import annotations
 
-import json
 import math
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from fedsim.config import Config
-from fedsim.data.building.build import build_store
+from fedsim.data.canaries import StoredRecords
 from fedsim.data.store import Indices, TokenStore
-from fedsim.data.store.manifest import USERS, LossOn
 from fedsim.errors import ConfigError
 from fedsim.language_model import LanguageModel
 from fedsim.materials import Materials
@@ -87,49 +83,28 @@ def add_users(
         times: examples of a canary, all with its text.
         folder: of the store; must not exist. Holds the private text.
     """
-    store, model = materials.store, materials.model
-    records = _Records(store, texts, np.flatnonzero(included).tolist(), times)
-    build_store(
-        records,
-        encode=records.encode,
-        vocabulary_size=model.vocabulary_size,
-        tokenizer_fingerprint=model.tokenizer_fingerprint,
-        sequence_length=store.manifest["sequence_length"],
-        cutting="split",  # nothing is longer than before
-        loss_on=cast(LossOn, store.manifest["loss_on"]),
-        destination=folder,
-        source=f"{store.manifest['source']} with canaries",
-        num_workers=0,
-    )
+    records = _WithCanaries(materials.store, texts, np.flatnonzero(included).tolist(), times)
+    records.build(folder, materials.model.vocabulary_size, "canaries")
 
 
-class _Records:
-    """(user, number of an example) of the store, then of the canaries; `encode` reads them."""
+class _WithCanaries(StoredRecords):
+    """The records of the store, then those of the canaries, numbered behind them."""
 
     def __init__(
         self, store: TokenStore, texts: Indices, included: Sequence[int], times: int
     ) -> None:
-        self._store = store
+        super().__init__(store)
         self._texts = texts
         self._included = included
         self._times = times
-        self.dropped = Counter(store.manifest["dropped"])
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
-        with (self._store.path / USERS).open(encoding="utf-8") as lines:
-            for user, line in enumerate(lines):
-                name: str = json.loads(line)
-                for example in self._store.user_examples(user).tolist():
-                    yield name, str(example)
+        yield from super().__iter__()
         for canary in self._included:
             for _ in range(self._times):
-                yield f"{_NAME}{canary}", str(self._store.num_examples + canary)
+                yield f"{_NAME}{canary}", str(self.store.num_examples + canary)
 
-    def encode(self, numbers: Sequence[str]) -> list[Indices]:
-        """Return the token ids of the examples with these numbers."""
-        return [self._ids(int(number)) for number in numbers]
-
-    def _ids(self, number: int) -> Indices:
-        real = self._store.num_examples
-        ids = self._store.example(number) if number < real else self._texts[number - real]
-        return ids.astype(np.int64)
+    def ids(self, example: int) -> Indices:
+        """Return the token ids of an example, a canary's too."""
+        real = self.store.num_examples
+        return super().ids(example) if example < real else self._texts[example - real]

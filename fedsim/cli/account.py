@@ -12,7 +12,7 @@ from rich.console import Console
 from fedsim.accounting.planning import delta_of_population
 from fedsim.accounting.trade_off import attacker_sentence
 from fedsim.cli.answers import Question, answer, curve_json, curve_table
-from fedsim.cli.output import status_when_slow
+from fedsim.cli.output import Json, status_when_slow
 from fedsim.errors import ConfigError
 from fedsim.sampling import (
     BalancedSampling,
@@ -55,7 +55,6 @@ TradeOffFlag = Annotated[
         "--tradeoff", help="Say what an attacker can make of it: the bound on every test's errors."
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 @app.command()

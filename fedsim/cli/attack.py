@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedsim.cli.output import Json, RunDir, status_when_slow
+
 if TYPE_CHECKING:
     from fedsim.attacks.schema import AttackReport
 
 
 def attack_command(  # noqa: PLR0917 (each is an option)
-    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A finished run's folder.")],
+    run_dir: RunDir,
     samples: Annotated[
         list[int] | None,
         typer.Option(min=1, help="Texts of a user that the attacker has; several are compared."),
@@ -24,12 +26,11 @@ def attack_command(  # noqa: PLR0917 (each is an option)
         bool, typer.Option("--checkpoints", help="Also attack every checkpoint that was kept.")
     ] = False,
     out: Annotated[Path | None, typer.Option(help="RUN_DIR/attack by default.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Tell users who were trained on from users who were not; leave JSON, a page and a picture."""
     from fedsim.attacks.folder import write_attack
     from fedsim.attacks.user_inference import attack_run
-    from fedsim.cli.output import status_when_slow
 
     with status_when_slow("scoring …"):
         report = attack_run(

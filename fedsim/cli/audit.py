@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from fedsim.cli.output import Json, Overrides, status_when_slow
+
 if TYPE_CHECKING:
     from fedsim.audit.real_run import RunAudit
 
@@ -39,10 +41,7 @@ def audit_command(  # noqa: PLR0917 (each is an option)
         float | None,
         typer.Option(help="With --black-box: of the canaries' tokens; by default all alike."),
     ] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY.PATH=VALUE", help="Lay a value over the config."),
-    ] = None,
+    overrides: Overrides = None,
     coin_seed: Annotated[
         int, typer.Option(help="Of canaries and their coins; another one is a fresh audit.")
     ] = 0,
@@ -51,7 +50,7 @@ def audit_command(  # noqa: PLR0917 (each is an option)
     ] = 1,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer trials: weaker bounds.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder for audit.json; runs/audit.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Show how much of a claimed ε can be proved lost; exit 1 if it is more than was claimed."""
     from fedsim.errors import ConfigError
@@ -126,7 +125,6 @@ def _show_run(audit: RunAudit, console: Console) -> None:
 def _of_mechanisms(repetitions: int, quick: bool, console: Console) -> tuple[dict[str, Any], bool]:
     """Audit ULS and ELS; return JSON and whether claims hold as often as stated."""
     from fedsim.audit import mechanism, tables
-    from fedsim.cli.output import status_when_slow
 
     with status_when_slow("playing real rounds with and without a target …"):
         trials = mechanism.TRIALS // (25 if quick else 1)

@@ -11,12 +11,14 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from fedsim.cli.output import Json
+
 
 def bench_command(
     benchmarks: Annotated[
         list[str] | None, typer.Argument(metavar="[NAME]...", help="Which; all by default.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Measure, and print each case with its seconds."""
     # Benchmarks download nothing, but networks named like one on the hub would be looked up there:

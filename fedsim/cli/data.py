@@ -10,11 +10,11 @@ from typing import Annotated, Any
 import typer
 
 from fedsim.cli.inspection import draw_histogram, print_inspection
+from fedsim.cli.output import Json, Overrides
 from fedsim.config import ModelConfig, parse_config
-from fedsim.data.building.build import build_store, terminal_progress
+from fedsim.data import reading
 from fedsim.data.config import load_recipe, recipe_names
 from fedsim.data.inspection import inspect_store
-from fedsim.data.reading import cache_key, encoder, owned_records
 from fedsim.data.store import TokenStore
 from fedsim.errors import ConfigError
 from fedsim.registry import names
@@ -107,24 +107,8 @@ def build(
     steps = 0 if tokenizer in names("models") else None
     untrained = ModelConfig(name_or_path=tokenizer, pretraining_steps=steps)
     model = load_model(untrained, sequence_length=config.sequence_length)
-    encode = encoder(config, model)
     try:
-        with terminal_progress() as progress:
-            store = build_store(
-                owned_records(config),
-                encode=encode,
-                vocabulary_size=model.vocabulary_size,
-                tokenizer_fingerprint=model.tokenizer_fingerprint,
-                sequence_length=config.sequence_length,
-                cutting=config.cutting,
-                loss_on=config.counted,
-                co_owned=config.co_owned,
-                destination=out,
-                source=config.source,
-                key=cache_key(config, model, encode),
-                num_workers=workers,
-                progress=progress,
-            )
+        store = reading.build(config, model, reading.encoder(config, model), out, workers)
     except (FileExistsError, NotADirectoryError, PermissionError) as error:
         raise ConfigError(f"--out {str(out)!r}: cannot be made: {error}") from error
     print_inspection(inspect_store(store))
@@ -139,7 +123,7 @@ def inspect(
     verify: Annotated[
         bool, typer.Option("--verify", help="Read every byte and compare the checksums.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Show a store's users, examples and tokens, their sizes, and what was dropped."""
     opened = TokenStore.open(store)
@@ -161,7 +145,7 @@ def selections(
         str, typer.Option(help="Whose perplexity: a built-in model, a folder or a hub id.")
     ] = "tiny-gpt",
     group_size: Annotated[int, typer.Option(min=1, help="Records of a user.")] = 8,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Compare what each selection would train on: length and perplexity (Chua et al., Table 7)."""
     from fedsim.evaluation.selection_table import print_table, selection_table
@@ -175,7 +159,7 @@ def selections(
 
 @app.command()
 def recipes(
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Json = False,
 ) -> None:
     """List the papers' data sets, as `data.recipe` and `data build --recipe` take them."""
     found = {name: load_recipe(name).model_dump() for name in recipe_names()}
@@ -217,11 +201,8 @@ def sizes(
     noise_multiplier: Annotated[
         float, typer.Option(help="Of the histogram: the number of users is off by 1.4 times it.")
     ] = 10.0,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY.PATH=VALUE", help="Lay a value over the config."),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    overrides: Overrides = None,
+    as_json: Json = False,
 ) -> None:
     """Release how many users there are and how many examples they have, with noise and a charge.
 

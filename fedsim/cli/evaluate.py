@@ -11,9 +11,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from fedsim.cli.output import Json, RunDir, status_when_slow
+
 
 def evaluate_command(  # noqa: PLR0917 (each is an option)
-    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A finished run's folder.")],
+    run_dir: RunDir,
     personalise: Annotated[
         int, typer.Option(min=0, help="Local epochs on half of each held-out user's text.")
     ] = 0,
@@ -22,10 +24,9 @@ def evaluate_command(  # noqa: PLR0917 (each is an option)
     out: Annotated[
         Path | None, typer.Option(help="The JSON file; RUN_DIR/evaluation.json by default.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Score a run's start and end: tokens and users, head words, samples, personalisation."""
-    from fedsim.cli.output import status_when_slow
     from fedsim.errors import ConfigError
     from fedsim.runner.detailed_evaluation import Personalisation, evaluate_run
     from fedsim.utils.files import write_atomically

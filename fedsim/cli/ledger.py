@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedsim.cli.output import Json
 from fedsim.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 def ledger_command(
     file: Annotated[Path, typer.Argument(help="The file that privacy.shared.ledger names.")],
     *,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Json = False,
 ) -> None:
     """What runs that share a ledger are promised together, by which rule, and what is spent."""
     from fedsim.runner.shared_ledger import read_shared
@@ -35,18 +36,14 @@ def ledger_command(
 def verify_command(
     folder: Annotated[Path, typer.Argument(help="A model or adapter that fedsim wrote.")],
     *,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Compute a model's ε again from its privacy.json; refuse one that was edited."""
     from fedsim.accounting.promise import origin, verify
 
     content = verify(folder)
-    unbound = (
-        "The file is of format 1, which is bound to no weights: those beside it can be others."
-    )
     if as_json:
-        note = {} if "weights" in content else {"note": unbound}
-        typer.echo(json.dumps({**content, **note}, allow_nan=False))
+        typer.echo(json.dumps(content, allow_nan=False))
         return
     typer.echo(content["statement"])
     typer.echo(origin(content))
@@ -54,15 +51,13 @@ def verify_command(
         typer.echo(
             "The releases that the file lists cost that. How training was done it cannot show."
         )
-    if "weights" not in content:
-        typer.echo(unbound)
 
 
 def facts(shared: SharedLedger) -> dict[str, Any]:
     """Return what is promised and spent, and which rule stands behind it.
 
-    `epsilon` is None where nothing is promised: in a ledger of version 1 that holds more than a
-    filter pays for. `if_fixed_in_advance` is no promise, unless everything was: it shows what the
+    `epsilon` is None where nothing is promised: in a ledger that holds more than its filter pays
+    for. `if_fixed_in_advance` is no promise, unless everything was: it shows what the
     filter costs.
     """
     from fedsim.accounting.statement import finite_or_none, noise_sentence

@@ -31,7 +31,7 @@ from fedsim.cli.data import app as data_app
 from fedsim.cli.evaluate import evaluate_command
 from fedsim.cli.flower import flower_command
 from fedsim.cli.ledger import ledger_command, verify_command
-from fedsim.cli.output import say_what_came_out
+from fedsim.cli.output import Overrides, say_what_came_out
 from fedsim.cli.plan import plan_command
 from fedsim.cli.push import push_command
 from fedsim.cli.study import study_command
@@ -66,10 +66,7 @@ HALTED, DIVERGED, DISK, WRONG_INPUT, BUDGET_SPENT = 1, 1, 1, 2, 3
 @app.command(name="run")
 def run_command(
     config: Annotated[Path, typer.Argument(help="The run's config, a TOML file.")],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY.PATH=VALUE", help="Lay a value over the config."),
-    ] = None,
+    overrides: Overrides = None,
     out: Annotated[Path | None, typer.Option(help="The run folder; runs/NAME by default.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Take up the run in --out.")] = False,
 ) -> None:

@@ -1,4 +1,4 @@
-"""What commands print besides their results: a sign of life, and the closing lines."""
+"""What commands share: options, a sign of life, and the closing lines."""
 
 from __future__ import annotations
 
@@ -6,9 +6,17 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Annotated
 
 import typer
 from rich.console import Console
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY.PATH=VALUE", help="Lay a value over the config."),
+]
+RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A finished run's folder.")]
 
 
 @contextmanager

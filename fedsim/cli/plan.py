@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedsim.cli.output import status_when_slow
+from fedsim.cli.output import Json, Overrides, status_when_slow
 from fedsim.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -26,10 +26,7 @@ def plan_command(
         float | None,
         typer.Option(help="Expected gradients a round; the config's own by default."),
     ] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY.PATH=VALUE", help="Lay a value over the config."),
-    ] = None,
+    overrides: Overrides = None,
     private_norms: Annotated[
         float | None,
         typer.Option(
@@ -59,7 +56,7 @@ def plan_command(
             "besides the extremes 0 (alike) and 1 (diverse)."
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Choose between user-level and example-level sampling, and their sizes, before training."""
     numbers = dict(

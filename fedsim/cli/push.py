@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from fedsim.cli.output import RunDir, status_when_slow
+
 
 def push_command(
-    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A finished run's folder.")],
+    run_dir: RunDir,
     repo: Annotated[str, typer.Argument(metavar="REPO", help="OWNER/NAME on the hub.")],
     *,
     merged: Annotated[
@@ -23,7 +24,6 @@ def push_command(
     ] = False,
 ) -> None:
     """Upload a run's adapter (or model), its card and its privacy.json, and no other file."""
-    from fedsim.cli.output import status_when_slow
     from fedsim.runner.push import parcel, send
 
     found = parcel(run_dir, merged=merged)

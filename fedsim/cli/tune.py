@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from fedsim.cli.compare import Address, GridOption, SweepGrid, Workers, runner_of
+from fedsim.cli.output import Json, Overrides
 
 
 class Stopping(StrEnum):
@@ -37,10 +38,7 @@ def tune_command(
             "poisson (accountant rdp; none now and then)."
         ),
     ] = Stopping.GEOMETRIC,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY.PATH=VALUE", help="Lay a value over the config."),
-    ] = None,
+    overrides: Overrides = None,
     grid: GridOption = SweepGrid.IN_PROCESS,
     workers: Workers = None,
     address: Address = "",
@@ -51,7 +49,7 @@ def tune_command(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what the search would cost; train nothing.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Try settings on private text and keep the best, under one ε for everything that is kept.
 

@@ -48,21 +48,16 @@ class ClipConfig(Section):
     adaptive: AdaptiveConfig | None = None
 
     @model_validator(mode="after")
-    def _one_bound(self) -> ClipConfig:
+    def _one_bound_and_one_policy(self) -> ClipConfig:
         if (self.l2_clip_norm is None) == (self.l2_clip_norms is None):
             raise ValueError("give l2_clip_norm or, per layer, l2_clip_norms: one of the two")
         if self.kind == "flat" and self.l2_clip_norms is not None:
             raise ValueError('l2_clip_norms needs kind = "per-layer"')
-        return self
-
-    @model_validator(mode="after")
-    def _one_policy(self) -> ClipConfig:
         if self.schedule is not None and self.adaptive is not None:
             raise ValueError("schedule and adaptive each say which clip comes next: give one")
         return self
 
 
-Probability = Annotated[float, Field(gt=0.0, le=1.0)]
 Precision = Literal["float32", "bfloat16"]
 Attention = Literal["eager", "sdpa"]
 Selection = Literal[
@@ -289,16 +284,12 @@ class ExecutorConfig(Section):
     shard_size: Annotated[int, Field(ge=0)] = 0
 
     @model_validator(mode="after")
-    def _one_process_is_one_worker(self) -> ExecutorConfig:
+    def _fits_together(self) -> ExecutorConfig:
         if self.grid == "in-process" and (self.workers > 1 or self.address):
             raise ValueError(
                 f"workers = {self.workers}, address = {self.address!r}: more than this process "
                 'needs grid = "ray"'
             )
-        return self
-
-    @model_validator(mode="after")
-    def _vmap_keeps_activations(self) -> ExecutorConfig:
         if self.checkpointing and self.engine == "vmap":
             raise ValueError(
                 'checkpointing = true with engine = "vmap": torch.func cannot compute activations '
@@ -341,24 +332,17 @@ class Config(Section):
     training: TrainingConfig = TrainingConfig()
 
     @model_validator(mode="after")
-    def _engine_can_do_the_task(self) -> Config:
+    def _fits_together(self) -> Config:
         engine = self.executor.engine
-        if engine not in ("auto", "loop") and self.strategy.local.task == "fedavg":
+        shares_passes = engine not in ("auto", "loop")
+        scores, selection = self.training.private_evaluation, self.privacy.selection
+        if shares_passes and self.strategy.local.task == "fedavg":
             raise ValueError(f'executor.engine = "{engine}": local training needs "loop" or "auto"')
-        return self
-
-    @model_validator(mode="after")
-    def _vmap_has_no_fused_attention(self) -> Config:
         if self.model.attention != "eager" and self.executor.engine == "vmap":
             raise ValueError(
                 f'model.attention = "{self.model.attention}" with executor.engine = "vmap": '
                 'torch.func has no rule for it; take another engine, or attention "eager"'
             )
-        return self
-
-    @model_validator(mode="after")
-    def _scores_are_of_one_user_each(self) -> Config:
-        scores, selection = self.training.private_evaluation, self.privacy.selection
         if scores is not None and self.data.co_owned:
             raise ValueError(
                 "training.private_evaluation with data.owners_column: a text with several owners "
@@ -374,21 +358,12 @@ class Config(Section):
                 "privacy.selection: needs training.private_evaluation, the score that chooses, and "
                 "it once, without every"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _bfloat16_takes_each_unit_alone(self) -> Config:
-        engine = self.executor.engine
-        if engine not in ("auto", "loop") and self.executor.precision == "bfloat16":
+        if shares_passes and self.executor.precision == "bfloat16":
             raise ValueError(
                 f'executor.engine = "{engine}" with executor.precision = "bfloat16": a unit\'s '
                 "gradient would move with the units that share its pass, by more than the noise "
                 'covers; take "auto" or "loop", or precision "float32"'
             )
-        return self
-
-    @model_validator(mode="after")
-    def _a_pass_must_be_repeatable(self) -> Config:
         if self.privacy.noise == "secure" and self.strategy.sampling.kind == "shuffled":
             raise ValueError(
                 'strategy.sampling.kind = "shuffled" with privacy.noise = "secure": the order of '

@@ -17,6 +17,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import cast
 
 import numpy as np
@@ -56,19 +57,7 @@ def with_canaries(
     if not destination.exists():
         planted = _Planted(store, config, seed, set(chosen.tolist()))
         with suppress(FileExistsError):  # another process was faster, with the same content
-            build_store(
-                planted,
-                encode=planted.encode,
-                vocabulary_size=vocabulary_size,
-                tokenizer_fingerprint=store.manifest["tokenizer_fingerprint"],
-                sequence_length=store.manifest["sequence_length"],
-                cutting="split",  # nothing is longer than before
-                loss_on=cast(LossOn, store.manifest["loss_on"]),
-                destination=destination,
-                source=f"{store.manifest['source']} with {config.num_users} canaries",
-                key=key,
-                num_workers=0,
-            )
+            planted.build(destination, vocabulary_size, f"{config.num_users} canaries", key)
     return TokenStore.open(destination), chosen
 
 
@@ -89,45 +78,83 @@ def _chosen(store: TokenStore, config: CanaryConfig, seed: int) -> Indices:
     return able[order[: config.num_users]]
 
 
-class _Planted:
+class StoredRecords:
     """The records of a store, a record an example, its text being its number; `encode` reads it.
 
     Attributes:
-        dropped: as of the original store, and what planting cut.
+        store: the original one.
+        dropped: as of that, and what a change leaves out.
     """
+
+    def __init__(self, store: TokenStore) -> None:
+        self.store = store
+        self.dropped = Counter(store.manifest["dropped"])
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        with (self.store.path / USERS).open(encoding="utf-8") as names:
+            for user, line in enumerate(names):
+                name: str = json.loads(line)
+                yield from ((name, str(example)) for example in self.examples(user).tolist())
+
+    def encode(self, texts: Sequence[str]) -> list[Ids]:
+        """Return the ids of the examples with these numbers."""
+        return [self.ids(int(text)) for text in texts]
+
+    def examples(self, user: int) -> Indices:
+        """Return the examples of a user."""
+        return self.store.user_examples(user)
+
+    def ids(self, example: int) -> Ids:
+        """Return the token ids of an example."""
+        return self.store.example(example).astype(np.int64)
+
+    def build(
+        self, destination: Path, vocabulary_size: int, what: str, key: str | None = None
+    ) -> TokenStore:
+        """Build a store of these records, whose source is that of the original with `what`."""
+        manifest = self.store.manifest
+        return build_store(
+            self,
+            encode=self.encode,
+            vocabulary_size=vocabulary_size,
+            tokenizer_fingerprint=manifest["tokenizer_fingerprint"],
+            sequence_length=manifest["sequence_length"],
+            cutting="split",  # nothing is longer than before
+            loss_on=cast(LossOn, manifest["loss_on"]),
+            destination=destination,
+            source=f"{manifest['source']} with {what}",
+            key=key,
+            num_workers=0,
+        )
+
+
+class _Planted(StoredRecords):
+    """The records with canaries planted among them."""
 
     def __init__(
         self, store: TokenStore, config: CanaryConfig, seed: int, canaries: set[int]
     ) -> None:
-        self._store = store
+        super().__init__(store)
         self._config = config
         self._seed = seed
         self._canaries = canaries
         self._changed: dict[int, Ids] = {}
-        self.dropped = Counter(store.manifest["dropped"])
 
-    def __iter__(self) -> Iterator[tuple[str, str]]:
-        with (self._store.path / USERS).open(encoding="utf-8") as names:
-            for user, line in enumerate(names):
-                name = json.loads(line)
-                examples = self._store.user_examples(user)
-                if user in self._canaries:
-                    examples = self._plant(user, examples)
-                yield from ((name, str(example)) for example in examples.tolist())
+    def examples(self, user: int) -> Indices:
+        """Return the examples of a user; those of a canary are planted now."""
+        examples = super().examples(user)
+        return self._plant(user, examples) if user in self._canaries else examples
 
-    def encode(self, texts: Sequence[str]) -> list[Ids]:
-        """Return the ids of the examples with these numbers."""
-        return [self._ids(int(text)) for text in texts]
-
-    def _ids(self, example: int) -> Ids:
+    def ids(self, example: int) -> Ids:
+        """Return the token ids, once where they were changed."""
         changed = self._changed.pop(example, None)
-        return self._store.example(example).astype(np.int64) if changed is None else changed
+        return super().ids(example) if changed is None else changed
 
     def _plant(self, user: int, examples: Indices) -> Indices:
         """Change a user's examples and return which of them the canary has."""
-        random = stream(self._seed, "canaries", _EXAMPLES, int(self._store.user_keys[user]))
-        shared, longest = self._config.shared_tokens, self._store.manifest["sequence_length"]
-        whole = [self._store.example(int(e)).astype(np.int64) for e in examples]
+        random = stream(self._seed, "canaries", _EXAMPLES, int(self.store.user_keys[user]))
+        shared, longest = self._config.shared_tokens, self.store.manifest["sequence_length"]
+        whole = [self.ids(int(e)) for e in examples]
         sources = [ids for ids in whole if len(ids) >= shared + 2]
         source = sources[random.integers(len(sources))]
         start = int(random.integers(1, len(source) - shared))

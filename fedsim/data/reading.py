@@ -125,24 +125,44 @@ def open_or_build(config: DataConfig, model: LanguageModel) -> TokenStore:
     destination = paths.cache_dir() / "stores" / cache_key(config, model, encode)
     if not destination.exists():
         try:
-            with terminal_progress() as progress:
-                return build_store(
-                    owned_records(config),
-                    encode=encode,
-                    vocabulary_size=model.vocabulary_size,
-                    tokenizer_fingerprint=model.tokenizer_fingerprint,
-                    sequence_length=config.sequence_length,
-                    cutting=config.cutting,
-                    loss_on=config.counted,
-                    co_owned=config.co_owned,
-                    destination=destination,
-                    source=config.source,
-                    key=destination.name,
-                    progress=progress,
-                )
+            return build(config, model, encode, destination)
         except FileExistsError:
             pass  # another process was faster, with the same content
     return TokenStore.open(destination)
+
+
+def build(
+    config: DataConfig,
+    model: LanguageModel,
+    encode: Encode,
+    destination: Path,
+    num_workers: int | None = None,
+) -> TokenStore:
+    """Make the store of the config's records, with a line on how far it is.
+
+    Args:
+        config: the source and its treatment.
+        model: of the tokenizer.
+        encode: of `encoder`.
+        destination: a folder that does not exist yet.
+        num_workers: as of `build_store`, whose errors it raises.
+    """
+    with terminal_progress() as progress:
+        return build_store(
+            owned_records(config),
+            encode=encode,
+            vocabulary_size=model.vocabulary_size,
+            tokenizer_fingerprint=model.tokenizer_fingerprint,
+            sequence_length=config.sequence_length,
+            cutting=config.cutting,
+            loss_on=config.counted,
+            co_owned=config.co_owned,
+            destination=destination,
+            source=config.source,
+            key=cache_key(config, model, encode),
+            num_workers=num_workers,
+            progress=progress,
+        )
 
 
 def cache_key(config: DataConfig, model: LanguageModel, encode: Encode) -> str:

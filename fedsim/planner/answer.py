@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -21,6 +20,7 @@ from fedsim.planner.numbers import Numbers, Scenario
 from fedsim.planner.owners import OwnersPlan
 from fedsim.runner.summary import about_users
 from fedsim.sampling import PoissonSampling
+from fedsim.strategy import plan_terms
 
 FROM_NUMBERS = (
     "From public numbers alone: every user is taken to have as many examples as a round asks for, "
@@ -118,7 +118,7 @@ def statement(one: Candidate) -> str:
     privacy = one.config.privacy
     if privacy.epsilon is None or privacy.delta is None:
         raise AssertionError("a candidate has a promise")
-    return _terms(one, privacy.epsilon).sentence()
+    return plan_terms(one.config, one.plan, privacy.epsilon).sentence()
 
 
 def _strategy(comparison: StrategyComparison, one: Candidate) -> dict[str, Any]:
@@ -126,7 +126,7 @@ def _strategy(comparison: StrategyComparison, one: Candidate) -> dict[str, Any]:
     signal = comparison.signals[noise.strategy]
     return (
         _noise(noise)
-        | _terms(one).to_json()
+        | plan_terms(one.config, one.plan).to_json()
         | {
             "epsilon": one.config.privacy.epsilon,
             "statement": statement(one),
@@ -164,21 +164,6 @@ def _noise(noise: Noise) -> dict[str, Any]:
         "noise_stddev": noise.stddev,
         "noise_variance": noise.variance,
     }
-
-
-def _terms(one: Candidate, epsilon: float = math.inf) -> PrivacyTerms:
-    plan, privacy = one.plan, one.config.privacy
-    return PrivacyTerms.of(
-        plan.cost,
-        f"{plan.unit}s",
-        rounds=one.config.strategy.rounds,
-        delta=privacy.delta,
-        epsilon=epsilon,
-        accountant=plan.accountant,
-        relation=plan.relation,
-        noise=privacy.noise,
-        unit=one.config.data.unit,
-    )
 
 
 def _supposed_terms(numbers: Numbers, noise: Noise) -> dict[str, Any]:

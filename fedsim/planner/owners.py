@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedsim.accounting.statement import PrivacyTerms
 from fedsim.config import Config
 from fedsim.errors import ConfigError
 from fedsim.materials import Materials
 from fedsim.planner.budget import at_budget, check_budget, largest_budget
 from fedsim.planner.candidates import check_plannable
 from fedsim.planner.variants import changed, tried
+from fedsim.strategy import plan_terms
 
 _NOTE = (
     "The kept examples are counted in the graph of texts and owners, which is public under this "
@@ -147,15 +147,4 @@ def _weighed(config: Config, materials: Materials) -> GroupSize:
 
 
 def _promised(config: Config, materials: Materials) -> str:
-    plan, privacy = tried(config, materials), config.privacy
-    return PrivacyTerms.of(
-        plan.cost,
-        "examples",
-        rounds=config.strategy.rounds,
-        delta=privacy.delta,
-        epsilon=privacy.epsilon or 0.0,
-        accountant=plan.accountant,
-        relation=plan.relation,
-        noise=privacy.noise,
-        unit=config.data.unit,
-    ).sentence()
+    return plan_terms(config, tried(config, materials), config.privacy.epsilon or 0.0).sentence()

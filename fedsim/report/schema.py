@@ -112,8 +112,7 @@ class Privacy(Record):
     anew, in the units of the released estimate; `units_per_user` is how many sampled units a user
     can own (1 when the units are users). `hypothetical` says that epsilon is of another mechanism
     than the one that ran, such as Poisson sampling where passes were shuffled: it is then no
-    guarantee. `trade_off` is None without a finite epsilon, and in reports of older runs,
-    which have no `queries` either.
+    guarantee. `trade_off` is None without a finite epsilon.
     """
 
     unit: Text

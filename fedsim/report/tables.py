@@ -47,11 +47,7 @@ class Table:
 
     def csv(self) -> str:
         """Return the records; absent values are empty cells."""
-        stream = io.StringIO()
-        writer = csv.DictWriter(stream, list(self.records[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(self.records)
-        return stream.getvalue()
+        return to_csv(self.records)
 
     def rich(self) -> rich_table.Table:
         """Return a table for the terminal, with the notes as its caption."""
@@ -77,6 +73,15 @@ class Table:
             # Text, not str: a label is data, and "[red]" in it is not a command.
             table.add_row(*map(Text, row), style="dim" if number in self.dim else None)
         return table
+
+
+def to_csv(records: Sequence[Mapping[str, object]]) -> str:
+    """Return records as CSV; floats in the shortest form that reads back to the same number."""
+    stream = io.StringIO()
+    writer = csv.DictWriter(stream, list(records[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(records)
+    return stream.getvalue()
 
 
 def escape_markdown(text: str) -> str:

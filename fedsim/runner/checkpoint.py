@@ -113,12 +113,6 @@ def round_of(path: Path) -> int:
     return int(path.stem.removeprefix("round-"))
 
 
-def latest_checkpoint(folder: Path) -> Path | None:
-    """Return the checkpoint of the highest round, or None."""
-    paths = checkpoints_in(folder)
-    return paths[-1] if paths else None
-
-
 def load_checkpoint(path: Path) -> ServerState:
     """Read a state back, bit for bit.
 

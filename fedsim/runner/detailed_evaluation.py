@@ -43,7 +43,7 @@ class Weights:
 
 
 def evaluate_run(
-    run_dir: Path, device: str = "cpu", personalisation: Personalisation | None = None
+    run_dir: Path, *, personalisation: Personalisation | None = None
 ) -> dict[str, Any]:
     """Return what `fedsim evaluate` prints, for any run folder that has a model.
 
@@ -51,7 +51,6 @@ def evaluate_run(
 
     Args:
         run_dir: of a finished run.
-        device: in torch's spelling.
         personalisation: also train on each held-out user's text; None for not.
 
     Raises:
@@ -64,8 +63,8 @@ def evaluate_run(
         )
     config = folder.read_config()
     data_seed = folder.data_seed(config)
-    materials = load_materials(config.seed, config.data, config.model, device, data_seed)
-    stages = _stages(config, folder, materials, device)
+    materials = load_materials(config.seed, config.data, config.model, "cpu", data_seed)
+    stages = _stages(config, folder, materials)
     split, store = materials.split, materials.store
     everyone = [store.user_examples(int(user)) for user in split.held_out_users]
     texts = {
@@ -98,14 +97,8 @@ def evaluate_run(
     return result
 
 
-def _stages(
-    config: Config, folder: RunFolder, materials: Materials, device: str
-) -> dict[str, Weights]:
-    saved = load_model(
-        folder.served(config),
-        sequence_length=config.data.sequence_length,
-        device=device,
-    )
+def _stages(config: Config, folder: RunFolder, materials: Materials) -> dict[str, Weights]:
+    saved = load_model(folder.served(config), sequence_length=config.data.sequence_length)
     return {
         "initial": Weights(materials.model, materials.model.initial_parameters()),
         "final": Weights(saved, saved.initial_parameters()),

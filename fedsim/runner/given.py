@@ -251,9 +251,7 @@ def _kept(kind: str, save: Callable[[Path], object], name: str) -> str:
         save(scratch)
         digest = hashlib.sha256()
         for path in sorted(scratch.iterdir()):
-            with path.open("rb") as content:
-                inner = hashlib.file_digest(content, "sha256").hexdigest()
-            digest.update(f"{path.name} {inner}\n".encode())
+            digest.update(f"{path.name} {files.file_digest(path)}\n".encode())
         # Under a key of this cache: the path is in the run folder, where whoever has a guess of the
         # text could compare a plain digest.
         keyed = hmac.new(_key(root), digest.digest(), "sha256").hexdigest()

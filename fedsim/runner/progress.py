@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console
@@ -35,12 +34,7 @@ class _Bar:
         self._progress.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
 
@@ -81,6 +75,6 @@ class RoundProgress(_Bar):
 class CountProgress(_Bar):
     """Counts rounds on standard error, silent when that is not a terminal."""
 
-    def advance(self) -> None:
-        """Count one more."""
+    def advance(self, *_: object) -> None:
+        """Count one more, as `train` asks for it after each round."""
         self._progress.advance(self._task)

@@ -31,7 +31,6 @@ log = logging.getLogger("fedsim")
 
 _VERSION = 2
 _KEYS = {"version", "epsilon", "delta", "relation", "order", "registered", "ledger"}
-_KEYS_OF_1 = _KEYS - {"order", "registered"}
 
 
 @dataclass(frozen=True)
@@ -154,9 +153,6 @@ def merged(costs: Composition) -> tuple[tuple[RoundCost, int], ...]:
 def read_shared(path: Path) -> SharedLedger:
     """Read a shared ledger.
 
-    In a file of version 1 nothing is registered: its runs count as chosen after looking. Its order
-    is that of plain Gaussian releases, which depends on the budget alone.
-
     Raises:
         ConfigError: unreadable, of another version, or not what fedsim writes. Such a file must
             stop a run: it cannot be taken for an empty one.
@@ -165,10 +161,9 @@ def read_shared(path: Path) -> SharedLedger:
         data = read_json(path)
     except (OSError, ValueError) as error:
         raise ConfigError(f"shared ledger {path}: cannot be read: {error}") from None
-    keys = {1: _KEYS_OF_1, _VERSION: _KEYS}
     version = data.get("version") if isinstance(data, Mapping) else None
-    if type(version) is not int or version not in keys or set(data) != keys[version]:
-        raise ConfigError(f"shared ledger {path}: not one that this fedsim reads (version 1 or 2)")
+    if type(version) is not int or version != _VERSION or set(data) != _KEYS:
+        raise ConfigError(f"shared ledger {path}: not one that this fedsim reads (version 2)")
     epsilon, delta = data["epsilon"], data["delta"]
     if not (_is_number(epsilon) and epsilon > 0.0 and _is_number(delta) and 0.0 < delta < 1.0):
         raise ConfigError(f"shared ledger {path}: epsilon = {epsilon!r}, delta = {delta!r}")
@@ -177,10 +172,6 @@ def read_shared(path: Path) -> SharedLedger:
     except ValueError:
         raise ConfigError(f"shared ledger {path}: relation = {data['relation']!r}") from None
     ledger = Ledger.from_json(data["ledger"])
-    if version == 1:
-        return SharedLedger(
-            epsilon, delta, relation, best_order(epsilon, delta, relation), (), ledger
-        )
     order = data["order"]
     if not (order is None or (_is_number(order) and order > 1.0)):
         raise ConfigError(f"shared ledger {path}: order = {order!r}")

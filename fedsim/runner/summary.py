@@ -6,7 +6,7 @@ import math
 import os
 import platform
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -193,15 +193,7 @@ def _counted(
 
 def as_scores(evaluation: Evaluation) -> Scores:
     """Return an evaluation as the report holds it."""
-    return Scores(
-        loss=evaluation.loss,
-        perplexity=evaluation.perplexity,
-        accuracy_top1=evaluation.accuracy_top1,
-        user_loss=evaluation.user_loss,
-        user_accuracy_top1=evaluation.user_accuracy_top1,
-        tokens=evaluation.tokens,
-        users=evaluation.users,
-    )
+    return Scores(**asdict(evaluation))
 
 
 def as_held_out(evaluation: Evaluation) -> HeldOut:

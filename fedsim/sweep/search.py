@@ -21,7 +21,6 @@ from typing import Any
 from fedsim.accounting.accountants import epsilon_of_composition
 from fedsim.accounting.events import Composition
 from fedsim.accounting.ledger import Ledger
-from fedsim.accounting.statement import PrivacyTerms
 from fedsim.config import Config, with_settings
 from fedsim.errors import BudgetSpentError, ConfigError, HaltedError
 from fedsim.materials import default_device, load_materials, new_data_seed
@@ -32,7 +31,7 @@ from fedsim.runner.folder import RunFolder
 from fedsim.runner.identity import keep_seed, kept_seed
 from fedsim.runner.shared_ledger import SharedAccount, shared_account
 from fedsim.seeding import stream
-from fedsim.strategy import build_plan
+from fedsim.strategy import build_plan, plan_terms
 from fedsim.sweep.cells import Cell
 from fedsim.sweep.jobs import Job, Outcome, Runner, one_after_another
 from fedsim.trackers.tracking import epsilon_terms, find_trackers, tracking
@@ -99,18 +98,7 @@ class Search:
 
     def sentence(self) -> str:
         """Say what the search costs, and what each trial is trained with because of it."""
-        plan, config = self.plan, self.cells[0].config
-        terms = PrivacyTerms.of(
-            plan.cost,
-            f"{plan.unit}s",
-            rounds=config.strategy.rounds,
-            delta=config.privacy.delta,
-            epsilon=self.epsilon,
-            accountant=plan.accountant,
-            relation=plan.relation,
-            noise=plan.entropy,
-            unit=config.data.unit,
-        )
+        terms = plan_terms(self.cells[0].config, self.plan, self.epsilon)
         return (
             f"A search among {len(self.cells)} candidates. {terms.sentence()} A run by itself with "
             f"that noise, and its score, would have ε = {self.epsilon_of_trial:.4g} under the same "

@@ -7,11 +7,12 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from fedsim.accounting.statement import HYPOTHETICAL, PrivacyTerms
+from fedsim.accounting.statement import HYPOTHETICAL
 from fedsim.config import Config
 from fedsim.plan import RoundPlan
 from fedsim.registry import resolve
 from fedsim.report.schema import METRICS_FILE, RoundMetrics, load_metrics
+from fedsim.strategy import plan_terms
 
 
 class Tracker(Protocol):
@@ -107,17 +108,6 @@ def lines_behind(run_dir: Path) -> tuple[RoundMetrics, ...]:
 
 def epsilon_terms(plan: RoundPlan, config: Config) -> str:
     """Return what an ε of this run means, in words; "" without a guarantee."""
-    rounds, delta = config.strategy.rounds, config.privacy.delta
-    if plan.noise_multiplier == 0.0 or delta is None:
+    if plan.noise_multiplier == 0.0 or config.privacy.delta is None:
         return ""
-    terms = PrivacyTerms.of(
-        plan.cost,
-        f"{plan.unit}s",
-        rounds=rounds,
-        delta=delta,
-        accountant=plan.accountant,
-        relation=plan.relation,
-        noise=plan.entropy,
-        unit=config.data.unit,
-    )
-    return terms.caption()
+    return plan_terms(config, plan).caption()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.utils.files import cache_dir, write_atomically
-from fedsim.utils.json_text import read_json
+from fedsim.utils.json_text import digest, read_json
 
 _PACKAGES = ("dp-accounting", "numpy", "scipy")
 _SOURCES = ("accounting/**/*.py", "concentration/*.py", "noise/*.py", "sampling.py")
@@ -43,7 +43,7 @@ def remembered(
         "sources": _sources(),
         "versions": {name: version(name) for name in _PACKAGES},
     }
-    path = cache_dir() / kind / f"{_digest(key)}.json"
+    path = cache_dir() / kind / f"{digest(key)}.json"
     try:
         content = read_json(path)
         value: float = content["value"]
@@ -58,19 +58,15 @@ def remembered(
 
 
 def _entry(key: Mapping[str, Any], value: float) -> dict[str, Any]:
-    return {"inputs": key, "value": value, "sha256": _digest([key, value])}
-
-
-def _digest(content: object) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    return {"inputs": key, "value": value, "sha256": digest([key, value])}
 
 
 @lru_cache
 def _sources() -> str:
     """Return a SHA-256 (hex) of the files of fedsim that a price follows from."""
     package = Path(__file__).parents[1]
-    digest = hashlib.sha256()
+    hashed = hashlib.sha256()
     for path in sorted(path for pattern in _SOURCES for path in package.glob(pattern)):
-        digest.update(f"{path.relative_to(package)} {len(content := path.read_bytes())}\n".encode())
-        digest.update(content)
-    return digest.hexdigest()
+        hashed.update(f"{path.relative_to(package)} {len(content := path.read_bytes())}\n".encode())
+        hashed.update(content)
+    return hashed.hexdigest()

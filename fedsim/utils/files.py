@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import re
 import shutil
@@ -45,6 +46,12 @@ def hub_folder(name: str, file: str) -> Path | None:
     except OSError:
         return None
     return None if found is None else Path(found).parent
+
+
+def file_digest(path: Path) -> str:
+    """Return the SHA-256 (hex) of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextmanager

@@ -1,7 +1,8 @@
-"""Parse untrusted JSON: every failure is a `ValueError`."""
+"""Parse untrusted JSON, where every failure is a `ValueError`; digests of JSON."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,11 @@ def read_json(path: Path) -> Any:  # noqa: ANN401
         ValueError: as of `parse_json`.
     """
     return parse_json(path.read_bytes())
+
+
+def digest(content: object) -> str:
+    """Return the SHA-256 (hex) of JSON values, whatever the order of their keys."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def is_count(value: object) -> bool:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
-from typing import Any, Protocol, TypedDict
+from typing import Any, TypedDict
 
 _STATUS = Path("/proc/self/status")
 
@@ -113,14 +113,6 @@ class Row(_Required, total=False):
     ratio: float | None
     ratio_to_floor: float
     details: dict[str, Any]
-
-
-class Benchmark(Protocol):
-    """What an entry point of `fedsim.benchmarks` loads to."""
-
-    def __call__(self) -> Sequence[Mapping[str, Any]]:
-        """Measure, and return rows with at least `benchmark`, `case` and `seconds`."""
-        ...
 
 
 def interleaved(

@@ -13,13 +13,22 @@ import tomli_w
 from PIL import Image
 from typer.testing import CliRunner
 
+from fedsim.accounting.events import RoundCost
+from fedsim.accounting.trade_off import TradeOff
 from fedsim.attacks.charts import attack_chart
 from fedsim.attacks.folder import render_attack
 from fedsim.attacks.schema import AttackReport
 from fedsim.attacks.user_inference import bound_of
 from fedsim.cli.main import app, main
-from fedsim.report.schema import Privacy
-from tests.unit.report.report_samples import privacy as sample_privacy
+from fedsim.report.schema import Privacy, TradeOffBound
+from fedsim.sampling import PoissonSampling
+from tests.unit.report.report_samples import privacy as of_a_run
+
+
+def sample_privacy() -> Privacy:
+    curve = TradeOff.of([(RoundCost(PoissonSampling(0.0898), 0.84), 100)], delta=1e-5)
+    assert curve is not None
+    return of_a_run(trade_off=TradeOffBound(**curve.to_json()).model_dump())
 
 
 def attack(run_dir: Path, *options: str | Path) -> str:
@@ -113,7 +122,7 @@ def test_a_page_with_a_guarantee_has_its_terms_and_its_bound(found: dict[str, An
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
-        ({"epsilon": None}, "no guarantee"),
+        ({"epsilon": None, "trade_off": None}, "no guarantee"),
         ({"hypothetical": True}, "hypothetical"),
         ({"relation": "zero-out-one user"}, "zeros"),
     ],

@@ -11,7 +11,7 @@ from fedsim.errors import DivergedError
 from fedsim.materials import Materials
 from fedsim.report.schema import RoundMetrics, load_metrics, load_report
 from fedsim.report.wording import NOTHING
-from fedsim.runner.checkpoint import latest_checkpoint, load_checkpoint
+from fedsim.runner.checkpoint import checkpoints_in, load_checkpoint
 from fedsim.runner.folder import RunFolder
 from fedsim.runner.training import NOT_PAID_FOR, check_held_out
 from fedsim.tensors import all_finite
@@ -94,7 +94,7 @@ def test_parameters_that_are_not_finite_end_the_run(speeches: Path, tmp_path: Pa
     assert "parameters are not finite, " in done.stderr
     assert "Traceback" not in done.stderr
     assert [line.round for line in load_metrics(out)] == [0]
-    assert latest_checkpoint(out / "checkpoints") is None
+    assert not checkpoints_in(out / "checkpoints")
     report = load_report(out)
     assert (report.cost.rounds, report.privacy.rounds) == (0, 6)
     assert report.privacy.epsilon == RunFolder(out).read_ledger().epsilon(1e-3)
@@ -118,8 +118,7 @@ def test_what_was_finite_before_stays(speeches: Path, tmp_path: Path) -> None:
     assert done.returncode == 1, done.stderr
     lines = load_metrics(tmp_path / "o")
     assert f"Diverged: round {lines[-1].round + 1}: " in done.stderr
-    path = latest_checkpoint(tmp_path / "o" / "checkpoints")
-    assert path is not None
+    path = checkpoints_in(tmp_path / "o" / "checkpoints")[-1]
     state = load_checkpoint(path)
     assert state.round == lines[-1].round > 0
     assert all_finite(state.parameters)
@@ -142,8 +141,7 @@ def test_large_parameters_and_no_text_to_score_are_no_divergence(
     report = load_report(tmp_path / "o")
     assert report.diverged is None
     assert NOT_PAID_FOR not in report.privacy.assumptions
-    path = latest_checkpoint(tmp_path / "o" / "checkpoints")
-    assert path is not None
+    path = checkpoints_in(tmp_path / "o" / "checkpoints")[-1]
     assert max(float(v.abs().max()) for v in load_checkpoint(path).parameters.values()) > 1e4
 
 

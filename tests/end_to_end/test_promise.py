@@ -148,12 +148,12 @@ def test_an_edited_field_is_named(finished: Path, tmp_path: Path, key: str, valu
         ("releases", [{"cost": COST.to_json(), "rounds": 0}], "not what fedsim writes"),
         ("relation", "nobody", "cannot be computed again"),
         ("accountant", "moment", "cannot be computed again: accountant = 'moment'"),
-        ("format", 4, "not a promise of format 1 to 3"),
+        ("format", 4, "not a promise of format 3"),
         ("trade_off", None, "trade_off = null: its releases give"),
         ("trade_off", [0.1], "trade_off = [0.1]: its releases give"),
         pytest.param("epsilon", 10**400, "a number has more digits than", id="long-epsilon"),
         pytest.param("delta", 10**400, "", id="long-delta"),
-        ("format", 1, "its fields are not those of format 1"),
+        ("format", 1, "not a promise of format 3"),
         ("weights", {}, "and privacy.json is of []"),
         ("weights", {"model.safetensors": "0" * 64}, "model.safetensors: was changed"),
         ("unit", "owner", 'unit = "owner", sampled = "users"'),
@@ -178,26 +178,6 @@ def test_other_weights_than_the_promise_is_of_are_refused(finished: Path, tmp_pa
     assert fedsim("account", "verify", folder).returncode == 0
     (folder / "more.safetensors").write_bytes(b"")
     assert "more.safetensors" in fedsim("account", "verify", folder).complaint
-
-
-@pytest.mark.parametrize(("number", "later"), [(1, ("trade_off", "weights")), (2, ("trade_off",))])
-def test_files_of_earlier_formats_are_still_read(
-    finished: Path, tmp_path: Path, number: int, later: tuple[str, ...]
-) -> None:
-    folder = Path(shutil.copytree(finished / "model", tmp_path / "model"))
-    content = json.loads((folder / "privacy.json").read_text(encoding="utf-8"))
-    card = folder / "README.md"
-    said = attacker_text(content)
-    assert said is not None
-    card.write_text(card.read_text(encoding="utf-8").replace(said, ""), encoding="utf-8")
-    for key in later:
-        del content[key]
-    (folder / "privacy.json").write_text(sealed({**content, "format": number}), encoding="utf-8")
-    found = fedsim("account", "verify", folder)
-    assert found.returncode == 0
-    assert ("bound to no weights" in found.stdout) == (number == 1)
-    asked = json.loads(fedsim("account", "verify", folder, "--json").stdout)
-    assert ("bound to no weights" in asked.get("note", "")) == (number == 1)
 
 
 def test_what_an_attacker_can_make_of_it_is_computed_again(finished: Path, tmp_path: Path) -> None:

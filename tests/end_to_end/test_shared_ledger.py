@@ -249,7 +249,7 @@ def test_what_another_process_charged_meanwhile_counts(tmp_path: Path) -> None:
         {"more": 1},
         {"version": 3},
         {"version": True},
-        {"version": 1},  # which knew neither an order nor registered runs
+        {"version": 1},
         {"order": 1.0},
         {"order": "4"},
         {"registered": {}},

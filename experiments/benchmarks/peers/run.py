@@ -17,7 +17,6 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from fedsim.clients.engine_choice import choose_engine
 from fedsim.clients.engines.per_example.capture import OpenModel
 from fedsim.clients.tasks.fedavg import LocalSGD
 from fedsim.experiments.benchmarks.engines.cases import (
@@ -26,11 +25,10 @@ from fedsim.experiments.benchmarks.engines.cases import (
     Workload,
     workload,
 )
-from fedsim.experiments.benchmarks.engines.measured import CLIP
+from fedsim.experiments.benchmarks.engines.measured import AUTO, CLIP, Contestant
 from fedsim.experiments.benchmarks.peers.install import python
 from fedsim.experiments.benchmarks.peers.partner import TOLERANCE, Partner, distance
 from fedsim.experiments.benchmarks.timing import row_of
-from fedsim.tensors import Tensors
 from fedsim.utils.machine import Row, keep_freed_memory
 
 OURS, PFL = "fedsim auto", "pfl"
@@ -79,10 +77,11 @@ def measured(
     rows: list[Row] = []
     for name, peer in peers.items():
         notes = partner.ask(do="prepare", **request, **peer)
-        ours = _Ours(work)
-        total, first = ours(), float(partner.ask(do="run")["seconds"])
+        ours = Contestant(AUTO, work)
+        ours()
+        first = float(partner.ask(do="run")["seconds"])
         if name == PFL:
-            notes["relative_difference"] = distance(partner.sum(folder / "sum.pt"), total)
+            notes["relative_difference"] = distance(partner.sum(folder / "sum.pt"), ours.total)
         elif not notes["relative_difference"] <= TOLERANCE:
             raise RuntimeError(f"{name} is {notes['relative_difference']:.1e} from its own loop")
         seconds = _in_turns(ours, partner, repetitions or (_MANY if first < 2.0 else _FEWER))
@@ -104,19 +103,9 @@ def measured(
     return rows
 
 
-class _Ours:
-    """Our clipped sum over the work, by the engine that `auto` chooses."""
-
-    def __init__(self, work: Workload) -> None:
-        self._work = work
-        self._engine = choose_engine("auto", work.task, work.model)
-
-    def __call__(self) -> Tensors:
-        work = self._work
-        return self._engine(work.task, work.parameters, work.keys, CLIP, 0).values
-
-
-def _in_turns(ours: _Ours, partner: Partner, repetitions: int) -> tuple[list[float], list[float]]:
+def _in_turns(
+    ours: Contestant, partner: Partner, repetitions: int
+) -> tuple[list[float], list[float]]:
     """Return the seconds of our repetitions and of the peer's, one after the other."""
     mine, theirs = [], []
     for _ in range(repetitions):

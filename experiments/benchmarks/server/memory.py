@@ -6,19 +6,16 @@ because a peak never goes down again, and prints the bytes. Runs are in `run_mem
 
 from __future__ import annotations
 
-import json
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-import numpy as np
-
 from fedsim.config import ModelConfig
 from fedsim.data.config import DataConfig
 from fedsim.experiments.benchmarks.grids.population import plan_of
 from fedsim.experiments.benchmarks.server.benchmark import MODELS
-from fedsim.experiments.benchmarks.server.run_memory import run_rows
+from fedsim.experiments.benchmarks.server.run_memory import run_rows, write_words
 from fedsim.experiments.benchmarks.timing import in_own_process
 from fedsim.grids.executor import GridExecutor
 from fedsim.grids.ray_cluster import Share
@@ -33,14 +30,13 @@ _COHORTS = (50, 5_000)
 _USERS = 10_000
 _SHARD_SIZE = 10  # so that a hundred times the users are a hundred times the messages
 _ROUNDS = 2
-_WORDS = ("the", "king", "shall", "ride", "to", "war", "with", "all", "my", "lords")
 
 
 def run() -> list[Row]:
     """Return the server's peak for each cohort, `ratio` to the smallest cohort's, and of runs."""
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
-        source = _texts(Path(folder) / "texts.jsonl")
+        source = write_words(Path(folder) / "texts.jsonl", _USERS, 8)
         for cohort in _COHORTS:
             started = time.perf_counter()
             peak = in_own_process(__name__, source, cohort)
@@ -56,17 +52,6 @@ def run() -> list[Row]:
                 )
             )
     return rows + run_rows("smollm2", MODELS["SmolLM2-135M"])
-
-
-def _texts(path: Path) -> Path:
-    """Write a short text for each of ten thousand users."""
-    rng = np.random.default_rng(0)
-    lines = (
-        json.dumps({"user": f"user-{user}", "text": " ".join(rng.choice(_WORDS, 8))})
-        for user in range(_USERS)
-    )
-    path.write_text("\n".join(lines), encoding="utf-8")
-    return path
 
 
 def peak_of(source: str, cohort_size: int) -> int:

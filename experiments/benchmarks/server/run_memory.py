@@ -71,16 +71,21 @@ def _row(case: str, measured: tuple[float, int], ratio: float) -> Row:
     return Row(benchmark="memory", case=case, seconds=seconds, ratio=ratio, details=details)
 
 
+def write_words(path: Path, users: int, words: int) -> Path:
+    """Write a text of so many words for each of some users."""
+    rng = np.random.default_rng(0)
+    lines = (
+        json.dumps({"user": f"user-{user}", "text": " ".join(rng.choice(_WORDS, words))})
+        for user in range(users)
+    )
+    path.write_text("\n".join(lines), encoding="utf-8")
+    return path
+
+
 def peak_of(folder: str, settings: Mapping[str, Any]) -> int:
     """Return this process's peak over a run: rounds, evaluations, checkpoints, the saved model."""
     with TemporaryDirectory() as out:
-        source = Path(out) / "texts.jsonl"
-        rng = np.random.default_rng(0)
-        lines = (
-            json.dumps({"user": f"user-{user}", "text": " ".join(rng.choice(_WORDS, _WORDS_EACH))})
-            for user in range(_USERS)
-        )
-        source.write_text("\n".join(lines), encoding="utf-8")
+        source = write_words(Path(out) / "texts.jsonl", _USERS, _WORDS_EACH)
         data = {"source": str(source), "user_column": "user", "text_column": "text"}
         config = {
             **settings,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -22,6 +22,7 @@ from rich.text import Text
 from fedsim.accounting.rounding import round_up
 from fedsim.errors import ConfigError
 from fedsim.report.style import INK, MUTED, RULE
+from fedsim.report.tables import to_csv
 from fedsim.utils.files import write_atomically
 
 Step = TypeVar("Step")
@@ -173,6 +174,24 @@ def study(
     return lambda compute: Study(name, title, explanation, compute)
 
 
+def study_of_runs(
+    name: str, title: str, explanation: str | None
+) -> Callable[[Callable[[Path, bool], Result]], Callable[..., None]]:
+    """Return a decorator that makes a study of a function of the folder of its runs and `quick`.
+
+    Called, it raises `ConfigError` where `out` is not a folder for a study, or holds runs of
+    another version; finished runs in `out/runs` are not repeated.
+    """
+
+    def made(compute: Callable[[Path, bool], Result]) -> Callable[..., None]:
+        def run(out: Path, *, quick: bool) -> None:
+            Study(name, title, explanation, partial(compute, out / "runs"))(out, quick=quick)
+
+        return run
+
+    return made
+
+
 def check_folder(out: Path) -> None:
     """Make the folder before the work begins.
 
@@ -187,15 +206,6 @@ def check_folder(out: Path) -> None:
         raise ConfigError(
             f"--out {out}: holds {strangers[0]!r}, which no study wrote; name a new folder"
         )
-
-
-def to_csv(records: Records) -> str:
-    """Return records as CSV; floats in the shortest form that reads back to the same number."""
-    stream = io.StringIO()
-    writer = csv.DictWriter(stream, fieldnames=list(records[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(records)
-    return stream.getvalue()
 
 
 def steps(work: Sequence[Step], description: str) -> Iterable[Step]:

@@ -27,7 +27,6 @@ K trades what is thrown away against noise.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +38,12 @@ from fedsim.attacks.measuring import RESAMPLES
 from fedsim.experiments.studies.common.output import (
     Form,
     Result,
-    Study,
     Table,
     legend,
     number,
     panels,
     steps,
+    study_of_runs,
 )
 from fedsim.experiments.studies.ganesh_2025.co_owned_runs import (
     BOUNDED,
@@ -75,16 +74,8 @@ NOT_COVERED = "no ε covers listeners"
 LABELS = {NAIVE: f"naïve: {NOT_COVERED}", UNPROTECTED: f"{UNPROTECTED}: no ε covers anybody"}
 
 
-def run(out: Path, *, quick: bool) -> None:
-    """Train, attack and write the study into `out`; finished runs in `out/runs` are not repeated.
-
-    Raises:
-        ConfigError: `out` is not a folder for a study, or holds runs of another version.
-    """
-    Study("co-owned", TITLE, __doc__, partial(compute, out / "runs"))(out, quick=quick)
-
-
-def compute(folder: Path, quick: bool) -> Result:
+@study_of_runs("co-owned", TITLE, __doc__)
+def run(folder: Path, quick: bool) -> Result:
     """Count, train and attack; runs and texts are in `folder`."""
     scale = QUICK if quick else FULL
     worlds: list[World] = []

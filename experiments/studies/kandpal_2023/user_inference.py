@@ -14,7 +14,6 @@ covered by no guarantee.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -27,11 +26,11 @@ from fedsim.attacks.user_inference import attack_run
 from fedsim.experiments.studies.common.output import (
     Form,
     Result,
-    Study,
     Table,
     clean,
     new_figure,
     steps,
+    study_of_runs,
 )
 from fedsim.experiments.studies.kandpal_2023.user_inference_runs import (
     BATCH_SIZE,
@@ -61,16 +60,8 @@ EXAMPLE_TERMS = (
 TITLE = "User inference against fine-tuning on Shakespeare's speakers, and what mitigates it"
 
 
-def run(out: Path, *, quick: bool) -> None:
-    """Train, attack and write the study into `out`; finished runs in `out/runs` are not repeated.
-
-    Raises:
-        ConfigError: `out` is not a folder for a study, or holds runs of another version.
-    """
-    Study("user-inference", TITLE, __doc__, partial(compute, out / "runs"))(out, quick=quick)
-
-
-def compute(folder: Path, quick: bool) -> Result:
+@study_of_runs("user-inference", TITLE, __doc__)
+def run(folder: Path, quick: bool) -> Result:
     """Train and attack the runs in `folder`."""
     scale = QUICK if quick else FULL
     rows = [attacked(case, folder) for case in steps([*cases(scale, folder)], "user inference")]

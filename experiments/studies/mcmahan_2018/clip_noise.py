@@ -18,7 +18,7 @@ from fedsim.experiments.studies.common.trained import Trained, base, cell, with_
 from fedsim.sweep.cells import Cell
 
 # Norms of the updates of a user are about 1.3 at the start: the least clip cuts nearly all.
-CLIPS, MULTIPLIERS, FIXED_CLIP = (0.05, 0.2, 0.8, 3.2), (0.0, 0.3, 1.2), 0.8
+CLIPS, MULTIPLIERS = (0.05, 0.2, 0.8, 3.2), (0.0, 0.3, 1.2)
 KINDS = ("flat", "per-layer")
 RATE = 0.6  # of a step whose update was not clipped
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -24,12 +23,12 @@ import fedsim.experiments
 from fedsim.experiments.studies.common.intervals import mean_interval
 from fedsim.experiments.studies.common.output import (
     Result,
-    Study,
     Table,
     clean,
     listed,
     new_figure,
     steps,
+    study_of_runs,
 )
 from fedsim.report.schema import RunReport, load_report
 from fedsim.report.style import colour
@@ -82,16 +81,8 @@ class Seed:
     chosen: str
 
 
-def run(out: Path, *, quick: bool) -> None:
-    """Train and write the study into `out`; finished runs in `out/runs` are not repeated.
-
-    Raises:
-        ConfigError: `out` is not a folder for a study, or holds runs of another version.
-    """
-    Study("private-tuning", TITLE, __doc__, partial(compute, out / "runs"))(out, quick=quick)
-
-
-def compute(folder: Path, quick: bool) -> Result:
+@study_of_runs("private-tuning", TITLE, __doc__)
+def run(folder: Path, quick: bool) -> Result:
     """Train the runs in `folder`."""
     scale = QUICK if quick else FULL
     seeds = [one_seed(scale, seed, folder) for seed in steps(range(scale.seeds), "private tuning")]

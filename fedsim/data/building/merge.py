@@ -31,7 +31,7 @@ def write_merged(segments: Segments, folder: Path, joined: int | None) -> tuple[
             only the offsets of examples change. Else None.
     """
     examples, tokens = _sizes_of_users(segments)
-    bounds = _bounds(tokens)
+    bounds = bounds_of(offsets_of(tokens), CHUNK_TOKENS)
     starts = starts_in_segments(segments, bounds, "lengths")
     if joined is not None:
         examples = -(-tokens // joined)  # as few as can be
@@ -44,7 +44,7 @@ def write_merged(segments: Segments, folder: Path, joined: int | None) -> tuple[
         (folder / layout.TOKENS).open("wb") as token_file,
         (folder / layout.EXAMPLE_OFFSETS).open("wb") as offset_file,
     ):
-        _begin_offsets(offset_file, num_examples + 1)
+        begin_offsets(offset_file, num_examples + 1)
         done = 0
         for chunk, (first, last) in enumerate(pairwise(bounds)):
             alone = last - first == 1
@@ -62,7 +62,7 @@ def offsets_of(counts: Indices) -> Indices:
     return np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
 
 
-def _begin_offsets(file: BinaryIO, size: int) -> None:
+def begin_offsets(file: BinaryIO, size: int) -> None:
     """Write what `np.save` writes before an array of that many offsets, and the first of them."""
     begin_array(file, size, "<i8")
     file.write(np.zeros(1, "<i8").tobytes())
@@ -101,14 +101,16 @@ def _sizes_of_users(segments: Segments) -> tuple[Indices, Indices]:
     return examples, tokens
 
 
-def _bounds(tokens: Indices) -> list[int]:
-    """Return where chunks of users begin and, last, end; a user too big for one is one alone."""
-    ends = np.cumsum(tokens)
+def bounds_of(offsets: Indices, at_once: int) -> list[int]:
+    """Return where chunks of users begin and, last, end; a user too big for one is one alone.
+
+    A chunk has at most `at_once` items, of which a user has offsets[user] : offsets[user + 1].
+    """
     bounds = [0]
-    while bounds[-1] < len(ends):
+    while bounds[-1] < len(offsets) - 1:
         first = bounds[-1]
-        limit = (ends[first - 1] if first else 0) + CHUNK_TOKENS
-        bounds.append(max(first + 1, int(np.searchsorted(ends, limit, side="right"))))
+        until = int(np.searchsorted(offsets, offsets[first] + at_once, side="right")) - 1
+        bounds.append(max(first + 1, until))
     return bounds
 
 

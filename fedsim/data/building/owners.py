@@ -9,7 +9,13 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from fedsim.data.building.merge import begin_array, starts_in_segments
+from fedsim.data.building.merge import (
+    begin_array,
+    begin_offsets,
+    bounds_of,
+    offsets_of,
+    starts_in_segments,
+)
 from fedsim.data.building.segments import Segments
 from fedsim.data.store import Indices, runs
 from fedsim.data.store import manifest as layout
@@ -62,7 +68,7 @@ def _write_by_example(segments: Segments, folder: Path, index: Indices) -> None:
     """Write each example's owners, its user first, and where they begin."""
     user_offsets = np.load(folder / layout.USER_OFFSETS)
     num_examples = int(user_offsets[-1])
-    bounds = _bounds(user_offsets)
+    bounds = bounds_of(user_offsets, _AT_ONCE)
     starts = starts_in_segments(segments, bounds, "others")
     total = num_examples + _num_pairs(segments)
     with (
@@ -70,8 +76,7 @@ def _write_by_example(segments: Segments, folder: Path, index: Indices) -> None:
         (folder / layout.EXAMPLE_OWNER_OFFSETS).open("wb") as offset_file,
     ):
         begin_array(owner_file, total, "<i8")
-        begin_array(offset_file, num_examples + 1, "<i8")
-        offset_file.write(np.zeros(1, "<i8").tobytes())
+        begin_offsets(offset_file, num_examples + 1)
         done = 0
         for chunk in range(len(bounds) - 1):
             counts, owners = _chunk(segments, starts[:, chunk : chunk + 2], index)
@@ -79,16 +84,6 @@ def _write_by_example(segments: Segments, folder: Path, index: Indices) -> None:
             owner_file.write(owners.astype("<i8").tobytes())
             offset_file.write(ends.astype("<i8").tobytes())
             done = int(ends[-1])
-
-
-def _bounds(user_offsets: Indices) -> list[int]:
-    """Return where chunks of users begin and, last, end: `_AT_ONCE` examples, or one user."""
-    bounds = [0]
-    while bounds[-1] < len(user_offsets) - 1:
-        first = bounds[-1]
-        until = int(np.searchsorted(user_offsets, user_offsets[first] + _AT_ONCE, side="right")) - 1
-        bounds.append(max(first + 1, until))
-    return bounds
 
 
 def _chunk(segments: Segments, starts: Indices, index: Indices) -> tuple[Indices, Indices]:
@@ -121,7 +116,7 @@ def _write_by_owner(folder: Path, num_owners: int) -> None:
     counts = np.zeros(num_owners, np.int64)
     for start in range(0, len(owners), _AT_ONCE):
         counts += np.bincount(owners[start : start + _AT_ONCE], minlength=num_owners)
-    owner_offsets = np.concatenate(([0], np.cumsum(counts)))
+    owner_offsets = offsets_of(counts)
     np.save(folder / layout.OWNER_EXAMPLE_OFFSETS, owner_offsets)
     examples = np.lib.format.open_memmap(
         folder / layout.OWNER_EXAMPLES, "w+", np.dtype("<i8"), (len(owners),)
@@ -150,7 +145,7 @@ def _write_example_keys(folder: Path, keys: npt.NDArray[np.uint64]) -> None:
     owners = np.load(folder / layout.EXAMPLE_OWNERS, mmap_mode="r")
     with (folder / layout.EXAMPLE_KEYS).open("wb") as file:
         begin_array(file, int(user_offsets[-1]), "<u8")
-        for first, last in pairwise(_bounds(user_offsets)):
+        for first, last in pairwise(bounds_of(user_offsets, _AT_ONCE)):
             low, high = int(user_offsets[first]), int(user_offsets[last])
             starts = np.asarray(offsets[low : high + 1]) - offsets[low]
             of_owners = keys[np.asarray(owners[offsets[low] : offsets[high]])]

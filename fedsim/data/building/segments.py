@@ -14,7 +14,6 @@ was killed resumes after its last whole segment, and ends with the same store.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from array import array
@@ -30,11 +29,12 @@ import numpy.typing as npt
 from fedsim.data.building.tokenise import BatchTokeniser, Ids, TokenisedBatch
 from fedsim.data.store import Indices, runs
 from fedsim.data.store.manifest import disk_dtype
-from fedsim.utils.files import write_atomically
-from fedsim.utils.json_text import is_count, read_json
+from fedsim.utils.files import file_digest, write_atomically
+from fedsim.utils.json_text import digest, is_count, read_json
 
 SEGMENT_TOKENS = 1 << 24  # held in memory, a few copies of them
 SEGMENT_EXAMPLES = 1 << 19
+_AT_ONCE = 1 << 20  # ids: an index takes 8 bytes, where an id takes 2
 _READ = "read.json"
 
 
@@ -180,7 +180,7 @@ class Segments:
             new_owners=list(self.owners)[self._num_known_owners :],
             sha256=_digests(self.folder / name, self._kinds),
         )
-        head["sha256"]["head"] = _digest_of({**head, "sha256": ""})
+        head["sha256"]["head"] = digest({**head, "sha256": ""})
         write_atomically(self.folder / f"{name}.json", json.dumps(head))
         self.heads.append(head)
         self._begin()
@@ -199,28 +199,26 @@ class Segments:
         try:
             head: Head = read_json(path)
             digests = _digests(path.with_suffix(""), self._kinds)
-            unknown = "new_owners" not in head  # of an earlier fedsim
-            if unknown or head["sha256"] != {**digests, "head": _digest_of({**head, "sha256": ""})}:
+            if head["sha256"] != {**digests, "head": digest({**head, "sha256": ""})}:
                 return None
         except (OSError, ValueError, TypeError, KeyError):
             return None
         return head
 
 
-def ordered(ids: Ids, lengths: Indices, order: Indices, at_once: int = 1 << 20) -> Iterator[Ids]:
-    """Yield the ids of the examples in `order`, about `at_once` at a time.
+def ordered(ids: Ids, lengths: Indices, order: Indices) -> Iterator[Ids]:
+    """Yield the ids of the examples in `order`, about `_AT_ONCE` at a time.
 
     Args:
         ids: of examples end to end.
         lengths: of the examples, int64.
         order: example numbers in the order wanted.
-        at_once: an index takes 8 bytes, where an id takes 2: not all are made together.
     """
     starts = np.cumsum(lengths) - lengths
     ends = np.cumsum(lengths[order])
     first = done = 0
     while first < len(order):
-        last = max(first + 1, int(np.searchsorted(ends, done + at_once, side="right")))
+        last = max(first + 1, int(np.searchsorted(ends, done + _AT_ONCE, side="right")))
         chosen = order[first:last]
         yield ids[runs(starts[chosen], lengths[chosen])]
         first, done = last, int(ends[last - 1])
@@ -257,16 +255,7 @@ def _read(folder: Path) -> _Read:
 
 def _digests(segment: Path, kinds: Sequence[str]) -> dict[str, str]:
     """Return the SHA-256 (hex) of each of a segment's files, by its kind."""
-    return {kind: _digest_of_file(segment.with_suffix(f".{kind}")) for kind in kinds}
-
-
-def _digest_of_file(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _digest_of(head: object) -> str:
-    return hashlib.sha256(json.dumps(head, sort_keys=True).encode()).hexdigest()
+    return {kind: file_digest(segment.with_suffix(f".{kind}")) for kind in kinds}
 
 
 def _write(path: Path, chunks: Any) -> None:  # noqa: ANN401

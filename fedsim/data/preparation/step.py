@@ -8,7 +8,6 @@ from abc import abstractmethod
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from types import TracebackType
 from typing import ClassVar
 
 from fedsim.data.sources.records import Record
@@ -84,12 +83,7 @@ class Spool:
     def __enter__(self) -> Spool:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._file.close()
 
     def __len__(self) -> int:

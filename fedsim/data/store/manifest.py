@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any, Literal, NotRequired, TypedDict, cast, get_args
 import numpy as np
 
 from fedsim.errors import ConfigError
-from fedsim.utils.json_text import is_count, read_json
+from fedsim.utils.json_text import digest, is_count, read_json
 
 FORMAT_VERSION = 4
 CO_OWNED_VERSION = 5  # of stores whose source names owners: an older fedsim must not open them
@@ -154,7 +153,7 @@ def narrowest(vocabulary_size: int, loss_on: LossOn) -> str:
 def fingerprint(manifest: Manifest) -> str:
     """Return the SHA-256 (hex) of the manifest without its own: of JSON with sorted keys."""
     others = {key: value for key, value in manifest.items() if key != "sha256"}
-    return hashlib.sha256(json.dumps(others, sort_keys=True).encode()).hexdigest()
+    return digest(others)
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:

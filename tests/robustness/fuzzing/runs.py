@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from fedsim.attacks.user_inference import attack_run
 from fedsim.report.schema import load_metrics, load_report
-from fedsim.runner.checkpoint import PLACEHOLDER, latest_checkpoint, load_checkpoint, seal
+from fedsim.runner.checkpoint import PLACEHOLDER, checkpoints_in, load_checkpoint, seal
 from fedsim.runner.detailed_evaluation import evaluate_run
 from fedsim.runner.folder import RunFolder
 from fedsim.runner.identity import FORMAT, check_sources
@@ -140,10 +140,10 @@ def _read_metrics(place: Path) -> None:
 
 def _write_shared(valid: Path, place: Path, dice: Dice) -> None:
     ledger = read_json(valid / RUN / "ledger.json")
-    told = {"version": 1, "epsilon": 8.0, "delta": 1e-5, "relation": "add-or-remove-one"}
+    told = {"version": 2, "epsilon": 8.0, "delta": 1e-5, "relation": "add-or-remove-one"}
     if dice.random() < 0.8:
         registered = [{"cost": item["cost"], "rounds": 4} for item in ledger["releases"]]
-        told |= {"version": 2, "order": 4.0, "registered": registered}
+        told |= {"order": 4.0, "registered": registered}
     write_json(place / _SHARED, changed_tree(dice, {**told, "ledger": ledger}))
     if dice.random() < 0.2:
         (place / _SHARED).write_bytes(changed_bytes(dice, (place / _SHARED).read_bytes()))
@@ -228,7 +228,7 @@ def _attacked(valid: Path) -> None:
     finished_run(valid)
     if not (valid / RUN / "attack").exists():
         attack_run(valid / RUN, samples=[1], checkpoints=True)
-    if latest_checkpoint(valid / RUN / "checkpoints") is None:
+    if not checkpoints_in(valid / RUN / "checkpoints"):
         raise RuntimeError("the sample run has no checkpoint")
 
 

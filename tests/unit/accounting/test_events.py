@@ -121,11 +121,6 @@ def test_json_round_trip(cost: RoundCost) -> None:
     assert RoundCost.from_json(json.loads(json.dumps(cost.to_json()))) == cost
 
 
-def test_json_of_the_first_ledgers_is_read_as_poisson() -> None:
-    old = {"sampling_probability": 0.5, "noise_multiplier": 1.0, "units_per_user": 3}
-    assert RoundCost.from_json(old) == RoundCost(PoissonSampling(0.5), 1.0, 3)
-
-
 POISSON = {"kind": "poisson", "probability": 0.5}
 FIXED = {"kind": "fixed-size", "size": 5, "population": 10}
 
@@ -135,10 +130,10 @@ FIXED = {"kind": "fixed-size", "size": 5, "population": 10}
     [
         None,
         [],
-        {"sampling_probability": 0.5},
-        {"sampling_probability": 0.5, "noise_multiplier": 1.0, "units_per_user": 1, "extra": 1},
-        {"sampling_probability": 2.0, "noise_multiplier": 1.0, "units_per_user": 1},
-        {"sampling_probability": 0.5, "noise_multiplier": 1.0, "units_per_user": 1.5},
+        {"sampling": POISSON},
+        {"sampling_probability": 0.5, "noise_multiplier": 1.0, "units_per_user": 1},
+        {"sampling": POISSON, "noise_multiplier": 1.0, "units_per_user": 1, "extra": 1},
+        {"sampling": POISSON, "noise_multiplier": 1.0, "units_per_user": 1.5},
         {"sampling": 0.5, "noise_multiplier": 1.0, "units_per_user": 1},
         {"sampling": POISSON, "noise_multiplier": "1", "units_per_user": 1},
         {"sampling": POISSON, "noise_multiplier": True, "units_per_user": 1},

@@ -146,26 +146,20 @@ def run(**change: object) -> dict[str, object]:
     [
         (None, "not a ledger"),
         ({}, "not a ledger"),
+        ({"version": 1, "releases": []}, "version = 1"),
         ({"version": 3, "releases": []}, "version = 3"),
-        ({"version": 1}, "releases = None"),
-        ({"version": 1, "releases": [3]}, "expected keys"),
-        ({"version": 1, "releases": [{**run(), "more": 1}]}, "expected keys"),
-        ({"version": 1, "releases": [run(first_round=-1)]}, "first_round"),
-        ({"version": 1, "releases": [run(num_rounds=0)]}, "num_rounds"),
-        ({"version": 1, "releases": [run(num_rounds=True)]}, "num_rounds"),
-        ({"version": 1, "releases": [run(release=7)]}, "release = 7"),
-        ({"version": 1, "releases": [run(cost={})]}, "round cost"),
+        ({"version": 2}, "releases = None"),
+        ({"version": 2, "releases": [3]}, "expected keys"),
+        ({"version": 2, "releases": [{**run(), "more": 1}]}, "expected keys"),
+        ({"version": 2, "releases": [run(first_round=-1)]}, "first_round"),
+        ({"version": 2, "releases": [run(num_rounds=0)]}, "num_rounds"),
+        ({"version": 2, "releases": [run(num_rounds=True)]}, "num_rounds"),
+        ({"version": 2, "releases": [run(release=7)]}, "release = 7"),
+        ({"version": 2, "releases": [run(cost={})]}, "round cost"),
         ({"version": 2, "releases": [run(cost=HUGE)]}, "that a float can hold"),
-        ({"version": 1, "releases": [run(), run(first_round=1)]}, "twice"),
+        ({"version": 2, "releases": [run(), run(first_round=1)]}, "twice"),
     ],
 )
 def test_a_malformed_ledger_is_refused(data: object, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Ledger.from_json(data)
-
-
-def test_a_ledger_of_version_1_is_read() -> None:
-    """Version 1 knew Poisson sampling alone and had its probability in the cost."""
-    cost = {"sampling_probability": 0.1, "noise_multiplier": 4.0, "units_per_user": 1}
-    ledger = Ledger.from_json({"version": 1, "releases": [run(cost=cost)]})
-    assert ledger.costs == [(A, 2)]

@@ -22,7 +22,6 @@ from fedsim.accounting.trade_off import (
     attacker_sentence,
     posterior,
 )
-from fedsim.attacks.roc import auroc_bound, roc_bound
 from fedsim.concentration.sampling import ConcentratedSampling
 from fedsim.sampling import BalancedSampling, FixedSizeSampling, PoissonSampling, Sampling
 
@@ -66,11 +65,15 @@ def test_no_pair_of_epsilon_and_delta_says_more(
     rate: float, noise: float, rounds: int, delta: float, units: int
 ) -> None:
     found = curve_of(PoissonSampling(rate), noise, rounds, delta, units)
-    of_pair = roc_bound(
-        ALPHAS, epsilon(RoundCost(PoissonSampling(rate), noise, units), rounds, delta), delta
+    spent = epsilon(RoundCost(PoissonSampling(rate), noise, units), rounds, delta)
+    # Kairouz, Oh and Viswanath 2015, Theorem 2.1: TPR <= e^ε FPR + δ, and mirrored.
+    steep, flat = (
+        np.exp(spent) * ALPHAS + delta,
+        1.0 - np.exp(-spent) * (1.0 - delta - ALPHAS),
     )
-    assert (found.true_positive_rates(ALPHAS) <= of_pair + 1e-12).all()
-    assert found.area <= auroc_bound(found.epsilons[-1], found.deltas[-1]) + 1e-12
+    assert (found.true_positive_rates(ALPHAS) <= np.minimum(steep, flat) + 1e-12).all()
+    last = (1.0 - found.deltas[-1]) ** 2 / (1.0 + np.exp(found.epsilons[-1]))
+    assert found.area <= 1.0 - last + 1e-12
     rates = found.true_positive_rates(np.sort(ALPHAS))
     assert (np.diff(rates) >= -1e-12).all()
     assert (rates >= np.sort(ALPHAS) - 1e-12).all()

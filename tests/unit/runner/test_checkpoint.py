@@ -15,7 +15,7 @@ from fedsim.config import Config, parse_config
 from fedsim.errors import ConfigError
 from fedsim.runner.checkpoint import (
     PLACEHOLDER,
-    latest_checkpoint,
+    checkpoints_in,
     load_checkpoint,
     save_checkpoint,
     seal,
@@ -77,14 +77,13 @@ def test_training_goes_on_from_disk_as_if_nothing_had_been(tmp_path: Path) -> No
 
 
 def test_the_last_ones_are_kept(tmp_path: Path) -> None:
-    assert latest_checkpoint(tmp_path) is None
-    assert latest_checkpoint(tmp_path / "absent") is None
+    assert checkpoints_in(tmp_path) == checkpoints_in(tmp_path / "absent") == []
     (tmp_path / "notes.txt").write_text("mine", encoding="utf-8")
     for round in (2, 9, 10, 100):
         save_checkpoint(tmp_path, ServerState(round, start().parameters), keep=2)
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == ["notes.txt", "round-000010.safetensors", "round-000100.safetensors"]
-    assert latest_checkpoint(tmp_path) == tmp_path / "round-000100.safetensors"
+    assert checkpoints_in(tmp_path)[-1] == tmp_path / "round-000100.safetensors"
 
 
 def test_a_write_that_fails_leaves_the_older_checkpoint(
@@ -99,7 +98,7 @@ def test_a_write_that_fails_leaves_the_older_checkpoint(
         patch.setattr("os.fsync", no_space)
         with pytest.raises(OSError, match="No space left"):
             save_checkpoint(tmp_path, state_after(2), keep=1)
-    assert latest_checkpoint(tmp_path) == first
+    assert checkpoints_in(tmp_path) == [first]
     assert same_state(load_checkpoint(first), state_after(1))
 
 

@@ -163,31 +163,15 @@ def test_mechanisms_that_no_accountant_composes_are_paid_for_by_the_filter(tmp_p
     assert found["if_fixed_in_advance"]["epsilon"] is None
 
 
-def test_a_ledger_of_version_1_goes_on_under_the_filter(tmp_path: Path) -> None:
-    path = tmp_path / "people.json"
-    old = {"version": 1, "epsilon": 2.0, "delta": DELTA, "relation": BOTH.value}
-    ledger = Ledger()
-    for round in range(5):
-        ledger = ledger.charge(round, COST, "secure")
-    path.write_text(json.dumps({**old, "ledger": ledger.to_json()}), encoding="utf-8")
-    shared = account(tmp_path, 2.0)
-    done = charge(shared, COST, 1000)
-    found = read_shared(path)
-    assert (found.order, found.registered) == (best_order(2.0, DELTA, BOTH), ())
-    assert found.ledger.costs == [(COST, 5 + done)]
-    assert done > 0
-    assert json.loads(path.read_text())["version"] == 2
-    assert "registered before" not in facts(found)["statement"]
-
-
-def test_a_ledger_of_version_1_beyond_the_filter_promises_nothing(tmp_path: Path) -> None:
+def test_a_ledger_that_holds_more_than_its_filter_pays_for_promises_nothing(tmp_path: Path) -> None:
     path = tmp_path / "people.json"
     budget = epsilon(COST, 50, DELTA)
-    old = {"version": 1, "epsilon": budget, "delta": DELTA, "relation": BOTH.value}
     ledger = Ledger()
     for round in range(50):
         ledger = ledger.charge(round, COST, "secure")
-    path.write_text(json.dumps({**old, "ledger": ledger.to_json()}), encoding="utf-8")
+    order = best_order(budget, DELTA, BOTH)
+    beyond = SharedLedger(budget, DELTA, BOTH, order, ledger=ledger)
+    path.write_text(json.dumps(beyond.to_json()), encoding="utf-8")
     found = facts(read_shared(path))
     assert found["epsilon"] is None
     assert "is not proved" in found["statement"]

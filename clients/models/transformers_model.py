@@ -15,7 +15,7 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from fedsim.accounting import GIVEN, PROMISE
+from fedsim.accounting import GIVEN, PROMISE, is_unfinished
 from fedsim.clients.models.chat import ChatEncoder
 from fedsim.clients.models.cpu_kernels import fuse_activations, onednn_products
 from fedsim.clients.models.dropout import install_dropout
@@ -47,6 +47,7 @@ class TransformersModel:
     Attributes:
         module: the network, for engines that look inside; its own weights never change.
         tokenizer: the transformers tokenizer.
+        earlier_training: sentences of `origin` on training that the start has behind it.
         encoder: what `encode` calls; it can be sent to a process that has no network.
         places: every name in the module that a trainable parameter goes by, to the first.
         is_adapter: whether adapters are all that is trained.
@@ -72,7 +73,8 @@ class TransformersModel:
             ConfigError: module and tokenizer do not fit each other, the sequences or `config`.
         """
         self.name = config.name_or_path
-        self.origin = " ".join([origin, *_earlier_training(config)])
+        self.earlier_training = tuple(_earlier_training(config))
+        self.origin = " ".join([origin, *self.earlier_training])
         self.tokenizer = tokenizer
         self.device = torch.device(device)
         self.vocabulary_size = int(module.config.get_text_config().vocab_size)
@@ -85,7 +87,7 @@ class TransformersModel:
         self._pad_token_id = _make_padding_ordinary(module)
         self.dropout = config.dropout
         self.attention = config.attention
-        if config.attention != "eager":
+        if (module.config._attn_implementation or "eager") != config.attention:
             _set_attention(module, config)
         fuse_activations(module)
         self.module = _prepared(module, config, seed).to(self.device)
@@ -336,7 +338,6 @@ def _earlier_training(config: ModelConfig) -> Iterator[str]:
         )
     for start in filter(None, (config.name_or_path, config.adapter)):
         folder, shown = _folder(start), shown_name(start)
-        given, unfinished = folder / GIVEN, folder.parent / "ledger.json"
         if (folder / PROMISE).exists():
             from fedsim.accounting.promise import verify  # noqa: PLC0415  (scipy and more)
 
@@ -345,25 +346,38 @@ def _earlier_training(config: ModelConfig) -> Iterator[str]:
             except ConfigError:
                 earlier = {"statement": "it does not verify.", "assumptions": []}
             yield from _quoted(shown, earlier)
-        elif given.exists():
-            note = read_json(given)
-            yield (
-                f"Its weights were given from Python: opened from {note['opened']!r}, and not what "
-                "is there. What they were trained on since counts too, where the people are the "
-                "same."
-            )
-            if note["promise"] is not None:
-                yield from _quoted(note["opened"], note["promise"])
-        elif unfinished.exists() and folder.name in ("model", "adapter"):
-            yield (
-                f"{shown!r} is of a run of fedsim that did not finish, and has no promise: its "
-                "releases count too, where the people are the same."
-            )
+        elif (folder / GIVEN).exists():
+            yield from _of_given(read_json(folder / GIVEN))
+        elif is_unfinished(folder):
+            yield _of_unfinished(shown)
+
+
+def _of_given(note: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what weights that were given from Python have behind them, by their note."""
+    opened = note["opened"]
+    if note["changed"]:
+        yield (
+            f"Its weights were given from Python: opened from {opened!r}, and not what is there. "
+            "What they were trained on since counts too, where the people are the same."
+        )
+    if note["promise"] is not None:
+        yield from _quoted(opened, note["promise"])
+    if note["unfinished"]:
+        yield _of_unfinished(opened)
+    if note["given"] is not None:
+        yield from _of_given(note["given"])
+
+
+def _of_unfinished(shown: str) -> str:
+    return (
+        f"{shown!r} is of a run of fedsim that did not finish, and has no promise: its releases "
+        "count too, where the people are the same."
+    )
 
 
 def _folder(start: str) -> Path:
     """Return where the files of a starting point are: of a hub id, in the hub's cache."""
-    path = Path(start).expanduser()
+    path = Path(start).expanduser().resolve()  # a link's own neighbours are not the run's
     if path.exists() or start in names("models"):  # a built-in one is on no hub
         return path
     return hub_folder(start, PROMISE) or path

@@ -10,9 +10,16 @@ statement.py     an ε with everything that it must be said with, in words and a
 Imports samplers and `seeding`, never `data`, `runner` or `report`.
 """
 
+from pathlib import Path
+
 PROMISE = "privacy.json"
 """A model's promise, beside its weights: see promise.py. Who only looks for it loads nothing."""
 
 GIVEN = "given.json"
-"""Beside weights that were given from Python and are not those of the folder that they were opened
-from: the folder's name, and what it promises."""
+"""Beside weights that were given from Python: what they were opened from, and its past."""
+
+
+def is_unfinished(folder: Path) -> bool:
+    """Whether a folder has the model or adapter of a run of fedsim that has no promise yet."""
+    in_run = folder.name in ("model", "adapter") and (folder.parent / "ledger.json").exists()
+    return in_run and not (folder / PROMISE).exists()

@@ -61,7 +61,7 @@ class _Owned:
 
 
 def _prepared(config: DataConfig) -> Prepared:
-    return Prepared(_rows(config), config.preparation)
+    return Prepared(_rows(config), config.preparation, co_owned=config.co_owned)
 
 
 def _rows(config: DataConfig) -> Iterator[RawRecord]:

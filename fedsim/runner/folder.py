@@ -222,10 +222,20 @@ class RunFolder:
         Rounds after the checkpoint are done again. With seeded noise they give the same release,
         which is charged once; with secure noise they are new releases, so everything that was
         ever charged stays charged. A damaged checkpoint is passed over: see `newest_whole_state`.
+
+        Raises:
+            ConfigError: the ledger has fewer releases than metrics or checkpoints show.
         """
-        charged = self.read_ledger()
+        charged, lines = self.read_ledger(), self.read_metrics()
         state = newest_whole_state(self.checkpoints, charged)
-        done = [line for line in self.read_metrics() if state and line["round"] <= state.round]
+        shown = max((int(line["round"]) for line in lines), default=0)
+        if charged.num_releases < shown:
+            raise ConfigError(
+                f"--resume: {self.metrics} has {shown} releases behind it and {self.ledger.name} "
+                f"{charged.num_releases}: charges are missing; put the ledger back that belongs "
+                "to it"
+            )
+        done = [line for line in lines if state and line["round"] <= state.round]
         write_atomically(
             self.metrics,
             "".join(

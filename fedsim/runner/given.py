@@ -24,12 +24,13 @@ from uuid import UUID
 
 import numpy as np
 
-from fedsim.accounting import GIVEN, PROMISE
+from fedsim.accounting import GIVEN, PROMISE, is_unfinished
 from fedsim.accounting.promise import verify
 from fedsim.config import Config, load_config, parse_config
 from fedsim.data.sources.names import user_name
 from fedsim.errors import ConfigError
 from fedsim.utils import files
+from fedsim.utils.json_text import read_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -200,8 +201,14 @@ def _model_folder(model: object, tokenizer: object) -> str:
                     path.unlink()
                 for path in opened.glob(pattern):
                     shutil.copyfile(path, folder / path.name)
-        elif named and not unchanged:
-            note = {"opened": shown, "promise": _promise_of(opened)}
+        elif named and (not unchanged or (opened / GIVEN).is_file() or is_unfinished(opened)):
+            note = {
+                "opened": shown,
+                "changed": not unchanged,
+                "promise": _promise_of(opened),
+                "unfinished": is_unfinished(opened),
+                "given": read_json(opened / GIVEN) if (opened / GIVEN).is_file() else None,
+            }
             (folder / GIVEN).write_text(json.dumps(note), encoding="utf-8")
 
     return _kept("model", save, shown.split("/")[-1] if unchanged else "model")

@@ -135,6 +135,30 @@ def _check(folder: RunFolder, config: Config, resume: bool) -> None:
         folder.check_resumable(config)
     else:  # a run that was killed before it wrote anything starts again
         folder.check_fresh()
+        if resume:
+            log.warning("--resume: there is no run in %s yet; a new one begins", folder.path)
+
+
+def write_promise(
+    folder: RunFolder, config: Config, plan: RoundPlan, state: ServerState, report: RunReport
+) -> None:
+    """Write the promise and a card into the folders of a run that are given away."""
+    terms = privacy_terms(config, plan, state)
+    costs = state.ledger.costs if plan.noise_multiplier > 0.0 else []
+    base, adapter = config.model.name_or_path, config.model.adapter
+    for given in (folder.model, folder.adapter):
+        if given.exists():
+            content = promise(given, terms, costs, plan.relation, report.privacy.assumptions)
+            card = model_card(
+                content,
+                shown_name(base),
+                adapter=given == folder.adapter,
+                continued=None if adapter is None else shown_name(adapter),
+                scores=report.private_scores,
+            )
+            text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+            write_atomically(given / NAME, text)
+            write_atomically(given / "README.md", card)
 
 
 @dataclass
@@ -293,28 +317,9 @@ class _Session:
             diverged=diverged,
             cut_short=self.cut_short,
         )
-        self._write_promise(report)
+        if self.plan.selection is None:  # of the runs of a search the winner alone is paid for
+            write_promise(self.folder, self.config, self.plan, self.state, report)
         write_reports(self.folder.path, report)
-
-    def _write_promise(self, report: RunReport) -> None:
-        """Write the promise and a card into the folders that are given away."""
-        terms = privacy_terms(self.config, self.plan, self.state)
-        costs = self.state.ledger.costs if self.private else []
-        model = self.config.model
-        base = shown_name(model.name_or_path)
-        continued = None if model.adapter is None else shown_name(model.adapter)
-        for folder in (self.folder.model, self.folder.adapter):
-            if folder.exists():
-                adapter = folder == self.folder.adapter
-                said = report.privacy.assumptions
-                content = promise(folder, terms, costs, self.plan.relation, said)
-                scores = report.private_scores
-                card = model_card(
-                    content, base, adapter=adapter, continued=continued, scores=scores
-                )
-                text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
-                write_atomically(folder / NAME, text)
-                write_atomically(folder / "README.md", card)
 
     def _start(self) -> ServerState:
         # A kill before the first checkpoint loses rounds, never charges: see RunFolder.take_up.

@@ -29,8 +29,10 @@ from fedsim.release_seed import sources
 from fedsim.report.schema import load_report
 from fedsim.runner.folder import RunFolder
 from fedsim.runner.identity import keep_seed, kept_seed
+from fedsim.runner.session import write_promise
 from fedsim.runner.shared_ledger import SharedAccount, shared_account
 from fedsim.seeding import stream
+from fedsim.state import ServerState
 from fedsim.strategy import build_plan, plan_terms
 from fedsim.sweep.cells import Cell
 from fedsim.sweep.jobs import Job, Outcome, Runner, one_after_another
@@ -189,6 +191,7 @@ def run_search(
             _begin(search, out, asked)
             best = _best(search, _jobs(search, out), out, runner)
             best.replace(winner)
+        _write_promise(search, RunFolder(winner))
         _write_result(search, out)
         _track(cells[0].config, search.plan, winner)
         shutil.rmtree(out / TRIALS, ignore_errors=True)
@@ -333,6 +336,13 @@ def _best(search: Search, jobs: Sequence[tuple[Job, float]], out: Path, runner: 
             + "; its price is charged"
         )
     return folders[best[2]]
+
+
+def _write_promise(search: Search, winner: RunFolder) -> None:
+    """Write the winner's promise: until all trials are over, nothing has one."""
+    state = ServerState(0, {}, ledger=winner.read_ledger())
+    report = load_report(winner.path)
+    write_promise(winner, winner.read_config(), search.plan, state, report)
 
 
 def _write_result(search: Search, out: Path) -> None:

@@ -21,7 +21,9 @@ from fedsim.attacks.schema import AttackReport
 from fedsim.attacks.user_inference import bound_of
 from fedsim.cli.main import app, main
 from fedsim.report.schema import Privacy, TradeOffBound
+from fedsim.runner.launch import run
 from fedsim.sampling import PoissonSampling
+from tests.conftest import small_config
 from tests.unit.report.report_samples import privacy as of_a_run
 
 
@@ -65,6 +67,24 @@ def test_who_was_trained_on_can_be_told_and_a_canary_better(found: dict[str, Any
     assert found["final"]["gap"] == pytest.approx(
         found["final"]["loss_out"] - found["final"]["loss_in"]
     )
+
+
+@pytest.mark.parametrize("noise", ["seeded", "secure"])
+def test_what_the_start_was_trained_on_before_is_not_bounded(
+    attacked: Path, letters: Path, tmp_path: Path, noise: str
+) -> None:
+    """One seed holds out the same users of both runs; secret ones have nothing in common."""
+    config = small_config(
+        letters,
+        data={"held_out_users": 0.5, "held_out_examples": 0.4, "sequence_length": 16},
+        model={"name_or_path": str(attacked / "model"), "pretraining_steps": None},
+        strategy={"rounds": 1},
+        privacy={"noise": noise},
+    )
+    path = run(config.model_copy(update={"seed": 8}), tmp_path / "run").path
+    bound = json.loads(attack(path, "--samples", "1", "--json"))["bound"]
+    assert (bound["auroc"] is None) is (noise == "seeded")
+    assert ("The starting point was trained before" in bound["reason"]) is (noise == "seeded")
 
 
 def test_the_last_checkpoint_is_the_final_model(found: dict[str, Any]) -> None:

@@ -80,16 +80,24 @@ _MARKED = re.compile(rf"([\w-]+) \({ACROSS_USERS}\): ")
 class Prepared:
     """An iterator over (user, text) after all steps, and what they dropped so far.
 
+    Args:
+        records: of the source.
+        steps: in their order.
+        co_owned: whether one text of a user can have other owners than the next.
+
     Attributes:
         stream: the same records with their owners, to be read in place of the iterator.
         dropped: reason to number of records; final when the iterator is exhausted.
     """
 
-    def __init__(self, records: Iterable[RawRecord], steps: Sequence[Step]) -> None:
+    def __init__(
+        self, records: Iterable[RawRecord], steps: Sequence[Step], *, co_owned: bool = False
+    ) -> None:
         self.dropped: Counter[str] = Counter()
         stream = self._whole(records)
         for step in steps:
-            if not step.per_user:  # counted even at zero: that it looked is what the report says
+            if not step.per_user or (co_owned and step.compares_texts):
+                # Counted even at zero: that it looked is what the report says.
                 self.dropped[step.reason("anything")] += 0
             stream = step.apply(stream, self.dropped)
         self.stream = stream

@@ -19,9 +19,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import fedsim
 from fedsim.accounting.promise import verify
-from fedsim.config import parse_config
+from fedsim.config import ModelConfig, parse_config
 from fedsim.data.reading import records
 from fedsim.errors import ConfigError
+from fedsim.materials import load_model
 from fedsim.report.schema import load_metrics
 from fedsim.runner.given import with_given
 from tests.conftest import small_config
@@ -181,13 +182,45 @@ def test_a_promise_on_the_hub_goes_with_what_is_opened_from_there(
 def test_an_unfinished_run_is_no_start_of_unknown_text(
     finished: fedsim.Run, speeches: Path, tmp_path: Path
 ) -> None:
+    """However it is named or given: its releases count too."""
     copy = Path(shutil.copytree(finished.path, tmp_path / "killed"))
     (copy / "model" / "privacy.json").unlink()
-    config = settings(source=str(speeches))
-    config["model"] = {"trainable": "ln_", "name_or_path": str(copy / "model")}
-    run = fedsim.run(config, tmp_path / "on")
-    said = " ".join(run.report.privacy.assumptions)
-    assert "'model' is of a run of fedsim that did not finish, and has no promise" in said
+    (tmp_path / "link").symlink_to(copy / "model")
+    sentence = "is of a run of fedsim that did not finish, and has no promise"
+    assert f"'model' {sentence}" in origin_of(str(copy / "model"))
+    assert f"'model' {sentence}" in origin_of(str(tmp_path / "link"))
+    # Given from Python, as it is or changed, and what that was written to given once more.
+    start, given = str(copy / "model"), []
+    for change in (0.0, 0.0, 1e-3, 0.0):
+        held = AutoModelForCausalLM.from_pretrained(start)
+        with torch.no_grad():
+            next(held.parameters()).add_(change)
+        tokenizer = AutoTokenizer.from_pretrained(start)
+        raw = settings(source=str(speeches)) | {"model": {"trainable": "ln_"}}
+        start = with_given(raw, model=held, tokenizer=tokenizer).model.name_or_path
+        given.append(origin_of(start))
+    assert all(f"'model' {sentence}" in said for said in given)
+    assert ["and not what is there" in said for said in given] == [False, False, True, True]
+
+
+def test_the_promise_of_a_start_stays_with_what_is_made_of_it(
+    finished: fedsim.Run, speeches: Path
+) -> None:
+    """Changed, written to the cache, opened from there and changed again."""
+    start, statement = str(finished.path / "model"), finished.report.privacy.statement
+    for _ in range(2):
+        held = AutoModelForCausalLM.from_pretrained(start)
+        with torch.no_grad():
+            next(held.parameters()).add_(1e-3)
+        tokenizer = AutoTokenizer.from_pretrained(start)
+        raw = settings(source=str(speeches)) | {"model": {"trainable": "ln_"}}
+        start = with_given(raw, model=held, tokenizer=tokenizer).model.name_or_path
+        assert statement in origin_of(start)
+
+
+def origin_of(start: str) -> str:
+    """Return what a report would say of this starting point."""
+    return load_model(ModelConfig(name_or_path=start), sequence_length=8).origin
 
 
 def users_of(config: fedsim.Config) -> list[str | None]:

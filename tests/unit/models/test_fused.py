@@ -59,6 +59,8 @@ def test_fused_attention_is_the_same_attention_or_refused(name: str) -> None:
             of(module, fused)
         return
     plain, other = of(copy.deepcopy(module), config), of(module, fused)
+    for model in (plain, other):  # whatever the network came with
+        assert cast(PreTrainedModel, model.module).config._attn_implementation == model.attention
     start = {
         name: value + 0.1 * torch.randn_like(value)
         for name, value in plain.initial_parameters().items()

@@ -135,6 +135,20 @@ def test_steps_that_compare_texts_of_different_owners_are_named() -> None:
     assert "(min-examples)" in said
 
 
+@pytest.mark.parametrize("co_owned", [True, False])
+def test_that_they_compared_is_kept_with_the_texts_also_where_they_dropped_none(
+    co_owned: bool,
+) -> None:
+    """The config of a run on a store that was built before does not have the steps."""
+    steps = [step("exact-duplicates"), step("text-length", minimum=1)]
+    for texts in (["a", "b"], ["a", "a"]):
+        rows = [RawRecord("ann", text, {}, ("ann", "bob")) for text in texts]
+        prepared = Prepared(rows, steps, co_owned=co_owned)
+        assert list(prepared)
+        found = assumptions([], prepared.dropped, co_owned=co_owned)
+        assert ["(exact-duplicates)" in said for said in found] == [True] * co_owned
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [

@@ -90,6 +90,23 @@ def test_a_ledger_that_is_gone_is_not_an_empty_one(folder: RunFolder) -> None:
 
 
 @pytest.mark.parametrize("secure", [True, False])
+def test_nor_before_the_first_checkpoint(folder: RunFolder, secure: bool) -> None:
+    """The metrics bear witness to four rounds: nothing is cut, and a whole ledger goes on."""
+    for path in folder.checkpoints.iterdir():
+        path.unlink()
+    whole, before = folder.ledger.read_bytes(), folder.metrics.read_bytes()
+    for ledger in (None, state_after(3).ledger):
+        folder.ledger.unlink(missing_ok=True)
+        if ledger is not None:
+            folder.charge(ledger)
+        with pytest.raises(ConfigError, match=r"metrics\.jsonl has 4 .*charges are missing"):
+            folder.take_up(secure)
+    assert folder.metrics.read_bytes() == before
+    folder.ledger.write_bytes(whole)
+    assert folder.take_up(secure) is None
+
+
+@pytest.mark.parametrize("secure", [True, False])
 def test_a_checkpoint_of_another_run_is_not_taken_up(folder: RunFolder, secure: bool) -> None:
     """Its releases, of another mechanism or with other noise, were charged elsewhere."""
     for cost, release in ((replace(COST, noise_multiplier=9.0), "seeded:1"), (COST, "seeded:2")):

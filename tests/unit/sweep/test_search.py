@@ -114,12 +114,21 @@ def test_a_search_that_was_killed_goes_on_to_the_same_winner(
     cells = cells_of(config)
     with pytest.raises(KeyboardInterrupt):
         run_search(cells, tmp_path / "one", trials=6.0, runner=Interrupted(killed_after))
+    # The price is of the winner of all trials: the best so far has no promise to give away.
+    trained = list((tmp_path / "one").rglob("model"))
+    assert len(trained) == min(killed_after, 1)
+    assert not list((tmp_path / "one").rglob("privacy.json"))
+    assert all("privacy.json" in fedsim("push", m.parent, "a/b").complaint for m in trained)
     shutil.copytree(tmp_path / "one", tmp_path / "two")
     before = (tmp_path / "one" / "ledger.json").read_bytes()
     winners = [
         run_search(cells, tmp_path / name, trials=6.0, resume=True) for name in ("one", "two")
     ]
     assert weights(winners[0]) == weights(winners[1])
+    assert fedsim("account", "verify", winners[0] / "model").returncode == 0
+    (winners[1] / "model" / "privacy.json").unlink()  # killed before it was written
+    assert run_search(cells, tmp_path / "two", trials=6.0, resume=True) == winners[1]
+    assert fedsim("account", "verify", winners[1] / "model").returncode == 0
     assert (tmp_path / "one" / "ledger.json").read_bytes() == before  # charged once
     ledger = RunFolder(winners[0]).read_ledger()
     assert ledger.num_releases == load_report(winners[0]).cost.rounds

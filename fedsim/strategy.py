@@ -245,6 +245,13 @@ def public_size(
     The other relations do not hide it.
     """
     if declared is not None:
+        if not 0.8 * declared <= counted <= 1.25 * declared:
+            log.warning(
+                "%s = %d: the data have %d, which no ε covers. Rates and denominators are of the "
+                "declared number: ε holds, but a round draws %.3g times as many %s as it divides "
+                "by, and a plan or a budget of gradients is for other data.",
+                *(field, declared, counted, counted / declared, noun),
+            )
         return declared, f"The number of {noun}, {declared}, was declared public ({field})."
     relation = neighbours(config)
     if relation is Relation.FIXED_GRAPH:
@@ -555,10 +562,18 @@ def server_optimizer(config: Config) -> ServerOptimizer:
     return ServerOptimizer(server.optimizer, server.learning_rate, server.max_gradient_norm)
 
 
+_INSTEAD = {
+    ("els", "cohort_size"): " and give strategy.batch_size, the examples of a round",
+    ("group-privacy", "cohort_size"): " and give strategy.batch_size, the examples of a round",
+    ("uls", "batch_size"): " and give strategy.cohort_size, the users of a round",
+}
+
+
 def only(config: StrategyConfig, **unused: object) -> None:
     """Raise `ConfigError` if a key that this strategy has no use for was set."""
     for field, value in unused.items():
         if value is not None:
             raise ConfigError(
                 f"strategy.{field} = {value!r}: not used by strategy {config.name!r}; remove it"
+                f"{_INSTEAD.get((config.name, field), '')}"
             )

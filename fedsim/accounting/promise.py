@@ -143,7 +143,9 @@ def verify(folder: Path) -> dict[str, Any]:
     try:
         content = read_json(path)
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+        inside = [name for name in ("adapter", "model") if (folder / name / NAME).exists()]
+        hint = "".join(f"; give {folder / name}" for name in inside[:1])
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}{hint}") from None
     except ValueError as error:
         raise ConfigError(f"{path}: not JSON: {error}") from None
     found = content.get("format") if isinstance(content, Mapping) else None

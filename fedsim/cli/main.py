@@ -41,7 +41,6 @@ from fedsim.utils.files import disk_message
 
 app = typer.Typer(
     name="fedsim",
-    help="Fine-tune language models with user-level differential privacy, and see what it costs.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
@@ -60,7 +59,25 @@ app.command(name="plan")(plan_command)
 app.command(name="push")(push_command)
 app.command(name="tune")(tune_command)
 
-HALTED, DIVERGED, DISK, WRONG_INPUT, BUDGET_SPENT = 1, 1, 1, 2, 3
+HALTED, DIVERGED, DISK, WRONG_INPUT, BUDGET_SPENT, INTERRUPTED = 1, 1, 1, 2, 3, 130
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        typer.echo(version("fedsim-dp"))
+        raise typer.Exit
+
+
+@app.callback()
+def callback(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Print it and exit."),
+    ] = False,
+) -> None:
+    """Fine-tune language models with user-level differential privacy, and see what it costs."""
 
 
 @app.command(name="run")
@@ -74,8 +91,18 @@ def run_command(
     from fedsim.config import load_config
     from fedsim.runner.launch import run
 
-    laid_over = load_config(config, overrides or [])
-    say_what_came_out(run(laid_over, out or Path("runs") / config.stem, resume=resume).path)
+    laid_over, folder = load_config(config, overrides or []), out or Path("runs") / config.stem
+    try:
+        run(laid_over, folder, resume=resume)
+    except (BudgetSpentError, HaltedError):
+        if (folder / "report.json").exists():  # ended early, with a model and what it promises
+            say_what_came_out(folder)
+        raise
+    except KeyboardInterrupt:
+        again = "the same config and --set, --resume and --out"
+        typer.echo(f"Stopped; to take the run up, give {again} {folder}", err=True)
+        raise typer.Exit(INTERRUPTED) from None
+    say_what_came_out(folder)
 
 
 @app.command(name="demo")

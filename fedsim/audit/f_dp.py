@@ -117,9 +117,9 @@ def own_family(cost: RoundCost, rounds: int, relation: Relation, delta: float) -
         costs = [(scaled, rounds)]
         largest, pld = solve_epsilon(costs, min(_LEAST_DELTA, delta), relation)
         epsilons = np.linspace(0.0, largest, _POINTS)
-        deltas = [min(1.0, pld.get_delta_for_epsilon(epsilon)) for epsilon in epsilons.tolist()]
         at_delta = pld.get_epsilon_for_delta(delta)
-        return Profile(epsilons, np.array(deltas)), (1.0 - _PLD_ERROR) * at_delta
+        deltas = np.minimum(pld.deltas(epsilons), 1.0)
+        return Profile(epsilons, deltas), (1.0 - _PLD_ERROR) * at_delta
 
     return member
 

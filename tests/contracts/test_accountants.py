@@ -70,9 +70,10 @@ ALIASES = [("mixture", 1), ("pld", 4)]  # of "pld" and "mixture": the same code,
 ROWS = [
     (name, kind, units, relation)
     for (name, kind, units), relations in SUPPORTED.items()
-    for relation in Relation
+    for relation in (Relation.ADD_OR_REMOVE, Relation.REPLACE)
     if relation in relations and (name, units) not in ALIASES
 ]
+TWINS = (Relation.ZERO_OUT, Relation.FIXED_GRAPH)  # of add-or-remove-one: the same pairs of laws
 TRIPLES = list(itertools.product(ACCOUNTANTS, SAMPLINGS, UNITS, Relation))
 
 every_row = pytest.mark.parametrize(("name", "kind", "units", "relation"), ROWS)
@@ -136,6 +137,22 @@ def test_monotone(name: str, kind: str, units: int, relation: Relation) -> None:
         assert is_increasing([rates[0], middle, rates[1]])
 
 
+@pytest.mark.parametrize(
+    ("name", "kind", "units"),
+    [row[:3] for row in ROWS if row[3] is Relation.ADD_OR_REMOVE],
+)
+def test_zeroing_out_costs_what_adding_does(name: str, kind: str, units: int) -> None:
+    """Of truncated sampling but for what its grids round."""
+    cost, slack = cost_of(kind, units), 1e-3 if kind == "truncated-poisson" else 0.0
+    added = epsilon(cost, ROUNDS, DELTA, name, Relation.ADD_OR_REMOVE)
+    failing = delta(cost, ROUNDS, added, name, Relation.ADD_OR_REMOVE)
+    for relation in TWINS:
+        same = epsilon(cost, ROUNDS, DELTA, name, relation)
+        assert same == pytest.approx(added, rel=slack, abs=0.0)
+        same = delta(cost, ROUNDS, added, name, relation)
+        assert same == pytest.approx(failing, rel=slack, abs=0.0)
+
+
 @every_row
 def test_edges(name: str, kind: str, units: int, relation: Relation) -> None:
     cost, silent = cost_of(kind, units), cost_of(kind, units, noise=0.0)
@@ -152,7 +169,7 @@ def test_a_profile_is_delta_at_each_epsilon(
 ) -> None:
     cost = cost_of(kind, units)
     profile = accountants.profile_of_composition([(cost, ROUNDS)], DELTA, name, relation)
-    at = np.linspace(0.0, 1.5 * epsilon(cost, ROUNDS, DELTA, name, relation), 7)
+    at = np.linspace(0.0, 1.5 * epsilon(cost, ROUNDS, DELTA, name, relation), 4)
     exact = [delta(cost, ROUNDS, one, name, relation) for one in at.tolist()]
     assert profile(at).tolist() == pytest.approx(exact, rel=5e-3)
     silent = accountants.profile_of_composition([(cost_of(kind, units, noise=0.0), 1)], DELTA)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,7 +35,7 @@ from fedsim.materials import Materials, load_materials, load_model
 from fedsim.tensors import l2_norm
 from tests.conftest import small_config
 from tests.contracts.definition import CLIP_MARGIN
-from tests.contracts.layer_samples import NETWORKS, VOCABULARY, relative
+from tests.contracts.layer_samples import NETWORKS, VOCABULARY, relative, small_model
 from tests.contracts.test_engines import ENGINES
 
 P = 0.1
@@ -48,28 +48,23 @@ def small_network(name: str) -> TransformersModel:
     """GPT-2's and GPT-Neo's own layers, of random weights."""
     make, config = NETWORKS[name]
     torch.manual_seed(3)
-    config = replace_dropout(config)
+    dropping = config.model_copy(update={"dropout": P})
     return TransformersModel(
-        make(), word_tokenizer(VOCABULARY), config, origin="", sequence_length=12
+        make(), word_tokenizer(VOCABULARY), dropping, origin="", sequence_length=12
     )
 
 
-def replace_dropout(config: ModelConfig) -> ModelConfig:
-    return config.model_copy(update={"dropout": P})
-
-
-MODELS = ["tiny-gpt", "gpt2 lora", "gpt-neo"]  # tiny-gpt is a GPT-2 too
+MODELS = ["tiny-gpt", "gpt2 lora", "gpt-neo"]  # tiny-gpt is a GPT-2 too: here a narrow one
 
 
 @pytest.fixture(scope="module", params=MODELS)
-def stuff(request: pytest.FixtureRequest, speeches: Path) -> Iterator[Materials]:
+def stuff(request: pytest.FixtureRequest, speeches: Path) -> Materials:
     """Materials whose model drops; those of other networks get ids that these have."""
-    config = small_config(str(speeches))  # type: ignore[arg-type]
+    config = small_config(speeches)
     tiny = ModelConfig(pretraining_steps=0, dropout=P)
-    materials = load_materials(0, config.data, tiny, "cpu")
-    if request.param != "tiny-gpt":
-        materials = replace(materials, model=small_network(request.param))
-    yield materials
+    narrow = request.param == "tiny-gpt"
+    model = small_model(tiny) if narrow else small_network(request.param)
+    return replace(load_materials(0, config.data, tiny, "cpu"), model=model)
 
 
 class FewIds(AveragedGradient):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import cast
 from unittest import mock
@@ -28,7 +29,7 @@ from fedsim.clients.tasks.fedsgd import AveragedGradient
 from fedsim.clients.tasks.mean_gradient import mean_gradient
 from fedsim.clipping import Clip, FlatClip, NoClip, NormalisedClip, layer_of, layers_of
 from fedsim.clipping import PerLayerClip as PerLayer
-from fedsim.config import ModelConfig, Precision
+from fedsim.config import DataConfig, ModelConfig, Precision
 from fedsim.estimators import WeightedSum
 from fedsim.execution import Engine, Keys, Task, Unit
 from fedsim.language_model import LanguageModel
@@ -76,6 +77,7 @@ TASKS: dict[str, Callable[[Materials], Task]] = {
     "example": ExampleGradient,
 }
 NUM_KEYS = 9
+NUM_KEYS_OF_WHOLE = 3  # of models at their own size, each ten times the work
 MODELS = {
     "tiny-gpt": ModelConfig(),
     "tiny-gpt ln": ModelConfig(trainable="ln_"),
@@ -105,14 +107,18 @@ def case(request: pytest.FixtureRequest, speeches: Path, answers: Path) -> Case:
     of_answers, narrow = model.endswith(" answers"), model.startswith("narrow ")
     name = model.removeprefix("narrow ").removesuffix(" answers")
     config = small_config(answers, data=ANSWERS) if of_answers else small_config(speeches)
-    whole = ModelConfig(name_or_path="tiny-gpt" if narrow else name, pretraining_steps=0)
-    stuff = load_materials(0, config.data, whole, "cpu")
+    stuff = loaded(config.data, "tiny-gpt" if narrow else name)
     assert stuff.store.manifest["loss_on"] == ("assistant" if of_answers else "all")
     if narrow:
         stuff = replace(stuff, model=small_model((MODELS | FUSED)[name]))
     task = TASKS[task_name](stuff)
-    units = [task.unit(key, 0) for key in range(NUM_KEYS)]
+    units = [task.unit(key, 0) for key in range(NUM_KEYS if narrow else NUM_KEYS_OF_WHOLE)]
     return Case(stuff, task, [(unit.weight, plain_mean(stuff.model, unit)) for unit in units])
+
+
+@cache
+def loaded(data: DataConfig, model: str) -> Materials:
+    return load_materials(0, data, ModelConfig(name_or_path=model, pretraining_steps=0), "cpu")
 
 
 CHECKPOINTED: dict[str, tuple[ModelConfig, Precision]] = {
@@ -190,14 +196,14 @@ def test_engines_compute_the_definition(
         FlatClip(l2_clip_norm=0.05),
         PerLayer.evenly(0.1, layers_of(parameters)),
     ]
-    engine = make_engine(model)
+    engine, keys = make_engine(model), np.arange(len(case.updates))
     for clip in clips:
-        total = engine(task, parameters, np.arange(NUM_KEYS), clip, 0)
+        total = engine(task, parameters, keys, clip, 0)
         expected = case.sum(clip)
         assert relative(total, expected) < (1e-5 if clip == NoClip() else CLIP_MARGIN)
-        assert total.num_units == NUM_KEYS
+        assert total.num_units == len(keys)
         assert total.weight == pytest.approx(expected.weight)
-        assert total.num_gradients == sum(len(task.unit(k, 0).lengths) for k in range(NUM_KEYS))
+        assert total.num_gradients == sum(len(task.unit(k, 0).lengths) for k in keys.tolist())
         assert total.num_unclipped == expected.num_unclipped
 
 

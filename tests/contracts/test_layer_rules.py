@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import replace
+from functools import cache
 from typing import cast
 
 import pytest
@@ -36,8 +37,8 @@ from fedsim.clients.engines.per_example.materialised import materialised
 from fedsim.clients.models.lstm_recurrence import Recurrence
 from fedsim.clipping import Clip, FlatClip, NoClip, NormalisedClip, PerLayerClip, layers_of
 from fedsim.estimators import WeightedSum
-from fedsim.execution import Unit
-from fedsim.tensors import l2_norm
+from fedsim.execution import Unit, Update
+from fedsim.tensors import Tensors, l2_norm
 from tests.contracts.definition import CLIP_MARGIN
 from tests.contracts.layer_samples import (
     NETWORKS,
@@ -91,10 +92,28 @@ def by_loop(name: str, dtype: torch.dtype, clip: Clip) -> WeightedSum:
     """Return the loop's sum, computed once: it is the same whatever is compared with it."""
     key = (name, dtype, repr(clip))
     if key not in _BY_LOOP:
-        model, parameters = network(name, dtype)
-        task = GivenUnits(model, ragged_units())
+        task, parameters = remembering(name, dtype)
         _BY_LOOP[key] = loop(task, parameters, task.keys, clip, 0)
     return _BY_LOOP[key]
+
+
+class Remembering(GivenUnits):
+    """Computes each unit's update once, at the same parameters, whatever the clip is."""
+
+    def __init__(self, model: OpenModel) -> None:
+        super().__init__(model, ragged_units())
+        self._known: dict[int, Update] = {}
+
+    def update(self, parameters: Tensors, unit: Unit, round: int) -> Update:
+        if unit.key not in self._known:
+            self._known[unit.key] = super().update(parameters, unit, round)
+        return self._known[unit.key]
+
+
+@cache
+def remembering(name: str, dtype: torch.dtype) -> tuple[Remembering, dict[str, torch.Tensor]]:
+    model, parameters = network(name, dtype)
+    return Remembering(model), parameters
 
 
 def same_counts(total: WeightedSum, expected: WeightedSum) -> None:

@@ -19,8 +19,10 @@ from fedsim.experiments.studies.mcmahan_2018.moments_tables import (
 )
 from fedsim.sampling import PoissonSampling
 
-# The PLDs of a few hundred rounds at q = 1e-6 need grids of 1e-7 nats: most of a minute each.
-SLOW = {(10**9, 100), (10**9, 1_000)}
+# Asked of the PLD too. Those of a few hundred rounds at q = 1e-6 need grids of 1e-7 nats: most of
+# a minute each.
+TIGHT = TABLE_1_ROUNDS[::2]
+SLOW = {(10**9, 100)}
 
 
 def as_printed(value: float, printed: str) -> str:
@@ -43,7 +45,7 @@ def test_table_1(row: Table1Row) -> None:
     for rounds, printed in zip(TABLE_1_ROUNDS, row.epsilons, strict=True):
         value = epsilon(cost, rounds, delta, "moments")
         assert as_printed(value, printed) == printed, rounds
-        if (row.users, rounds) not in SLOW:
+        if rounds in TIGHT and (row.users, rounds) not in SLOW:
             assert 0.0 <= epsilon(cost, rounds, delta, "pld") < value, rounds
 
 

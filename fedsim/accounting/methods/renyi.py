@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -115,18 +116,27 @@ class MomentsAccountant:
         costs: Composition, relation: Relation
     ) -> tuple[np.ndarray[tuple[int], np.dtype[np.float64]], np.ndarray]:
         with _quiet():
-            accountant = _composed(costs, relation, list(_MOMENTS_ORDERS))
+            accountant = _composed(costs, relation, tuple(_MOMENTS_ORDERS))
         return accountant.orders.astype(np.float64), accountant.rdp
 
 
 def renyi_divergence(cost: RoundCost, relation: Relation, order: float) -> float:
     """Return dp_accounting's bound on the Rényi divergence of one round; inf where it has none."""
     with _quiet():
-        return float(_composed([(cost, 1)], relation, [order]).rdp[0])
+        return float(_composed([(cost, 1)], relation, (order,)).rdp[0])
 
 
 def _composed(
-    costs: Composition, relation: Relation, orders: Sequence[float] | None = None
+    costs: Composition, relation: Relation, orders: tuple[float, ...] | None = None
+) -> dp_accounting.rdp.RdpAccountant:
+    return _composed_of(tuple(costs), relation, orders)
+
+
+@functools.lru_cache(maxsize=32)  # several δ ask the same one; each is a few hundred numbers
+def _composed_of(
+    costs: tuple[tuple[RoundCost, int], ...],
+    relation: Relation,
+    orders: tuple[float, ...] | None,
 ) -> dp_accounting.rdp.RdpAccountant:
     accountant = dp_accounting.rdp.RdpAccountant(orders, relation.of_dp_accounting)
     for cost, rounds in costs:

@@ -53,14 +53,10 @@ def test_affordable_is_the_last_number_that_fits(held: tuple[tuple[RoundCost, in
     assert budget.affordable(ledger, B, 3) == 3
 
 
-def test_an_overspent_budget_pays_for_nothing() -> None:
-    assert Budget(0.01, DELTA).affordable(ledger_of((A, 5)), A, 10) == 0
-
-
-@pytest.mark.parametrize("at_most", [0, 1, 2, 3, 7])
-def test_an_overspent_budget_pays_for_nothing_else_either(at_most: int) -> None:
-    """Rounds of another cost than those in the ledger, of which there are none to take away."""
-    assert Budget(0.01, DELTA).affordable(ledger_of((A, 5)), B, at_most) == 0
+@pytest.mark.parametrize(("cost", "at_most"), [(A, 10), (B, 0), (B, 1), (B, 7)])
+def test_an_overspent_budget_pays_for_nothing(cost: RoundCost, at_most: int) -> None:
+    """Nor for rounds of another cost than the ledger's, of which there are none to take away."""
+    assert Budget(0.01, DELTA).affordable(ledger_of((A, 5)), cost, at_most) == 0
 
 
 def test_a_release_too_many_is_refused_and_a_repeated_one_is_free() -> None:

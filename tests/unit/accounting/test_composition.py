@@ -35,6 +35,8 @@ def gaussian(noise: float) -> RoundCost:
         (1000.0, 10**6, 1e-6),
         (1000.0, 10**6, 0.3),
         (100.0, 10**6, 1e-10),
+        (40.0, 1, 1e-9),
+        (4.0, 10**6, 1e-9),
     ],
 )
 def test_many_rounds_at_tiny_deltas_against_the_closed_form(

@@ -70,15 +70,6 @@ def test_a_cap_is_the_truncated_event_of_the_declared_population() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "sampling", [TruncatedPoissonSampling(0.25, 30, 100), FixedSizeSampling(30, 100)]
-)
-@pytest.mark.parametrize("units", [2, 8])
-def test_what_nobody_has_proved_has_no_cost(sampling: Sampling, units: int) -> None:
-    with pytest.raises(ValueError, match=r"no proved cost.*poisson"):
-        RoundCost(sampling, 1.0, units)
-
-
 @pytest.mark.parametrize("units", [1, 5])
 def test_no_noise_is_no_privacy(units: int) -> None:
     assert RoundCost(PoissonSampling(0.5), 0.0, units).event == dp_accounting.NonPrivateDpEvent()

@@ -17,7 +17,6 @@ import pytest
 from dp_accounting.pld.pld_pmf import DensePLDPmf
 from dp_accounting.pld.privacy_loss_distribution import (
     PrivacyLossDistribution,
-    from_gaussian_mechanism,
     from_mixture_gaussian_mechanism,
 )
 from hypothesis import example, given, settings
@@ -119,7 +118,7 @@ def test_an_upper_bound_of_the_exact_divergence_in_both_directions(
 ) -> None:
     weights = binomial_probabilities(units, probability)
     exact = Exact(noise, weights)
-    width = max(width, exact.width_of(8000))  # wider where a fine grid would take minutes
+    width = max(width, exact.width_of(3000))  # wider where a fine grid would take minutes
     pld = mixture_pld(noise, range(units + 1), weights, width)
     highest = exact.loss(units * probability + 6.0 * noise)
     for epsilon in (0.0, share * highest, highest):
@@ -160,11 +159,13 @@ def test_tight_as_the_grid_gets_finer(noise: float, units: int, probability: flo
     ("noise", "units", "probability", "width", "rounds"),
     [
         (4.0, 32, 0.01, 1e-2, 2000),
-        (2.0, 8, 0.3, 1e-2, 10),
+        (2.0, 8, 0.3, 5e-2, 10),
         (0.5, 3, 1e-3, 1e-2, 100),
         (20.0, 512, 0.01, 1e-2, 50),
         (1.1, 1, 0.02, 1e-2, 150),
-        (6.0, 8, 1.0, 1e-2, 5),
+        (0.7, 1, 0.5, 1e-2, 100),
+        (5.0, 1, 1e-4, 1e-3, 100),
+        (6.0, 8, 1.0, 5e-2, 5),
     ],
 )
 def test_the_same_as_dp_accountings(
@@ -180,16 +181,6 @@ def test_the_same_as_dp_accountings(
         assert epsilons[0] == pytest.approx(epsilons[1], rel=1e-7)
     for epsilon in (0.0, 0.1, 1.0):
         assert deltas(ours, epsilon) == pytest.approx(deltas(theirs, epsilon), rel=1e-7, abs=1e-15)
-
-
-@pytest.mark.parametrize(("noise", "probability"), [(1.1, 0.02), (0.7, 0.5), (5.0, 1e-4)])
-def test_one_unit_is_the_sampled_gaussian(noise: float, probability: float) -> None:
-    ours = mixture_pld(noise, [0.0, 1.0], [1.0 - probability, probability], 1e-3)
-    theirs = from_gaussian_mechanism(
-        noise, sampling_prob=probability, value_discretization_interval=1e-3
-    )
-    epsilons = [pld.self_compose(100).get_epsilon_for_delta(1e-6) for pld in (ours, theirs)]
-    assert epsilons[0] == pytest.approx(epsilons[1], rel=1e-7)
 
 
 @pytest.mark.parametrize("log_discarded", [-50.0, -20.0, -5.0])

@@ -114,11 +114,11 @@ def by_loop(
     of_user: dict[int, list[tuple[float, int]]] = {}
     for index in examples.tolist():
         ids = store.example(index).tolist()
+        user = next(u for u in range(store.num_users) if index in store.user_examples(u))
         for before, after in itertools.pairwise(ids):
             losses.append(-log_probabilities[before, after])
             hit = int(log_probabilities[before].argmax() == after and after != unknown)
             right += hit
-            user = next(u for u in range(store.num_users) if index in store.user_examples(u))
             of_user.setdefault(user, []).append((losses[-1], hit))
     mean = math.fsum(losses) / len(losses)
     by_user = [np.mean(pairs, axis=0) for pairs in of_user.values()]

@@ -35,7 +35,7 @@ from fedsim.seeding import secret_stream, stream
 from fedsim.state import ServerState
 from fedsim.strategy import build_plan
 from fedsim.tensors import Tensors
-from tests.conftest import small_config
+from tests.helpers.light import light_config
 from tests.unit.mechanism.test_plan import make_plan
 from tests.unit.mechanism.test_round import same_state
 
@@ -146,7 +146,7 @@ def run_config(speeches: Path, **sections: dict[str, Any]) -> fedsim.Config:
         "sampling": {"kind": "balanced", "participations": 2},
         **sections.pop("strategy", {}),
     }
-    return small_config(speeches, strategy=strategy, **sections)
+    return light_config(speeches, strategy=strategy, **sections)
 
 
 def test_a_secret_plan_without_a_secret_seed_of_the_data_has_one_of_its_own(speeches: Path) -> None:

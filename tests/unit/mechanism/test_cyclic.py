@@ -31,7 +31,7 @@ from fedsim.runner.folder import RunFolder
 from fedsim.sampling import CyclicSampling, PoissonSampling, Relation
 from fedsim.seeding import secret_stream, stream
 from fedsim.strategy import build_plan
-from tests.conftest import small_config
+from tests.helpers.light import light_config
 from tests.unit.mechanism.test_plan import make_plan
 
 Table = npt.NDArray[np.int64]
@@ -233,7 +233,7 @@ def run_config(speeches: Path, **sections: dict[str, Any]) -> fedsim.Config:
         **sections.pop("strategy", {}),
     }
     privacy = {"declared_num_users": 24, "mechanism": "banded", **sections.pop("privacy", {})}
-    return small_config(speeches, strategy=strategy, privacy=privacy, **sections)
+    return light_config(speeches, strategy=strategy, privacy=privacy, **sections)
 
 
 @pytest.mark.parametrize(

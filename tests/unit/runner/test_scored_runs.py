@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -252,13 +251,6 @@ def test_balanced_sampling_pays_for_scores_too(speeches: Path, tmp_path: Path) -
     assert report.accountant == "random-allocation"
     assert report.epsilon is not None
     assert report.epsilon <= 6.0
-
-
-def test_an_old_ledger_file_opens(tmp_path: Path) -> None:
-    ledger = Ledger().charge(0, RoundCost(PoissonSampling(0.5), 1.0), "seeded:1")
-    text = json.dumps(ledger.to_json())
-    assert "selection" not in text
-    assert Ledger.from_json(json.loads(text)) == ledger
 
 
 def test_the_command_line_says_them(speeches: Path, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sysconfig
 import time
+from importlib.metadata import version
 from pathlib import Path
 
 import dp_accounting
@@ -60,6 +61,31 @@ def test_the_run_folder_has_what_the_contract_names(finished: Path) -> None:
         assert {"loss", "perplexity", "accuracy_top1"} <= report["utility"][moment].keys()
     assert {"users", "examples", "tokens", "dropped"} <= report["data"].keys()
     assert {"gradients", "seconds", "peak_memory_bytes"} <= report["cost"].keys()
+
+
+def test_its_version_and_a_run_that_is_not_there_yet(speeches: Path, tmp_path: Path) -> None:
+    assert fedsim("--version").stdout == f"{version('fedsim-dp')}\n"
+    config = write_config(tmp_path / "new.toml", speeches)
+    done = fedsim("run", config, "--resume", "--out", tmp_path / "mistyped")
+    assert done.returncode == 0, done.stderr
+    assert f"--resume: there is no run in {tmp_path / 'mistyped'} yet; a new" in done.stderr
+
+
+def test_an_interrupted_run_says_how_to_go_on(speeches: Path, tmp_path: Path) -> None:
+    rare = {"evaluate_every": 5_000, "checkpoint_every": 5_000}
+    config = write_config(
+        tmp_path / "long.toml", speeches, strategy={"rounds": 5_000}, training=rare
+    )
+    process = start(tmp_path / "log", "run", config, "--out", tmp_path / "run")
+    while not (tmp_path / "run" / "ledger.json").exists():
+        assert process.is_alive(), (tmp_path / "log").read_text()
+        time.sleep(0.02)
+    os.kill(process.pid or 0, signal.SIGINT)
+    process.join(60)
+    assert process.exitcode == 130
+    said = (tmp_path / "log").read_text().splitlines()[-1]
+    assert said.startswith("Stopped; to take the run up, give the same config and --set, --resume")
+    assert said.endswith(f" --out {tmp_path / 'run'}")
 
 
 def test_where_no_text_is_held_out_no_loss_of_it_is_shown(speeches: Path, tmp_path: Path) -> None:

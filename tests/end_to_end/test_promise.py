@@ -265,8 +265,11 @@ def test_an_assumption_is_no_place_for_another_promise(finished: Path, tmp_path:
     assert "its promise is not the statement" in fedsim("account", "verify", folder).complaint
 
 
-def test_a_folder_without_a_promise_is_wrong_input(tmp_path: Path) -> None:
-    assert "privacy.json: cannot be read" in fedsim("account", "verify", tmp_path).complaint
+def test_a_folder_without_a_promise_is_wrong_input(finished: Path, tmp_path: Path) -> None:
+    complaint = fedsim("account", "verify", tmp_path).complaint
+    assert "privacy.json: cannot be read: No such file or directory\n" in complaint
+    complaint = fedsim("account", "verify", finished).complaint  # the run in place of its model
+    assert complaint.endswith(f"; give {finished / 'adapter'}\n")
     (tmp_path / "privacy.json").write_text("{", encoding="utf-8")
     assert "privacy.json: not JSON" in fedsim("account", "verify", tmp_path).complaint
 

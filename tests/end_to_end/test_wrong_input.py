@@ -35,7 +35,10 @@ def out(tmp_path: Path) -> Path:
         ("strategy.rounds=many", "strategy.rounds = 'many'"),
         ("strategy.clip.l2_clip_norm=-1", "strategy.clip.l2_clip_norm = -1"),
         ("strategy.estimator.kind='clipped'", "needs min_weight"),
-        ("strategy.batch_size=5", "strategy.batch_size = 5.0: not used by strategy 'uls'"),
+        (
+            "strategy.batch_size=5",
+            "strategy.batch_size = 5.0: not used by strategy 'uls'; remove it and give strategy.co",
+        ),
         ("data.source='nowhere.jsonl'", "nowhere.jsonl"),
         ("data.user_column='speaker'", "data.user_column = 'speaker'"),
         ("data.text_column='speech'", "data.text_column = 'speech'"),
@@ -138,7 +141,10 @@ def test_a_config_that_is_not_there_or_not_toml(tmp_path: Path, out: Path) -> No
         ({"estimator": {"kind": "clipped", "min_weight": 4.0}}, "has no proved bound"),
         ({"local": {"task": "fedavg"}}, "one example has no local training"),
         ({"batch_size": None}, "strategy.batch_size: missing"),
-        ({"cohort_size": 5.0}, "strategy.cohort_size = 5.0: not used by strategy 'els'"),
+        (
+            {"cohort_size": 5.0},
+            "cohort_size = 5.0: not used by strategy 'els'; remove it and give strategy.batch_size",
+        ),
     ],
 )
 def test_els_refuses_what_nobody_has_proved(

@@ -187,6 +187,22 @@ def test_uls_with_a_declared_number_of_users(speeches: Path, materials: Material
     )
 
 
+@pytest.mark.parametrize(("declared", "said"), [(20, False), (30, False), (18, True), (31, True)])
+def test_a_declared_number_that_is_far_from_the_data_is_said_to_who_runs_it(
+    speeches: Path,
+    materials: Materials,
+    caplog: pytest.LogCaptureFixture,
+    declared: int,
+    said: bool,
+) -> None:
+    """Of 24: in the log alone, as it tells of the private number."""
+    config = small_config(speeches, privacy={"declared_num_users": declared})
+    plan = build_plan(config, materials)
+    line = f"privacy.declared_num_users = {declared}: the data have 24, which no ε covers."
+    assert any(message.startswith(line) for message in caplog.messages) is said
+    assert "24" not in " ".join(plan.assumptions)
+
+
 def test_uls_with_weighted_users_divides_by_their_number(
     speeches: Path, materials: Materials
 ) -> None:

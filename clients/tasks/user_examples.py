@@ -47,10 +47,13 @@ class UserTask:
 
     def unit(self, key: int, round: int) -> Unit:
         """Return the user's examples of this round; see `cohort_block` for how they are chosen."""
-        return self.units(np.array([key]), round)[0]
+        return self._chosen(np.array([key]), round)[0]
 
     def units(self, keys: Keys, round: int) -> list[Unit]:
         """Return the examples of each of these users, in a fraction of the time of `unit`."""
+        return self._chosen(keys, round)
+
+    def _chosen(self, keys: Keys, round: int) -> list[Unit]:
         block = cohort_block(
             self._split,
             self._store,

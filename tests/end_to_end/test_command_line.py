@@ -24,6 +24,7 @@ from fedsim.accounting.ledger import Ledger
 from fedsim.config import load_config
 from fedsim.materials import load_materials
 from fedsim.report.schema import load_metrics, load_report
+from fedsim.runner.folder import RunFolder
 from tests.conftest import small_config
 from tests.helpers.commands import fedsim, fedsim_json
 from tests.helpers.light import write_config
@@ -71,21 +72,30 @@ def test_its_version_and_a_run_that_is_not_there_yet(speeches: Path, tmp_path: P
     assert f"--resume: there is no run in {tmp_path / 'mistyped'} yet; a new" in done.stderr
 
 
-def test_an_interrupted_run_says_how_to_go_on(speeches: Path, tmp_path: Path) -> None:
-    rare = {"evaluate_every": 5_000, "checkpoint_every": 5_000}
-    config = write_config(
-        tmp_path / "long.toml", speeches, strategy={"rounds": 5_000}, training=rare
-    )
-    process = start(tmp_path / "log", "run", config, "--out", tmp_path / "run")
-    while not (tmp_path / "run" / "ledger.json").exists():
-        assert process.is_alive(), (tmp_path / "log").read_text()
-        time.sleep(0.02)
-    os.kill(process.pid or 0, signal.SIGINT)
-    process.join(60)
-    assert process.exitcode == 130
-    said = (tmp_path / "log").read_text().splitlines()[-1]
-    assert said.startswith("Stopped; to take the run up, give the same config and --set, --resume")
-    assert said.endswith(f" --out {tmp_path / 'run'}")
+def test_an_interrupted_run_says_how_to_go_on(
+    speeches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the signal of Ctrl-C, right after a release was charged."""
+    config, charge = write_config(tmp_path / "c.toml", speeches), RunFolder.charge
+
+    def interrupted(folder: RunFolder, ledger: Ledger) -> None:
+        charge(folder, ledger)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(RunFolder, "charge", interrupted)
+    before = signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # who runs tests may ignore it
+    try:
+        done = fedsim("run", config, "--out", tmp_path / "run")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert (done.returncode, done.stdout) == (130, "")
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("Stopped; to take the run up, give the same config and --set, --resume")
+    assert last.endswith(f" --out {tmp_path / 'run'}")
+    monkeypatch.undo()
+    assert fedsim("run", config, "--out", tmp_path / "run", "--resume").returncode == 0
 
 
 def test_where_no_text_is_held_out_no_loss_of_it_is_shown(speeches: Path, tmp_path: Path) -> None:

@@ -233,17 +233,6 @@ def test_a_filter_charges_a_run_at_once() -> None:
     assert not rule.pays_for([(unsure, 1)])
 
 
-def test_a_ledger_of_single_rounds_opens() -> None:
-    """As it was written before whole runs were charged: with the rounds that it holds as T."""
-    cost = RoundCost(ConcentratedSampling(2_000, 2.0, 3), 30.0)
-    ledger = Ledger()
-    for round in range(3):
-        ledger = ledger.charge(round, cost, "seeded:0")
-    old = ledger.to_json()
-    del old["releases"][0]["cost"]["sampling"]["rounds"]
-    assert Ledger.from_json(old) == ledger
-
-
 def test_secret_noise_of_a_test_is_kept_and_drawn_for_one_answer() -> None:
     """A resumed run has the same threshold; a plan that is used twice never answers twice."""
     secret = dataclasses.replace(plan_of(20, 2.0, 0.8), entropy="secure", seed=2**127 + 5)

@@ -92,6 +92,8 @@ def run_command(
     from fedsim.runner.launch import run
 
     laid_over, folder = load_config(config, overrides or []), out or Path("runs") / config.stem
+    if resume and not folder.exists():  # as after a kill before anything was written, or mistyped
+        typer.echo(f"--resume: there is no run in {folder} yet; a new one begins", err=True)
     try:
         run(laid_over, folder, resume=resume)
     except (BudgetSpentError, HaltedError):

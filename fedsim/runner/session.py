@@ -135,8 +135,6 @@ def _check(folder: RunFolder, config: Config, resume: bool) -> None:
         folder.check_resumable(config)
     else:  # a run that was killed before it wrote anything starts again
         folder.check_fresh()
-        if resume:
-            log.warning("--resume: there is no run in %s yet; a new one begins", folder.path)
 
 
 def write_promise(

@@ -69,7 +69,8 @@ def test_its_version_and_a_run_that_is_not_there_yet(speeches: Path, tmp_path: P
     config = write_config(tmp_path / "new.toml", speeches)
     done = fedsim("run", config, "--resume", "--out", tmp_path / "mistyped")
     assert done.returncode == 0, done.stderr
-    assert f"--resume: there is no run in {tmp_path / 'mistyped'} yet; a new" in done.stderr
+    assert done.stderr.count(f"--resume: there is no run in {tmp_path / 'mistyped'} yet; a") == 1
+    assert "--resume" not in fedsim("run", config, "--out", tmp_path / "new").stderr
 
 
 def test_an_interrupted_run_says_how_to_go_on(

@@ -245,13 +245,7 @@ def public_size(
     The other relations do not hide it.
     """
     if declared is not None:
-        if not 0.8 * declared <= counted <= 1.25 * declared:
-            log.warning(
-                "%s = %d: the data have %d, which no ε covers. Rates and denominators are of the "
-                "declared number: ε holds, but a round draws %.3g times as many %s as it divides "
-                "by, and a plan or a budget of gradients is for other data.",
-                *(field, declared, counted, counted / declared, noun),
-            )
+        warn_if_far(declared, counted, field, noun)
         return declared, f"The number of {noun}, {declared}, was declared public ({field})."
     relation = neighbours(config)
     if relation is Relation.FIXED_GRAPH:
@@ -264,6 +258,17 @@ def public_size(
     )
     log.warning("%s", sentence)
     return counted, sentence
+
+
+def warn_if_far(declared: int, counted: int, field: str, noun: str) -> None:
+    """Say to who runs it, in the log alone, that the data are far from a declared number."""
+    if not 0.8 * declared <= counted <= 1.25 * declared:
+        log.warning(
+            "%s = %d: the data have %d, which no ε covers. Rates and denominators are of the "
+            "declared number: ε holds, but a round draws %.3g times as many %s as it divides "
+            "by, and a plan or a budget of gradients is for other data.",
+            *(field, declared, counted, counted / declared, noun),
+        )
 
 
 def not_hidden(counted: int, noun: str) -> str:

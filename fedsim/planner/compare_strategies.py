@@ -24,6 +24,7 @@ from fedsim.planner.user_gradients import UserGradients
 from fedsim.planner.variants import changed, tried
 from fedsim.registry import distribution
 from fedsim.runner.summary import expected_gradients
+from fedsim.strategy import warn_if_far
 
 START_COHORT = 32  # Charles et al. 2024, App. I.1
 
@@ -94,6 +95,9 @@ def compare_strategies(
         )
     budget = _own_budget(config, materials) if budget is None else budget
     check_budget(budget)
+    declared = config.privacy.declared_num_users
+    if declared is not None and private_norms is None:  # tried plans say nothing, a run would
+        warn_if_far(declared, materials.split.num_users, "privacy.declared_num_users", "users")
     smallest = enough(lambda size: as_uls(config, size), materials, budget, 1)
     els_size = median_user_size(materials)
     els_size = enough(lambda size: as_els(config, size), materials, budget, els_size)

@@ -27,6 +27,19 @@ def weighed(speeches: Path, materials: Materials, **sections: dict[str, Any]) ->
     return compare_strategies(small_config(speeches, **sections), materials, budget=20.0)
 
 
+@pytest.mark.parametrize(("declared", "said"), [(24, 0), (240, 1)])
+def test_that_the_data_are_far_from_the_declared_number_is_said_once(
+    speeches: Path,
+    materials: Materials,
+    caplog: pytest.LogCaptureFixture,
+    declared: int,
+    said: int,
+) -> None:
+    weighed(speeches, materials, privacy={"declared_num_users": declared})
+    line = "privacy.declared_num_users = 240: the data have 24, which no ε covers."
+    assert sum(message.startswith(line) for message in caplog.messages) == said
+
+
 def test_the_median_user_is_a_user(materials: Materials) -> None:
     size = median_user_size(materials)
     sizes = materials.split.user_sizes

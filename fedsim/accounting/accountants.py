@@ -233,24 +233,6 @@ def delta(
     return _delta(chosen, _resolved(parts), epsilon, relation)
 
 
-def epsilon_curve(
-    cost: RoundCost,
-    rounds: Sequence[int],
-    delta: float,
-    accountant: str | None = None,
-    relation: Relation | None = None,
-    *,
-    after: Composition = (),
-) -> list[float]:
-    """Return `epsilon` at each number of rounds, after releases of the same or of other costs."""
-    before = sum(count for earlier, count in after if earlier == cost)
-    others = [(earlier, count) for earlier, count in after if earlier != cost]
-    return [
-        epsilon_of_composition([*others, (cost, before + count)], delta, accountant, relation)
-        for count in rounds
-    ]
-
-
 def epsilon_of_composition(
     costs: Composition,
     delta: float,

@@ -1,4 +1,7 @@
-"""The configuration of a run: every key, its type and its default."""
+"""The configuration of a run: every key, its type, its default and what it is.
+
+The text under a key is its row in docs/config.md: see `page.py`.
+"""
 
 from __future__ import annotations
 
@@ -17,35 +20,44 @@ from fedsim.utils.section import ClipNorm, Fraction, Positive, Section
 
 
 class ScheduleConfig(Section):
-    """From the clip's norm to `final_l2_clip_norm` over `rounds`, then held; all rounds if None."""
+    """A clip that moves from `l2_clip_norm` to another bound."""
 
     kind: Literal["linear", "exponential"]
+    """By equal differences, or by equal ratios."""
     final_l2_clip_norm: ClipNorm
+    """The bound at the end, held from then on."""
     rounds: Annotated[int, Field(ge=1)] | None = None
+    """How long it takes; left out, all rounds."""
 
 
 class AdaptiveConfig(Section):
-    """After a quantile of the updates' norms (Andrew et al. 2021): see `fedsim.clip_policy`.
-
-    `count_noise_stddev` is σ_b, in units. Left out, a twentieth of the expected cohort, as the
-    paper recommends, but twice the noise multiplier where that is more: then the count takes 3 %
-    of the noise on the updates, not most of it.
-    """
+    """A clip after a quantile of the updates' norms (Andrew et al. 2021): `fedsim.clip_policy`."""
 
     quantile: Annotated[float, Field(ge=0.0, le=1.0)] = 0.5
+    """The share of updates that the bound shall leave as they are."""
     learning_rate: Positive = 0.2
+    """Of the bound's logarithm, a round."""
     count_noise_stddev: Positive | None = None
+    """Of the noise on the count of updates under the bound, in units (σ_b). Left out, a twentieth
+    of the expected cohort, as the paper recommends, but twice the noise multiplier where that is
+    more: then the count takes 3 % of the noise on the updates, not most of it."""
 
 
 class ClipConfig(Section):
-    """Flat: one bound. Per-layer: S/√m each, or `l2_clip_norms` layer by layer."""
+    """How large one unit's update may be."""
 
     kind: Literal["flat", "per-layer"] = "flat"
+    """One bound on the whole update, or one for each of its m layers: l2_clip_norm / √m."""
     l2_clip_norm: ClipNorm | None = None
+    """The bound on the update's L2 norm; 1.0 where there is no `[strategy.clip]`."""
     l2_clip_norms: dict[str, ClipNorm] | None = None
+    """With "per-layer", and in place of `l2_clip_norm`: a bound for each layer by its name."""
     normalise: bool = False
+    """Scale smaller updates up to the bound too."""
     schedule: ScheduleConfig | None = None
+    """A bound that moves as it was planned."""
     adaptive: AdaptiveConfig | None = None
+    """A bound that follows the updates, at a price that the ledger counts."""
 
     @model_validator(mode="after")
     def _one_bound_and_one_policy(self) -> ClipConfig:
@@ -76,30 +88,35 @@ _LONGEST = 1 << 16  # bytes; a dotted key takes the parser the square of its dep
 
 
 class ModelConfig(Section):
-    """Which network starts, which of its parameters move, and how much is dropped in training.
-
-    `dropout` is that of all `nn.Dropout` layers of the network and of its adapters, except the
-    ones of attention weights: no attention weight is ever dropped.
-    `lora_target_modules` are ends of module names, such as "q_proj"; empty for peft's choice.
-    `lora_alpha` is twice the rank if left out; `lora_rank_stabilised` divides it by the rank's root
-    (rsLoRA); `lora_freeze_a` trains the second matrices alone (FFA-LoRA). `adapter` is a folder of
-    peft's with adapters of this model, to start from in place of new ones. With `merged = false` a
-    run that trains adapters leaves `adapter/` and no `model/`. `attention` is the way of computing
-    it, by transformers' names: "eager" keeps every attention weight for the gradient, "sdpa" none.
-    """
+    """Which network starts, and which of its parameters move: [models](models.md)."""
 
     name_or_path: str = "tiny-gpt"
+    """A built-in model ("tiny-gpt", "mcmahan-lstm"), or a folder, GGUF file or hub id of a causal
+    language model of transformers."""
     lora_rank: Annotated[int, Field(ge=0)] = 0
+    """Of new low-rank adapters, which are trained in place of the network; 0 for none."""
     lora_alpha: Annotated[int, Field(ge=1)] | None = None
+    """The adapters' scale times their rank; left out, twice the rank."""
     lora_rank_stabilised: bool = False
+    """Divide `lora_alpha` by the rank's root in place of the rank (rsLoRA)."""
     lora_freeze_a: bool = False
+    """Train the second matrices alone (FFA-LoRA)."""
     lora_target_modules: tuple[str, ...] = ()
+    """Ends of the names of modules that get adapters, such as "q_proj"; empty for peft's choice."""
     adapter: str | None = None
+    """A folder of peft's with adapters of this model, to start from in place of new ones."""
     merged: bool = True
+    """Leave `model/` too, with the adapters merged in; false leaves `adapter/` alone."""
     trainable: str = "all"
+    """A regular expression: parameters in whose names it is found are trained; or "all"."""
     pretraining_steps: Annotated[int, Field(ge=0)] | None = None
+    """Of a built-in model, on public text, once; left out, the model's own number."""
     dropout: Fraction = 0.0
+    """Of all `nn.Dropout` layers of the network and its adapters in training, except those of
+    attention weights: no attention weight is ever dropped."""
     attention: Attention = "eager"
+    """How attention is computed, by transformers' names: "eager" keeps every attention weight for
+    the gradient, "sdpa" none."""
 
     @model_validator(mode="after")
     def _targets_with_adapters(self) -> ModelConfig:
@@ -122,25 +139,31 @@ class ModelConfig(Section):
 
 
 class FedSGD(Section):
-    """One averaged gradient a user (DP-FedSGD)."""
+    """The averaged gradient of a user's examples (DP-FedSGD)."""
 
     task: Literal["fedsgd"] = "fedsgd"
 
 
 class FedAvg(Section):
-    """Local SGD; the update is the parameters' difference (DP-FedAvg)."""
+    """Local SGD; the update is the difference of the parameters (DP-FedAvg)."""
 
     task: Literal["fedavg"]
     epochs: Annotated[int, Field(ge=1)] = 1
+    """Passes over the user's examples."""
     batch_size: Annotated[int, Field(ge=1)] = 8
+    """Examples a local step."""
     learning_rate: Positive = 0.1
+    """Of a local step."""
 
 
 class EstimatorConfig(Section):
-    """Fixed: divide by the expected weight. Clipped: by max(q * min_weight, the drawn weight)."""
+    """What the sum of clipped updates is divided by."""
 
     kind: Literal["fixed", "clipped"] = "fixed"
+    """The expected weight of a cohort, or the drawn one, where it is not too small."""
     min_weight: Positive | None = None
+    """With "clipped": the denominator is max(q * min_weight, the drawn weight), q the sampling
+    probability."""
 
     @model_validator(mode="after")
     def _min_weight_with_clipped(self) -> EstimatorConfig:
@@ -150,18 +173,18 @@ class EstimatorConfig(Section):
 
 
 class SamplingConfig(Section):
-    """The sampler: see `fedsim.sampling`.
-
-    Truncated Poisson takes `max_cohort_size`; balanced takes `participations`, the rounds of each
-    user, or finds it by cohort_size; cyclic takes `groups`, which take turns.
-    """
+    """The sampler: [strategies](strategies.md), [which accountant proves which](accounting.md)."""
 
     kind: Literal[
         "poisson", "truncated-poisson", "fixed-size", "shuffled", "balanced", "cyclic"
     ] = "poisson"
+    """How the units of a round are drawn."""
     max_cohort_size: Annotated[int, Field(ge=1)] | None = None
+    """Of "truncated-poisson": the most units of a round; more are cut at random."""
     participations: Annotated[int, Field(ge=1)] | None = None
+    """Of "balanced": the rounds of each user; left out, found by `cohort_size`."""
     groups: Annotated[int, Field(ge=1)] | None = None
+    """Of "cyclic": how many groups of users take turns."""
 
     @model_validator(mode="after")
     def _cap_with_truncated(self) -> SamplingConfig:
@@ -177,68 +200,97 @@ class SamplingConfig(Section):
 
 
 class StrategyConfig(Section):
-    """What is sampled, what one unit computes, how units are bounded.
-
-    Where texts have several owners, `bounding` keeps examples of which no owner has more than
-    `group_size`, in the order of `selection`: see `fedsim.data.bounding`.
-    """
+    """What is sampled, what a unit computes, how it is bounded: [strategies](strategies.md)."""
 
     name: str = "uls"
+    """What is sampled and how it is priced: "uls", "els", "group-privacy", "asi-liu",
+    "non-private", or what a plug-in brings."""
     rounds: Annotated[int, Field(ge=1)] = 100
+    """Steps of the server, each with one release."""
     sampling: SamplingConfig = SamplingConfig()
+    """How the units of a round are drawn."""
     cohort_size: Positive | None = None
+    """Expected users a round, where users are sampled ("uls")."""
     batch_size: Positive | None = None
+    """Expected examples a round, where examples are sampled ("els", "group-privacy")."""
     group_size: Annotated[int, Field(ge=1)] = 8
+    """The most examples of a user: in a round ("uls"), or in the whole pool ("els")."""
     selection: Selection = "random"
+    """Which of a user's examples take part, where there are more."""
     bounding: Bounding | None = None
+    """Where texts have several owners: how the examples are chosen of which no owner has more than
+    `group_size`, in the order of `selection`; left out, "greedy"."""
     user_weight_cap: Annotated[int, Field(ge=1)] | None = None
+    """Weigh a user's update by min(their examples / cap, 1); left out, all weigh the same."""
     local: Annotated[FedSGD | FedAvg, Field(discriminator="task")] = FedSGD()
+    """What a user computes: a gradient, or local training."""
     clip: ClipConfig = ClipConfig(l2_clip_norm=1.0)
+    """How large one unit's update may be."""
     estimator: EstimatorConfig = EstimatorConfig()
+    """What the sum of clipped updates is divided by."""
     concentration_radius: Positive | None = None
+    """Of "asi-liu" alone: the distance within which two updates count as close."""
 
 
 class SharedLedgerConfig(Section):
-    """A ledger file that runs on the same people share, and the budget that they keep together."""
+    """A budget that runs on the same people keep together.
+
+    See [several runs on the same people](privacy.md#several-runs-on-the-same-people).
+    """
 
     ledger: str
+    """The file that all of them name."""
     epsilon: Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+    """Of all of them together."""
     delta: Annotated[float, Field(gt=0.0, lt=1.0)]
+    """Of all of them together."""
 
 
 class SelectionConfig(Section):
-    """The search that the run is a trial of: see `fedsim.accounting.selection`.
-
-    `trial` is a number that tells one from the others; `fedsim tune` draws it.
-    """
+    """The search that the run is a trial of; `fedsim tune` writes it: [tuning](tuning.md)."""
 
     trials: Annotated[float, Field(gt=1.0, le=500.0)]
+    """How many there are on average."""
     stopping: Literal["geometric", "logarithmic", "poisson"] = "geometric"
+    """The distribution of their number."""
     trial: Annotated[int, Field(ge=0)] | None = None
+    """A number that tells this one from the others."""
 
 
 class PrivacyConfig(Section):
-    """The promise. Sizes of the population are public only if they are declared here.
-
-    `mechanism` says whether the noise of later rounds takes back part of what earlier ones added:
-    "banded" by `bands` (by default the sampler's groups), "blt" by `buffers` (3).
-    """
+    """The promise. Sizes of the population are public only if they are declared here."""
 
     epsilon: Positive | None = None
+    """The ε to keep; the noise is calibrated to it. Give it or `noise_multiplier`."""
     noise_multiplier: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] | None = None
+    """The noise's standard deviation over the estimate's sensitivity; ε follows from it."""
     delta: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
+    """The δ of the ε: far below one over the number of users."""
     accountant: str | None = None
+    """What adds up the rounds; left out, the tightest that is proved for the sampler:
+    [accounting](accounting.md)."""
     relation: Literal["add-or-remove-one", "zero-out-one", "replace-one", "fixed-graph"] | None = (
         None
     )
+    """Which pairs of data sets the ε is about; left out, the sampler's own: "replace-one" of
+    "fixed-size", "fixed-graph" where texts have several owners, else "add-or-remove-one"."""
     noise: Literal["secure", "seeded"] = "secure"
+    """Noise and coins under secret keys, or from `seed`, for experiments that must be repeated."""
     mechanism: Literal["independent", "banded", "blt"] = "independent"
+    """Whether the noise of later rounds takes back part of what earlier ones added."""
     bands: Annotated[int, Field(ge=1)] | None = None
+    """Of "banded": the rounds that it looks back; left out, the sampler's `groups`."""
     buffers: Annotated[int, Field(ge=1, le=6)] | None = None
+    """Of "blt": the sums that it remembers; left out, 3."""
     declared_num_users: Annotated[int, Field(ge=1)] | None = None
+    """A public upper bound on the number of users; left out, it is counted in the data, and the
+    report says so."""
     declared_num_examples: Annotated[int, Field(ge=1)] | None = None
+    """The same of pooled examples, for "els"."""
     shared: SharedLedgerConfig | None = None
+    """A budget that several runs keep together."""
     selection: SelectionConfig | None = None
+    """The search that the run is a trial of."""
 
     @model_validator(mode="after")
     def _not_both(self) -> PrivacyConfig:
@@ -257,31 +309,39 @@ class PrivacyConfig(Section):
 
 
 class ServerConfig(Section):
-    """The optimizer that takes the released estimate as its gradient, scaled down to a norm."""
+    """The optimizer that takes the released estimate as its gradient."""
 
     optimizer: Literal["sgd", "adam", "adafactor"] = "adam"
+    """SGD without momentum keeps no state, Adafactor a row and a column of each matrix, Adam two
+    numbers a parameter."""
     learning_rate: Positive = 0.01
+    """Of a round's step."""
     max_gradient_norm: Positive | None = None
+    """Scale the released estimate down to this L2 norm; left out, it is taken as it is."""
 
 
 class ExecutorConfig(Section):
-    """Who computes, how, and in what portions; `shard_size` 0 cuts by work, one a worker.
-
-    With `precision` "bfloat16" the workers' networks multiply in bfloat16, a unit at a time;
-    parameters, norms, sums and noise keep their width, and the server evaluates in float32. With
-    `checkpointing`
-    workers compute a network's blocks again in the backward pass instead of keeping activations.
-    """
+    """Where clients compute, and how."""
 
     grid: Literal["in-process", "ray"] = "in-process"
+    """This process, or workers of Ray: [clusters](cluster.md)."""
     workers: Annotated[int, Field(ge=1)] = 1
+    """How many, of Ray."""
     cpus_per_worker: Positive = 1.0
+    """Cores that Ray reserves for a worker."""
     gpus_per_worker: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 0.0
+    """GPUs that Ray reserves for a worker; 0.5 for two workers on one."""
     address: str = ""
+    """Of a Ray cluster that runs, such as "auto"; "" starts one on this machine."""
     engine: Literal["auto", "loop", "materialised", "ghost", "vmap"] = "auto"
+    """How clipped gradients are computed; "auto" takes what is fastest for model and cohort."""
     precision: Precision = "float32"
+    """With "bfloat16" the workers' networks multiply in bfloat16, a unit at a time; parameters,
+    norms, sums and noise keep their width, and the server evaluates in float32."""
     checkpointing: bool = False
+    """Compute a network's blocks again in the backward pass in place of keeping activations."""
     shard_size: Annotated[int, Field(ge=0)] = 0
+    """Units a message to a worker; 0 cuts a cohort by work, one shard a worker."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> ExecutorConfig:
@@ -299,37 +359,51 @@ class ExecutorConfig(Section):
 
 
 class PrivateEvaluation(Section):
-    """Held-out scores that ε covers: one noisy sum over users, after the last round or oftener.
-
-    `noise_multiplier` is of each release, `loss_bound` what a user's mean loss is cut at, in nats.
-    """
+    """Held-out scores that ε covers, by a noisy sum over users: [tuning](tuning.md)."""
 
     noise_multiplier: Positive = 10.0
+    """Of each release of the scores."""
     loss_bound: Positive = 10.0
+    """What a user's mean loss is cut at, in nats."""
     every: Annotated[int, Field(ge=1)] | None = None
+    """Rounds between two releases; left out, there is one, after the last round."""
 
 
 class TrainingConfig(Section):
-    """How often to look and to save, and who is shown the metrics (entry points `trackers`)."""
+    """How often to look and to save, and who is shown the metrics."""
 
     evaluate_every: Annotated[int, Field(ge=1)] = 10
+    """Rounds between two scores of the held-out text."""
     checkpoint_every: Annotated[int, Field(ge=1)] = 10
+    """Rounds between two checkpoints."""
     keep_checkpoints: Annotated[int, Field(ge=1)] = 2
+    """How many of the newest stay."""
     trackers: tuple[str, ...] = ()
+    """Who is shown the metrics: "tensorboard", "wandb", "mlflow", or what a plug-in brings."""
     private_evaluation: PrivateEvaluation | None = None
+    """Held-out scores that ε covers."""
 
 
 class Config(Section):
     """A whole run."""
 
     seed: int = 0
+    """Of everything random but noise and coins, which are secret unless `privacy.noise` is
+    "seeded"."""
     data: DataConfig = DataConfig()
+    """The text, and whose it is."""
     model: ModelConfig = ModelConfig()
+    """Which network starts, and which of its parameters move."""
     strategy: StrategyConfig = StrategyConfig()
+    """What is sampled, what one unit computes, how units are bounded."""
     privacy: PrivacyConfig = PrivacyConfig()
+    """The promise."""
     server: ServerConfig = ServerConfig()
+    """The optimizer."""
     executor: ExecutorConfig = ExecutorConfig()
+    """Where clients compute, and how."""
     training: TrainingConfig = TrainingConfig()
+    """How often to look and to save."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> Config:

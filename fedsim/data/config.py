@@ -78,15 +78,14 @@ def with_recipe(name: str, given: dict[str, Any]) -> dict[str, Any]:
 
 
 class CanaryConfig(Section):
-    """Canary users, Kandpal et al. 2023, D.2: see `fedsim.data.canaries`.
-
-    `num_users` users are planted, half of them are trained on. Each has `num_examples` examples,
-    held-out ones counted, all with the same `shared_tokens` tokens somewhere in them.
-    """
+    """Canary users, Kandpal et al. 2023, D.2: [attacks](attacks.md)."""
 
     num_users: Annotated[int, Field(ge=2)]
+    """How many are planted; half of them are trained on."""
     num_examples: Annotated[int, Field(ge=1)]
+    """Of each of them, held-out ones counted."""
     shared_tokens: Annotated[int, Field(ge=1, le=100)]
+    """Tokens in a row that all examples of one of them share."""
 
 
 TextKind = Literal["text", "messages", "prompt"]
@@ -99,34 +98,50 @@ _COUNTED: dict[TextKind, LossOn] = {
 
 
 class DataConfig(Section):
-    """The source of the text, its columns, its preparation, and what is held out.
-
-    A `recipe` gives the keys that are not given themselves. `loss_on` left out is "assistant" for
-    messages, "completion" for prompts, and "all" for texts. `made_up_by` names what made the users
-    up, where they are no people: reports then call them hypothetical. `owners_column` holds a list
-    of who owns the text beside its user, or names with `owners_separator` between them.
-    """
+    """The source of the text, its columns, its preparation, what is held out: [data](data.md)."""
 
     recipe: str | None = None
+    """A paper's data set by name; it gives the keys that are not given themselves."""
     source: str = "shakespeare"
+    """A file or folder of JSON lines, JSON, CSV, Parquet or Arrow, a store of `fedsim data build`,
+    a hub id, or "shakespeare" or "shakespeare-chat"."""
     user_column: str = "speaker"
+    """Who is protected: everything under one value is one user."""
     text_column: str = "text"
+    """The text of a row."""
     messages_column: str | None = None
+    """In place of `text_column`: a list of {role, content} a row."""
     prompt_column: str | None = None
+    """In place of `text_column`, with `completion_column`: what is asked."""
     completion_column: str | None = None
+    """What is answered."""
     chat_template: str | None = None
+    """A Jinja file in place of the tokenizer's template; for prompts also "tokenizer"."""
     owners_column: str | None = None
+    """A list of who owns the text beside its user; `els` and its relatives bound and price them."""
     owners_separator: Text | None = None
+    """What stands between the names, where `owners_column` is one string."""
     loss_on: LossOn | None = None
+    """Which tokens are trained on; left out, "assistant" for messages, "completion" for prompts,
+    "all" for texts."""
     sequence_length: Annotated[int, Field(ge=2)] = 64
+    """The most tokens of an example."""
     cutting: Literal["split", "truncate", "join"] = "split"
+    """How longer texts become examples; "join" takes all of a user's texts end to end."""
     held_out_examples: Fraction = 0.1
+    """The share of each user's examples that is scored and never trained on."""
     held_out_users: Fraction = 0.0
+    """The probability that a user is never trained on; an attack needs some, say 0.5."""
     held_out_rule: Literal["random", "first", "last"] = "random"
+    """Which of a user's examples are held out."""
     held_out_limit: Annotated[int, Field(ge=1)] | None = None
+    """The most of a user."""
     preparation: tuple[AnyStep, ...] = ()
+    """Steps between source and tokenizer: [their table](data.md#steps-of-a-preparation)."""
     canaries: CanaryConfig | None = None
+    """Users that are planted, to look for them afterwards."""
     made_up_by: str | None = None
+    """What made the users up, where they are no people: reports then call them hypothetical."""
 
     @property
     def unit(self) -> str:

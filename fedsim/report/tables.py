@@ -14,7 +14,7 @@ from rich.text import Text
 
 from fedsim.report.wording import NOT_COVERED
 
-_NAME = 36  # columns of a terminal that a name may take
+_NAME = 22  # columns of a terminal that a name may take: numbers need the others of 80
 UTILITY_NOTE = f"Loss (nats a token), perplexity, top-1 accuracy and gradients: {NOT_COVERED}."
 
 
@@ -58,20 +58,21 @@ class Table:
             caption=Text("\n".join(self.notes)),
             caption_justify="left",
         )
-        longest = max((len(row[0]) for row in self.rows), default=0)
         for number, head in enumerate(self.heads):
-            # Fold: in a narrow terminal a number goes on in the next line and loses no digit. A
-            # name keeps its line, unless it would leave the numbers no room.
+            # Fold: in a narrow terminal a number goes on in the next line and loses no digit. The
+            # name has its lines already: a least width would cut the last column off.
             left = number in self.left
             table.add_column(
                 head,
                 justify="left" if left else "right",
                 overflow="fold",
-                min_width=min(longest, _NAME) if number == 0 else None,
+                no_wrap=number == 0,
             )
         for number, row in enumerate(self.rows):
             # Text, not str: a label is data, and "[red]" in it is not a command.
-            table.add_row(*map(Text, row), style="dim" if number in self.dim else None)
+            name = "\n".join(row[0][at : at + _NAME] for at in range(0, len(row[0]), _NAME))
+            style = "dim" if number in self.dim else None
+            table.add_row(*map(Text, (name, *row[1:])), style=style)
         return table
 
 

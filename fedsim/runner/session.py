@@ -12,7 +12,6 @@ from pathlib import Path
 
 from flwr.serverapp import Grid
 
-from fedsim.accounting.accountants import epsilon_curve
 from fedsim.accounting.budget import Budget
 from fedsim.accounting.promise import NAME, promise
 from fedsim.config import Config
@@ -172,7 +171,7 @@ class _Session:
     tell: Callable[[RoundMetrics], None] = field(init=False)
     state: ServerState = field(init=False)
     started: float = field(init=False, default_factory=time.monotonic)
-    epsilons: dict[int, float] = field(init=False, default_factory=dict)
+    epsilon_of_all: float | None = field(init=False, default=None)
     final: Evaluation | None = field(init=False, default=None)
     cut_short: bool = field(init=False, default=False)
     scores: PrivateScores | None = field(init=False, default=None)
@@ -186,7 +185,6 @@ class _Session:
         self.state = taken_up or self._start()
         if (reason := self.folder.diverged()) is not None:  # killed before it was said
             raise DivergedError(reason)
-        self._prepare_epsilons()
         config = self.config
         with tracking(self.trackers, self.folder.path, config, self._terms) as self.tell:
             if taken_up is None:
@@ -401,36 +399,16 @@ class _Session:
             check_held_out(line, self.materials)
 
     def _epsilon(self, state: ServerState) -> float | None:
+        """Return ε of what is charged so far; where a run is priced as a whole, of all of it."""
         delta = self.config.privacy.delta
-        if not self.plan.score_rounds or not self.private or delta is None:
-            return self.epsilons.get(state.ledger.num_releases)
-        return state.ledger.epsilon(delta, self.plan.accountant, self.plan.relation)
-
-    def _prepare_epsilons(self) -> None:
-        """Compute ε after each number of releases that an evaluated round can have.
-
-        Those that are charged already may have cost something else: see `_going_on`.
-        """
-        if not self.private or self.config.privacy.delta is None or self.plan.score_rounds:
-            return
-        state, last = self.state, self.config.strategy.rounds
-        ahead = [r - state.round for r in range(state.round + 1, last + 1) if self._due(r)]
-        charged = state.ledger.num_releases
-        if self.plan.cost.run_rounds is not None:
+        if not self.private or delta is None:
+            return None
+        if self.plan.cost.run_rounds is None:
+            return state.ledger.epsilon(delta, self.plan.accountant, self.plan.relation)
+        if self.epsilon_of_all is None:
             whole = self._planned().ledger
-            delta = self.config.privacy.delta
-            epsilon = whole.epsilon(delta, self.plan.accountant, self.plan.relation)
-            self.epsilons = dict.fromkeys(range(whole.num_releases + 1), epsilon)
-            return
-        values = epsilon_curve(
-            self.plan.cost,
-            ahead,
-            self.config.privacy.delta,
-            self.plan.accountant,
-            self.plan.relation,
-            after=state.ledger.costs,
-        )
-        self.epsilons = {charged + n: value for n, value in zip(ahead, values, strict=True)}
+            self.epsilon_of_all = whole.epsilon(delta, self.plan.accountant, self.plan.relation)
+        return self.epsilon_of_all
 
     def _elapsed(self, save: bool = False) -> float:
         before = self.folder.read_seconds()

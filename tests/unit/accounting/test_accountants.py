@@ -12,7 +12,6 @@ from fedsim.accounting.accountants import (
     choose,
     delta,
     epsilon,
-    epsilon_curve,
     epsilon_of_composition,
 )
 from fedsim.accounting.events import RoundCost
@@ -118,23 +117,6 @@ def test_units_of_different_numbers_need_the_mixture() -> None:
     assert epsilon_of_composition(costs, 1e-5) == epsilon_of_composition(costs, 1e-5, "mixture")
     with pytest.raises(ConfigError, match="2 units per user"):
         epsilon_of_composition(costs, 1e-5, "rdp")
-
-
-@pytest.mark.parametrize(
-    ("cost", "accountant"),
-    [
-        (poisson(0.1, 1.2), "pld"),
-        (poisson(0.1, 1.2), "rdp"),
-        (poisson(0.05, 5.0, 4), "mixture"),
-        (poisson(0.05, 5.0, 4), "group-privacy"),
-    ],
-)
-def test_a_curve_is_epsilon_point_by_point(cost: RoundCost, accountant: str) -> None:
-    rounds = [0, 1, 7, 60]
-    curve = epsilon_curve(cost, rounds, 1e-5, accountant)
-    assert curve == [epsilon(cost, count, 1e-5, accountant) for count in rounds]
-    assert curve == sorted(curve)
-    assert curve[0] == 0.0 < curve[1]
 
 
 def test_rdp_s_lines_per_left_out_order_stay_away(caplog: pytest.LogCaptureFixture) -> None:

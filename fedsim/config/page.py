@@ -1,0 +1,135 @@
+"""Write docs/config.md, a table of every key: `python -m fedsim.config.page > docs/config.md`.
+
+Types and defaults come from the sections' fields, what a key is from the text under it.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+from collections.abc import Iterator
+from itertools import pairwise
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+
+from fedsim.config.schema import Config
+from fedsim.utils.section import Section
+
+_INTRODUCTION = """\
+# Config: every key
+
+A run is one TOML file. A key that is left out has its default; an unknown one is an error, which
+names the nearest. On the command line `--set server.learning_rate=0.003` lays a value over the
+file's; from Python `fedsim.run` takes the same keys as a dictionary. What a run had resolved them
+to is in its `config.toml`. This page is written by `python -m fedsim.config.page`.
+"""
+_KINDS = {bool: "true or false", int: "whole number", float: "number", str: "text"}
+_SIGNS = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤"}
+
+
+def page() -> str:
+    """Return the page in Markdown: a part for each table of a config, in the order of its keys."""
+    return "\n".join([_INTRODUCTION, *(_part(name, kind) for name, kind in tables("", Config))])
+
+
+def described(section: type[Section]) -> dict[str, str]:
+    """Return the text under each key of a section, on one line."""
+    texts = {}
+    nodes = [node for top in ast.parse(inspect.getsource(section)).body for node in _body(top)]
+    for field, below in pairwise(nodes):
+        match field, below:
+            case (
+                ast.AnnAssign(target=ast.Name(id=key)),
+                ast.Expr(value=ast.Constant(value=str(text))),
+            ):
+                texts[key] = " ".join(text.split())
+    return texts
+
+
+def _body(node: ast.stmt) -> list[ast.stmt]:
+    return node.body if isinstance(node, ast.ClassDef) else []
+
+
+def tables(name: str, section: type[Section]) -> Iterator[tuple[str, type[Section]]]:
+    """Yield a section and those in it, each with its name in TOML; `name` is the section's own."""
+    yield name, section
+    for key, field in section.model_fields.items():
+        for inner in _inner(field):
+            yield from tables(f"{name}.{key}".lstrip("."), inner)
+
+
+def _inner(field: FieldInfo) -> list[type[Section]]:
+    """Return the sections that a key may hold; not the steps, which are a table of docs/data.md."""
+    return [kind for kind in (field.annotation, *get_args(field.annotation)) if _is_section(kind)]
+
+
+def _is_section(kind: Any) -> bool:  # noqa: ANN401
+    return isinstance(kind, type) and issubclass(kind, Section)
+
+
+def _part(name: str, section: type[Section]) -> str:
+    texts = described(section)
+    tagged = section.model_fields.get("task")
+    heading = "Outside of all tables" if not name else f"`[{name}]`"
+    if tagged is not None:
+        heading += f", `task = {_toml(get_args(tagged.annotation)[0])}`"
+    rows = [
+        f"| `{key}` | {_kind(field.annotation, field.metadata)} | {_default(field)} | {text} |"
+        for key, field in section.model_fields.items()
+        if (text := texts.get(key)) is not None and not (not name and _inner(field))
+    ]
+    table = ["| key | value | default | |", "|---|---|---|---|", *rows, ""] if rows else []
+    return "\n".join([f"## {heading}", "", inspect.getdoc(section) or "", "", *table])
+
+
+def _kind(annotation: Any, limits: list[Any]) -> str:  # noqa: ANN401  (any annotation)
+    """Return what a value may be: words for a type, the choices of a literal, and the limits."""
+    inner = get_args(annotation)
+    match get_origin(annotation):
+        case _ if any(_is_section(kind) for kind in (annotation, *inner)):
+            words = "a table"
+        case _ if hasattr(annotation, "__metadata__"):
+            words = _kind(inner[0], annotation.__metadata__[0].metadata)
+        case _ if NoneType in inner:
+            words = _kind(next(kind for kind in inner if kind is not NoneType), [])
+        case origin if origin is Literal:
+            words = ", ".join(f"`{_toml(choice)}`" for choice in inner)
+        case origin if origin is tuple:
+            words = "list of tables" if get_args(inner[0]) else f"list of {_KINDS[inner[0]]}s"
+        case origin if origin is dict:
+            words = f"table of {_kind(inner[1], [])}"
+        case _:
+            words = " ".join([_KINDS[annotation], ", ".join(_signs(limits))]).strip()
+    return words
+
+
+def _signs(limits: list[Any]) -> list[str]:
+    return [
+        f"{sign} {getattr(limit, name):g}"
+        for limit in limits
+        for name, sign in _SIGNS.items()
+        if hasattr(limit, name)
+    ]
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "none: give it"
+    if field.default is None or _inner(field):
+        return "–"
+    return f"`{_toml(field.default)}`"
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple):
+        return "[]"
+    return f'"{value}"' if isinstance(value, str) else f"{value}"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page())

@@ -1,0 +1,25 @@
+"""docs/config.md is what the schema says, and says something of every key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fedsim.config import Config
+from fedsim.config.page import described, page, tables
+
+PAGE = Path(__file__).parents[3] / "docs" / "config.md"
+
+
+def test_the_page_is_what_the_schema_says() -> None:
+    assert PAGE.read_text(encoding="utf-8") == page(), "write it anew: python -m fedsim.config.page"
+
+
+def test_every_key_has_a_text() -> None:
+    for name, section in tables("", Config):
+        missing = set(section.model_fields) - set(described(section)) - {"task"}
+        assert not missing, (name, missing)
+
+
+def test_no_table_is_left_out() -> None:
+    names = {name for name, _ in tables("", Config)}
+    assert {"data.canaries", "strategy.clip.adaptive", "training.private_evaluation"} <= names

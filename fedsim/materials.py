@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from fedsim.accounting.earlier_training import earlier_training
 from fedsim.config import Config, ExecutorConfig, ModelConfig
 from fedsim.data.canaries import with_canaries
 from fedsim.data.config import DataConfig
@@ -22,6 +23,7 @@ from fedsim.errors import ConfigError
 from fedsim.language_model import LanguageModel, check_causal
 from fedsim.registry import names, resolve
 from fedsim.tensors import parameters_digest
+from fedsim.utils.files import stamp
 from fedsim.utils.json_text import digest, read_json
 
 
@@ -35,12 +37,14 @@ class Materials:
         split: which users and examples are trained on, and which are held out.
         seed: what every choice for a user is drawn from: who and what is held out, the pool, the
             examples of a round, their order, dropout. The config's seed; secret with secure noise.
+        earlier_training: sentences on what the starting point was trained on before.
     """
 
     model: LanguageModel
     store: TokenStore
     split: Split
     seed: int
+    earlier_training: tuple[str, ...] = ()
 
     @cached_property
     def start_digest(self) -> str:
@@ -97,7 +101,8 @@ def load_materials(
     """
     choices = seed if data_seed is None else data_seed
     read = [file for step in data.preparation for file in step.reads_files()]
-    places = [data.source, model.name_or_path, model.adapter or "", *read]
+    others = (model.adapter or "", data.chat_template or "")
+    places = [data.source, model.name_or_path, *others, *read]
     return _load(seed, data, model, device, choices, *map(_version, places))
 
 
@@ -126,7 +131,8 @@ def _load(
         limit=data.held_out_limit,
         canaries=canaries,
     )
-    return Materials(language_model, store, split, choices)
+    earlier = earlier_training(model.name_or_path, model.adapter)
+    return Materials(language_model, store, split, choices, earlier)
 
 
 def _version(place: str) -> tuple[object, ...]:
@@ -135,8 +141,7 @@ def _version(place: str) -> tuple[object, ...]:
     if not place or not path.exists():
         return ()
     files = sorted(path.rglob("*")) if path.is_dir() else [path]
-    states = [(file, file.stat()) for file in files if file.is_file()]
-    return tuple((str(file), at.st_size, at.st_mtime_ns, at.st_ino) for file, at in states)
+    return tuple(stamp(file) for file in files if file.is_file())
 
 
 def new_data_seed(config: Config) -> int:

@@ -249,7 +249,10 @@ def public_size(
         return declared, f"The number of {noun}, {declared}, was declared public ({field})."
     relation = neighbours(config)
     if relation is Relation.FIXED_GRAPH:
-        return counted, f"The number of {noun}, {counted}, follows from who owns which text."
+        return counted, (
+            f"The number of {noun}, {counted}, follows from who owns which text, and from what "
+            "else is public of the texts."
+        )
     if relation is not Relation.ADD_OR_REMOVE:
         return counted, not_hidden(counted, noun)
     sentence = (

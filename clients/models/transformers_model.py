@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 from peft import PeftModel
@@ -15,7 +16,6 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from fedsim.accounting import GIVEN, PROMISE, is_unfinished
 from fedsim.clients.models.chat import ChatEncoder
 from fedsim.clients.models.cpu_kernels import fuse_activations, onednn_products
 from fedsim.clients.models.dropout import install_dropout
@@ -29,11 +29,9 @@ from fedsim.clients.models.trainable import (
 )
 from fedsim.config import ModelConfig
 from fedsim.errors import ConfigError
-from fedsim.registry import names
 from fedsim.seeding import stream
 from fedsim.tensors import Tensors, check_same_layout
-from fedsim.utils.files import hub_folder, shown_name
-from fedsim.utils.json_text import read_json
+from fedsim.utils.files import file_digest, shown_name
 
 
 class TransformersModel:
@@ -73,8 +71,7 @@ class TransformersModel:
             ConfigError: module and tokenizer do not fit each other, the sequences or `config`.
         """
         self.name = config.name_or_path
-        self.earlier_training = tuple(_earlier_training(config))
-        self.origin = " ".join([origin, *self.earlier_training])
+        self.origin = origin
         self.tokenizer = tokenizer
         self.device = torch.device(device)
         self.vocabulary_size = int(module.config.get_text_config().vocab_size)
@@ -329,75 +326,6 @@ def _begin_and_end(tokenizer: PreTrainedTokenizerBase, name: str) -> tuple[int, 
     return int(end if begin is None else begin), int(begin if end is None else end)
 
 
-def _earlier_training(config: ModelConfig) -> Iterator[str]:
-    """Yield sentences on training that the starting point has behind it, as far as is known."""
-    if config.adapter is not None:
-        yield (
-            f"Training went on from the adapter {shown_name(config.adapter)!r}; fedsim does not "
-            "know what text that was trained on."
-        )
-    for start in filter(None, (config.name_or_path, config.adapter)):
-        folder, shown = _folder(start), shown_name(start)
-        if (folder / PROMISE).exists():
-            from fedsim.accounting.promise import verify  # noqa: PLC0415  (scipy and more)
-
-            try:
-                earlier = verify(folder)
-            except ConfigError:
-                earlier = {"statement": "it does not verify.", "assumptions": []}
-            yield from _quoted(shown, earlier)
-        elif (folder / GIVEN).exists():
-            yield from _of_given(read_json(folder / GIVEN))
-        elif is_unfinished(folder):
-            yield _of_unfinished(shown)
-
-
-def _of_given(note: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what weights that were given from Python have behind them, by their note."""
-    opened = note["opened"]
-    if note["changed"]:
-        yield (
-            f"Its weights were given from Python: opened from {opened!r}, and not what is there. "
-            "What they were trained on since counts too, where the people are the same."
-        )
-    if note["promise"] is not None:
-        yield from _quoted(opened, note["promise"])
-    if note["unfinished"]:
-        yield _of_unfinished(opened)
-    if note["given"] is not None:
-        yield from _of_given(note["given"])
-
-
-def _of_unfinished(shown: str) -> str:
-    return (
-        f"{shown!r} is of a run of fedsim that did not finish, and has no promise: its releases "
-        "count too, where the people are the same."
-    )
-
-
-def _folder(start: str) -> Path:
-    """Return where the files of a starting point are: of a hub id, in the hub's cache."""
-    path = Path(start).expanduser().resolve()  # a link's own neighbours are not the run's
-    if path.exists() or start in names("models"):  # a built-in one is on no hub
-        return path
-    return hub_folder(start, PROMISE) or path
-
-
-def _quoted(shown: str, earlier: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what a start promises, and what it says of its own start."""
-    from fedsim.accounting.promise import ORIGIN  # noqa: PLC0415
-
-    yield (
-        f"{shown!r} has a promise of its own, and where the people are the same both count, "
-        f"added up: {earlier['statement']}"
-    )
-    yield from (
-        f"Of what that began with: {said.removeprefix(ORIGIN)}"
-        for said in earlier["assumptions"]
-        if said.startswith(ORIGIN)
-    )
-
-
 def _unknown_word(tokenizer: PreTrainedTokenizerBase) -> int | None:
     """Return the id of unknown words where the tokenizer is a list of whole words, or None."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
@@ -408,7 +336,16 @@ def _unknown_word(tokenizer: PreTrainedTokenizerBase) -> int | None:
 
 
 def _fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return the SHA-256 (hex) of the tokenizer as written to disk, or of its sorted vocabulary."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    text = repr(sorted(tokenizer.get_vocab().items())) if backend is None else backend.to_str()
-    return hashlib.sha256(text.encode()).hexdigest()
+    """Return the SHA-256 (hex) of the tokenizer as it is written to disk.
+
+    Of one that Python computes: of its class, words and files (merges, for example), which say how
+    a text is cut.
+    """
+    if (backend := getattr(tokenizer, "backend_tokenizer", None)) is not None:
+        return hashlib.sha256(backend.to_str().encode()).hexdigest()
+    with tempfile.TemporaryDirectory() as folder:
+        files = sorted(tokenizer.save_vocabulary(folder) or ())
+        digests = [(Path(file).name, file_digest(Path(file))) for file in files]
+    words, lower = sorted(tokenizer.get_vocab().items()), getattr(tokenizer, "do_lower_case", None)
+    facts = (type(tokenizer).__name__, lower, words, digests)
+    return hashlib.sha256(repr(facts).encode()).hexdigest()

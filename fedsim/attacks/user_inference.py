@@ -35,6 +35,7 @@ from fedsim.errors import ConfigError
 from fedsim.language_model import LanguageModel
 from fedsim.materials import Materials, load_materials, load_model
 from fedsim.plan import RoundPlan
+from fedsim.registry import names
 from fedsim.report.schema import Privacy, RunReport, load_report
 from fedsim.runner.checkpoint import load_checkpoint
 from fedsim.runner.folder import RunFolder
@@ -47,8 +48,8 @@ NOTE = (
 )
 
 _EARLIER = (
-    "The starting point was trained before, and a seed holds the same users out each time: what "
-    "that training kept of them is not in this run's guarantee, which does not bound this attack."
+    "The {} was trained before, and a seed holds the same users out each time: what that training "
+    "kept of them is not in this run's guarantee, which does not bound this attack."
 )
 
 
@@ -104,8 +105,12 @@ def attack_run(
     final = look(report.cost.rounds, after=after)
     found = _report(run_dir, report, compared.name, measured, final=final, checkpoints=states)
     # A seed draws the same people to be held out of each run on the same data.
-    if getattr(start, "earlier_training", ()) and config.privacy.noise == "seeded":
-        return found.model_copy(update={"bound": Bound(auroc=None, reason=_EARLIER)})
+    others = ["starting point"] if materials.earlier_training else []
+    if reference not in (None, config.model.name_or_path, *names("models")):
+        others.append("reference")
+    if others and config.privacy.noise == "seeded":
+        bound = Bound(auroc=None, reason=_EARLIER.format(others[0]))
+        return found.model_copy(update={"bound": bound})
     return found
 
 

@@ -138,9 +138,10 @@ def _by_registration(shared: SharedLedger) -> dict[str, Any]:
     epsilon = shared.tight(shared.registered) or 0.0
     planned = sum(rounds for _, rounds in shared.registered)
     done, unit = sum(rounds for _, rounds in shared.ledger.costs), shared.relation.unit
+    keeps = shared.keeps_budget
     return {
         "basis": "fixed in advance",
-        "epsilon": finite_or_none(epsilon),
+        "epsilon": finite_or_none(epsilon) if keeps else None,
         "accountant": accountant,
         "order": None,
         "spent_share": done / planned if planned else 1.0,
@@ -152,6 +153,10 @@ def _by_registration(shared: SharedLedger) -> dict[str, Any]:
             f"{accountant} accountant (tight composition of what was fixed before the first "
             f"release); the budget is {shared.epsilon:g}. It does not suffice for a filter: no "
             "other release is made."
+            if keeps
+            else f"The {done} releases are not those that were registered before the first: "
+            f"ε = {shared.epsilon:g} at δ = {shared.delta:g} under the {shared.relation.phrase} "
+            f"relation is not proved for them ({_words(shared.ledger.costs, unit)})."
         ],
     }
 

@@ -427,6 +427,11 @@ class Config(Section):
                 "training.private_evaluation with data.held_out_examples = 0: there is no text to "
                 "score; hold some out"
             )
+        if self.privacy.shared is not None and self.data.made_up_by is not None:
+            raise ValueError(
+                f"privacy.shared with users that a {self.data.made_up_by} made up: who shares the "
+                "ledger would take its ε for one of people; remove it"
+            )
         if selection is not None and (scores is None or scores.every is not None):
             raise ValueError(
                 "privacy.selection: needs training.private_evaluation, the score that chooses, and "

@@ -176,6 +176,7 @@ def _norms(
     drawn = draws(config, materials, private, group_sizes, told)
     return PrivateNorms(
         UserGradients(materials, task.task, coin_users(drawn(0), num_users, public)),
+        unit=config.data.unit,
         draws=drawn,
         noise=config.privacy.noise,
         relation=task.relation,

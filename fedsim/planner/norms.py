@@ -29,7 +29,11 @@ NON_PRIVATE = (
     "Not private: gradient norms and signal were computed on private data, a query that no "
     "guarantee here accounts for; with --private-norms EPSILON it is."
 )
-USER_SIZES = "How many examples users have was counted in the data and is treated as public."
+USER_SIZES = (
+    "How many users there are, and how many examples they have, was counted in the data and is "
+    "treated as public, also where a number of users is declared: cohort or batch size, sampling "
+    "probability and noise of this plan follow from it."
+)
 
 
 Draws = Callable[[int], RandomSource]
@@ -98,14 +102,16 @@ class PrivateNorms(Norms):
     """Differentially private medians, an equal part of `epsilon` for each of a fixed set of G.
 
     Attributes:
+        unit: whose guarantee it is.
         draws: where the randomness comes from.
         noise: whether that is secret.
         relation: that the training's guarantee is for.
-        epsilon: of all answers together (basic composition), δ = 0, unit: user.
+        epsilon: of all answers together (basic composition), δ = 0.
         group_sizes: those that may be asked for, fixed before any answer is seen. All are
             charged, whether or not they are asked.
     """
 
+    unit: str = field(kw_only=True)
     draws: Draws = field(kw_only=True)
     noise: Noise = field(kw_only=True)
     relation: Relation = field(kw_only=True)
@@ -124,7 +130,7 @@ class PrivateNorms(Norms):
 
     def sentence(self, epsilon_left: float, delta: float, guaranteed: bool) -> str:
         """Say what was spent, what is left for training, and what both promise together."""
-        terms = f"unit: user; relation: {self.relation.phrase}"
+        terms = f"unit: {self.unit}; relation: {self.relation.phrase}"
         share = ", ".join(f"G = {size}" for size in self.group_sizes)
         total = (
             f"queries and training together are (ε = {self.epsilon + epsilon_left:.6g}, δ = "

@@ -20,7 +20,8 @@ from fedsim.strategy import plan_terms
 
 _NOTE = (
     "The kept examples are counted in the graph of texts and owners, which is public under this "
-    "relation; no text and no gradient was looked at. The clip norm is the config's."
+    'relation, and in an order by length where the selection is "longest" or "shortest"; '
+    "nothing else of a text, and no gradient, was looked at. The clip norm is the config's."
 )
 
 

@@ -132,7 +132,10 @@ def compare(reports: Sequence[LabelledRun]) -> Comparison:
     return Comparison(
         rows=(*_starting_rows(runs), *(_run_row(label, run) for label, run, _ in reports)),
         runs=runs,
-        captions=tuple(f"{label}: {terms_text(run.privacy)}" for label, run, _ in reports),
+        captions=tuple(
+            ". ".join([f"{label}: {terms_text(run.privacy)}", *run.privacy.earlier_training])
+            for label, run, _ in reports
+        ),
         notes=tuple(_notes([run for _, run, _ in reports])),
     )
 
@@ -163,7 +166,8 @@ def cells(row: Row) -> list[str]:
 
 def reading_notes(comparison: Comparison) -> list[str]:
     """Return what is to be known of every such table."""
-    several = sum(run.privacy.epsilon is not None for run in comparison.runs) > 1
+    promised = any(run.privacy.epsilon is not None for run in comparison.runs)
+    several = promised and len(comparison.runs) > 1
     return [UTILITY_NOTE, TOGETHER] if several else [UTILITY_NOTE]
 
 

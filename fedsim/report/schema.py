@@ -112,7 +112,8 @@ class Privacy(Record):
     anew, in the units of the released estimate; `units_per_user` is how many sampled units a user
     can own (1 when the units are users). `hypothetical` says that epsilon is of another mechanism
     than the one that ran, such as Poisson sampling where passes were shuffled: it is then no
-    guarantee. `trade_off` is None without a finite epsilon.
+    guarantee. `trade_off` is None without a finite epsilon. `earlier_training` says what the start
+    was trained on before: where the people are the same, that counts too.
     """
 
     unit: Text
@@ -132,6 +133,7 @@ class Privacy(Record):
     units_per_user: Annotated[int, Field(ge=1)]
     hypothetical: bool
     statement: Text
+    earlier_training: Annotated[tuple[str, ...], Field(strict=False)] = ()
     trade_off: TradeOffBound | None = None
     queries: Annotated[tuple[Query, ...], Field(strict=False)] = ()
 

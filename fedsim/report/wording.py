@@ -38,7 +38,8 @@ def outcome_text(folder: Path, report: RunReport) -> str:
             f"Report: {folder / 'report.html'}",
         ]
     )
-    return "\n".join([report.privacy.statement, utility, places])
+    promise = " ".join([report.privacy.statement, *report.privacy.earlier_training])
+    return "\n".join([promise, utility, places])
 
 
 def epsilon_text(epsilon: float | None) -> str:

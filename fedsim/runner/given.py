@@ -183,9 +183,10 @@ def _model_folder(model: object, tokenizer: object) -> str:
 
     named = str(getattr(model.config, "_name_or_path", "") or "")
     opened = Path(named).expanduser().resolve()
+    unknown = False
     if named and not opened.exists():
-        cached = (files.hub_folder(named, file) for file in (PROMISE, "config.json"))
-        opened = next(filter(None, cached), opened)
+        promised, unknown = _in_cache(named, PROMISE)
+        opened = promised or _in_cache(named, "config.json")[0] or opened
     unchanged = bool(named) and opened.is_dir() and _holds(opened, model)
 
     a_path = Path(named).expanduser().exists() or named.startswith(("/", ".", "~"))
@@ -201,9 +202,12 @@ def _model_folder(model: object, tokenizer: object) -> str:
                     path.unlink()
                 for path in opened.glob(pattern):
                     shutil.copyfile(path, folder / path.name)
-        elif named and (not unchanged or (opened / GIVEN).is_file() or is_unfinished(opened)):
+        elif named and (
+            not unchanged or unknown or (opened / GIVEN).is_file() or is_unfinished(opened)
+        ):
             note = {
                 "opened": shown,
+                "unknown": unknown,
                 "changed": not unchanged,
                 "promise": _promise_of(opened),
                 "unfinished": is_unfinished(opened),
@@ -212,6 +216,14 @@ def _model_folder(model: object, tokenizer: object) -> str:
             (folder / GIVEN).write_text(json.dumps(note), encoding="utf-8")
 
     return _kept("model", save, shown.split("/")[-1] if unchanged else "model")
+
+
+def _in_cache(name: str, file: str) -> tuple[Path | None, bool]:
+    """Return the folder of the hub's cache that has a file, and whether that is not known."""
+    try:
+        return files.hub_folder(name, file), False
+    except LookupError:
+        return None, True
 
 
 def _holds(folder: Path, model: PreTrainedModel) -> bool:

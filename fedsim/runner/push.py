@@ -18,6 +18,21 @@ _WRITTEN = (  # by fedsim, transformers and peft
     *("vocab.json", "vocab.txt", "merges.txt"),
     *("tokenizer.model", "spiece.model", "sentencepiece.model", "sentencepiece.bpe.model"),
 )
+# What there is of another model would be opened beside these: an adapter, for example.
+_REPLACED = (
+    *_WRITTEN,
+    *(
+        "*.bin",
+        "*.bin.index.json",
+        "*.gguf",
+        "*.h5",
+        "*.msgpack",
+        "*.onnx",
+        "*.ot",
+        "*.pt",
+        "*.pth",
+    ),
+)
 _REPO = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -58,6 +73,10 @@ def parcel(run_dir: Path, *, merged: bool = False) -> Parcel:
             f"--merged: {str(run_dir)!r} has no model/; it was run with merged = false"
         )
     content = verify(folder)
+    if not (folder / "README.md").is_file():
+        raise ConfigError(
+            f"{folder / 'README.md'}: is not there, and no model goes without its card"
+        )
     files = sorted(folder.iterdir(), key=lambda path: path.name)
     for path in files:
         known = any(fnmatch.fnmatchcase(path.name, pattern) for pattern in _WRITTEN)
@@ -71,6 +90,8 @@ def parcel(run_dir: Path, *, merged: bool = False) -> Parcel:
 
 def send(found: Parcel, repo: str, *, public: bool) -> str:
     """Upload to the Hugging Face hub as one commit; return its address.
+
+    What the repository has of another model is deleted in the same commit; its history keeps it.
 
     Raises:
         ConfigError: a name that is none, or the hub refuses or cannot be reached.
@@ -86,6 +107,7 @@ def send(found: Parcel, repo: str, *, public: bool) -> str:
             repo_id=repo,
             folder_path=found.folder,
             allow_patterns=[path.name for path in found.files],
+            delete_patterns=list(_REPLACED),
             commit_message="A model trained by fedsim, with its promise",
         )
     except Exception as error:  # the client and what it builds on have errors of many kinds

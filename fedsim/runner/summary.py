@@ -123,8 +123,9 @@ def summarise(
             config,
             plan,
             state,
-            materials.model.origin,
+            " ".join([materials.model.origin, *materials.earlier_training]),
             materials.num_protected,
+            earlier_training=materials.earlier_training,
             of_data=(
                 *_about_texts(config, materials),
                 *((NOT_PAID_FOR,) if diverged else ()),
@@ -208,6 +209,7 @@ def privacy_block(
     origin: str,
     num_users: int,
     *,
+    earlier_training: tuple[str, ...] = (),
     of_data: tuple[str, ...] = (),
 ) -> Privacy:
     """Return what is promised: ε is computed from the ledger, everything else from the plan.
@@ -218,6 +220,7 @@ def privacy_block(
         state: its ledger holds every release.
         origin: the public data that vocabulary and starting point come from.
         num_users: counted, what δ is compared with where no number was declared.
+        earlier_training: sentences on what the starting point was trained on before.
         of_data: sentences that the guarantee owes to how the data were made.
     """
     private = plan.noise_multiplier > 0.0
@@ -234,6 +237,7 @@ def privacy_block(
         noise=plan.entropy if private else "none",
         assumptions=((*_assumptions(config, plan, origin, num_users), *of_data) if private else ()),
         hypothetical=private and not terms.guaranteed,
+        earlier_training=earlier_training,
         statement=terms.sentence(),
         trade_off=None if curve is None else TradeOffBound(**curve.to_json()),
         queries=queries(config, plan, state),
@@ -385,6 +389,9 @@ def _delta(config: Config, relation: Relation, counted: int) -> tuple[str, ...]:
     delta, declared = config.privacy.delta, config.privacy.declared_num_users
     if declared is not None:
         return (delta_sentence(delta, declared, public=True),)
+    if (examples := config.privacy.declared_num_examples) is not None:
+        why = "declared public, of at most as many users"
+        return (delta_sentence(delta, examples, True, why, "pooled examples"),)
     public, why = relation is not Relation.ADD_OR_REMOVE, "a number that the relation does not hide"
     return (delta_sentence(delta, counted, public, why, f"{relation.unit}s"),)
 
@@ -413,7 +420,7 @@ def _model(config: Config, materials: Materials, state: ServerState) -> ModelSum
         trainable_parameters=trainable,
         trainable_pattern=config.model.trainable,
         lora_rank=config.model.lora_rank,
-        origin=materials.model.origin,
+        origin=" ".join([materials.model.origin, *materials.earlier_training]),
     )
 
 

@@ -21,6 +21,7 @@ _OF_THE_DISK = {
     errno.EIO,
 }
 _READING_TOO = {errno.EACCES, errno.EPERM, errno.EIO}
+_HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 _RUST = re.compile(r"\(os error (\d+)\)")  # safetensors and tokenizers raise classes of their own
 
 
@@ -36,16 +37,32 @@ def shown_name(path_or_id: str) -> str:
 def hub_folder(name: str, file: str) -> Path | None:
     """Return the folder of the hub's cache that has this file of a model; it is fetched if it can.
 
-    None for what is no hub id, or has no such file, or where no hub can be reached and the cache
-    does not have it.
-    """
-    from transformers.utils.hub import cached_file  # noqa: PLC0415  (slow)
+    None for what is no hub id, or has no such file.
 
-    try:
-        found = cached_file(name, file, _raise_exceptions_for_missing_entries=False)
-    except OSError:
+    Raises:
+        LookupError: whether there is one is not known: no hub was reached, and what the cache has
+            does not say.
+    """
+    from huggingface_hub import _CACHED_NO_EXIST, try_to_load_from_cache  # noqa: PLC0415  (slow)
+    from transformers.utils.hub import cached_file  # noqa: PLC0415
+
+    if not _HUB_ID.fullmatch(name):
         return None
+    found = None
+    with suppress(OSError):
+        found = cached_file(name, file, _raise_exceptions_for_missing_entries=False)
+    if found is None and try_to_load_from_cache(name, file) is not _CACHED_NO_EXIST:
+        raise LookupError(f"{name}: no hub was reached")
     return None if found is None else Path(found).parent
+
+
+def stamp(path: Path) -> tuple[str, int, int, int]:
+    """Return what changes when a file does, without reading it.
+
+    The time at which its entry changed too: archives and tools set the other one to what it was.
+    """
+    status = path.stat()
+    return str(path.resolve()), status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def file_digest(path: Path) -> str:

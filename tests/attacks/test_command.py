@@ -70,21 +70,25 @@ def test_who_was_trained_on_can_be_told_and_a_canary_better(found: dict[str, Any
 
 
 @pytest.mark.parametrize("noise", ["seeded", "secure"])
-def test_what_the_start_was_trained_on_before_is_not_bounded(
-    attacked: Path, letters: Path, tmp_path: Path, noise: str
+@pytest.mark.parametrize("trained", ["starting point", "reference"])
+def test_what_another_training_kept_is_not_bounded(
+    attacked: Path, letters: Path, tmp_path: Path, noise: str, trained: str
 ) -> None:
     """One seed holds out the same users of both runs; secret ones have nothing in common."""
+    before = str(attacked / "model")
+    of_start = {"name_or_path": before, "pretraining_steps": None}
     config = small_config(
         letters,
         data={"held_out_users": 0.5, "held_out_examples": 0.4, "sequence_length": 16},
-        model={"name_or_path": str(attacked / "model"), "pretraining_steps": None},
+        model=of_start if trained == "starting point" else {},
         strategy={"rounds": 1},
         privacy={"noise": noise},
     )
     path = run(config.model_copy(update={"seed": 8}), tmp_path / "run").path
-    bound = json.loads(attack(path, "--samples", "1", "--json"))["bound"]
+    options = ("--reference", before) if trained == "reference" else ()
+    bound = json.loads(attack(path, "--samples", "1", "--json", *options))["bound"]
     assert (bound["auroc"] is None) is (noise == "seeded")
-    assert ("The starting point was trained before" in bound["reason"]) is (noise == "seeded")
+    assert (f"The {trained} was trained before" in bound["reason"]) is (noise == "seeded")
 
 
 def test_the_last_checkpoint_is_the_final_model(found: dict[str, Any]) -> None:

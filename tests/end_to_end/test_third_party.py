@@ -97,6 +97,21 @@ def test_what_their_model_saved_opens_again(installed: Path, finished: Path) -> 
     assert end == pytest.approx(fedsim.load_report(finished).utility.final.loss, rel=1e-5)
 
 
+def test_their_loader_loses_no_earlier_promise(
+    installed: Path, config: Path, finished: Path, tmp_path: Path
+) -> None:
+    """It says where weights come from; what they were trained on stands in the folder."""
+    start = f"model.name_or_path='{finished / 'model'}'"
+    done = with_package(
+        installed, "run", config, "--set", start, "--set", "strategy.rounds=1", "--out", tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    statement = fedsim.load_report(finished).privacy.statement
+    promised = f"both count, added up: {statement}"
+    assert promised in done.stdout
+    assert promised in (tmp_path / "model" / "README.md").read_text(encoding="utf-8")
+
+
 def test_without_the_package_names_are_refused(
     config: Path, finished: Path, tmp_path: Path
 ) -> None:

@@ -40,6 +40,7 @@ from fedsim.data.sources.records import (
     Record,
 )
 from fedsim.errors import ConfigError
+from fedsim.utils.files import stamp
 
 AnyStep = Annotated[
     DropForwards
@@ -212,9 +213,8 @@ def check_owners(steps: Sequence[Step]) -> None:
                 )
 
 
-def _stamp(name: str) -> tuple[str, int, int]:
+def _stamp(name: str) -> tuple[str, int, int, int]:
     path = Path(name).expanduser()
     if not path.is_file():
         raise ConfigError(f"data.preparation: file = {name!r}: no such file")
-    status = path.stat()
-    return str(path.resolve()), status.st_size, status.st_mtime_ns
+    return stamp(path)

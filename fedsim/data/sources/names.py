@@ -8,6 +8,7 @@ because a column's type changed ("7" and "7.0") or for the spaces around it, and
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from decimal import Decimal
 
@@ -15,6 +16,8 @@ import numpy as np
 
 from fedsim.errors import ConfigError
 
+# Of Python a list, a tuple or a set; of a database an array.
+_PRINTED = re.compile(r"\[.*\]|\{.*\}|\(.*\)|(frozen)?set\(.*\)", re.DOTALL)
 _EXACT_IN_A_LIST = 2.0**24  # lists of numbers can be of float32, and users beside them of more bits
 
 
@@ -71,7 +74,7 @@ def owner_names(value: object, field: str, separator: str | None) -> tuple[str, 
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return None
     if isinstance(value, str) and separator is not None:
-        if value.strip()[:1] == "[" and value.strip()[-1:] == "]":
+        if _PRINTED.fullmatch(value.strip()):
             raise ConfigError(
                 f"{field}: holds strings in brackets, as a program prints a list; wanted: lists of "
                 f"names, or names alone with {separator!r} between them"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import csv
 import glob
 import importlib
 import json
 import logging
 import re
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice, repeat
@@ -163,37 +165,60 @@ def _undecodable(files: list[Path]) -> str:
 
 
 def _csv_batches(spec: SourceSpec, needed: Mapping[str, str], files: list[Path]) -> Iterator[Batch]:
-    """Read CSV with pandas, as `datasets` does, but every cell as a string.
+    """Read CSV, every cell as a string.
 
     Left to infer, pandas makes 7 of "007", 7.0 of "7" beside an empty cell, and null of "NA".
     """
-    pandas = importlib.import_module("pandas")
-    columns = list(needed)
     any_text, only_numbers = False, True
     for path in files:
         if path.stat().st_size == 0:
             continue
-        _check_columns(needed, list(pandas.read_csv(path, nrows=0, index_col=False).columns))
-        with pandas.read_csv(
-            path,
-            usecols=columns,
-            index_col=False,
-            dtype=str,
-            keep_default_na=False,
-            na_values=[""],
-            chunksize=_BATCH,
-        ) as reader:
-            for frame in reader:
-                batch = {
-                    name: [cell if isinstance(cell, str) else None for cell in frame[name]]
-                    for name in columns
-                }
-                texts = batch[spec.text_column] if spec.kind == "text" else ["text"]
-                only_numbers = only_numbers and all(map(_is_number, filter(None, texts)))
-                any_text = any_text or any(texts)
-                yield batch
+        lines = _csv_rows(path)
+        columns = next(lines, [])
+        _check_columns(needed, columns)
+        places = {name: columns.index(name) for name in needed}
+        while rows := list(islice(lines, _BATCH)):
+            batch = {
+                name: [row[place] or None if place < len(row) else None for row in rows]
+                for name, place in places.items()
+            }
+            texts = batch[spec.text_column] if spec.kind == "text" else ["text"]
+            only_numbers = only_numbers and all(map(_is_number, filter(None, texts)))
+            any_text = any_text or any(texts)
+            yield batch
     if any_text and only_numbers:
         raise _wrong_texts(spec, "nothing but numbers")
+
+
+def _csv_rows(path: Path) -> Iterator[list[str]]:
+    """Yield the header and the rows of a CSV, without empty lines.
+
+    Of a text that is not quoted, or whose quotes are not doubled, a part would be taken for the
+    cell beside it: for the name of another user. Pandas cuts such a row where it is given columns.
+
+    Raises:
+        ValueError: a row with more cells than the header, or quotes that do not end where a cell
+            ends. The message holds no text.
+    """
+    csv.field_size_limit(sys.maxsize)  # a text can be a book
+    width = None
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.reader(file, strict=True)
+        try:
+            for row in reader:
+                width = len(row) if width is None else width
+                if len(row) > width:
+                    raise ValueError(
+                        f"{path.name}: line {reader.line_num} has {len(row)} cells, and the header "
+                        f"{width}; put texts with commas between quotes, and write a quote in them "
+                        "twice"
+                    )
+                if row:
+                    yield row
+        except csv.Error as error:
+            raise ValueError(
+                f"{path.name}: line {reader.line_num}: {error}; write a quote in a text twice"
+            ) from error
 
 
 def _is_number(cell: str) -> bool:

@@ -18,11 +18,11 @@ from flwr_datasets.partitioner import DirichletPartitioner, NaturalIdPartitioner
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import fedsim
+from fedsim.accounting.earlier_training import earlier_training
 from fedsim.accounting.promise import verify
-from fedsim.config import ModelConfig, parse_config
+from fedsim.config import parse_config
 from fedsim.data.reading import records
 from fedsim.errors import ConfigError
-from fedsim.materials import load_model
 from fedsim.report.schema import load_metrics
 from fedsim.runner.given import with_given
 from tests.conftest import small_config
@@ -179,11 +179,40 @@ def test_a_promise_on_the_hub_goes_with_what_is_opened_from_there(
         assert "not what is there" not in said
 
 
+def test_a_hub_that_is_not_reached_may_have_a_promise(
+    finished: fedsim.Run, speeches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the weights alone were fetched: named, and given as opened; not if it said no."""
+    hub = tmp_path / "hub"
+    entry = hub / "models--org--x"
+    shutil.copytree(finished.path / "model", entry / "snapshots" / ("0" * 40))
+    (entry / "snapshots" / ("0" * 40) / "privacy.json").unlink()
+    (entry / "refs").mkdir()
+    (entry / "refs" / "main").write_text("0" * 40)
+    for module in ("huggingface_hub.constants", "transformers.utils.hub"):
+        monkeypatch.setattr(f"{module}.HF_HUB_CACHE", str(hub), raising=False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    sentence = "Whether 'org/x' has a promise of its own could not be looked up"
+    assert sentence in origin_of("org/x")
+    held = AutoModelForCausalLM.from_pretrained("org/x")
+    tokenizer = AutoTokenizer.from_pretrained("org/x")
+    raw = settings(source=str(speeches)) | {"model": {"trainable": "ln_"}}
+    assert sentence in origin_of(
+        with_given(raw, model=held, tokenizer=tokenizer).model.name_or_path
+    )
+    (entry / ".no_exist" / ("0" * 40)).mkdir(parents=True)
+    (entry / ".no_exist" / ("0" * 40) / "privacy.json").touch()
+    assert origin_of("org/x") == ""
+
+
 def test_an_unfinished_run_is_no_start_of_unknown_text(
     finished: fedsim.Run, speeches: Path, tmp_path: Path
 ) -> None:
     """However it is named or given: its releases count too."""
     copy = Path(shutil.copytree(finished.path, tmp_path / "killed"))
+    (copy / "model" / "model.gguf").touch()
+    assert "'model.gguf' has a promise of its own" in origin_of(str(copy / "model" / "model.gguf"))
+    (copy / "model" / "model.gguf").unlink()
     (copy / "model" / "privacy.json").unlink()
     (tmp_path / "link").symlink_to(copy / "model")
     sentence = "is of a run of fedsim that did not finish, and has no promise"
@@ -220,7 +249,7 @@ def test_the_promise_of_a_start_stays_with_what_is_made_of_it(
 
 def origin_of(start: str) -> str:
     """Return what a report would say of this starting point."""
-    return load_model(ModelConfig(name_or_path=start), sequence_length=8).origin
+    return " ".join(earlier_training(start))
 
 
 def users_of(config: fedsim.Config) -> list[str | None]:

@@ -67,12 +67,17 @@ def test_a_file_of_somebody_else_an_edited_promise_and_an_unfinished_run_are_ref
             (run / "adapter" / "privacy.json").read_text().replace('"epsilon": 2', '"epsilon": 1')
         ),
         "unfinished": lambda run: (run / "report.json").unlink(),
+        "card": lambda run: (run / "adapter" / "README.md").unlink(),
     }
     for name, change in changes.items():
         run = shutil.copytree(finished, tmp_path / name)
         change(run)
         done = fedsim("push", run, "me/mine", "--dry-run")
-        words = {"edited": "was edited", "unfinished": "holds no finished run"}
+        words = {
+            "edited": "was edited",
+            "unfinished": "holds no finished run",
+            "card": "no model goes without its card",
+        }
         assert words.get(name, "not what fedsim writes there") in done.complaint
 
 
@@ -104,7 +109,11 @@ class _Hub(http.server.BaseHTTPRequestHandler):
         self._say(200 if answer else 404, answer or {"error": "no such place"})
 
     def do_GET(self) -> None:
-        self._say(200, {"sha": "0", "id": "me/mine", "siblings": []})
+        there = ("README.md", "model.safetensors", "pytorch_model.bin", "LICENSE")
+        if "/tree/" in self.path:
+            self._say(200, [{"type": "file", "path": n, "oid": "0", "size": 1} for n in there])
+        else:
+            self._say(200, {"sha": "0", "id": "me/mine", "siblings": []})
 
     def _say(self, status: int, answer: object) -> None:
         content = json.dumps(answer).encode()
@@ -148,6 +157,9 @@ def test_those_files_and_no_other_are_sent(finished: Path, hub: list[tuple[str, 
     sent = [json.loads(line) for line in commit.splitlines()]
     names = {line["value"]["path"] for line in sent if line["key"] == "file"}
     assert names == {path.name for path in (finished / "adapter").iterdir()}
+    # What another model left there would be opened beside the new card.
+    gone = {line["value"]["path"] for line in sent if line["key"] == "deletedFile"}
+    assert gone == {"model.safetensors", "pytorch_model.bin"}
 
 
 def test_a_hub_that_is_not_there_is_one_sentence(

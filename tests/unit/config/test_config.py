@@ -187,6 +187,13 @@ def test_an_unknown_key_is_met_with_the_nearest_one(raw: dict[str, Any], complai
         ({"privacy": {"delta": 0.0}}, "privacy.delta = 0.0"),
         ({"data": {"held_out_users": 1.0}}, "data.held_out_users = 1.0"),
         ({"data": 3}, "data = 3"),
+        (
+            {
+                "data": {"made_up_by": "DirichletPartitioner"},
+                "privacy": {"shared": {"ledger": "people.json", "epsilon": 1.0, "delta": 1e-5}},
+            },
+            "privacy.shared with users that a DirichletPartitioner made up",
+        ),
     ],
 )
 def test_a_wrong_value_is_named(raw: dict[str, Any], complaint: str) -> None:

@@ -1,5 +1,6 @@
 """Building a store: nothing lost, nothing twice, nothing half."""
 
+import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -237,6 +238,16 @@ def test_a_changed_file_is_read_again(source: DataConfig) -> None:
     with Path(source.source).open("a") as file:
         file.write("eve,new,z\n")
     assert _open(source, model).num_users == 3
+
+
+def test_a_file_whose_time_was_set_back_is_read_again(source: DataConfig) -> None:
+    """A user in place of another, by an archive that gives every file the same time."""
+    path, model = Path(source.source), ByteModel()
+    before, first = path.stat(), _open(source, model)
+    path.write_text(path.read_text().replace("ann", "eve"))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert path.stat().st_size == before.st_size
+    assert _open(source, model).path != first.path
 
 
 def test_another_begin_or_end_of_texts_is_another_store(source: DataConfig) -> None:

@@ -153,6 +153,32 @@ def test_a_number_in_a_csv_keeps_its_zeros(tmp_path: Path) -> None:
     assert [user for user, _ in records(_config(tmp_path / "rows.csv"))] == ["007", "7", None]
 
 
+def test_a_csv_is_read_as_it_is_written(tmp_path: Path) -> None:
+    """A mark of the encoding, empty lines, a missing cell, doubled quotes, a text like a book."""
+    book = "word, " * 30_000
+    lines = ["speaker,text,more", "", 'ann,"a ""b"", c\r\nd",', "bob", f'cy,"{book}",x', 'dan,"",y']
+    (tmp_path / "rows.csv").write_bytes(("\ufeff" + "\r\n".join(lines)).encode())
+    read = list(records(_config(tmp_path / "rows.csv")))
+    assert read == [("ann", 'a "b", c\r\nd'), ("bob", None), ("cy", book), ("dan", None)]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "thanks,bob,ann",  # a comma, and no quotes around the text
+        '"she said \\"no\\",bob,and left",ann',  # quotes as Spark writes them
+        '"ends with a quote \\""\ngood day,bob\n"hello",cat',  # one of which takes two rows in
+    ],
+)
+def test_no_text_becomes_the_name_of_a_user(line: str, tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text(f"text,speaker\n{line}\ngood day,bob\n")
+    with pytest.raises(ConfigError, match=r"rows\.csv: line \d.* twice") as caught:
+        list(records(_config(path)))
+    assert "she" not in str(caught.value)
+    assert "bob" not in str(caught.value)
+
+
 def test_integers_and_strings_in_one_json_column_are_the_same_user(tmp_path: Path) -> None:
     rows = [{"speaker": 5, "text": "a"}, {"speaker": "5", "text": "b"}]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
@@ -190,7 +216,7 @@ def test_a_column_of_something_else(tmp_path: Path, field: str, wanted: str) -> 
         ("rows.jsonl", b"{]\nnot json", "JSON"),
         ("rows.jsonl", b"", "holds no rows"),
         ("rows.csv", b"speaker,text\n", "holds no rows"),
-        ("rows.csv", b'speaker,text\nann,"open', "EOF inside string"),
+        ("rows.csv", b'speaker,text\nann,"open', "line 2: unexpected end of data; write a quote"),
         ("rows.parquet", b"not parquet", "Parquet"),
         ("rows.arrow", b"not arrow", "."),
         ("rows.xlsx", b"PK", "unknown kind of file; known: .jsonl, .json, .csv"),

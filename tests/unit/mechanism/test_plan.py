@@ -22,6 +22,7 @@ from fedsim.errors import ConfigError
 from fedsim.estimators import ClippedDenominator, FixedDenominator
 from fedsim.materials import Materials
 from fedsim.plan import RoundPlan, TaskSpec
+from fedsim.runner.summary import privacy_block
 from fedsim.sampling import (
     FixedSizeSampling,
     PoissonSampling,
@@ -30,6 +31,7 @@ from fedsim.sampling import (
     TruncatedPoissonSampling,
 )
 from fedsim.server_optimizer import ServerOptimizer
+from fedsim.state import ServerState
 from fedsim.strategy import build_plan
 from tests.conftest import small_config
 
@@ -253,6 +255,9 @@ def test_els_with_a_declared_number_of_examples(speeches: Path, materials: Mater
     assert plan.assumptions == (
         "The number of pooled examples, 90, was declared public (privacy.declared_num_examples).",
     )
+    said = " ".join(privacy_block(config, plan, ServerState(0, {}), "", 24).assumptions)
+    assert "for n = 90 pooled examples, declared public, of at most as many users." in said
+    assert "24" not in said  # users, whom nobody declared
 
 
 def test_an_epsilon_calibrates_the_noise(speeches: Path, materials: Materials) -> None:

@@ -165,6 +165,7 @@ def test_another_question_or_another_text_is_answered_by_other_draws(
 def test_private_answers_are_paid_for_in_equal_parts(planted: UserGradients) -> None:
     norms = PrivateNorms(
         planted,
+        unit="user",
         draws=lambda draw: stream(0, "planning", draw),
         noise="seeded",
         relation=Relation.ADD_OR_REMOVE,

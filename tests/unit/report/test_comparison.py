@@ -29,6 +29,7 @@ from fedsim.report.folder import write_comparison
 from fedsim.report.pictures import draw
 from fedsim.report.schema import Utility
 from fedsim.report.style import shorten
+from fedsim.report.wording import outcome_text
 from tests.unit.report.report_samples import (
     metrics,
     non_private,
@@ -85,6 +86,18 @@ def test_each_distinct_start_has_one_row_that_names_its_runs() -> None:
 
     assert labels(3.3, 3.3 * (1 + 1e-9), 3.3) == ["starting point"]
     assert labels(3.3, 3.1, 3.3) == ["starting point of r0, r2", "starting point of r1"]
+
+
+def test_a_start_that_was_trained_before_is_said_beside_the_epsilon() -> None:
+    """And that runs add up, also where one of them has no finite ε to add."""
+    after = report()
+    earlier = after.privacy.model_copy(update={"earlier_training": ("'x' has a promise.",)})
+    after = after.model_copy(update={"privacy": earlier})
+    plain = report(promise=non_private())
+    shown = " ".join(lines_of(compare([("after", after, ()), ("plain", plain, ())])).split())
+    assert "void for who knows the seed. 'x' has a promise." in shown
+    assert "Each ε is of one run by itself." in shown
+    assert "'x' has a promise." in outcome_text(Path("run"), after)
 
 
 def test_every_run_has_the_terms_of_its_epsilon() -> None:

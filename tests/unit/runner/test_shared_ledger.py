@@ -6,6 +6,7 @@ import errno
 import fcntl
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,11 @@ def test_runs_registered_together_compose_tightly_and_close_the_ledger(tmp_path:
     assert (found["basis"], found["spent_share"]) == ("fixed in advance", 1.0)
     assert found["epsilon"] == pytest.approx(tight, rel=1e-3)
     assert "tight composition of what was fixed before the first release" in found["statement"]
+    # A file that holds more than was registered, which fedsim would not have written.
+    held = read_shared(shared.path)
+    found = facts(replace(held, ledger=held.ledger.charge(99, OTHER, "secure:by hand")))
+    assert found["epsilon"] is None
+    assert "is not proved for them" in found["statement"]
 
 
 def test_what_is_registered_counts_whole_however_little_of_it_is_released(tmp_path: Path) -> None:

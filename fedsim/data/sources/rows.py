@@ -205,7 +205,7 @@ def _csv_rows(path: Path) -> Iterator[list[str]]:
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.reader(file, strict=True)
         try:
-            for row in reader:
+            for row in filter(None, reader):
                 width = len(row) if width is None else width
                 if len(row) > width:
                     raise ValueError(
@@ -213,8 +213,7 @@ def _csv_rows(path: Path) -> Iterator[list[str]]:
                         f"{width}; put texts with commas between quotes, and write a quote in them "
                         "twice"
                     )
-                if row:
-                    yield row
+                yield row
         except csv.Error as error:
             raise ValueError(
                 f"{path.name}: line {reader.line_num}: {error}; write a quote in a text twice"

@@ -156,7 +156,15 @@ def test_a_number_in_a_csv_keeps_its_zeros(tmp_path: Path) -> None:
 def test_a_csv_is_read_as_it_is_written(tmp_path: Path) -> None:
     """A mark of the encoding, empty lines, a missing cell, doubled quotes, a text like a book."""
     book = "word, " * 30_000
-    lines = ["", "speaker,text,more", "", 'ann,"a ""b"", c\r\nd",', "bob", f'cy,"{book}",x', 'dan,"",y']
+    lines = [
+        "",
+        "speaker,text,more",
+        "",
+        'ann,"a ""b"", c\r\nd",',
+        "bob",
+        f'cy,"{book}",x',
+        'dan,"",y',
+    ]
     (tmp_path / "rows.csv").write_bytes(("\ufeff" + "\r\n".join(lines)).encode())
     read = list(records(_config(tmp_path / "rows.csv")))
     assert read == [("ann", 'a "b", c\r\nd'), ("bob", None), ("cy", book), ("dan", None)]

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from fedsim.report.wording import NOT_COVERED
 
-_NAME = 22  # columns of a terminal that a name may take: numbers need the others of 80
+_NAME = 22  # columns of a terminal that a name keeps: numbers need the others of 80
 UTILITY_NOTE = f"Loss (nats a token), perplexity, top-1 accuracy and gradients: {NOT_COVERED}."
 
 
@@ -58,21 +58,20 @@ class Table:
             caption=Text("\n".join(self.notes)),
             caption_justify="left",
         )
+        longest = max((len(row[0]) for row in self.rows), default=0)
         for number, head in enumerate(self.heads):
-            # Fold: in a narrow terminal a number goes on in the next line and loses no digit. The
-            # name has its lines already: a least width would cut the last column off.
+            # Fold: in a narrow terminal what is widest goes on in the next line, and no digit is
+            # lost. (Of a column with a least width the last one would be cut off.)
             left = number in self.left
             table.add_column(
                 head,
                 justify="left" if left else "right",
                 overflow="fold",
-                no_wrap=number == 0,
+                no_wrap=number == 0 and longest <= _NAME,
             )
         for number, row in enumerate(self.rows):
             # Text, not str: a label is data, and "[red]" in it is not a command.
-            name = "\n".join(row[0][at : at + _NAME] for at in range(0, len(row[0]), _NAME))
-            style = "dim" if number in self.dim else None
-            table.add_row(*map(Text, (name, *row[1:])), style=style)
+            table.add_row(*map(Text, row), style="dim" if number in self.dim else None)
         return table
 
 

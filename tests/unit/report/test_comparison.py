@@ -178,11 +178,11 @@ def test_80_columns_have_room_for_names_and_numbers() -> None:
     """A long name goes on in the next line; no number does, and nothing is cut off."""
     names = ("demo-uls", "demo-non-private", "a-name-of-thirty-letters-with-uls")
     narrow = lines_of(compare([(name, report(), metrics()) for name in names]), width=80)
-    for name in (names[0], f"{names[1]} (uls)", names[2][:22]):
+    for name in (names[0], f"{names[1]} (uls)", names[2][:23]):
         (line,) = (line for line in narrow.splitlines() if line.strip().startswith(f"{name} "))
         assert line.endswith("3 min 32 s ")
         assert " 98,765 " in line
-    assert any(line.strip() == names[2][22:] for line in narrow.splitlines())
+    assert any(line.strip() == names[2][23:] for line in narrow.splitlines())
     assert "knows the seed" in " ".join(narrow.split())
     assert max(map(len, narrow.splitlines())) <= 80
 

@@ -25,9 +25,9 @@ Columns = Mapping[str, Callable[[Result], str]]
 _HEAD = """# Benchmarks
 
 Times are medians of repetitions taken in turns in one process; a ratio compares what ran side by
-side (for engines, attention and server that are measured after 2026-11-26 the median over the
-turns, as the speed of a machine that others share changes within seconds). This page is written by
-`python -m fedsim.experiments.benchmarks.page`; to measure again:
+side (for processes, and for engines, attention and server that are measured after 2026-11-26, the
+median over the turns, as the speed of a machine that others share changes within seconds). This
+page is written by `python -m fedsim.experiments.benchmarks.page`; to measure again:
 
 ```
 python -m fedsim.experiments.benchmarks.peers.install

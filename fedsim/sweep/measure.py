@@ -20,8 +20,8 @@ from fedsim.sweep.tuning import SEED_OFFSET, Chosen, refuse_clashes, trials, tun
 # The sizes that a budget sets, and what they were computed for.
 _SET_BY_BUDGET = ("strategy.cohort_size", "strategy.batch_size", "strategy.group_size")
 SIZES = (
-    "Cohort and batch sizes for a budget were computed from the users' numbers of examples, which "
-    "count as public here."
+    "Cohort and batch sizes for a budget were computed from how many users there are and how many "
+    "examples they have, which count as public here, whatever was declared."
 )
 
 

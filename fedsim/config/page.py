@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import sys
 from collections.abc import Iterator
 from itertools import pairwise
@@ -27,12 +28,14 @@ file's; from Python `fedsim.run` takes the same keys as a dictionary. What a run
 to is in its `config.toml`. This page is written by `python -m fedsim.config.page`.
 """
 _KINDS = {bool: "true or false", int: "whole number", float: "number", str: "text"}
+_PAGE = re.compile(r"`docs/([\w-]+)\.md(#[\w-]+)?`")  # in a docstring a link would be of its page
 _SIGNS = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤"}
 
 
 def page() -> str:
     """Return the page in Markdown: a part for each table of a config, in the order of its keys."""
-    return "\n".join([_INTRODUCTION, *(_part(name, kind) for name, kind in tables("", Config))])
+    text = "\n".join([_INTRODUCTION, *(_part(name, kind) for name, kind in tables("", Config))])
+    return _PAGE.sub(r"[\1](\1.md\2)", text)
 
 
 def described(section: type[Section]) -> dict[str, str]:

@@ -88,7 +88,7 @@ _LONGEST = 1 << 16  # bytes; a dotted key takes the parser the square of its dep
 
 
 class ModelConfig(Section):
-    """Which network starts, and which of its parameters move: [models](models.md)."""
+    """Which network starts, and which of its parameters move: `docs/models.md`."""
 
     name_or_path: str = "tiny-gpt"
     """A built-in model ("tiny-gpt", "mcmahan-lstm"), or a folder, GGUF file or hub id of a causal
@@ -173,7 +173,7 @@ class EstimatorConfig(Section):
 
 
 class SamplingConfig(Section):
-    """The sampler: [strategies](strategies.md), [which accountant proves which](accounting.md)."""
+    """The sampler: `docs/strategies.md`; which accountant proves it: `docs/accounting.md`."""
 
     kind: Literal[
         "poisson", "truncated-poisson", "fixed-size", "shuffled", "balanced", "cyclic"
@@ -200,7 +200,7 @@ class SamplingConfig(Section):
 
 
 class StrategyConfig(Section):
-    """What is sampled, what a unit computes, how it is bounded: [strategies](strategies.md)."""
+    """What is sampled, what a unit computes, how it is bounded: `docs/strategies.md`."""
 
     name: str = "uls"
     """What is sampled and how it is priced: "uls", "els", "group-privacy", "asi-liu",
@@ -235,7 +235,7 @@ class StrategyConfig(Section):
 class SharedLedgerConfig(Section):
     """A budget that runs on the same people keep together.
 
-    See [several runs on the same people](privacy.md#several-runs-on-the-same-people).
+    See `docs/privacy.md#several-runs-on-the-same-people`.
     """
 
     ledger: str
@@ -247,7 +247,7 @@ class SharedLedgerConfig(Section):
 
 
 class SelectionConfig(Section):
-    """The search that the run is a trial of; `fedsim tune` writes it: [tuning](tuning.md)."""
+    """The search that the run is a trial of; `fedsim tune` writes it: `docs/tuning.md`."""
 
     trials: Annotated[float, Field(gt=1.0, le=500.0)]
     """How many there are on average."""
@@ -268,7 +268,7 @@ class PrivacyConfig(Section):
     """The δ of the ε: far below one over the number of users."""
     accountant: str | None = None
     """What adds up the rounds; left out, the tightest that is proved for the sampler:
-    [accounting](accounting.md)."""
+    `docs/accounting.md`."""
     relation: Literal["add-or-remove-one", "zero-out-one", "replace-one", "fixed-graph"] | None = (
         None
     )
@@ -324,7 +324,7 @@ class ExecutorConfig(Section):
     """Where clients compute, and how."""
 
     grid: Literal["in-process", "ray"] = "in-process"
-    """This process, or workers of Ray: [clusters](cluster.md)."""
+    """This process, or workers of Ray: `docs/cluster.md`."""
     workers: Annotated[int, Field(ge=1)] = 1
     """How many, of Ray."""
     cpus_per_worker: Positive = 1.0
@@ -359,7 +359,7 @@ class ExecutorConfig(Section):
 
 
 class PrivateEvaluation(Section):
-    """Held-out scores that ε covers, by a noisy sum over users: [tuning](tuning.md)."""
+    """Held-out scores that ε covers, by a noisy sum over users: `docs/tuning.md`."""
 
     noise_multiplier: Positive = 10.0
     """Of each release of the scores."""

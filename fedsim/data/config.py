@@ -78,7 +78,7 @@ def with_recipe(name: str, given: dict[str, Any]) -> dict[str, Any]:
 
 
 class CanaryConfig(Section):
-    """Canary users, Kandpal et al. 2023, D.2: [attacks](attacks.md)."""
+    """Canary users, Kandpal et al. 2023, D.2: `docs/attacks.md`."""
 
     num_users: Annotated[int, Field(ge=2)]
     """How many are planted; half of them are trained on."""
@@ -98,7 +98,7 @@ _COUNTED: dict[TextKind, LossOn] = {
 
 
 class DataConfig(Section):
-    """The source of the text, its columns, its preparation, what is held out: [data](data.md)."""
+    """The source of the text, its columns, its preparation, what is held out: `docs/data.md`."""
 
     recipe: str | None = None
     """A paper's data set by name; it gives the keys that are not given themselves."""
@@ -137,7 +137,7 @@ class DataConfig(Section):
     held_out_limit: Annotated[int, Field(ge=1)] | None = None
     """The most of a user."""
     preparation: tuple[AnyStep, ...] = ()
-    """Steps between source and tokenizer: [their table](data.md#steps-of-a-preparation)."""
+    """Steps between source and tokenizer: `docs/data.md#steps-of-a-preparation`."""
     canaries: CanaryConfig | None = None
     """Users that are planted, to look for them afterwards."""
     made_up_by: str | None = None

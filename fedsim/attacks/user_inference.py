@@ -48,8 +48,9 @@ NOTE = (
 )
 
 _EARLIER = (
-    "The {} was trained before, and a seed holds the same users out each time: what that training "
-    "kept of them is not in this run's guarantee, which does not bound this attack."
+    "The {} was trained before, or may have been, and a seed holds the same users out each time: "
+    "what that training kept of them is not in this run's guarantee, which does not bound this "
+    "attack."
 )
 
 

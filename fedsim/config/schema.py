@@ -283,8 +283,8 @@ class PrivacyConfig(Section):
     buffers: Annotated[int, Field(ge=1, le=6)] | None = None
     """Of "blt": the sums that it remembers; left out, 3."""
     declared_num_users: Annotated[int, Field(ge=1)] | None = None
-    """A public upper bound on the number of users; left out, it is counted in the data, and the
-    report says so."""
+    """How many users there are, as a public number; of "truncated-poisson" an upper bound. Left
+    out, it is counted in the data, and the report says so."""
     declared_num_examples: Annotated[int, Field(ge=1)] | None = None
     """The same of pooled examples, for "els"."""
     shared: SharedLedgerConfig | None = None

@@ -389,7 +389,10 @@ def _delta(config: Config, relation: Relation, counted: int) -> tuple[str, ...]:
     delta, declared = config.privacy.delta, config.privacy.declared_num_users
     if declared is not None:
         return (delta_sentence(delta, declared, public=True),)
-    if (examples := config.privacy.declared_num_examples) is not None:
+    # Of users who are in a pool alone: owners can be more than the examples that they share.
+    examples = config.privacy.declared_num_examples
+    pooled = relation is Relation.ADD_OR_REMOVE and config.strategy.batch_size is not None
+    if pooled and examples is not None:
         why = "declared public, of at most as many users"
         return (delta_sentence(delta, examples, True, why, "pooled examples"),)
     public, why = relation is not Relation.ADD_OR_REMOVE, "a number that the relation does not hide"

@@ -22,7 +22,9 @@ from fedsim.plan import RoundPlan
 from fedsim.registry import resolve
 from fedsim.report.schema import load_report
 from fedsim.runner.folder import RunFolder
+from fedsim.runner.summary import privacy_block
 from fedsim.sampling import Relation
+from fedsim.state import ServerState
 from fedsim.strategy import build_plan
 from tests.conftest import WORDS
 from tests.helpers.commands import fedsim
@@ -89,6 +91,14 @@ def test_no_owner_has_more_in_the_pool_than_is_paid_for(bounding: str, mails: Pa
     assert sum(plan.dropped.values()) == len(materials.split.train_examples) - len(plan.pool)
     assert plan.relation is Relation.FIXED_GRAPH
     assert any("every owner of any text" in sentence for sentence in plan.assumptions)
+
+
+def test_delta_is_compared_with_owners_who_can_be_more_than_declared_examples(mails: Path) -> None:
+    config, materials = _loaded(mails, privacy={"declared_num_examples": 20, "delta": 1e-3})
+    plan, owners = build_plan(config, materials), materials.num_protected
+    assert owners > 20
+    said = " ".join(privacy_block(config, plan, ServerState(0, {}), "", owners).assumptions)
+    assert f"for n = {owners} owners, " in said
 
 
 def test_the_price_is_that_of_els(mails: Path) -> None:

@@ -80,14 +80,17 @@ class Auto:
         num_bytes = sum(value.nbytes for value in parameters.values())
         budget = chunks.memory_budget(self._model.device)
         name, reason = choice(tokens_per_unit, num_bytes, budget), ""
+        narrow = in_float32(self._model) is not self._model
         if _chooses_experts(self._model):
             name, reason = "loop", "; rounding in a shared pass can tip a token's choice of experts"
-        elif in_float32(self._model) is not self._model:
-            name, reason = "loop", "; in bfloat16 who shares a pass can move a unit's gradient"
         elif (uncovered := _uncovered(self._model)) is not None:
             name, reason = "vmap", f"; no layer rule for {uncovered}"
-            if (refused := self._vmap_refused(parameters)) is not None:
+            if narrow:
+                name, reason = "loop", f"{reason}, and in bfloat16 others would move its rounding"
+            elif (refused := self._vmap_refused(parameters)) is not None:
                 name, reason = "loop", f"{reason}, and vmap cannot: {refused}"
+        elif narrow and name == "ghost":
+            name, reason = "loop", "; one product of many units' bfloat16 is rounded by too much"
         entries = sum(value.numel() for value in parameters.values())
         log.info(
             "%s: engine %s, for %d trainable parameters (%.0f MB a unit), up to %.0f tokens a unit "

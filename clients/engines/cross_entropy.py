@@ -52,7 +52,11 @@ def losses_and_gradient(logits: torch.Tensor, batch: Batch) -> tuple[torch.Tenso
     losses = torch.where(shares != 0.0, nats * shares, 0.0).sum(dim=1)
     gradient.scatter_(-1, following, chances[..., None] - 1.0)
     by_position, words = gradient.flatten(0, 1), following.flatten()
-    for likely in torch.split((chances.flatten() > 0.5).nonzero()[:, 0], _AT_ONCE):
+    all_likely = (chances.flatten() > 0.5).nonzero()[:, 0]
+    if all_likely.is_cuda:  # where a sum's order is of the number of sums
+        again = all_likely[-1:].expand(-len(all_likely) % _AT_ONCE)
+        all_likely = torch.cat([all_likely, again])
+    for likely in torch.split(all_likely, _AT_ONCE):
         others = by_position[likely].scatter_(-1, words[likely, None], 0.0)
         by_position[likely, words[likely]] = -others.sum(dim=-1)
     return losses, gradient.mul_(shares[..., None])

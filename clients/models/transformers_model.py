@@ -20,6 +20,7 @@ from fedsim.clients.models.chat import ChatEncoder
 from fedsim.clients.models.cpu_kernels import fuse_activations, onednn_products
 from fedsim.clients.models.dropout import install_dropout
 from fedsim.clients.models.encoders import encoder_of
+from fedsim.clients.models.gpu_kernels import align_words
 from fedsim.clients.models.model_files import quietly
 from fedsim.clients.models.trainable import (
     add_lora,
@@ -87,6 +88,7 @@ class TransformersModel:
         if (module.config._attn_implementation or "eager") != config.attention:
             _set_attention(module, config)
         fuse_activations(module)
+        align_words(module)
         self.module = _prepared(module, config, seed).to(self.device)
         names = [name for name, _ in self.module.named_parameters()]
         selected = select_trainable(

@@ -336,8 +336,8 @@ class ExecutorConfig(Section):
     engine: Literal["auto", "loop", "materialised", "ghost", "vmap"] = "auto"
     """How clipped gradients are computed; "auto" takes what is fastest for model and cohort."""
     precision: Precision = "float32"
-    """With "bfloat16" the workers' networks multiply in bfloat16, a unit at a time; parameters,
-    norms, sums and noise keep their width, and the server evaluates in float32."""
+    """With "bfloat16" the workers' networks multiply in bfloat16; parameters, norms, sums and noise
+    keep their width, and the server evaluates in float32."""
     checkpointing: bool = False
     """Compute a network's blocks again in the backward pass in place of keeping activations."""
     shard_size: Annotated[int, Field(ge=0)] = 0
@@ -437,11 +437,11 @@ class Config(Section):
                 "privacy.selection: needs training.private_evaluation, the score that chooses, and "
                 "it once, without every"
             )
-        if shares_passes and self.executor.precision == "bfloat16":
+        if engine in ("ghost", "vmap") and self.executor.precision == "bfloat16":
             raise ValueError(
                 f'executor.engine = "{engine}" with executor.precision = "bfloat16": a unit\'s '
                 "gradient would move with the units that share its pass, by more than the noise "
-                'covers; take "auto" or "loop", or precision "float32"'
+                'covers; take "auto", "materialised" or "loop", or precision "float32"'
             )
         if self.privacy.noise == "secure" and self.strategy.sampling.kind == "shuffled":
             raise ValueError(

@@ -342,7 +342,7 @@ def _assumptions(config: Config, plan: RoundPlan, origin: str, num_users: int) -
 
 def _rounding(config: Config, plan: RoundPlan) -> tuple[str, ...]:
     local = isinstance(config.strategy.local, FedAvg)
-    if local or config.executor.engine == "loop" or config.executor.precision == "bfloat16":
+    if local or config.executor.engine == "loop":
         return ()
     return (
         f"Where {plan.unit}s share a pass through the network, it is measured, not proved, that "

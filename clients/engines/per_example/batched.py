@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from operator import itemgetter
 
 import torch
@@ -26,6 +27,7 @@ from fedsim.clients.engines.per_example.capture import (
 from fedsim.clients.engines.per_example.gradient_terms import Gradients, Term
 from fedsim.clients.engines.per_example.packing import row_tokens
 from fedsim.clients.engines.per_example.passes import passes
+from fedsim.clients.engines.per_example.row_bits import RowBits
 from fedsim.clients.engines.per_example.verification import CannotTell, made_up_unit, verified
 from fedsim.clients.engines.steepness import Steepness
 from fedsim.clients.models.mixed_precision import in_float32
@@ -36,6 +38,10 @@ from fedsim.tensors import Tensors
 from fedsim.utils.machine import keep_freed_memory
 
 log = logging.getLogger(__name__)
+
+
+class _Again(Exception):  # noqa: N818 (no fault)
+    """From now on passes have other sizes, in which other rows may have the same bits."""
 
 
 class Buffers:
@@ -91,6 +97,7 @@ class BatchedEngine:
         self._limits: chunks.Limits | None = None
         self._row_tokens = 0
         self._shape = PassShape()
+        self._row_bits: RowBits | None = None
         self._steepness = Steepness(model)
         self._refused = False
         if model.device.type == "cpu":
@@ -122,10 +129,15 @@ class BatchedEngine:
                 self._limits = self._verify(parameters, made_up_unit(self._model))
             if non_empty and self._steepness.too_large(parameters):
                 return self._by_loop(task, parameters, keys, clip, round)
-            self._add_all(total, chunks.in_order(non_empty, self._row_tokens), add_alone)
+            together, alone = self._by_bits(non_empty, parameters)
+            self._add_all(total, chunks.in_order(together, self._row_tokens), add_alone)
+            for unit in alone:
+                add_alone(unit)
             return total.result()
         except CannotTell:
             return self._by_loop(task, parameters, keys, clip, round)
+        except _Again:
+            return self(task, parameters, keys, clip, round)
         except NotCovered as reason:
             log.warning("%s: no layer rule for %s; computing by loop", self._model.name, reason)
             self._refused = True
@@ -158,7 +170,36 @@ class BatchedEngine:
         num_bytes = chunks.memory_budget(device) if self._num_bytes is None else self._num_bytes
         held = [v for v in parameters.values() if v.ndim == 1 or not self._keeps_terms]
         bytes_per_unit = sum(value.nbytes for value in held)
-        return chunks.limits_within(num_bytes, bytes_per_unit, bytes_per_token, device)
+        narrow = model is not self._model
+        if narrow:  # half of it, but logits are there in both types
+            bytes_per_token = bytes_per_token // 2 + 8 * model.vocabulary_size
+        limits = chunks.limits_within(num_bytes, bytes_per_unit, bytes_per_token, device)
+        if narrow:
+            self._row_tokens = 0  # rows of several sequences have another attention
+            self._fix_sizes(limits)
+        return limits
+
+    def _fix_sizes(self, limits: chunks.Limits) -> None:
+        """Let passes have those numbers of rows alone that give a row the same bits."""
+        self._row_bits = RowBits(self._model, self._layers, limits.tokens)
+        self._shape = replace(self._shape, sizes=self._row_bits.sizes)
+
+    def _by_bits(self, units: list[Unit], parameters: Tensors) -> tuple[list[Unit], list[Unit]]:
+        """Return the units that may share passes, and the others: by their own lengths alone."""
+        if self._row_bits is None:
+            return units, []
+        lengths = [{self._shape.padded(size) for size in unit.lengths.tolist()} for unit in units]
+        together: list[Unit] = []
+        alone: list[Unit] = []
+        try:
+            for unit, own in zip(units, lengths, strict=True):
+                held = [self._row_bits.hold(length, parameters) for length in sorted(own)]
+                (together if all(held) else alone).append(unit)
+        except torch.OutOfMemoryError:
+            if self._limits is None or self._limits.smallest:
+                raise
+            self._make_room(len(units))
+        return together, alone
 
     def _add_all(
         self, total: PartialSum, ordered: list[Unit], add_alone: Callable[[Unit], None]
@@ -202,6 +243,9 @@ class BatchedEngine:
             num_units,
             self._limits.tokens,
         )
+        if self._row_bits is not None:
+            self._fix_sizes(self._limits)
+            raise _Again
 
     def _gradients(self, parameters: Tensors, units: list[Unit]) -> tuple[Gradients, torch.Tensor]:
         assert self._limits is not None  # noqa: S101 (set before the first chunk)

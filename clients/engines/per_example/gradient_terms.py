@@ -15,6 +15,7 @@ from typing import NamedTuple, Protocol, Self
 import torch
 
 from fedsim.clients.engines.clipped_sums import block_squares
+from fedsim.clients.models.gpu_kernels import aligned
 
 _SMALL = 400  # multiplications
 
@@ -53,7 +54,7 @@ def write_product(out: torch.Tensor, left: torch.Tensor, right: torch.Tensor, *,
             multiply(left, right, out=out)
     elif out.device.type == "cuda":
         low = min(left.dtype, right.dtype, key=lambda dtype: dtype.itemsize)
-        left, right = left.to(low), right.to(low)
+        left, right = aligned(left.to(low)), aligned(right.to(low))
         if add:
             out += multiply(left, right, out.dtype)
         else:

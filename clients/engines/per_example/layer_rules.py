@@ -25,6 +25,7 @@ from fedsim.clients.engines.per_example.gradient_terms import (
     Total,
     places_of,
 )
+from fedsim.clients.models.gpu_kernels import AlignedLinear
 from fedsim.clients.models.lstm_recurrence import Recurrence
 from fedsim.clients.models.mcmahan_lstm import NormalisedRows, UnitScores
 
@@ -200,6 +201,7 @@ def _gated_without_biases(module: Any) -> bool:  # noqa: ANN401 (transformers se
 
 RULES: dict[type[nn.Module], Rule] = {
     nn.Linear: Rule(linear),
+    AlignedLinear: Rule(linear),
     Conv1D: Rule(conv1d),
     nn.Embedding: Rule(embedding, fits=_plain_embedding),
     nn.LayerNorm: Rule(layer_norm, fits=_over_the_last_size),

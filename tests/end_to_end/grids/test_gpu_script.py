@@ -47,8 +47,11 @@ def test_a_section_that_fails_keeps_its_rows_and_stops_no_other(tmp_path: Path) 
     assert measure({"broken": broken, "whole": whole}, "cpu", True, out) == ["broken"]
     rows = json.loads(out.read_text(encoding="utf-8"))["rows"]
     assert [row["case"] for row in rows] == ["first", "broken", "third", "whole"]
-    assert rows[1]["details"] == {"result": "ValueError: no second"}
-    assert rows[3]["details"] == {"result": "passed"}
+    assert rows[1]["details"] == {"result": "ValueError: no second", "section": "broken"}
+    assert rows[3]["details"] == {"result": "passed", "section": "whole"}
+    assert measure({"broken": whole}, "cpu", True, out) == []
+    again = json.loads(out.read_text(encoding="utf-8"))["rows"]
+    assert [row["case"] for row in again] == ["third", "whole", "third", "broken"]
 
 
 @pytest.mark.parametrize("given", [["speed"], ["--quick", "parity", "speed"]])

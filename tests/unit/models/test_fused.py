@@ -17,6 +17,7 @@ from fedsim.clients.engine_choice import Auto
 from fedsim.clients.engines.per_example.capture import OpenModel
 from fedsim.clients.engines.per_example.packing import ROW_TOKENS, row_tokens
 from fedsim.clients.models.cpu_kernels import fuse_activations
+from fedsim.clients.models.gpu_kernels import AlignedLinear, align_words, aligned
 from fedsim.clients.models.tokenizers import word_tokenizer
 from fedsim.clients.models.transformers_model import TransformersModel
 from fedsim.config import ModelConfig
@@ -87,3 +88,29 @@ def test_with_fused_attention_each_sequence_has_a_row_and_no_engine_vectorises()
         assert row_tokens(cast(OpenModel, model), parameters) == tokens
         refused = Auto(model)._vmap_refused(parameters)
         assert refused == (None if attention == "eager" else "attention sdpa")
+
+
+@pytest.mark.parametrize("size", [30, 32, 49])
+def test_words_are_scored_as_before_beside_some_more(size: int) -> None:
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=size, n_embd=8, n_layer=1, n_head=2, bos_token_id=1)
+    network = GPT2LMHeadModel(config)
+    align_words(network)
+    words = network.lm_head
+    assert type(words) is AlignedLinear
+    assert words.weight is network.transformer.wte.weight
+    hidden = torch.randn(2, 3, 8, requires_grad=True)
+    scores = words.padded(hidden, torch.float32)
+    assert scores.shape == (2, 3, size)
+    torch.testing.assert_close(scores, nn.functional.linear(hidden, words.weight))
+    (gradient,) = torch.autograd.grad(scores.square().sum(), words.weight)
+    plain = nn.functional.linear(hidden, words.weight).square().sum()
+    torch.testing.assert_close(gradient, torch.autograd.grad(plain, words.weight)[0])
+
+
+def test_sides_that_tensor_cores_cannot_read_are_copied() -> None:
+    wide = torch.randn(4, 16, 49)
+    assert aligned(wide.mT).equal(wide.mT)
+    assert aligned(wide.mT).stride()[-2:] == (16, 1)
+    even = torch.randn(4, 16, 48)
+    assert aligned(even.mT).data_ptr() == even.data_ptr()

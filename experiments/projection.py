@@ -1,7 +1,7 @@
 """Projected time and cost of large runs, from measured constants.
 
-`python -m fedsim.experiments.projection docs/benchmarks/{grids,server}.json` prints the docs page's
-table.
+`python -m fedsim.experiments.projection docs/benchmarks/{gpu,grids,server}.json` prints the docs
+page's table.
 """
 
 from __future__ import annotations
@@ -36,27 +36,25 @@ class Setting:
     rounds: int
     gpus: int
 
+    @property
+    def operations(self) -> float:
+        """Floating-point operations of a round, attention's own left out.
 
-@dataclass(frozen=True)
-class Assumptions:
-    """Constants that this repository has not measured.
-
-    Attributes:
-        peak_flops: of one GPU, per second, from its data sheet.
-        utilisation: the share of it that training reaches.
-        price: of a GPU hour.
-    """
-
-    peak_flops: float
-    utilisation: float
-    price: float
+        A parameter and token take 2 forward and 4 backward; with all but adapters frozen backward
+        forms no products for the frozen parameters' gradients, which leaves 2.
+        """
+        tokens = self.cohort_size * self.group_size * self.sequence_length
+        return (6.0 if self.trainable == self.parameters else 4.0) * self.parameters * tokens
 
 
 @dataclass(frozen=True)
 class Constants:
-    """Constants that `fedsim bench` measured.
+    """Constants that `fedsim bench` and the GPU benchmark measured.
 
     Attributes:
+        all_parameters: operations a second of a GPU that computes clipped gradients of all
+            parameters.
+        adapters: the same, of adapters alone.
         transfer: seconds per parameter: out as float32, a sum back as float32, on Ray, of two
             workers at once.
         fold: seconds per parameter and worker: the server adds the worker's sum.
@@ -65,6 +63,8 @@ class Constants:
         coins: seconds a round for a population of 342,477 besides.
     """
 
+    all_parameters: float
+    adapters: float
     transfer: float
     fold: float
     message: float
@@ -73,14 +73,24 @@ class Constants:
 
     @classmethod
     def measured(cls, rows: Sequence[Mapping[str, Any]]) -> Constants:
-        """Read them out of the rows of `fedsim bench grids server --json`."""
+        """Read them out of the rows of `fedsim bench grids server --json` and of the GPU's."""
         seconds = {(row["case"], row.get("engine")): float(row["seconds"] or 0.0) for row in rows}
         small, large = (seconds[f"round/{size}", "ray"] for size in ("1M", "10M"))
         slope = (large - small) / 9e6
         details = {row["case"]: row.get("details", {}) for row in rows}
         server = sum(details[part]["nanoseconds_per_parameter"] for part in SERVER_PARTS) / 1e9
         fold = details[FOLD]["nanoseconds_per_parameter"] / SUMS / 1e9
+        whole, adapters = (
+            next(
+                float(row["details"]["teraflops_per_second"]) * 1e12
+                for row in rows
+                if (row["case"], row.get("engine")) == (case, "auto")
+            )
+            for case in GPU_CASES
+        )
         return cls(
+            all_parameters=whole,
+            adapters=adapters,
             transfer=max(0.0, slope - WORKERS_MEASURED * fold),
             fold=fold,
             message=max(0.0, small - 1e6 * slope) / WORKERS_MEASURED,
@@ -89,6 +99,10 @@ class Constants:
         )
 
 
+# Users with 16 sequences of 128 tokens, in bfloat16.
+GPU_CASES = tuple(
+    f"{model}, 2,048 tokens a user" for model in ("350 M, all parameters", "GPT-2 small, adapters")
+)
 WORKERS_MEASURED = 2  # of `round/*`
 SERVER_PARTS = tuple(
     f"gpt2-medium, 350M: {part}"
@@ -96,7 +110,7 @@ SERVER_PARTS = tuple(
 )
 SUMS = 4  # of `FOLD`
 FOLD = f"gpt2-medium, 350M: sums of {SUMS} workers"
-_FLOPS_PER_PARAMETER_AND_TOKEN = 6.0  # forward 2, backward 4
+PRICE = 4.0  # dollars of a GPU hour: a guess
 
 
 @dataclass(frozen=True)
@@ -110,20 +124,17 @@ class Projection:
     cost: float
 
 
-def project(setting: Setting, constants: Constants, assumptions: Assumptions) -> Projection:
+def project(setting: Setting, constants: Constants, price: float = PRICE) -> Projection:
     """Return the projection with one sum a worker; parts of a round follow one another."""
-    tokens = setting.cohort_size * setting.group_size * setting.sequence_length
-    flops = _FLOPS_PER_PARAMETER_AND_TOKEN * setting.parameters * tokens
-    gradients = flops / (setting.gpus * assumptions.peak_flops * assumptions.utilisation)
+    whole = setting.trainable == setting.parameters
+    rate = constants.all_parameters if whole else constants.adapters
+    gradients = setting.operations / (setting.gpus * rate)
     each = constants.message + constants.fold * setting.trainable
     transfer = constants.transfer * setting.trainable + setting.gpus * each
     server = constants.coins + constants.server * setting.trainable
     hours = setting.rounds * (gradients + transfer + server) / 3600.0
-    return Projection(gradients, transfer, server, hours, hours * setting.gpus * assumptions.price)
+    return Projection(gradients, transfer, server, hours, hours * setting.gpus * price)
 
-
-H200 = Assumptions(peak_flops=989e12, utilisation=0.4, price=4.0)
-"""NVIDIA's data sheet (dense bfloat16); utilisation and dollars an hour are guesses."""
 
 _FULL = Setting(350e6, 350e6, 4096, 16, 128, 10_000, 8)
 SETTINGS: dict[str, Setting] = {
@@ -140,7 +151,7 @@ def table(constants: Constants) -> str:
         "|---|---:|---:|---:|---:|---:|---:|",
     ]
     for name, setting in SETTINGS.items():
-        made = project(setting, constants, H200)
+        made = project(setting, constants)
         total = made.gradients + made.transfer + made.server
         lines.append(
             f"| {name} | {made.gradients:.2g} s | {made.transfer:.2g} s | {made.server:.2g} s "

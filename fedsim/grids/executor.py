@@ -100,7 +100,8 @@ class GridExecutor:
 
         Raises:
             RuntimeError: a shard failed; the message holds the worker's own error. Or no node is
-                there, and none came when it was waited for.
+                there, and none came when it was waited for. Or nodes compute on machines of
+                several kinds where that matters.
         """
         nodes = wait_for_nodes(self._grid)
         pieces = self._cut(cohort, len(nodes))
@@ -110,10 +111,13 @@ class GridExecutor:
         waiting: dict[int, ShardReply] = {}
         ready: list[ShardReply] = []
         following = 0  # the shard after those that are ready
+        computed_on: set[str] = set()
         for reply in replies:
             if reply.shard in waiting or not following <= reply.shard < len(pieces):
                 raise RuntimeError(f"round {round}: shard {reply.shard} came twice or unasked")
             _check(reply, parameters, len(pieces[reply.shard]), round)
+            computed_on.add(reply.computed_on)
+            _check_one_kind(computed_on, round)
             waiting[reply.shard] = reply
             while following in waiting:  # in shard order: the bits do not depend on timing
                 ready.append(waiting.pop(following))
@@ -157,6 +161,16 @@ class GridExecutor:
             except ValueError as error:
                 raise RuntimeError(f"round {round}: a reply that cannot be used: {error}") from None
             yield reply
+
+
+def _check_one_kind(computed_on: set[str], round: int) -> None:
+    if len(computed_on) > 1:
+        kinds = " and ".join(map(repr, sorted(computed_on)))
+        raise RuntimeError(
+            f"round {round}: workers compute on {kinds}; in bfloat16 and in local training another "
+            "machine gives another update, and who else is in the cohort decides which worker "
+            "computes a unit; give the run workers of one kind"
+        )
 
 
 def _check(reply: ShardReply, layout: Tensors, num_units: int, round: int) -> None:

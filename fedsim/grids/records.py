@@ -117,10 +117,17 @@ class ShardReply:
     """The weighted sum of one shard, under the shard's number.
 
     It travels as float32, half of what was summed; `fedsim.noise` covers that rounding.
+
+    Attributes:
+        shard: its number.
+        total: the sum.
+        computed_on: what it was computed on, where other kinds of machine would give sums that are
+            other by more than float32's rounding; else "".
     """
 
     shard: int
     total: WeightedSum
+    computed_on: str = ""
 
     def to_content(self) -> RecordDict:
         """Return the reply's content."""
@@ -137,7 +144,8 @@ class ShardReply:
             }
         )
         rounded = {name: value.float() for name, value in total.values.items()}
-        return RecordDict({"counts": counts, "sum": to_record(rounded)})
+        made = ConfigRecord({"computed_on": self.computed_on})
+        return RecordDict({"counts": counts, "made": made, "sum": to_record(rounded)})
 
     @classmethod
     def from_content(cls, content: RecordDict) -> ShardReply:
@@ -151,6 +159,7 @@ class ShardReply:
             values, loss = views_of(arrays), float(counts["loss"])  # type: ignore[arg-type]
             whole = {name: counts[name] for name in _COUNTS}
             weight = float(counts["weight"])  # type: ignore[arg-type]
+            computed_on = str(content.config_records["made"]["computed_on"])
         except Exception as error:  # Flower has errors of its own kinds for what it cannot open
             raise ValueError(f"{type(error).__name__}: {error}") from error
         if any(value.dtype != torch.float32 for value in values.values()):
@@ -159,7 +168,8 @@ class ShardReply:
             raise ValueError(f"counts that are none: {dict(counts)!r}")
         numbers = {name: int(count) for name, count in whole.items()}  # type: ignore[arg-type]
         shard = numbers.pop("shard")
-        return cls(shard, WeightedSum(values=values, weight=weight, loss=loss, **numbers))
+        total = WeightedSum(values=values, weight=weight, loss=loss, **numbers)
+        return cls(shard, total, computed_on)
 
 
 class LiveArray(Array):

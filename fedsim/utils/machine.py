@@ -13,7 +13,10 @@ from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
+
+if TYPE_CHECKING:
+    import torch
 
 _STATUS = Path("/proc/self/status")
 
@@ -161,6 +164,15 @@ def machine() -> dict[str, Any]:
         "cpus": os.cpu_count(),
         "threads": os.environ.get("OMP_NUM_THREADS"),
     }
+
+
+def computes_on(device: torch.device) -> str:
+    """Return what decides how a device rounds: its kind and the version of torch."""
+    import torch  # noqa: PLC0415 (processes without torch ask for their peak)
+
+    on_gpu = device.type == "cuda"
+    name = torch.cuda.get_device_name(device) if on_gpu else _processor()
+    return f"{name}, torch {torch.__version__}"
 
 
 def _processor() -> str:

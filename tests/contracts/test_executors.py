@@ -124,9 +124,16 @@ def another_shard(replies: list[Message]) -> list[Message]:
     return replies
 
 
+def another_kind(replies: list[Message]) -> list[Message]:
+    reply = ShardReply.from_content(replies[0].content)
+    replies[0].content = ShardReply(reply.shard, reply.total, "another GPU").to_content()
+    return replies
+
+
 @pytest.mark.parametrize(
     ("tamper", "complaint"),
     [
+        (another_kind, "workers of one kind"),
         (twice, "came twice"),
         (one_lost, "got no reply"),
         (one_failed, "worker ran out of memory"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -14,6 +15,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 import fedsim
+from fedsim.clients import app
 from fedsim.clients.engine_choice import choose_engine
 from fedsim.clients.engines.loop import loop
 from fedsim.clients.engines.per_example.batched import BatchedEngine
@@ -23,16 +25,19 @@ from fedsim.clients.models.mixed_precision import MixedPrecision, in_precision
 from fedsim.clients.tasks.fedavg import LocalSGD
 from fedsim.clients.tasks.fedsgd import AveragedGradient
 from fedsim.clipping import Clip, FlatClip, NoClip
-from fedsim.config import ModelConfig, parse_config
+from fedsim.config import ModelConfig, Precision, parse_config
 from fedsim.errors import ConfigError
 from fedsim.estimators import WeightedSum
 from fedsim.execution import Engine, Task, Unit
+from fedsim.grids.executor import GridExecutor
+from fedsim.grids.in_process import InProcessGrid
 from fedsim.language_model import LanguageModel
 from fedsim.materials import Materials, load_materials
 from fedsim.tensors import Tensors, l2_norm
 from tests.conftest import DEVICE, small_config
 from tests.contracts.layer_samples import GivenUnits, relative, small_model
 from tests.contracts.test_engines import ENGINES, vmapped
+from tests.contracts.test_executors import TASKS, client_spec
 
 BOUND = 0.001  # far below any user's norm: everybody is clipped
 CLIP = FlatClip(l2_clip_norm=BOUND)
@@ -196,6 +201,33 @@ def test_in_bfloat16_engines_without_fixed_passes_are_refused() -> None:
         with pytest.raises(ConfigError, match="would move with the units that share"):
             parse_config({"executor": {"engine": engine, "precision": "bfloat16"}})
     parse_config({"executor": {"engine": "materialised", "precision": "bfloat16"}})
+
+
+@pytest.mark.parametrize(
+    ("task", "precision", "refused"),
+    [("fedsgd", "bfloat16", True), ("fedavg", "float32", True), ("fedsgd", "float32", False)],
+)
+def test_workers_are_of_one_kind_where_another_gives_other_updates(
+    task: str,
+    precision: Precision,
+    refused: bool,
+    speeches: Path,
+    materials: Materials,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A newcomer shifts users from worker to worker: it would move them by what these differ."""
+    kinds = itertools.cycle(["one GPU", "another GPU"])
+    monkeypatch.setattr(app, "computes_on", lambda _device: next(kinds))
+    spec = client_spec(small_config(speeches), TASKS[task])
+    spec = spec.model_copy(update={"precision": precision})
+    executor = GridExecutor(InProcessGrid(app.app), spec, shard_size=2)
+    parameters = materials.model.initial_parameters()
+    if refused:
+        with pytest.raises(RuntimeError, match="'another GPU' and 'one GPU'"):
+            executor.clipped_sum(parameters, np.arange(4), CLIP, 0)
+    else:
+        executor.clipped_sum(parameters, np.arange(4), CLIP, 0)
+    executor.clipped_sum(parameters, np.arange(2), CLIP, 0)
 
 
 def clip_of(*, averages: bool) -> Clip:

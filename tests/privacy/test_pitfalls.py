@@ -146,7 +146,6 @@ def test_the_report_says_what_no_epsilon_pays_for(
     "alone",
     [
         {"executor": {"engine": "loop"}},
-        {"executor": {"precision": "bfloat16"}},
         {"strategy": {"local": {"task": "fedavg"}}},
     ],
 )

@@ -22,12 +22,14 @@ from fedsim.tensors import Tensors
 
 log = logging.getLogger(__name__)
 
-# A pass is filled with empty rows: up to the largest size, or for the last rows of a chunk to half
-# of it, a quarter and so on, down to this share, where those give a row the bits of the largest.
-_SMALLEST = 64
-# Added to the parameters for the trial: of adapters half begin at zero, and so would the gradients
-# of the other half, in which no order of summation shows.
-_CHANGE = 0.02
+# Tokens of the pass whose bits all others must give. One number, as workers have not the same
+# memory free, and who else is there decides which of them computes a user. Below, an H100 has
+# other kernels.
+_TOKENS = 4096
+# A pass is filled with empty rows up to one of so many times those of that pass. The smaller ones
+# are for the last rows of a chunk.
+_FEWER = (2, 4, 8, 16, 32, 64)
+_MORE = tuple(size for power in range(12) for size in (1.5 * 2**power, 2.0 * 2**power))
 
 
 class RowBits:
@@ -36,8 +38,8 @@ class RowBits:
     What is found depends on the network, the device and made-up texts alone.
 
     Attributes:
-        sizes: by length, numbers of rows in ascending order; none where the places of the largest
-            differ, so that who has such a row must be computed alone.
+        sizes: by length, numbers of rows in ascending order; none where places differ in bits, or
+            memory is short, so that who has such a row must be computed alone.
     """
 
     def __init__(self, model: OpenModel, layers: Sequence[HookedLayer], max_tokens: int) -> None:
@@ -59,20 +61,21 @@ class RowBits:
         return bool(self.sizes[length])
 
     def _found(self, length: int, parameters: Tensors) -> tuple[int, ...]:
+        # Of adapters half begin at zero, and so would the gradients of the other half, in which no
+        # order of summation shows.
         source = torch.Generator().manual_seed(0)
         parameters = {
-            name: value + _CHANGE * torch.randn(value.shape, generator=source).to(value)
+            name: value if value.any() else torch.randn(value.shape, generator=source).to(value)
             for name, value in parameters.items()
         }
-        largest, share, bits = _largest(self._max_tokens // length), 1, _Bits()
-        alike: list[int] = []
-        while share <= min(_SMALLEST, largest):
-            if self._alike(largest // share, length, parameters, bits):
-                alike.insert(0, largest // share)
-            elif share == 1:
-                break
-            share *= 2
-        return tuple(alike)
+        tokens = _tokens(self._model.device, self._max_tokens)
+        rows, most, bits = max(1, tokens // length), self._max_tokens // length, _Bits()
+        if rows > most or not self._alike(rows, length, parameters, bits):
+            return ()
+        sizes = {rows // share for share in _FEWER} | {int(rows * times) for times in _MORE}
+        others = [size for size in sizes - {rows} if 0 < size <= most]
+        alike = [size for size in others if self._alike(size, length, parameters, bits)]
+        return tuple(sorted([rows, *alike]))
 
     def _alike(self, size: int, length: int, parameters: Tensors, bits: _Bits) -> bool:
         """Return whether a row has the same bits at all places, and as in passes before."""
@@ -93,17 +96,9 @@ class RowBits:
         return same
 
 
-def _largest(most: int) -> int:
-    """Return the largest of 1, 2, 3, 4, 6, 8, 12, … that is at most `most`, or 1.
-
-    Users who bring a power of two of rows fill it without a rest.
-
-    Examples:
-        >>> [_largest(most) for most in (0, 3, 5, 11, 107, 286)]
-        [1, 3, 4, 8, 96, 256]
-    """
-    power = 1 << max(0, most.bit_length() - 1)
-    return power * 3 // 2 if power >= 2 and most >= power * 3 // 2 else power
+def _tokens(device: torch.device, max_tokens: int) -> int:
+    """Return the tokens of the pass whose bits count; a CPU has one limit in every process."""
+    return min(_TOKENS, max_tokens) if device.type == "cpu" else _TOKENS
 
 
 class _Bits:

@@ -18,7 +18,8 @@ from fedsim.clients.engines.per_example.row_bits import RowBits
 from fedsim.execution import Unit
 from fedsim.tensors import Tensors
 
-LENGTH, MAX_TOKENS = 8, 100  # 12 rows
+LENGTH, MAX_TOKENS = 8, 160  # 20 rows
+TOKENS = 64  # of the pass whose bits count: 8 rows
 WORDS = 50
 
 
@@ -38,11 +39,15 @@ def by_place(values: torch.Tensor) -> torch.Tensor:
 
 
 def by_size(values: torch.Tensor) -> torch.Tensor:
-    return values + (len(values) == 6)
+    return values + (len(values) == 12)
 
 
 def by_small_size(values: torch.Tensor) -> torch.Tensor:
     return values + (len(values) < 4)
+
+
+def by_large_size(values: torch.Tensor) -> torch.Tensor:
+    return values + (len(values) > 8)
 
 
 def by_others(values: torch.Tensor) -> torch.Tensor:
@@ -56,7 +61,7 @@ def not_finite(values: torch.Tensor) -> torch.Tensor:
 Kernel = Callable[[torch.Tensor], torch.Tensor]
 
 
-def found(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> RowBits:
+def found(kernel: Kernel, monkeypatch: pytest.MonkeyPatch, max_tokens: int = MAX_TOKENS) -> RowBits:
     def run(
         _model: object,
         _layers: object,
@@ -69,7 +74,8 @@ def found(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> RowBits:
         return rows.sum(dim=(1, 2))
 
     monkeypatch.setattr(row_bits, "run", run)
-    bits = RowBits(cast(OpenModel, Model()), (), MAX_TOKENS)
+    monkeypatch.setattr(row_bits, "_tokens", lambda _device, _max_tokens: TOKENS)
+    bits = RowBits(cast(OpenModel, Model()), (), max_tokens)
     bits.hold(LENGTH, {"w": torch.zeros(3)})
     return bits
 
@@ -77,9 +83,10 @@ def found(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> RowBits:
 @pytest.mark.parametrize(
     ("kernel", "expected"),
     [
-        (own, (1, 3, 6, 12)),
-        (by_size, (1, 3, 12)),
-        (by_small_size, (6, 12)),
+        (own, (1, 2, 4, 8, 12, 16)),
+        (by_size, (1, 2, 4, 8, 16)),
+        (by_small_size, (4, 8, 12, 16)),
+        (by_large_size, (1, 2, 4, 8)),
         (by_place, ()),
         (by_others, ()),
         (not_finite, ()),
@@ -93,6 +100,12 @@ def test_sizes_are_those_that_give_a_row_its_bits(
     bits = found(kernel, monkeypatch)
     assert bits.sizes == {LENGTH: expected}
     assert bits.hold(LENGTH, {"w": torch.zeros(3)}) == bool(expected)
+
+
+def test_a_worker_with_less_memory_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who else is there decides which worker computes a user: sizes are of one pass's bits."""
+    for max_tokens, expected in ((200, (1, 2, 4, 8)), (70, (1, 2, 4, 8)), (63, ())):
+        assert found(by_large_size, monkeypatch, max_tokens).sizes == {LENGTH: expected}
 
 
 def test_parameters_that_are_zero_hide_no_order_of_summation(

@@ -11,10 +11,10 @@ import pytest
 
 from fedsim.experiments.projection import (
     FOLD,
+    GPU_CASES,
     SERVER_PARTS,
     SETTINGS,
     SUMS,
-    Assumptions,
     Constants,
     Setting,
     project,
@@ -22,8 +22,15 @@ from fedsim.experiments.projection import (
 )
 
 ROOT = Path(__file__).parents[3]
-BY_HAND = Constants(transfer=1e-8, fold=2e-9, message=0.01, server=2e-8, coins=0.05)
-ROUND_NUMBERS = Assumptions(peak_flops=1e15, utilisation=0.5, price=2.0)
+BY_HAND = Constants(
+    all_parameters=1e14,
+    adapters=5e14,
+    transfer=1e-8,
+    fold=2e-9,
+    message=0.01,
+    server=2e-8,
+    coins=0.05,
+)
 SMALL = Setting(
     parameters=1e9,
     trainable=1e6,
@@ -36,14 +43,16 @@ SMALL = Setting(
 
 
 def test_by_hand() -> None:
-    """6 × 1e9 × 100,000 tokens over 4 × 5e14 a second; a million out, 4 sums of a million added; a
-    million noised."""
-    made = project(SMALL, BY_HAND, ROUND_NUMBERS)
-    assert made.gradients == pytest.approx(0.3)
+    """4 × 1e9 × 100,000 tokens over 4 × 5e14 a second; a million out, 4 sums of a million added; a
+    million noised. 6 × as many over 4 × 1e14 where all move."""
+    made = project(SMALL, BY_HAND, price=2.0)
+    assert made.gradients == pytest.approx(0.2)
     assert made.transfer == pytest.approx(0.01 + 4 * (0.01 + 0.002))
     assert made.server == pytest.approx(0.05 + 0.02)
-    assert made.hours == pytest.approx(1000 * (0.3 + 0.058 + 0.07) / 3600)
+    assert made.hours == pytest.approx(1000 * (0.2 + 0.058 + 0.07) / 3600)
     assert made.cost == pytest.approx(made.hours * 8.0)
+    whole = project(dataclasses.replace(SMALL, trainable=1e9), BY_HAND)
+    assert whole.gradients == pytest.approx(1.5)
 
 
 def test_constants_are_slopes_of_what_was_measured() -> None:
@@ -57,8 +66,20 @@ def test_constants_are_slopes_of_what_was_measured() -> None:
             for part in SERVER_PARTS
         ),
         {"case": FOLD, "seconds": 1.0, "details": {"nanoseconds_per_parameter": SUMS * 3.0}},
+        *(
+            {
+                "case": case,
+                "engine": engine,
+                "seconds": 1.0,
+                "details": {"teraflops_per_second": rate},
+            }
+            for case, of_auto in zip(GPU_CASES, (100.0, 160.0), strict=True)
+            for engine, rate in (("floor", 300.0), ("auto", of_auto))
+        ),
     ]
     constants = Constants.measured(rows)
+    assert constants.all_parameters == pytest.approx(100e12)
+    assert constants.adapters == pytest.approx(160e12)
     assert constants.fold == pytest.approx(3e-9)
     assert constants.transfer == pytest.approx(2e-8 - 2 * 3e-9)
     assert constants.message == pytest.approx(0.01)
@@ -67,14 +88,14 @@ def test_constants_are_slopes_of_what_was_measured() -> None:
 
 
 def test_more_of_anything_takes_longer() -> None:
-    hours = project(SMALL, BY_HAND, ROUND_NUMBERS).hours
+    hours = project(SMALL, BY_HAND).hours
     for field in ("parameters", "trainable", "cohort_size", "group_size", "rounds"):
         more = dataclasses.replace(SMALL, **{field: 2 * getattr(SMALL, field)})
-        assert project(more, BY_HAND, ROUND_NUMBERS).hours > hours
+        assert project(more, BY_HAND).hours > hours
 
 
 def test_the_page_has_the_table_of_the_committed_measurement() -> None:
-    files = [ROOT / "docs" / "benchmarks" / f"{name}.json" for name in ("grids", "server")]
+    files = [ROOT / "docs" / "benchmarks" / f"{name}.json" for name in ("gpu", "grids", "server")]
     measured = [row for file in files for row in json.loads(file.read_text("utf-8"))["rows"]]
     page = (ROOT / "docs" / "projection.md").read_text(encoding="utf-8")
     assert table(Constants.measured(measured)) in page

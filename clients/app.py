@@ -75,7 +75,8 @@ def prepared(spec_json: str) -> tuple[Task, Engine, Materials]:
     materials = replace(materials, model=model)
     task: Task = resolve("tasks", spec.task.name, "task")(materials, **spec.task.options)
     size = most_tokens_per_unit(materials, spec.task.options.get("group_size"))
-    return task, choose_engine(spec.engine, task, materials.model, size), materials
+    engine = choose_engine(spec.engine, task, materials.model, size, spec.gpu_share)
+    return task, engine, materials
 
 
 @lru_cache(maxsize=4)

@@ -32,7 +32,11 @@ _LARGE_PASS = 1024
 
 
 def choose_engine(
-    name: str, task: Task, model: LanguageModel, tokens_per_unit: float | None = None
+    name: str,
+    task: Task,
+    model: LanguageModel,
+    tokens_per_unit: float | None = None,
+    gpu_share: float = 1.0,
 ) -> Engine:
     """Return the engine of that name for this task and model.
 
@@ -45,27 +49,41 @@ def choose_engine(
         model: the model that they compute it with.
         tokens_per_unit: the most tokens of a unit, a public number: the choice of the engine must
             not depend on private text. None stands for units of a large pass.
+        gpu_share: of a GPU's memory, what one worker may take. In bfloat16 that decides, and not
+            what is free: workers with other engines or sizes of passes would give a unit other
+            gradients, and who else is there decides which worker computes it.
     """
     if name == "auto":
-        return Auto(model, tokens_per_unit) if task.averages_gradients else loop
-    return _engine(name, model)
+        return Auto(model, tokens_per_unit, gpu_share) if task.averages_gradients else loop
+    return _engine(name, model, gpu_share)
 
 
-def _engine(name: str, model: LanguageModel) -> Engine:
+def _engine(name: str, model: LanguageModel, gpu_share: float) -> Engine:
     if name == "loop":
         return loop
     if name == "vmap":
         return VmapEngine(model)
     opened = cast(OpenModel, model)
-    return ghost(opened) if name == "ghost" else materialised(opened)
+    num_bytes = chunks.public_budget(model.device, gpu_share) if _is_narrow(model) else None
+    return (ghost if name == "ghost" else materialised)(opened, num_bytes)
+
+
+def _is_narrow(model: LanguageModel) -> bool:
+    return in_float32(model) is not model
 
 
 class Auto:
     """Engine for mean gradients that is chosen at the first call; the log says which and why."""
 
-    def __init__(self, model: LanguageModel, tokens_per_unit: float | None = None) -> None:
+    def __init__(
+        self,
+        model: LanguageModel,
+        tokens_per_unit: float | None = None,
+        gpu_share: float = 1.0,
+    ) -> None:
         self._model = model
         self._tokens_per_unit = tokens_per_unit
+        self._gpu_share = gpu_share
         self._engine: Engine | None = None
 
     def __call__(
@@ -78,9 +96,13 @@ class Auto:
 
     def _choose(self, parameters: Tensors, tokens_per_unit: float) -> Engine:
         num_bytes = sum(value.nbytes for value in parameters.values())
-        budget = chunks.memory_budget(self._model.device)
+        device, narrow = self._model.device, _is_narrow(self._model)
+        budget = (
+            chunks.public_budget(device, self._gpu_share)
+            if narrow
+            else chunks.memory_budget(device)
+        )
         name, reason = choice(tokens_per_unit, num_bytes, budget), ""
-        narrow = in_float32(self._model) is not self._model
         if _chooses_experts(self._model):
             name, reason = "loop", "; rounding in a shared pass can tip a token's choice of experts"
         elif (uncovered := _uncovered(self._model)) is not None:
@@ -101,10 +123,10 @@ class Auto:
             num_bytes / 1e6,
             tokens_per_unit,
             budget / 1e6,
-            self._model.device,
+            device,
             reason,
         )
-        return _engine(name, self._model)
+        return _engine(name, self._model, self._gpu_share)
 
     def _vmap_refused(self, parameters: Tensors) -> str | None:
         """Return why torch cannot vectorise the model; tried on made-up tokens, never on a text."""

@@ -7,7 +7,7 @@ be, of each unit alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from fedsim.clients.engines.steepness import module_of
@@ -49,8 +49,8 @@ class PassShape:
         least_tokens: of a pass, padding included.
         token_step: a pass has a multiple of so many tokens, padding included.
         steps: of lengths, from one power of two to the next.
-        sizes: by the length of rows, the numbers of rows that passes have, in ascending order, in
-            place of the above; see `RowBits`.
+        sizes: by the length of rows, the one number of rows that passes have, in place of the
+            above; see `RowBits`.
     """
 
     most_positions: int = 0
@@ -60,7 +60,7 @@ class PassShape:
     least_tokens: int = 1
     token_step: int = 1
     steps: int = _CPU_STEPS
-    sizes: Mapping[int, Sequence[int]] | None = None
+    sizes: Mapping[int, int] | None = None
 
     def padded(self, length: int) -> int:
         """Return the positions of a row of so many tokens.
@@ -76,14 +76,14 @@ class PassShape:
     def num_rows(self, rows: int, length: int) -> int:
         """Return how many rows a pass of so many has, empty ones included."""
         if self.sizes is not None:
-            return next(size for size in self.sizes[length] if size >= rows)
+            return self.sizes[length]
         rows, step = max(rows, self.least_rows, -(-self.least_tokens // length)), self._step(length)
         return -(-rows // step) * step
 
     def most(self, length: int, max_tokens: int) -> int:
         """Return how many rows of a length a pass of so many tokens may have."""
         if self.sizes is not None:
-            return self.sizes[length][-1]
+            return self.sizes[length]
         rows, step = max(1, max_tokens // length), self._step(length)
         return min(rows if rows < step else rows - rows % step, self.most_rows)
 

@@ -15,6 +15,9 @@ from fedsim.registry import names
 from fedsim.utils.files import hub_folder, shown_name
 from fedsim.utils.json_text import read_json
 
+BUILT_IN = ("tiny-gpt", "mcmahan-lstm")
+"""Models that fedsim itself makes, of text that is nobody's private text."""
+
 
 def earlier_training(name_or_path: str, adapter: str | None = None) -> tuple[str, ...]:
     """Return sentences on the training that a starting point has behind it, as far as is known.
@@ -34,6 +37,11 @@ def _sentences(name_or_path: str, adapter: str | None) -> Iterator[str]:
         )
     for start in filter(None, (name_or_path, adapter)):
         shown = shown_name(start)
+        if start in BUILT_IN:
+            continue
+        if start in names("models"):
+            yield f"{shown!r} is a plug-in's: fedsim does not know what it was trained on."
+            continue
         try:
             folder = _folder(start)
         except LookupError:
@@ -48,7 +56,12 @@ def _sentences(name_or_path: str, adapter: str | None) -> Iterator[str]:
                 earlier = {"statement": "it does not verify.", "assumptions": []}
             yield from _quoted(shown, earlier)
         elif (folder / GIVEN).exists():
-            yield from _of_given(read_json(folder / GIVEN))
+            try:
+                note = read_json(folder / GIVEN)
+            except ValueError:
+                yield f"What the weights of {shown!r} were trained on is not known."
+                continue
+            yield from _of_given(note)
         elif is_unfinished(folder):
             yield _of_unfinished(shown)
 
@@ -60,9 +73,15 @@ def _folder(start: str) -> Path:
         LookupError: of a hub id, whether there is a promise is not known.
     """
     path = Path(start).expanduser().resolve()  # a link's own neighbours are not the run's
-    if path.exists() or start in names("models"):  # a built-in one is on no hub
-        return path.parent if path.is_file() else path  # of a GGUF file, what lies beside it
-    return hub_folder(start, PROMISE) or path
+    if path.is_file():
+        return path.parent  # of a GGUF file, what lies beside it
+    if not path.exists():
+        return hub_folder(start, PROMISE) or path
+    if not (path / PROMISE).exists():  # a folder of links to a run's weights
+        for file in sorted(path.glob("*.safetensors")):
+            if file.resolve().parent != path:
+                return file.resolve().parent
+    return path
 
 
 def _of_given(note: Mapping[str, Any]) -> Iterator[str]:
@@ -73,7 +92,7 @@ def _of_given(note: Mapping[str, Any]) -> Iterator[str]:
             f"Its weights were given from Python: opened from {opened!r}, and not what is there. "
             "What they were trained on since counts too, where the people are the same."
         )
-    if note["unknown"]:
+    if note.get("unknown", False):  # notes of older versions have none
         yield _of_unknown(opened)
     if note["promise"] is not None:
         yield from _quoted(opened, note["promise"])

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fedsim.accounting.earlier_training import BUILT_IN
 from fedsim.attacks.likelihoods import Likelihoods
 from fedsim.attacks.measuring import (
     RESAMPLES,
@@ -35,7 +36,6 @@ from fedsim.errors import ConfigError
 from fedsim.language_model import LanguageModel
 from fedsim.materials import Materials, load_materials, load_model
 from fedsim.plan import RoundPlan
-from fedsim.registry import names
 from fedsim.report.schema import Privacy, RunReport, load_report
 from fedsim.runner.checkpoint import load_checkpoint
 from fedsim.runner.folder import RunFolder
@@ -106,8 +106,9 @@ def attack_run(
     final = look(report.cost.rounds, after=after)
     found = _report(run_dir, report, compared.name, measured, final=final, checkpoints=states)
     # A seed draws the same people to be held out of each run on the same data.
-    others = ["starting point"] if materials.earlier_training else []
-    if reference not in (None, config.model.name_or_path, *names("models")):
+    earlier = materials.earlier_training or report.privacy.earlier_training
+    others = ["starting point"] if earlier else []
+    if reference not in (None, config.model.name_or_path, *BUILT_IN):
         others.append("reference")
     if others and config.privacy.noise == "seeded":
         bound = Bound(auroc=None, reason=_EARLIER.format(others[0]))

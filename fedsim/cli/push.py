@@ -19,11 +19,17 @@ def push_command(
     public: Annotated[
         bool, typer.Option("--public", help="Make a new repository public; private by default.")
     ] = False,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Delete what else REPO has, of whatever kind.")
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="List what would leave this machine; send nothing.")
     ] = False,
 ) -> None:
-    """Upload a run's adapter (or model), its card and its privacy.json, and no other file."""
+    """Upload a run's adapter (or model), its card and its privacy.json, and no other file.
+
+    What REPO has of an older model is deleted; its history keeps it.
+    """
     from fedsim.runner.push import parcel, send
 
     found = parcel(run_dir, merged=merged)
@@ -32,8 +38,10 @@ def push_command(
     typer.echo(found.statement)
     if dry_run:
         typer.echo(
-            f"Nothing was sent. Without --dry-run these {len(found.files)} files go to {repo}."
+            f"Nothing was sent. Without --dry-run these {len(found.files)} files go to {repo}, and "
+            "what an older model left there is deleted."
         )
         return
     with status_when_slow("sending …"):
-        typer.echo(send(found, repo, public=public))
+        address, deleted = send(found, repo, public=public, replace=replace)
+    typer.echo(f"{address}{'; deleted there: ' if deleted else ''}{', '.join(deleted)}")

@@ -388,8 +388,8 @@ class Config(Section):
     """A whole run."""
 
     seed: int = 0
-    """Of everything random but noise and coins, which are secret unless `privacy.noise` is
-    "seeded"."""
+    """Of the model's start and, where `privacy.noise` is "seeded", of every other draw: else who is
+    held out, the pool, dropout, coins and noise are drawn under secret keys."""
     data: DataConfig = DataConfig()
     """The text, and whose it is."""
     model: ModelConfig = ModelConfig()
@@ -437,11 +437,12 @@ class Config(Section):
                 "privacy.selection: needs training.private_evaluation, the score that chooses, and "
                 "it once, without every"
             )
-        if engine in ("ghost", "vmap") and self.executor.precision == "bfloat16":
+        if shares_passes and self.executor.precision == "bfloat16":
             raise ValueError(
                 f'executor.engine = "{engine}" with executor.precision = "bfloat16": a unit\'s '
                 "gradient would move with the units that share its pass, by more than the noise "
-                'covers; take "auto", "materialised" or "loop", or precision "float32"'
+                'covers; take "auto", which shares passes where none can, or "loop", or precision '
+                '"float32"'
             )
         if self.privacy.noise == "secure" and self.strategy.sampling.kind == "shuffled":
             raise ValueError(

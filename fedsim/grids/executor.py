@@ -61,6 +61,7 @@ def build_executor(
             device=worker_device(config.executor, device),
             precision=config.executor.precision,
             checkpointing=config.executor.checkpointing,
+            gpu_share=min(1.0, config.executor.gpus_per_worker or 1.0),
         ),
         config.executor.shard_size,
         unit_tokens(plan, materials),

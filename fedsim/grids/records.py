@@ -53,6 +53,7 @@ class ClientSpec(BaseModel):
     device: str
     precision: Precision = "float32"
     checkpointing: bool = False
+    gpu_share: float = 1.0  # what a worker may take of a GPU's memory
     data_seed: int | None = None  # as `load_materials` takes it
     text_digest: str | None = None  # of the server's `Materials`; None: not compared
     start_digest: str | None = None  # not compared: another start is another spec, loaded anew
@@ -161,7 +162,9 @@ class ShardReply:
             weight = float(counts["weight"])  # type: ignore[arg-type]
             computed_on = str(content.config_records["made"]["computed_on"])
         except Exception as error:  # Flower has errors of its own kinds for what it cannot open
-            raise ValueError(f"{type(error).__name__}: {error}") from error
+            raise ValueError(
+                f"{type(error).__name__}: {error} (it must be what this fedsim's ShardReply writes)"
+            ) from error
         if any(value.dtype != torch.float32 for value in values.values()):
             raise ValueError("a sum that is not float32")
         if not all(is_count(count) for count in whole.values()) or not math.isfinite(loss):

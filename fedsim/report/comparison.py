@@ -133,7 +133,12 @@ def compare(reports: Sequence[LabelledRun]) -> Comparison:
         rows=(*_starting_rows(runs), *(_run_row(label, run) for label, run, _ in reports)),
         runs=runs,
         captions=tuple(
-            ". ".join([f"{label}: {terms_text(run.privacy)}", *run.privacy.earlier_training])
+            ". ".join(
+                filter(
+                    None,
+                    [f"{label}: {terms_text(run.privacy)}", " ".join(run.privacy.earlier_training)],
+                )
+            )
             for label, run, _ in reports
         ),
         notes=tuple(_notes([run for _, run, _ in reports])),

@@ -142,6 +142,11 @@ def with_reports(line: CellResult, reports: Sequence[RunReport]) -> CellResult:
         return line
     finals = [report.utility.final for report in reports]
     good = [final for final in finals if is_finite(final.loss)]
+    lost = [
+        report.diverged is not None or is_finite(report.utility.initial.loss)
+        for report in reports  # else no text is held out
+        if not is_finite(report.utility.final.loss)
+    ]
     starts = [report.utility.initial.loss for report in reports]
     whole = next((report for report in reports if report.diverged is None), reports[0])
     # Seeds share a plan up to their coins, and the largest ε is what can be said of all; one with
@@ -160,7 +165,7 @@ def with_reports(line: CellResult, reports: Sequence[RunReport]) -> CellResult:
         "loss": interval([final.loss for final in good]),
         "accuracy": interval([final.accuracy_top1 for final in good]),
         "start": math.fsum(starts) / len(starts),
-        "num_diverged": len(finals) - len(good),
+        "num_diverged": sum(lost),
         "seconds": math.fsum(report.cost.seconds for report in reports),
         "noise": promise.noise,
         "terms": terms_text(promise),

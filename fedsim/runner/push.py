@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import fnmatch
+import glob
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,21 +20,7 @@ _WRITTEN = (  # by fedsim, transformers and peft
     *("vocab.json", "vocab.txt", "merges.txt"),
     *("tokenizer.model", "spiece.model", "sentencepiece.model", "sentencepiece.bpe.model"),
 )
-# What there is of another model would be opened beside these: an adapter, for example.
-_REPLACED = (
-    *_WRITTEN,
-    *(
-        "*.bin",
-        "*.bin.index.json",
-        "*.gguf",
-        "*.h5",
-        "*.msgpack",
-        "*.onnx",
-        "*.ot",
-        "*.pt",
-        "*.pth",
-    ),
-)
+_KEPT = (".gitattributes", "LICENSE*")  # of the repository
 _REPO = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -79,8 +67,7 @@ def parcel(run_dir: Path, *, merged: bool = False) -> Parcel:
         )
     files = sorted(folder.iterdir(), key=lambda path: path.name)
     for path in files:
-        known = any(fnmatch.fnmatchcase(path.name, pattern) for pattern in _WRITTEN)
-        if path.is_symlink() or not path.is_file() or not known:
+        if path.is_symlink() or not path.is_file() or not _is_one(path.name, _WRITTEN):
             raise ConfigError(
                 f"{path}: not what fedsim writes there, and nothing else is sent; move it away"
             )
@@ -88,13 +75,26 @@ def parcel(run_dir: Path, *, merged: bool = False) -> Parcel:
     return Parcel(folder, tuple(files), statement)
 
 
-def send(found: Parcel, repo: str, *, public: bool) -> str:
-    """Upload to the Hugging Face hub as one commit; return its address.
+def _is_one(name: str, patterns: Sequence[str]) -> bool:
+    """Return whether a path is of these names; one in a folder is of none."""
+    return "/" not in name and any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
-    What the repository has of another model is deleted in the same commit; its history keeps it.
+
+def send(found: Parcel, repo: str, *, public: bool, replace: bool = False) -> tuple[str, list[str]]:
+    """Upload to the Hugging Face hub as one commit; return its address and what it deleted.
+
+    Another model's files would be opened beside these: an adapter, for example. Those that fedsim
+    writes too are deleted in the same commit; the repository's history keeps them.
+
+    Args:
+        found: what is sent.
+        repo: OWNER/NAME, which is made where there is none.
+        public: whether it is made public.
+        replace: delete whatever else the repository has, but its license.
 
     Raises:
-        ConfigError: a name that is none, or the hub refuses or cannot be reached.
+        ConfigError: a name that is none, the repository has files of other kinds and `replace` is
+            false, or the hub refuses or cannot be reached.
     """
     from huggingface_hub import HfApi  # noqa: PLC0415  (slow)
 
@@ -103,17 +103,29 @@ def send(found: Parcel, repo: str, *, public: bool) -> str:
     api = HfApi()
     try:
         api.create_repo(repo, private=not public, exist_ok=True)
+        sent = {path.name for path in found.files}
+        there = [name for name in api.list_repo_files(repo) if name not in sent]
+        deleted = [name for name in there if not _is_one(name, _KEPT)]
+        foreign = [name for name in deleted if not _is_one(name, _WRITTEN)]
+        if foreign and not replace:
+            raise ConfigError(
+                f"REPO = {repo!r}: has {len(foreign)} files that fedsim does not write, such as "
+                f"{foreign[0]!r}, which may be another model's; give another repository, or "
+                "--replace to delete them"
+            )
         commit = api.upload_folder(
             repo_id=repo,
             folder_path=found.folder,
             allow_patterns=[path.name for path in found.files],
-            delete_patterns=list(_REPLACED),
+            delete_patterns=[glob.escape(name) for name in deleted],
             commit_message="A model trained by fedsim, with its promise",
         )
+    except ConfigError:
+        raise
     except Exception as error:  # the client and what it builds on have errors of many kinds
         reason = " ".join(str(error).split())[:300]
         raise ConfigError(
             f"REPO = {repo!r}: the hub cannot be reached or refuses: {reason}; log in with "
             "`hf auth login`, or set HF_ENDPOINT"
         ) from error
-    return str(commit.commit_url)
+    return str(commit.commit_url), deleted

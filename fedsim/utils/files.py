@@ -44,15 +44,19 @@ def hub_folder(name: str, file: str) -> Path | None:
             does not say.
     """
     from huggingface_hub import _CACHED_NO_EXIST, try_to_load_from_cache  # noqa: PLC0415  (slow)
+    from huggingface_hub.errors import HFValidationError  # noqa: PLC0415
     from transformers.utils.hub import cached_file  # noqa: PLC0415
 
     if not _HUB_ID.fullmatch(name):
         return None
     found = None
-    with suppress(OSError):
-        found = cached_file(name, file, _raise_exceptions_for_missing_entries=False)
-    if found is None and try_to_load_from_cache(name, file) is not _CACHED_NO_EXIST:
-        raise LookupError(f"{name}: no hub was reached")
+    try:
+        with suppress(OSError):
+            found = cached_file(name, file, _raise_exceptions_for_missing_entries=False)
+        if found is None and try_to_load_from_cache(name, file) is not _CACHED_NO_EXIST:
+            raise LookupError(f"{name}: no hub was reached")
+    except HFValidationError:  # such as "a--b"
+        return None
     return None if found is None else Path(found).parent
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import os
 import platform
 import re
@@ -167,12 +168,27 @@ def machine() -> dict[str, Any]:
 
 
 def computes_on(device: torch.device) -> str:
-    """Return what decides how a device rounds: its kind and the version of torch."""
+    """Return what decides how a device rounds: its kind, its libraries, a processor's threads."""
     import torch  # noqa: PLC0415 (processes without torch ask for their peak)
 
-    on_gpu = device.type == "cuda"
-    name = torch.cuda.get_device_name(device) if on_gpu else _processor()
-    return f"{name}, torch {torch.__version__}"
+    libraries = f"torch {torch.__version__}, transformers {version('transformers')}"
+    if device.type == "cuda":
+        found = torch.cuda.get_device_properties(device)
+        size = f"{found.total_memory} bytes, CUDA {torch.version.cuda}"
+        return f"{found.name}, {found.major}.{found.minor}, {size}, {libraries}"
+    vectors = torch.backends.cpu.get_cpu_capability()
+    threads = f"{vectors} ({_instructions()}), {torch.get_num_threads()} threads"
+    return f"{_processor()}, {threads}, {libraries}"
+
+
+def _instructions() -> str:
+    """Return a digest of what Linux tells of the first processor's kind and instructions."""
+    if not _CPUINFO.exists():
+        return "unknown"
+    first = _CPUINFO.read_text(encoding="utf-8", errors="replace").split("\n\n")[0]
+    kinds = ("flags", "Features", "model", "CPU part", "CPU implementer", "CPU variant")
+    lines = [line for line in first.splitlines() if line.partition(":")[0].strip() in kinds]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:8]
 
 
 def _processor() -> str:

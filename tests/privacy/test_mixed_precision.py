@@ -13,15 +13,19 @@ import numpy as np
 import pytest
 import torch
 from torch.overrides import TorchFunctionMode
+from transformers import GPT2Config, GPT2LMHeadModel
 
 import fedsim
 from fedsim.clients import app
-from fedsim.clients.engine_choice import choose_engine
+from fedsim.clients.engine_choice import Auto, choose_engine
 from fedsim.clients.engines.loop import loop
+from fedsim.clients.engines.per_example import chunks
 from fedsim.clients.engines.per_example.batched import BatchedEngine
 from fedsim.clients.engines.per_example.capture import OpenModel
 from fedsim.clients.engines.per_example.ghost import Ghost
 from fedsim.clients.models.mixed_precision import MixedPrecision, in_precision
+from fedsim.clients.models.tokenizers import word_tokenizer
+from fedsim.clients.models.transformers_model import TransformersModel
 from fedsim.clients.tasks.fedavg import LocalSGD
 from fedsim.clients.tasks.fedsgd import AveragedGradient
 from fedsim.clipping import Clip, FlatClip, NoClip
@@ -196,11 +200,65 @@ def test_in_bfloat16_a_newcomer_who_shifts_everybody_moves_the_others_by_what_is
     assert rest <= UNPROVED * len(units) * BOUND
 
 
-def test_in_bfloat16_engines_without_fixed_passes_are_refused() -> None:
-    for engine in ("ghost", "vmap"):
+@pytest.mark.parametrize("others", [4, 132])
+def test_in_bfloat16_nobody_moves_the_others_of_a_wide_network(others: int) -> None:
+    """Where passes of several sizes, in which one text had the same bits, moved them by 16 to 1092
+    shares on one processor: few of many numbers are rounded otherwise, and none of that text's.
+    """
+    torch.manual_seed(3)
+    config = GPT2Config(
+        vocab_size=500, n_positions=64, n_embd=256, n_layer=1, n_head=4, resid_pdrop=0.0,
+        embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    config._attn_implementation = "eager"
+    exact = TransformersModel(
+        GPT2LMHeadModel(config),
+        word_tokenizer(500),
+        ModelConfig(),
+        origin="",
+        sequence_length=64,
+        device=DEVICE,
+    )
+    model = in_precision(exact, "bfloat16")
+    source = torch.Generator().manual_seed(2)
+    parameters = {
+        name: (value + 0.02 * torch.randn(value.shape, generator=source)).to(DEVICE)
+        for name, value in exact.initial_parameters().items()
+    }
+    for seed in range(3):
+        source.manual_seed(seed)
+        texts = torch.randint(0, 500, (others + 1, 1, 32), generator=source)
+        units = [
+            Unit(key, text, torch.tensor([32]), weight=float(key > 0))
+            for key, text in enumerate(texts)
+        ]
+        task = GivenUnits(cast(OpenModel, model), units)
+        engine = choose_engine("auto", task, model, 32.0)
+        assert isinstance(engine, Auto)
+        with_it = engine(task, parameters, task.keys, CLIP, 0).values
+        without = engine(task, parameters, task.keys[1:], CLIP, 0).values
+        moved = l2_norm({name: with_it[name] - without[name] for name in without})
+        assert moved <= UNPROVED * others * BOUND
+
+
+def test_in_bfloat16_no_engine_is_named() -> None:
+    for engine in ("ghost", "vmap", "materialised"):
         with pytest.raises(ConfigError, match="would move with the units that share"):
             parse_config({"executor": {"engine": engine, "precision": "bfloat16"}})
-    parse_config({"executor": {"engine": "materialised", "precision": "bfloat16"}})
+    parse_config({"executor": {"engine": "loop", "precision": "bfloat16"}})
+
+
+def test_in_bfloat16_free_memory_decides_nothing(
+    mixed: Materials, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers have not the same free, and who else is there decides which of them computes whom."""
+
+    def refused(_device: torch.device) -> int:
+        raise AssertionError("asked what is free")
+
+    monkeypatch.setattr(chunks, "memory_budget", refused)
+    task = task_of(mixed, averages=True)
+    choose_engine("auto", task, mixed.model, 96.0)(task, start(mixed), USERS, CLIP, 0)
 
 
 @pytest.mark.parametrize(

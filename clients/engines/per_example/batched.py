@@ -40,10 +40,6 @@ from fedsim.utils.machine import keep_freed_memory
 log = logging.getLogger(__name__)
 
 
-class _Again(Exception):  # noqa: N818 (no fault)
-    """From now on passes have other sizes, in which other rows may have the same bits."""
-
-
 class Buffers:
     """Tensors reused from chunk to chunk, since fresh pages cost more than the products."""
 
@@ -129,15 +125,13 @@ class BatchedEngine:
                 self._limits = self._verify(parameters, made_up_unit(self._model))
             if non_empty and self._steepness.too_large(parameters):
                 return self._by_loop(task, parameters, keys, clip, round)
-            together, alone = self._by_bits(non_empty, parameters)
+            together, alone = self._by_bits(non_empty)
             self._add_all(total, chunks.in_order(together, self._row_tokens), add_alone)
             for unit in alone:
                 add_alone(unit)
             return total.result()
         except CannotTell:
             return self._by_loop(task, parameters, keys, clip, round)
-        except _Again:
-            return self(task, parameters, keys, clip, round)
         except NotCovered as reason:
             log.warning("%s: no layer rule for %s; computing by loop", self._model.name, reason)
             self._refused = True
@@ -180,25 +174,20 @@ class BatchedEngine:
         return limits
 
     def _fix_sizes(self, limits: chunks.Limits) -> None:
-        """Let passes have those numbers of rows alone that give a row the same bits."""
+        """Let all passes of rows of one length have one size: the fewer lengths, the better."""
         self._row_bits = RowBits(self._model, self._layers, limits.tokens)
-        self._shape = replace(self._shape, sizes=self._row_bits.sizes)
+        self._shape = replace(self._shape, sizes=self._row_bits.sizes, steps=1)
 
-    def _by_bits(self, units: list[Unit], parameters: Tensors) -> tuple[list[Unit], list[Unit]]:
+    def _by_bits(self, units: list[Unit]) -> tuple[list[Unit], list[Unit]]:
         """Return the units that may share passes, and the others: by their own lengths alone."""
         if self._row_bits is None:
             return units, []
-        lengths = [{self._shape.padded(size) for size in unit.lengths.tolist()} for unit in units]
         together: list[Unit] = []
         alone: list[Unit] = []
-        try:
-            for unit, own in zip(units, lengths, strict=True):
-                held = [self._row_bits.hold(length, parameters) for length in sorted(own)]
-                (together if all(held) else alone).append(unit)
-        except torch.OutOfMemoryError:
-            if self._limits is None or self._limits.smallest:
-                raise
-            self._make_room(len(units))
+        for unit in units:
+            lengths = {self._shape.padded(size) for size in unit.lengths.tolist()}
+            held = [self._row_bits.hold(length) for length in lengths]
+            (together if all(held) else alone).append(unit)
         return together, alone
 
     def _add_all(
@@ -227,7 +216,8 @@ class BatchedEngine:
         try:
             return _add(total, units, *self._gradients(total.parameters, units))
         except torch.OutOfMemoryError:
-            if self._limits is None or self._limits.smallest:
+            fixed = self._row_bits is not None  # a pass that does not fit will not fit again
+            if self._limits is None or self._limits.smallest or (fixed and self._limits.units == 1):
                 raise
             return None
 
@@ -243,9 +233,6 @@ class BatchedEngine:
             num_units,
             self._limits.tokens,
         )
-        if self._row_bits is not None:
-            self._fix_sizes(self._limits)
-            raise _Again
 
     def _gradients(self, parameters: Tensors, units: list[Unit]) -> tuple[Gradients, torch.Tensor]:
         assert self._limits is not None  # noqa: S101 (set before the first chunk)

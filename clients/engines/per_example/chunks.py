@@ -65,6 +65,13 @@ def memory_budget(device: torch.device) -> int:
     return int(GPU_SHARE * (free + cached))
 
 
+def public_budget(device: torch.device, share: float) -> int:
+    """Return the bytes that a chunk may take of a share of `device`, whatever is free of it."""
+    if device.type != "cuda":
+        return CPU_BYTES
+    return int(GPU_SHARE * share * torch.cuda.get_device_properties(device).total_memory)
+
+
 def limits_within(
     num_bytes: int, bytes_per_unit: int, bytes_per_token: int, device: torch.device
 ) -> Limits:

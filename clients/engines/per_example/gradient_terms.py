@@ -459,7 +459,8 @@ def _spread(names: Sequence[str], count: int, start: float) -> Sequence[str]:
 
 def _norms(vectors: torch.Tensor) -> torch.Tensor:
     """Return the norms at all positions, (sequences, positions) float64."""
-    norms: torch.Tensor = torch.linalg.vector_norm(vectors, dim=-1).double()
+    wide = torch.promote_types(vectors.dtype, torch.float32)
+    norms: torch.Tensor = torch.linalg.vector_norm(vectors, dim=-1, dtype=wide).double()
     return norms
 
 

@@ -121,7 +121,7 @@ class MergeUsers(Step):
 
 
 def _from_csv(path: Path) -> list[tuple[Any, Any]]:
-    with path.open(encoding="utf-8", newline="") as file:
+    with path.open(encoding="utf-8-sig", newline="") as file:
         rows = csv.DictReader(file, strict=True)
         if rows.fieldnames is None or not {"alias", "person"} <= set(rows.fieldnames):
             raise ValueError("wanted: a CSV with the columns alias and person, or a .json")

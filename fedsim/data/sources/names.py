@@ -16,8 +16,9 @@ import numpy as np
 
 from fedsim.errors import ConfigError
 
-# Of Python a list, a tuple or a set; of a database an array.
-_PRINTED = re.compile(r"\[.*\]|\{.*\}|\(.*\)|(frozen)?set\(.*\)", re.DOTALL)
+# Of Python a list, a tuple or a set, of numpy or R an array, of a database an array.
+_PRINTED = re.compile(r"[\w.]*(\[.*\]|\{.*\}|\(.*\))", re.DOTALL)
+_QUOTED = re.compile(r"(['\"]).*\1", re.DOTALL)
 _EXACT_IN_A_LIST = 2.0**24  # lists of numbers can be of float32, and users beside them of more bits
 
 
@@ -74,12 +75,13 @@ def owner_names(value: object, field: str, separator: str | None) -> tuple[str, 
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return None
     if isinstance(value, str) and separator is not None:
-        if _PRINTED.fullmatch(value.strip()):
+        parts: Sequence[str] = value.split(separator) if value.strip() else []
+        quoted = any(_QUOTED.fullmatch(part.strip()) for part in parts)
+        if quoted or _PRINTED.fullmatch(value.strip()):
             raise ConfigError(
-                f"{field}: holds strings in brackets, as a program prints a list; wanted: lists of "
-                f"names, or names alone with {separator!r} between them"
+                f"{field}: holds strings in brackets or names in quotes, as a program prints a "
+                f"list; wanted: lists of names, or names alone with {separator!r} between them"
             )
-        parts: Sequence[object] = value.split(separator) if value.strip() else []
     elif isinstance(value, (list, tuple)):
         parts = value
     else:

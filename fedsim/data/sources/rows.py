@@ -176,12 +176,14 @@ def _csv_batches(spec: SourceSpec, needed: Mapping[str, str], files: list[Path])
         lines = _csv_rows(path)
         columns = next(lines, [])
         _check_columns(needed, columns)
+        if twice := next((name for name in needed if columns.count(name) > 1), None):
+            raise ConfigError(
+                f"data.{needed[twice]} = {twice!r}: {path.name} has {columns.count(twice)} columns "
+                "of this name; rename all but one"
+            )
         places = {name: columns.index(name) for name in needed}
         while rows := list(islice(lines, _BATCH)):
-            batch = {
-                name: [row[place] or None if place < len(row) else None for row in rows]
-                for name, place in places.items()
-            }
+            batch = {name: [row[place] or None for row in rows] for name, place in places.items()}
             texts = batch[spec.text_column] if spec.kind == "text" else ["text"]
             only_numbers = only_numbers and all(map(_is_number, filter(None, texts)))
             any_text = any_text or any(texts)
@@ -197,8 +199,8 @@ def _csv_rows(path: Path) -> Iterator[list[str]]:
     cell beside it: for the name of another user. Pandas cuts such a row where it is given columns.
 
     Raises:
-        ValueError: a row with more cells than the header, or quotes that do not end where a cell
-            ends. The message holds no text.
+        ValueError: a row with more cells than the header or fewer (as of a text with a line break),
+            or quotes that do not end where a cell ends. The message holds no text.
     """
     csv.field_size_limit(sys.maxsize)  # a text can be a book
     width = None
@@ -207,11 +209,11 @@ def _csv_rows(path: Path) -> Iterator[list[str]]:
         try:
             for row in filter(None, reader):
                 width = len(row) if width is None else width
-                if len(row) > width:
+                if len(row) != width:
                     raise ValueError(
                         f"{path.name}: line {reader.line_num} has {len(row)} cells, and the header "
-                        f"{width}; put texts with commas between quotes, and write a quote in them "
-                        "twice"
+                        f"{width}; put texts with commas or line breaks between quotes, write a "
+                        "quote in them twice, and write empty cells too"
                     )
                 yield row
         except csv.Error as error:

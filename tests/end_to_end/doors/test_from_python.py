@@ -18,6 +18,7 @@ from flwr_datasets.partitioner import DirichletPartitioner, NaturalIdPartitioner
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import fedsim
+from fedsim.accounting import GIVEN
 from fedsim.accounting.earlier_training import earlier_training
 from fedsim.accounting.promise import verify
 from fedsim.config import parse_config
@@ -250,6 +251,33 @@ def test_the_promise_of_a_start_stays_with_what_is_made_of_it(
 def origin_of(start: str) -> str:
     """Return what a report would say of this starting point."""
     return " ".join(earlier_training(start))
+
+
+def test_what_a_start_has_behind_it_is_found_by_its_files(
+    finished: fedsim.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, statement = finished.path / "model", finished.report.privacy.statement
+    links = tmp_path / "links"
+    links.mkdir()
+    for file in model.iterdir():
+        if file.name != "privacy.json":
+            (links / file.name).symlink_to(file)
+    assert statement in origin_of(str(links))
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(model, "tiny-gpt")
+    assert origin_of("tiny-gpt") == ""  # the name is the built-in one's
+    assert origin_of("a--b/c") == ""  # which no hub can have
+    Path("noted").mkdir()
+    for note, said in (("{", "is not known"), ('{"opened": "x", "changed": true', "is not known")):
+        (Path("noted") / GIVEN).write_text(note)
+        assert said in origin_of("noted")
+    old = {"opened": "x", "changed": True, "promise": None, "unfinished": False, "given": None}
+    (Path("noted") / GIVEN).write_text(json.dumps(old))
+    assert "opened from 'x', and not what is there" in origin_of("noted")
+    monkeypatch.setattr("fedsim.accounting.earlier_training.names", lambda _kind: ["theirs"])
+    assert origin_of("theirs") == (
+        "'theirs' is a plug-in's: fedsim does not know what it was trained on."
+    )
 
 
 def users_of(config: fedsim.Config) -> list[str | None]:

@@ -109,7 +109,7 @@ class _Hub(http.server.BaseHTTPRequestHandler):
         self._say(200 if answer else 404, answer or {"error": "no such place"})
 
     def do_GET(self) -> None:
-        there = ("README.md", "model.safetensors", "pytorch_model.bin", "LICENSE")
+        there = ("README.md", "model.safetensors", "LICENSE", "data/x.safetensors", "old [1].ckpt")
         if "/tree/" in self.path:
             self._say(200, [{"type": "file", "path": n, "oid": "0", "size": 1} for n in there])
         else:
@@ -141,6 +141,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, bytes]]]:
     ):
         monkeypatch.setattr(place, address)
     monkeypatch.setenv("HF_TOKEN", "hf_made_up")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     yield seen
     server.shutdown()
     server.server_close()
@@ -148,8 +149,12 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, bytes]]]:
 
 def test_those_files_and_no_other_are_sent(finished: Path, hub: list[tuple[str, bytes]]) -> None:
     done = fedsim("push", finished, "me/mine")
+    assert done.returncode == 2
+    assert "has 2 files that fedsim does not write, such as 'data/x.safetensors'" in done.stderr
+    assert not [body for path, body in hub if path.endswith("/commit/main")]
+    done = fedsim("push", finished, "me/mine", "--replace")
     assert done.returncode == 0, done.stderr
-    assert "https://huggingface.co/me/mine/commit/1" in done.stdout
+    assert "https://huggingface.co/me/mine/commit/1; deleted there: model.sa" in done.stdout
     created = json.loads(next(body for path, body in hub if path == "/api/repos/create"))
     assert created["name"] == "mine"
     assert created.get("visibility") == "private"
@@ -159,7 +164,7 @@ def test_those_files_and_no_other_are_sent(finished: Path, hub: list[tuple[str, 
     assert names == {path.name for path in (finished / "adapter").iterdir()}
     # What another model left there would be opened beside the new card.
     gone = {line["value"]["path"] for line in sent if line["key"] == "deletedFile"}
-    assert gone == {"model.safetensors", "pytorch_model.bin"}
+    assert gone == {"model.safetensors", "data/x.safetensors", "old [1].ckpt"}
 
 
 def test_a_hub_that_is_not_there_is_one_sentence(

@@ -222,13 +222,17 @@ def test_a_number_has_one_name_whatever_its_type(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "cell",
-    [" ['bob', 'cy'] ", "('bob', 'cy')", "{'bob', 'cy'}", "frozenset({'bob'})", "{}", "set()"],
+    [
+        *(" ['bob', 'cy'] ", "('bob', 'cy')", "{'bob', 'cy'}", "frozenset({'bob'})", "{}", "set()"),
+        *("array(['bob', 'cy'], dtype=object)", "WrappedArray(bob, cy)", "'bob', 'cy'", "'bob'"),
+        'c(""bob"", ""cy"")',
+    ],
 )
 def test_a_list_that_was_printed_is_no_list(cell: str, tmp_path: Path) -> None:
     """By Python, or by a database: of "{bob,cy}" the names would be "{bob" and "cy}"."""
     path = tmp_path / "rows.csv"
     path.write_text(f'who,said,owners\nann,a,"{cell}"\n')
-    with pytest.raises(ConfigError, match=r"'owners': holds strings in brackets, .* with ',' betw"):
+    with pytest.raises(ConfigError, match=r"'owners': holds strings in brackets .* with ',' betw"):
         list(owned_records(_config(path, owners_separator=",")))
 
 

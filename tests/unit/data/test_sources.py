@@ -154,14 +154,14 @@ def test_a_number_in_a_csv_keeps_its_zeros(tmp_path: Path) -> None:
 
 
 def test_a_csv_is_read_as_it_is_written(tmp_path: Path) -> None:
-    """A mark of the encoding, empty lines, a missing cell, doubled quotes, a text like a book."""
+    """A mark of the encoding, empty lines, empty cells, doubled quotes, a text like a book."""
     book = "word, " * 30_000
     lines = [
         "",
         "speaker,text,more",
         "",
         'ann,"a ""b"", c\r\nd",',
-        "bob",
+        "bob,,",
         f'cy,"{book}",x',
         'dan,"",y',
     ]
@@ -176,6 +176,7 @@ def test_a_csv_is_read_as_it_is_written(tmp_path: Path) -> None:
         "thanks,bob,ann",  # a comma, and no quotes around the text
         '"she said \\"no\\",bob,and left",ann',  # quotes as Spark writes them
         '"ends with a quote \\""\ngood day,bob\n"hello",cat',  # one of which takes two rows in
+        "a secret\nmy doctor is,ann",  # a line break, and no quotes around the text
     ],
 )
 def test_no_text_becomes_the_name_of_a_user(line: str, tmp_path: Path) -> None:
@@ -184,7 +185,16 @@ def test_no_text_becomes_the_name_of_a_user(line: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"rows\.csv: line \d.* twice") as caught:
         list(records(_config(path)))
     assert "she" not in str(caught.value)
+    assert "secret" not in str(caught.value)
     assert "bob" not in str(caught.value)
+
+
+def test_a_column_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+    """Which of two is read would decide who is protected."""
+    path = tmp_path / "rows.csv"
+    path.write_text("text,speaker,speaker\nhello,ann,bob\n")
+    with pytest.raises(ConfigError, match=r"data\.user_column = 'speaker': .* has 2 columns"):
+        list(records(_config(path)))
 
 
 def test_integers_and_strings_in_one_json_column_are_the_same_user(tmp_path: Path) -> None:

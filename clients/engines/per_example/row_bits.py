@@ -22,7 +22,7 @@ from fedsim.language_model import made_up_text
 
 log = logging.getLogger(__name__)
 
-_MOST_TOKENS = 32768  # of a pass: more was no faster on an H100, and all passes are filled
+_MOST_TOKENS = 32768  # of a pass: enough for an H100, and all passes are filled
 _TEXTS = 4  # of the trial
 # In place of parameters that are zero, as of adapters half are at first: the gradients of the other
 # half would be zero too, and no order of summation would show.

@@ -11,6 +11,7 @@ import resource
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
@@ -181,6 +182,7 @@ def computes_on(device: torch.device) -> str:
     return f"{_processor()}, {threads}, {libraries}"
 
 
+@cache  # a machine of many cores tells much of them
 def _instructions() -> str:
     """Return a digest of what Linux tells of the first processor's kind and instructions."""
     if not _CPUINFO.exists():

@@ -21,6 +21,10 @@ class AlignedLinear(nn.Linear):
             return self.padded(input, torch.get_autocast_dtype("cuda"))
         return super().forward(input)
 
+    def _get_name(self) -> str:
+        # As torch prints it: a run's draws go by the printed layers, and this is the same layer.
+        return "Linear"
+
     def padded(self, input: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:  # noqa: A002
         """Return the outputs as a part of more, of weights in another type."""
         missing = -self.out_features % _NUMBERS

@@ -95,7 +95,9 @@ def test_words_are_scored_as_before_beside_some_more(size: int) -> None:
     torch.manual_seed(0)
     config = GPT2Config(vocab_size=size, n_embd=8, n_layer=1, n_head=2, bos_token_id=1)
     network = GPT2LMHeadModel(config)
+    printed = str(network)
     align_words(network)
+    assert str(network) == printed  # by which a run's seed of coins and noise is made
     words = network.lm_head
     assert type(words) is AlignedLinear
     assert words.weight is network.transformer.wte.weight

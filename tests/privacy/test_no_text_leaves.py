@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import small_config
 from tests.helpers.commands import Done, fedsim
+from tests.helpers.light import light_config
 
 WORD, NAME = "qvoxmarker", "zyxperson"
 NUM_USERS = 16
@@ -33,7 +33,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("marked")
     (folder / "rows.jsonl").write_text(as_lines(rows()), encoding="utf-8")
     for name in ("uls", "els"):
-        config = small_config(
+        config = light_config(
             folder / "rows.jsonl",
             data={"held_out_users": 0.4},
             strategy={"name": name, "rounds": 2, "batch_size": 6 if name == "els" else None}

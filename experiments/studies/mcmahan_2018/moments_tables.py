@@ -95,7 +95,7 @@ TABLE_2 = (
 )
 
 
-QUICK_ROUNDS = 1_000
+QUICK_ROUNDS = 100
 TERMS = (
     f"δ = K^-{DELTA_EXPONENT:g} (Table 1) or {TABLE_2_DELTA:g} (Table 2); unit: user; "
     "neighbouring relation: add-or-remove-one user; sampler: Poisson sampling of users, q = C̃/K; "

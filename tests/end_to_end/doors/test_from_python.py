@@ -21,12 +21,13 @@ import fedsim
 from fedsim.accounting import GIVEN
 from fedsim.accounting.earlier_training import earlier_training
 from fedsim.accounting.promise import verify
-from fedsim.config import parse_config
+from fedsim.config import Config, parse_config
 from fedsim.data.reading import records
 from fedsim.errors import ConfigError
 from fedsim.report.schema import load_metrics
 from fedsim.runner.given import with_given
 from tests.conftest import small_config
+from tests.helpers.light import light_config
 
 
 def rows_of(speeches: Path) -> list[dict[str, str]]:
@@ -35,7 +36,16 @@ def rows_of(speeches: Path) -> list[dict[str, str]]:
 
 def settings(**data: object) -> dict[str, Any]:
     """A config as people write it in a notebook."""
-    raw = small_config(Path("unused")).model_dump(exclude_none=True)
+    return written(small_config(Path("unused")), data)
+
+
+def light(speeches: Path, **data: object) -> dict[str, Any]:
+    """The same on a network of one layer, for what is run."""
+    return written(light_config(speeches), data)
+
+
+def written(config: Config, data: dict[str, object]) -> dict[str, Any]:
+    raw = config.model_dump(exclude_none=True)
     del raw["data"]["source"]
     raw["data"] |= data
     return dict(raw)
@@ -44,7 +54,7 @@ def settings(**data: object) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def finished(speeches: Path, tmp_path_factory: pytest.TempPathFactory) -> fedsim.Run:
     rows = datasets.Dataset.from_list(rows_of(speeches))
-    return fedsim.run(settings(), tmp_path_factory.mktemp("python") / "run", data=rows)
+    return fedsim.run(light(speeches), tmp_path_factory.mktemp("python") / "run", data=rows)
 
 
 def test_what_comes_back_is_the_run(finished: fedsim.Run, tmp_path: Path) -> None:
@@ -74,17 +84,17 @@ def test_however_it_is_given_it_is_the_same_run(
     kind: str, finished: fedsim.Run, speeches: Path, tmp_path: Path
 ) -> None:
     rows = rows_of(speeches)
-    config: Any = settings()
+    config: Any = light(speeches)
     data: Any = rows
     if kind == "dataset":
         data = datasets.Dataset.from_list(rows)
     elif kind == "frame":
         data = pandas.DataFrame(rows)
     elif kind == "config":
-        config = small_config(Path("unused"))
+        config = light_config(speeches)
     elif kind == "file":
         config = tmp_path / "config.toml"
-        config.write_text(small_config(Path("unused")).to_toml(), encoding="utf-8")
+        config.write_text(light_config(speeches).to_toml(), encoding="utf-8")
     run = fedsim.run(config, tmp_path / "run", data=data)
     assert run.statement == finished.statement
     assert run.report.data.users == finished.report.data.users
@@ -96,7 +106,7 @@ def test_a_new_folder_each_time(
     speeches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    config = small_config(speeches, strategy={"rounds": 1})
+    config = light_config(speeches, strategy={"rounds": 1})
     paths = [fedsim.run(config).path for _ in range(2)]
     assert paths == [Path("runs/run-001"), Path("runs/run-002")]
 
@@ -106,7 +116,7 @@ def test_a_network_that_one_holds(finished: fedsim.Run, speeches: Path, tmp_path
     held = AutoModelForCausalLM.from_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     before = {name: value.clone() for name, value in held.state_dict().items()}
-    config = settings(source=str(speeches))
+    config = light(speeches, source=str(speeches))
     config["model"] = {"trainable": "ln_"}
     run = fedsim.run(config, tmp_path / "given", model=held, tokenizer=tokenizer)
     config["model"]["name_or_path"] = str(folder)
@@ -127,7 +137,7 @@ def test_a_network_that_was_changed_since_has_no_promise_but_that_of_its_start(
     statement = finished.report.privacy.statement
 
     def given(held: Any, name: str) -> str:  # noqa: ANN401  (a network of transformers)
-        config = settings(source=str(speeches))
+        config = light(speeches, source=str(speeches))
         config["model"] = {"trainable": "ln_"}
         run = fedsim.run(config, tmp_path / name, model=held, tokenizer=tokenizer)
         return (run.path / "model" / "README.md").read_text(encoding="utf-8")
@@ -163,7 +173,7 @@ def test_a_promise_on_the_hub_goes_with_what_is_opened_from_there(
     for module in ("huggingface_hub.constants", "transformers.utils.hub"):
         monkeypatch.setattr(f"{module}.HF_HUB_CACHE", str(hub), raising=False)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    config = settings(source=str(speeches))
+    config = light(speeches, source=str(speeches))
     config["model"] = {"trainable": "ln_", "name_or_path": "org/x"}
     named = fedsim.run(config, tmp_path / "named")
     held = AutoModelForCausalLM.from_pretrained("org/x")
@@ -197,7 +207,7 @@ def test_a_hub_that_is_not_reached_may_have_a_promise(
     assert sentence in origin_of("org/x")
     held = AutoModelForCausalLM.from_pretrained("org/x")
     tokenizer = AutoTokenizer.from_pretrained("org/x")
-    raw = settings(source=str(speeches)) | {"model": {"trainable": "ln_"}}
+    raw = light(speeches, source=str(speeches)) | {"model": {"trainable": "ln_"}}
     assert sentence in origin_of(
         with_given(raw, model=held, tokenizer=tokenizer).model.name_or_path
     )
@@ -226,7 +236,7 @@ def test_an_unfinished_run_is_no_start_of_unknown_text(
         with torch.no_grad():
             next(held.parameters()).add_(change)
         tokenizer = AutoTokenizer.from_pretrained(start)
-        raw = settings(source=str(speeches)) | {"model": {"trainable": "ln_"}}
+        raw = light(speeches, source=str(speeches)) | {"model": {"trainable": "ln_"}}
         start = with_given(raw, model=held, tokenizer=tokenizer).model.name_or_path
         given.append(origin_of(start))
     assert all(f"'model' {sentence}" in said for said in given)
@@ -243,7 +253,7 @@ def test_the_promise_of_a_start_stays_with_what_is_made_of_it(
         with torch.no_grad():
             next(held.parameters()).add_(1e-3)
         tokenizer = AutoTokenizer.from_pretrained(start)
-        raw = settings(source=str(speeches)) | {"model": {"trainable": "ln_"}}
+        raw = light(speeches, source=str(speeches)) | {"model": {"trainable": "ln_"}}
         start = with_given(raw, model=held, tokenizer=tokenizer).model.name_or_path
         assert statement in origin_of(start)
 
@@ -296,7 +306,7 @@ def test_partitions_of_flower_datasets_are_users_by_their_own_names(
         named.append(sorted(map(str, users_of(with_given(settings(), data=natural)))))
     assert named[0] == sorted(row["author"] for row in rows)
     assert named[1] == ["aa-new", *named[0]]
-    run = fedsim.run(settings(), tmp_path / "run", data=natural)
+    run = fedsim.run(light(speeches), tmp_path / "run", data=natural)
     assert run.report.data.users == 25
     assert not any("Hypothetical" in text for text in run.report.privacy.assumptions)
 
@@ -308,7 +318,7 @@ def test_users_that_a_partitioner_makes_up_are_called_hypothetical(
         num_partitions=9, partition_by="author", alpha=0.5, min_partition_size=1
     )
     drawn.dataset = datasets.Dataset.from_list(rows_of(speeches))
-    run = fedsim.run(settings(), tmp_path / "run", data=drawn)
+    run = fedsim.run(light(speeches), tmp_path / "run", data=drawn)
     assert run.report.data.users == 9
     card = (run.path / "model" / "README.md").read_text(encoding="utf-8")
     assert "Hypothetical users: they are partitions that a DirichletPartitioner made" in card
@@ -316,8 +326,8 @@ def test_users_that_a_partitioner_makes_up_are_called_hypothetical(
     assert verify(run.path / "model")["unit"] == "hypothetical user"
     caption = str(load_metrics(run.path)[-1].epsilon_terms)
     assert "for one hypothetical user, " in caption
-    raw = settings()
-    del raw["model"]["pretraining_steps"]
+    raw = light(speeches)
+    raw["model"] = {"trainable": "ln_"}
     again = fedsim.run(
         raw, tmp_path / "again", data=drawn, model=run.model, tokenizer=run.tokenizer
     )
@@ -432,5 +442,5 @@ def test_what_cannot_be_read_is_named(finished: fedsim.Run, speeches: Path, tmp_
     ]
     for given, message in wrong:
         with pytest.raises(ConfigError, match=message):
-            fedsim.run(**{"config": settings(), "out": tmp_path / "run", **given})
+            fedsim.run(**{"config": light(speeches), "out": tmp_path / "run", **given})
     assert not (tmp_path / "run").exists()

@@ -164,7 +164,7 @@ def test_the_noise_variance(finished: dict[str, Path]) -> None:
 
 def test_the_moments_tables(finished: dict[str, Path]) -> None:
     rows = read(finished["moments-tables"] / "table.csv")
-    assert len(rows) == 6 * 4 + 6
+    assert len(rows) == 6 * 3 + 6
     for row in rows:
         places = len(row["printed"].partition(".")[2])
         assert f"{float(row['moments']):.{places}f}" == row["printed"]

@@ -20,8 +20,8 @@ from fedsim.language_model import LanguageModel
 from fedsim.materials import Materials, load_materials, load_model
 from fedsim.strategy import build_plan
 from fedsim.tensors import Tensors
-from tests.conftest import small_config
 from tests.helpers.commands import fedsim_json
+from tests.helpers.light import light_config
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def test_other_rules_score_nothing(fresh: Materials, monkeypatch: pytest.MonkeyP
 
 def test_example_level_sampling_pools_by_perplexity_and_refuses_chunks(speeches: Path) -> None:
     strategy = {"name": "els", "cohort_size": None, "batch_size": 4, "group_size": 1}
-    config = small_config(speeches, strategy={**strategy, "selection": "highest-perplexity"})
+    config = light_config(speeches, strategy={**strategy, "selection": "highest-perplexity"})
     materials = load_materials(config.seed, config.data, config.model, "cpu")
     plan = build_plan(config, materials)
     losses = losses_for(materials, "highest-perplexity")

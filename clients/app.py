@@ -41,7 +41,8 @@ def train(message: Message, context: Context) -> Message:
     with float32_products():
         total = engine(task, parameters, request.keys, clip, request.round)
     _on_device.check()
-    # In float32 a mean gradient is the same on any machine, but for rounding that the noise covers.
+    # In float32 a mean gradient is the same on any machine and by any engine that `Auto` may choose
+    # there, but for rounding that the noise covers.
     exact = task.averages_gradients and in_float32(materials.model) is materials.model
     computed_on = "" if exact else computes_on(materials.model.device)
     reply = ShardReply(request.shard, total, computed_on)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import re
+from functools import partial
 from typing import cast
 
 from torch import nn
 from transformers import PretrainedConfig
 
+from fedsim.clients.engines.clipped_sums import norm_error
 from fedsim.clients.engines.loop import loop
 from fedsim.clients.engines.per_example import chunks
 from fedsim.clients.engines.per_example.capture import NotCovered, OpenModel, find_layers
@@ -126,6 +128,10 @@ class Auto:
             device,
             reason,
         )
+        if name == "loop":
+            # A worker with more memory free may take another engine, and who else is there
+            # decides which worker computes a unit: all clip with the same margin.
+            return partial(loop, norm_error=norm_error(parameters))
         return _engine(name, self._model, self._gpu_share)
 
     def _vmap_refused(self, parameters: Tensors) -> str | None:

@@ -43,7 +43,7 @@ def _sentences(name_or_path: str, adapter: str | None) -> Iterator[str]:
             yield f"{shown!r} is a plug-in's: fedsim does not know what it was trained on."
             continue
         try:
-            folder = _folder(start)
+            folder = folder_of(start)
         except LookupError:
             yield _of_unknown(shown)
             continue
@@ -56,17 +56,12 @@ def _sentences(name_or_path: str, adapter: str | None) -> Iterator[str]:
                 earlier = {"statement": "it does not verify.", "assumptions": []}
             yield from _quoted(shown, earlier)
         elif (folder / GIVEN).exists():
-            try:
-                note = read_json(folder / GIVEN)
-            except ValueError:
-                yield f"What the weights of {shown!r} were trained on is not known."
-                continue
-            yield from _of_given(note)
+            yield from _of_note(shown, given_note(folder))
         elif is_unfinished(folder):
             yield _of_unfinished(shown)
 
 
-def _folder(start: str) -> Path:
+def folder_of(start: str) -> Path:
     """Return where the files of a starting point are: of a hub id, in the hub's cache.
 
     Raises:
@@ -84,6 +79,21 @@ def _folder(start: str) -> Path:
     return path
 
 
+def given_note(folder: Path) -> Any:  # noqa: ANN401  (whatever JSON can say)
+    """Return the note on weights that were given from Python, None if it cannot be read."""
+    try:
+        return read_json(folder / GIVEN)
+    except (OSError, ValueError):
+        return None
+
+
+def _of_note(shown: str, note: Any) -> list[str]:  # noqa: ANN401
+    try:
+        return list(_of_given(note))
+    except (AttributeError, KeyError, TypeError):  # cut off, or somebody else's
+        return [f"What the weights of {shown!r} were trained on is not known."]
+
+
 def _of_given(note: Mapping[str, Any]) -> Iterator[str]:
     """Yield what weights that were given from Python have behind them, by their note."""
     opened = note["opened"]
@@ -99,7 +109,7 @@ def _of_given(note: Mapping[str, Any]) -> Iterator[str]:
     if note["unfinished"]:
         yield _of_unfinished(opened)
     if note["given"] is not None:
-        yield from _of_given(note["given"])
+        yield from _of_note(opened, note["given"])
 
 
 def _of_unknown(shown: str) -> str:

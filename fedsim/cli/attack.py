@@ -71,10 +71,10 @@ def _show(report: AttackReport) -> None:
     console.print(
         "m: samples of a user. Last columns: true positive rate at that false positive rate."
     )
-    claimed = guarantee_text(report.privacy)
+    claimed = f"{guarantee_text(report.privacy)} ({terms_text(report.privacy)})"
     allowed = report.bound.auroc
     console.print(
-        f"Promised: {claimed} ({terms_text(report.privacy)}); it allows an AUROC of {allowed:.3f}."
+        f"Promised: {claimed}; it allows an AUROC of {allowed:.3f}."
         if allowed is not None
         else f"Promised: {claimed}. {report.bound.reason}",
         markup=False,

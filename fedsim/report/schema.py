@@ -137,6 +137,11 @@ class Privacy(Record):
     trade_off: TradeOffBound | None = None
     queries: Annotated[tuple[Query, ...], Field(strict=False)] = ()
 
+    @property
+    def promise(self) -> str:
+        """The statement, and what the start was trained on before, which it does not count."""
+        return " ".join([self.statement, *self.earlier_training])
+
     @model_validator(mode="after")
     def _an_epsilon_needs_its_terms(self) -> Self:
         if self.epsilon is None:

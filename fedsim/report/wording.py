@@ -38,8 +38,7 @@ def outcome_text(folder: Path, report: RunReport) -> str:
             f"Report: {folder / 'report.html'}",
         ]
     )
-    promise = " ".join([report.privacy.statement, *report.privacy.earlier_training])
-    return "\n".join([promise, utility, places])
+    return "\n".join([report.privacy.promise, utility, places])
 
 
 def epsilon_text(epsilon: float | None) -> str:
@@ -172,10 +171,11 @@ def terms_text(privacy: Privacy) -> str:
         return f"{NO_GUARANTEE.lower()} (sampler: {privacy.sampler})"
     hypothetical = "hypothetical " if privacy.hypothetical else ""
     noise = "" if privacy.noise == "none" else f"; {noise_terms(privacy.noise)}"
+    earlier = "; not counted: what the starting point was trained on before"
     return (
         f"{hypothetical}ε at δ = {delta_text(privacy.delta)}; unit: {privacy.unit}; "
         f"neighbouring relation: {privacy.relation}; sampler: {privacy.sampler}; "
-        f"accountant: {privacy.accountant}{noise}"
+        f"accountant: {privacy.accountant}{noise}{earlier if privacy.earlier_training else ''}"
     )
 
 

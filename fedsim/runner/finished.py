@@ -49,8 +49,8 @@ class Run(os.PathLike[str]):
 
     @property
     def statement(self) -> str:
-        """What is promised to whom, in words."""
-        return self.report.privacy.statement
+        """What is promised to whom, in words, and what of the start it does not count."""
+        return self.report.privacy.promise
 
     @property
     def epsilon(self) -> float | None:

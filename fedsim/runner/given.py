@@ -25,12 +25,12 @@ from uuid import UUID
 import numpy as np
 
 from fedsim.accounting import GIVEN, PROMISE, is_unfinished
+from fedsim.accounting.earlier_training import folder_of, given_note
 from fedsim.accounting.promise import verify
 from fedsim.config import Config, load_config, parse_config
 from fedsim.data.sources.names import user_name
 from fedsim.errors import ConfigError
 from fedsim.utils import files
-from fedsim.utils.json_text import read_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -187,6 +187,8 @@ def _model_folder(model: object, tokenizer: object) -> str:
     if named and not opened.exists():
         promised, unknown = _in_cache(named, PROMISE)
         opened = promised or _in_cache(named, "config.json")[0] or opened
+    elif named:
+        opened = folder_of(named)
     unchanged = bool(named) and opened.is_dir() and _holds(opened, model)
 
     a_path = Path(named).expanduser().exists() or named.startswith(("/", ".", "~"))
@@ -203,7 +205,7 @@ def _model_folder(model: object, tokenizer: object) -> str:
                 for path in opened.glob(pattern):
                     shutil.copyfile(path, folder / path.name)
         elif named and (
-            not unchanged or unknown or (opened / GIVEN).is_file() or is_unfinished(opened)
+            not unchanged or unknown or (opened / GIVEN).exists() or is_unfinished(opened)
         ):
             note = {
                 "opened": shown,
@@ -211,7 +213,7 @@ def _model_folder(model: object, tokenizer: object) -> str:
                 "changed": not unchanged,
                 "promise": _promise_of(opened),
                 "unfinished": is_unfinished(opened),
-                "given": read_json(opened / GIVEN) if (opened / GIVEN).is_file() else None,
+                "given": (given_note(opened) or {}) if (opened / GIVEN).exists() else None,
             }
             (folder / GIVEN).write_text(json.dumps(note), encoding="utf-8")
 

@@ -105,6 +105,12 @@ def _check(cells: Sequence[Cell], keys: Sequence[Variation], seeds: int) -> None
         raise ConfigError(f"compare: two lines would be called {twice[0]!r}; rename a config")
     if any("seed" in dict(cell.settings) for cell in cells):
         raise ConfigError("--vary seed: give --seeds N, which repeats every line over N seeds")
+    for cell in cells if keys else ():
+        if not (cell.config.data.held_out_users or cell.config.data.held_out_examples):
+            raise ConfigError(
+                f"--tune: {cell.name}: data.held_out_users = 0, data.held_out_examples = 0: there "
+                "is no text to compare the values on; hold some out"
+            )
     refuse_clashes(cells, keys)
 
 

@@ -355,7 +355,7 @@ def _write_result(search: Search, out: Path) -> None:
         if _without_trial(config) == cell.config.model_dump()
     )
     result = {
-        "statement": report.privacy.statement,
+        "statement": report.privacy.promise,
         "epsilon": report.privacy.epsilon,
         "delta": report.privacy.delta,
         "chosen": chosen,

@@ -179,7 +179,20 @@ def computes_on(device: torch.device) -> str:
         return f"{found.name}, {found.major}.{found.minor}, {size}, {libraries}"
     vectors = torch.backends.cpu.get_cpu_capability()
     threads = f"{vectors} ({_instructions()}), {torch.get_num_threads()} threads"
-    return f"{_processor()}, {threads}, {libraries}"
+    chosen = "".join(f", {name}={os.environ[name]}" for name in _KERNELS if name in os.environ)
+    return f"{_processor()}, {threads}{chosen}, {libraries}"
+
+
+_KERNELS = (  # which of its kernels a library takes
+    "ATEN_CPU_CAPABILITY",
+    "DNNL_DEFAULT_FPMATH_MODE",
+    "DNNL_MAX_CPU_ISA",
+    "MKL_CBWR",
+    "MKL_DEBUG_CPU_TYPE",
+    "MKL_ENABLE_INSTRUCTIONS",
+    "ONEDNN_DEFAULT_FPMATH_MODE",
+    "ONEDNN_MAX_CPU_ISA",
+)
 
 
 @cache  # a machine of many cores tells much of them

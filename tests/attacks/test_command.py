@@ -87,7 +87,10 @@ def test_what_another_training_kept_is_not_bounded(
     path = run(config.model_copy(update={"seed": 8}), tmp_path / "run").path
     (tmp_path / "before" / "privacy.json").unlink()  # the run's own report knows of it
     options = ("--reference", before) if trained == "reference" else ()
-    bound = json.loads(attack(path, "--samples", "1", "--json", *options))["bound"]
+    said = " ".join(attack(path, "--samples", "1", *options).split())
+    bound = json.loads((path / "attack" / "attack.json").read_text(encoding="utf-8"))["bound"]
+    assert "for each user" in said
+    assert "neighbouring relation: add-or-remove-one user; sampler: Poisson" in said
     assert (bound["auroc"] is None) is (noise == "seeded")
     assert (f"The {trained} was trained before" in bound["reason"]) is (noise == "seeded")
 

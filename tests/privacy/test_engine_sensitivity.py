@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
@@ -24,6 +25,7 @@ from transformers import (
 from fedsim.clients.engine_choice import Auto
 from fedsim.clients.engines.clipped_sums import sum_of_rows
 from fedsim.clients.engines.cross_entropy import Batch, losses_and_gradient
+from fedsim.clients.engines.per_example import chunks
 from fedsim.clients.engines.per_example.batched import BatchedEngine
 from fedsim.clients.engines.per_example.capture import OpenModel
 from fedsim.clients.engines.per_example.ghost import ghost
@@ -82,6 +84,25 @@ def test_a_user_moves_the_sum_by_at_most_the_bound(
         others = engine(task, parameters, users[users != user], clip, 0)
         moved = l2_norm({k: everybody.values[k] - others.values[k] for k in others.values})
         assert 0.99 * clip.bound <= moved <= clip.bound * (1.0 + rounding_share(len(users)))
+
+
+def test_a_worker_with_less_memory_free_gives_the_same_sum(
+    on_device: Materials, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It may take another engine, and a newcomer decides which worker computes a user."""
+    task = AveragedGradient(on_device, group_size=3)
+    start = on_device.model.initial_parameters()
+    parameters = {name: value.to(DEVICE) for name, value in start.items()}
+    clip, users, sums = FlatClip(l2_clip_norm=BOUND), np.arange(12), []
+    caplog.set_level("INFO")
+    for free, tokens in ((2**31, 2000.0), (4096, 2000.0), (4096, 72.0)):
+        monkeypatch.setattr(chunks, "memory_budget", lambda _device, free=free: free)
+        auto = Auto(on_device.model, tokens)
+        sums.append(auto(task, parameters, users, clip, 0).values)
+    for other in sums[1:]:
+        moved = l2_norm({name: other[name] - value for name, value in sums[0].items()})
+        assert moved <= UNPROVED * len(users) * BOUND
+    assert re.findall(r"engine (\w+),", caplog.text) == ["materialised", "loop", "ghost"]
 
 
 def unit_of(key: int, length: int, seed: int) -> Unit:

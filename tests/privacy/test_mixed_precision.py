@@ -38,6 +38,7 @@ from fedsim.grids.in_process import InProcessGrid
 from fedsim.language_model import LanguageModel
 from fedsim.materials import Materials, load_materials
 from fedsim.tensors import Tensors, l2_norm
+from fedsim.utils.machine import computes_on
 from tests.conftest import DEVICE, small_config
 from tests.contracts.layer_samples import GivenUnits, relative, small_model
 from tests.contracts.test_engines import ENGINES, vmapped
@@ -286,6 +287,16 @@ def test_workers_are_of_one_kind_where_another_gives_other_updates(
     else:
         executor.clipped_sum(parameters, np.arange(4), CLIP, 0)
     executor.clipped_sum(parameters, np.arange(2), CLIP, 0)
+
+
+@pytest.mark.parametrize("variable", ["ONEDNN_MAX_CPU_ISA", "MKL_CBWR", "ATEN_CPU_CAPABILITY"])
+def test_what_chooses_among_kernels_makes_another_kind_of_worker(
+    variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One processor with other kernels rounds otherwise; each node has variables of its own."""
+    kind = computes_on(torch.device("cpu"))
+    monkeypatch.setenv(variable, "AVX2")
+    assert computes_on(torch.device("cpu")) != kind
 
 
 def clip_of(*, averages: bool) -> Clip:

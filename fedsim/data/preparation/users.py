@@ -125,6 +125,8 @@ def _from_csv(path: Path) -> list[tuple[Any, Any]]:
         rows = csv.DictReader(file, strict=True)
         if rows.fieldnames is None or not {"alias", "person"} <= set(rows.fieldnames):
             raise ValueError("wanted: a CSV with the columns alias and person, or a .json")
+        if len(set(rows.fieldnames)) < len(rows.fieldnames):  # of two, the last would be taken
+            raise ValueError("has two columns of one name; rename one")
         found = []
         for row in rows:
             if None in row:  # a comma in a name without quotes around it

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from fedsim.errors import ConfigError
+from fedsim.utils.json_text import parse_json
 
 # Of other forms of conversations. A message may have any key, so no other is shown in an error.
 _OTHER_KEYS = ("from", "value", "author", "text", "message")
@@ -61,7 +62,7 @@ def answer_text(prompt: object, completion: object, prompts: str, completions: s
 def _messages(value: object, field: str) -> list[dict[str, str]] | None:
     if isinstance(value, str):  # a cell of a CSV
         try:
-            value = json.loads(value)
+            value = parse_json(value)
         except ValueError:
             raise _wrong(field, "strings") from None
     if value is None:

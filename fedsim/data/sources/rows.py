@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import glob
 import importlib
-import json
 import logging
 import re
 import sys
@@ -23,6 +22,7 @@ from fedsim.data.sources.names import owner_names, user_name
 from fedsim.data.sources.records import NO_COLUMNS, RawRecord
 from fedsim.data.sources.shakespeare import BUILT_IN
 from fedsim.errors import ConfigError
+from fedsim.utils.json_text import parse_json
 
 Batch = Mapping[str, list[Any]]
 
@@ -261,12 +261,14 @@ def _json_values(path: Path) -> Iterator[tuple[str, Any]]:
             start = lines.read(1)
         lines.seek(0)
         if start == "[":
-            yield from ((f"entry {n}", value) for n, value in enumerate(json.load(lines), start=1))
+            yield from (
+                (f"entry {n}", value) for n, value in enumerate(parse_json(lines.read()), start=1)
+            )
             return
         for number, line in enumerate(lines, start=1):
             if line.strip():
                 try:
-                    yield f"line {number}", json.loads(line)
+                    yield f"line {number}", parse_json(line)
                 except ValueError as error:
                     raise ValueError(f"{path.name}: line {number} is no JSON: {error}") from error
 

@@ -143,6 +143,11 @@ def test_a_network_that_was_changed_since_has_no_promise_but_that_of_its_start(
         return (run.path / "model" / "README.md").read_text(encoding="utf-8")
 
     same = given(AutoModelForCausalLM.from_pretrained(folder), "same")
+    links = tmp_path / "links"  # to its weights, as many keep them
+    links.mkdir()
+    for file in ("config.json", "model.safetensors"):
+        (links / file).symlink_to(folder / file)
+    assert statement in given(AutoModelForCausalLM.from_pretrained(links), "linked")
     assert f"both count, added up: {statement}" in same
     assert "given from Python" not in same
     monkeypatch.chdir(folder)
@@ -278,9 +283,9 @@ def test_what_a_start_has_behind_it_is_found_by_its_files(
     assert origin_of("tiny-gpt") == ""  # the name is the built-in one's
     assert origin_of("a--b/c") == ""  # which no hub can have
     Path("noted").mkdir()
-    for note, said in (("{", "is not known"), ('{"opened": "x", "changed": true', "is not known")):
+    for note in ("{", '{"opened": "x", "changed": true', "{}", "[]", "1", "null"):
         (Path("noted") / GIVEN).write_text(note)
-        assert said in origin_of("noted")
+        assert "'noted' were trained on is not known" in origin_of("noted")
     old = {"opened": "x", "changed": True, "promise": None, "unfinished": False, "given": None}
     (Path("noted") / GIVEN).write_text(json.dumps(old))
     assert "opened from 'x', and not what is there" in origin_of("noted")

@@ -126,6 +126,10 @@ def test_a_line_that_only_diverges_is_shown(configs: Path) -> None:
             ("--vary", "strategy.rounds=1,2", "--tune", "strategy.rounds=1,2"),
             "--tune strategy.rounds: has its value from",
         ),
+        (
+            ("--tune", "server.learning_rate=1,2", "--set", "data.held_out_examples=0.0"),
+            "there is no text to compare the values on",
+        ),
     ],
 )
 def test_nonsense_is_one_sentence(configs: Path, arguments: tuple[str, ...], message: str) -> None:

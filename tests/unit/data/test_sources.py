@@ -197,6 +197,14 @@ def test_a_column_that_is_there_twice_is_refused(tmp_path: Path) -> None:
         list(records(_config(path)))
 
 
+@pytest.mark.parametrize("form", ["{}\n", "[{}]"])
+def test_a_key_that_is_there_twice_is_refused(tmp_path: Path, form: str) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(form.format('{"speaker": "ann", "text": "a", "speaker": "bob"}'))
+    with pytest.raises(ConfigError, match="the key 'speaker' twice"):
+        list(records(DataConfig(source=str(path), user_column="speaker", text_column="text")))
+
+
 def test_integers_and_strings_in_one_json_column_are_the_same_user(tmp_path: Path) -> None:
     rows = [{"speaker": 5, "text": "a"}, {"speaker": "5", "text": "b"}]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))

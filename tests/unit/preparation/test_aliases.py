@@ -171,6 +171,7 @@ def test_that_they_compared_is_kept_with_the_texts_also_where_they_dropped_none(
         ("a.json", '{"a": "b", "a ": "c"}', "number 2: an alias of another person before"),
         ("a.json", '{"a": "b", "a": "c"}', "number 2: an alias of another person before"),
         ("a.csv", "alias,person\na,Smith, Ann\n", "line 2: has more cells than there are columns"),
+        ("a.csv", "alias,person,person\na,b,c\n", "has two columns of one name"),
         ("a.json", '{"a": "b", "b": "c"}', "alias number 1: its person is an alias of another"),
         ("a.csv", "alias,person\na, b\nb ,c\n", "alias number 1: its person is an alias of"),
     ],

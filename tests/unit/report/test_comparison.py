@@ -95,7 +95,7 @@ def test_a_start_that_was_trained_before_is_said_beside_the_epsilon() -> None:
     after = after.model_copy(update={"privacy": earlier})
     plain = report(promise=non_private())
     shown = " ".join(lines_of(compare([("after", after, ()), ("plain", plain, ())])).split())
-    assert "void for who knows the seed. 'x' has a promise." in shown
+    assert "seed; not counted: what the starting point was trained on before. 'x' has" in shown
     assert "Each ε is of one run by itself." in shown
     assert "'x' has a promise." in outcome_text(Path("run"), after)
 

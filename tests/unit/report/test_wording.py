@@ -78,6 +78,12 @@ def test_the_terms_of_an_epsilon_are_complete() -> None:
     assert guarantee_text(seeded).endswith("for who does not know the seed")
     secure = promise.model_copy(update={"noise": "secure"})
     assert guarantee_text(secure) == "(ε = 8.00, δ = 1e-5) for each user"
+    assert "not counted" not in terms_text(promise)
+    further = promise.model_copy(update={"earlier_training": ("'start' has a promise of its own",)})
+    assert terms_text(further).endswith(
+        "; not counted: what the starting point was trained on before"
+    )
+    assert further.promise == f"{promise.statement} 'start' has a promise of its own"
     facts = dict(privacy_facts(promise))
     assert facts["Denominator"] == "fixed, denominator = 128"
     assert facts["Noise multiplier"] == "0.84"

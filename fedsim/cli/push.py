@@ -37,9 +37,10 @@ def push_command(
         typer.echo(f"{path.stat().st_size:>13,}  {path.name}")
     typer.echo(found.statement)
     if dry_run:
+        older = "all else there but a licence" if replace else "what an older model left there"
         typer.echo(
             f"Nothing was sent. Without --dry-run these {len(found.files)} files go to {repo}, and "
-            "what an older model left there is deleted."
+            f"{older} is deleted."
         )
         return
     with status_when_slow("sending …"):

@@ -146,9 +146,8 @@ def resumed(device: str, quick: bool) -> Iterator[Row]:
             process.send_signal(signal.SIGKILL)
             _ended(process, cut, -signal.SIGKILL)
             kept = checkpoints_in(cut / "checkpoints")[-1].name
-            process = _started(path, cut, "--resume")
+            run(config, cut, resume=True)
             run(config, whole)
-            _ended(process, cut, 0)
         finally:
             process.kill()
             process.wait()
@@ -196,10 +195,10 @@ def _small_run(folder: Path, device: str) -> Config:
     )
 
 
-def _started(config: Path, out: Path, *options: str) -> subprocess.Popen[bytes]:
+def _started(config: Path, out: Path) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "fedsim.cli.main", "run", str(config), "--out", str(out)]
     with out.with_suffix(".log").open("wb") as log:
-        return subprocess.Popen([*command, *options], stdout=log, stderr=log)  # noqa: S603
+        return subprocess.Popen(command, stdout=log, stderr=log)  # noqa: S603
 
 
 def _ended(process: subprocess.Popen[bytes], out: Path, status: int) -> None:

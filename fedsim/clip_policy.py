@@ -131,7 +131,10 @@ class ClipSchedule(_WithoutRelease):
         return {"schedule": self.kind, "schedule_rounds": self.rounds}
 
 
-_FURTHEST = math.log(1e9)  # of the first clip: updates that are all zero shrink it for ever
+FURTHEST = 1e9
+"""How far an adaptive clip goes from the first: updates that are all zero shrink it for ever."""
+
+_FURTHEST = math.log(FURTHEST)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from fedsim.accounting.calibration import calibrate_noise_multiplier
 from fedsim.accounting.events import RoundCost
 from fedsim.accounting.selection import Selection
 from fedsim.accounting.statement import PrivacyTerms
-from fedsim.clip_policy import AdaptiveClip, ClipPolicy, ClipSchedule, ConstantClip
+from fedsim.clip_policy import FURTHEST, AdaptiveClip, ClipPolicy, ClipSchedule, ConstantClip
 from fedsim.clipping import Clip, FlatClip, NormalisedClip, PerLayerClip, layers_of
 from fedsim.config import Config, StrategyConfig
 from fedsim.config.schema import ClipConfig
@@ -47,6 +47,7 @@ from fedsim.sampling import (
     TruncatedPoissonSampling,
 )
 from fedsim.server_optimizer import ServerOptimizer
+from fedsim.utils.section import LEAST_BOUND
 
 log = logging.getLogger(__name__)
 
@@ -86,12 +87,23 @@ def build_plan(config: Config, materials: Materials) -> RoundPlan:
     )
 
 
-def plan_terms(config: Config, plan: RoundPlan, epsilon: float = math.inf) -> PrivacyTerms:
-    """Return what an ε of all rounds of a plan is said with, at the config's δ."""
+def plan_terms(
+    config: Config, plan: RoundPlan, epsilon: float = math.inf, *, scored: bool = True
+) -> PrivacyTerms:
+    """Return what an ε of all rounds of a plan is said with, at the config's δ.
+
+    Args:
+        config: of the plan.
+        plan: the rounds.
+        epsilon: inf where none is certified, or where it stands elsewhere.
+        scored: whether ε is of the plan's private scores too.
+    """
+    scores = len(plan.score_rounds) if scored and plan.selection is None else 0
     return PrivacyTerms.of(
         plan.cost,
         f"{plan.unit}s",
-        rounds=config.strategy.rounds,
+        rounds=config.strategy.rounds + scores,
+        others=((plan.score_cost, scores),) if scores else (),
         delta=config.privacy.delta,
         epsilon=epsilon,
         accountant=plan.accountant,
@@ -302,6 +314,8 @@ def neighbours(config: Config) -> Relation:
         return Relation(asked)
     if co_owned:
         return Relation.FIXED_GRAPH
+    if config.strategy.concentration_radius is not None:  # all users are in every round
+        return Relation.REPLACE
     fixed = config.strategy.sampling.kind == "fixed-size"
     return Relation.REPLACE if fixed else Relation.ADD_OR_REMOVE
 
@@ -487,6 +501,12 @@ def clip_policy(
     if asked.adaptive is None:
         return ConstantClip()
     adaptive = asked.adaptive
+    if (least := 2.0 * LEAST_BOUND * FURTHEST) > min(clip.bound, clip.norm):
+        raise ConfigError(
+            f"strategy.clip: a bound of {min(clip.bound, clip.norm):g} beside "
+            f"strategy.clip.adaptive, which may make it {FURTHEST:g} times smaller; give at "
+            f"least {least:g}"
+        )
     policy = AdaptiveClip(
         quantile=adaptive.quantile,
         learning_rate=adaptive.learning_rate,

@@ -55,9 +55,8 @@ def build(config: Config, materials: Materials) -> RoundPlan:
     _check_memory(num_users, materials)
     sampling = ConcentratedSampling(num_users, privacy.epsilon / 2.0, strategy.rounds)
     _check_population(config, sampling)
-    replacing = privacy.model_copy(update={"relation": privacy.relation or "replace-one"})
     return private_plan(
-        config.model_copy(update={"privacy": replacing}),
+        config,
         materials,
         unit="user",
         pool=np.arange(num_users, dtype=np.int64),

@@ -159,9 +159,10 @@ class PrivacyTerms:
         """Return what an ε that stands by itself is of: beside a number in a log or a plot."""
         hypothetical = "" if self.guaranteed else HYPOTHETICAL
         drawn = "" if self.noise is None else f", {noise_terms(self.noise)}"
+        beside = "".join(f" and {count} {what}" for count, what in self.others)
         return (
             f"{hypothetical}δ = {self.delta:g}, for one {self.unit}, {self.relation}, "
-            f"{self.sampler}, {self.accountant} accountant{drawn}"
+            f"{self.sampler}{beside}, {self.accountant} accountant{drawn}"
         )
 
     def to_json(self) -> dict[str, Any]:

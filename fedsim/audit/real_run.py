@@ -119,7 +119,7 @@ def told(
     config: Config, plan: RoundPlan, bound: OneRunBound, included: int, coin_seed: int
 ) -> RunAudit:
     """Return what the run claims at its δ, which is the bound's, beside the bound."""
-    rounds, terms = config.strategy.rounds, plan_terms(config, plan)
+    rounds, terms = config.strategy.rounds, plan_terms(config, plan, scored=False)
     claimed = epsilon(plan.cost, rounds, bound.delta, terms.accountant, plan.relation)
     return RunAudit(
         statement=replace(terms, epsilon=claimed).sentence(),

@@ -13,6 +13,7 @@ from pathlib import Path
 from flwr.serverapp import Grid
 
 from fedsim.accounting.budget import Budget
+from fedsim.accounting.ledger import Ledger
 from fedsim.accounting.promise import NAME, promise
 from fedsim.config import Config
 from fedsim.errors import BudgetSpentError, ConfigError, DivergedError, HaltedError
@@ -174,12 +175,14 @@ class _Session:
     epsilon_of_all: float | None = field(init=False, default=None)
     final: Evaluation | None = field(init=False, default=None)
     cut_short: bool = field(init=False, default=False)
+    charged_whole: bool = field(init=False, default=False)  # all planned rounds, run or not
     scores: PrivateScores | None = field(init=False, default=None)
 
     def run(self, grid: Grid, device: str) -> None:
         """Begin or take up the run and train to its end."""
         self.folder.begin(self.config, sources(self.config, self.materials), self.materials.seed)
-        if self.account is not None:
+        # Of a run that diverged all planned rounds may be charged here, and not yet there.
+        if self.account is not None and self.folder.diverged() is None:
             self.account.check_holds(self.folder.read_ledger())
         taken_up = self.folder.take_up(secure=not self._repeats())
         self.state = taken_up or self._start()
@@ -277,15 +280,22 @@ class _Session:
         What is proved is the price of the mechanism with its whole number of rounds. The price of
         those that came before the halt would be one chosen after looking.
         """
-        state = self.state
-        self.state = self._planned()
-        self.folder.charge(self.state.ledger)
+        plan = self.plan
+        # Where it diverged before it was killed, all may be charged here, and not yet there.
+        state = replace(self.state, ledger=Ledger())
         with suppress(BudgetSpentError):  # then nothing is left that could be charged
             for round in range(state.round, self.config.strategy.rounds):
                 self._charge_shared(replace(state, round=round))
+            if self.account is not None and plan.selection is None:
+                for at in (at for at in plan.score_rounds if at > state.round):
+                    release = at, plan.score_cost, plan.score_release_id, 1
+                    self.account.charge(*release, own=state.ledger)
+        self.state = self._planned()
+        self.folder.charge(self.state.ledger)
 
     def _planned(self) -> ServerState:
         """Return the state with all planned rounds charged."""
+        self.charged_whole = True
         charged = planned(self.state, self.plan, self.config.strategy.rounds)
         return replace(self.state, ledger=charged)
 
@@ -312,6 +322,7 @@ class _Session:
             seconds=self._elapsed(),
             diverged=diverged,
             cut_short=self.cut_short,
+            charged_whole=self.charged_whole,
         )
         if self.plan.selection is None:  # of the runs of a search the winner alone is paid for
             write_promise(self.folder, self.config, self.plan, self.state, report)

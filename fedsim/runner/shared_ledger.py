@@ -411,6 +411,11 @@ def shared_account(config: SharedLedgerConfig | None, plan: RoundPlan) -> Shared
     """
     if config is None:
         return None
+    if plan.noise_multiplier == 0.0:
+        raise ConfigError(
+            "privacy.shared: this run has no noise, and no budget pays for that; remove it, or "
+            "take a strategy with noise and privacy.epsilon or privacy.noise_multiplier"
+        )
     if not plan.sampling.guaranteed:
         raise ConfigError(
             f"privacy.shared: {plan.sampling.kind!r} sampling gives no guarantee, only a "

@@ -97,6 +97,7 @@ def summarise(
     seconds: float,
     diverged: str | None = None,
     cut_short: bool = False,
+    charged_whole: bool = False,
 ) -> RunReport:
     """Return the report of a run that ended in `state`.
 
@@ -111,6 +112,7 @@ def summarise(
         seconds: wall-clock time of training, evaluation and saving.
         diverged: why the run has no outcome, where it has none.
         cut_short: whether a shared ledger ended it; the state's ledger then has all planned rounds.
+        charged_whole: whether the state's ledger has all planned rounds, run or not.
     """
     start = lines[0].held_out
     if start is None:
@@ -129,7 +131,7 @@ def summarise(
             of_data=(
                 *_about_texts(config, materials),
                 *((NOT_PAID_FOR,) if diverged else ()),
-                *_counted(config, plan, state, cut_short),
+                *_counted(config, plan, state, cut_short, charged_whole),
             ),
         ),
         utility=Utility(
@@ -171,11 +173,12 @@ def _about_texts(config: Config, materials: Materials) -> tuple[str, ...]:
 
 
 def _counted(
-    config: Config, plan: RoundPlan, state: ServerState, cut_short: bool
+    config: Config, plan: RoundPlan, state: ServerState, cut_short: bool, charged_whole: bool
 ) -> tuple[str, ...]:
     """Return what is said where ε is of more rounds than those that led to the model."""
-    planned, releases = config.strategy.rounds, state.ledger.num_releases
-    planned += len(plan.score_rounds) if plan.selection is None else 0
+    rounds = config.strategy.rounds if charged_whole else state.round
+    releases = state.ledger.num_releases
+    once = rounds + sum(at <= rounds for at in plan.score_rounds if plan.selection is None)
     said = []
     if cut_short:
         said.append(
@@ -183,7 +186,7 @@ def _counted(
             "it may have been decided after looking at this one, so ε is of all "
             f"{releases} releases, made or still planned."
         )
-    if (again := releases - planned) > 0:
+    if (again := releases - once) > 0:
         said.append(
             f"The run was cut off and taken up: {again} of the {releases} releases were made "
             "again, with other noise. ε is of all of them, and supposes that nobody cut the run "

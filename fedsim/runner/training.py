@@ -110,8 +110,8 @@ def train(
         if state.round >= paid:
             charged = state.ledger.num_releases
             raise BudgetSpentError(
-                f"round {state.round}: the budget pays for {charged} releases like this one and "
-                f"{charged} are charged; no further round is run"
+                f"round {state.round}: {charged} releases are charged, and the budget does not pay "
+                "for another round; no further one is run"
             )
         before_round(state)
         state, record = run_round(state, plan, executor, keep=given)

@@ -131,13 +131,19 @@ def prepare(cells: Sequence[Cell], trials: float, stopping: str, data_seed: int 
                 f"strategy.name = {plan.strategy!r}: has no private runs to choose from; take one "
                 "with noise, such as uls"
             )
-        if plan.cost != plans[0].cost:
+        if _price(plan) != _price(plans[0]):
             raise ConfigError(
                 f"--vary {', '.join(cell.keys)}: {cell.name} costs something else than "
-                f"{searched[0].name}, and all trials of a search have one price; vary what no "
-                "price depends on, such as server.learning_rate or strategy.clip.l2_clip_norm"
+                f"{searched[0].name}, or is accounted otherwise, and all trials of a search have "
+                "one price; vary what no price depends on, such as server.learning_rate or "
+                "strategy.clip.l2_clip_norm"
             )
     return Search(searched, plans, seed)
+
+
+def _price(plan: RoundPlan) -> tuple[object, ...]:
+    """Return what decides what a trial's ε is, and what it is said with."""
+    return plan.cost, plan.unit, plan.accountant, plan.relation
 
 
 def _plan(config: Config, seed: int) -> RoundPlan:

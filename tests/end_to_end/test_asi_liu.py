@@ -32,6 +32,18 @@ def run(speeches: Path, out: Path, *options: str, resume: bool = False) -> Done:
     return fedsim("run", config, "--out", out, *sets, *(["--resume"] if resume else []))
 
 
+def test_it_is_for_the_relation_that_is_counted_before_it_runs(
+    speeches: Path, tmp_path: Path
+) -> None:
+    """What is asked of the data before is charged in the ledger that the run shares."""
+    shared = {"ledger": str(tmp_path / "people.json"), "epsilon": 300.0, "delta": 1e-3}
+    path = tmp_path / "c.toml"
+    config = write_config(path, speeches, strategy=STRATEGY, privacy={**PRIVACY, "shared": shared})
+    assert fedsim("data", "sizes", config).returncode == 0
+    done = fedsim("run", config, "--out", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+
+
 def test_concentrated_users_train(speeches: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     done = run(speeches, out)

@@ -13,6 +13,7 @@ from fedsim.report.schema import RoundMetrics, load_metrics, load_report
 from fedsim.report.wording import NOTHING
 from fedsim.runner.checkpoint import checkpoints_in, load_checkpoint
 from fedsim.runner.folder import RunFolder
+from fedsim.runner.shared_ledger import read_shared
 from fedsim.runner.training import NOT_PAID_FOR, check_held_out
 from fedsim.tensors import all_finite
 from tests.helpers.commands import fedsim
@@ -50,16 +51,20 @@ def test_a_held_out_loss_that_is_not_finite_ends_the_run(speeches: Path, tmp_pat
 
 
 @pytest.mark.parametrize("said", [True, False])
+@pytest.mark.parametrize("shares", [True, False])
 def test_a_diverged_run_never_goes_on(
-    said: bool, speeches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    said: bool, shares: bool, speeches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Under secure noise and a budget; also one that was killed before its report was written.
 
     A model of the round before would tell by its round what no noise covers.
     """
-    privacy = {"noise": "secure", "noise_multiplier": None, "epsilon": 2.0}
+    privacy: dict[str, Any] = {"noise": "secure", "noise_multiplier": None, "epsilon": 2.0}
+    ledger, out = tmp_path / "people.json", tmp_path / "o"
+    if shares:  # the scores that did not come are charged there too
+        privacy["shared"] = {"ledger": str(ledger), "epsilon": 20.0, "delta": 1e-2}
     config = write(tmp_path / "c.toml", speeches, "uls", privacy=privacy)
-    out = tmp_path / "o"
+    scores = ("--set", "training.private_evaluation={every=3}")
 
     def not_finite(line: RoundMetrics, materials: Materials) -> None:
         if line.round == 4:
@@ -67,12 +72,14 @@ def test_a_diverged_run_never_goes_on(
         check_held_out(line, materials)
 
     monkeypatch.setattr("fedsim.runner.session.check_held_out", not_finite)
-    assert fedsim("run", config, "--out", out).returncode == 1
+    assert fedsim("run", config, "--out", out, *scores).returncode == 1
     monkeypatch.setattr("fedsim.runner.session.check_held_out", check_held_out)
     before = (out / "ledger.json").read_bytes()
+    if shares:
+        assert not RunFolder(out).read_ledger().beyond(read_shared(ledger).ledger)
     if not said:
         (out / "report.json").unlink()
-    done = fedsim("run", config, "--out", out, "--resume")
+    done = fedsim("run", config, "--out", out, "--resume", *scores)
     assert done.returncode == 1
     assert "Diverged: round 4: the held-out loss is nan" in done.stderr
     assert not (out / "model").exists()

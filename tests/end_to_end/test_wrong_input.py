@@ -57,6 +57,10 @@ def out(tmp_path: Path) -> Path:
         ("executor.precision='float16'", "executor.precision = 'float16'"),
         ("executor={checkpointing=true,engine='vmap'}", 'with engine = "vmap": torch.func'),
         ("strategy.local.task='sgd'", "strategy.local"),
+        (
+            "strategy.clip={l2_clip_norm=1e-20,adaptive={}}",
+            "strategy.clip: a bound of 1e-20 beside strategy.clip.adaptive, which may make",
+        ),
         ("seed", "--set 'seed': expected key.path=value"),
     ],
 )

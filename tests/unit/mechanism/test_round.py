@@ -232,7 +232,7 @@ def budget_for(plan: RoundPlan, rounds: int) -> Budget:
 
 def test_a_spent_budget_stops_before_the_round() -> None:
     pull, three = Pull(), budget_for(make_plan(), 3)
-    with pytest.raises(BudgetSpentError, match=r"round 3: the budget pays for 3 releases .* and 3"):
+    with pytest.raises(BudgetSpentError, match="round 3: 3 releases are charged"):
         train(start(), make_plan(), pull, 5, budget=three)
     assert len(pull.cohorts) == 3
     assert train(start(), make_plan(), Pull(), 3, budget=three).round == 3
@@ -253,7 +253,7 @@ def test_rounds_at_another_cost_share_the_budget() -> None:
     dear = make_plan(noise_multiplier=1.4, entropy="secure")
     begun = train(start(), dear, Pull(), 2)
     plan, pull = make_plan(entropy="secure"), Pull()
-    with pytest.raises(BudgetSpentError, match="pays for 3 releases"):
+    with pytest.raises(BudgetSpentError, match="3 releases are charged"):
         train(begun, plan, pull, 9, budget=budget_for(plan, 4))
     assert len(pull.cohorts) == 1
 

@@ -12,10 +12,10 @@ import pytest
 from fedsim.accounting.accountants import epsilon_of_composition
 from fedsim.accounting.events import RoundCost
 from fedsim.accounting.ledger import Ledger
-from fedsim.config import Config
+from fedsim.config import Config, TrainingConfig
 from fedsim.errors import BudgetSpentError, ConfigError
-from fedsim.materials import load_materials
-from fedsim.report.schema import load_metrics, load_report
+from fedsim.materials import Materials, load_materials
+from fedsim.report.schema import RoundMetrics, load_metrics, load_report
 from fedsim.runner.finished import Run
 from fedsim.runner.folder import RunFolder
 from fedsim.runner.launch import run
@@ -74,6 +74,7 @@ def test_rounds_and_scores_together_keep_the_promise(finished: Path) -> None:
 def test_they_stand_in_metrics_report_card_and_trackers_as_covered(finished: Path) -> None:
     lines = load_metrics(finished)
     assert [line.round for line in lines if line.private_scores] == [2, 4]
+    assert "and 2 sums over all users with noise multiplier 4" in str(lines[-1].epsilon_terms)
     scores = load_report(finished).private_scores
     assert scores is not None
     assert scores == lines[-1].private_scores
@@ -85,6 +86,40 @@ def test_they_stand_in_metrics_report_card_and_trackers_as_covered(finished: Pat
     assert f"Held-out loss {scores.loss:.3f}" in card
     page = (finished / "report.html").read_text(encoding="utf-8")
     assert "Private scores, covered by the ε above" in page
+
+
+def test_what_was_made_again_is_said_where_the_budget_ends_the_run(
+    speeches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three rounds and a score before it was cut off, under other noise than those that count."""
+    config = scored(
+        speeches,
+        every=2,
+        strategy={"rounds": 6},
+        privacy={**PROMISE, "noise": "secure"},
+    )
+    path = tmp_path / "run"
+
+    def cut_off(line: RoundMetrics, materials: Materials) -> None:
+        if line.round == 3:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("fedsim.runner.session.check_held_out", cut_off)
+        patch.setattr("fedsim.runner.session.save_checkpoint", lambda *_, **__: path)
+        run(config.model_copy(update={"training": every_round(config)}), path)
+    before = RunFolder(path).read_ledger().num_releases
+    assert before == 4
+    with pytest.raises(BudgetSpentError, match="does not pay for another round"):
+        run(config.model_copy(update={"training": every_round(config)}), path, resume=True)
+    report = load_report(path)
+    assert report.cost.rounds < 6
+    (said,) = [text for text in report.privacy.assumptions if "cut off and taken up" in text]
+    assert f"4 of the {report.privacy.rounds} releases were made again" in said
+
+
+def every_round(config: Config) -> TrainingConfig:
+    return config.training.model_copy(update={"evaluate_every": 1})
 
 
 def test_what_was_asked_is_listed_with_what_pays_for_it(finished: Path, speeches: Path) -> None:

@@ -28,6 +28,12 @@ from tests.helpers.commands import fedsim
 from tests.helpers.light import write_config
 
 RATES = "server.learning_rate=0.001,0.02,0.3"
+POOLED = (  # at a given noise, so that both cost the same
+    "--set",
+    "strategy={rounds=4,batch_size=6,group_size=3,clip={l2_clip_norm=0.5}}",
+    "--set",
+    "privacy={noise_multiplier=3.0,delta=1e-3}",
+)
 SCORES = {"private_evaluation": {"noise_multiplier": 2.0, "loss_bound": 6.0}}
 
 
@@ -199,6 +205,7 @@ def test_a_shared_ledger_takes_the_whole_search_as_one_entry(
     [
         (("--vary", "server.learning_rate=0.1"), "one candidate is no choice"),
         (("--vary", "strategy.rounds=3,4"), "all trials of a search have one price"),
+        (("--vary", "strategy.name=els,group-privacy", *POOLED), "or is accounted otherwise"),
         (("--vary", "privacy.epsilon=1,2"), "decides what is protected"),
         (("--vary", "data.sequence_length=8,16"), "decides what is protected"),
         (("--vary", RATES, "--trials", "1"), "trials"),

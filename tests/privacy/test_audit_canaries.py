@@ -124,7 +124,7 @@ def test_a_run_with_a_fifth_of_its_noise_is_refuted(
     """The claim stays, the noise does not: canaries of one run tell."""
     honest = RoundPlan.noise_stddev.func  # type: ignore[attr-defined]
     monkeypatch.setattr(RoundPlan, "noise_stddev", property(lambda plan: honest(plan) / 5.0))
-    assert not audit_run(small(config, 1.0), 600).holds
+    assert not audit_run(small(config, 1.0), 900).holds  # of 14 seeds all show ε over 1.4
 
 
 def small(config: Config, epsilon: float) -> Config:

@@ -176,13 +176,16 @@ class _Session:
     final: Evaluation | None = field(init=False, default=None)
     cut_short: bool = field(init=False, default=False)
     charged_whole: bool = field(init=False, default=False)  # all planned rounds, run or not
+    ended_before: bool = field(init=False, default=False)  # it diverged, and was killed then
     scores: PrivateScores | None = field(init=False, default=None)
 
     def run(self, grid: Grid, device: str) -> None:
         """Begin or take up the run and train to its end."""
         self.folder.begin(self.config, sources(self.config, self.materials), self.materials.seed)
-        # Of a run that diverged all planned rounds may be charged here, and not yet there.
-        if self.account is not None and self.folder.diverged() is None:
+        # Of one that diverged before, all planned rounds are charged here, and there as far as the
+        # budget went; that its ledger is still there is checked all the same.
+        self.ended_before = self.folder.diverged() is not None
+        if self.account is not None and not (self.ended_before and self.account.path.exists()):
             self.account.check_holds(self.folder.read_ledger())
         taken_up = self.folder.take_up(secure=not self._repeats())
         self.state = taken_up or self._start()
@@ -281,8 +284,7 @@ class _Session:
         those that came before the halt would be one chosen after looking.
         """
         plan = self.plan
-        # Where it diverged before it was killed, all may be charged here, and not yet there.
-        state = replace(self.state, ledger=Ledger())
+        state = replace(self.state, ledger=Ledger()) if self.ended_before else self.state
         with suppress(BudgetSpentError):  # then nothing is left that could be charged
             for round in range(state.round, self.config.strategy.rounds):
                 self._charge_shared(replace(state, round=round))

@@ -79,6 +79,12 @@ def test_a_diverged_run_never_goes_on(
         assert not RunFolder(out).read_ledger().beyond(read_shared(ledger).ledger)
     if not said:
         (out / "report.json").unlink()
+    if shares and not said:
+        ledger.rename(tmp_path / "elsewhere")
+        again = fedsim("run", config, "--out", out, "--resume", *scores)
+        assert "releases of this run; resume it with the ledger" in again.complaint
+        assert not ledger.exists()
+        (tmp_path / "elsewhere").rename(ledger)
     done = fedsim("run", config, "--out", out, "--resume", *scores)
     assert done.returncode == 1
     assert "Diverged: round 4: the held-out loss is nan" in done.stderr

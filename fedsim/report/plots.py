@@ -7,14 +7,11 @@ Names are escaped: plotly reads a subset of HTML in its texts.
 from __future__ import annotations
 
 import html
-import json
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-import plotly.graph_objects as go
-
-from fedsim.report.charts import Axis, Panel, Series
+from fedsim.report.charts import Axis, Cross, Level, Panel, Series
 from fedsim.report.style import GREY
 
 
@@ -33,39 +30,58 @@ def plots(panels: Iterable[Panel]) -> list[Plot]:
 
 
 def _figure(panel: Panel) -> dict[str, Any]:
-    figure = go.Figure(layout=_layout(panel))
-    # The unit stands at the top of its axis, where it reads without turning one's head.
-    figure.add_annotation(
-        text=panel.y.label, x=0, y=1, xref="paper", yref="paper", xanchor="left", yanchor="bottom",
-        xshift=-2, yshift=6, showarrow=False,
-    )  # fmt: skip
+    traces, annotations, shapes = [], [_unit(panel.y)], []
     for series in panel.series:
         if series.band:
-            figure.add_scatter(**_band(series))
-        figure.add_scatter(**_line(panel, series))
-    for cross in panel.crosses:
-        figure.add_scatter(
-            **_places(panel, [(cross.at, cross.value)]),
-            text=[_text(cross.text)],
-            hovertext=[_hover(cross.hover)],
-            hoverinfo="text",
-            mode="markers+text",
-            textposition="middle left" if cross.on_left else "middle right",
-            textfont={"color": cross.colour, "size": 11},
-            marker={"symbol": "x-thin", "size": 8, "line": {"width": 2, "color": cross.colour}},
-            cliponaxis=False,
-            showlegend=False,
-        )
-    add_level = figure.add_vline if panel.rows else figure.add_hline
+            traces.append(_band(series))
+        traces.append(_line(panel, series))
+    traces.extend(_cross(panel, cross) for cross in panel.crosses)
     for level in panel.levels:
-        add_level(
-            level.value,
-            line={"color": GREY, "width": 1, "dash": "dash"},
-            annotation={"text": level.text, "font": {"size": 11}},
-            annotation_position="top right",
-        )
-    data: dict[str, Any] = json.loads(figure.to_json())
-    return data
+        shape, annotation = _level(panel, level)
+        shapes.append(shape)
+        annotations.append(annotation)
+    layout = {**_layout(panel), "annotations": annotations, "shapes": shapes}
+    return {"data": [{"type": "scatter", **trace} for trace in traces], "layout": layout}
+
+
+def _unit(axis: Axis) -> dict[str, Any]:
+    """Return the unit at the top of its axis, where it reads without turning one's head."""
+    return {
+        "text": axis.label, "x": 0, "y": 1, "xref": "paper", "yref": "paper", "xanchor": "left",
+        "yanchor": "bottom", "xshift": -2, "yshift": 6, "showarrow": False,
+    }  # fmt: skip
+
+
+def _cross(panel: Panel, cross: Cross) -> dict[str, Any]:
+    return {
+        **_places(panel, [(cross.at, cross.value)]),
+        "text": [_text(cross.text)],
+        "hovertext": [_hover(cross.hover)],
+        "hoverinfo": "text",
+        "mode": "markers+text",
+        "textposition": "middle left" if cross.on_left else "middle right",
+        "textfont": {"color": cross.colour, "size": 11},
+        "marker": {"symbol": "x-thin", "size": 8, "line": {"width": 2, "color": cross.colour}},
+        "cliponaxis": False,
+        "showlegend": False,
+    }
+
+
+def _level(panel: Panel, level: Level) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return a dashed line across the panel, and its text."""
+    # A panel of rows lies on its side: its values are along x.
+    value, across, end = ("x", "y", "left") if panel.rows else ("y", "x", "right")
+    shape = {
+        "type": "line", f"{value}ref": value, f"{value}0": level.value, f"{value}1": level.value,
+        f"{across}ref": f"{across} domain", f"{across}0": 0, f"{across}1": 1,
+        "line": {"color": GREY, "width": 1, "dash": "dash"},
+    }  # fmt: skip
+    annotation = {
+        "text": level.text, "font": {"size": 11}, "showarrow": False, "xanchor": end,
+        "yanchor": "top" if panel.rows else "bottom", f"{value}ref": value, value: level.value,
+        f"{across}ref": f"{across} domain", across: 1,
+    }  # fmt: skip
+    return shape, annotation
 
 
 def _layout(panel: Panel) -> dict[str, Any]:
@@ -89,7 +105,6 @@ def _layout(panel: Panel) -> dict[str, Any]:
         }
     height = max(240, 90 + 30 * len(panel.rows)) if panel.rows else 340 if panel.zoom else 300
     return {
-        "template": "none",
         "height": height,
         "margin": {"l": 8, "r": 16, "t": 26, "b": 8},
         "paper_bgcolor": "rgba(0,0,0,0)",
@@ -140,7 +155,7 @@ def _line(panel: Panel, series: Series) -> dict[str, Any]:
 def _said(panel: Panel, series: Series) -> dict[str, Any]:
     """Return the name, and what a pointer shows."""
     name = _text(series.name)
-    said: dict[str, Any] = {"name": name, "legendgroup": name if series.band else None}
+    said = {"name": name, **({"legendgroup": name} if series.band else {})}
     if any(point.hover for point in series.points):
         return {**said, "text": [_hover(p.hover) for p in series.points], "hoverinfo": "text"}
     if panel.closest:
@@ -155,7 +170,7 @@ def _band(series: Series) -> dict[str, Any]:
     name = _text(series.name)
     return {
         "x": [point.at for point in (*there, *back)],
-        "y": [point.high for point in there] + [point.low for point in back],
+        "y": _numbers([*(point.high for point in there), *(point.low for point in back)]),
         "text": [_hover(point.hover) for point in (*there, *back)],
         "name": name,
         "legendgroup": name,
@@ -170,8 +185,13 @@ def _band(series: Series) -> dict[str, Any]:
 
 
 def _places(panel: Panel, pairs: Sequence[tuple[float, float]]) -> dict[str, Any]:
-    ats, values = [at for at, _ in pairs], [value for _, value in pairs]
+    ats, values = _numbers([at for at, _ in pairs]), _numbers([value for _, value in pairs])
     return {"x": values, "y": ats} if panel.rows else {"x": ats, "y": values}
+
+
+def _numbers(values: Sequence[float]) -> list[float | None]:
+    """Return numbers as JSON has them: NaN and infinity are gaps."""
+    return [value if math.isfinite(value) else None for value in values]
 
 
 def _hover(lines: Sequence[str]) -> str:

@@ -6,12 +6,15 @@ import io
 import json
 import math
 import re
+from dataclasses import replace
 from typing import Any
 
 from PIL import Image
+from plotly import graph_objects as go
 from plotly.offline import get_plotlyjs
 
 from fedsim.accounting.statement import noise_terms
+from fedsim.report.charts import Cross, Level, Panel, Point, Series
 from fedsim.report.grid_charts import (
     grid_chart,
     grid_panels,
@@ -209,3 +212,15 @@ def test_plots_can_be_zoomed() -> None:
             for plot in plots(group.panels):
                 assert plot.figure["layout"]["xaxis"]["fixedrange"] is False
                 assert plot.figure["layout"]["yaxis"]["fixedrange"] is False
+
+
+def test_plotly_knows_all_that_a_figure_says() -> None:
+    panels = [panel for group in grid_panels(grid()) for panel in group.panels]
+    points = [Point(0.0, math.nan, hover=("a", "b")), Point(1.0, 2.0, 1.0, 3.0, ("a",))]
+    gap = Series("a gap", points, band=True)
+    crossed = Panel("crossed", "", "", [gap], levels=[Level(1.5, "start")])
+    cross = Cross(1.0, math.nan, "diverged", "#123456", True, ("a line", "its value"))
+    panels += [crossed, replace(crossed, rows=["one"], crosses=[cross])]
+    for plot in plots(panels):
+        assert go.Figure(plot.figure).data
+        json.dumps(plot.figure, allow_nan=False)

@@ -195,7 +195,25 @@ class _Session:
         with tracking(self.trackers, self.folder.path, config, self._terms) as self.tell:
             if taken_up is None:
                 self._log_start()
+                self._warn_of_ledger()
             self._train(grid, device)
+
+    def _warn_of_ledger(self) -> None:
+        """Say before the first round if the shared ledger does not pay for all of them."""
+        plan, rounds = self.plan, self.config.strategy.rounds
+        if self.account is None:
+            return
+        scores = planned_scores(plan, 0)
+        paid = self.account.affordable(plan.cost, rounds, plan.release_id, scores)
+        if paid < rounds:
+            log.warning(
+                "privacy.shared.ledger = %r: pays for %d of the %d rounds of this run, which ends "
+                "there with exit status 3; for all of them, stop it now and lower privacy.epsilon "
+                "or strategy.rounds",
+                str(self.account.path),
+                paid,
+                rounds,
+            )
 
     def _train(self, grid: Grid, device: str) -> None:
         config = self.config

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -357,23 +358,34 @@ class SharedAccount:
                 )
             self._write(written)
 
-    def pays_for(self, cost: RoundCost, rounds: int) -> bool:
-        """Return whether it would pay for these rounds now; nothing is charged."""
+    def affordable(
+        self, cost: RoundCost, rounds: int, release: str, beside: Composition = ()
+    ) -> int:
+        """Return how many of a run's rounds it would pay for now, `rounds` at most.
+
+        Nothing is charged. Arguments are those of `charge`, before the first round.
+        """
         shared = self._read()
         if not shared.ledger.items and cost not in dict(shared.registered):
-            shared = shared.registering([(cost, rounds)])
-        charged = shared.ledger
-        for round in range(rounds):
-            charged = charged.charge(round, cost, "kept:if it were asked")
-        return replace(shared, ledger=charged).keeps_budget
+            shared = shared.registering([(cost, rounds), *beside])
+
+        def too_many(count: int) -> bool:
+            charged = shared.ledger
+            for round in range(count):
+                charged = charged.charge(round, cost, release)
+            return not replace(shared, ledger=charged).keeps_budget
+
+        if not too_many(rounds):
+            return rounds
+        return max(0, bisect_left(range(rounds), True, key=too_many) - 1)
 
     @staticmethod
     def _why(shared: SharedLedger) -> str:
         if shared.order is not None or not shared.registered:
             return ""
         return (
-            ", which pays for what was registered before its first release and for nothing else: "
-            "only so does the budget suffice for that"
+            ": all of its budget is set aside for what was registered before its first release; a "
+            "ledger whose first runs have a smaller privacy.epsilon has room for later ones"
         )
 
     def _locked(self) -> AbstractContextManager[int]:

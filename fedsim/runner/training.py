@@ -109,9 +109,15 @@ def train(
     while state.round < rounds:
         if state.round >= paid:
             charged = state.ledger.num_releases
+            again = dict(state.ledger.costs).get(plan.cost, 0) - state.round
+            lost = (
+                f" of {rounds}: {again} that no checkpoint held when the run was cut off were "
+                "made and charged again (a smaller training.checkpoint_every loses fewer); model "
+                "and promise are complete"
+            )
             raise BudgetSpentError(
                 f"round {state.round}: {charged} releases are charged, and the budget does not pay "
-                "for another round; no further one is run"
+                f"for another round{lost if again > 0 else '; no further one is run'}"
             )
         before_round(state)
         state, record = run_round(state, plan, executor, keep=given)

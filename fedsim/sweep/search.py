@@ -276,7 +276,8 @@ def _what_fits(search: Search, account: SharedAccount) -> str:
             plan = _plan(with_settings(config, [f"privacy.epsilon={smaller}"]), search.data_seed)
         except ConfigError:
             break
-        if account.pays_for(plan.cost, config.strategy.rounds):
+        rounds = config.strategy.rounds
+        if account.affordable(plan.cost, rounds, plan.release_id) == rounds:
             return f"; a search with privacy.epsilon = {smaller:g} would fit"
     return ""
 

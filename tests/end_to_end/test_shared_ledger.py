@@ -51,6 +51,8 @@ def test_siblings_stop_before_they_exceed_the_common_budget(
         done.append(fedsim("run", config, "--out", tmp_path / name, "--set", setting))
     assert [end.returncode for end in done] == [0, 3]
     assert "would exceed its budget" in done[1].stderr
+    assert "pays for 2 of the 4 rounds of this run" in done[1].stderr
+    assert "rounds of this run" not in done[0].stderr
     assert "Traceback" not in done[1].stderr
     assert read_shared(ledger).ledger.costs == [(COST, 6)]
     # The second was ended by what the first had spent: its ε is of all that it planned.
@@ -185,6 +187,7 @@ def test_a_sweeps_runs_are_registered_together(speeches: Path, tmp_path: Path) -
     assert "tight composition of what was fixed before the first release" in said
     later = fedsim("run", config, "--out", tmp_path / "later", "--set", "server.learning_rate=0.3")
     assert later.returncode == 3
+    assert "pays for 0 of the 4 rounds of this run" in later.stderr
     assert "was registered before its first release" in later.stderr
 
 

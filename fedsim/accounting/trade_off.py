@@ -271,8 +271,8 @@ def attacker_sentence(
     whom = "For an attacker who does not know the seed" if seeded else "For an attacker"
     return (
         f"{'Hypothetical, no guarantee. ' if hypothetical else ''}{whom} this means: a test that "
-        f"is wrong about 1 in {_one_in(first)} {unit}s whose text was not trained on{instead} "
-        f"names at most {most} of those whose text was; one that is wrong about "
+        f"wrongly names 1 in {_one_in(first)} {unit}s whose text was not trained on{instead} "
+        f"finds at most {most} of those whose text was; one that wrongly names "
         f"{'; about '.join(named)}. If the first test names somebody, an attacker "
         f"{', one '.join(sure)}.{gaussian} Under the same terms δ is at most {deltas}."
     )

@@ -44,21 +44,6 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-account_app.command(name="ledger")(ledger_command)
-account_app.command(name="verify")(verify_command)
-app.add_typer(account_app, name="account")
-app.add_typer(data_app, name="data")
-app.command(name="study")(study_command)
-app.command(name="bench")(bench_command)
-app.command(name="attack")(attack_command)
-app.command(name="evaluate")(evaluate_command)
-app.command(name="audit")(audit_command)
-app.command(name="flower")(flower_command)
-app.command(name="compare", cls=SeveralNumbers)(compare_command)
-app.command(name="plan")(plan_command)
-app.command(name="push")(push_command)
-app.command(name="tune")(tune_command)
-
 HALTED, DIVERGED, DISK, WRONG_INPUT, BUDGET_SPENT, INTERRUPTED = 1, 1, 1, 2, 3, 130
 
 
@@ -80,7 +65,6 @@ def callback(
     """Fine-tune language models with user-level differential privacy, and see what it costs."""
 
 
-@app.command(name="run")
 def run_command(
     config: Annotated[Path, typer.Argument(help="The run's config, a TOML file.")],
     overrides: Overrides = None,
@@ -107,7 +91,6 @@ def run_command(
     say_what_came_out(folder)
 
 
-@app.command(name="demo")
 def demo_command(
     out: Annotated[Path, typer.Option(help="The demo's folder.")] = Path("runs/demo"),
 ) -> None:
@@ -115,6 +98,25 @@ def demo_command(
     from fedsim.registry import resolve
 
     resolve("demos", "demo", "demo")(out)
+
+
+# In the order in which they are used; help lists them so.
+app.command(name="demo")(demo_command)
+app.command(name="plan")(plan_command)
+app.command(name="run")(run_command)
+app.command(name="evaluate")(evaluate_command)
+app.command(name="compare", cls=SeveralNumbers)(compare_command)
+app.command(name="tune")(tune_command)
+app.command(name="attack")(attack_command)
+app.command(name="audit")(audit_command)
+app.command(name="push")(push_command)
+app.command(name="study")(study_command)
+app.command(name="bench")(bench_command)
+app.command(name="flower")(flower_command)
+app.add_typer(data_app, name="data")
+account_app.command(name="ledger")(ledger_command)
+account_app.command(name="verify")(verify_command)
+app.add_typer(account_app, name="account")
 
 
 def main() -> None:

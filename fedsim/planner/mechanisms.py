@@ -20,6 +20,7 @@ from fedsim.strategy import noise_multiplier as calibrated
 
 MOST_BANDS = 64  # weighed: more of them want as many copies of the parameters in memory
 BUFFERS = 3
+_COHORT = "strategy.cohort_size"
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ def mechanisms(one: Candidate) -> list[Mechanism]:
     own = privacy.model_copy(update={"accountant": None})  # another sampler has another
     config = one.config.model_copy(update={"privacy": own})
     population = one.noise.size / plan.sampling.probability
-    cohort = (f"strategy.cohort_size = {one.noise.size:.6g}",)
+    cohort = (f"{_COHORT} = {one.noise.size:.6g}",)
     found = [_made("poisson", cohort, one, plan.sampling, (INDEPENDENT, plan.noise_multiplier))]
     for name, settings, sampling, matrix in _others(one, population):
         noise = calibrated(config, sampling, units_per_user=1)
@@ -72,10 +73,12 @@ def recommended(found: list[Mechanism]) -> str:
     first, best = found[0], min(found, key=lambda each: each.sum_noise)
     if best is first:
         return "No other mechanism has less noise in the sums of rounds than Poisson sampling."
+    sized = any(setting.startswith(_COHORT) for setting in best.settings)
+    instead = "" if sized else f", without {_COHORT}"
     return (
         f"Less noise for the same promise: {best.name}, {best.sum_noise / first.sum_noise:.2g} "
         "times Poisson's in the sums of rounds, which under SGD is the noise of the parameters "
-        f"(with Adam it is a guide): {'; '.join(best.settings)}."
+        f"(with Adam it is a guide): {'; '.join(best.settings)}{instead}."
     )
 
 
@@ -84,7 +87,7 @@ def _others(
 ) -> Iterator[tuple[str, tuple[str, ...], Sampling, NoiseMatrix]]:
     size, rounds = one.noise.size, one.config.strategy.rounds
     share = size / population
-    cohort = f"strategy.cohort_size = {size:.6g}"
+    cohort = f"{_COHORT} = {size:.6g}"
     if one.plan.relation is not Relation.REPLACE:
         cap = min(math.ceil(size + 3.0 * math.sqrt(size)), round(population))
         yield (

@@ -214,7 +214,7 @@ def test_what_an_attacker_can_make_of_it_is_computed_again(finished: Path, tmp_p
     folder = Path(shutil.copytree(finished / "model", tmp_path / "card"))
     card = folder / "README.md"
     card.write_text(
-        card.read_text(encoding="utf-8").replace("wrong about 1 in", "wrong about 9 in")
+        card.read_text(encoding="utf-8").replace("wrongly names 1 in", "wrongly names 9 in")
     )
     assert "what privacy.json says of an attacker" in fedsim("account", "verify", folder).complaint
 

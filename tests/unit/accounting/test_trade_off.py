@@ -113,14 +113,16 @@ def test_the_numbers_of_a_sampled_gaussian() -> None:
     assert rates.tolist() == pytest.approx([0.07319310, 0.22203944, 0.56936703], abs=1e-4)
     assert found.mu >= 1.7907149702807215
     sentence = attacker_sentence(found.to_json(), "user", "add-or-remove-one user")
-    assert "1 in 1,000 users whose text was not trained on names at most 7.33 % of" in sentence
+    assert (
+        "names 1 in 1,000 users whose text was not trained on finds at most 7.33 % of" in sentence
+    )
     assert "1 % likely before is at most 42.6 % sure" in sentence
     marked = attacker_sentence(
         found.to_json(), "user", "zero-out-one", seeded=True, hypothetical=True
     )
     assert marked.startswith("Hypothetical, no guarantee. For an attacker who does not know the ")
     replaced = attacker_sentence(found.to_json(), "user", "replace-one")
-    assert "not trained on (another's was in its place) names" in replaced
+    assert "not trained on (another's was in its place) finds" in replaced
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,12 @@ def test_every_mechanism_pays_for_the_scores_too(
     config = load_config(path)
     materials = load_materials(config.seed, config.data, config.model, "cpu")
     clip = found["strategies"]["uls"]["l2_clip_norm"]
+    best = min(found["mechanisms"], key=lambda row: row["sum_noise"])
+    sized = any("cohort_size" in setting for setting in best["settings"])
+    said = fedsim("plan", path).stdout
+    assert (f"{best['settings'][-1]}, without strategy.cohort_size" in " ".join(said.split())) != (
+        sized
+    )
     for row in found["mechanisms"]:
         settings = tomllib.loads("\n".join(row["settings"]))
         raw = config.model_dump(exclude_none=True)

@@ -94,7 +94,7 @@ def _from_config(
     from fedsim.materials import default_device, load_materials, new_data_seed
     from fedsim.planner.answer import of_data, of_owners, sentences
     from fedsim.planner.compare_strategies import compare_strategies
-    from fedsim.planner.config_file import CLIP_NORM, check_target, write_config
+    from fedsim.planner.config_file import about_clip_norm, check_target, write_config
     from fedsim.planner.owners import plan_owners
 
     loaded = load_config(config, overrides)
@@ -117,7 +117,8 @@ def _from_config(
             )
             answer, show = of_data(comparison), print_plan
             chosen = comparison.chosen.config
-            reasons = (comparison.recommendation.reason, *sentences(comparison), CLIP_NORM)
+            clipped = about_clip_norm(chosen)
+            reasons = (comparison.recommendation.reason, *sentences(comparison), clipped)
     write_config(target, chosen, config.name, reasons)
     if as_json:
         typer.echo(json.dumps({**answer, "config": str(target)}, allow_nan=False))

@@ -12,11 +12,16 @@ from fedsim.utils.files import write_atomically
 
 _MARK = "# Planned by `fedsim plan`"
 
-CLIP_NORM = (
+_CLIP_NORM = (
     "The clip norm is the median norm of users' updates at the starting model, as Charles et al. "
-    "2024 choose it (App. I), not the largest: about half of the updates are clipped at first. "
-    "Without normalise = true the steps grow with it: choose the learning rate anew."
+    "2024 choose it (App. I), not the largest: about half of the updates are clipped at first."
 )
+_GROWS = " Without normalise = true SGD's steps grow with it: choose the learning rate anew."
+
+
+def about_clip_norm(config: Config) -> str:
+    """Return how the clip norm was chosen, and what follows for an SGD learning rate."""
+    return _CLIP_NORM + (_GROWS if config.server.optimizer == "sgd" else "")
 
 
 def check_target(path: Path) -> bool:

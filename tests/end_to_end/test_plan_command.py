@@ -143,7 +143,9 @@ def test_people_get_a_table_and_are_told_what_was_replaced(
         "in the sums of rounds",
     ):
         assert part in done.stdout
-    planned = load_config(config.with_name("mine.plan.toml"))
+    written = config.with_name("mine.plan.toml")
+    assert "choose the learning rate anew" not in written.read_text(encoding="utf-8")
+    planned = load_config(written)
     assert planned.strategy.clip.normalise
     before = small_config(Path(planned.data.source), privacy=PROMISE)
     cheap = before.model_copy(
@@ -155,10 +157,11 @@ def test_people_get_a_table_and_are_told_what_was_replaced(
     assert expected_gradients(planned, materials, build_plan(planned, materials)) == pytest.approx(
         own
     )
-    again = fedsim("plan", config)
+    again = fedsim("plan", config, "--set", 'server.optimizer="sgd"')
     assert again.returncode == 0, again.stderr
     assert "in the place of a former plan" in again.stdout
-    assert not load_config(config.with_name("mine.plan.toml")).strategy.clip.normalise
+    assert not load_config(written).strategy.clip.normalise
+    assert "choose the learning rate anew" in written.read_text(encoding="utf-8")
 
 
 def test_numbers_show_the_two_extremes() -> None:

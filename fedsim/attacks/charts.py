@@ -9,7 +9,7 @@ import numpy as np
 from fedsim.attacks.schema import AttackReport, Curve, Group
 from fedsim.report.charts import UNCOVERED, Axis, Chart, Panel, Point, Series, curve
 from fedsim.report.style import colour
-from fedsim.report.wording import NOT_COVERED, guarantee_text, terms_text
+from fedsim.report.wording import NOT_COVERED, promised_text, terms_text
 
 LEAST_RATE = 1e-3  # where the logarithmic axes begin
 
@@ -20,7 +20,7 @@ def attack_chart(report: AttackReport) -> Chart:
     text = (
         f"AUROC {report.auroc:.3f} ({low:.3f} to {high:.3f}) with {report.samples_per_user} "
         f"samples a user, {report.users_in} trained and {report.users_out} held-out users: "
-        f"{NOT_COVERED}. Promised: {guarantee_text(report.privacy)}; {terms_text(report.privacy)}."
+        f"{NOT_COVERED}. Promised: {promised_text(report.privacy)}."
     )
     if report.bound.auroc is not None:
         text += f" It allows an AUROC of {report.bound.auroc:.3f}."

@@ -49,7 +49,7 @@ def _show(report: AttackReport) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from fedsim.report.wording import guarantee_text, terms_text
+    from fedsim.report.wording import promised_text
 
     console = Console()
     for group in report.groups:
@@ -71,7 +71,7 @@ def _show(report: AttackReport) -> None:
     console.print(
         "m: samples of a user. Last columns: true positive rate at that false positive rate."
     )
-    claimed = f"{guarantee_text(report.privacy)} ({terms_text(report.privacy)})"
+    claimed = promised_text(report.privacy)
     allowed = report.bound.auroc
     console.print(
         f"Promised: {claimed}; it allows an AUROC of {allowed:.3f}."

@@ -179,6 +179,13 @@ def terms_text(privacy: Privacy) -> str:
     )
 
 
+def promised_text(privacy: Privacy) -> str:
+    """Return ε with its terms in one sentence, no number twice, or that there is no guarantee."""
+    value = f"ε = {epsilon_text(privacy.epsilon)} at δ"
+    none = "no guarantee: " if privacy.hypothetical else ""
+    return none + terms_text(privacy).replace("ε at δ", value, 1)
+
+
 NOISE_TEXTS = {
     "seeded": "seeded: whoever knows the seed can recompute the noise and subtract it",
     "secure": "secure: drawn under secret keys of the operating system",

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import tomli_w
@@ -14,6 +15,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from fedsim.accounting.events import RoundCost
+from fedsim.accounting.statement import noise_terms
 from fedsim.accounting.trade_off import TradeOff
 from fedsim.attacks.charts import attack_chart
 from fedsim.attacks.folder import render_attack
@@ -72,7 +74,11 @@ def test_who_was_trained_on_can_be_told_and_a_canary_better(found: dict[str, Any
 @pytest.mark.parametrize("noise", ["seeded", "secure"])
 @pytest.mark.parametrize("trained", ["starting point", "reference"])
 def test_what_another_training_kept_is_not_bounded(
-    attacked: Path, letters: Path, tmp_path: Path, noise: str, trained: str
+    attacked: Path,
+    letters: Path,
+    tmp_path: Path,
+    noise: Literal["seeded", "secure"],
+    trained: str,
 ) -> None:
     """One seed holds out the same users of both runs; secret ones have nothing in common."""
     before = str(shutil.copytree(attacked / "model", tmp_path / "before"))
@@ -89,8 +95,11 @@ def test_what_another_training_kept_is_not_bounded(
     options = ("--reference", before) if trained == "reference" else ()
     said = " ".join(attack(path, "--samples", "1", *options).split())
     bound = json.loads((path / "attack" / "attack.json").read_text(encoding="utf-8"))["bound"]
-    assert "for each user" in said
+    assert said.count("δ = 0.001") == 1
+    assert re.search(r"Promised: ε = [0-9.]+ at δ = 0.001; unit: user; neighbouring", said)
     assert "neighbouring relation: add-or-remove-one user; sampler: Poisson" in said
+    assert "; accountant: pld; " in said
+    assert noise_terms(noise) in said
     assert (bound["auroc"] is None) is (noise == "seeded")
     assert (f"The {trained} was trained before" in bound["reason"]) is (noise == "seeded")
 
@@ -117,7 +126,7 @@ def test_a_model_against_itself_is_guessing(attacked: Path, tmp_path: Path) -> N
 
 def test_the_table_names_the_promise_and_the_page(attacked: Path) -> None:
     printed = attack(attacked, "--samples", "2", "--samples", "1")
-    assert "Promised: No privacy guarantee" in printed
+    assert "Promised: no privacy guarantee (sampler: " in printed
     assert "attack.html" in printed
 
 

@@ -14,6 +14,7 @@ from fedsim.report.wording import (
     epsilon_text,
     guarantee_text,
     privacy_facts,
+    promised_text,
     settings_text,
     terms_text,
 )
@@ -84,6 +85,9 @@ def test_the_terms_of_an_epsilon_are_complete() -> None:
         "; not counted: what the starting point was trained on before"
     )
     assert further.promise == f"{promise.statement} 'start' has a promise of its own"
+    assert promised_text(promise) == f"ε = 8.00 {terms_text(promise).removeprefix('ε ')}"
+    supposed = promised_text(promise.model_copy(update={"hypothetical": True}))
+    assert supposed.startswith("no guarantee: hypothetical ε = 8.00 at δ = 1e-5; unit: user; ")
     facts = dict(privacy_facts(promise))
     assert facts["Denominator"] == "fixed, denominator = 128"
     assert facts["Noise multiplier"] == "0.84"
@@ -93,4 +97,5 @@ def test_the_terms_of_an_epsilon_are_complete() -> None:
 def test_no_guarantee_is_said_in_words() -> None:
     assert guarantee_text(non_private()) == "No privacy guarantee"
     assert "no privacy guarantee" in terms_text(non_private())
+    assert promised_text(non_private()) == terms_text(non_private())
     assert dict(privacy_facts(non_private()))["ε"] == "none"

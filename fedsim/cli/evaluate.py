@@ -70,8 +70,9 @@ def _show(answer: dict[str, Any], console: Console) -> None:
 
 
 def _show_personalisation(answer: dict[str, Any], console: Console) -> None:
+    settings = ", ".join(f"{key.replace('_', ' ')} {v}" for key, v in answer["settings"].items())
     table = Table(
-        title=f"Personalised for {answer['users']} held-out users ({answer['settings']})",
+        title=f"Personalised for {answer['users']} held-out users ({settings})",
         title_justify="left",
     )
     for head in ("", "loss without", "personalised", "users helped"):

@@ -134,5 +134,6 @@ def test_with_fused_attention_nothing_of_a_run_computes_the_other(
     run(config, tmp_path / "run")
     done = fedsim("evaluate", tmp_path / "run", "--personalise", "1")
     assert done.returncode == 0, done.stderr
+    assert "(epochs 1, batch size 8, learning rate 0.1)" in " ".join(done.stdout.split())
     with pytest.raises(AssertionError, match="keeps its weights"):  # where it would have been seen
         run(small_config(speeches, strategy={"rounds": 2}), tmp_path / "eager")

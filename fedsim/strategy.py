@@ -88,7 +88,12 @@ def build_plan(config: Config, materials: Materials) -> RoundPlan:
 
 
 def plan_terms(
-    config: Config, plan: RoundPlan, epsilon: float = math.inf, *, scored: bool = True
+    config: Config,
+    plan: RoundPlan,
+    epsilon: float = math.inf,
+    *,
+    scored: bool = True,
+    drawn: bool = True,
 ) -> PrivacyTerms:
     """Return what an ε of all rounds of a plan is said with, at the config's δ.
 
@@ -97,6 +102,7 @@ def plan_terms(
         plan: the rounds.
         epsilon: inf where none is certified, or where it stands elsewhere.
         scored: whether ε is of the plan's private scores too.
+        drawn: whether there are coins and noise already: of those to come none is secret yet.
     """
     scores = len(plan.score_rounds) if scored and plan.selection is None else 0
     return PrivacyTerms.of(
@@ -108,7 +114,7 @@ def plan_terms(
         epsilon=epsilon,
         accountant=plan.accountant,
         relation=plan.relation,
-        noise=plan.entropy,
+        noise=plan.entropy if drawn or plan.entropy == "seeded" else None,
         unit=config.data.unit,
     )
 

@@ -118,7 +118,7 @@ def statement(one: Candidate) -> str:
     privacy = one.config.privacy
     if privacy.epsilon is None or privacy.delta is None:
         raise AssertionError("a candidate has a promise")
-    return plan_terms(one.config, one.plan, privacy.epsilon).sentence()
+    return plan_terms(one.config, one.plan, privacy.epsilon, drawn=False).sentence()
 
 
 def _strategy(comparison: StrategyComparison, one: Candidate) -> dict[str, Any]:

@@ -148,4 +148,5 @@ def _weighed(config: Config, materials: Materials) -> GroupSize:
 
 
 def _promised(config: Config, materials: Materials) -> str:
-    return plan_terms(config, tried(config, materials), config.privacy.epsilon or 0.0).sentence()
+    plan, epsilon = tried(config, materials), config.privacy.epsilon or 0.0
+    return plan_terms(config, plan, epsilon, drawn=False).sentence()

@@ -98,9 +98,9 @@ class Search:
         delta = self.cells[0].config.privacy.delta or 0.0
         return epsilon_of_composition(costs, delta, self.plan.accountant, self.plan.relation)
 
-    def sentence(self) -> str:
+    def sentence(self, *, drawn: bool = False) -> str:
         """Say what the search costs, and what each trial is trained with because of it."""
-        terms = plan_terms(self.cells[0].config, self.plan, self.epsilon)
+        terms = plan_terms(self.cells[0].config, self.plan, self.epsilon, drawn=drawn)
         return (
             f"A search among {len(self.cells)} candidates. {terms.sentence()} A run by itself with "
             f"that noise, and its score, would have ε = {self.epsilon_of_trial:.4g} under the same "
@@ -370,7 +370,7 @@ def _write_result(search: Search, out: Path) -> None:
         "candidates": [dict(cell.settings) for cell in search.cells],
         "noise_multiplier": search.plan.noise_multiplier,
         "epsilon_of_a_trial_by_itself": search.epsilon_of_trial,
-        "search": search.sentence(),
+        "search": search.sentence(drawn=True),
         "winner": WINNER,
     }
     write_atomically(out / RESULT, json.dumps(result, indent=1, ensure_ascii=False) + "\n")

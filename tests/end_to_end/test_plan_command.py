@@ -100,7 +100,8 @@ def test_the_planned_config_runs_as_it_is(
 
 def test_private_norms_are_taken_off(config: Path, materials: Materials, tmp_path: Path) -> None:
     out = tmp_path / "private.toml"
-    found = fedsim_json("plan", config, "--private-norms", "1.5", "--out", out)
+    secret = ("--set", "privacy.noise='secure'")
+    found = fedsim_json("plan", config, "--private-norms", "1.5", "--out", out, *secret)
     norms = found["gradient_norms"]
     assert norms["private"]
     assert norms["epsilon"] == 1.5
@@ -112,6 +113,7 @@ def test_private_norms_are_taken_off(config: Path, materials: Materials, tmp_pat
     for one in found["strategies"].values():
         assert one["epsilon"] == 4.5
         assert one["signal"] is None  # another query, which nobody paid for
+        assert one["statement"].endswith("It takes coins and noise that stay secret.")
     assert "ε = 6, δ = 0.001)-differentially private by basic composition" in found["notes"][0]
     assert "ε = 6, δ = 0.001" in out.read_text(encoding="utf-8").replace("\n# ", " ")
 

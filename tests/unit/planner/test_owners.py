@@ -69,9 +69,10 @@ def test_the_command_writes_a_config_that_runs(mails: Path, tmp_path: Path) -> N
         privacy=PRIVACY,
         data={"owners_column": "readers"},
     )
-    done = fedsim("plan", config, "--json")
+    done = fedsim("plan", config, "--json", "--set", "privacy.noise='secure'")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
+    assert found["statement"].endswith("It takes coins and noise that stay secret.")
     written = load_config(tmp_path / "c.plan.toml")
     assert written.strategy.group_size == found["recommendation"]["group_size"]
     assert "Every owner has" in found["statement"]

@@ -343,6 +343,10 @@ def test_what_a_search_says_before_it_begins_has_all_terms(speeches: Path, tmp_p
     assert done.returncode == 0, done.stderr
     assert "Hypothetical, not a guarantee for this run" in done.stdout
     assert "by the pld accountant" in done.stdout
+    drawn = "--set=privacy.noise='secure'"
+    done = fedsim("tune", config, "--vary", RATES, "--dry-run", drawn)
+    assert "It takes coins and noise that stay secret." in done.stdout
+    assert "are secret" not in done.stdout
 
 
 def test_a_search_does_not_go_on_over_other_text(speeches: Path, tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ def test_with_hardly_any_noise_losses_tell_the_coins(
 
 
 def test_the_plan_stays_but_for_who_is_there(
-    speeches: Path, monkeypatch: pytest.MonkeyPatch
+    speeches: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     seen: list[RoundPlan] = []
 
@@ -125,6 +125,7 @@ def test_the_plan_stays_but_for_who_is_there(
             np.testing.assert_array_equal(planted.pool[: len(plan.pool)], plan.pool)
             assert (planted.cost, planted.noise_stddev) == (plan.cost, plan.noise_stddev)
             assert (planted.estimator, planted.seed) == (plan.estimator, plan.seed)
+    assert "the data have" not in caplog.text  # nobody declared a number
 
 
 @pytest.fixture(scope="module")

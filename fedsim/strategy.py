@@ -263,7 +263,8 @@ def public_size(
     The other relations do not hide it.
     """
     if declared is not None:
-        warn_if_far(declared, counted, field, noun)
+        expected = config.strategy.cohort_size or config.strategy.batch_size
+        warn_if_far(declared, counted, field, noun, expected)
         return declared, f"The number of {noun}, {declared}, was declared public ({field})."
     relation = neighbours(config)
     if relation is Relation.FIXED_GRAPH:
@@ -281,14 +282,15 @@ def public_size(
     return counted, sentence
 
 
-def warn_if_far(declared: int, counted: int, field: str, noun: str) -> None:
+def warn_if_far(declared: int, counted: int, field: str, noun: str, expected: float | None) -> None:
     """Say to who runs it, in the log alone, that the data are far from a declared number."""
     if not 0.8 * declared <= counted <= 1.25 * declared:
+        meant = expected or 100.0
         log.warning(
-            "%s = %d: the data have %d, which no ε covers. Rates and denominators are of the "
-            "declared number: ε holds, but a round draws %.3g times as many %s as it divides "
-            "by, and a plan or a budget of gradients is for other data.",
-            *(field, declared, counted, counted / declared, noun),
+            "%s = %d, but the data have %d (no ε covers this number: keep it to yourself). The "
+            "promise holds, but where the noise of a round is for %g %s, about %.3g take part; "
+            "correct it if it is a mistake.",
+            *(field, declared, counted, meant, noun, meant * counted / declared),
         )
 
 

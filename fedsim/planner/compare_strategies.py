@@ -97,7 +97,8 @@ def compare_strategies(
     check_budget(budget)
     declared = config.privacy.declared_num_users
     if declared is not None and private_norms is None:  # tried plans say nothing, a run would
-        warn_if_far(declared, materials.split.num_users, "privacy.declared_num_users", "users")
+        field, counted = "privacy.declared_num_users", materials.split.num_users
+        warn_if_far(declared, counted, field, "users", config.strategy.cohort_size)
     smallest = enough(lambda size: as_uls(config, size), materials, budget, 1)
     els_size = median_user_size(materials)
     els_size = enough(lambda size: as_els(config, size), materials, budget, els_size)

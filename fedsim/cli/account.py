@@ -12,6 +12,7 @@ from rich.console import Console
 from fedsim.accounting.planning import delta_of_population
 from fedsim.accounting.trade_off import attacker_sentence
 from fedsim.cli.answers import Question, answer, curve_json, curve_table
+from fedsim.cli.compare import SeveralNumbers
 from fedsim.cli.output import Json, status_when_slow
 from fedsim.errors import ConfigError
 from fedsim.sampling import (
@@ -57,7 +58,7 @@ TradeOffFlag = Annotated[
 ]
 
 
-@app.command()
+@app.command(cls=SeveralNumbers)
 def uls(
     *,
     rounds: Rounds,
@@ -137,7 +138,7 @@ def uls(
     _answer(question, epsilon, delta, users, tradeoff=tradeoff, as_json=as_json)
 
 
-@app.command()
+@app.command(cls=SeveralNumbers)
 def els(
     *,
     rounds: Rounds,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fedsim.sweep.jobs import Runner
 
 FAILED, WRONG_INPUT, BUDGET_SPENT = 1, 2, 3
-_SEVERAL = ("--epsilon", "--budget")
+_SEVERAL = ("--epsilon", "--delta", "--budget")
 
 
 class SweepGrid(StrEnum):
@@ -193,8 +193,8 @@ def _say_what_went_wrong(result: Sweep, out: Path) -> int:
 
 
 def _are_numbers(text: str) -> bool:
-    """Whether it is what `--epsilon` takes: a number, or several with commas between."""
+    """Whether it is what such an option takes: numbers with commas between, or n^-x."""
     try:
-        return bool([float(part) for part in text.split(",")])
+        return bool([float(part) for part in text.removeprefix("n^").split(",")])
     except ValueError:
         return False

@@ -88,6 +88,8 @@ def test_several_targets_are_a_curve() -> None:
     command = f"{ULS} --delta 1e-6 --sampling-probability 0.02 --epsilon 0.3 --epsilon 1"
     found = answer(command)
     assert found["delta"] == [1e-5, 1e-6, 1e-5, 1e-6]
+    after_one = "--delta 1e-5 n^-2 --users 1000 --cohort-size 20 --epsilon 0.3 1"
+    assert answer(f"uls --rounds 100 {after_one}") == found
     assert [point["delta"] for point in found["curve"]] == found["delta"]
     noises = found["noise_multiplier"]
     assert noises[0] < noises[1] and noises[2] < noises[3] and noises[2] < noises[0]

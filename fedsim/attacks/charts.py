@@ -68,10 +68,11 @@ def shown_curves(report: AttackReport) -> list[tuple[str, Curve]]:
 
 
 def _roc(report: AttackReport, key: str, title: str, caption: str, *, log: bool) -> Panel:
-    series = [
-        _line(name, zip(curve.false_positive_rates, curve.true_positive_rates, strict=True), index)
-        for index, (name, curve) in enumerate(shown_curves(report))
-    ]
+    series = []
+    for index, (name, found) in enumerate(shown_curves(report)):
+        rates = zip(found.false_positive_rates, found.true_positive_rates, strict=True)
+        # Of n held-out users the least rate above 0 is 1/n: nothing was measured left of it.
+        series.append(_line(name, [pair for pair in rates if pair[0] > 0.0 or not log], index))
     diagonal = np.geomspace(LEAST_RATE, 1.0, 50).tolist()
     series.append(curve("guessing", zip(diagonal, diagonal, strict=True), width=1))
     bound = report.privacy.trade_off

@@ -151,8 +151,12 @@ def test_a_page_with_a_guarantee_has_its_terms_and_its_bound(found: dict[str, An
     for panel in (linear, log):
         assert [series.name for series in panel.series] == names
         curve = report.groups[0].curves[0]
-        assert [point.at for point in panel.series[0].points] == [*curve.false_positive_rates]
-        assert [point.value for point in panel.series[0].points] == [*curve.true_positive_rates]
+        skip = curve.false_positive_rates.count(0.0) if panel is log else 0
+        rates = curve.false_positive_rates[skip:], curve.true_positive_rates[skip:]
+        assert [point.at for point in panel.series[0].points] == [*rates[0]]
+        assert [point.value for point in panel.series[0].points] == [*rates[1]]
+    assert linear.series[0].points[0].at == 0.0
+    assert log.series[0].points[0].at == pytest.approx(1 / report.groups[0].users_out)
     assert (linear.x.log, log.x.log) == (False, True)
 
 

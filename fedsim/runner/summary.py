@@ -420,12 +420,14 @@ def _data(config: Config, materials: Materials, plan: RoundPlan) -> DataSummary:
 
 def _model(config: Config, materials: Materials, state: ServerState) -> ModelSummary:
     trainable = sum(value.numel() for value in state.parameters.values())
+    # Of adapters that were there before the config does not say it; B has a column for each rank.
+    ranks = [value.shape[-1] for name, value in state.parameters.items() if ".lora_B." in name]
     return ModelSummary(
         name=config.model.name_or_path,
         parameters=materials.model.num_parameters,
         trainable_parameters=trainable,
         trainable_pattern=config.model.trainable,
-        lora_rank=config.model.lora_rank,
+        lora_rank=config.model.lora_rank or max(ranks, default=0),
         origin=" ".join([materials.model.origin, *materials.earlier_training]),
     )
 

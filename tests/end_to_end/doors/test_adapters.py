@@ -161,6 +161,7 @@ def test_a_run_starts_from_a_folder_of_adapters(
     assert second.report.utility.initial.loss == pytest.approx(ended, rel=1e-6)
     assert second.report.utility.final.loss != second.report.utility.initial.loss
     assert second.adapter is not None
+    assert [run.report.model.lora_rank for run in (first, second)] == [2, 2]
     assert (second.path / "model").exists()
     assert not any("went on" in sentence for sentence in first.report.privacy.assumptions)
     card = (second.adapter / "README.md").read_text(encoding="utf-8")

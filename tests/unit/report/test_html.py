@@ -182,6 +182,20 @@ def test_what_was_dropped_and_left_out_is_counted() -> None:
     assert re.search(r"Non-finite updates left out</dt><dd>1<", text)
 
 
+@pytest.mark.parametrize(
+    ("rank", "pattern", "said"),
+    [
+        (0, "all", "all"),
+        (4, "all", "the adapters alone, of rank 4"),
+        (4, "lora_|ln_f", "lora_|ln_f"),
+    ],
+)
+def test_what_is_trained_is_said(rank: int, pattern: str, said: str) -> None:
+    changes = {"lora_rank": rank, "trainable_pattern": pattern}
+    text = own(render_run(report(model=report().model.model_copy(update=changes)), metrics()))
+    assert f"<dt>Which are trained</dt><dd>{said}</dd>" in text
+
+
 def test_a_diverged_run_without_rounds_still_renders() -> None:
     lost = scores(3.0).model_copy(update={"loss": float("nan"), "perplexity": float("inf")})
     text = own(render_run(report(utility=Utility(initial=lost, final=lost)), ()))

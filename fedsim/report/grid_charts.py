@@ -18,7 +18,7 @@ from fedsim.report.charts import (
     in_rows,
     start_levels,
 )
-from fedsim.report.grid_result import INTERVAL_NOTE, CellResult, GridResult, Interval, terms
+from fedsim.report.grid_result import INTERVAL_NOTE, CellResult, GridResult, Interval, alike, terms
 from fedsim.report.schema import is_finite
 from fedsim.report.style import colour, dash, shorten
 from fedsim.report.wording import NOT_COVERED, epsilon_text
@@ -86,7 +86,7 @@ class Slice:
 
 def grid_chart(result: GridResult) -> Chart:
     """Return the picture: a row of panels over ε and one over budgets, or a row for each line."""
-    notes = [f"{text}." for text in terms(result)]
+    notes = [f"{text}." for text in terms(result.lines)]
     return Chart(
         [row for group in grid_panels(result) for row in in_rows(group.panels)],
         [*notes, INTERVAL_NOTE, UNCOVERED, *result.notes],
@@ -230,7 +230,7 @@ def _panels(lines: Sequence[CellResult], over: Over) -> list[Panel]:
         Panel(
             f"{over}-{number}",
             part.title or title,
-            _caption(part.lines),
+            _caption(part.lines, lines),
             [one for curve in part.curves if (one := _series(curve, span, reach)) is not None],
             x=Axis(label, log=True, limits=reach, ticks=ticks),
             y=Axis(LOSS, limits=(span[0], top)),
@@ -259,7 +259,7 @@ def _rows(lines: Sequence[CellResult]) -> Panel:
     return Panel(
         "lines",
         "Held-out loss",
-        _caption(lines),
+        _caption(lines, lines),
         [
             Series(shorten(line.name, 44), [_point(row, loss, line)], colour(row), marks=True)
             for row, line in enumerate(lines)
@@ -325,6 +325,7 @@ def _starts(lines: Iterable[CellResult]) -> list[Level]:
     return start_levels(kept)
 
 
-def _caption(lines: Iterable[CellResult]) -> str:
-    said = dict.fromkeys(f"{line.source}: {line.terms}." for line in lines if line.terms)
-    return " ".join([*said, UNCOVERED])
+def _caption(shown: Iterable[CellResult], lines: Sequence[CellResult]) -> str:
+    names = {line.name for line in shown}
+    groups = [(label, of) for label, of in alike(lines) if any(one.name in names for one in of)]
+    return " ".join([*(f"{label}: {of[0].terms}." for label, of in groups), UNCOVERED])

@@ -10,6 +10,7 @@ from fedsim.report.grid_result import (
     INTERVAL_NOTE,
     CellResult,
     GridResult,
+    alike,
     grid_table,
     terms,
 )
@@ -31,13 +32,13 @@ class Promise:
     """What lines of one config and the same terms promise.
 
     Attributes:
-        source: the config's name.
+        label: what its lines are called.
         headline: every ε with δ and unit, or that there is none.
         guaranteed: whether there is an ε of what has run.
         facts: a term, its value.
     """
 
-    source: str
+    label: str
     headline: str
     guaranteed: bool
     facts: tuple[tuple[str, str], ...]
@@ -50,7 +51,7 @@ def render_grid(result: GridResult) -> str:
         result=result,
         promises=promises(result),
         table=grid_table(result),
-        terms=terms(result),
+        terms=terms(result.lines),
         notes=(INTERVAL_NOTE, UTILITY_NOTE),
         groups=[(group, plots(group.panels)) for group in grid_panels(result)],
         uncovered=UNCOVERED,
@@ -61,13 +62,8 @@ def render_grid(result: GridResult) -> str:
 
 
 def promises(result: GridResult) -> list[Promise]:
-    """Return what each config promises; lines of which no run ended promise nothing."""
-    alike: dict[tuple[object, ...], list[CellResult]] = {}
-    for line in result.lines:
-        if line.losses:
-            key = (line.source, line.terms, line.delta, line.hypothetical)
-            alike.setdefault(key, []).append(line)
-    return [_promise(lines) for lines in alike.values()]
+    """Return what lines of each config promise; those of which no run ended promise nothing."""
+    return [_promise(label, lines) for label, lines in alike(result.lines)]
 
 
 def trial_rows(result: GridResult) -> tuple[list[str], list[tuple[str, list[str]]]]:
@@ -96,11 +92,11 @@ def runs(line: CellResult) -> list[tuple[str, str]]:
     return [*ended, *((line.name, f"failed: {reason}") for reason in line.failures)]
 
 
-def _promise(lines: list[CellResult]) -> Promise:
+def _promise(label: str, lines: list[CellResult]) -> Promise:
     first = lines[0]
     if first.epsilon is None:
         sampler = ("Sampler", first.sampler or NOTHING)
-        return Promise(first.source, NO_GUARANTEE, guaranteed=False, facts=(sampler,))
+        return Promise(label, NO_GUARANTEE, guaranteed=False, facts=(sampler,))
     # Lines without a guarantee have other terms: all of these have an ε.
     values = sorted({line.epsilon for line in lines if line.epsilon is not None})
     texts = ", ".join(dict.fromkeys(epsilon_text(value) for value in values))
@@ -118,7 +114,7 @@ def _promise(lines: list[CellResult]) -> Promise:
         ("Source of noise", NOISE_TEXTS[first.noise or "none"]),
         ("Noise multiplier", ", ".join(f"{value:.4g}" for value in noise) or NOTHING),
     )
-    return Promise(first.source, headline, guaranteed=not first.hypothetical, facts=facts)
+    return Promise(label, headline, guaranteed=not first.hypothetical, facts=facts)
 
 
 def _loss_text(loss: float) -> str:

@@ -193,16 +193,39 @@ def cells(line: CellResult) -> list[str]:
     ]
 
 
-def terms(result: GridResult) -> list[str]:
-    """Return what every ε is an ε of, each config's name in front."""
-    return list(
-        dict.fromkeys(f"{line.source}: {line.terms}" for line in result.lines if line.terms)
-    )
+def alike(lines: Sequence[CellResult]) -> list[tuple[str, list[CellResult]]]:
+    """Return the lines of each config and the same terms, with what their names have in common.
+
+    Where a line with other terms has all that in its name too, the label is all of their names.
+    """
+    groups: dict[tuple[str, str], list[CellResult]] = {}
+    for line in lines:
+        if line.terms:
+            groups.setdefault((line.source, line.terms), []).append(line)
+    return [(_label(group, lines), group) for group in groups.values()]
+
+
+def _label(group: Sequence[CellResult], lines: Sequence[CellResult]) -> str:
+    shared = _shared(group)
+    others = [line for line in lines if line.terms and line.terms != group[0].terms]
+    if any(set(shared) <= set(line.name.split(",")) for line in others):
+        return "; ".join(line.name for line in group)
+    return ",".join(shared) or group[0].source
+
+
+def _shared(lines: Sequence[CellResult]) -> list[str]:
+    first, *others = (line.name.split(",") for line in lines)
+    return [part for part in first if all(part in name for name in others)]
+
+
+def terms(lines: Sequence[CellResult]) -> list[str]:
+    """Return what every ε is an ε of, behind what the lines of it are called."""
+    return [f"{label}: {group[0].terms}" for label, group in alike(lines)]
 
 
 def captions(result: GridResult) -> list[str]:
     """Return what has to be read with the table: terms, tuning, failures, notes."""
-    lines = [*terms(result), INTERVAL_NOTE, UTILITY_NOTE]
+    lines = [*terms(result.lines), INTERVAL_NOTE, UTILITY_NOTE]
     tuning = result.tuning
     if tuning is not None:
         cost = f"{tuning.runs} runs, {tuning.gradients:,} gradients, {tuning.seconds:,.0f} s"
@@ -221,14 +244,15 @@ def grid_table(result: GridResult) -> Table:
 
 def terminal_table(result: GridResult) -> Table:
     """Return the table with short names: what all lines have in common stands above it once."""
-    table = grid_table(result)
-    names = [row[0].split(",") for row in table.rows]
-    shared = [part for part in names[0] if all(part in name for name in names)] if names else []
+    shared = _shared(result.lines) if result.lines else []
+    names = [line.name.split(",") for line in result.lines]
     short = [",".join(part for part in name if part not in shared) for name in names]
     if not shared or not all(short):
-        return table
-    rows = [[name, *row[1:]] for name, row in zip(short, table.rows, strict=True)]
-    return replace(table, rows=rows, notes=[f"Every line: {', '.join(shared)}.", *table.notes])
+        return grid_table(result)
+    lines = zip(result.lines, short, strict=True)
+    renamed = tuple(line.model_copy(update={"name": name}) for line, name in lines)
+    table = grid_table(result.model_copy(update={"lines": renamed}))
+    return replace(table, notes=[f"Every line: {', '.join(shared)}.", *table.notes])
 
 
 def records(result: GridResult) -> list[dict[str, object]]:

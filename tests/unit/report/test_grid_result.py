@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from fedsim.report.grid_charts import grid_panels
+from fedsim.report.grid_page import promises
 from fedsim.report.grid_result import (
     CellResult,
     GridResult,
@@ -19,6 +21,7 @@ from fedsim.report.grid_result import (
     grid_table,
     interval,
     terminal_table,
+    terms,
     with_reports,
 )
 from tests.unit.report.grid_samples import grid, line
@@ -108,6 +111,29 @@ def test_runs_that_stopped_early_and_trials_that_failed_are_said() -> None:
     said = captions(measurement.model_copy(update={"lines": (stopped, *others), "tuning": tuning}))
     assert "Stopped early: a,seed=1: the budget ended after 3 of 9" in said
     assert "2 of them failed: that is at least what they took." in " ".join(said)
+
+
+def test_terms_are_named_as_the_rows_are() -> None:
+    """By what the names of their lines share, unless a line with other terms shares it too."""
+    one = tuple(line("mine", name=name, budget="64") for name in ("uls", "els"))
+    other = one[1].model_copy(update={"terms": "ε of els"})
+    result = grid().model_copy(update={"lines": (one[0], other)})
+    assert terms(result.lines) == [
+        f"mine,name=uls,budget=64: {one[0].terms}",
+        "mine,name=els,budget=64: ε of els",
+    ]
+    assert [promise.label for promise in promises(result)] == [one.name for one in result.lines]
+    assert terminal_table(result).notes[1:3] == [f"name=uls: {one[0].terms}", "name=els: ε of els"]
+    lines = tuple(line("mine", epsilon=value, budget="64") for value in ("1", "4"))
+    assert terms(lines) == [f"mine,budget=64: {one[0].terms}"]
+    assert terminal_table(result.model_copy(update={"lines": lines})).notes[1].startswith("mine: ")
+    (rows,) = grid_panels(result)[0].panels
+    assert f"mine,name=els,budget=64: {other.terms}. " in rows.caption
+    mixed = (*lines, one[0], other)
+    assert [said.partition(": ")[0] for said in terms(mixed)] == [
+        "; ".join(line.name for line in mixed[:3]),
+        other.name,
+    ]
 
 
 def test_json_reads_back_and_csv_has_every_line() -> None:

@@ -18,7 +18,14 @@ from fedsim.report.charts import (
     in_rows,
     start_levels,
 )
-from fedsim.report.grid_result import INTERVAL_NOTE, CellResult, GridResult, Interval, alike, terms
+from fedsim.report.grid_result import (
+    CellResult,
+    GridResult,
+    Interval,
+    alike,
+    interval_note,
+    terms,
+)
 from fedsim.report.schema import is_finite
 from fedsim.report.style import colour, dash, shorten
 from fedsim.report.wording import NOT_COVERED, epsilon_text
@@ -89,7 +96,7 @@ def grid_chart(result: GridResult) -> Chart:
     notes = [f"{text}." for text in terms(result.lines)]
     return Chart(
         [row for group in grid_panels(result) for row in in_rows(group.panels)],
-        [*notes, INTERVAL_NOTE, UNCOVERED, *result.notes],
+        [*notes, interval_note(result.lines), UNCOVERED, *result.notes],
     )
 
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from fedsim.report.grid_charts import UNCOVERED, grid_panels
 from fedsim.report.grid_result import (
-    INTERVAL_NOTE,
     CellResult,
     GridResult,
     alike,
     grid_table,
+    interval_note,
     terms,
 )
 from fedsim.report.html import render_page
@@ -52,7 +52,7 @@ def render_grid(result: GridResult) -> str:
         promises=promises(result),
         table=grid_table(result),
         terms=terms(result.lines),
-        notes=(INTERVAL_NOTE, UTILITY_NOTE),
+        notes=(interval_note(result.lines), UTILITY_NOTE),
         groups=[(group, plots(group.panels)) for group in grid_panels(result)],
         uncovered=UNCOVERED,
         tried=trial_rows(result),

@@ -23,10 +23,6 @@ TERMS = (
     "hypothetical",
 )
 HEADS = ("setting", "ε", "gradients a round", "chosen", "seeds", "held-out loss", "top-1")
-INTERVAL_NOTE = (
-    "Losses and accuracies are means over seeds, with Student's 95 % interval; a seed has coins, "
-    "noise and a split of its own."
-)
 
 
 class Interval(Record):
@@ -189,7 +185,7 @@ def cells(line: CellResult) -> list[str]:
         ", ".join(f"{key} = {value}" for key, value in line.chosen.items()) or NOTHING,
         _seeds(line),
         _interval(line.loss, 1.0, 4),
-        _interval(line.accuracy, 100.0, 1),
+        _interval(line.accuracy, 100.0, 1, " %"),
     ]
 
 
@@ -223,9 +219,21 @@ def terms(lines: Sequence[CellResult]) -> list[str]:
     return [f"{label}: {group[0].terms}" for label, group in alike(lines)]
 
 
+def interval_note(lines: Sequence[CellResult]) -> str:
+    """Return what losses and accuracies are, with the number of seeds that a mean is over."""
+    counts = {count for line in lines if (count := sum(map(math.isfinite, line.losses)))} or {0}
+    least, most = min(counts), max(counts)
+    span = f"{most}" if least == most else f"{least} to {most}"
+    means = f"means over {span} seeds, with Student's 95 % interval"
+    return (
+        f"Losses and accuracies are {means if most > 1 else 'of one seed, without an interval'}; "
+        "a seed has coins, noise and a split of its own."
+    )
+
+
 def captions(result: GridResult) -> list[str]:
     """Return what has to be read with the table: terms, tuning, failures, notes."""
-    lines = [*terms(result.lines), INTERVAL_NOTE, UTILITY_NOTE]
+    lines = [*terms(result.lines), interval_note(result.lines), UTILITY_NOTE]
     tuning = result.tuning
     if tuning is not None:
         cost = f"{tuning.runs} runs, {tuning.gradients:,} gradients, {tuning.seconds:,.0f} s"
@@ -291,10 +299,10 @@ def _seeds(line: CellResult) -> str:
     return ", ".join(parts)
 
 
-def _interval(value: Interval | None, scale: float, digits: int) -> str:
+def _interval(value: Interval | None, scale: float, digits: int, unit: str = "") -> str:
     if value is None:
         return NOTHING
     mean = f"{scale * value.mean:.{digits}f}"
     if value.low == value.high:
-        return mean
-    return f"{mean} ± {scale * (value.high - value.mean):.{digits}f}"
+        return f"{mean}{unit}"
+    return f"{mean} ± {scale * (value.high - value.mean):.{digits}f}{unit}"

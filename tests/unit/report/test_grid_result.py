@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from fedsim.report.grid_charts import grid_panels
+from fedsim.report.grid_charts import grid_chart, grid_panels
 from fedsim.report.grid_page import promises
 from fedsim.report.grid_result import (
     CellResult,
@@ -85,6 +85,8 @@ def _measurement() -> GridResult:
 def test_what_diverged_and_what_failed_is_shown() -> None:
     page = grid_table(_measurement()).markdown()
     assert "3, 1 diverged" in page
+    assert "| 4.1000 ± 1.2706 | 25.0 ± 63.5 % |" in page
+    assert "means over 2 seeds, with Student's 95 % interval" in page
     assert "0, 1 failed" in page
     assert "Failed: b,seed=0: RuntimeError: no" in page
     assert "ε at δ = 1e-4; unit: user" in page
@@ -100,6 +102,21 @@ def test_a_seed_without_a_finite_epsilon_leaves_none_to_the_line(place: int) -> 
     found = with_reports(line(losses=()), reports)
     assert found.epsilon is None
     assert "none" in cells(found)
+
+
+@pytest.mark.parametrize(
+    ("losses", "said"),
+    [
+        ([(3.0,)], "of one seed, without an interval; "),
+        ([(3.0, 3.1), (math.nan, 3.2)], "means over 1 to 2 seeds, with Student's 95 % interval; "),
+    ],
+)
+def test_the_note_has_the_number_of_seeds(losses: list[tuple[float, ...]], said: str) -> None:
+    lines = tuple(line(f"{number}", losses=values) for number, values in enumerate(losses))
+    result = grid().model_copy(update={"lines": lines})
+    assert f"accuracies are {said}" in " ".join(captions(result))
+    assert any(said in note for note in grid_chart(result).notes)
+    assert cells(line(losses=(3.0,)))[-1] == "20.0 %"
 
 
 def test_runs_that_stopped_early_and_trials_that_failed_are_said() -> None:

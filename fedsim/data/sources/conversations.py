@@ -5,11 +5,17 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from fedsim.errors import ConfigError
 from fedsim.utils.json_text import parse_json
 
 # Of other forms of conversations. A message may have any key, so no other is shown in an error.
 _OTHER_KEYS = ("from", "value", "author", "text", "message")
+_ROLES = ("assistant", "developer", "function", "system", "tool", "user")  # another may be a name
+_KINDS = {type(None): "null", str: "a string", list: "a list", dict: "an object"}
+_WANTED = "lists of messages, each with a role and a content that are strings"
+
+
+class RowError(ValueError):
+    """A row is no conversation: the config's key and value, what the row holds, what is wanted."""
 
 
 def messages_text(value: object, field: str) -> str | None:
@@ -21,7 +27,7 @@ def messages_text(value: object, field: str) -> str | None:
         field: the config's key and value, for errors.
 
     Raises:
-        ConfigError: it is something else.
+        RowError: it is something else.
     """
     messages = _messages(value, field)
     if not messages:
@@ -41,16 +47,14 @@ def answer_text(prompt: object, completion: object, prompts: str, completions: s
         completions: those of the completions.
 
     Raises:
-        ConfigError: they are something else, or of two kinds.
+        RowError: they are something else, or of two kinds.
     """
     if prompt is None or completion is None:
         return None
     if not (isinstance(prompt, str) and isinstance(completion, str)):
         if isinstance(prompt, str) or isinstance(completion, str):
-            raise ConfigError(
-                f"{prompts}, {completions}: one holds strings and the other does not; wanted: "
-                "strings in both, or lists of messages in both"
-            )
+            wanted = "strings in both, or lists of messages in both"
+            raise RowError(f"{prompts}, {completions}", "a string in one alone", wanted)
         prompt, completion = _messages(prompt, prompts), _messages(completion, completions)
     if isinstance(prompt, str) and isinstance(completion, str):
         prompt, completion = whole_text(prompt), whole_text(completion)
@@ -64,22 +68,32 @@ def _messages(value: object, field: str) -> list[dict[str, str]] | None:
         try:
             value = parse_json(value)
         except ValueError:
-            raise _wrong(field, "strings") from None
+            raise RowError(field, "a string", _WANTED) from None
     if value is None:
         return None
     if not isinstance(value, list):
-        raise _wrong(field, f"{type(value).__name__} values")
-    return [_message(message, field) for message in value]
+        raise RowError(field, _kind(value), _WANTED)
+    return [_message(message, number, field) for number, message in enumerate(value, start=1)]
 
 
-def _message(message: Any, field: str) -> dict[str, str]:  # noqa: ANN401  (whatever a row holds)
+def _message(message: Any, number: int, field: str) -> dict[str, str]:  # noqa: ANN401
+    named = f"message {number}"
     if not isinstance(message, dict):
-        raise _wrong(field, f"lists of {type(message).__name__}")
-    role, content = message.get("role"), message.get("content")
-    if not (isinstance(role, str) and isinstance(content, str)):
-        known = " and ".join(key for key in _OTHER_KEYS if key in message)
-        raise _wrong(field, f"messages with the keys {known}" if known else "other messages")
-    return {"role": role, "content": whole_text(content)}
+        raise RowError(field, f"{named} is {_kind(message)}", _WANTED)
+    known = " and ".join(key for key in _OTHER_KEYS if key in message)
+    for key in ("role", "content"):
+        if key not in message:
+            has = f"has the keys {known}, and no {key}" if known else f"has no {key}"
+            raise RowError(field, f"{named} {has}", _WANTED)
+        if not isinstance(message[key], str):
+            raise RowError(field, f"{named} has a {key} that is {_kind(message[key])}", _WANTED)
+        if message["role"] in _ROLES:
+            named = f"message {number} of role {message['role']}"
+    return {"role": message["role"], "content": whole_text(message["content"])}
+
+
+def _kind(value: object) -> str:
+    return _KINDS.get(type(value), f"a value of type {type(value).__name__}")
 
 
 def whole_text(text: str) -> str:
@@ -92,10 +106,3 @@ def whole_text(text: str) -> str:
     except UnicodeEncodeError:
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return text
-
-
-def _wrong(field: str, what: str) -> ConfigError:
-    return ConfigError(
-        f"{field}: holds {what}; wanted: lists of messages, each with a role and a content that "
-        "are strings"
-    )

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from fedsim.data.sources.conversations import answer_text, messages_text, whole_text
+from fedsim.data.sources.conversations import RowError, answer_text, messages_text, whole_text
 from fedsim.data.sources.local_files import ON_DISK, load_saved, local_files, unusable
 from fedsim.data.sources.names import owner_names, user_name
 from fedsim.data.sources.records import NO_COLUMNS, RawRecord
@@ -96,17 +96,19 @@ def rows(spec: SourceSpec, extra: Mapping[str, str]) -> Iterator[RawRecord]:
             raise ConfigError(f"data.{field}: {spec.source} has no column {column!r}")
         yield from (RawRecord(user, text) for user, text in BUILT_IN[spec.source]())
         return
-    any_row = any_user = False
+    any_user, num_rows = False, 0
     with tempfile.TemporaryDirectory() as scratch:
         for batch in _batches(spec, extra, scratch):
-            any_row = any_row or bool(batch[spec.user_column])
             field = f"data.user_column = {spec.user_column!r}"
             users = [user_name(value, field) for value in batch[spec.user_column]]
             any_user = any_user or any(user is not None for user in users)
             columns = _columns(batch, extra, len(users))
-            parts = zip(users, _texts(batch, spec), columns, _owners(batch, spec), strict=False)
+            parts = zip(
+                users, _texts(batch, spec, num_rows), columns, _owners(batch, spec), strict=False
+            )
+            num_rows += len(users)
             yield from map(RawRecord._make, parts)
-    if not any_row:
+    if not num_rows:
         raise unusable(spec.source, "holds no rows")
     if not any_user:
         raise ConfigError(f"data.user_column = {spec.user_column!r}: all values are null")
@@ -379,17 +381,27 @@ def _datasets() -> Any:  # noqa: ANN401  (an untyped module)
     return module
 
 
-def _texts(batch: Batch, spec: SourceSpec) -> list[str | None]:
+def _texts(batch: Batch, spec: SourceSpec, before: int) -> list[str | None]:
     values, field = batch[spec.text_column], f"data.{spec.kind}_column = {spec.text_column!r}"
     if spec.kind == "text":
         return [_text(value, spec) for value in values]
-    if spec.completion_column is None:
-        return [messages_text(value, field) for value in values]
-    completions = f"data.completion_column = {spec.completion_column!r}"
-    return [
-        answer_text(prompt, completion, field, completions)
-        for prompt, completion in zip(values, batch[spec.completion_column], strict=True)
-    ]
+    read: Callable[..., str | None] = messages_text
+    cells, fields = [values], [field]
+    if spec.completion_column is not None:
+        read = answer_text
+        cells.append(batch[spec.completion_column])
+        fields.append(f"data.completion_column = {spec.completion_column!r}")
+    found, wrong = [], []
+    for row, cell in enumerate(zip(*cells, strict=True), start=before + 1):
+        try:
+            found.append(read(*cell, *fields))
+        except RowError as error:
+            wrong.append((row, *error.args))
+    if wrong:
+        row, at, what, wanted = wrong[0]
+        among = f"{len(wrong)} of rows {before + 1} to {before + len(values)} are unusable"
+        raise ConfigError(f"{at}: row {row}: {what} ({among}); wanted: {wanted}")
+    return found
 
 
 def _text(value: object, spec: SourceSpec) -> str | None:

@@ -70,24 +70,35 @@ def test_prompts_are_strings_or_messages(tmp_path: Path) -> None:
     lists = write(tmp_path / "l.jsonl", [{"u": "a", "p": TALK[:1], "c": TALK[1:]}])
     assert read(lists, **columns) == [("a", {"prompt": TALK[:1], "completion": TALK[1:]})]
     mixed = write(tmp_path / "m.jsonl", [{"u": "a", "p": "Q", "c": TALK}])
-    with pytest.raises(ConfigError, match=r"data.completion_column = 'c': one holds strings and"):
+    with pytest.raises(ConfigError, match=r"completion_column = 'c': row 1: a string in one alone"):
         read(mixed, **columns)
 
 
 @pytest.mark.parametrize(
     ("messages", "said"),
     [
-        ("hello", "holds strings; wanted: lists of messages"),
-        (["hello"], "holds lists of str"),
-        ([{"from": "human", "value": "hello"}], "holds messages with the keys from and value"),
-        ([{"role": "user", "content": [1]}], "holds other messages"),
-        ({"role": "user"}, "holds dict values"),
+        ("hello", "a string"),
+        (["hello"], "message 1 is a string"),
+        (
+            [{"from": "human", "value": "hello"}],
+            "message 1 has the keys from and value, and no role",
+        ),
+        ([{"role": "user", "content": [1]}], "message 1 of role user has a content that is a list"),
+        ([*TALK, {"role": "assistant"}], f"message {len(TALK) + 1} of role assistant has no conte"),
+        ([{"role": "Jane", "content": None}], "message 1 has a content that is null"),
+        ([{"role": 7, "content": "hello"}], "message 1 has a role that is a value of type int"),
+        ({"role": "user"}, "an object"),
     ],
 )
 def test_what_is_no_conversation_is_named(messages: object, said: str, tmp_path: Path) -> None:
-    source = write(tmp_path / "x.jsonl", [{"u": "a", "m": messages}])
-    with pytest.raises(ConfigError, match=rf"^data.messages_column = 'm': {said}"):
+    """By the number of the first row, with how many more there are, and without its text."""
+    fine: dict[str, object] = {"u": "a", "m": TALK}
+    wrong = {"u": "a", "m": messages}
+    source = write(tmp_path / "x.jsonl", [*[fine] * 1003, wrong, fine, wrong])
+    with pytest.raises(ConfigError, match=rf"^data.messages_column = 'm': row 1004: {said}") as met:
         read(source, messages_column="m")
+    assert "(2 of rows 1001 to 1006 are unusable); wanted: lists of messages" in str(met.value)
+    assert "hello" not in str(met.value)
 
 
 def test_a_step_that_rewrites_texts_is_refused() -> None:

@@ -9,12 +9,21 @@ from typing import Annotated, Any, get_args, get_origin
 from pydantic import BaseModel
 
 _LONGEST = 300
+_KINDS = {  # pydantic's types in the words of docs/config.md
+    "tuple": "a list",
+    "int": "a whole number",
+    "float": "a number",
+    "string": "a text",
+    "bool": "true or false",
+    "dict": "a table",
+    "model": "a table",
+}
 
 
 def explain(problem: Mapping[str, Any], root: type[BaseModel]) -> str:
     """Turn one error of `ValidationError.errors()` into "key = value: what would do"."""
     location = problem["loc"]
-    shown, _ = _walk(root, location)
+    shown, node = _walk(root, location)
     key = ".".join(shown) or "config"
     if problem["type"] == "extra_forbidden":
         _, holder = _walk(root, location[:-1])
@@ -24,9 +33,15 @@ def explain(problem: Mapping[str, Any], root: type[BaseModel]) -> str:
     if problem["type"].startswith("union_tag"):
         return _about_tag(key, problem["ctx"], _tags(_walk(root, location)[1]))
     message = str(problem["msg"]).removeprefix("Value error, ")
-    if isinstance(problem["input"], Mapping):
+    given = problem["input"]
+    kind = problem["type"].partition("_")[0]
+    if kind in _KINDS and message.startswith("Input should be a valid"):
+        message = f"give {_KINDS[kind]}"
+        if kind == "tuple" and isinstance(given, str) and get_args(node)[0] is str:
+            message += f", as --set '{key}=[\"{given[:_LONGEST]}\"]'"
+    if isinstance(given, Mapping):
         return f"{key}: {message}"
-    return f"{key} = {_shown(problem['input'])}: {message}"
+    return f"{key} = {_shown(given)}: {message}"
 
 
 def _shown(value: object) -> str:

@@ -186,7 +186,17 @@ def test_an_unknown_key_is_met_with_the_nearest_one(raw: dict[str, Any], complai
         ({"privacy": {"noise_multiplier": -0.5}}, "privacy.noise_multiplier = -0.5"),
         ({"privacy": {"delta": 0.0}}, "privacy.delta = 0.0"),
         ({"data": {"held_out_users": 1.0}}, "data.held_out_users = 1.0"),
-        ({"data": 3}, "data = 3"),
+        ({"data": 3}, "data = 3: give a table"),
+        ({"data": {"preparation": "lower"}}, "data.preparation = 'lower': give a list"),
+        (
+            {"model": {"lora_target_modules": "q_proj"}},
+            "model.lora_target_modules = 'q_proj': give a list, as --set "
+            """'model.lora_target_modules=["q_proj"]'""",
+        ),
+        ({"model": {"lora_rank": 1.5}}, "model.lora_rank = 1.5: give a whole number"),
+        ({"model": {"merged": 7}}, "model.merged = 7: give true or false"),
+        ({"model": {"name_or_path": 7}}, "model.name_or_path = 7: give a text"),
+        ({"server": {"learning_rate": "x"}}, "server.learning_rate = 'x': give a number"),
         (
             {
                 "data": {"made_up_by": "DirichletPartitioner"},

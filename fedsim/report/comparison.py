@@ -52,6 +52,7 @@ HEADS = (
 TERMINAL_HEADS = ("run", "loss", "ppl", "top-1", "ε", "σ", "grads", "time")
 _IN_THE_NOTES = (6, 8)  # δ and the unit, which stand there with the rest of ε's terms
 
+DIFFERENT_TEXT = "were scored on different held-out text"
 SCORES = {"loss", "perplexity", "accuracy_top1"}
 
 LabelledRun = tuple[str, RunReport, Sequence[RoundMetrics]]
@@ -201,6 +202,11 @@ def terminal_table(comparison: Comparison) -> Table:
     return replace(table, heads=TERMINAL_HEADS, rows=rows, left=(0,))
 
 
+def held_out_text(report: RunReport) -> tuple[str, int, int]:
+    """Return by what the held-out texts of two runs are told apart."""
+    return report.data.source, report.data.held_out_examples, report.utility.final.tokens
+
+
 def unique_labels(names: Sequence[str]) -> list[str]:
     """Return the names with " (2)", " (3)", … after those that came before.
 
@@ -284,13 +290,13 @@ def _compared(label: str, report: RunReport, metrics: Sequence[RoundMetrics]) ->
 
 def _notes(reports: Sequence[RunReport]) -> list[str]:
     private = [report.privacy for report in reports if report.privacy.epsilon is not None]
-    texts = [(r.data.source, r.data.held_out_examples, r.utility.final.tokens) for r in reports]
+    texts = [held_out_text(report) for report in reports]
     apart = "their ε are not directly comparable"
     checks: list[tuple[str, list[object]]] = [
         (f"have different δ; {apart}", [terms.delta for terms in private]),
         (f"protect different units; {apart}", [terms.unit for terms in private]),
         (f"use different neighbouring relations; {apart}", [terms.relation for terms in private]),
-        ("were scored on different held-out text", [*texts]),
+        (DIFFERENT_TEXT, [*texts]),
     ]
     notes = [f"The runs {text}." for text, values in checks if len(set(values)) > 1]
     # Sampling makes equal budgets differ by chance: the expectation decides where it is known.

@@ -10,6 +10,7 @@ from fedsim.config import with_settings
 from fedsim.errors import ConfigError
 from fedsim.materials import load_materials
 from fedsim.planner.budget import at_budget
+from fedsim.report.comparison import DIFFERENT_TEXT, held_out_text
 from fedsim.report.grid_result import CellResult, GridResult, with_reports
 from fedsim.report.schema import load_report
 from fedsim.report.wording import TOGETHER
@@ -22,6 +23,12 @@ _SET_BY_BUDGET = ("strategy.cohort_size", "strategy.batch_size", "strategy.group
 SIZES = (
     "Cohort and batch sizes for a budget were computed from how many users there are and how many "
     "examples they have, which count as public here, whatever was declared."
+)
+
+OWN_TEXT = (
+    f"The runs {DIFFERENT_TEXT}: with secure noise each holds out its own. "
+    'privacy.noise = "seeded", whose ε is for who does not know the seed, scores all lines of a '
+    "seed on the same text."
 )
 
 
@@ -88,13 +95,24 @@ def measure(
         ),
         seeds=tuple(sorted({job.config.seed for job in jobs})),
         tuning=tuning,
-        notes=_notes(cells, len(jobs)),
+        notes=_notes(cells, jobs, outcomes),
     )
 
 
-def _notes(cells: Sequence[Cell], num_runs: int) -> tuple[str, ...]:
+def _notes(
+    cells: Sequence[Cell], jobs: Sequence[Job], outcomes: Mapping[str, Outcome]
+) -> tuple[str, ...]:
     budgeted = any("budget" in dict(cell.settings) for cell in cells)
-    return (*((SIZES,) if budgeted else ()), *((TOGETHER,) if num_runs > 1 else ()))
+    secure = any(cell.config.privacy.noise == "secure" for cell in cells)
+    ended = [job for job in jobs if outcomes[job.name].has_report]
+    texts = {(job.config.seed, held_out_text(load_report(job.out))) for job in ended}
+    apart = len(texts) > len({seed for seed, _ in texts})
+    return (
+        *((SIZES,) if budgeted else ()),
+        *((TOGETHER,) if len(jobs) > 1 else ()),
+        *((f"The runs {DIFFERENT_TEXT}.",) if apart and not secure else ()),
+        *((OWN_TEXT,) if secure and len(cells) > 1 else ()),
+    )
 
 
 def _check(cells: Sequence[Cell], keys: Sequence[Variation], seeds: int) -> None:

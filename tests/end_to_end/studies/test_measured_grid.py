@@ -11,6 +11,7 @@ import pytest
 
 from fedsim.report.grid_result import GridResult
 from fedsim.report.schema import load_report
+from fedsim.sweep.measure import OWN_TEXT
 from tests.helpers.commands import fedsim
 from tests.helpers.light import write_config
 
@@ -100,6 +101,27 @@ def test_what_was_cut_off_is_taken_up_and_nothing_else(configs: Path, measured: 
     for line in (*now["lines"], *(then := json.loads(before))["lines"]):
         line["seconds"] = 0.0
     assert now == then
+
+
+@pytest.mark.parametrize(
+    ("varied", "noise", "said"),
+    [
+        ("privacy.noise_multiplier=1,2", "secure", OWN_TEXT),
+        ("data.held_out_examples=0.2,0.4", "seeded", "The runs were scored on different held-out"),
+        ("privacy.noise_multiplier=1,2", "seeded", ""),
+    ],
+)
+def test_lines_scored_on_different_text_are_said(
+    configs: Path, tmp_path: Path, varied: str, noise: str, said: str
+) -> None:
+    arguments = ("--vary", varied, "--set", f"privacy.noise={noise}", "--seeds", "1")
+    done = fedsim("compare", configs / "uls.toml", *arguments, "--out", tmp_path)
+    assert done.returncode == 0, done.stderr
+    notes = read(tmp_path).notes
+    assert (notes[-1].startswith(said)) if said else ("held-out text" not in " ".join(notes))
+    for shown in (done.stdout, (tmp_path / "comparison.md").read_text(encoding="utf-8")):
+        assert said in " ".join(shown.split())
+        assert ("different held-out text" in " ".join(shown.split())) is bool(said)
 
 
 def test_a_line_that_only_diverges_is_shown(configs: Path) -> None:

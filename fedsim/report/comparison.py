@@ -79,6 +79,8 @@ class Row(Record):
     diverged: bool = False
     gradients: Count | None = None
     seconds: NotNegative | None = None
+    rounds: Count | None = None
+    planned_rounds: Count | None = None
 
 
 class CurvePoint(Record):
@@ -106,7 +108,7 @@ class Comparison(Record):
     """Table rows (starting points first), the runs behind them, and how to read the table.
 
     `captions` says for each run what its ε is an ε of; `notes` says what makes runs hard to
-    compare: different δ, units, relations or held-out text.
+    compare: different δ, units, relations or held-out text, and runs that stopped early.
     """
 
     rows: tuple[Row, ...]
@@ -142,7 +144,7 @@ def compare(reports: Sequence[LabelledRun]) -> Comparison:
             )
             for label, run, _ in reports
         ),
-        notes=tuple(_notes([run for _, run, _ in reports])),
+        notes=(*_notes([run for _, run, _ in reports]), *_ended_early(reports)),
     )
 
 
@@ -264,10 +266,9 @@ def _run_row(label: str, report: RunReport) -> Row:
         label=label,
         strategy=report.name,
         diverged=report.diverged is not None,
-        gradients=report.cost.gradients,
-        seconds=report.cost.seconds,
+        **report.cost.model_dump(include={"gradients", "seconds", "rounds", "planned_rounds"}),
         **report.utility.final.model_dump(include=SCORES),
-        **report.privacy.model_dump(include=set(Row.model_fields)),
+        **report.privacy.model_dump(include=set(Row.model_fields) - {"rounds"}),
     )
 
 
@@ -286,6 +287,14 @@ def _compared(label: str, report: RunReport, metrics: Sequence[RoundMetrics]) ->
             if line.held_out is not None
         ),
     )
+
+
+def _ended_early(reports: Sequence[LabelledRun]) -> list[str]:
+    return [
+        f"Stopped early: {label} after {run.cost.rounds} of {run.cost.planned_rounds} rounds."
+        for label, run, _ in reports
+        if run.cost.planned_rounds not in (None, run.cost.rounds) and run.diverged is None
+    ]
 
 
 def _notes(reports: Sequence[RunReport]) -> list[str]:

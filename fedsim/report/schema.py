@@ -230,13 +230,17 @@ class ModelSummary(Record):
 
 
 class Cost(Record):
-    """What it took; `gradients` counts per-example gradients computed."""
+    """What it took; `gradients` counts per-example gradients computed.
+
+    `planned_rounds` is absent from older runs; a run that ended early did fewer.
+    """
 
     gradients: Count
     expected_gradients: NotNegative | None
     seconds: NotNegative
     peak_memory_bytes: Count | None
     rounds: Count
+    planned_rounds: Count | None = None
 
 
 class RunReport(Record):

@@ -146,6 +146,7 @@ def summarise(
             seconds=seconds,
             peak_memory_bytes=peak_memory_bytes(),
             rounds=state.round,
+            planned_rounds=config.strategy.rounds,
         ),
         samples=None if diverged else _samples(config, materials, state),
         private_scores=None if diverged or cut_short else lines[-1].private_scores,

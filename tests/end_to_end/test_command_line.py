@@ -308,7 +308,7 @@ def test_the_budget_stops_a_run_that_lost_secure_rounds(speeches: Path, tmp_path
     report = load_report(out)
     assert report.privacy.epsilon is not None
     assert report.privacy.epsilon <= 3.0
-    assert (report.privacy.rounds, report.cost.rounds) == (4, 2)
+    assert (report.privacy.rounds, report.cost.rounds, report.cost.planned_rounds) == (4, 2, 4)
 
 
 def test_config_round_trips_as_toml(speeches: Path, tmp_path: Path) -> None:

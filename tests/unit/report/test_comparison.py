@@ -24,7 +24,7 @@ from fedsim.report.comparison import (
     terminal_table,
     unique_labels,
 )
-from fedsim.report.comparison_page import comparison_chart
+from fedsim.report.comparison_page import comparison_chart, render_comparison
 from fedsim.report.folder import write_comparison
 from fedsim.report.pictures import draw
 from fedsim.report.schema import Utility
@@ -135,6 +135,20 @@ def test_different_held_out_text_and_budgets_are_noted() -> None:
     ).notes
     assert any("held-out text" in note for note in notes)
     assert any("gradient budgets" in note for note in notes)
+
+
+def test_a_run_that_ended_early_is_marked() -> None:
+    cost = report().cost.model_copy(update={"rounds": 15, "planned_rounds": 30})
+    early, lost = (report(cost=cost, diverged=why) for why in (None, "round 15"))
+    whole = report(cost=cost.model_copy(update={"rounds": 30}))
+    comparison = compare([("a", early, ()), ("b", whole, ()), ("c", lost, ()), ("d", report(), ())])
+    note = "Stopped early: a after 15 of 30 rounds."
+    assert [one for one in comparison.notes if "early" in one] == [note]
+    table = comparison_table(comparison)
+    for shown in (table.markdown(), lines_of(comparison), render_comparison(comparison)):
+        assert note in " ".join(shown.split())
+    _, row, *_ = csv.DictReader(io.StringIO(table.csv()))
+    assert (row["rounds"], row["planned_rounds"]) == ("15", "30")
 
 
 def test_csv_keeps_full_precision_and_any_label() -> None:

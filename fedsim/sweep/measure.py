@@ -144,7 +144,8 @@ def _line(choice: Chosen, jobs: Sequence[Job], outcomes: Mapping[str, Outcome]) 
     cell = choice.cell
     ended = [(job, outcomes[job.name]) for job in jobs]
     failures = [f"{job.name}: {end.reason}" for job, end in ended if not end.has_report]
-    stopped = [f"{job.name}: {end.reason}" for job, end in ended if end.ending == "budget spent"]
+    early = ("budget spent", "halted")
+    stopped = [f"{job.name}: {end.reason}" for job, end in ended if end.ending in early]
     bare = CellResult(
         name=cell.name,
         source=cell.source,

@@ -5,13 +5,17 @@ from __future__ import annotations
 import csv
 import json
 import shutil
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from fedsim.report.grid_result import GridResult
 from fedsim.report.schema import load_report
-from fedsim.sweep.measure import OWN_TEXT
+from fedsim.sweep.cells import expand
+from fedsim.sweep.jobs import Job, Outcomes, attempt
+from fedsim.sweep.measure import OWN_TEXT, measure
 from tests.helpers.commands import fedsim
 from tests.helpers.light import write_config
 
@@ -122,6 +126,15 @@ def test_lines_scored_on_different_text_are_said(
     for shown in (done.stdout, (tmp_path / "comparison.md").read_text(encoding="utf-8")):
         assert said in " ".join(shown.split())
         assert ("different held-out text" in " ".join(shown.split())) is bool(said)
+
+
+def test_a_run_that_its_strategy_halted_is_said(configs: Path, tmp_path: Path) -> None:
+    def halting(jobs: Sequence[Job]) -> Outcomes:
+        for job in jobs:
+            yield replace(attempt(job), ending="halted", reason="round 1: not concentrated")
+
+    (line,) = measure(expand(configs / "uls.toml", [], []), tmp_path, runner=halting).lines
+    assert line.stopped == ("uls,seed=0: round 1: not concentrated",)
 
 
 def test_a_line_that_only_diverges_is_shown(configs: Path) -> None:

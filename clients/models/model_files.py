@@ -38,6 +38,7 @@ def quietly() -> Iterator[None]:
 _WEIGHTS = "*.safetensors"
 _INDEX = "model.safetensors.index.json"
 _LAYERS = {"n_layer", "n_layers", "num_layers", "num_hidden_layers"}
+_TOKENIZERS = ("*token*", "vocab*", "*.model", "tekken.json")
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
@@ -45,8 +46,9 @@ def check_folder(folder: Path) -> None:
     """Check a model folder before anything in it is opened.
 
     Raises:
-        ValueError: its weights are pickled, are adapters only or are named elsewhere, or its config
-            declares more layers than there are weights: building them would not end.
+        ValueError: its weights are pickled, are adapters only or are named elsewhere, there is no
+            tokenizer, or its config declares more layers than there are weights: building them
+            would not end.
         OSError, SafetensorError: a file cannot be read.
     """
     if (folder / "adapter_config.json").exists():
@@ -60,6 +62,10 @@ def check_folder(folder: Path) -> None:
         if pickled:
             reason = f"its weights ({', '.join(pickled)}) can run code when they are read"
         raise ValueError(f"{reason}; wanted: safetensors")
+    if not any(any(folder.glob(kind)) for kind in _TOKENIZERS):  # of some, an empty one would open
+        raise ValueError(
+            "the folder has no tokenizer; save one into it with tokenizer.save_pretrained"
+        )
     if (folder / _INDEX).exists():
         _check_names(read_json(folder / _INDEX))
     num_tensors = sum(_num_tensors(path) for path in weights)

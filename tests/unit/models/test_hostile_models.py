@@ -83,6 +83,12 @@ def odd_tokenizer(folder: Path) -> None:
     edit(folder, "tokenizer_config.json", **{"__class__": 7})
 
 
+def no_tokenizer(folder: Path) -> None:
+    for path in folder.iterdir():
+        if path.name not in ("config.json", "model.safetensors"):
+            path.unlink()
+
+
 CASES: dict[Callable[[Path], None], str] = {
     pickled: r"pytorch_model\.bin.* can run code when they are read; wanted: safetensors",
     pickled_by_torch: "can run code when they are read",
@@ -93,6 +99,7 @@ CASES: dict[Callable[[Path], None], str] = {
     endless: "n_layer = 1000000000, and the weights are",
     of_another_type: "n_positions",
     odd_tokenizer: "__class__",
+    no_tokenizer: r"opens here: the folder has no tokenizer; save one .*\.save_pretrained$",
 }
 
 

@@ -155,6 +155,11 @@ def delta_of_population(num_users: int, exponent: float = 1.1) -> float:
     return delta
 
 
+def is_promise(delta: float, num_users: int) -> bool:
+    """Return whether δ < 1/n: else to publish all about one user at random would keep it."""
+    return delta * num_users < 1.0
+
+
 def delta_sentence(
     delta: float,
     num_users: int,
@@ -181,7 +186,7 @@ def delta_sentence(
     if not public:
         origin = "counted in the private data, which the guarantee does not cover"
     sentence = f"δ = {delta:.3g} is n^-{exponent:.3g} for n = {num_users:,} {noun}, {origin}."
-    if delta * num_users >= 1.0:
+    if not is_promise(delta, num_users):
         sentence += (
             f" Warning: δ is not below 1/n = {1 / num_users:.3g}, so even publishing everything "
             "about one user drawn at random would keep the promise; take a smaller δ."

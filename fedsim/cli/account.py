@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from fedsim.accounting.planning import delta_of_population
+from fedsim.accounting.planning import delta_of_population, delta_sentence, is_promise
 from fedsim.accounting.trade_off import attacker_sentence
 from fedsim.cli.answers import Question, answer, curve_json, curve_table
 from fedsim.cli.compare import SeveralNumbers
@@ -186,6 +186,8 @@ def _answer(
     with status_when_slow("accounting"):
         answers = [answer(question, target, delta) for target in targets for delta in numbers]
         curve = answers[0].trade_off() if tradeoff else None
+    for delta in dict.fromkeys(numbers):
+        warn_of_delta(delta, users)
     attacker = None if curve is None else curve.to_json()
     if as_json:
         single = answers[0].to_json() | ({"trade_off": attacker} if tradeoff else {})
@@ -204,6 +206,12 @@ def _answer(
             )
     else:
         Console().print(curve_table(answers))
+
+
+def warn_of_delta(delta: float, users: int | None) -> None:
+    """Say on standard error that a δ promises nothing to so many users, where that is so."""
+    if users is not None and not is_promise(delta, users):
+        typer.echo(delta_sentence(delta, users, public=True), err=True)
 
 
 def _of_run(sampler: Callable[..., Sampling], *numbers: float) -> Sampling:

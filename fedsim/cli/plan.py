@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedsim.cli.account import warn_of_delta
 from fedsim.cli.output import Json, Overrides, status_when_slow
 from fedsim.errors import ConfigError
 
@@ -96,6 +97,8 @@ def _from_config(
     from fedsim.planner.compare_strategies import compare_strategies
     from fedsim.planner.config_file import about_clip_norm, check_target, write_config
     from fedsim.planner.owners import plan_owners
+    from fedsim.runner.summary import delta_warnings
+    from fedsim.strategy import neighbours
 
     loaded = load_config(config, overrides)
     if loaded.data.co_owned:
@@ -119,6 +122,9 @@ def _from_config(
             chosen = comparison.chosen.config
             clipped = about_clip_norm(chosen)
             reasons = (comparison.recommendation.reason, *sentences(comparison), clipped)
+    if private_norms is None or loaded.privacy.declared_num_users is not None:
+        for said in delta_warnings(loaded, neighbours(loaded), materials.num_protected):
+            typer.echo(said, err=True)
     write_config(target, chosen, config.name, reasons)
     if as_json:
         typer.echo(json.dumps({**answer, "config": str(target)}, allow_nan=False))
@@ -136,6 +142,7 @@ def _from_numbers(numbers: Numbers, diversity: float | None, as_json: bool) -> N
     cases = sorted({ALIKE, DIVERSE} | ({diversity} if diversity is not None else set()))
     with status_when_slow("planning: noise"):
         answer = of_numbers(numbers, [scenario(numbers, case) for case in cases])
+    warn_of_delta(numbers.delta, numbers.users)
     if as_json:
         typer.echo(json.dumps(answer, allow_nan=False))
     else:

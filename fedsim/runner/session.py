@@ -39,7 +39,7 @@ from fedsim.runner.log import run_log
 from fedsim.runner.progress import RoundProgress
 from fedsim.runner.saved_model import check_served, save_adapter, save_model
 from fedsim.runner.shared_ledger import SharedAccount, planned_scores, shared_account
-from fedsim.runner.summary import as_held_out, privacy_terms, summarise
+from fedsim.runner.summary import as_held_out, delta_warnings, privacy_terms, summarise
 from fedsim.runner.training import check_held_out, planned, train, without_scores
 from fedsim.state import RoundRecord, ServerState
 from fedsim.strategy import build_plan
@@ -77,6 +77,9 @@ def execute(config: Config, out: Path, grid: Grid, *, resume: bool = False) -> P
             f"training.private_evaluation with strategy.name = {config.strategy.name!r}: its plan "
             "has no private scores; remove it, or take a strategy with noise, such as uls"
         )
+    if plan.noise_multiplier > 0.0:
+        for said in delta_warnings(config, plan.relation, materials.num_protected):
+            log.warning("%s", said)
     check_memory(config, materials.model, plan, grid, device)
     asked = config.privacy.selection
     if asked is not None and not (asked.trial is not None and folder.identity.exists()):

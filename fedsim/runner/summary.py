@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from pydantic import JsonValue
 
-from fedsim.accounting.planning import delta_sentence
+from fedsim.accounting.planning import delta_sentence, is_promise
 from fedsim.accounting.promise import ORIGIN
 from fedsim.accounting.statement import PrivacyTerms, finite_or_none
 from fedsim.accounting.trade_off import TradeOff
@@ -387,20 +387,31 @@ def _shared(config: Config) -> tuple[str, ...]:
     )
 
 
+def delta_warnings(config: Config, relation: Relation, counted: int) -> tuple[str, ...]:
+    """Return what the report will say of a δ that promises nothing; () where it promises."""
+    delta = config.privacy.delta or 0.0
+    hollow = not is_promise(delta, _measure(config, relation, counted)[0])
+    return _delta(config, relation, counted) if hollow else ()
+
+
 def _delta(config: Config, relation: Relation, counted: int) -> tuple[str, ...]:
     if config.privacy.delta is None or counted < 2:
         return ()
-    delta, declared = config.privacy.delta, config.privacy.declared_num_users
+    return (delta_sentence(config.privacy.delta, *_measure(config, relation, counted)),)
+
+
+def _measure(config: Config, relation: Relation, counted: int) -> tuple[int, bool, str, str]:
+    """Return the number that δ is measured against, if it is public, why, and of what it is."""
+    declared = config.privacy.declared_num_users
     if declared is not None:
-        return (delta_sentence(delta, declared, public=True),)
+        return declared, True, "a number declared public", "users"
     # Of users who are in a pool alone: owners can be more than the examples that they share.
     examples = config.privacy.declared_num_examples
     pooled = relation is Relation.ADD_OR_REMOVE and config.strategy.batch_size is not None
     if pooled and examples is not None:
-        why = "declared public, of at most as many users"
-        return (delta_sentence(delta, examples, True, why, "pooled examples"),)
+        return examples, True, "declared public, of at most as many users", "pooled examples"
     public, why = relation is not Relation.ADD_OR_REMOVE, "a number that the relation does not hide"
-    return (delta_sentence(delta, counted, public, why, f"{relation.unit}s"),)
+    return counted, public, why, f"{relation.unit}s"
 
 
 def _data(config: Config, materials: Materials, plan: RoundPlan) -> DataSummary:

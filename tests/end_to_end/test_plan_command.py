@@ -166,6 +166,17 @@ def test_people_get_a_table_and_are_told_what_was_replaced(
     assert "choose the learning rate anew" in written.read_text(encoding="utf-8")
 
 
+def test_a_delta_that_promises_nothing_is_warned_of(config: Path) -> None:
+    """Not by the counted users where the plan's norms are private."""
+    said = "publishing everything about one user"
+    numbers = [*NUMBERS, "--delta", "1e-3"]
+    assert "n = 1,024 users, a number declared public" in fedsim("plan", *numbers).stderr
+    assert said not in fedsim("plan", *NUMBERS).stderr
+    wide = ("plan", config, "--set", "privacy.delta=0.1")
+    assert said in fedsim(*wide).stderr
+    assert said not in fedsim(*wide, "--private-norms", "1.5").stderr
+
+
 def test_numbers_show_the_two_extremes() -> None:
     found = fedsim_json("plan", *NUMBERS, "--gradient-diversity", "0.5")
     alike, middle, diverse = found["cases"]

@@ -99,6 +99,15 @@ def test_several_targets_are_a_curve() -> None:
         assert term in shown.replace("\n", " ").replace("  ", " ")
 
 
+@pytest.mark.parametrize(("delta", "said"), [("0.003", 0), ("0.5", 1)])
+def test_a_delta_that_promises_nothing_is_warned_of(delta: str, said: int) -> None:
+    command = f"uls --rounds 9 --delta {delta} --users 300 --cohort-size 20 --noise-multiplier 2"
+    result = CliRunner().invoke(app, shlex.split(command), catch_exceptions=False)
+    assert result.stderr.count("publishing everything about one user") == said
+    assert "for n = 300 users, a number declared public" in result.stderr or not said
+    assert "publishing" not in result.stdout
+
+
 def test_delta_as_a_power_of_the_declared_users() -> None:
     found = answer(
         "uls --rounds 9 --delta n^-1.1 --users 1000 --cohort-size 20 --noise-multiplier 2"

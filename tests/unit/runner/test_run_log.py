@@ -9,7 +9,9 @@ import pytest
 
 from fedsim.runner import log as module
 from fedsim.runner.folder import RunFolder
+from fedsim.runner.launch import run
 from fedsim.runner.log import LOG, LOGGER, run_log
+from tests.helpers.light import light_config
 
 
 def test_our_messages_and_nobody_elses(tmp_path: Path) -> None:
@@ -66,3 +68,29 @@ def test_a_log_alone_does_not_take_the_folder(tmp_path: Path) -> None:
     with run_log(tmp_path):
         pass
     RunFolder(tmp_path).check_fresh()
+
+
+@pytest.mark.parametrize(
+    ("privacy", "said"),
+    [
+        ({}, ""),
+        ({"delta": 0.1}, "for n = 24 users, counted in the private data, which"),
+        ({"delta": 0.1, "declared_num_users": 20}, "for n = 20 users, a number declared public."),
+        ({"delta": 0.1, "declared_num_users": 9}, ""),
+        ({"delta": 0.1, "noise_multiplier": 0.0}, ""),
+    ],
+)
+def test_a_delta_that_promises_nothing_is_warned_of_before_the_run(
+    privacy: dict[str, float],
+    said: str,
+    speeches: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """By the public number of users where there is one; not in the run's folder."""
+    strategy = {"rounds": 1, "cohort_size": 6}
+    run(light_config(speeches, strategy=strategy, privacy=privacy), tmp_path / "run")
+    met = [text for text in caplog.messages if "publishing everything about one user" in text]
+    assert len(met) == bool(said)
+    assert said in "".join(met)
+    assert "publishing" not in (tmp_path / "run" / LOG).read_text(encoding="utf-8")

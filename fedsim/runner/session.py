@@ -71,6 +71,7 @@ def execute(config: Config, out: Path, grid: Grid, *, resume: bool = False) -> P
     device = default_device(config.executor.gpus_per_worker)
     data_seed = folder.data_seed(config)
     materials = load_materials(config.seed, config.data, config.model, device, data_seed)
+    _say_dropped(materials)
     plan = _going_on(build_plan(config, materials), folder)
     if config.training.private_evaluation is not None and not plan.score_rounds:
         raise ConfigError(
@@ -108,6 +109,14 @@ def execute(config: Config, out: Path, grid: Grid, *, resume: bool = False) -> P
                 raise
             session.finish()
     return folder.path
+
+
+def _say_dropped(materials: Materials) -> None:
+    """Say to who runs it which rows of the data are not in the store, as the report will."""
+    dropped = {why: count for why, count in materials.store.manifest["dropped"].items() if count}
+    if dropped:
+        listed = ", ".join(f"{why}: {count:,}" for why, count in dropped.items())
+        log.info("Rows of the data that were dropped (no ε covers these numbers): %s", listed)
 
 
 def _going_on(plan: RoundPlan, folder: RunFolder) -> RoundPlan:

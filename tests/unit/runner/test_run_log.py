@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 
@@ -94,3 +95,21 @@ def test_a_delta_that_promises_nothing_is_warned_of_before_the_run(
     assert len(met) == bool(said)
     assert said in "".join(met)
     assert "publishing" not in (tmp_path / "run" / LOG).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("wrong", [0, 3])
+def test_rows_that_were_dropped_are_said_before_the_run(
+    wrong: int, speeches: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "fedsim")
+    light = light_config(speeches, strategy={"rounds": 1, "cohort_size": 6})
+    row = json.loads(speeches.read_text(encoding="utf-8").splitlines()[0])
+    rows = [{**row, light.data.user_column: None}, *[{**row, light.data.text_column: ""}] * 2]
+    own = tmp_path / "own.jsonl"
+    added = "".join(json.dumps(each) + "\n" for each in rows[:wrong])
+    own.write_text(speeches.read_text(encoding="utf-8") + added, encoding="utf-8")
+    config = light.model_copy(update={"data": light.data.model_copy(update={"source": str(own)})})
+    run(config, tmp_path / "run")
+    line = "Rows of the data that were dropped (no ε covers these numbers): "
+    met = [text for text in caplog.messages if text.startswith(line)]
+    assert met == [f"{line}empty text: 2, null user: 1"] * bool(wrong)

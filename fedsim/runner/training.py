@@ -112,8 +112,8 @@ def train(
             again = dict(state.ledger.costs).get(plan.cost, 0) - state.round
             lost = (
                 f" of {rounds}: {again} that no checkpoint held when the run was cut off were "
-                "made and charged again (a smaller training.checkpoint_every loses fewer); model "
-                "and promise are complete"
+                "made and charged again (a smaller training.checkpoint_every loses fewer); the "
+                "promise holds for the model so far"
             )
             raise BudgetSpentError(
                 f"round {state.round}: {charged} releases are charged, and the budget does not pay "

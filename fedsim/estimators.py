@@ -15,7 +15,11 @@ import torch
 from fedsim.noise import most_weight
 from fedsim.sampling import Relation, Sampling
 from fedsim.seeding import RandomSource
-from fedsim.tensors import Tensors, add, fold_, zeros_like
+from fedsim.tensors import Tensors, add, block_of_zeros, fold_, zeros_like
+
+# Entries of a sum in one piece of memory. In one of a large model, a tensor that is used up would
+# not be freed; and many small ones take long to fill on a machine of many cores.
+_SMALL = 2**24
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +56,8 @@ class WeightedSum:
     @classmethod
     def zero(cls, layout: Tensors) -> WeightedSum:
         """Return the sum over no units."""
-        return cls(zeros_like(layout, torch.float64))
+        small = 0 < sum(value.numel() for value in layout.values()) <= _SMALL
+        return cls((block_of_zeros if small else zeros_like)(layout, torch.float64))
 
     def __add__(self, other: WeightedSum) -> WeightedSum:
         return self._with(add(self.values, other.values), other)

@@ -113,15 +113,17 @@ def fold_(total: Tensors, sums: Sequence[Tensors]) -> list[float]:
         (value.view(-1), [given[name].contiguous().view(-1) for given in sums])
         for name, value in total.items()
     ]
+    threads = torch.get_num_threads()
+    size = _FOLDED * max(1, threads // 4)  # many threads wait for each other's Python
     parts = [
-        (whole[start : start + _FOLDED], [given[start : start + _FOLDED] for given in added])
+        (whole[start : start + size], [given[start : start + size] for given in added])
         for whole, added in flat
-        for start in range(0, len(whole), _FOLDED)
+        for start in range(0, len(whole), size)
     ]
-    threads = torch.get_num_threads() if len(parts) > 1 else 1
+    threads = threads if len(parts) > 1 else 1
 
     def work(of_a_thread: Sequence[tuple[torch.Tensor, list[torch.Tensor]]]) -> list[list[float]]:
-        double = torch.empty(_FOLDED, dtype=torch.float64)
+        double = torch.empty(size, dtype=torch.float64)
         norms: list[list[float]] = [[] for _ in sums]
         for whole, added in of_a_thread:
             for given, lengths in zip(added, norms, strict=True):

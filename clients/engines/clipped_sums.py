@@ -62,6 +62,8 @@ def block_squares(values: torch.Tensor) -> torch.Tensor:
     whole = entries - entries % _BLOCK
     blocks = values[:, :whole].reshape(len(values), whole // _BLOCK, _BLOCK)
     squares: torch.Tensor = torch.linalg.vector_norm(blocks, dim=2).double().square().sum(dim=1)
+    if whole == entries:
+        return squares
     rest: torch.Tensor = torch.linalg.vector_norm(values[:, whole:], dim=1).double().square()
     return squares + rest
 
@@ -82,13 +84,14 @@ def sum_of_rows(factors: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     most = GROUP * GROUPS
     if 0 < len(rows) <= most and not rows.is_cuda:
         return _sum_by_groups(factors, rows)
-    total = torch.zeros(rows.shape[1], dtype=torch.float64, device=rows.device)
     if rows.is_cuda:  # all groups at once: there a loop would wait for its host
         whole = len(rows) - len(rows) % GROUP
         grouped = rows[:whole].view(-1, GROUP, rows.shape[1])
         sums = torch.bmm(factors[:whole].view(-1, 1, GROUP), grouped)
-        total += sums.sum(dim=(0, 1), dtype=torch.float64)
+        total = sums.sum(dim=(0, 1), dtype=torch.float64)
         factors, rows = factors[whole:], rows[whole:]
+    else:
+        total = torch.zeros(rows.shape[1], dtype=torch.float64)
     for start in range(0, len(rows), most):
         total += _sum_by_groups(factors[start : start + most], rows[start : start + most])
     return total

@@ -29,7 +29,9 @@ class Batch:
     streams: torch.Tensor | None = None
 
 
-def losses_and_gradient(logits: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+def losses_and_gradient(
+    logits: torch.Tensor, batch: Batch, dtype: torch.dtype | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return Σ share × loss of each row, (rows,), and their gradient by the logits.
 
     The gradient at a position is (softmax − one-hot of the next token) × share. Where the next
@@ -40,6 +42,7 @@ def losses_and_gradient(logits: torch.Tensor, batch: Batch) -> tuple[torch.Tenso
     Args:
         logits: (rows, length, vocabulary).
         batch: the rows.
+        dtype: what the gradient is rounded to; by default it has the type of the logits.
     """
     following = _following(batch)
     shares = batch.shares.to(logits.dtype)
@@ -59,7 +62,8 @@ def losses_and_gradient(logits: torch.Tensor, batch: Batch) -> tuple[torch.Tenso
     for likely in torch.split(all_likely, _AT_ONCE):
         others = by_position[likely].scatter_(-1, words[likely, None], 0.0)
         by_position[likely, words[likely]] = -others.sum(dim=-1)
-    return losses, gradient.mul_(shares[..., None])
+    rounded = gradient if dtype is None else torch.empty_like(gradient, dtype=dtype)
+    return losses, torch.mul(gradient, shares[..., None], out=rounded)
 
 
 def most_norms(gradient: torch.Tensor, batch: Batch) -> torch.Tensor:
@@ -72,7 +76,7 @@ def most_norms(gradient: torch.Tensor, batch: Batch) -> torch.Tensor:
         gradient: (rows, length, vocabulary), of `losses_and_gradient`.
         batch: the rows.
     """
-    return gradient.gather(-1, _following(batch))[..., 0].abs() * math.sqrt(2.0)
+    return gradient.gather(-1, _following(batch))[..., 0].float().abs() * math.sqrt(2.0)
 
 
 def _following(batch: Batch) -> torch.Tensor:

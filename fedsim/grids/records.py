@@ -217,10 +217,23 @@ LiveArray.__name__ = LiveArray.__qualname__ = "Array"
 def to_record(tensors: Tensors) -> ArrayRecord:
     """Put tensors (copied to the CPU where they are not there) into a record, by name."""
     record = ArrayRecord()
-    for name, value in tensors.items():
+    for name, value in _on_cpu(tensors).items():
         # Item by item: ArrayRecord({...}) would serialise every array again.
-        record[name] = LiveArray(value.detach().cpu().numpy())
+        record[name] = LiveArray(value.numpy())
     return record
+
+
+def _on_cpu(tensors: Tensors) -> dict[str, torch.Tensor]:
+    """Return the tensors, those of a GPU copied into pinned memory, all at once."""
+    found = {}
+    for name, value in tensors.items():
+        found[name] = value.detach()
+        if value.is_cuda:
+            pinned = torch.empty(value.shape, dtype=value.dtype, pin_memory=True)
+            found[name] = pinned.copy_(value.detach(), non_blocking=True)
+    for device in {value.device for value in tensors.values() if value.is_cuda}:
+        torch.cuda.current_stream(device).synchronize()
+    return found
 
 
 def from_record(record: ArrayRecord, device: torch.device | str = "cpu") -> dict[str, torch.Tensor]:
@@ -252,7 +265,7 @@ class ParametersOnDevice:
             self._tensors = {}  # before the next ones are there
             self._tensors = loaded(record, device)
             self._record, self._device = weakref.ref(record, self._drop), device
-            self._sums = [_sum_of_bits(value) for value in self._tensors.values()]
+            self._sums = _sums_of_bits(self._tensors)
         return self._tensors
 
     def check(self) -> None:
@@ -261,7 +274,7 @@ class ParametersOnDevice:
         Called after every shard: what one task wrote would be in the gradients of the others, and
         without noise in the server's parameters.
         """
-        if self._sums != [_sum_of_bits(value) for value in self._tensors.values()]:
+        if self._sums != _sums_of_bits(self._tensors):
             raise RuntimeError(
                 "a task wrote into the parameters that it was given, which may be the server's; "
                 "let it copy them, and go on from a checkpoint"
@@ -282,11 +295,17 @@ def loaded(record: ArrayRecord, device: torch.device) -> dict[str, torch.Tensor]
     }
 
 
-def _sum_of_bits(value: torch.Tensor) -> int:
-    """Return the sum of a tensor's bits, by eight bytes, which a write changes."""
-    data = value.reshape(-1).view(torch.uint8)
-    whole = data.numel() // 8 * 8
-    return int(data[:whole].view(torch.int64).sum()) + int(data[whole:].sum())
+def _sums_of_bits(tensors: Tensors) -> list[int]:
+    """Return the sum of each tensor's bits, by eight bytes, which a write changes."""
+    sums = []
+    for value in tensors.values():
+        data = value.reshape(-1).view(torch.uint8)
+        whole = data.numel() // 8 * 8
+        sums.append(data[:whole].view(torch.int64).sum())
+        if whole < data.numel():
+            sums.append(data[whole:].sum())
+    found: list[int] = torch.stack(sums).tolist() if sums else []  # a GPU is waited for once
+    return found
 
 
 def views_of(record: ArrayRecord) -> dict[str, torch.Tensor]:

@@ -27,17 +27,19 @@ from fedsim.clients.engines.per_example.capture import (
 from fedsim.clients.engines.per_example.gradient_terms import Gradients, Term
 from fedsim.clients.engines.per_example.packing import row_tokens
 from fedsim.clients.engines.per_example.passes import passes
-from fedsim.clients.engines.per_example.row_bits import RowBits
+from fedsim.clients.engines.per_example.row_bits import RowBits, pass_bytes
 from fedsim.clients.engines.per_example.verification import CannotTell, made_up_unit, verified
 from fedsim.clients.engines.steepness import Steepness
 from fedsim.clients.models.mixed_precision import in_float32
 from fedsim.clipping import Clip
 from fedsim.estimators import WeightedSum
 from fedsim.execution import Keys, Task, Unit
-from fedsim.tensors import Tensors
+from fedsim.tensors import Tensors, one_thread_an_operation
 from fedsim.utils.machine import keep_freed_memory
 
 log = logging.getLogger(__name__)
+
+_SHORT = 64  # tokens of a row where a model does not say how long one may be
 
 
 class Buffers:
@@ -111,6 +113,15 @@ class BatchedEngine:
             raise ValueError(f"task {type(task).__name__}: its update is no mean gradient")
         if self._refused:
             return self._by_loop(task, parameters, keys, clip, round)
+        if self._model.device.type == "cpu":
+            return self._together(task, parameters, keys, clip, round)
+        # What is left to the host is small: sixteen threads took ten times as long as one.
+        with one_thread_an_operation():
+            return self._together(task, parameters, keys, clip, round)
+
+    def _together(
+        self, task: Task, parameters: Tensors, keys: Keys, clip: Clip, round: int
+    ) -> WeightedSum:
         units = task.units(keys, round)
         non_empty = [unit for unit in units if len(unit.lengths)]
         empty = [unit for unit in units if not len(unit.lengths)]
@@ -164,13 +175,17 @@ class BatchedEngine:
         num_bytes = chunks.memory_budget(device) if self._num_bytes is None else self._num_bytes
         held = [v for v in parameters.values() if v.ndim == 1 or not self._keeps_terms]
         bytes_per_unit = sum(value.nbytes for value in held)
-        narrow = model is not self._model
-        if narrow:  # half of it, but logits are there in both types
-            bytes_per_token = bytes_per_token // 2 + 8 * model.vocabulary_size
-        limits = chunks.limits_within(num_bytes, bytes_per_unit, bytes_per_token, device)
-        if narrow:
-            self._row_tokens = 0  # rows of several sequences have another attention
-            self._fix_sizes(limits)
+        if model is self._model:
+            return chunks.limits_within(num_bytes, bytes_per_unit, bytes_per_token, device)
+        self._row_tokens = 0  # rows of several sequences have another attention
+        length = self._shape.padded(getattr(self._model, "sequence_length", 0) or _SHORT)
+        once, bytes_per_token = pass_bytes(self._model, parameters, length)
+        # The parameters, the sum in float64, and what a chunk adds to it.
+        once += sum(value.numel() for value in parameters.values()) * (4 + 8 + 8)
+        limits = chunks.limits_for_passes(
+            max(0, num_bytes - once), bytes_per_unit, bytes_per_token, length
+        )
+        self._fix_sizes(limits)
         return limits
 
     def _fix_sizes(self, limits: chunks.Limits) -> None:

@@ -15,9 +15,10 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
+from torch.autograd.graph import GradientEdge
 
 from fedsim.clients.engines.cross_entropy import Batch, losses_and_gradient, most_norms
-from fedsim.clients.engines.per_example.gradient_terms import Product, Term
+from fedsim.clients.engines.per_example.gradient_terms import Product, Term, Total
 from fedsim.clients.engines.per_example.layer_rules import Call, Rule, rule_for
 from fedsim.clients.models.dropout import row_streams
 from fedsim.language_model import LanguageModel
@@ -236,8 +237,8 @@ class _LayerHooks:
         assert self._sink is not None  # noqa: S101 (no hook is registered without one)
         for key, term in self._layer.rule.terms(call).items():
             if key in self._layer.names:
-                # The product is formed later, in the type of its gradient; sums are widened now.
-                late = isinstance(term, Product)
+                # Products and sums over positions are formed in the type of their gradient.
+                late = isinstance(term, Product | Total)
                 wide = term if late else term.to(self._parameters[key].dtype)
                 self._sink(self._layer.names[key], wide)
 
@@ -272,7 +273,23 @@ def run(
         row_streams(batch.streams),
     ):
         logits = _logits(model, frozen, batch)
-        losses, gradient = losses_and_gradient(logits.detach(), batch)
+        begin, dtype = _beginning(logits)
+        losses, gradient = losses_and_gradient(logits.detach(), batch, dtype)
         of_logits.set(gradient, most_norms(gradient, batch))
-        torch.autograd.backward(logits, gradient)
+        del logits
+        torch.autograd.backward(begin, gradient)
     return losses
+
+
+def _beginning(logits: torch.Tensor) -> tuple[torch.Tensor | GradientEdge, torch.dtype | None]:
+    """Return where the backward pass begins, and the type of the gradient where it is another.
+
+    Logits that were widened would have their gradient rounded first of all: it is made as it will
+    be. What widened them may not be hooked, as it is passed by.
+    """
+    node = logits.grad_fn
+    if node is None or node.name() != "ToCopyBackward0" or logits._backward_hooks:
+        return logits, None
+    before, output = node.next_functions[0]
+    assert before is not None  # noqa: S101 (a cast of what requires no gradient has no node)
+    return GradientEdge(before, output), before._input_metadata[output].dtype

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import torch
 
@@ -19,6 +20,10 @@ GPU_TOKENS = 65536
 # Bytes for a chunk: half for per-unit gradients, half for what a forward pass leaves behind.
 CPU_BYTES = 2**31
 GPU_SHARE = 0.8  # of what is free
+# Of a chunk's bytes, where its passes have one size; and of what they leave, for gradients: the
+# rest is for the sides of products of units that two passes share.
+_OF_PASSES, _OF_UNITS = 0.6, 0.9
+PASS_TOKENS = 32768  # of passes of one size: enough for an H100, and all of them are filled
 
 
 @dataclass(frozen=True)
@@ -86,6 +91,39 @@ def limits_within(
     )
 
 
+def limits_for_passes(
+    num_bytes: int, bytes_per_unit: int, bytes_per_token: int, length: int
+) -> Limits:
+    """Return limits that leave to units what a pass of the largest size does not take.
+
+    A pass is a hundred kernels a layer, whatever its size, so passes come first.
+
+    Args:
+        num_bytes: of a chunk.
+        bytes_per_unit: of a gradient.
+        bytes_per_token: of a pass.
+        length: of the longest row.
+    """
+    most = min(PASS_TOKENS, int(_OF_PASSES * num_bytes) // max(1, bytes_per_token))
+    tokens = largest(most // length) * length or max(1, most)
+    left = num_bytes - tokens * bytes_per_token
+    units = max(1, int(_OF_UNITS * left) // max(1, bytes_per_unit))
+    return Limits(tokens, units, num_bytes=left, bytes_per_unit=bytes_per_unit)
+
+
+def largest(most: int) -> int:
+    """Return the rows of a pass: the largest of 1, 2, 3, 4, 6, 8, 12, … up to `most`, or 0.
+
+    Users who bring a power of two of rows fill it without a rest.
+
+    Examples:
+        >>> [largest(most) for most in (0, 1, 3, 5, 11, 107, 256)]
+        [0, 1, 3, 4, 8, 96, 256]
+    """
+    power = 1 << most.bit_length() >> 1
+    return power * 3 // 2 if power > 1 and most >= power * 3 // 2 else power
+
+
 def longest(unit: Unit) -> int:
     """Return the length of the unit's longest example."""
     return int(unit.lengths.max())
@@ -118,5 +156,19 @@ def first_chunk(
         rows, length = rows + len(unit.lengths), max(length, shape.padded(longest(unit)))
         too_long = one_pass and rows * length > limits.tokens
         if index > 0 and (index == limits.units or too_long):
-            return list(ordered[:index])
+            return list(ordered[: _filling(ordered[:index], shape)])
     return list(ordered)
+
+
+def _filling(units: Sequence[Unit], shape: PassShape) -> int:
+    """Return how many of the first units fill passes to the last row; all where none or few do.
+
+    Where passes have one size, the rest of a chunk would be a pass with empty rows.
+    """
+    lengths = {shape.padded(size) for unit in units for size in unit.lengths.tolist()}
+    if shape.sizes is None or len(lengths) > 1:
+        return len(units)
+    (size,) = (shape.num_rows(1, length) for length in lengths)
+    rows = list(accumulate(len(unit.lengths) for unit in units))
+    fill = [count for count, end in enumerate(rows, start=1) if end % size == 0]
+    return fill[-1] if fill and 2 * fill[-1] >= len(units) else len(units)

@@ -271,7 +271,7 @@ class Total(_Tensors):
         """Write per-unit gradients, or add them to what is there, into (units, size)."""
         if not add:
             gradients.zero_()
-        sums = self.values.sum(dim=1)
+        sums = self.values.sum(dim=1, dtype=gradients.dtype)
         for segment in segments:  # in an order of the unit's own rows alone
             gradients[segment.units] += by_unit(sums[:, None], segment).sum(dim=1)
 

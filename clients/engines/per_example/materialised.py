@@ -8,7 +8,7 @@ gradient of a table of which rows are only looked up stays a list of rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -167,6 +167,50 @@ def _two(side: torch.Tensor, start: int, size: int, distance: int) -> torch.Tens
     return side.as_strided(shape, strides, side.storage_offset() + start * along)
 
 
+class _Vectors:
+    """The gradients of a model's vectors, those of one length in one tensor.
+
+    A large network has hundreds of biases and norms: one by one, each would take a dozen small
+    kernels at the end of a chunk.
+    """
+
+    def __init__(self, buffers: Buffers, layout: Tensors, num_units: int) -> None:
+        names_of: dict[int, list[str]] = {}
+        for name, like in layout.items():
+            if like.ndim == 1:
+                names_of.setdefault(len(like), []).append(name)
+        self._names, self._groups = list(names_of.values()), []
+        for size, names in names_of.items():
+            like = layout[names[0]].new_empty(len(names), size)
+            self._groups.append(buffers.take(f"vectors of {size}", num_units, like).zero_())
+        self.of = {
+            name: group[:, place]
+            for names, group in zip(self._names, self._groups, strict=True)
+            for place, name in enumerate(names)
+        }
+
+    def drop(self, units: torch.Tensor) -> None:
+        """Put zeros for these units."""
+        for group in self._groups:
+            group[units] = 0.0
+
+    def squares(self) -> dict[str, torch.Tensor]:
+        """Return each vector's squared norms, (units,) float64."""
+        found: dict[str, torch.Tensor] = {}
+        for names, group in zip(self._names, self._groups, strict=True):
+            squares = block_squares(group.flatten(0, 1)).view(len(group), len(names))
+            found |= dict(zip(names, squares.unbind(dim=1), strict=True))
+        return found
+
+    def weighted_sum(
+        self, factors: Mapping[str, torch.Tensor]
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield Σ over units of factor × gradient, summed in float64; factors are (units,)."""
+        for names, group in zip(self._names, self._groups, strict=True):
+            own = torch.stack([factors[name] for name in names], dim=1)
+            yield from zip(names, torch.einsum("un,uns->ns", own, group.double()), strict=True)
+
+
 class Materialised:
     """Collects the terms of one chunk; see `Gradients` in `gradient_terms.py`.
 
@@ -183,6 +227,7 @@ class Materialised:
         self._num_passes = 0
         self._passes_of: dict[str, set[int]] = {}
         self._dense: dict[str, torch.Tensor] = {}
+        self._vectors = _Vectors(buffers, layout, num_units)
         self._squares: dict[str, torch.Tensor] = {}
         self._changed: set[str] = set()
         self._rows: dict[str, list[tuple[Rows, Segments]]] = {}
@@ -208,8 +253,10 @@ class Materialised:
         passes = self._passes_of.setdefault(name, set())
         again = self._num_passes in passes
         passes.add(self._num_passes)
-        # Vectors are small, and of a stack a unit uses some: zeros first, then always added to.
-        if isinstance(term, Total | StackedProduct):
+        if isinstance(term, Total):
+            term.into(self._vectors.of[name], self._segments, add=True)
+            return
+        if isinstance(term, StackedProduct):  # of a stack a unit uses some
             term.into(self._buffer(name, zero=True), self._segments, add=True)
             return
         if term.chain is not None:
@@ -230,8 +277,8 @@ class Materialised:
     def _take_squares(self, name: str) -> None:
         """Take the squared norms of gradients while they are still in the cache."""
         if name not in self._squares:
-            zeros = torch.zeros(self._num_units, dtype=torch.float64)
-            self._squares[name] = zeros.to(self._layout[name].device)
+            device = self._layout[name].device
+            self._squares[name] = torch.zeros(self._num_units, dtype=torch.float64, device=device)
         for segment in self._segments:
             formed = self._dense[name][segment.units]
             self._squares[name][segment.units] = block_squares(formed.flatten(1))
@@ -260,7 +307,10 @@ class Materialised:
                 chain(gradient)
         for name, lookups in self._rows.items():
             self._look_up(name, lookups)
-        columns = [self._square(name) for name in self._layout]
+        of_vectors = self._vectors.squares()
+        columns = [
+            of_vectors[name] if name in of_vectors else self._square(name) for name in self._layout
+        ]
         self._all_squares = torch.stack(columns, dim=1)
         return self._all_squares
 
@@ -288,6 +338,7 @@ class Materialised:
 
     def drop(self, units: torch.Tensor) -> None:
         """Put zeros for these units: their NaN times a factor of 0 would be NaN."""
+        self._vectors.drop(units)
         for gradients in self._dense.values():
             gradients[units] = 0.0
         for name, rows in self._merged.items():
@@ -295,8 +346,9 @@ class Materialised:
 
     def weighted_sum(self, factors: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield Σ over units of factor × gradient; `factors` is (units, parameters) float64."""
-        for column, (name, like) in enumerate(self._layout.items()):
-            factor = factors[:, column].to(like.dtype)
+        yield from self._vectors.weighted_sum(dict(zip(self._layout, factors.T, strict=True)))
+        narrow = factors.T.to(next(iter(self._layout.values())).dtype).contiguous()
+        for factor, (name, like) in zip(narrow, self._layout.items(), strict=True):
             if name in self._merged:
                 yield name, self._merged[name].weighted_sum(factor)
             elif name in self._dense:

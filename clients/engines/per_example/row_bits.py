@@ -15,15 +15,19 @@ from collections.abc import Sequence
 import torch
 
 from fedsim.clients.engines.cross_entropy import Batch
+from fedsim.clients.engines.per_example import chunks
 from fedsim.clients.engines.per_example.capture import HookedLayer, OpenModel, run
 from fedsim.clients.engines.per_example.gradient_terms import Term
-from fedsim.clients.models.dropout import drops
+from fedsim.clients.models.dropout import drops, row_streams
 from fedsim.language_model import made_up_text
+from fedsim.tensors import Tensors
 
 log = logging.getLogger(__name__)
 
-_MOST_TOKENS = 32768  # of a pass: enough for an H100, and all passes are filled
 _TEXTS = 4  # of the trial
+# Bytes of a score of a word: score and gradient in float32, the gradient in bfloat16 three times
+# (as it is, filled up, and as one side of a product), and some air.
+_OF_LOGITS = 18
 # In place of parameters that are zero, as of adapters half are at first: the gradients of the other
 # half would be zero too, and no order of summation would show.
 _SMALL = 0.02
@@ -43,13 +47,13 @@ class RowBits:
     def __init__(self, model: OpenModel, layers: Sequence[HookedLayer], max_tokens: int) -> None:
         """Take the model as it will compute, its layers by `find_layers`, and a pass's tokens."""
         self._model, self._layers = model, layers
-        self._max_tokens = min(max_tokens, _MOST_TOKENS)
+        self._max_tokens = min(max_tokens, chunks.PASS_TOKENS)
         self.sizes: dict[int, int] = {}
 
     def hold(self, length: int) -> bool:
         """Return whether rows of a length may share passes."""
         if length not in self.sizes:
-            size = _largest(self._max_tokens // length)
+            size = chunks.largest(self._max_tokens // length)
             if size and not self._alike(size, length):
                 log.info(
                     "%s: rows of %d tokens have not the same bits at all places of a pass; units "
@@ -84,17 +88,37 @@ class RowBits:
         return bits.same()
 
 
-def _largest(most: int) -> int:
-    """Return the largest of 1, 2, 3, 4, 6, 8, 12, … that is at most `most`; 0 if there is none.
+def pass_bytes(model: OpenModel, parameters: Tensors, length: int) -> tuple[int, int]:
+    """Return what a pass takes of memory: bytes whatever its size, and bytes a token.
 
-    Users who bring a power of two of rows fill it without a rest.
-
-    Examples:
-        >>> [_largest(most) for most in (0, 1, 3, 5, 11, 107, 256)]
-        [0, 1, 3, 4, 8, 96, 256]
+    Counted from what autograd keeps of made-up rows of a length, and not from what a device has
+    left: sizes of passes must be the same on every worker of a kind.
     """
-    power = 1 << most.bit_length() >> 1
-    return power * 3 // 2 if power > 1 and most >= power * 3 // 2 else power
+    leaves = {name: value.detach().requires_grad_() for name, value in parameters.items()}
+    kept = [_kept(model, leaves, rows, length) for rows in (1, 2)]
+    of_row = kept[1] - kept[0]
+    return max(0, kept[0] - of_row), of_row // length + _OF_LOGITS * model.vocabulary_size
+
+
+def _kept(model: OpenModel, leaves: Tensors, rows: int, length: int) -> int:
+    """Return the bytes that the graph of so many rows holds, weights left out."""
+    weights = {value.untyped_storage().data_ptr() for value in leaves.values()}
+    weights |= {value.untyped_storage().data_ptr() for value in model.module.state_dict().values()}
+    storages: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            storages[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    texts = torch.cat([made_up_text(model, length, text) for text in range(rows)])
+    streams = torch.zeros(rows, dtype=torch.int64, device=texts.device) if drops(model) else None
+    hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
+    with torch.enable_grad(), row_streams(streams), hooks:
+        logits = model.logits(leaves, texts)
+    del logits  # until here: freed memory would be counted once for all that lay there
+    return sum(storages.values())
 
 
 class _Bits:

@@ -15,7 +15,7 @@ from fedsim.noise import CHUNK, Normals, grid_step, release_
 from fedsim.seeding import AesStream, NoiseKey, noise_key, secret_noise_key
 from fedsim.tensors import l2_norm
 
-SHAPES = {"b": (3, CHUNK // 2 + 7), "a": (5,), "c": (), "none": (0, 4)}
+SHAPES = {"b": (9, CHUNK + 7), "a": (5,), "c": (), "none": (0, 4)}  # 4, 4 and 1 chunks at once
 KEY = noise_key(5, "noise", 2)
 Values = npt.NDArray[np.float64]
 

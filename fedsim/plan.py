@@ -213,7 +213,7 @@ class RoundPlan:
                     f"{paid[1]}, and the plan's are {self.score_noise_multiplier} after "
                     f"{self.score_rounds}"
                 )
-        return [self.score_cost] if self.score_rounds and self.selection is None else []
+        return [cost for cost, _ in self.scores_after(0)]
 
     def _check_owners(self) -> None:
         """Raise `ValueError` unless a user's units are in one group, and their sum is provided for.
@@ -360,6 +360,14 @@ class RoundPlan:
     def score_key(self, round: int) -> NoiseKey:
         """Return the key of the noise of the private score after so many rounds."""
         return self._kept_key("scores", round) if self.repeats else secret_noise_key()
+
+    def scores_after(self, round: int) -> list[tuple[RoundCost, int]]:
+        """Return the cost of the private scores after later rounds than this, and how many.
+
+        Of those that are charged: a trial's are in its price.
+        """
+        scores = sum(at > round for at in self.score_rounds) if self.selection is None else 0
+        return [(self.score_cost, scores)] if scores else []
 
     def charged_score(self, ledger: Ledger, round: int) -> Ledger:
         """Return the ledger with the private score after so many rounds; a trial's is in its price.

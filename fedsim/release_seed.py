@@ -14,6 +14,7 @@ from fedsim.materials import Materials, loader_name
 from fedsim.registry import distributions, names
 from fedsim.state import ServerState
 from fedsim.tensors import parameters_digest
+from fedsim.utils.files import file_digest, stamp
 
 version = lru_cache(metadata.version)  # of what is imported, which stays as it is
 _COMPUTE = ("fedsim-dp", "dp-accounting", "torch", "transformers", "peft", "numpy", "scipy")
@@ -117,18 +118,10 @@ def _files(name: str) -> dict[str, str]:
         return {}
     files = sorted(path.rglob("*")) if path.is_dir() else [path]
     return {
-        str(file.relative_to(path)): _checksum(file, *_version(file))
-        for file in files
-        if file.is_file()
+        str(file.relative_to(path)): _checksum(*stamp(file)) for file in files if file.is_file()
     }
 
 
-def _version(path: Path) -> tuple[int, int, int]:
-    status = path.stat()
-    return status.st_size, status.st_mtime_ns, status.st_ino
-
-
 @lru_cache(maxsize=256)
-def _checksum(path: Path, *version: int) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _checksum(path: str, *_version: int) -> str:
+    return file_digest(Path(path))

@@ -104,12 +104,12 @@ def plan_terms(
         scored: whether ε is of the plan's private scores too.
         drawn: whether there are coins and noise already: of those to come none is secret yet.
     """
-    scores = len(plan.score_rounds) if scored and plan.selection is None else 0
+    scores = plan.scores_after(0) if scored else []
     return PrivacyTerms.of(
         plan.cost,
         f"{plan.unit}s",
-        rounds=config.strategy.rounds + scores,
-        others=((plan.score_cost, scores),) if scores else (),
+        rounds=config.strategy.rounds + sum(count for _, count in scores),
+        others=scores,
         delta=config.privacy.delta,
         epsilon=epsilon,
         accountant=plan.accountant,
@@ -125,9 +125,7 @@ def _check_finite(plan: RoundPlan, config: Config) -> None:
         return
     if (delta := config.privacy.delta) is None:
         raise ConfigError("privacy.delta: missing; a guarantee needs it, such as delta = 1e-5")
-    costs = [(plan.cost, config.strategy.rounds)]
-    if plan.score_rounds and plan.selection is None:
-        costs.append((plan.score_cost, len(plan.score_rounds)))
+    costs = [(plan.cost, config.strategy.rounds), *plan.scores_after(0)]
     epsilon = epsilon_of_composition(costs, delta, plan.accountant, plan.relation)
     if not math.isfinite(epsilon):
         name = choose([cost for cost, _ in costs], plan.accountant, plan.relation)[0].name

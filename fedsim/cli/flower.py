@@ -37,11 +37,8 @@ def flower_command(
 
     read = load_config(config)
     folder = RunFolder(out or Path("runs") / config.stem)
+    folder.check(read, resume)
     resume = resume and folder.config.exists()
-    if resume:
-        folder.check_resumable(read)
-    else:
-        folder.check_fresh()
     run = FlowerRun(config, folder.path, resume, workers or read.executor.workers)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # what Ctrl-C cleans up, kill does
     try:

@@ -89,6 +89,13 @@ class RunFolder:
         """The report, as data."""
         return self.path / "report.json"
 
+    def check(self, config: Config, resume: bool) -> None:
+        """Raise `ConfigError` where a run of this config may not begin, or go on with `resume`."""
+        if resume and self.config.exists():
+            self.check_resumable(config)
+        else:  # a run that was killed before it wrote anything starts again
+            self.check_fresh()
+
     def check_fresh(self) -> None:
         """Raise `ConfigError` unless the folder is absent or empty."""
         if self.path.exists() and (

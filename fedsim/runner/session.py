@@ -38,7 +38,7 @@ from fedsim.runner.identity import mark_diverged
 from fedsim.runner.log import run_log
 from fedsim.runner.progress import RoundProgress
 from fedsim.runner.saved_model import check_served, save_adapter, save_model
-from fedsim.runner.shared_ledger import SharedAccount, planned_scores, shared_account
+from fedsim.runner.shared_ledger import SharedAccount, shared_account
 from fedsim.runner.summary import as_held_out, delta_warnings, privacy_terms, summarise
 from fedsim.runner.training import check_held_out, planned, train, without_scores
 from fedsim.state import RoundRecord, ServerState
@@ -66,7 +66,7 @@ def execute(config: Config, out: Path, grid: Grid, *, resume: bool = False) -> P
     keep_freed_memory()
     folder = RunFolder(out)
     check_no_writer(out)
-    _check(folder, config, resume)
+    folder.check(config, resume)
     trackers = find_trackers(config.training.trackers)
     device = default_device(config.executor.gpus_per_worker)
     data_seed = folder.data_seed(config)
@@ -91,7 +91,7 @@ def execute(config: Config, out: Path, grid: Grid, *, resume: bool = False) -> P
     account = None if asked is not None else shared_account(config.privacy.shared, plan)
     plan = replace(plan, uncharged=None)  # charged by the account, or by the search
     with sole_writer(out):
-        _check(folder, config, resume)  # another process may have had it meanwhile
+        folder.check(config, resume)  # another process may have had it meanwhile
         session = _Session(config, folder, materials, plan, trackers, account)
         with run_log(out):
             if (reason := folder.diverged()) is not None and folder.report.exists():
@@ -140,13 +140,6 @@ def _going_on(plan: RoundPlan, folder: RunFolder) -> RoundPlan:
         )
     state = newest_whole_state(folder.checkpoints, charged)
     return replace(plan, seed=seed_after(plan.seed, charged, state))
-
-
-def _check(folder: RunFolder, config: Config, resume: bool) -> None:
-    if resume and folder.config.exists():
-        folder.check_resumable(config)
-    else:  # a run that was killed before it wrote anything starts again
-        folder.check_fresh()
 
 
 def write_promise(
@@ -215,8 +208,7 @@ class _Session:
         plan, rounds = self.plan, self.config.strategy.rounds
         if self.account is None:
             return
-        scores = planned_scores(plan, 0)
-        paid = self.account.affordable(plan.cost, rounds, plan.release_id, scores)
+        paid = self.account.affordable(plan.cost, rounds, plan.release_id, plan.scores_after(0))
         if paid < rounds:
             log.warning(
                 "privacy.shared.ledger = %r: pays for %d of the %d rounds of this run, which ends "
@@ -264,7 +256,7 @@ class _Session:
         """Charge the round in the ledger that other runs share, before anything of it is done."""
         if self.account is not None:
             plan, ahead = self.plan, self.config.strategy.rounds - state.round
-            scores = planned_scores(plan, state.round)
+            scores = plan.scores_after(state.round)
             self.account.charge(
                 state.round, plan.cost, plan.release_id, ahead, own=state.ledger, beside=scores
             )

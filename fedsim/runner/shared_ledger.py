@@ -235,15 +235,9 @@ def _register(configs: Sequence[Config]) -> None:
             continue
         if own is not None and (account is None or own.terms == account.terms):
             account = account or own
-            planned += [(plan.cost, config.strategy.rounds), *planned_scores(plan, 0)]
+            planned += [(plan.cost, config.strategy.rounds), *plan.scores_after(0)]
     if account is not None:
         account.register(planned)
-
-
-def planned_scores(plan: RoundPlan, round: int) -> Composition:
-    """Return the private scores that a run still releases after so many rounds, with their cost."""
-    scores = sum(at > round for at in plan.score_rounds) if plan.selection is None else 0
-    return [(plan.score_cost, scores)] if scores else []
 
 
 def _known_beforehand(config: Config) -> bool:

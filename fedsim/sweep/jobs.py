@@ -145,10 +145,8 @@ def check_folders(jobs: Sequence[Job | Path]) -> None:
                 raise ConfigError(f"compare: {job} is no finished run (no report.json)")
         elif job.name.startswith(RESERVED) or job.name.endswith(".error.txt"):
             raise ConfigError(f"compare: {job.name}: a file is called so; rename the config")
-        elif RunFolder(job.out).config.exists():
-            RunFolder(job.out).check_resumable(job.config)
         else:
-            RunFolder(job.out).check_fresh()
+            RunFolder(job.out).check(job.config, resume=True)
 
 
 def _outcome_before(job: Job) -> Outcome:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -43,6 +44,12 @@ class Unit:
         # Both sensitivities of Lemma 1 need weights that never exceed 1.
         if not 0.0 <= self.weight <= 1.0:
             raise ValueError(f"weight = {self.weight} of unit {self.key}: must be in [0, 1]")
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        """The lengths as Python's numbers: what goes from unit to unit takes long by tensors."""
+        sizes: list[int] = self.lengths.tolist()
+        return sizes
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.table import Table
 
 from fedsim.cli.output import Json
 from fedsim.errors import ConfigError
@@ -30,7 +32,19 @@ def ledger_command(
     if as_json:
         typer.echo(json.dumps(found, allow_nan=False))
         return
+    if found["releases"]:
+        Console().print(_table(found["releases"]))
     typer.echo(found["statement"])
+
+
+def _table(releases: list[dict[str, Any]]) -> Table:
+    table = Table("releases", "mechanism", "of the budget", box=None)
+    for one in releases:
+        share = one["spent_share"]
+        table.add_row(
+            f"{one['rounds']:,}", one["mechanism"], "" if share is None else f"{share:.1%}"
+        )
+    return table
 
 
 def verify_command(
@@ -70,7 +84,10 @@ def facts(shared: SharedLedger) -> dict[str, Any]:
         "relation": shared.relation.value,
         "delta": shared.delta,
         "budget": shared.epsilon,
-        "releases": _listed(made, unit),
+        "releases": [
+            {**kind, "spent_share": None if rule is None else _share(rule, [one])}
+            for one, kind in zip(made, _listed(made, unit), strict=True)
+        ],
         "registered": _listed(shared.registered, unit),
         "if_fixed_in_advance": {
             "epsilon": finite_or_none(tight) if (tight := shared.tight(made)) is not None else None,
@@ -90,7 +107,7 @@ def _by_filter(shared: SharedLedger, rule: RenyiFilter) -> dict[str, Any]:
 
     made, unit = shared.ledger.costs, shared.relation.unit
     keeps = shared.keeps_budget
-    share = rule.spent(made) / rule.budget if rule.budget > 0.0 else 1.0
+    share = _share(rule, made)
     under = f"under the {shared.relation.phrase} relation"
     said = [
         f"All {shared.ledger.num_releases} releases, and those to come, each run chosen after "
@@ -124,10 +141,15 @@ def _by_filter(shared: SharedLedger, rule: RenyiFilter) -> dict[str, Any]:
         "epsilon": shared.epsilon if keeps else None,
         "accountant": "renyi-filter",
         "order": rule.order,
-        "spent_share": min(share, sys.float_info.max),
+        "spent_share": share,
         "registered_alone": alone,
         "statement": said,
     }
+
+
+def _share(rule: RenyiFilter, costs: Composition) -> float:
+    spent = rule.spent(costs) / rule.budget if rule.budget > 0.0 else 1.0
+    return min(spent, sys.float_info.max)
 
 
 def _by_registration(shared: SharedLedger) -> dict[str, Any]:

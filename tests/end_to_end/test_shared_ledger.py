@@ -68,6 +68,9 @@ def test_siblings_stop_before_they_exceed_the_common_budget(
     assert facts["if_fixed_in_advance"]["epsilon"] == pytest.approx(epsilon(COST, 6, 1e-3))
     assert (facts["delta"], facts["unit"], facts["relation"]) == (1e-3, "user", "add-or-remove-one")
     said = fedsim("account", "ledger", ledger).stdout
+    assert facts["releases"][0]["spent_share"] == facts["spent_share"] > 0.99
+    assert "of the budget" in said.splitlines()[0]
+    assert f"{facts['spent_share']:.1%}" in said
     assert re.search(r"All 6 releases, and those to come, .* every user has .* filter", said)
     assert "6 rounds of Poisson sampling of units with probability 0.25" in said
 

@@ -123,8 +123,8 @@ class BatchedEngine:
         self, task: Task, parameters: Tensors, keys: Keys, clip: Clip, round: int
     ) -> WeightedSum:
         units = task.units(keys, round)
-        non_empty = [unit for unit in units if len(unit.lengths)]
-        empty = [unit for unit in units if not len(unit.lengths)]
+        non_empty = [unit for unit in units if unit.sizes]
+        empty = [unit for unit in units if not unit.sizes]
         total = PartialSum(parameters, clip)
 
         def add_alone(unit: Unit) -> None:
@@ -200,7 +200,7 @@ class BatchedEngine:
         together: list[Unit] = []
         alone: list[Unit] = []
         for unit in units:
-            lengths = {self._shape.padded(size) for size in unit.lengths.tolist()}
+            lengths = {self._shape.padded(size) for size in set(unit.sizes)}
             held = [self._row_bits.hold(length) for length in lengths]
             (together if all(held) else alone).append(unit)
         return together, alone
@@ -291,7 +291,7 @@ def _add(
     total.count(
         together,
         losses[plain],
-        num_gradients=sum(len(unit.lengths) for unit in together),
+        num_gradients=sum(len(unit.sizes) for unit in together),
         num_unclipped=total.within(factors, plain),
     )
     total.add(sums)

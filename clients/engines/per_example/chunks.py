@@ -126,21 +126,21 @@ def largest(most: int) -> int:
 
 def longest(unit: Unit) -> int:
     """Return the length of the unit's longest example."""
-    return int(unit.lengths.max())
+    return max(unit.sizes)
 
 
 def in_order(units: Sequence[Unit], row_tokens: int) -> list[Unit]:
     """Return units with equal numbers of rows side by side, then by their tokens, then by key."""
 
     def size(unit: Unit) -> tuple[int, int, int]:
-        return num_rows(unit, row_tokens), int(unit.lengths.sum()), unit.key
+        return num_rows(unit, row_tokens), sum(unit.sizes), unit.key
 
     return sorted(units, key=size)
 
 
 def num_tokens(unit: Unit, shape: PassShape) -> int:
     """Return at most how many tokens the unit's rows have, padding included."""
-    return len(unit.lengths) * shape.padded(longest(unit))
+    return len(unit.sizes) * shape.padded(longest(unit))
 
 
 def first_chunk(
@@ -153,7 +153,7 @@ def first_chunk(
     """
     rows, length = 0, 1
     for index, unit in enumerate(ordered):
-        rows, length = rows + len(unit.lengths), max(length, shape.padded(longest(unit)))
+        rows, length = rows + len(unit.sizes), max(length, shape.padded(longest(unit)))
         too_long = one_pass and rows * length > limits.tokens
         if index > 0 and (index == limits.units or too_long):
             return list(ordered[: _filling(ordered[:index], shape)])
@@ -165,10 +165,10 @@ def _filling(units: Sequence[Unit], shape: PassShape) -> int:
 
     Where passes have one size, the rest of a chunk would be a pass with empty rows.
     """
-    lengths = {shape.padded(size) for unit in units for size in unit.lengths.tolist()}
+    lengths = {shape.padded(size) for unit in units for size in set(unit.sizes)}
     if shape.sizes is None or len(lengths) > 1:
         return len(units)
     (size,) = (shape.num_rows(1, length) for length in lengths)
-    rows = list(accumulate(len(unit.lengths) for unit in units))
+    rows = list(accumulate(len(unit.sizes) for unit in units))
     fill = [count for count, end in enumerate(rows, start=1) if end % size == 0]
     return fill[-1] if fill and 2 * fill[-1] >= len(units) else len(units)

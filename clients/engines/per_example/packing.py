@@ -54,7 +54,7 @@ def placed(units: Sequence[Unit], most: int) -> Placement:
     lengths: list[int] = []
     counts: list[int] = []
     for unit in units:
-        rows, starts, filled = _best_fit(unit.lengths.tolist(), most)
+        rows, starts, filled = _best_fit(unit.sizes, most)
         row_of += [len(lengths) + row for row in rows]
         start_of += starts
         lengths += filled
@@ -64,7 +64,7 @@ def placed(units: Sequence[Unit], most: int) -> Placement:
 
 def num_rows(unit: Unit, most: int) -> int:
     """Return how many rows a unit takes, of at most `most` tokens."""
-    return len(_best_fit(unit.lengths.tolist(), most)[2])
+    return len(_best_fit(unit.sizes, most)[2])
 
 
 def _best_fit(lengths: list[int], most: int) -> tuple[list[int], list[int], list[int]]:

@@ -103,7 +103,7 @@ class _Sequences:
         self._lengths = torch.cat([unit.lengths for unit in units])
         # Each of a unit's sequences has the same weight, and so has each of a sequence's
         # predictions that count.
-        sizes = torch.tensor([len(unit.lengths) for unit in units])
+        sizes = torch.tensor([len(unit.sizes) for unit in units])
         widths = torch.tensor([unit.tokens.shape[1] for unit in units]).repeat_interleave(sizes)
         self._begins = widths.cumsum(0) - widths
         per_unit = sizes.repeat_interleave(sizes).double()

@@ -110,7 +110,7 @@ def _kept(model: OpenModel, leaves: Tensors, rows: int, length: int) -> int:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in weights:
             storages[storage.data_ptr()] = storage.nbytes()
-        return tensor
+        return tensor.detach()  # the tensor itself would hold the graph that holds it
 
     texts = torch.cat([made_up_text(model, length, text) for text in range(rows)])
     streams = torch.zeros(rows, dtype=torch.int64, device=texts.device) if drops(model) else None

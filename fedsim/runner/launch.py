@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -35,6 +36,8 @@ def run(
 ) -> Run:
     """Carry out a run, its server in this process, and return it.
 
+    What it logs is shown on standard error where the program has not set up logging itself.
+
     Args:
         config: a TOML file, its content as nested dictionaries, or what `load_config` returns.
         out: the run folder, absent or empty unless `resume`; by default a new one in `runs/`.
@@ -51,9 +54,27 @@ def run(
     """
     given = with_given(config, data, model, tokenizer)
     path = Path(out) if out is not None else _new_folder()
-    with open_grid(given.executor) as grid:
+    with _said_on_standard_error(), open_grid(given.executor) as grid:
         wait_for_nodes(grid, given.executor.workers)
         return Run(execute(given, path, grid, resume=resume))
+
+
+@contextmanager
+def _said_on_standard_error() -> Iterator[None]:
+    """Show what a run logs, as a notebook would show nothing, unless the program set up logging."""
+    ours = logging.getLogger("fedsim")
+    if logging.root.handlers or ours.handlers or ours.level:
+        yield
+        return
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    ours.addHandler(handler)
+    ours.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        ours.removeHandler(handler)
+        ours.setLevel(logging.NOTSET)
 
 
 def _new_folder() -> Path:

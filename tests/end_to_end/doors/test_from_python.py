@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 from decimal import Decimal
@@ -67,6 +68,25 @@ def test_what_comes_back_is_the_run(finished: fedsim.Run, tmp_path: Path) -> Non
     ids = finished.tokenizer("the king shall ride", return_tensors="pt")["input_ids"]
     assert torch.isfinite(finished.model(ids).logits).all()
     assert finished.model.generate(ids, max_new_tokens=3).shape[1] == ids.shape[1] + 3  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("ours", [False, True])
+def test_a_run_is_seen_unless_the_program_has_set_up_logging(
+    ours: bool,
+    speeches: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """As in a notebook, which has no terminal for a bar."""
+    log = logging.getLogger("fedsim")  # which the command line sets up for its process
+    monkeypatch.setattr(log, "level", logging.NOTSET)
+    monkeypatch.setattr(log, "handlers", [])
+    monkeypatch.setattr(logging.root, "handlers", [logging.NullHandler()] if ours else [])
+    fedsim.run(light_config(speeches), tmp_path / "run")
+    said = capsys.readouterr().err
+    assert ("round 4 of 4, held-out loss" in said) == (not ours)
+    assert (log.handlers, log.level) == ([], logging.NOTSET)
 
 
 def test_it_shows_itself(finished: fedsim.Run, capsys: pytest.CaptureFixture[str]) -> None:

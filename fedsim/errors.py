@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Sequence
+
 
 class ConfigError(ValueError):
     """The command line, the config or the input is wrong: exit status 2.
@@ -23,3 +26,14 @@ class DivergedError(RuntimeError):
 
     What was written while they were finite stays.
     """
+
+
+def nearest(name: str, known: Sequence[str]) -> str:
+    """Return the question whether the known name that is most alike was meant; "" if none is.
+
+    Examples:
+        >>> nearest("tiny-gtp", ["tiny-gpt", "mcmahan-lstm"]), nearest("x", ["tiny-gpt"])
+        ("did you mean 'tiny-gpt'?", '')
+    """
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"did you mean {near[0]!r}?" if near else ""

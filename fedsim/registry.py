@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import sys
 from collections.abc import Mapping
@@ -12,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from fedsim.errors import ConfigError
+from fedsim.errors import ConfigError, nearest
 
 OWN = "fedsim-dp"
 
@@ -109,9 +108,8 @@ def resolve(group: str, name: str, field: str) -> Any:  # noqa: ANN401  (each gr
         distribution(group, name)  # remembers what a plug-in's files are as it is imported
         return entry.load()
     known = names(group)
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    raise ConfigError(f"{field} = {name!r}: {hint}known: {', '.join(known)}")
+    hint = f"{nearest(name, known)} known: {', '.join(known)}".strip()
+    raise ConfigError(f"{field} = {name!r}: {hint}")
 
 
 def _registered(group: str) -> EntryPoints:

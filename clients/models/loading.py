@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from fedsim import registry
 from fedsim.clients.models.model_files import check_folder, quietly
 from fedsim.clients.models.transformers_model import TransformersModel
 from fedsim.config import ModelConfig
-from fedsim.errors import ConfigError
+from fedsim.errors import ConfigError, nearest
 from fedsim.utils.files import shown_name
 
 
@@ -131,8 +130,7 @@ def _looks_like_a_path(name: str) -> bool:
 
 
 def _explain(name: str, error: Exception) -> str:
-    near = difflib.get_close_matches(name, registry.names("models"), n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
+    hint = f"{nearest(name, registry.names('models'))} ".lstrip()
     reason = " ".join(str(error).split())
     if "trust_remote_code" in reason:  # an option that fedsim does not offer
         reason = "it needs code that comes with it, which is never run"

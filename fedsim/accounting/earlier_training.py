@@ -47,18 +47,24 @@ def _sentences(name_or_path: str, adapter: str | None) -> Iterator[str]:
         except LookupError:
             yield _of_unknown(shown)
             continue
-        if (folder / PROMISE).exists():
-            from fedsim.accounting.promise import verify  # noqa: PLC0415  (scipy and more)
-
-            try:
-                earlier = verify(folder)
-            except ConfigError:
-                earlier = {"statement": "it does not verify.", "assumptions": []}
+        if (earlier := promise_of(folder)) is not None:
             yield from _quoted(shown, earlier)
         elif (folder / GIVEN).exists():
             yield from _of_note(shown, given_note(folder))
         elif is_unfinished(folder):
             yield _of_unfinished(shown)
+
+
+def promise_of(folder: Path) -> dict[str, Any] | None:
+    """Return a folder's promise, or what is quoted of one that does not verify; None without."""
+    if not (folder / PROMISE).exists():
+        return None
+    from fedsim.accounting.promise import verify  # noqa: PLC0415  (scipy and more)
+
+    try:
+        return verify(folder)
+    except ConfigError:
+        return {"statement": "it does not verify.", "assumptions": []}
 
 
 def folder_of(start: str) -> Path:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import click
 import typer
@@ -22,13 +21,7 @@ FAILED, WRONG_INPUT, BUDGET_SPENT = 1, 2, 3
 _SEVERAL = ("--epsilon", "--delta", "--budget")
 
 
-class SweepGrid(StrEnum):
-    """Where the runs of a comparison happen."""
-
-    IN_PROCESS = "in-process"
-    RAY = "ray"
-
-
+SweepGrid = Literal["in-process", "ray"]
 GridOption = Annotated[SweepGrid, typer.Option(help="One run after another, or Ray tasks.")]
 Workers = Annotated[int | None, typer.Option(min=1, help="With --grid ray: the most runs at once.")]
 Address = Annotated[str, typer.Option(help="With --grid ray: of a cluster; else one starts here.")]
@@ -86,7 +79,7 @@ def compare_command(
         list[str] | None,
         typer.Option("--set", metavar="KEY.PATH=VALUE", help="Lay a value over all configs."),
     ] = None,
-    grid: GridOption = SweepGrid.IN_PROCESS,
+    grid: GridOption = "in-process",
     workers: Workers = None,
     address: Address = "",
     out: Annotated[Path, typer.Option(help="The comparison's folder.")] = Path("runs/comparison"),
@@ -159,7 +152,7 @@ def runner_of(grid: SweepGrid, workers: int | None, address: str) -> Runner:
     """
     from fedsim.sweep.jobs import one_after_another
 
-    if grid is SweepGrid.RAY:
+    if grid == "ray":
         from fedsim.sweep.ray import OnRay
 
         return OnRay(address, workers)

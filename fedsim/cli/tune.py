@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 import json
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from fedsim.cli.compare import Address, GridOption, SweepGrid, Workers, runner_of
+from fedsim.cli.compare import Address, GridOption, Workers, runner_of
 from fedsim.cli.output import Json, Overrides
-
-
-class Stopping(StrEnum):
-    """The law of the number of trials."""
-
-    GEOMETRIC = "geometric"
-    LOGARITHMIC = "logarithmic"
-    POISSON = "poisson"
 
 
 def tune_command(
@@ -32,14 +23,14 @@ def tune_command(
         float, typer.Option(help="How many trials there are on average; their number is secret.")
     ] = 8.0,
     stopping: Annotated[
-        Stopping,
+        Literal["geometric", "logarithmic", "poisson"],
         typer.Option(
             help="The law of their number: geometric; logarithmic (cheaper, often one trial); "
             "poisson (accountant rdp; none now and then)."
         ),
-    ] = Stopping.GEOMETRIC,
+    ] = "geometric",
     overrides: Overrides = None,
-    grid: GridOption = SweepGrid.IN_PROCESS,
+    grid: GridOption = "in-process",
     workers: Workers = None,
     address: Address = "",
     out: Annotated[
@@ -63,7 +54,7 @@ def tune_command(
 
     cells = expand(config, [parse_variation(text) for text in vary], overrides or [])
     if dry_run:
-        search = prepare(cells, trials, stopping.value, None)
+        search = prepare(cells, trials, stopping, None)
         answer = {
             "epsilon": search.epsilon,
             "delta": cells[0].config.privacy.delta,
@@ -79,7 +70,7 @@ def tune_command(
         cells,
         folder,
         trials=trials,
-        stopping=stopping.value,
+        stopping=stopping,
         resume=resume,
         runner=runner_of(grid, workers, address),
     )

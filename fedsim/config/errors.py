@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import BaseModel
+
+from fedsim.errors import nearest
 
 _LONGEST = 300
 _KINDS = {  # pydantic's types in the words of docs/config.md
@@ -28,7 +29,7 @@ def explain(problem: Mapping[str, Any], root: type[BaseModel]) -> str:
     if problem["type"] == "extra_forbidden":
         _, holder = _walk(root, location[:-1])
         known = sorted(holder.model_fields) if _is_model(holder) else []
-        near = _nearest(str(location[-1]), known)
+        near = nearest(str(location[-1]), known)
         return f"{key}: unknown key; {near or 'known keys: ' + ', '.join(known)}"
     if problem["type"].startswith("union_tag"):
         return _about_tag(key, problem["ctx"], _tags(_walk(root, location)[1]))
@@ -59,13 +60,8 @@ def _about_tag(key: str, context: Mapping[str, Any], known: Mapping[str, Any]) -
         choices = " or ".join(f'{field} = "{name}"' for name in known)
         return f"{key}: give {choices}"
     tag = context["tag"]
-    near = _nearest(tag, list(known)) or f"known: {', '.join(known)}"
+    near = nearest(tag, list(known)) or f"known: {', '.join(known)}"
     return f"{key}.{field} = {tag!r}: unknown; {near}"
-
-
-def _nearest(name: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"did you mean {near[0]!r}?" if near else ""
 
 
 def _walk(root: type[BaseModel], location: Sequence[str | int]) -> tuple[list[str], Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from functools import lru_cache
 from itertools import permutations
@@ -13,6 +12,7 @@ from pydantic import Field, model_validator
 
 from fedsim.data.preparation.prepare import AnyStep, check_owners
 from fedsim.data.store.manifest import LossOn
+from fedsim.errors import nearest
 from fedsim.utils.section import Fraction, Section
 
 FOLDER = Path(__file__).parent / "recipes"
@@ -54,8 +54,7 @@ def load_recipe(name: str) -> Recipe:
     """
     known = recipe_names()
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+        hint = nearest(name, known) or f"known: {', '.join(known)}"
         raise ValueError(f"recipe = {name!r}: unknown; {hint}")
     text = (FOLDER / f"{name}.toml").read_text(encoding="utf-8")
     return Recipe.model_validate(tomllib.loads(text))

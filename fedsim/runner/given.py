@@ -25,8 +25,7 @@ from uuid import UUID
 import numpy as np
 
 from fedsim.accounting import GIVEN, PROMISE, is_unfinished
-from fedsim.accounting.earlier_training import folder_of, given_note
-from fedsim.accounting.promise import verify
+from fedsim.accounting.earlier_training import folder_of, given_note, promise_of
 from fedsim.config import Config, load_config, parse_config
 from fedsim.data.sources.names import user_name
 from fedsim.errors import ConfigError
@@ -211,7 +210,7 @@ def _model_folder(model: object, tokenizer: object) -> str:
                 "opened": shown,
                 "unknown": unknown,
                 "changed": not unchanged,
-                "promise": _promise_of(opened),
+                "promise": promise_of(opened),
                 "unfinished": is_unfinished(opened),
                 "given": (given_note(opened) or {}) if (opened / GIVEN).exists() else None,
             }
@@ -239,15 +238,6 @@ def _holds(folder: Path, model: PreTrainedModel) -> bool:
         value.shape == held[name].shape and bool((value == held[name].cpu()).all())
         for name, value in there.items()
     )
-
-
-def _promise_of(folder: Path) -> dict[str, Any] | None:
-    if not (folder / PROMISE).is_file():
-        return None
-    try:
-        return verify(folder)
-    except ConfigError:
-        return {"statement": "it does not verify.", "assumptions": []}
 
 
 def _key(root: Path) -> bytes:

@@ -115,7 +115,7 @@ class BatchedEngine:
             return self._by_loop(task, parameters, keys, clip, round)
         if self._model.device.type == "cpu":
             return self._together(task, parameters, keys, clip, round)
-        # What is left to the host is small: sixteen threads took ten times as long as one.
+        # What is left to the host is small: of sixteen threads, each operation took milliseconds.
         with one_thread_an_operation():
             return self._together(task, parameters, keys, clip, round)
 

@@ -183,7 +183,7 @@ class BatchedEngine:
         # The parameters, the sum in float64, and what a chunk adds to it.
         once += sum(value.numel() for value in parameters.values()) * (4 + 8 + 8)
         limits = chunks.limits_for_passes(
-            max(0, num_bytes - once), bytes_per_unit, bytes_per_token, length
+            max(0, num_bytes - once), bytes_per_unit, bytes_per_token, length, device
         )
         self._fix_sizes(limits)
         return limits

@@ -23,7 +23,8 @@ GPU_SHARE = 0.8  # of what is free
 # Of a chunk's bytes, where its passes have one size; and of what they leave, for gradients: the
 # rest is for the sides of products of units that two passes share.
 _OF_PASSES, _OF_UNITS = 0.6, 0.9
-PASS_TOKENS = 32768  # of passes of one size: enough for an H100, and all of them are filled
+# Of passes of one size on a GPU: enough for an H100. All of them are filled, with empty rows.
+PASS_TOKENS = 32768
 
 
 @dataclass(frozen=True)
@@ -92,19 +93,25 @@ def limits_within(
 
 
 def limits_for_passes(
-    num_bytes: int, bytes_per_unit: int, bytes_per_token: int, length: int
+    num_bytes: int,
+    bytes_per_unit: int,
+    bytes_per_token: int,
+    length: int,
+    device: torch.device,
 ) -> Limits:
     """Return limits that leave to units what a pass of the largest size does not take.
 
-    A pass is a hundred kernels a layer, whatever its size, so passes come first.
+    On a GPU a pass is a hundred kernels a layer, whatever its size, so passes come first.
 
     Args:
         num_bytes: of a chunk.
         bytes_per_unit: of a gradient.
         bytes_per_token: of a pass.
         length: of the longest row.
+        device: that computes.
     """
-    most = min(PASS_TOKENS, int(_OF_PASSES * num_bytes) // max(1, bytes_per_token))
+    most = PASS_TOKENS if device.type == "cuda" else CPU_TOKENS
+    most = min(most, int(_OF_PASSES * num_bytes) // max(1, bytes_per_token))
     tokens = largest(most // length) * length or max(1, most)
     left = num_bytes - tokens * bytes_per_token
     units = max(1, int(_OF_UNITS * left) // max(1, bytes_per_unit))

@@ -47,7 +47,7 @@ class RowBits:
     def __init__(self, model: OpenModel, layers: Sequence[HookedLayer], max_tokens: int) -> None:
         """Take the model as it will compute, its layers by `find_layers`, and a pass's tokens."""
         self._model, self._layers = model, layers
-        self._max_tokens = min(max_tokens, chunks.PASS_TOKENS)
+        self._max_tokens = max_tokens
         self.sizes: dict[int, int] = {}
 
     def hold(self, length: int) -> bool:

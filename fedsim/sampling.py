@@ -412,7 +412,7 @@ class BalancedSampling:
 
     def of(self, noun: str) -> str:
         """Return the sampling in words."""
-        rounds = f"{self.pass_rounds} round{'s' if self.pass_rounds > 1 else ''}"
+        rounds = rounds_text(self.pass_rounds)
         if self.participations == 1:
             return f"balanced sampling of {noun} once in {rounds}"
         return (
@@ -529,6 +529,11 @@ class CyclicSampling:
 
 
 _LEAST_RATE = 2.0**-20
+
+
+def rounds_text(count: int) -> str:
+    """Return a number of rounds in words."""
+    return f"{count} round{'' if count == 1 else 's'}"
 
 
 def _poisson(num_units: int, probability: float, source: RandomSource) -> Indices:

@@ -45,6 +45,7 @@ from fedsim.sampling import (
     Sampling,
     ShuffledSampling,
     TruncatedPoissonSampling,
+    rounds_text,
 )
 from fedsim.server_optimizer import ServerOptimizer
 from fedsim.utils.section import LEAST_BOUND
@@ -131,8 +132,9 @@ def _check_finite(plan: RoundPlan, config: Config) -> None:
         name = choose([cost for cost, _ in costs], plan.accountant, plan.relation)[0].name
         raise ConfigError(
             f"privacy.delta = {delta:g}: the {name} accountant certifies no finite ε at it for "
-            f"{config.strategy.rounds} rounds with noise multiplier {plan.noise_multiplier:g}; "
-            "take a larger δ or more noise, or noise_multiplier = 0 for a run without a guarantee"
+            f"{rounds_text(config.strategy.rounds)} with noise multiplier "
+            f"{plan.noise_multiplier:g}; take a larger δ or more noise, or "
+            "noise_multiplier = 0 for a run without a guarantee"
         )
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from fedsim.accounting.accountants import choose
 from fedsim.accounting.events import Composition, RoundCost
 from fedsim.accounting.rounding import round_up
-from fedsim.sampling import PoissonSampling, Relation
+from fedsim.sampling import PoissonSampling, Relation, rounds_text
 
 Noise = Literal["secure", "seeded"]
 
@@ -121,7 +121,7 @@ class PrivacyTerms:
             guaranteed=all(c.sampling.guaranteed for c in (cost, *(c for c, _ in others))),
             noise=noise,
             unit=unit or meant.unit,
-            others=tuple((count, _mechanism(other, noun)) for other, count in others),
+            others=tuple((count, _mechanism(other, noun, count)) for other, count in others),
         )
 
     def sentence(self) -> str:
@@ -132,11 +132,12 @@ class PrivacyTerms:
         if self.delta is not None and self.noise_multiplier > 0.0 and math.isinf(self.epsilon):
             return (
                 f"No privacy guarantee: the {self.accountant} accountant certifies no finite ε at "
-                f"δ = {self.delta:g} for {self.rounds} rounds of {self.sampler} with noise "
+                f"δ = {self.delta:g} for {rounds_text(self.rounds)} of {self.sampler} with noise "
                 f"multiplier {self.noise_multiplier:g}; a larger δ may have one."
             )
         if self.delta is None or math.isinf(self.epsilon):
-            return f"No privacy guarantee: the releases of {self.rounds} rounds have no finite ε."
+            rounds = rounds_text(self.rounds)
+            return f"No privacy guarantee: the releases of {rounds} have no finite ε."
         several = self.units_per_user > 1
         article = "an" if self.unit.startswith("o") else "a"
         share = f" (at most {self.units_per_user} {article} {self.unit})" if several else ""
@@ -149,7 +150,7 @@ class PrivacyTerms:
         beside = "".join(f", and {count} {what}" for count, what in self.others)
         return (
             f"{has} (ε = {round_up(self.epsilon, 4):g}, δ = {self.delta:g})-differential privacy "
-            f"under the {self.relation} relation, for {own} rounds of {self.sampler}{share}"
+            f"under the {self.relation} relation, for {rounds_text(own)} of {self.sampler}{share}"
             f" with probability {self.sampling_probability:g} and noise multiplier "
             f"{self.noise_multiplier:g}{beside}, by the {self.accountant} accountant. "
             f"{noise_sentence(self.noise)}"
@@ -185,12 +186,13 @@ def _sampler(cost: RoundCost, noun: str) -> str:
     return f"{cost.sampling.of(noun)}{searched}"
 
 
-def _mechanism(cost: RoundCost, noun: str) -> str:
+def _mechanism(cost: RoundCost, noun: str, count: int) -> str:
+    plural = "" if count == 1 else "s"
     if cost.sampling == PoissonSampling(1.0) and cost.units_per_user == 1:
-        return f"sums over all users with noise multiplier {cost.noise_multiplier:g}"
+        return f"sum{plural} over all users with noise multiplier {cost.noise_multiplier:g}"
     return (
-        f"rounds of {cost.sampling.of(noun)} with probability {cost.sampling.probability:g} and "
-        f"noise multiplier {cost.noise_multiplier:g}"
+        f"round{plural} of {cost.sampling.of(noun)} with probability {cost.sampling.probability:g} "
+        f"and noise multiplier {cost.noise_multiplier:g}"
     )
 
 

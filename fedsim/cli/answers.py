@@ -17,7 +17,7 @@ from fedsim.accounting.rounding import round_up
 from fedsim.accounting.statement import PrivacyTerms, finite_or_none
 from fedsim.accounting.trade_off import TradeOff
 from fedsim.errors import ConfigError
-from fedsim.sampling import Relation, Sampling
+from fedsim.sampling import Relation, Sampling, rounds_text
 from fedsim.utils.cache import remembered
 
 
@@ -110,9 +110,9 @@ class Answer:
             return (
                 f"No finite ε: black-box group privacy diverges for {question.units_per_user} "
                 f"{question.noun} of one {self.relation.unit} at δ = {self.delta:g} under the "
-                f"{self.relation.phrase} relation ({question.rounds} rounds of {self._sampler} "
-                f"with probability {question.sampling.probability:g}, noise multiplier "
-                f"{self.noise_multiplier:g}): no δ for one example that the PLD resolves is small "
+                f"{self.relation.phrase} relation ({rounds_text(question.rounds)} of "
+                f"{self._sampler} with probability {question.sampling.probability:g}, noise "
+                f"multiplier {self.noise_multiplier:g}): no δ for one example that the PLD resolves is small "
                 "enough. "
                 "--accountant mixture has an answer."
             )
@@ -202,9 +202,9 @@ def curve_table(answers: Sequence[Answer]) -> Table:
     share = f", at most {question.units_per_user} of one {first.relation.unit}" if several else ""
     label = "" if question.sampling.guaranteed else "HYPOTHETICAL, no guarantee for a run: "
     table = Table(
-        title=f"{label}one {first.relation.unit}, {first.relation.phrase}; {question.rounds} "
-        f"rounds of {first._sampler}{share}, probability {question.sampling.probability:g}; "
-        f"{first.accountant} accountant",
+        title=f"{label}one {first.relation.unit}, {first.relation.phrase}; "
+        f"{rounds_text(question.rounds)} of {first._sampler}{share}, probability "
+        f"{question.sampling.probability:g}; {first.accountant} accountant",
         title_justify="left",
     )
     for head in ("ε", "δ", "noise multiplier"):

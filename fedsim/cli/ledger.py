@@ -207,5 +207,9 @@ def _listed(costs: Composition, unit: str) -> list[dict[str, Any]]:
 
 
 def _words(costs: Composition, unit: str) -> str:
-    kinds = [f"{kind['rounds']} rounds of {kind['mechanism']}" for kind in _listed(costs, unit)]
+    from fedsim.sampling import rounds_text
+
+    kinds = [
+        f"{rounds_text(kind['rounds'])} of {kind['mechanism']}" for kind in _listed(costs, unit)
+    ]
     return " and ".join(kinds) or "no rounds"

@@ -112,9 +112,8 @@ class Answer:
                 f"{question.noun} of one {self.relation.unit} at δ = {self.delta:g} under the "
                 f"{self.relation.phrase} relation ({rounds_text(question.rounds)} of "
                 f"{self._sampler} with probability {question.sampling.probability:g}, noise "
-                f"multiplier {self.noise_multiplier:g}): no δ for one example that the PLD resolves is small "
-                "enough. "
-                "--accountant mixture has an answer."
+                f"multiplier {self.noise_multiplier:g}): no δ for one example that the PLD "
+                "resolves is small enough. --accountant mixture has an answer."
             )
         return PrivacyTerms(
             epsilon=self.epsilon,

@@ -37,3 +37,14 @@ def nearest(name: str, known: Sequence[str]) -> str:
     """
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f"did you mean {near[0]!r}?" if near else ""
+
+
+def kind_of(value: object) -> str:
+    """Return the name of a value's type, with its article.
+
+    Examples:
+        >>> kind_of(1), kind_of("x")
+        ('an int', 'a str')
+    """
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'AEIOUaeiou' else 'a'} {name}"

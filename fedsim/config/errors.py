@@ -7,7 +7,7 @@ from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import BaseModel
 
-from fedsim.errors import nearest
+from fedsim.errors import kind_of, nearest
 
 _LONGEST = 300
 _KINDS = {  # pydantic's types in the words of docs/config.md
@@ -50,7 +50,7 @@ def _shown(value: object) -> str:
     try:
         text = repr(value)
     except (ValueError, RecursionError):  # a number of thousands of digits, a nest of lists
-        return f"a {type(value).__name__}"
+        return kind_of(value)
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 

@@ -28,7 +28,7 @@ from fedsim.accounting import GIVEN, PROMISE, is_unfinished
 from fedsim.accounting.earlier_training import folder_of, given_note, promise_of
 from fedsim.config import Config, load_config, parse_config
 from fedsim.data.sources.names import user_name
-from fedsim.errors import ConfigError
+from fedsim.errors import ConfigError, kind_of
 from fedsim.utils import files
 
 if TYPE_CHECKING:
@@ -53,8 +53,9 @@ def with_given(
     elif isinstance(config, str | os.PathLike):
         raw = load_config(Path(config)).model_dump(exclude_none=True)
     else:
-        kind = type(config).__name__
-        raise ConfigError(f"config: a {kind}; give a TOML file's path, a dictionary or a Config")
+        raise ConfigError(
+            f"config: {kind_of(config)}; give a TOML file's path, a dictionary or a Config"
+        )
     if data is not None:
         told = _told(data)
         raw["data"] = {**_section(raw, "data"), **told, "source": _data_file(data)}
@@ -73,7 +74,7 @@ def with_given(
 def _section(raw: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     section = raw.get(name, {})
     if not isinstance(section, Mapping):
-        raise ConfigError(f"{name}: a {type(section).__name__}; give a dictionary")
+        raise ConfigError(f"{name}: {kind_of(section)}; give a dictionary")
     return section
 
 
@@ -118,7 +119,7 @@ def _data_file(data: object) -> str:
         )
     if not isinstance(data, datasets.Dataset):
         raise ConfigError(
-            f"data: a {type(data).__name__}; give a datasets.Dataset (of a DatasetDict one split; "
+            f"data: {kind_of(data)}; give a datasets.Dataset (of a DatasetDict one split; "
             "of a stream Dataset.from_generator), a pandas frame, a list of dictionaries or a "
             "partitioner of flwr-datasets; a path belongs in data.source"
         )
@@ -174,11 +175,11 @@ def _model_folder(model: object, tokenizer: object) -> str:
 
     if not isinstance(model, PreTrainedModel):
         raise ConfigError(
-            f"model: a {type(model).__name__}; give a transformers.PreTrainedModel (of a PeftModel "
+            f"model: {kind_of(model)}; give a transformers.PreTrainedModel (of a PeftModel "
             "what merge_and_unload() returns); a path belongs in model.name_or_path"
         )
     if not isinstance(tokenizer, PreTrainedTokenizerBase):
-        raise ConfigError(f"tokenizer: a {type(tokenizer).__name__}; give one of transformers")
+        raise ConfigError(f"tokenizer: {kind_of(tokenizer)}; give one of transformers")
 
     named = str(getattr(model.config, "_name_or_path", "") or "")
     opened = Path(named).expanduser().resolve()

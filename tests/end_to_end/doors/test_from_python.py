@@ -453,15 +453,15 @@ def test_what_cannot_be_read_is_named(finished: fedsim.Run, speeches: Path, tmp_
     rows = datasets.Dataset.from_list(rows_of(speeches))
     model = finished.model
     wrong: list[tuple[dict[str, Any], str]] = [
-        ({"config": 3}, "config: a int; give a TOML file's path, a dictionary or a Config"),
+        ({"config": 3}, "config: an int; give a TOML file's path, a dictionary or a Config"),
         ({"data": datasets.DatasetDict(train=rows)}, "data: a DatasetDict; give a datasets.Data"),
-        ({"data": rows.to_iterable_dataset()}, "data: a IterableDataset; .*from_generator"),
+        ({"data": rows.to_iterable_dataset()}, "data: an IterableDataset; .*from_generator"),
         ({"data": [{"author": "a", "body": Decimal(1)}]}, "data: row 0: .*Decimal.*strings and"),
         ({"data": "rows.csv"}, "data: a str; .*a path belongs in data.source"),
         ({"model": model}, "model, tokenizer: give both or neither"),
         ({"model": torch.nn.Linear(1, 1), "tokenizer": finished.tokenizer}, "model: a Linear; "),
         ({"model": model, "tokenizer": "gpt2"}, "tokenizer: a str; give one of transformers"),
-        ({"config": {"data": 3}, "data": rows}, "data: a int; give a dictionary"),
+        ({"config": {"data": 3}, "data": rows}, "data: an int; give a dictionary"),
         ({"config": {"strategy": {"roundz": 3}}}, "strategy.roundz"),
         ({"config": tmp_path / "none.toml"}, "none.toml"),
     ]

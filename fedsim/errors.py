@@ -28,14 +28,21 @@ class DivergedError(RuntimeError):
     """
 
 
-def nearest(name: str, known: Sequence[str]) -> str:
+def nearest(name: str, known: Sequence[str], cutoff: float = 0.5) -> str:
     """Return the question whether the known name that is most alike was meant; "" if none is.
+
+    Args:
+        name: as it was written.
+        known: what it may have been meant to be.
+        cutoff: the least likeness, from 0 to 1, of `difflib`.
 
     Examples:
         >>> nearest("tiny-gtp", ["tiny-gpt", "mcmahan-lstm"]), nearest("x", ["tiny-gpt"])
         ("did you mean 'tiny-gpt'?", '')
+        >>> nearest("gpt2", ["tiny-gpt"], 0.6)
+        ''
     """
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=cutoff)
     return f"did you mean {near[0]!r}?" if near else ""
 
 

@@ -108,7 +108,7 @@ def resolve(group: str, name: str, field: str) -> Any:  # noqa: ANN401  (each gr
         distribution(group, name)  # remembers what a plug-in's files are as it is imported
         return entry.load()
     known = names(group)
-    hint = f"{nearest(name, known)} known: {', '.join(known)}".strip()
+    hint = f"{nearest(name, known, 0.6)} known: {', '.join(known)}".strip()
     raise ConfigError(f"{field} = {name!r}: {hint}")
 
 

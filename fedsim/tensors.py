@@ -98,7 +98,7 @@ def fold_(total: Tensors, sums: Sequence[Tensors]) -> list[float]:
     """Add `sums`, one after the other, into `total` (float64), and return the L2 norm of each.
 
     All are on the CPU. Part by part, which stays in the cache, by as many threads as torch has:
-    memory is passed over once, and the bits depend neither on the parts nor on the threads.
+    memory is passed over once, and the total's bits depend neither on the parts nor on the threads.
 
     Examples:
         >>> total = {"w": torch.zeros(2).double()}

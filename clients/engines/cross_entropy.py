@@ -62,7 +62,9 @@ def losses_and_gradient(
     for likely in torch.split(all_likely, _AT_ONCE):
         others = by_position[likely].scatter_(-1, words[likely, None], 0.0)
         by_position[likely, words[likely]] = -others.sum(dim=-1)
-    rounded = gradient if dtype is None else torch.empty_like(gradient, dtype=dtype)
+    if dtype is None or not gradient.is_cuda:  # a CPU would make a copy for the product
+        return losses, gradient.mul_(shares[..., None]).to(dtype or gradient.dtype)
+    rounded = torch.empty_like(gradient, dtype=dtype)
     return losses, torch.mul(gradient, shares[..., None], out=rounded)
 
 

@@ -130,7 +130,8 @@ def _looks_like_a_path(name: str) -> bool:
 
 
 def _explain(name: str, error: Exception) -> str:
-    hint = f"{nearest(name, registry.names('models'))} ".lstrip()
+    near = nearest(name, registry.names("models"), 0.6)  # "gpt2" is half of "tiny-gpt"
+    hint = f"{near} ".lstrip()
     reason = " ".join(str(error).split())
     if "trust_remote_code" in reason:  # an option that fedsim does not offer
         reason = "it needs code that comes with it, which is never run"

@@ -38,12 +38,13 @@ def ledger_command(
 
 
 def _table(releases: list[dict[str, Any]]) -> Table:
+    from fedsim.accounting.rounding import round_up
+
     table = Table("releases", "mechanism", "of the budget", box=None)
     for one in releases:
         share = one["spent_share"]
-        table.add_row(
-            f"{one['rounds']:,}", one["mechanism"], "" if share is None else f"{share:.1%}"
-        )
+        spent = "" if share is None else f"{round_up(100.0 * share, 4):g} %"
+        table.add_row(f"{one['rounds']:,}", one["mechanism"], spent)
     return table
 
 

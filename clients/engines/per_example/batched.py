@@ -164,13 +164,17 @@ class BatchedEngine:
 
         try:
             bytes_per_token = verified(model, self._layers, parameters, unit, two_units)
+            shape = pass_shape(model)
+            length = shape.padded(getattr(self._model, "sequence_length", 0) or _SHORT)
+            if model is not self._model:
+                once, bytes_per_token = pass_bytes(self._model, parameters, length)
         except torch.OutOfMemoryError:
             raise
         # Shapes, in-place changes, arguments or outputs that rules do not foresee; fewer positions
         # than made-up tokens.
         except (RuntimeError, LookupError, TypeError, ValueError, AttributeError) as error:
             raise NotCovered(f"some layer ({str(error).splitlines()[0]})") from error
-        self._row_tokens, self._shape = row_tokens(model, parameters), pass_shape(model)
+        self._row_tokens, self._shape = row_tokens(model, parameters), shape
         device = self._model.device
         num_bytes = chunks.memory_budget(device) if self._num_bytes is None else self._num_bytes
         held = [v for v in parameters.values() if v.ndim == 1 or not self._keeps_terms]
@@ -178,12 +182,12 @@ class BatchedEngine:
         if model is self._model:
             return chunks.limits_within(num_bytes, bytes_per_unit, bytes_per_token, device)
         self._row_tokens = 0  # rows of several sequences have another attention
-        length = self._shape.padded(getattr(self._model, "sequence_length", 0) or _SHORT)
-        once, bytes_per_token = pass_bytes(self._model, parameters, length)
-        # The parameters, the sum in float64, and what a chunk adds to it.
-        once += sum(value.numel() for value in parameters.values()) * (4 + 8 + 8)
+        if device.type == "cuda":  # where the bytes are not of a chunk, but all that there are
+            # The parameters, the sum in float64, and what a chunk adds to it.
+            once += sum(value.numel() for value in parameters.values()) * (4 + 8 + 8)
+            num_bytes = max(0, num_bytes - once)
         limits = chunks.limits_for_passes(
-            max(0, num_bytes - once), bytes_per_unit, bytes_per_token, length, device
+            num_bytes, bytes_per_unit, bytes_per_token, length, device
         )
         self._fix_sizes(limits)
         return limits

@@ -32,6 +32,8 @@ from fedsim.clients.engines.per_example.gradient_terms import (
 )
 from fedsim.tensors import Tensors
 
+_WIDENED = 2**21  # entries that are in float64 at once: a copy of all would be memory at its peak
+
 
 class DeferredProducts:
     """Products of units whose sequences are spread over passes, formed once all passes are done.
@@ -208,7 +210,11 @@ class _Vectors:
         """Yield Σ over units of factor × gradient, summed in float64; factors are (units,)."""
         for names, group in zip(self._names, self._groups, strict=True):
             own = torch.stack([factors[name] for name in names], dim=1)
-            yield from zip(names, torch.einsum("un,uns->ns", own, group.double()), strict=True)
+            total = own.new_zeros(group.shape[1:])
+            size = max(1, _WIDENED // max(1, total.numel()))
+            for some, vectors in zip(torch.split(own, size), torch.split(group, size), strict=True):
+                total += torch.einsum("un,uns->ns", some, vectors.double())
+            yield from zip(names, total, strict=True)
 
 
 class Materialised:

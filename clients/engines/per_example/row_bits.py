@@ -54,12 +54,13 @@ class RowBits:
         """Return whether rows of a length may share passes."""
         if length not in self.sizes:
             size = chunks.largest(self._max_tokens // length)
-            if size and not self._alike(size, length):
+            reason = "have not the same bits at all places of a pass" if size else "find no memory"
+            if size and self._alike(size, length):
+                reason = ""
+            if reason:
                 log.info(
-                    "%s: rows of %d tokens have not the same bits at all places of a pass; units "
-                    "that have some are computed alone",
-                    self._model.name,
-                    length,
+                    "%s: rows of %d tokens %s; units that have some are computed alone",
+                    *(self._model.name, length, reason),
                 )
                 size = 0
             self.sizes[length] = size
@@ -91,8 +92,9 @@ class RowBits:
 def pass_bytes(model: OpenModel, parameters: Tensors, length: int) -> tuple[int, int]:
     """Return what a pass takes of memory: bytes whatever its size, and bytes a token.
 
-    Counted from what autograd keeps of made-up rows of a length, and not from what a device has
-    left: sizes of passes must be the same on every worker of a kind.
+    Counted from what autograd keeps of made-up rows of a length, of blocks that are computed again
+    one, and not from what a device has left: sizes of passes must be the same on every worker of a
+    kind.
     """
     leaves = {name: value.detach().requires_grad_() for name, value in parameters.items()}
     kept = [_kept(model, leaves, rows, length) for rows in (1, 2)]
@@ -102,23 +104,30 @@ def pass_bytes(model: OpenModel, parameters: Tensors, length: int) -> tuple[int,
 
 def _kept(model: OpenModel, leaves: Tensors, rows: int, length: int) -> int:
     """Return the bytes that the graph of so many rows holds, weights left out."""
-    weights = {value.untyped_storage().data_ptr() for value in leaves.values()}
-    weights |= {value.untyped_storage().data_ptr() for value in model.module.state_dict().values()}
-    storages: dict[int, int] = {}
+    module = model.module
+    own = [*leaves.values(), *module.parameters(), *module.buffers()]
+    weights = {value.untyped_storage().data_ptr() for value in own}
+    held: list[torch.Tensor] = []  # freed memory would be counted once for all that lay there
+    of_graph: dict[int, int] = {}
+    again: dict[int, int] = {}
+    storages = of_graph
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in weights:
             storages[storage.data_ptr()] = storage.nbytes()
-        return tensor.detach()  # the tensor itself would hold the graph that holds it
+        held.append(tensor.detach())  # the tensor itself would hold the graph that holds it
+        return held[-1]
 
     texts = torch.cat([made_up_text(model, length, text) for text in range(rows)])
     streams = torch.zeros(rows, dtype=torch.int64, device=texts.device) if drops(model) else None
     hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
     with torch.enable_grad(), row_streams(streams), hooks:
         logits = model.logits(leaves, texts)
-    del logits  # until here: freed memory would be counted once for all that lay there
-    return sum(storages.values())
+        storages = again
+        logits.sum().backward()  # type: ignore[no-untyped-call]
+    blocks = max(1, len(getattr(model, "blocks", ())))
+    return sum(of_graph.values()) + sum(again.values()) // blocks
 
 
 class _Bits:

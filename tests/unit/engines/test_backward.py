@@ -10,13 +10,18 @@ from torch.autograd.graph import GradientEdge
 
 from fedsim.clients.engines.cross_entropy import Batch
 from fedsim.clients.engines.pass_shape import PassShape
-from fedsim.clients.engines.per_example import capture, chunks, row_bits
+from fedsim.clients.engines.per_example import batched, capture, chunks, row_bits
+from fedsim.clients.engines.per_example import materialised as per_example
+from fedsim.clients.engines.per_example.batched import Buffers
 from fedsim.clients.engines.per_example.capture import OpenModel, find_layers, run
 from fedsim.clients.engines.per_example.gradient_terms import Term
+from fedsim.clients.engines.per_example.materialised import _Vectors, materialised
 from fedsim.clients.engines.per_example.row_bits import pass_bytes
+from fedsim.clients.models.checkpointing import checkpointed
 from fedsim.clients.models.mixed_precision import in_precision
+from fedsim.clipping import FlatClip
 from fedsim.execution import Unit
-from tests.contracts.layer_samples import VOCABULARY, network
+from tests.contracts.layer_samples import VOCABULARY, GivenUnits, network
 
 
 def narrow(name: str) -> tuple[OpenModel, dict[str, torch.Tensor]]:
@@ -113,3 +118,51 @@ def test_a_passes_bytes_are_what_autograd_keeps() -> None:
     assert pass_bytes(model, parameters, 8) == (once, of_token)
     assert of_token > 100 + row_bits._OF_LOGITS * VOCABULARY
     assert once < 2 * sum(value.nbytes for value in parameters.values())
+
+
+@pytest.mark.parametrize(("name", "blocks"), [("gpt2 untied", 2), ("llama", 2), ("gemma2", 1)])
+def test_of_blocks_that_are_computed_again_one_is_counted(name: str, blocks: int) -> None:
+    model, parameters = network(name, torch.float32)
+    again = cast(OpenModel, in_precision(checkpointed(model, wanted=True), "bfloat16"))
+    _, of_token = pass_bytes(cast(OpenModel, in_precision(model, "bfloat16")), parameters, 8)
+    _, found = pass_bytes(again, parameters, 8)
+    logits = row_bits._OF_LOGITS * VOCABULARY
+    assert (of_token - logits) / blocks < found - logits < 1.5 * of_token - logits
+
+
+def a_text(model: OpenModel) -> GivenUnits:
+    return GivenUnits(model, [Unit(0, torch.arange(8)[None] % VOCABULARY, torch.tensor([8]))])
+
+
+def test_weights_take_no_room_of_a_chunk_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its bytes are of one chunk, not of all there are: a large model would leave none."""
+    model, parameters = narrow("gpt2 untied")
+    engine = materialised(model)
+    monkeypatch.setattr(batched, "pass_bytes", lambda *_: (chunks.CPU_BYTES, 1000))
+    task = a_text(model)
+    engine(task, parameters, task.keys, FlatClip(l2_clip_norm=1.0), 0)
+    assert engine._row_bits is not None
+    assert min(engine._row_bits.sizes.values()) > 1
+
+
+def test_a_layers_extra_state_is_no_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, parameters = narrow("gpt2 untied")
+    monkeypatch.setattr(type(model.module), "get_extra_state", lambda _self: {"scale": 1.0})
+    task = a_text(model)
+    total = materialised(model)(task, parameters, task.keys, FlatClip(l2_clip_norm=1.0), 0)
+    assert total.num_units == 1
+
+
+def test_vectors_are_widened_some_units_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = {"a": torch.zeros(5), "b": torch.zeros(5), "c": torch.zeros(3), "d": torch.zeros(2, 2)}
+    vectors = _Vectors(Buffers(), layout, 7)
+    factors = {name: torch.rand(7, dtype=torch.float64) for name in layout}
+    for value in vectors.of.values():
+        value.normal_()
+    whole = dict(vectors.weighted_sum(factors))
+    assert list(whole) == ["a", "b", "c"]
+    for name, total in whole.items():
+        torch.testing.assert_close(total, factors[name] @ vectors.of[name].double())
+    monkeypatch.setattr(per_example, "_WIDENED", 30)  # three units of the two longer ones
+    for name, total in vectors.weighted_sum(factors):
+        torch.testing.assert_close(total, whole[name])

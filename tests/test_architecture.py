@@ -7,6 +7,7 @@ import inspect
 import re
 import subprocess
 import sys
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -26,6 +27,7 @@ FORBIDDEN = {
 }
 
 
+@cache
 def imported(path: Path) -> set[str]:
     """Every module that a file imports, inside functions too."""
     modules: set[str] = set()
@@ -122,6 +124,7 @@ MODULES = {
 }
 
 
+@cache
 def imported_at_once(path: Path) -> set[str]:
     """Our modules that a file imports when it is imported itself."""
     modules: set[str] = set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 
 from fedsim.accounting.accountants import epsilon_of_composition
@@ -60,14 +61,10 @@ class Budget:
         """
         if self._fits(ledger, cost, at_most):
             return at_most
-        enough, too_many = -1, at_most  # 0 rounds may be too many: the ledger is overspent
-        while too_many - enough > 1:
-            middle = (enough + too_many) // 2
-            if self._fits(ledger, cost, middle):
-                enough = middle
-            else:
-                too_many = middle
-        return max(enough, 0)
+        too_many = bisect_left(
+            range(at_most), True, key=lambda rounds: not self._fits(ledger, cost, rounds)
+        )
+        return max(0, too_many - 1)  # 0 rounds may be too many: the ledger is overspent
 
     def charge(self, ledger: Ledger, round: int, cost: RoundCost, release: str) -> Ledger:
         """Return the ledger with one more release, as `Ledger.charge` does.

@@ -59,11 +59,6 @@ class ComposedPld:
             )
         )
 
-    @property
-    def infinite(self) -> float:
-        """The probability of an infinite loss: no δ up to this is resolved."""
-        return max(side.infinite for side in self.directions)
-
     def get_delta_for_epsilon(self, epsilon: float) -> float:
         """Return the hockey-stick divergence at ε >= 0."""
         return max(side.delta(epsilon) for side in self.directions)

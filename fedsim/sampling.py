@@ -531,11 +531,6 @@ class CyclicSampling:
 _LEAST_RATE = 2.0**-20
 
 
-def rounds_text(count: int) -> str:
-    """Return a number of rounds in words."""
-    return f"{count} round{'' if count == 1 else 's'}"
-
-
 def _poisson(num_units: int, probability: float, source: RandomSource) -> Indices:
     """Return the units whose coin fell.
 
@@ -603,6 +598,11 @@ def _one_unit(kind: str, units_per_user: int) -> None:
             f"sampling kind {kind!r}: no proved cost for {units_per_user} units per "
             'user; take "poisson"'
         )
+
+
+def rounds_text(count: int) -> str:
+    """Return a number of rounds in words."""
+    return f"{count} round{'' if count == 1 else 's'}"
 
 
 def binomial_probabilities(trials: int, probability: float) -> list[float]:

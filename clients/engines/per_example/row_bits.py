@@ -54,15 +54,16 @@ class RowBits:
         """Return whether rows of a length may share passes."""
         if length not in self.sizes:
             size = chunks.largest(self._max_tokens // length)
-            reason = "have not the same bits at all places of a pass" if size else "find no memory"
-            if size and self._alike(size, length):
-                reason = ""
-            if reason:
+            alone = ""
+            if not size:
+                alone = f"fit no pass, of {self._max_tokens} tokens"
+            elif not self._alike(size, length):
+                alone, size = "have not the same bits at all places of a pass", 0
+            if alone:
                 log.info(
                     "%s: rows of %d tokens %s; units that have some are computed alone",
-                    *(self._model.name, length, reason),
+                    *(self._model.name, length, alone),
                 )
-                size = 0
             self.sizes[length] = size
         return self.sizes[length] > 0
 
@@ -108,9 +109,7 @@ def _kept(model: OpenModel, leaves: Tensors, rows: int, length: int) -> int:
     own = [*leaves.values(), *module.parameters(), *module.buffers()]
     weights = {value.untyped_storage().data_ptr() for value in own}
     held: list[torch.Tensor] = []  # freed memory would be counted once for all that lay there
-    of_graph: dict[int, int] = {}
-    again: dict[int, int] = {}
-    storages = of_graph
+    storages: dict[int, int] = {}
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
@@ -124,10 +123,10 @@ def _kept(model: OpenModel, leaves: Tensors, rows: int, length: int) -> int:
     hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
     with torch.enable_grad(), row_streams(streams), hooks:
         logits = model.logits(leaves, texts)
-        storages = again
+        of_graph = sum(storages.values())
         torch.autograd.grad(logits.sum(), list(leaves.values()), allow_unused=True)
-    blocks = max(1, len(getattr(model, "blocks", ())))
-    return sum(of_graph.values()) + sum(again.values()) // blocks
+    of_blocks_again = sum(storages.values()) - of_graph
+    return of_graph + of_blocks_again // max(1, len(getattr(model, "blocks", ())))
 
 
 class _Bits:

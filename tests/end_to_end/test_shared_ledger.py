@@ -15,6 +15,7 @@ from fedsim.accounting.accountants import epsilon
 from fedsim.accounting.events import RoundCost
 from fedsim.accounting.ledger import Ledger
 from fedsim.accounting.privacy_filter import ORDERS, RenyiFilter
+from fedsim.cli.ledger import _table
 from fedsim.errors import BudgetSpentError, ConfigError
 from fedsim.report.schema import load_report
 from fedsim.runner.shared_ledger import SharedAccount, SharedLedger, read_shared
@@ -74,6 +75,13 @@ def test_siblings_stop_before_they_exceed_the_common_budget(
     assert [0.0 <= share - 100.0 * facts["spent_share"] < 0.1 for share in shown] == [True]
     assert re.search(r"All 6 releases, and those to come, .* every user has .* filter", said)
     assert "6 rounds of Poisson sampling of units with probability 0.25" in said
+
+
+def test_no_share_of_a_budget_is_rounded_down() -> None:
+    """What cost something is not nothing."""
+    shares = (0.000412345, 0.99951234)
+    rows = [{"rounds": 1, "mechanism": "a round", "spent_share": share} for share in shares]
+    assert list(_table(rows).columns[2].cells) == ["0.04124 %", "99.96 %"]
 
 
 def test_a_link_is_the_ledger_itself_and_a_second_name_is_refused(

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from fedsim.accounting.planning import delta_of_population, delta_sentence, is_promise
-from fedsim.accounting.trade_off import attacker_sentence
-from fedsim.cli.answers import Question, answer, curve_json, curve_table
 from fedsim.cli.compare import SeveralNumbers
 from fedsim.cli.output import Json, status_when_slow
 from fedsim.errors import ConfigError
@@ -25,6 +23,9 @@ from fedsim.sampling import (
     ShuffledSampling,
     TruncatedPoissonSampling,
 )
+
+if TYPE_CHECKING:  # accountants take a second to import, which no other command's help needs
+    from fedsim.cli.answers import Question
 
 app = typer.Typer(
     no_args_is_help=True, help="What a run costs in privacy, or what noise a budget asks for."
@@ -98,6 +99,8 @@ def uls(
     blt with whole groups, for which no cohort is given. The price of both is that of all rounds: to
     stop early is no cheaper.
     """
+    from fedsim.cli.answers import Question
+
     if users is not None and users < 1:
         raise ConfigError(f"--users = {users}: give an integer >= 1")
     if (sampler == "balanced") != (participations is not None):
@@ -156,6 +159,8 @@ def els(
     as_json: Json = False,
 ) -> None:
     """Example-level sampling of capped examples, accounted at user level."""
+    from fedsim.cli.answers import Question
+
     if group_size < 1:
         raise ConfigError(f"--group-size = {group_size}: give an integer >= 1")
     sampling = PoissonSampling(_probability(sampling_probability))
@@ -176,6 +181,9 @@ def _answer(
     as_json: bool,
 ) -> None:
     """Answer for each target ε, if there are any, and each δ, and print."""
+    from fedsim.accounting.trade_off import attacker_sentence
+    from fedsim.cli.answers import answer, curve_json, curve_table
+
     targets: list[float | None] = list(epsilons) if epsilons else [None]
     numbers = [_delta(text, users) for text in deltas]
     question.check(targets)

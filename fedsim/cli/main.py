@@ -73,9 +73,11 @@ def run_command(
 ) -> None:
     """Train as CONFIG says; leave a run folder with the model and a report."""
     from fedsim.config import load_config
-    from fedsim.runner.launch import run
 
     laid_over, folder = load_config(config, overrides or []), out or Path("runs") / config.stem
+    # Takes seconds, which nobody waits for to read of a mistyped key.
+    from fedsim.runner.launch import run
+
     if resume and not folder.exists():  # as after a kill before anything was written, or mistyped
         typer.echo(f"--resume: there is no run in {folder} yet; a new one begins", err=True)
     try:

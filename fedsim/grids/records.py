@@ -10,7 +10,7 @@ import math
 import warnings
 import weakref
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,8 @@ from fedsim.materials import loader_name
 from fedsim.registry import distributions
 from fedsim.tensors import Tensors
 from fedsim.utils.json_text import is_count
+
+Record = TypeVar("Record", ArrayRecord, ConfigRecord, MetricRecord)
 
 _COUNTS = (
     "shard",
@@ -100,9 +102,9 @@ class ShardRequest:
             ValueError: a part is missing, or is not what `to_content` writes.
         """
         try:
-            head = content.config_records["request"]
-            keys = content.array_records["units"]["keys"].numpy()
-            parameters = content.array_records["parameters"]
+            head = _part(content, "request", ConfigRecord)
+            keys = _part(content, "units", ArrayRecord)["keys"].numpy()
+            parameters = _part(content, "parameters", ArrayRecord)
             texts, numbers = [head["spec"], head["clip"]], [head["round"], head["shard"]]
         except Exception as error:  # Flower has errors of its own kinds for what it cannot open
             raise ValueError(f"a request: {type(error).__name__}: {error}") from error
@@ -156,11 +158,12 @@ class ShardReply:
             ValueError: a part is missing, or is not what `to_content` writes.
         """
         try:
-            counts, arrays = content.metric_records["counts"], content.array_records["sum"]
+            counts = _part(content, "counts", MetricRecord)
+            arrays = _part(content, "sum", ArrayRecord)
             values, loss = views_of(arrays), float(counts["loss"])  # type: ignore[arg-type]
             whole = {name: counts[name] for name in _COUNTS}
             weight = float(counts["weight"])  # type: ignore[arg-type]
-            computed_on = str(content.config_records["made"]["computed_on"])
+            computed_on = str(_part(content, "made", ConfigRecord)["computed_on"])
         except Exception as error:  # Flower has errors of its own kinds for what it cannot open
             raise ValueError(
                 f"{type(error).__name__}: {error} (it must be what this fedsim's ShardReply writes)"
@@ -173,6 +176,18 @@ class ShardReply:
         shard = numbers.pop("shard")
         total = WeightedSum(values=values, weight=weight, loss=loss, **numbers)
         return cls(shard, total, computed_on)
+
+
+def _part(content: RecordDict, name: str, kind: type[Record]) -> Record:
+    """Return a part of a message; `TypeError` if it is of another kind.
+
+    `content.array_records` makes a dictionary that refers to itself, with all parts in it: the
+    parameters and sums of rounds that are over would stay until the next garbage collection.
+    """
+    record = content[name]
+    if not isinstance(record, kind):
+        raise TypeError(f"{name} is no {kind.__name__}")
+    return record
 
 
 class LiveArray(Array):

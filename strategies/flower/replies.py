@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
-from flwr.app import Message
+from flwr.app import ArrayRecord, Message
 
 from fedsim.clipping import Clip
 from fedsim.estimators import WeightedSum
@@ -66,7 +66,8 @@ def _arrays(reply: Message, sent: Tensors, round: int) -> dict[str, torch.Tensor
     A NaN or an infinity is let through: the accumulator turns it into a zero.
     """
     node = reply.metadata.src_node_id
-    records = list(reply.content.array_records.values())
+    # Not by `content.array_records`, which would keep them until the next garbage collection.
+    records = [record for record in reply.content.values() if isinstance(record, ArrayRecord)]
     if len(records) != 1:
         raise RuntimeError(f"round {round}: node {node} sent {len(records)} array records, not one")
     returned = from_record(records[0])

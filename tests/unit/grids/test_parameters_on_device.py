@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -51,6 +53,30 @@ def test_once_a_round_in_process(
     for round in range(3):
         executor.clipped_sum(materials.model.initial_parameters(), np.arange(4), CLIP, round)
         assert len(loads) == round + 1
+
+
+def test_no_part_of_a_round_waits_for_a_garbage_collection(
+    speeches: Path, materials: Materials
+) -> None:
+    """Each is as large as the parameters, or a sum, and many rounds pass between two of those."""
+    left: list[weakref.ref[ArrayRecord]] = []
+
+    class Watched(InProcessGrid):
+        def _answer(self, message: Message) -> str:
+            key = super()._answer(message)
+            parts = [*message.content.values(), *self._replies[key].content.values()]
+            left.extend(weakref.ref(part) for part in parts if isinstance(part, ArrayRecord))
+            return key
+
+    executor = GridExecutor(
+        Watched(app), client_spec(small_config(speeches), TASKS["fedsgd"]), shard_size=2
+    )
+    gc.disable()
+    try:
+        executor.clipped_sum(materials.model.initial_parameters(), np.arange(4), CLIP, 0)
+        assert [record() for record in left] == [None] * 6  # parameters, units and sum, twice
+    finally:
+        gc.enable()
 
 
 def test_a_ray_worker_hands_the_same_record_to_all_shards_of_a_round(

@@ -15,6 +15,9 @@ from hypothesis import HealthCheck, settings
 
 from fedsim.config import Config, parse_config
 from fedsim.materials import Materials, load_materials
+from fedsim.utils.machine import collect_garbage_rarely
+
+collect_garbage_rarely()  # before 200 files of tests and what they import
 
 # How long an example takes says what else the machine does.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])

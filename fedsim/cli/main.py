@@ -38,6 +38,7 @@ from fedsim.cli.study import study_command
 from fedsim.cli.tune import tune_command
 from fedsim.errors import BudgetSpentError, ConfigError, DivergedError, HaltedError
 from fedsim.utils.files import disk_message
+from fedsim.utils.machine import collect_garbage_rarely
 
 app = typer.Typer(
     name="fedsim",
@@ -125,6 +126,7 @@ def main() -> None:
     """Run a command and turn its errors into the contract's exit statuses."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     logging.getLogger("fedsim").setLevel(logging.INFO)
+    collect_garbage_rarely()
     try:
         status = app(standalone_mode=False)
     except ClickException as error:

@@ -10,7 +10,7 @@ from flwr.clientapp import ClientApp
 
 from fedsim.grids.identity import answer, assume_identity
 from fedsim.registry import resolve
-from fedsim.utils.machine import keep_freed_memory
+from fedsim.utils.machine import collect_garbage_rarely, keep_freed_memory
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,7 @@ class Worker:
         self._app: ClientApp | None = None
         self._records: dict[str, ArrayRecord] = {}
         assume_identity()
+        collect_garbage_rarely()
         keep_freed_memory()
 
     def ready(self) -> int:

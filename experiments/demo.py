@@ -6,10 +6,10 @@ from importlib.resources import as_file, files
 from pathlib import Path
 
 import typer
-from rich.console import Console
 
 from fedsim.report.comparison import terminal_table
 from fedsim.sweep.compare import compare
+from fedsim.utils.terminal import table_console
 
 CONFIGS = ("demo-uls.toml", "demo-els.toml", "demo-non-private.toml")
 
@@ -18,5 +18,5 @@ def run(out: Path) -> None:
     """Run the three configs, print the table and say where the report is."""
     with as_file(files("fedsim.experiments") / "configs") as folder:
         comparison = compare([folder / name for name in CONFIGS], out)
-    Console().print(terminal_table(comparison).rich())
+    table_console().print(terminal_table(comparison).rich())
     typer.echo(f"Report: {out / 'comparison.html'}   Picture: {out / 'comparison.png'}")

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from fedsim.accounting.planning import delta_of_population, delta_sentence, is_promise
 from fedsim.cli.compare import SeveralNumbers
@@ -23,6 +22,7 @@ from fedsim.sampling import (
     ShuffledSampling,
     TruncatedPoissonSampling,
 )
+from fedsim.utils.terminal import table_console
 
 if TYPE_CHECKING:  # accountants take a second to import, which no other command's help needs
     from fedsim.cli.answers import Question
@@ -213,7 +213,7 @@ def _answer(
                 )
             )
     else:
-        Console().print(curve_table(answers))
+        table_console().print(curve_table(answers))
 
 
 def warn_of_delta(delta: float, users: int | None) -> None:

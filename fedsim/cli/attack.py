@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedsim.cli.output import Json, RunDir, status_when_slow
+from fedsim.utils.terminal import table_console
 
 if TYPE_CHECKING:
     from fedsim.attacks.schema import AttackReport
@@ -46,12 +47,11 @@ def attack_command(  # noqa: PLR0917 (each is an option)
 
 
 def _show(report: AttackReport) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     from fedsim.report.wording import promised_text
 
-    console = Console()
+    console = table_console()
     for group in report.groups:
         table = Table(
             title=f"{group.name}: {group.users_in} trained, {group.users_out} held out "

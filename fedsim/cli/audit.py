@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from fedsim.cli.output import Json, Overrides, status_when_slow
+from fedsim.utils.terminal import table_console
 
 if TYPE_CHECKING:
     from fedsim.audit.real_run import RunAudit
@@ -62,7 +63,7 @@ def audit_command(  # noqa: PLR0917 (each is an option)
         raise ConfigError("--black-box: there is no run to audit; give a CONFIG or a run's folder")
     if not black_box and (bound is not None or temperature is not None):
         raise ConfigError("--bound, --temperature: are for --black-box; give that, or neither")
-    console = Console(stderr=as_json)
+    console = Console(stderr=True) if as_json else table_console()
     if config is not None:
         audit = _of_run(config, overrides or [], canaries, coin_seed, black_box, bound, temperature)
         answer, holds = audit.to_json(), audit.holds

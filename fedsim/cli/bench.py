@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedsim.cli.output import Json
+from fedsim.utils.terminal import table_console
 
 
 def bench_command(
@@ -45,7 +46,7 @@ def bench_command(
         answer = {"machine": machine(), "versions": versions(), "rows": rows}
         typer.echo(json.dumps(answer, ensure_ascii=False))
         return
-    Console().print(_table(rows))
+    table_console().print(_table(rows))
     typer.echo(", ".join(f"{name} {value}" for name, value in {**machine(), **versions()}.items()))
 
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import click
 import typer
-from rich.console import Console
 from typer.core import TyperCommand
 
 from fedsim.errors import ConfigError
+from fedsim.utils.terminal import table_console
 
 if TYPE_CHECKING:
     from fedsim.sweep.cells import Cell
@@ -106,7 +106,7 @@ def _sweep(
 
     result = sweep(sources, out, vary=variations, overrides=overrides, runner=runner)
     if result.comparison is not None:
-        Console().print(terminal_table(result.comparison).rich())
+        table_console().print(terminal_table(result.comparison).rich())
         typer.echo(f"Report: {out / 'comparison.html'}")
     return _say_what_went_wrong(result, out)
 
@@ -136,7 +136,7 @@ def _measure(cells: list[Cell], out: Path, tuned: list[str], seeds: int, runner:
     with sole_writer(out):
         result = measure(cells, out, keys=keys, seeds=seeds, runner=runner)
         write_grid(result, out)
-    Console().print(terminal_table(result).rich())
+    table_console().print(terminal_table(result).rich())
     typer.echo(f"Report: {out / 'comparison.html'}")
     failures = [reason for line in result.lines for reason in line.failures]
     for reason in failures:

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedsim.cli.output import Json, RunDir, status_when_slow
+from fedsim.utils.terminal import table_console
 
 
 def evaluate_command(  # noqa: PLR0917 (each is an option)
@@ -41,7 +42,7 @@ def evaluate_command(  # noqa: PLR0917 (each is an option)
     if as_json:
         typer.echo(json.dumps(_plain(answer), ensure_ascii=False))
         return
-    _show(answer, Console())
+    _show(answer, table_console())
 
 
 def _show(answer: dict[str, Any], console: Console) -> None:

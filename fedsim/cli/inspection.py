@@ -10,13 +10,14 @@ from rich.table import Table
 from rich.text import Text
 
 from fedsim.errors import ConfigError
+from fedsim.utils.terminal import table_console
 
 _BAR_WIDTH = 40
 
 
 def print_inspection(found: dict[str, Any]) -> None:
     """Print what `inspect_store` found: facts, quantiles, histogram, what was dropped, a note."""
-    console = Console()
+    console = table_console()
     console.print(_facts(found))
     console.print(_quantiles(found["quantiles"]))
     console.print(_histogram(found["histogram"]))

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from fedsim.cli.output import Json
 from fedsim.errors import ConfigError
+from fedsim.utils.terminal import table_console
 
 if TYPE_CHECKING:
     from fedsim.accounting.events import Composition
@@ -33,7 +33,7 @@ def ledger_command(
         typer.echo(json.dumps(found, allow_nan=False))
         return
     if found["releases"]:
-        Console().print(_table(found["releases"]))
+        table_console().print(_table(found["releases"]))
     typer.echo(found["statement"])
 
 

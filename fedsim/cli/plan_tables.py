@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedsim.report.wording import NOTHING
+from fedsim.utils.terminal import table_console
 
 Facts = dict[str, Any]
 
@@ -29,7 +30,7 @@ _ROWS = (
 
 def print_plan(found: Facts) -> None:
     """Print a plan from a config and its data."""
-    console = Console()
+    console = table_console()
     console.print(_strategies(f"B = {found['budget']:,.6g} gradients a round", found))
     console.print(_norms(found["gradient_norms"]["median"]))
     _say(console, *_steps(found["doublings"]))
@@ -43,7 +44,7 @@ def print_plan(found: Facts) -> None:
 
 def print_owners(found: Facts) -> None:
     """Print a plan for texts with several owners: a row for each group size."""
-    console = Console()
+    console = table_console()
     table = Table(
         *("K (group_size)", "examples kept", "of all", "probability", "σ", "noise, a coordinate"),
         title=f"els, {found['owners']:,} owners, B = {found['budget']:,.6g} gradients a round",
@@ -67,7 +68,7 @@ def print_owners(found: Facts) -> None:
 
 def print_supposed(found: Facts) -> None:
     """Print a plan from numbers, a table for each supposed diversity of gradients."""
-    console = Console()
+    console = table_console()
     for case in found["cases"]:
         diversity = case["gradient_diversity"]
         words = {0.0: " (alike: L_ULS = L_ELS)", 1.0: " (diverse: L_ULS = L_ELS/√G)"}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, get_args
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
 from fedsim.config import ModelConfig, Selection
@@ -18,6 +17,7 @@ from fedsim.evaluation.metrics import perplexity
 from fedsim.evaluation.scoring import batches_by_length, score_padded
 from fedsim.evaluation.starting_losses import losses_for
 from fedsim.materials import Materials, load_model
+from fedsim.utils.terminal import table_console
 
 _SEED = 0
 _USERS_AT_ONCE = 1000
@@ -101,6 +101,6 @@ def print_table(found: dict[str, Any]) -> None:
             "–" if scored is None else f"{scored:.2f}",
             f"{row['shorter_than_sequence_length']:.1%}",
         )
-    console = Console()
+    console = table_console()
     console.print(table)
     console.print(found["note"])

@@ -24,6 +24,7 @@ from fedsim.errors import ConfigError
 from fedsim.report.style import INK, MUTED, RULE
 from fedsim.report.tables import to_csv
 from fedsim.utils.files import write_atomically
+from fedsim.utils.terminal import table_console
 
 Step = TypeVar("Step")
 Records = Sequence[Mapping[str, Any]]
@@ -148,7 +149,7 @@ class Study:
         stream = io.BytesIO()
         result.figure.savefig(stream, format="png", dpi=DPI)
         write_atomically(out / "picture.png", stream.getvalue())
-        console = Console()
+        console = table_console()
         console.print(Text(self.title, style="bold"), result.table.rich())
         for sentence in (*result.notes, *result.settings):
             console.print(Text(sentence))

@@ -17,8 +17,8 @@ from fedsim.strategy import probability, server_optimizer, user_task
 def build(config: Config, materials: Materials) -> RoundPlan:
     """Return the plan: `cohort_size` draws users, as uls does, `batch_size` any examples.
 
-    `[privacy]`, `clip` and `estimator` are not read: the report of this strategy says that there is
-    no guarantee.
+    `[privacy]`, `clip`, `estimator` and `sampling` are not read, so that another strategy's config
+    serves as it is; the report says that there is no guarantee.
 
     Raises:
         ConfigError: not exactly one of cohort_size and batch_size, or too large a one.

@@ -111,6 +111,7 @@ class Steepness:
         self._model = model
         self._known: list[tuple[ref[torch.Tensor], int]] = []
         self._too_large = False
+        self._said = False
 
     def too_large(self, parameters: Tensors) -> bool:
         """Return whether each unit must be computed alone.
@@ -125,12 +126,14 @@ class Steepness:
             for (reference, version), (known, last) in zip(now, self._known, strict=True)
         )
         if not same:
-            before, found = self._too_large, steepness(in_float32(self._model), parameters)
+            found = steepness(in_float32(self._model), parameters)
             self._known, self._too_large = now, not found <= MOST
-            if self._too_large and not before:
+            if self._too_large and not self._said:
+                self._said = True
                 log.warning(
                     "%s: the network makes %.3g times as much of a change of its input, so of the "
-                    "rounding of a shared pass; from now on the engine computes each unit alone",
+                    "rounding of a shared pass; in rounds that begin so the engine computes each "
+                    "unit alone",
                     self._model.name,
                     found,
                 )

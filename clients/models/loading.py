@@ -17,11 +17,12 @@ from transformers import (
 
 import fedsim.clients.models.mcmahan_lstm  # noqa: F401  (registers its model type, so that its folders open)
 from fedsim import registry
-from fedsim.clients.models.model_files import check_folder, quietly
+from fedsim.clients.models.model_files import check_folder
 from fedsim.clients.models.transformers_model import TransformersModel
 from fedsim.config import ModelConfig
 from fedsim.errors import ConfigError, nearest
 from fedsim.utils.files import shown_name
+from fedsim.utils.terminal import quietly
 
 
 def load(

@@ -17,7 +17,6 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 import transformers
-from rich.console import Console
 from rich.progress import Progress
 from transformers import (
     AutoModelForCausalLM,
@@ -26,10 +25,11 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from fedsim.clients.models.model_files import check_folder, quietly
+from fedsim.clients.models.model_files import check_folder
 from fedsim.clients.models.tokenizers import public_text
 from fedsim.errors import ConfigError
 from fedsim.utils.files import cache_dir, folder_beside, naming, rename_synced, sync_all
+from fedsim.utils.terminal import progress_console, quietly
 
 logger = logging.getLogger(__name__)
 
@@ -165,7 +165,7 @@ def _packed(tokenizer: PreTrainedTokenizerFast) -> torch.Tensor:
 
 def _shown(steps: int, title: str) -> Iterator[int]:
     """Count the steps under a progress bar on a terminal, or after one line of log elsewhere."""
-    console = Console(stderr=True)
+    console = progress_console()
     if not console.is_terminal:
         logger.info("%s: %d steps", title, steps)
         yield from range(steps)

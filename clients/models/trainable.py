@@ -14,9 +14,9 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from fedsim.clients.models.model_files import quietly
 from fedsim.config import ModelConfig
 from fedsim.errors import ConfigError
+from fedsim.utils.terminal import quietly
 
 
 def select_trainable(

@@ -21,7 +21,6 @@ from fedsim.clients.models.cpu_kernels import fuse_activations, onednn_products
 from fedsim.clients.models.dropout import install_dropout
 from fedsim.clients.models.encoders import encoder_of
 from fedsim.clients.models.gpu_kernels import align_words
-from fedsim.clients.models.model_files import quietly
 from fedsim.clients.models.trainable import (
     add_lora,
     merged,
@@ -33,6 +32,7 @@ from fedsim.errors import ConfigError
 from fedsim.seeding import stream
 from fedsim.tensors import Tensors, check_same_layout
 from fedsim.utils.files import file_digest, shown_name
+from fedsim.utils.terminal import quietly
 
 
 class TransformersModel:

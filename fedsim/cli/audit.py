@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from fedsim.cli.output import Json, Overrides, status_when_slow
-from fedsim.utils.terminal import table_console
+from fedsim.utils.terminal import progress_console, table_console
 
 if TYPE_CHECKING:
     from fedsim.audit.real_run import RunAudit
@@ -63,16 +63,16 @@ def audit_command(  # noqa: PLR0917 (each is an option)
         raise ConfigError("--black-box: there is no run to audit; give a CONFIG or a run's folder")
     if not black_box and (bound is not None or temperature is not None):
         raise ConfigError("--bound, --temperature: are for --black-box; give that, or neither")
-    console = Console(stderr=True) if as_json else table_console()
+    console = progress_console() if as_json else table_console()
     if config is not None:
         audit = _of_run(config, overrides or [], canaries, coin_seed, black_box, bound, temperature)
         answer, holds = audit.to_json(), audit.holds
         _show_run(audit, console)
     else:
         answer, holds = _of_mechanisms(repetitions, quick, console)
-    write_atomically((out or Path("runs/audit")) / _FILE, json.dumps(answer, indent=2) + "\n")
-    if as_json:
-        typer.echo(json.dumps(answer))
+    path = (out or Path("runs/audit")) / _FILE
+    write_atomically(path, json.dumps(answer, indent=2) + "\n")
+    typer.echo(json.dumps(answer) if as_json else f"Audit: {path}")
     if not holds:
         raise typer.Exit(1)
 
@@ -107,12 +107,13 @@ def _of_run(  # noqa: PLR0917 (each is an option)
 
 def _show_run(audit: RunAudit, console: Console) -> None:
     bound = audit.bound
-    console.print(f"Claimed: {audit.statement}")
+    console.print(f"Claimed: {audit.statement}", markup=False)
     console.print(
         f"Shown: the ε at δ = {bound.delta:g} under the {audit.relation} relation is at "
         f"least {bound.epsilon:.3f}, with {bound.confidence:.0%} confidence, whoever the "
         f"accountant: {bound.correct} of {bound.guesses} guesses about {bound.canaries} canaries "
-        f"were right (bound: {audit.method}; seen: {audit.attack})."
+        f"were right (bound: {audit.method}; seen: {audit.attack}).",
+        markup=False,
     )
     if audit.p_value is not None:
         console.print(
@@ -120,7 +121,7 @@ def _show_run(audit: RunAudit, console: Console) -> None:
             f"of at most {audit.p_value:.3g}."
         )
     for sentence in audit.assumptions:
-        console.print(f"- {sentence}")
+        console.print(f"- {sentence}", markup=False)
 
 
 def _of_mechanisms(repetitions: int, quick: bool, console: Console) -> tuple[dict[str, Any], bool]:

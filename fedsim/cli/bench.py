@@ -8,11 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from fedsim.cli.output import Json
-from fedsim.utils.terminal import table_console
+from fedsim.utils.terminal import progress_console, table_console
 
 
 def bench_command(
@@ -32,7 +31,7 @@ def bench_command(
     # All are resolved before the first runs: a typing error in the last costs no minutes.
     chosen = [resolve("benchmarks", name, "bench") for name in benchmarks or names("benchmarks")]
     keep_freed_memory()  # as a run does
-    console = Console(stderr=True)
+    console = progress_console()
     rows: list[Mapping[str, Any]] = []
     with console.status("measuring …"):
         for run in chosen:

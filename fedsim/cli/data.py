@@ -236,6 +236,11 @@ def sizes(
     typer.echo(
         f"Training users: {found.users:.0f} ± {found.users_stddev:.0f}. Examples ({shares})."
     )
+    if found.users_stddev > 0.05 * max(found.users, 1.0):
+        typer.echo(
+            "The shares of users come from counts with as much noise each: with so few users they "
+            "may be far off; less noise costs more ε."
+        )
     typer.echo(found.terms.sentence())
     where = "charged in the shared ledger" if charged else "it adds to that of runs on these people"
     typer.echo(f"This ε is of these answers by themselves; {where}. It rests on:")

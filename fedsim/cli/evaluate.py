@@ -64,7 +64,8 @@ def _show(answer: dict[str, Any], console: Console) -> None:
                 )
     console.print(table)
     for stage, scores in answer["stages"].items():
-        console.print(f"{stage} writes:", *(repr(text) for text in scores["samples"]), sep="\n  ")
+        written = [repr(text) for text in scores["samples"]]
+        console.print(f"{stage} writes:", *written, sep="\n  ", markup=False)
     if "personalisation" in answer:
         _show_personalisation(answer["personalisation"], console)
     console.print(f"Losses and counts are {answer['note']}.")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TextIO
 
 # Set before flwr, transformers and datasets are imported: nothing phones home, and a missing
 # hub is an error at once instead of minutes of retries.
@@ -44,6 +45,7 @@ app = typer.Typer(
     name="fedsim",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    suggest_commands=False,  # click suggests already
 )
 HALTED, DIVERGED, DISK, WRONG_INPUT, BUDGET_SPENT, INTERRUPTED = 1, 1, 1, 2, 3, 130
 
@@ -122,9 +124,24 @@ account_app.command(name="verify")(verify_command)
 app.add_typer(account_app, name="account")
 
 
+class _ToStandardError(logging.StreamHandler[TextIO]):
+    """Writes to what is standard error when a line comes: a bar takes it over while it is shown."""
+
+    @property
+    def stream(self) -> TextIO:
+        return sys.stderr
+
+    @stream.setter
+    def stream(self, _: TextIO) -> None:
+        pass
+
+
 def main() -> None:
     """Run a command and turn its errors into the contract's exit statuses."""
-    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    for stream in (sys.stdout, sys.stderr):  # an ε that it cannot write ends no run
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[_ToStandardError()])
     logging.getLogger("fedsim").setLevel(logging.INFO)
     collect_garbage_rarely()
     try:

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
+
+from fedsim.utils.terminal import progress_console
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Overrides = Annotated[
@@ -22,7 +23,7 @@ RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A finished run'
 @contextmanager
 def status_when_slow(message: str) -> Iterator[None]:
     """Show a spinner on standard error after two seconds, if that is a terminal."""
-    console = Console(stderr=True)
+    console = progress_console()
     if not console.is_terminal:
         yield
         return

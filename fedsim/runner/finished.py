@@ -13,6 +13,7 @@ from fedsim.report.html import HTML_FILE
 from fedsim.report.schema import RoundMetrics, RunReport, load_metrics, load_report
 from fedsim.report.wording import outcome_text
 from fedsim.runner.folder import RunFolder
+from fedsim.utils.terminal import quietly
 
 if TYPE_CHECKING:
     from torch import nn
@@ -68,7 +69,8 @@ class Run(os.PathLike[str]):
         folder = RunFolder(self.path)
         merged = folder.model / "config.json"
         if merged.exists() and read_json(merged).get("model_type") in CONFIG_MAPPING:
-            network: nn.Module = AutoModelForCausalLM.from_pretrained(folder.model)
+            with quietly():
+                network: nn.Module = AutoModelForCausalLM.from_pretrained(folder.model)
             return network
         config = folder.read_config()
         served = load_model(folder.served(config), sequence_length=config.data.sequence_length)
@@ -82,7 +84,8 @@ class Run(os.PathLike[str]):
 
         folder = RunFolder(self.path)
         made = folder.model if folder.model.exists() else folder.adapter
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(made)
+        with quietly():
+            tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(made)
         return tokenizer
 
     @property

@@ -118,7 +118,7 @@ class RunFolder:
         )
         if changed:
             raise ConfigError(
-                f"--resume: {', '.join(changed)} differ from the run in {self.path}; "
+                f"{', '.join(changed)} differ from the run in {self.path}; "
                 "a run keeps its config, start another with another --out"
             )
 

@@ -30,6 +30,7 @@ from fedsim.config import Config, load_config, parse_config
 from fedsim.data.sources.names import user_name
 from fedsim.errors import ConfigError, kind_of
 from fedsim.utils import files
+from fedsim.utils.terminal import quietly
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -195,8 +196,9 @@ def _model_folder(model: object, tokenizer: object) -> str:
     shown = opened.name if a_path else named
 
     def save(folder: Path) -> None:
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
+        with quietly():
+            model.save_pretrained(folder)
+            tokenizer.save_pretrained(folder)
         if unchanged and (opened / PROMISE).is_file():  # it goes with its weights, to the byte
             shutil.copyfile(opened / PROMISE, folder / PROMISE)
             for pattern in ("*.safetensors", "*.safetensors.index.json"):
@@ -231,7 +233,8 @@ def _in_cache(name: str, file: str) -> tuple[Path | None, bool]:
 def _holds(folder: Path, model: PreTrainedModel) -> bool:
     """Whether a folder has just the weights of a network that was opened from it."""
     try:
-        there = type(model).from_pretrained(folder, dtype=model.dtype).state_dict()
+        with quietly():
+            there = type(model).from_pretrained(folder, dtype=model.dtype).state_dict()
     except Exception:  # the folder is another by now: transformers has errors of many kinds
         return False
     held = model.state_dict()

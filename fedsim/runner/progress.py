@@ -5,20 +5,20 @@ from __future__ import annotations
 import logging
 from typing import Self
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fedsim.report.schema import RoundMetrics
 from fedsim.report.wording import NOT_COVERED
+from fedsim.utils.terminal import progress_console
 
 log = logging.getLogger("fedsim")
 
 
 class _Bar:
-    """A bar of rounds on standard error, silent when that is not a terminal."""
+    """A bar of rounds on standard error, where that is a terminal."""
 
     def __init__(self, title: str, rounds: int, done: int = 0) -> None:
-        console = Console(stderr=True)
+        console = progress_console()
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -73,8 +73,15 @@ class RoundProgress(_Bar):
 
 
 class CountProgress(_Bar):
-    """Counts rounds on standard error, silent when that is not a terminal."""
+    """Counts rounds on standard error: a bar on a terminal, else a line for every tenth of them."""
+
+    def __init__(self, title: str, rounds: int) -> None:
+        super().__init__(title, rounds)
+        self._title, self._rounds, self._done = title, rounds, 0
 
     def advance(self, *_: object) -> None:
         """Count one more, as `train` asks for it after each round."""
         self._progress.advance(self._task)
+        self._done += 1
+        if self._progress.disable and self._done % max(1, self._rounds // 10) == 0:
+            log.info("%s: round %d of %d", self._title, self._done, self._rounds)

@@ -163,6 +163,11 @@ def read_shared(path: Path) -> SharedLedger:
     except (OSError, ValueError) as error:
         raise ConfigError(f"shared ledger {path}: cannot be read: {error}") from None
     version = data.get("version") if isinstance(data, Mapping) else None
+    if isinstance(data, Mapping) and "releases" in data:
+        raise ConfigError(
+            f"shared ledger {path}: is the ledger of one run, whose ε is in its report.json; give "
+            "the file that privacy.shared.ledger names"
+        )
     if type(version) is not int or version != _VERSION or set(data) != _KEYS:
         raise ConfigError(f"shared ledger {path}: not one that this fedsim reads (version 2)")
     epsilon, delta = data["epsilon"], data["delta"]

@@ -1,20 +1,72 @@
-"""Where commands print tables: a terminal is as wide as it is, a file or a pipe as is needed."""
+"""Where commands print: tables, progress; and how libraries are kept from it."""
 
 from __future__ import annotations
 
+import io
 import os
 import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr
+from typing import TYPE_CHECKING, TextIO
 
-from rich.console import Console
+if TYPE_CHECKING:  # who only asks whether there is a terminal need not wait for rich
+    from rich.console import Console
 
 _WIDTH_OF_A_FILE = 200  # columns
+
+
+def is_terminal(stream: TextIO) -> bool:
+    """Whether somebody watches a stream on a terminal.
+
+    Not in a file or a pipe, whatever FORCE_COLOR says, which rich asks and notebooks set for what
+    they start; nor from a notebook's `!`, which makes a terminal of 80 columns and keeps all that
+    is written to it.
+    """
+    return stream.isatty() and "JPY_PARENT_PID" not in os.environ
 
 
 def table_console() -> Console:
     """Return a console on standard output.
 
-    Into a file or a pipe, as in a notebook's `!fedsim`, it has 200 columns, unless COLUMNS says
-    otherwise. Rich would take 80, and break words to make a table of twelve columns fit.
+    Where that is no terminal it has 200 columns, unless COLUMNS says otherwise. Rich would take 80,
+    and break words to make a table of twelve columns fit.
     """
-    wide = not sys.stdout.isatty() and "COLUMNS" not in os.environ
-    return Console(width=_WIDTH_OF_A_FILE if wide else None)
+    return _console(stderr=False)
+
+
+def progress_console() -> Console:
+    """Return a console on standard error, which `is_terminal` only where somebody watches."""
+    return _console(stderr=True)
+
+
+def _console(*, stderr: bool) -> Console:
+    from rich.console import Console  # noqa: PLC0415
+
+    if is_terminal(sys.stderr if stderr else sys.stdout):
+        return Console(stderr=stderr)
+    width = None if "COLUMNS" in os.environ else _WIDTH_OF_A_FILE
+    # A sentence is one line, however long: who looks for an ε finds all that it stands with.
+    return Console(stderr=stderr, width=width, force_terminal=False, soft_wrap=True)
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Hide transformers' progress bars, warnings and messages; restore everything afterwards.
+
+    What a user must know about a load that went wrong reaches them as a `ConfigError`.
+    """
+    from transformers.utils import logging  # noqa: PLC0415  (slow)
+
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        # Not every bar in there obeys the switch above.
+        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()  # type: ignore[no-untyped-call]

@@ -46,6 +46,8 @@ def test_a_finished_runs_config_is_audited_by_losses_alone(speeches: Path, tmp_p
     assert (plain["method"], plain["p_value"]) == ("steinke", None)
     told = fedsim(*arguments)
     assert "Under the claimed trade-off curve" in told.stdout
+    assert told.stdout.endswith(f"Audit: {out / 'audit.json'}\n")
+    assert "audit: round 4 of 4" in told.stderr  # where there is no terminal for a bar
     assert sorted(path for path in run.rglob("*")) == before
 
 

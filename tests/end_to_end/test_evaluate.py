@@ -13,10 +13,12 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.models.gpt2 import modeling_gpt2
 
+from fedsim.cli.evaluate import _show
 from fedsim.config import load_config
 from fedsim.materials import load_materials
 from fedsim.report.schema import load_report
 from fedsim.runner.launch import run
+from fedsim.utils.terminal import table_console
 from tests.conftest import small_config
 from tests.helpers.commands import fedsim, fedsim_json
 
@@ -79,6 +81,15 @@ def test_samples_are_the_models_own_and_in_the_report(
     assert samples.final != samples.initial
     page = (finished / "report.html").read_text(encoding="utf-8")
     assert "What it writes" in page
+
+
+def test_a_model_may_write_what_rich_would_read(
+    found: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Brackets are rich's markup: a chat's [/INST] would end the command, a [bold] would go."""
+    final = found["stages"]["final"] | {"samples": ["[/INST] [bold]so[/b]"]}
+    _show(found | {"stages": {"final": final}}, table_console())
+    assert "  '[/INST] [bold]so[/b]'\n" in capsys.readouterr().out
 
 
 def test_every_held_out_user_is_personalised_or_counted(

@@ -15,7 +15,6 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from rich import box, table
-from rich.console import Console
 from rich.progress import track
 from rich.text import Text
 
@@ -24,7 +23,7 @@ from fedsim.errors import ConfigError
 from fedsim.report.style import INK, MUTED, RULE
 from fedsim.report.tables import to_csv
 from fedsim.utils.files import write_atomically
-from fedsim.utils.terminal import table_console
+from fedsim.utils.terminal import progress_console, table_console
 
 Step = TypeVar("Step")
 Records = Sequence[Mapping[str, Any]]
@@ -211,7 +210,7 @@ def check_folder(out: Path) -> None:
 
 def steps(work: Sequence[Step], description: str) -> Iterable[Step]:
     """Iterate over the work with a bar on standard error, if that is a terminal."""
-    console = Console(stderr=True)
+    console = progress_console()
     return track(work, description, console=console, disable=not console.is_terminal)
 
 

@@ -9,6 +9,7 @@ The result is the same, byte by byte, whatever the number of processes and of in
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -16,7 +17,6 @@ from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 
-from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from fedsim.data.building.build_folder import build_folder
@@ -34,11 +34,15 @@ from fedsim.data.store.manifest import (
     write_manifest,
 )
 from fedsim.errors import ConfigError
+from fedsim.utils.terminal import is_terminal, progress_console
+
+logger = logging.getLogger("fedsim")
 
 ReportLine = Callable[[str], None]
 
 _BATCH_TEXTS = 1000
 _BATCH_CHARACTERS = 1 << 20
+_QUIET = 30.0  # seconds without a line in a log
 
 
 def build_store(
@@ -126,14 +130,27 @@ def build_store(
 
 @contextmanager
 def terminal_progress() -> Iterator[ReportLine]:
-    """Show a progress line on standard error, if that is a terminal; yield its setter."""
+    """Show a progress line on standard error; yield its setter.
+
+    Where that is no terminal, a line is logged every half minute.
+    """
+    if not is_terminal(sys.stderr):
+        said = time.monotonic()
+
+        def log(line: str) -> None:
+            nonlocal said
+            if time.monotonic() - said >= _QUIET:
+                logger.info("building the store: %s (not covered by ε)", line)
+                said = time.monotonic()
+
+        yield log
+        return
     with Progress(
         SpinnerColumn(),
         TextColumn("{task.description}"),
         TimeElapsedColumn(),
-        console=Console(stderr=True),
+        console=progress_console(),
         transient=True,
-        disable=not sys.stderr.isatty(),
     ) as bar:
         task = bar.add_task("reading", total=None)
         yield lambda line: bar.update(task, description=line)

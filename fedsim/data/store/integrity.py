@@ -44,6 +44,7 @@ from fedsim.data.store.manifest import (
 from fedsim.data.store.rows import Scalar, open_row
 from fedsim.utils import files as paths
 from fedsim.utils.json_text import parse_json, read_json
+from fedsim.utils.terminal import is_terminal, progress_console
 
 _AT_ONCE = 1 << 20
 
@@ -243,12 +244,11 @@ def _place(folder: Path) -> Path:
 @contextmanager
 def _progress(total: int) -> Iterator[Callable[[int], None]]:
     """Show how much of a large store has been read, if standard error is a terminal."""
-    if total < 1 << 30 or not sys.stderr.isatty():
+    if total < 1 << 30 or not is_terminal(sys.stderr):
         yield lambda count: None
         return
-    from rich.console import Console  # noqa: PLC0415  (opening a store need not wait for it)
-    from rich.progress import Progress  # noqa: PLC0415
+    from rich.progress import Progress  # noqa: PLC0415  (opening a store need not wait for it)
 
-    with Progress(console=Console(stderr=True), transient=True) as bar:
+    with Progress(console=progress_console(), transient=True) as bar:
         task = bar.add_task("checking the store", total=total)
         yield lambda count: bar.advance(task, count)

@@ -131,14 +131,20 @@ def test_a_new_folder_each_time(
     assert paths == [Path("runs/run-001"), Path("runs/run-002")]
 
 
-def test_a_network_that_one_holds(finished: fedsim.Run, speeches: Path, tmp_path: Path) -> None:
+def test_a_network_that_one_holds(
+    finished: fedsim.Run, speeches: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = finished.path / "model"
     held = AutoModelForCausalLM.from_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     before = {name: value.clone() for name, value in held.state_dict().items()}
     config = light(speeches, source=str(speeches))
     config["model"] = {"trainable": "ln_"}
+    capsys.readouterr()
     run = fedsim.run(config, tmp_path / "given", model=held, tokenizer=tokenizer)
+    assert (type(run.model), type(run.tokenizer)) == (type(held), type(tokenizer))
+    said = capsys.readouterr().err
+    assert not [bar for bar in ("Writing", "Loading", "%|") if bar in said]
     config["model"]["name_or_path"] = str(folder)
     named = fedsim.run(config, tmp_path / "named")
     assert run.report.utility.initial == named.report.utility.initial

@@ -251,10 +251,10 @@ def test_another_config_is_refused_by_its_keys(
 ) -> None:
     folder = RunFolder(tmp_path)
     folder.begin(resumed(), {}, 0)
-    with pytest.raises(ConfigError, match=f"--resume: .*{named}.* differ from the run"):
+    with pytest.raises(ConfigError, match=f"{named}.* differ from the run in"):
         folder.check_resumable(resumed(**sections))
     RunFolder(tmp_path / "other").begin(resumed(**sections), {}, 0)
-    with pytest.raises(ConfigError, match=f"--resume: .*{named}.* differ from the run"):
+    with pytest.raises(ConfigError, match=f"{named}.* differ from the run in"):
         RunFolder(tmp_path / "other").check_resumable(resumed())
 
 

@@ -90,6 +90,13 @@ def test_a_file_that_vanishes_during_a_run_is_no_new_budget(tmp_path: Path) -> N
     assert read_shared(shared.path).ledger.num_releases == 4
 
 
+def test_a_runs_own_ledger_is_told_from_a_shared_one(tmp_path: Path) -> None:
+    own = tmp_path / "ledger.json"
+    own.write_text(json.dumps(Ledger().to_json()), encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"is the ledger of one run, .* report\.json; give"):
+        read_shared(own)
+
+
 def test_runs_registered_together_compose_tightly_and_close_the_ledger(tmp_path: Path) -> None:
     """The filter would not pay for both; that they were fixed in advance does, in any order."""
     tight = epsilon_of_composition([(COST, 20), (OTHER, 20)], DELTA)

@@ -1,24 +1,95 @@
-"""Tables fit where they are printed: words of a wide one are not broken in a file or a notebook."""
+"""Tables and sentences fit where they are printed: no bars and no breaks in files and notebooks."""
 
 from __future__ import annotations
 
-import pytest
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
 
-from fedsim.utils.terminal import table_console
+import pytest
+from rich.table import Table
+
+from fedsim.data.building import build
+from fedsim.runner.progress import CountProgress
+from fedsim.utils.terminal import is_terminal, progress_console, table_console
+
+
+@pytest.fixture(autouse=True)
+def _no_columns(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name in ("COLUMNS", "TERM", "JPY_PARENT_PID", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    yield
 
 
 def test_a_pipe_is_wide_unless_columns_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("COLUMNS", raising=False)
     assert table_console().width == 200
     monkeypatch.setenv("COLUMNS", "90")
     assert table_console().width == 90
 
 
-def test_a_terminal_is_as_wide_as_it_is(
+def test_a_terminal_is_as_wide_as_it_is_but_not_a_notebooks(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.delenv("COLUMNS", raising=False)
+    """The shell escape of a notebook has a terminal of 80 columns, and keeps what is written."""
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setattr("os.get_terminal_size", lambda _: (71, 20))
-    monkeypatch.delenv("TERM", raising=False)
+    assert is_terminal(sys.stdout)
     assert table_console().width == 71
+    monkeypatch.setenv("JPY_PARENT_PID", "1")
+    assert not is_terminal(sys.stdout)
+    assert table_console().width == 200
+
+
+def test_a_file_gets_no_colours_whatever_is_forced(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert not progress_console().is_terminal
+    table = Table("ε")
+    table.add_row("1")
+    table_console().print(table)
+    assert "\x1b" not in capsys.readouterr().out
+
+
+def test_a_sentence_is_one_line_in_a_file(capsys: pytest.CaptureFixture[str]) -> None:
+    sentence = "Every user has ε of all that follows; " * 9
+    table_console().print(sentence)
+    assert capsys.readouterr().out == f"{sentence}\n"
+
+
+def test_long_work_says_something_where_there_is_no_bar(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with caplog.at_level(logging.INFO), CountProgress("audit", 30) as bar:
+        for _ in range(30):
+            bar.advance()
+    assert [record.message for record in caplog.records] == [
+        f"audit: round {number} of 30" for number in range(3, 31, 3)
+    ]
+    caplog.clear()
+    now = iter([0.0, 1.0, 29.0, 31.0, 31.0, 60.0, 62.0, 62.0])
+    monkeypatch.setattr(build, "time", SimpleNamespace(monotonic=lambda: next(now)))
+    with caplog.at_level(logging.INFO), build.terminal_progress() as report:
+        for line in ("one", "two", "three", "four", "five"):
+            report(line)
+    assert [record.message for record in caplog.records] == [
+        f"building the store: {line} (not covered by ε)" for line in ("three", "five")
+    ]
+
+
+def test_what_a_stream_cannot_write_ends_no_command(tmp_path: Path) -> None:
+    """Else a run would end with a traceback, after its last round, and without its promise."""
+    command = [sys.executable, "-m", "fedsim.cli.main", "account", "uls", "--rounds", "9"]
+    options = ["--sampling-probability", "0.1", "--delta", "1e-5", "--noise-multiplier", "1"]
+    done = subprocess.run(
+        [*command, *options],
+        capture_output=True,
+        check=False,
+        env={**os.environ, "PYTHONIOENCODING": "latin-1", "FEDSIM_CACHE": str(tmp_path)},
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.startswith(b"Every user has (\\u03b5 = ")

@@ -14,7 +14,7 @@ from fedsim.accounting.accountants import epsilon as epsilon_of
 from fedsim.accounting.calibration import calibrate_noise_multiplier
 from fedsim.accounting.events import RoundCost
 from fedsim.accounting.rounding import round_up
-from fedsim.accounting.statement import PrivacyTerms, finite_or_none
+from fedsim.accounting.statement import PrivacyTerms, finite_or_none, noise_sentence
 from fedsim.accounting.trade_off import TradeOff
 from fedsim.errors import ConfigError
 from fedsim.sampling import Relation, Sampling, rounds_text
@@ -144,6 +144,7 @@ class Answer:
             "sampler": self._sampler,
             "group_size": question.units_per_user if question.noun == "examples" else None,
             "guaranteed": question.sampling.guaranteed,
+            "secrecy": noise_sentence(None),
         }
 
 
@@ -203,7 +204,7 @@ def curve_table(answers: Sequence[Answer]) -> Table:
     table = Table(
         title=f"{label}one {first.relation.unit}, {first.relation.phrase}; "
         f"{rounds_text(question.rounds)} of {first._sampler}{share}, probability "
-        f"{question.sampling.probability:g}; {first.accountant} accountant",
+        f"{question.sampling.probability:g}; {first.accountant} accountant. {noise_sentence(None)}",
         title_justify="left",
     )
     for head in ("ε", "δ", "noise multiplier"):

@@ -48,6 +48,7 @@ def test_uls_from_noise() -> None:
         "sampler": "Poisson sampling of users",
         "group_size": None,
         "guaranteed": True,
+        "secrecy": "It takes coins and noise that stay secret.",
         "diverges": False,
     }
     assert answer(f"{ULS} --sampling-probability 0.02 --noise-multiplier 2") == found
@@ -95,7 +96,13 @@ def test_several_targets_are_a_curve() -> None:
     assert noises[0] < noises[1] and noises[2] < noises[3] and noises[2] < noises[0]
     shown = CliRunner().invoke(app, shlex.split(command), catch_exceptions=False).stdout
     assert all(f"{noise:g}" in shown for noise in noises)
-    for term in ("add-or-remove-one user", "Poisson sampling of", "pld accountant", "1e-06"):
+    for term in (
+        "add-or-remove-one user",
+        "Poisson sampling of",
+        "pld accountant",
+        "1e-06",
+        "It takes coins and noise that stay secret",
+    ):
         assert term in shown.replace("\n", " ").replace("  ", " ")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 from collections.abc import Iterator
@@ -15,9 +16,6 @@ from hypothesis import HealthCheck, settings
 
 from fedsim.config import Config, parse_config
 from fedsim.materials import Materials, load_materials
-from fedsim.utils.machine import collect_garbage_rarely
-
-collect_garbage_rarely()  # before 200 files of tests and what they import
 
 # How long an example takes says what else the machine does.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -31,9 +29,14 @@ WORDS = ["the", "king", "shall", "ride", "to", "war", "with", "all", "my", "lord
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep stores and models of the tests away from the user's cache, and threads few."""
+    """Keep stores and models of the tests away from the user's cache, and threads few.
+
+    Garbage is collected as often as by default, also after a command in this process: what Ray
+    leaves open is warned of in the test that left it.
+    """
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gc, "set_threshold", lambda *_: None)
         patch.setenv("FEDSIM_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
 

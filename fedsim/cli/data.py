@@ -106,7 +106,10 @@ def build(
     # Of a built-in model only the tokenizer is used, so it need not be pre-trained.
     steps = 0 if tokenizer in names("models") else None
     untrained = ModelConfig(name_or_path=tokenizer, pretraining_steps=steps)
-    model = load_model(untrained, sequence_length=config.sequence_length)
+    try:
+        model = load_model(untrained, sequence_length=config.sequence_length)
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("model.name_or_path", "--tokenizer")) from None
     try:
         store = reading.build(config, model, reading.encoder(config, model), out, workers)
     except (FileExistsError, NotADirectoryError, PermissionError) as error:

@@ -144,7 +144,7 @@ class Answer:
             "sampler": self._sampler,
             "group_size": question.units_per_user if question.noun == "examples" else None,
             "guaranteed": question.sampling.guaranteed,
-            "secrecy": noise_sentence(None),
+            "secrecy": noise_sentence(None) if math.isfinite(self.epsilon) else None,
         }
 
 
@@ -191,7 +191,8 @@ def curve_json(answers: Sequence[Answer]) -> dict[str, Any]:
     """Return one object for several answers: the common terms, and ε, δ and noise as lists."""
     points = [one.point() for one in answers]
     lists = {key: [point[key] for point in points] for key in points[0]}
-    return {**lists, **answers[0]._terms(), "curve": points}
+    first = next((one for one in answers if math.isfinite(one.epsilon)), answers[0])
+    return {**lists, **first._terms(), "curve": points}
 
 
 def curve_table(answers: Sequence[Answer]) -> Table:
@@ -204,7 +205,8 @@ def curve_table(answers: Sequence[Answer]) -> Table:
     table = Table(
         title=f"{label}one {first.relation.unit}, {first.relation.phrase}; "
         f"{rounds_text(question.rounds)} of {first._sampler}{share}, probability "
-        f"{question.sampling.probability:g}; {first.accountant} accountant. {noise_sentence(None)}",
+        f"{question.sampling.probability:g}; {first.accountant} accountant; "
+        "an ε takes coins and noise that stay secret",
         title_justify="left",
     )
     for head in ("ε", "δ", "noise multiplier"):

@@ -43,7 +43,7 @@ def bench_command(
                 typer.echo(f"Left out: {error}", err=True)  # of all, one that cannot run here
     if as_json:
         answer = {"machine": machine(), "versions": versions(), "rows": rows}
-        typer.echo(json.dumps(answer, ensure_ascii=False))
+        typer.echo(json.dumps(answer))
         return
     table_console().print(_table(rows))
     typer.echo(", ".join(f"{name} {value}" for name, value in {**machine(), **versions()}.items()))

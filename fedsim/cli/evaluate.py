@@ -40,7 +40,7 @@ def evaluate_command(  # noqa: PLR0917 (each is an option)
     text = json.dumps(_plain(answer), indent=2, ensure_ascii=False)
     write_atomically(out or run_dir / "evaluation.json", text + "\n")
     if as_json:
-        typer.echo(json.dumps(_plain(answer), ensure_ascii=False))
+        typer.echo(json.dumps(_plain(answer)))
         return
     _show(answer, table_console())
 
@@ -65,7 +65,7 @@ def _show(answer: dict[str, Any], console: Console) -> None:
     console.print(table)
     for stage, scores in answer["stages"].items():
         written = [repr(text) for text in scores["samples"]]
-        console.print(f"{stage} writes:", *written, sep="\n  ", markup=False)
+        console.print(f"{stage} writes:", *written, sep="\n  ", markup=False, emoji=False)
     if "personalisation" in answer:
         _show_personalisation(answer["personalisation"], console)
     console.print(f"Losses and counts are {answer['note']}.")

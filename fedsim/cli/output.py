@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.live import Live
+from rich.spinner import Spinner
 
 from fedsim.utils.terminal import progress_console
 
@@ -27,7 +29,15 @@ def status_when_slow(message: str) -> Iterator[None]:
     if not console.is_terminal:
         yield
         return
-    status = console.status(message)
+    # What is logged meanwhile goes past it: rich would put its own stream in the place of standard
+    # error, also while another thread has put one there, and leave the wrong one.
+    status = Live(
+        Spinner("dots", text=message),
+        console=console,
+        transient=True,
+        redirect_stdout=False,
+        redirect_stderr=False,
+    )
     timer = threading.Timer(2.0, status.start)
     timer.daemon = True
     timer.start()

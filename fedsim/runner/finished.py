@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedsim.errors import ConfigError
 from fedsim.report.html import HTML_FILE
 from fedsim.report.schema import RoundMetrics, RunReport, load_metrics, load_report
 from fedsim.report.wording import outcome_text
@@ -60,7 +61,11 @@ class Run(os.PathLike[str]):
 
     @cached_property
     def model(self) -> nn.Module:
-        """The trained network: transformers' class where transformers has one for it."""
+        """The trained network: transformers' class where transformers has one for it.
+
+        Raises:
+            ConfigError: its files lack weights.
+        """
         from transformers import CONFIG_MAPPING, AutoModelForCausalLM  # noqa: PLC0415  (slow)
 
         from fedsim.materials import load_model  # noqa: PLC0415
@@ -70,7 +75,14 @@ class Run(os.PathLike[str]):
         merged = folder.model / "config.json"
         if merged.exists() and read_json(merged).get("model_type") in CONFIG_MAPPING:
             with quietly():
-                network: nn.Module = AutoModelForCausalLM.from_pretrained(folder.model)
+                opened: Any = AutoModelForCausalLM.from_pretrained(
+                    folder.model, output_loading_info=True
+                )
+            network: nn.Module = opened[0]
+            if missing := sorted(opened[1]["missing_keys"]):  # they would be random
+                raise ConfigError(
+                    f"{folder.model}: {len(missing)} weights are missing, {missing[0]} is the first"
+                )
             return network
         config = folder.read_config()
         served = load_model(folder.served(config), sequence_length=config.data.sequence_length)

@@ -73,7 +73,7 @@ class RoundProgress(_Bar):
 
 
 class CountProgress(_Bar):
-    """Counts rounds on standard error: a bar on a terminal, else a line for every tenth of them."""
+    """Counts rounds on standard error: a bar on a terminal, else ten lines at most."""
 
     def __init__(self, title: str, rounds: int) -> None:
         super().__init__(title, rounds)
@@ -83,5 +83,6 @@ class CountProgress(_Bar):
         """Count one more, as `train` asks for it after each round."""
         self._progress.advance(self._task)
         self._done += 1
-        if self._progress.disable and self._done % max(1, self._rounds // 10) == 0:
+        tenths = [10 * done // self._rounds for done in (self._done - 1, self._done)]
+        if self._progress.disable and tenths[0] != tenths[1]:
             log.info("%s: round %d of %d", self._title, self._done, self._rounds)

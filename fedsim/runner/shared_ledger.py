@@ -166,7 +166,7 @@ def read_shared(path: Path) -> SharedLedger:
     if isinstance(data, Mapping) and "releases" in data:
         raise ConfigError(
             f"shared ledger {path}: is the ledger of one run, whose ε is in its report.json; give "
-            "the file that privacy.shared.ledger names"
+            "a file that runs share, or to begin one a name that is not there yet"
         )
     if type(version) is not int or version != _VERSION or set(data) != _KEYS:
         raise ConfigError(f"shared ledger {path}: not one that this fedsim reads (version 2)")

@@ -23,7 +23,11 @@ def is_terminal(stream: TextIO) -> bool:
     they start; nor from a notebook's `!`, which makes a terminal of 80 columns and keeps all that
     is written to it.
     """
-    return stream.isatty() and "JPY_PARENT_PID" not in os.environ
+    try:
+        watched = stream.isatty()
+    except (AttributeError, ValueError):  # a stand-in with `write` alone, or closed
+        return False
+    return watched and "JPY_PARENT_PID" not in os.environ
 
 
 def table_console() -> Console:
@@ -54,7 +58,7 @@ def _console(*, stderr: bool) -> Console:
 def quietly() -> Iterator[None]:
     """Hide transformers' progress bars, warnings and messages; restore everything afterwards.
 
-    What a user must know about a load that went wrong reaches them as a `ConfigError`.
+    Who opens a network so must look whether all of its weights were there.
     """
     from transformers.utils import logging  # noqa: PLC0415  (slow)
 

@@ -87,9 +87,9 @@ def test_a_model_may_write_what_rich_would_read(
     found: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Brackets are rich's markup: a chat's [/INST] would end the command, a [bold] would go."""
-    final = found["stages"]["final"] | {"samples": ["[/INST] [bold]so[/b]"]}
+    final = found["stages"]["final"] | {"samples": ["[/INST] [bold]so[/b] :smile:"]}
     _show(found | {"stages": {"final": final}}, table_console())
-    assert "  '[/INST] [bold]so[/b]'\n" in capsys.readouterr().out
+    assert "  '[/INST] [bold]so[/b] :smile:'\n" in capsys.readouterr().out
 
 
 def test_every_held_out_user_is_personalised_or_counted(

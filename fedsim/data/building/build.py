@@ -140,7 +140,7 @@ def terminal_progress() -> Iterator[ReportLine]:
         def log(line: str) -> None:
             nonlocal said
             if time.monotonic() - said >= _QUIET:
-                logger.info("building the store: %s (not covered by ε)", line)
+                logger.info("building the store (no ε covers these numbers): %s", line)
                 said = time.monotonic()
 
         yield log

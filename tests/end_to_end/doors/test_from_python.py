@@ -16,6 +16,7 @@ import pandas
 import pytest
 import torch
 from flwr_datasets.partitioner import DirichletPartitioner, NaturalIdPartitioner
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import fedsim
@@ -152,6 +153,20 @@ def test_a_network_that_one_holds(
     assert all(torch.equal(value, before[name]) for name, value in held.state_dict().items())
     resumed = fedsim.run(run.path / "config.toml", run.path, resume=True)
     assert resumed.report.utility == run.report.utility
+
+
+def test_a_network_whose_weights_are_not_all_there_is_not_opened(
+    finished: fedsim.Run, tmp_path: Path
+) -> None:
+    """transformers would make up the rest, and only warn."""
+    damaged = tmp_path / "run"
+    shutil.copytree(finished.path, damaged)
+    weights = damaged / "model" / "model.safetensors"
+    some = load_file(weights)
+    del some["transformer.h.0.mlp.c_fc.weight"]
+    save_file(some, weights, metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match=r"1 weights are missing, transformer\.h\.0\.mlp"):
+        _ = fedsim.Run(damaged).model
 
 
 def test_a_network_that_was_changed_since_has_no_promise_but_that_of_its_start(

@@ -101,7 +101,7 @@ def test_several_targets_are_a_curve() -> None:
         "Poisson sampling of",
         "pld accountant",
         "1e-06",
-        "It takes coins and noise that stay secret",
+        "an ε takes coins and noise that stay secret",
     ):
         assert term in shown.replace("\n", " ").replace("  ", " ")
 

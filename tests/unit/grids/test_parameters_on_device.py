@@ -71,12 +71,14 @@ def test_no_part_of_a_round_waits_for_a_garbage_collection(
     executor = GridExecutor(
         Watched(app), client_spec(small_config(speeches), TASKS["fedsgd"]), shard_size=2
     )
+    collecting = gc.isenabled()
     gc.disable()
     try:
         executor.clipped_sum(materials.model.initial_parameters(), np.arange(4), CLIP, 0)
         assert [record() for record in left] == [None] * 6  # parameters, units and sum, twice
     finally:
-        gc.enable()
+        if collecting:
+            gc.enable()
 
 
 def test_a_ray_worker_hands_the_same_record_to_all_shards_of_a_round(

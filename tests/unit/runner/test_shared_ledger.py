@@ -93,7 +93,9 @@ def test_a_file_that_vanishes_during_a_run_is_no_new_budget(tmp_path: Path) -> N
 def test_a_runs_own_ledger_is_told_from_a_shared_one(tmp_path: Path) -> None:
     own = tmp_path / "ledger.json"
     own.write_text(json.dumps(Ledger().to_json()), encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"is the ledger of one run, .* report\.json; give"):
+    with pytest.raises(
+        ConfigError, match=r"is the ledger of one run, .* give a file that runs share"
+    ):
         read_shared(own)
 
 

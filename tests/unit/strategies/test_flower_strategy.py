@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
-from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg, Result, Strategy
 
@@ -183,6 +185,26 @@ def test_a_partial_cohort_is_never_released(
     with pytest.raises(RuntimeError, match=message):
         strategy.start(Tampered(client(pulled), change), record(START), num_rounds=1)
     assert strategy.ledger.num_releases == 0
+
+
+def test_no_reply_waits_for_a_garbage_collection() -> None:
+    """Each is as large as the parameters."""
+    left: list[weakref.ref[ArrayRecord]] = []
+
+    def watched(replies: list[Message]) -> list[Message]:
+        parts = [part for one in replies for part in one.content.values()]
+        left.extend(weakref.ref(part) for part in parts if isinstance(part, ArrayRecord))
+        return replies
+
+    strategy = DPFedAvg(**EVERYBODY, noise_multiplier=1.0)
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        strategy.start(Tampered(client(pulled), watched), record(START), num_rounds=1)
+        assert [part() for part in left] == [None] * 6
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def test_the_order_of_replies_changes_no_bit() -> None:

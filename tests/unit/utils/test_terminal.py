@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import subprocess
@@ -25,7 +26,9 @@ def _no_columns(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
-def test_a_pipe_is_wide_unless_columns_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pipe_is_wide_unless_columns_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert table_console().width == 200
     monkeypatch.setenv("COLUMNS", "90")
     assert table_console().width == 90
@@ -55,6 +58,17 @@ def test_a_file_gets_no_colours_whatever_is_forced(
     assert "\x1b" not in capsys.readouterr().out
 
 
+def test_a_stand_in_that_only_writes_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a program has that copies what is written to a logger."""
+    said = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", SimpleNamespace(write=said.write, flush=said.flush))
+    with CountProgress("audit", 1) as bar:
+        bar.advance()
+    closed = io.StringIO()
+    closed.close()
+    assert not is_terminal(closed)
+
+
 def test_a_sentence_is_one_line_in_a_file(capsys: pytest.CaptureFixture[str]) -> None:
     sentence = "Every user has ε of all that follows; " * 9
     table_console().print(sentence)
@@ -62,13 +76,15 @@ def test_a_sentence_is_one_line_in_a_file(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_long_work_says_something_where_there_is_no_bar(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with caplog.at_level(logging.INFO), CountProgress("audit", 30) as bar:
-        for _ in range(30):
+    with caplog.at_level(logging.INFO), CountProgress("audit", 25) as bar:
+        for _ in range(25):
             bar.advance()
     assert [record.message for record in caplog.records] == [
-        f"audit: round {number} of 30" for number in range(3, 31, 3)
+        f"audit: round {number} of 25" for number in (3, 5, 8, 10, 13, 15, 18, 20, 23, 25)
     ]
     caplog.clear()
     now = iter([0.0, 1.0, 29.0, 31.0, 31.0, 60.0, 62.0, 62.0])
@@ -77,7 +93,7 @@ def test_long_work_says_something_where_there_is_no_bar(
         for line in ("one", "two", "three", "four", "five"):
             report(line)
     assert [record.message for record in caplog.records] == [
-        f"building the store: {line} (not covered by ε)" for line in ("three", "five")
+        f"building the store (no ε covers these numbers): {line}" for line in ("three", "five")
     ]
 
 

@@ -132,8 +132,7 @@ class Steepness:
                 self._said = True
                 log.warning(
                     "%s: the network makes %.3g times as much of a change of its input, so of the "
-                    "rounding of a shared pass; in rounds that begin so the engine computes each "
-                    "unit alone",
+                    "rounding of a shared pass; in such rounds the engine computes each unit alone",
                     self._model.name,
                     found,
                 )

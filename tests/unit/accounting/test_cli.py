@@ -144,7 +144,11 @@ def test_group_privacy_says_where_it_diverges() -> None:
     common = "els --rounds 2000 --delta 1e-6 --sampling-probability 0.01 --noise-multiplier 1"
     beyond = f"{common} --group-size 16 --accountant group-privacy"
     found = answer(beyond)
-    assert (found["epsilon"], found["diverges"]) == (None, True)
+    assert (found["epsilon"], found["diverges"], found["secrecy"]) == (None, True, None)
+    some = beyond.replace("--noise-multiplier 1", "--noise-multiplier 2 --delta 0.4")
+    curve = answer(some)
+    assert [one is None for one in curve["epsilon"]] == [True, False]
+    assert curve["secrecy"] == "It takes coins and noise that stay secret."
     words = CliRunner().invoke(app, shlex.split(beyond)).stdout
     assert words.startswith("No finite ε: black-box group privacy diverges for 16 examples")
 

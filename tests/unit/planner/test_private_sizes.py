@@ -85,6 +85,9 @@ def test_what_the_answer_rests_on_is_said(speeches: Path, tmp_path: Path) -> Non
     steps = [{"step": "near-duplicates", "within": "data"}]
     path = write_config(tmp_path / "c.toml", speeches, data={"preparation": steps})
     said = fedsim("data", "sizes", path).stdout
+    assert "with so few users they may be far off" in said
+    little = fedsim("data", "sizes", path, "--noise-multiplier", "0.01").stdout
+    assert "far off" not in little
     assert "The preparation looked across users (near-duplicates)" in said
     assert "One identifier in the user column is one person" in said
     answer = json.loads(fedsim("data", "sizes", path, "--json").stdout)

@@ -7,13 +7,18 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from rich.console import Console
 from rich.table import Table
 
+from fedsim.cli import output
+from fedsim.cli.main import _ToStandardError
 from fedsim.data.building import build
 from fedsim.runner.progress import CountProgress
 from fedsim.utils.terminal import is_terminal, progress_console, table_console
@@ -67,6 +72,41 @@ def test_a_stand_in_that_only_writes_is_no_terminal(monkeypatch: pytest.MonkeyPa
     closed = io.StringIO()
     closed.close()
     assert not is_terminal(closed)
+
+
+def test_what_is_logged_goes_to_what_is_standard_error_then() -> None:
+    """A bar takes its place while it is shown: a line that went past it would be glued to it."""
+    log, handler = logging.getLogger("of this test"), _ToStandardError()
+    log.addHandler(handler)
+    try:
+        with redirect_stderr(io.StringIO()) as said:
+            log.warning("a line")
+    finally:
+        log.removeHandler(handler)
+    assert said.getvalue() == "a line\n"
+
+
+def test_a_spinner_leaves_standard_error_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It starts in a thread, also while a library's warnings are kept from standard error."""
+
+    class AtOnce(threading.Timer):
+        def __init__(self, _seconds: float, start: Callable[[], None]) -> None:
+            super().__init__(0.0, start)
+
+        def start(self) -> None:
+            self.function()
+
+        def join(self, timeout: float | None = None) -> None:
+            pass
+
+    monkeypatch.setattr(threading, "Timer", AtOnce)
+    shown = io.StringIO()
+    console = Console(file=shown, force_terminal=True)
+    monkeypatch.setattr(output, "progress_console", lambda: console)
+    before = sys.stderr
+    with output.status_when_slow("scoring"):
+        assert sys.stderr is before
+    assert "scoring" in shown.getvalue()
 
 
 def test_a_sentence_is_one_line_in_a_file(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ import typer
 
 from fedsim.accounting.planning import delta_of_population, delta_sentence, is_promise
 from fedsim.cli.compare import SeveralNumbers
-from fedsim.cli.output import Json, status_when_slow
+from fedsim.cli.output import Json
 from fedsim.errors import ConfigError
 from fedsim.sampling import (
     BalancedSampling,
@@ -22,7 +22,7 @@ from fedsim.sampling import (
     ShuffledSampling,
     TruncatedPoissonSampling,
 )
-from fedsim.utils.terminal import table_console
+from fedsim.utils.terminal import status_when_slow, table_console
 
 if TYPE_CHECKING:  # accountants take a second to import, which no other command's help needs
     from fedsim.cli.answers import Question

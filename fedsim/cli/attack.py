@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedsim.cli.output import Json, RunDir, status_when_slow
-from fedsim.utils.terminal import table_console
+from fedsim.cli.output import Json, RunDir
+from fedsim.utils.terminal import status_when_slow, table_console
 
 if TYPE_CHECKING:
     from fedsim.attacks.schema import AttackReport
@@ -33,7 +33,7 @@ def attack_command(  # noqa: PLR0917 (each is an option)
     from fedsim.attacks.folder import write_attack
     from fedsim.attacks.user_inference import attack_run
 
-    with status_when_slow("scoring …"):
+    with status_when_slow("scoring"):
         report = attack_run(
             run_dir, samples=samples or (), reference=reference, checkpoints=checkpoints
         )

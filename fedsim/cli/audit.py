@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from fedsim.cli.output import Json, Overrides, status_when_slow
-from fedsim.utils.terminal import progress_console, table_console
+from fedsim.cli.output import Json, Overrides
+from fedsim.utils.terminal import progress_console, status_when_slow, table_console
 
 if TYPE_CHECKING:
     from fedsim.audit.real_run import RunAudit
@@ -128,7 +128,7 @@ def _of_mechanisms(repetitions: int, quick: bool, console: Console) -> tuple[dic
     """Audit ULS and ELS; return JSON and whether claims hold as often as stated."""
     from fedsim.audit import mechanism, tables
 
-    with status_when_slow("playing real rounds with and without a target …"):
+    with status_when_slow("playing real rounds with and without a target"):
         trials = mechanism.TRIALS // (25 if quick else 1)
         audits = mechanism.audit_settings(
             delta=mechanism.DELTA, trials=trials, repetitions=repetitions

@@ -11,8 +11,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fedsim.cli.output import Json, RunDir, status_when_slow
-from fedsim.utils.terminal import table_console
+from fedsim.cli.output import Json, RunDir
+from fedsim.utils.terminal import status_when_slow, table_console
 
 
 def evaluate_command(  # noqa: PLR0917 (each is an option)
@@ -35,7 +35,7 @@ def evaluate_command(  # noqa: PLR0917 (each is an option)
     if not 0.0 < learning_rate < math.inf:
         raise ConfigError(f"--learning-rate = {learning_rate}: give a finite number > 0")
     local = Personalisation(personalise, batch_size, learning_rate) if personalise else None
-    with status_when_slow("scoring …"):
+    with status_when_slow("scoring"):
         answer = evaluate_run(run_dir, personalisation=local)
     text = json.dumps(_plain(answer), indent=2, ensure_ascii=False)
     write_atomically(out or run_dir / "evaluation.json", text + "\n")

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedsim.cli.account import warn_of_delta
-from fedsim.cli.output import Json, Overrides, status_when_slow
+from fedsim.cli.output import Json, Overrides
 from fedsim.errors import ConfigError
+from fedsim.utils.terminal import status_when_slow
 
 if TYPE_CHECKING:
     from fedsim.planner.numbers import Numbers

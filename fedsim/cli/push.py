@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from fedsim.cli.output import RunDir, status_when_slow
+from fedsim.cli.output import RunDir
+from fedsim.utils.terminal import status_when_slow
 
 
 def push_command(
@@ -43,6 +44,6 @@ def push_command(
             f"{older} is deleted."
         )
         return
-    with status_when_slow("sending …"):
+    with status_when_slow("sending"):
         address, deleted = send(found, repo, public=public, replace=replace)
     typer.echo(f"{address}{'; deleted there: ' if deleted else ''}{', '.join(deleted)}")

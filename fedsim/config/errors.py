@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, get_args, get_origin
 
@@ -19,6 +20,17 @@ _KINDS = {  # pydantic's types in the words of docs/config.md
     "dict": "a table",
     "model": "a table",
 }
+_PLAIN = {  # what would do, by pydantic's type of the error, with its context laid in
+    "missing": "give a value; it has no default",
+    "finite_number": "give a finite number",
+    "greater_than": "give more than {gt:g}",
+    "greater_than_equal": "give at least {ge:g}",
+    "less_than": "give less than {lt:g}",
+    "less_than_equal": "give at most {le:g}",
+    "literal_error": "give {expected}",
+    "too_short": "give at least {min_length} of them",
+    "string_too_short": "give a text that is not empty",
+}
 
 
 def explain(problem: Mapping[str, Any], root: type[BaseModel]) -> str:
@@ -33,7 +45,7 @@ def explain(problem: Mapping[str, Any], root: type[BaseModel]) -> str:
         return f"{key}: unknown key; {near or 'known keys: ' + ', '.join(known)}"
     if problem["type"].startswith("union_tag"):
         return _about_tag(key, problem["ctx"], _tags(_walk(root, location)[1]))
-    message = str(problem["msg"]).removeprefix("Value error, ")
+    message = _in_plain_words(problem)
     given = problem["input"]
     kind = problem["type"].partition("_")[0]
     if kind in _KINDS and message.startswith("Input should be a valid"):
@@ -43,6 +55,17 @@ def explain(problem: Mapping[str, Any], root: type[BaseModel]) -> str:
     if isinstance(given, Mapping):
         return f"{key}: {message}"
     return f"{key} = {_shown(given)}: {message}"
+
+
+def _in_plain_words(problem: Mapping[str, Any]) -> str:
+    kind, context = problem["type"], problem.get("ctx", {})
+    if kind == "literal_error":
+        choices = re.findall(r"'([^']*)'", context["expected"])
+        if near := nearest(str(problem["input"]), choices):
+            return near
+    if kind in _PLAIN:
+        return _PLAIN[kind].format(**context)
+    return str(problem["msg"]).removeprefix("Value error, ")
 
 
 def _shown(value: object) -> str:

@@ -1,12 +1,15 @@
-"""Where commands print: tables, progress; and how libraries are kept from it."""
+"""Where commands print: tables, signs of life; and how libraries are kept from it."""
 
 from __future__ import annotations
 
 import io
+import logging
 import os
 import sys
+import threading
+import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr
 from typing import TYPE_CHECKING, TextIO
 
@@ -14,6 +17,10 @@ if TYPE_CHECKING:  # who only asks whether there is a terminal need not wait for
     from rich.console import Console
 
 _WIDTH_OF_A_FILE = 200  # columns
+_SLOW = 2.0  # seconds until work is slow
+_QUIET = 30.0  # seconds without a line in a log
+
+log = logging.getLogger("fedsim")
 
 
 def is_terminal(stream: TextIO) -> bool:
@@ -52,6 +59,71 @@ def _console(*, stderr: bool) -> Console:
     width = None if "COLUMNS" in os.environ else _WIDTH_OF_A_FILE
     # A sentence is one line, however long: who looks for an ε finds all that it stands with.
     return Console(stderr=stderr, width=width, force_terminal=False, soft_wrap=True)
+
+
+@contextmanager
+def status_when_slow(message: str) -> Iterator[None]:
+    """Show a spinner on standard error after two seconds; log a line every half minute elsewhere.
+
+    Args:
+        message: what is being done.
+    """
+    console = progress_console()
+    if not console.is_terminal:
+        with _still_at(message):
+            yield
+        return
+    from rich.live import Live  # noqa: PLC0415
+    from rich.spinner import Spinner  # noqa: PLC0415
+
+    # What is logged meanwhile goes past it: rich would put its own stream in the place of standard
+    # error, also while another thread has put one there, and leave the wrong one.
+    status = Live(
+        Spinner("dots", text=f"{message} …"),
+        console=console,
+        transient=True,
+        redirect_stdout=False,
+        redirect_stderr=False,
+    )
+    timer = threading.Timer(_SLOW, status.start)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()  # else a timer that just fired would start what stop() has stopped
+        status.stop()
+
+
+@contextmanager
+def _still_at(message: str) -> Iterator[None]:
+    ended, began = threading.Event(), time.monotonic()
+
+    def tell() -> None:
+        while not ended.wait(_QUIET):
+            log.info("%s: %d seconds so far", message, time.monotonic() - began)
+
+    thread = threading.Thread(target=tell, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def every_half_minute(message: str) -> Callable[[str], None]:
+    """Return what logs "message: line", the first after half a minute and none sooner than that."""
+    said = time.monotonic()
+
+    def tell(line: str) -> None:
+        nonlocal said
+        if time.monotonic() - said >= _QUIET:
+            log.info("%s: %s", message, line)
+            said = time.monotonic()
+
+    return tell
 
 
 @contextmanager

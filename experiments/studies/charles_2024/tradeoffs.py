@@ -28,6 +28,7 @@ from fedsim.planner.compare_strategies import StrategyComparison, compare_strate
 from fedsim.report.folder import write_grid
 from fedsim.report.grid_result import CellResult, GridResult, interval
 from fedsim.sweep.cells import Cell, parse_variation
+from fedsim.utils.terminal import status_when_slow
 
 EPSILONS, BUDGETS = (1, 4, 16, 64), (32, 128, 512)
 PRETRAINED_EPSILONS, PRETRAINED_BUDGETS = (2, 16), (16, 64)  # each gradient takes long
@@ -39,7 +40,8 @@ def planned(epsilon: int, budget: int, model: str | None = None) -> StrategyComp
     """Return the plans that `fedsim plan` compares for the base config at this ε and budget."""
     config = base(f"privacy.epsilon={epsilon}", "strategy.cohort_size=32", model=model)
     materials = load_materials(config.seed, config.data, config.model, "cpu")
-    return compare_strategies(config, materials, budget=budget)
+    with status_when_slow(f"planning {budget} gradients a round at epsilon {epsilon}"):
+        return compare_strategies(config, materials, budget=budget)
 
 
 def grid(quick: bool, model: str | None = None) -> list[Cell]:

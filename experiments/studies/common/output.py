@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from fedsim.errors import ConfigError
 from fedsim.report.style import INK, MUTED, RULE
 from fedsim.report.tables import to_csv
 from fedsim.utils.files import write_atomically
-from fedsim.utils.terminal import progress_console, table_console
+from fedsim.utils.terminal import every_half_minute, progress_console, table_console
 
 Step = TypeVar("Step")
 Records = Sequence[Mapping[str, Any]]
@@ -208,10 +208,16 @@ def check_folder(out: Path) -> None:
         )
 
 
-def steps(work: Sequence[Step], description: str) -> Iterable[Step]:
-    """Iterate over the work with a bar on standard error, if that is a terminal."""
+def steps(work: Sequence[Step], description: str) -> Iterator[Step]:
+    """Iterate over the work with a bar on standard error, or a line of log every half minute."""
     console = progress_console()
-    return track(work, description, console=console, disable=not console.is_terminal)
+    if console.is_terminal:
+        yield from track(work, description, console=console)
+        return
+    tell = every_half_minute(description)
+    for number, step in enumerate(work):
+        tell(f"{number} of {len(work)}")
+        yield step
 
 
 def new_figure(width: float, height: float, title: str, note: str) -> Figure:

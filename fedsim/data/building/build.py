@@ -34,7 +34,7 @@ from fedsim.data.store.manifest import (
     write_manifest,
 )
 from fedsim.errors import ConfigError
-from fedsim.utils.terminal import is_terminal, progress_console
+from fedsim.utils.terminal import every_half_minute, is_terminal, progress_console
 
 logger = logging.getLogger("fedsim")
 
@@ -42,7 +42,6 @@ ReportLine = Callable[[str], None]
 
 _BATCH_TEXTS = 1000
 _BATCH_CHARACTERS = 1 << 20
-_QUIET = 30.0  # seconds without a line in a log
 
 
 def build_store(
@@ -135,15 +134,7 @@ def terminal_progress() -> Iterator[ReportLine]:
     Where that is no terminal, a line is logged every half minute.
     """
     if not is_terminal(sys.stderr):
-        said = time.monotonic()
-
-        def log(line: str) -> None:
-            nonlocal said
-            if time.monotonic() - said >= _QUIET:
-                logger.info("building the store (no ε covers these numbers): %s", line)
-                said = time.monotonic()
-
-        yield log
+        yield every_half_minute("building the store (no ε covers these numbers)")
         return
     with Progress(
         SpinnerColumn(),

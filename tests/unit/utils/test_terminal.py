@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr
 from pathlib import Path
@@ -17,11 +18,17 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from fedsim.cli import output
 from fedsim.cli.main import _ToStandardError
 from fedsim.data.building import build
+from fedsim.experiments.studies.common.output import steps
 from fedsim.runner.progress import CountProgress
-from fedsim.utils.terminal import is_terminal, progress_console, table_console
+from fedsim.utils import terminal
+from fedsim.utils.terminal import (
+    is_terminal,
+    progress_console,
+    status_when_slow,
+    table_console,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -102,9 +109,9 @@ def test_a_spinner_leaves_standard_error_where_it_is(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(threading, "Timer", AtOnce)
     shown = io.StringIO()
     console = Console(file=shown, force_terminal=True)
-    monkeypatch.setattr(output, "progress_console", lambda: console)
+    monkeypatch.setattr(terminal, "progress_console", lambda: console)
     before = sys.stderr
-    with output.status_when_slow("scoring"):
+    with status_when_slow("scoring"):
         assert sys.stderr is before
     assert "scoring" in shown.getvalue()
 
@@ -128,13 +135,35 @@ def test_long_work_says_something_where_there_is_no_bar(
     ]
     caplog.clear()
     now = iter([0.0, 1.0, 29.0, 31.0, 31.0, 60.0, 62.0, 62.0])
-    monkeypatch.setattr(build, "time", SimpleNamespace(monotonic=lambda: next(now)))
+    monkeypatch.setattr(terminal, "time", SimpleNamespace(monotonic=lambda: next(now)))
     with caplog.at_level(logging.INFO), build.terminal_progress() as report:
         for line in ("one", "two", "three", "four", "five"):
             report(line)
     assert [record.message for record in caplog.records] == [
         f"building the store (no ε covers these numbers): {line}" for line in ("three", "five")
     ]
+    caplog.clear()
+    now = iter([0.0, 1.0, 29.0, 31.0, 31.0])
+    with caplog.at_level(logging.INFO):
+        assert list(steps("abc", "noise of the filter")) == ["a", "b", "c"]
+    assert [record.message for record in caplog.records] == ["noise of the filter: 2 of 3"]
+
+
+def test_a_wait_says_that_it_goes_on_and_ends_with_the_work(
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(terminal, "_QUIET", 0.01)
+    with caplog.at_level(logging.INFO), status_when_slow("planning"):
+        while len(caplog.records) < 2:
+            time.sleep(0.001)
+    said = [record.message for record in caplog.records]
+    assert set(said) <= {f"planning: {seconds} seconds so far" for seconds in range(60)}
+    threads = [thread.name for thread in threading.enumerate()]
+    with pytest.raises(ValueError, match="no plan"), status_when_slow("planning"):
+        raise ValueError("no plan")
+    assert [thread.name for thread in threading.enumerate()] == threads
 
 
 def test_what_a_stream_cannot_write_ends_no_command(tmp_path: Path) -> None:

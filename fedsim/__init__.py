@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from fedsim.accounting.ledger import Ledger
     from fedsim.clipping import FlatClip, NormalisedClip, PerLayerClip, layer_of
     from fedsim.config import Config, ModelConfig, load_config, parse_config
-    from fedsim.errors import BudgetSpentError, ConfigError
+    from fedsim.errors import BudgetSpentError, ConfigError, DivergedError, HaltedError
     from fedsim.estimators import ClippedDenominator, FixedDenominator
     from fedsim.execution import Task, TaskSpec, Unit, Update
     from fedsim.language_model import LanguageModel
@@ -71,9 +71,11 @@ __all__ = [
     "ClippedDenominator",
     "Config",
     "ConfigError",
+    "DivergedError",
     "FixedDenominator",
     "FixedSizeSampling",
     "FlatClip",
+    "HaltedError",
     "LanguageModel",
     "Ledger",
     "Materials",
@@ -121,7 +123,7 @@ _HOMES = {
     "fedsim.accounting.ledger": "Ledger",
     "fedsim.clipping": "FlatClip NormalisedClip PerLayerClip layer_of",
     "fedsim.config": "Config ModelConfig load_config parse_config",
-    "fedsim.errors": "BudgetSpentError ConfigError",
+    "fedsim.errors": "BudgetSpentError ConfigError DivergedError HaltedError",
     "fedsim.estimators": "ClippedDenominator FixedDenominator",
     "fedsim.execution": "Task TaskSpec Unit Update",
     "fedsim.language_model": "LanguageModel",

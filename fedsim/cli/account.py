@@ -86,7 +86,8 @@ def uls(
     noise_multiplier: NoiseMultiplier = None,
     epsilon: Epsilon = None,
     accountant: Annotated[
-        str | None, typer.Option(help="pld, rdp, moments or random-allocation.")
+        str | None,
+        typer.Option(help="pld, rdp, moments, random-allocation, mixture or group-privacy."),
     ] = None,
     relation: RelationName = None,
     tradeoff: TradeOffFlag = False,

@@ -70,7 +70,9 @@ def build(
     ] = None,
     workers: Annotated[
         int | None,
-        typer.Option(min=0, help="Processes that tokenise; 0 for none. By default one a CPU."),
+        typer.Option(
+            min=0, help="Processes that tokenise; 0 for none. By default one a CPU, eight at most."
+        ),
     ] = None,
 ) -> None:
     """Tokenise a source once, by user, into the folder --out.

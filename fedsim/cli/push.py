@@ -21,7 +21,10 @@ def push_command(
         bool, typer.Option("--public", help="Make a new repository public; private by default.")
     ] = False,
     replace: Annotated[
-        bool, typer.Option("--replace", help="Delete what else REPO has, of whatever kind.")
+        bool,
+        typer.Option(
+            "--replace", help="Delete what else REPO has, of whatever kind, but its licence."
+        ),
     ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="List what would leave this machine; send nothing.")

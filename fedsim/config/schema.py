@@ -210,7 +210,7 @@ class StrategyConfig(Section):
     sampling: SamplingConfig = SamplingConfig()
     """How the units of a round are drawn."""
     cohort_size: Positive | None = None
-    """Expected users a round, where users are sampled ("uls")."""
+    """Expected users a round, where users are sampled ("uls"; "non-private" takes one of both)."""
     batch_size: Positive | None = None
     """Expected examples a round, where examples are sampled ("els", "group-privacy")."""
     group_size: Annotated[int, Field(ge=1)] = 8
@@ -272,14 +272,15 @@ class PrivacyConfig(Section):
     relation: Literal["add-or-remove-one", "zero-out-one", "replace-one", "fixed-graph"] | None = (
         None
     )
-    """Which pairs of data sets the ε is about; left out, the sampler's own: "replace-one" of
-    "fixed-size", "fixed-graph" where texts have several owners, else "add-or-remove-one"."""
+    """Which pairs of data sets the ε is about; left out, "fixed-graph" where texts have several
+    owners, "replace-one" with "fixed-size" sampling and "asi-liu", else "add-or-remove-one"."""
     noise: Literal["secure", "seeded"] = "secure"
     """Noise and coins under secret keys, or from `seed`, for experiments that must be repeated."""
     mechanism: Literal["independent", "banded", "blt"] = "independent"
     """Whether the noise of later rounds takes back part of what earlier ones added."""
     bands: Annotated[int, Field(ge=1)] | None = None
-    """Of "banded": the rounds that it looks back; left out, the sampler's `groups`."""
+    """Of "banded": how many rounds a column of its matrix C spans, its own counted; left out, the
+    sampler's `groups`."""
     buffers: Annotated[int, Field(ge=1, le=6)] | None = None
     """Of "blt": the sums that it remembers; left out, 3."""
     declared_num_users: Annotated[int, Field(ge=1)] | None = None
@@ -334,7 +335,8 @@ class ExecutorConfig(Section):
     address: str = ""
     """Of a Ray cluster that runs, such as "auto"; "" starts one on this machine."""
     engine: Literal["auto", "loop", "materialised", "ghost", "vmap"] = "auto"
-    """How clipped gradients are computed; "auto" takes what is fastest for model and cohort."""
+    """How clipped gradients are computed; "auto" chooses by the model, the most tokens that a unit
+    may have and the memory, and is "loop" in local training."""
     precision: Precision = "float32"
     """With "bfloat16" the workers' networks multiply in bfloat16; parameters, norms, sums and noise
     keep their width, and the server evaluates in float32."""

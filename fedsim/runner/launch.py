@@ -51,6 +51,8 @@ def run(
     Raises:
         ConfigError: config or input is wrong; nothing was written.
         BudgetSpentError: the privacy budget ended first; model and report are written.
+        HaltedError: the strategy's own rule ended the run; model and report are written.
+        DivergedError: parameters or the held-out loss are not finite; the report is written.
     """
     given = with_given(config, data, model, tokenizer)
     path = Path(out) if out is not None else _new_folder()

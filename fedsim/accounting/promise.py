@@ -57,7 +57,7 @@ _VALUES: dict[str, tuple[object, ...]] = {
     _TRUTH: (True, False),
     "sampled": ("users", "examples"),
 }
-_NO_NOISE = re.compile(r"No privacy guarantee: the releases of \d+ rounds have no finite ε\.")
+_NO_NOISE = re.compile(r"No privacy guarantee: the releases of \d+ rounds? have no finite ε\.")
 _NO_EPSILON = re.compile(r"No privacy guarantee: the ([\w-]+) accountant certifies no finite ε .*")
 # An assumption has the budget of a shared ledger, which is no promise of the model's own.
 _PROMISING = re.compile(

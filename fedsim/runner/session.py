@@ -94,8 +94,11 @@ def execute(config: Config, out: Path, grid: Grid, *, resume: bool = False) -> P
         folder.check(config, resume)  # another process may have had it meanwhile
         session = _Session(config, folder, materials, plan, trackers, account)
         with run_log(out):
-            if (reason := folder.diverged()) is not None and folder.report.exists():
-                raise DivergedError(reason)  # all is charged and said
+            if folder.report.exists():
+                if (reason := folder.diverged()) is not None:
+                    raise DivergedError(reason)  # all is charged and said
+                if asked is not None:
+                    return folder.path  # to save the model anew would take its promise away
             try:
                 session.run(grid, device)
             except BudgetSpentError:

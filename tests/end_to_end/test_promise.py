@@ -25,6 +25,7 @@ from fedsim.sampling import (
     CyclicSampling,
     FixedSizeSampling,
     PoissonSampling,
+    Relation,
     Sampling,
     ShuffledSampling,
     TruncatedPoissonSampling,
@@ -248,6 +249,20 @@ def test_a_promise_of_nothing_verifies_whatever_was_sampled(
         (tmp_path / "privacy.json").write_text(text, encoding="utf-8")
         with pytest.raises(ConfigError, match="statement: promises something"):
             verify(tmp_path)
+
+
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_no_promise_of_few_rounds_verifies(rounds: int, tmp_path: Path) -> None:
+    cost = RoundCost(PoissonSampling(0.5), 0.0)
+    terms = PrivacyTerms.of(cost, "users", rounds=rounds, delta=None, noise="seeded")
+    content = promise(tmp_path, terms, [], Relation.ADD_OR_REMOVE, ())
+    (tmp_path / "privacy.json").write_text(json.dumps(content), encoding="utf-8")
+    assert verify(tmp_path)["statement"].startswith("No privacy guarantee: the releases of ")
+    better = content["statement"].replace("have no finite ε", "have a small ε")
+    text = sealed({**content, "statement": better})
+    (tmp_path / "privacy.json").write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match="statement: promises something"):
+        verify(tmp_path)
 
 
 def test_an_assumption_is_no_place_for_another_promise(finished: Path, tmp_path: Path) -> None:

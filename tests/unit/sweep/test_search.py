@@ -17,9 +17,11 @@ import pytest
 
 from fedsim.accounting.accountants import epsilon_of_composition
 from fedsim.accounting.ledger import Ledger
+from fedsim.config import load_config
 from fedsim.errors import BudgetSpentError, ConfigError, HaltedError
 from fedsim.report.schema import load_report
 from fedsim.runner.folder import RunFolder
+from fedsim.runner.launch import run
 from fedsim.runner.shared_ledger import read_shared
 from fedsim.sweep.cells import Cell, expand, parse_variation
 from fedsim.sweep.jobs import Job, Outcomes, attempt
@@ -54,6 +56,11 @@ def cells_of(path: Path, *overrides: str) -> list[Cell]:
 
 def weights(folder: Path) -> str:
     return hashlib.sha256((folder / "model" / "model.safetensors").read_bytes()).hexdigest()
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    found = (path for path in folder.rglob("*") if path.is_file() and path.name != "run.log")
+    return {path: path.read_bytes() for path in found}
 
 
 def draw(monkeypatch: pytest.MonkeyPatch, trials: int) -> None:
@@ -114,6 +121,9 @@ def test_the_winner_is_the_best_score_and_all_that_stays(
     assert result["private_scores"] == report.private_scores.model_dump()
     assert result["chosen"]["learning_rate"] in ("0.001", "0.02", "0.3")
     assert "trials" not in result  # how many there were
+    kept = contents(winner)
+    run(load_config(winner / "config.toml"), winner, resume=True)
+    assert contents(winner) == kept
 
 
 @pytest.mark.parametrize("killed_after", [0, 1])

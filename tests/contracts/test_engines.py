@@ -93,8 +93,9 @@ def materials(materials: Materials) -> Materials:
 
 
 CASES = [
-    *((f"narrow {model}", task) for model in [*MODELS, "tiny-gpt answers"] for task in TASKS),
-    ("narrow tiny-gpt sdpa", "fedsgd weighted"),
+    *((f"narrow {model}", "fedsgd weighted") for model in [*MODELS, *FUSED, "tiny-gpt answers"]),
+    *((f"narrow {model}", "example") for model in ("tiny-gpt", "mcmahan-lstm", "tiny-gpt answers")),
+    ("narrow tiny-gpt", "fedsgd"),
     ("tiny-gpt", "fedsgd weighted"),
     ("mcmahan-lstm", "fedsgd"),
 ]

@@ -19,6 +19,7 @@ from fedsim.config import ModelConfig
 from fedsim.errors import ConfigError
 from fedsim.materials import load_model
 from tests.conftest import small_config
+from tests.helpers.commands import Done
 from tests.helpers.commands import fedsim as fedsim_here
 from tests.third_party.fedsim_example.by_size import by_size
 from tests.third_party.fedsim_example.byte_model import ByteModel, load
@@ -37,16 +38,11 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "site"
 
 
-def with_package(site: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run `fedsim` in a new process that can see the package."""
-    paths = [str(site), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return subprocess.run(
-        [sys.executable, "-m", "fedsim.cli.main", *arguments],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def with_package(site: Path, *arguments: str | Path) -> Done:
+    """Run `fedsim` where the package can be seen."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(site)
+        return fedsim_here(*arguments)
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +63,14 @@ def config(speeches: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def finished(installed: Path, config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("runs") / "theirs"
-    done = with_package(installed, "run", config, "--out", run)
+    paths = [str(installed), *filter(None, [os.environ.get("PYTHONPATH")])]
+    done = subprocess.run(
+        [sys.executable, "-m", "fedsim.cli.main", "run", config, "--out", run],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert fedsim.load_report(run).privacy.statement in done.stdout
     return run

@@ -43,6 +43,7 @@ from tests.conftest import DEVICE, small_config
 from tests.contracts.layer_samples import GivenUnits, relative, small_model
 from tests.contracts.test_engines import ENGINES, vmapped
 from tests.contracts.test_executors import TASKS, client_spec
+from tests.helpers.light import light_config
 
 BOUND = 0.001  # far below any user's norm: everybody is clipped
 CLIP = FlatClip(l2_clip_norm=BOUND)
@@ -337,17 +338,14 @@ def away_from_zero(value: torch.Tensor) -> torch.Tensor:
 
 
 def test_a_norm_taken_of_other_numbers_than_the_sum_breaks_the_bound(
-    speeches: Path, monkeypatch: pytest.MonkeyPatch
+    mixed: Materials, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The mutation that the tests above are for: the sum of gradients rounded after the norm.
 
     To bfloat16 and away from zero, so that how a processor's own products round decides nothing.
     """
-    config = small_config(speeches, model={"trainable": "all"})
-    exact = load_materials(0, config.data, config.model, DEVICE)
-    materials = narrow(exact)
-    engine = cast(BatchedEngine, ENGINES["ghost"](materials.model))
-    task, parameters = task_of(materials, averages=True), start(exact)
+    engine = cast(BatchedEngine, ENGINES["ghost"](mixed.model))
+    task, parameters = task_of(mixed, averages=True), start(mixed)
     engine(task, parameters, USERS[:1], CLIP, 0)  # verifies
 
     honest = Ghost.weighted_sum
@@ -380,7 +378,7 @@ def test_all_but_the_logits_is_the_models_own(materials: Materials) -> None:
 
 
 def test_a_run_resumes_to_the_same_bits(speeches: Path, tmp_path: Path) -> None:
-    config = small_config(speeches, executor={"precision": "bfloat16"})
+    config = light_config(speeches, executor={"precision": "bfloat16"})
     whole = fedsim.run(config, tmp_path / "whole").path
     cut = tmp_path / "cut"
     shutil.copytree(whole, cut)
@@ -391,5 +389,5 @@ def test_a_run_resumes_to_the_same_bits(speeches: Path, tmp_path: Path) -> None:
     fedsim.run(config, cut, resume=True)
     weights = Path("model", "model.safetensors")
     assert (cut / weights).read_bytes() == (whole / weights).read_bytes()
-    exact = fedsim.run(small_config(speeches), tmp_path / "exact").path
+    exact = fedsim.run(light_config(speeches), tmp_path / "exact").path
     assert (exact / weights).read_bytes() != (whole / weights).read_bytes()

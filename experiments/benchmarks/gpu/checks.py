@@ -30,8 +30,8 @@ from fedsim.tensors import l2_norm
 from fedsim.utils.machine import Row
 
 _MODELS = {
+    "tiny-gpt, adapters": ModelConfig(pretraining_steps=0, lora_rank=2),  # the quick one
     "tiny-gpt": ModelConfig(pretraining_steps=0),
-    "tiny-gpt, adapters": ModelConfig(pretraining_steps=0, lora_rank=2),
     "mcmahan-lstm": ModelConfig(name_or_path="mcmahan-lstm", pretraining_steps=0),
 }
 _ENGINES = ("loop", "auto", "vmap", "materialised", "ghost")

@@ -5,6 +5,8 @@ One process asks all of it, one thing after the other: Ray takes seconds to star
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from fedsim.errors import ConfigError
@@ -47,6 +49,33 @@ for address, gpus in ((cluster.address, 0.5), (cluster.address, 0.6)):
         print(error)
 """
 
+SWEEP = """
+import sys
+from pathlib import Path
+from tests.conftest import small_config
+from fedsim.sweep import ray as ray_sweep
+from fedsim.sweep.jobs import Job, Outcome
+
+def die(job, folder):
+    if job.name == "dies":
+        with job.out.open("a") as file:
+            file.write("x")
+        os._exit(9)
+    return Outcome(job.name, "finished")
+
+def job(name, **executor):
+    return Job(name, small_config(Path("none.jsonl"), executor=executor), Path(TRIES))
+
+there = ray_sweep.OnRay(cluster.address)
+try:
+    next(there([job("one", cpus_per_worker=9999)]))
+except ConfigError as error:
+    print(error)
+ray_sweep._attempt_in, ray_sweep._RETRIES = die, 1
+for outcome in there([job(name, cpus_per_worker=0.5) for name in ("dies", "lives")]):
+    print(outcome.name, outcome.ending, outcome.reason)
+"""
+
 FULL = """
 ray.init(address=cluster.address, log_to_driver=False)
 class Other:
@@ -67,9 +96,14 @@ NEXT = "\n--\n"
 
 
 @pytest.fixture(scope="module")
-def said() -> list[str]:
+def tries(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("sweep") / "tries"
+
+
+@pytest.fixture(scope="module")
+def said(tries: Path) -> list[str]:
     """What the process says of each."""
-    parts = [TOO_MUCH, START + SHARED_GPU, FULL]
+    parts = [TOO_MUCH, START + SHARED_GPU, f"TRIES = {str(tries)!r}" + SWEEP, FULL]
     return run_alone(f"print({NEXT!r}, end='')\n".join(parts)).split(NEXT)
 
 
@@ -87,10 +121,22 @@ def test_two_workers_share_a_gpu_that_ray_assigned(said: list[str]) -> None:
     assert "gpus_per_worker = 0.6: needs 1.2 GPUs, the cluster has 1" in said[1]
 
 
+def test_too_much_asked_for_and_a_process_that_dies_every_time(
+    said: list[str], tries: Path
+) -> None:
+    """Of a sweep's runs: one is refused before any begins, one fails after a new start."""
+    first, *rest = said[2].splitlines()
+    assert "needs 9999 CPUs, the cluster has" in first
+    assert "lives finished " in rest
+    # Ray's own words may stand before it on the line.
+    assert any("dies failed given up after 1 new starts" in line for line in rest), rest
+    assert tries.read_text(encoding="utf-8") == "xx"
+
+
 def test_a_full_cluster_is_an_error_soon(said: list[str]) -> None:
     """Another's worker holds the only core: there would be enough, but it is not free."""
-    assert "workers = 1: 0 could be placed within 12 s" in said[2]
-    assert said[2].rstrip().endswith("soon")
+    assert "workers = 1: 0 could be placed within 12 s" in said[3]
+    assert said[3].rstrip().endswith("soon")
 
 
 def test_an_address_without_a_cluster() -> None:

@@ -18,7 +18,6 @@ from fedsim.sweep.jobs import Job
 from fedsim.sweep.ray import OnRay
 from fedsim.utils.locks import LOCK
 from tests.conftest import small_config
-from tests.end_to_end.grids.test_ray import run_alone
 from tests.helpers.commands import fedsim
 from tests.helpers.light import light_config
 from tests.robustness.kills.child import start
@@ -133,45 +132,6 @@ def test_ray_gives_the_same_bits_whatever_is_killed_or_fails(
         assert left.privacy == right.privacy
         for file in ("metrics.jsonl", "ledger.json", "model/model.safetensors"):
             assert (one_by_one / name / file).read_bytes() == (out / name / file).read_bytes()
-
-
-ALONE = """
-import os, sys
-from pathlib import Path
-from fedsim.errors import ConfigError
-from fedsim.sweep import ray as ray_sweep
-from fedsim.sweep.jobs import Job, Outcome
-from tests.conftest import small_config
-
-def die(job, folder):
-    if job.name == "dies":
-        with job.out.open("a") as file:
-            file.write("x")
-        os._exit(9)
-    return Outcome(job.name, "finished")
-
-def job(name, **executor):
-    return Job(name, small_config(Path("none.jsonl"), executor=executor), Path(sys.argv[1]))
-
-try:
-    next(ray_sweep.OnRay()([job("one", cpus_per_worker=9999)]))
-except ConfigError as error:
-    print(error)
-ray_sweep._attempt_in, ray_sweep._RETRIES = die, 1
-for outcome in ray_sweep.OnRay()([job(name, cpus_per_worker=0.5) for name in ("dies", "lives")]):
-    print(outcome.name, outcome.ending, outcome.reason)
-"""
-
-
-def test_too_much_asked_for_and_a_process_that_dies_every_time(tmp_path: Path) -> None:
-    """The one is refused before a run begins; the other is one failure, after a new start."""
-    tries = tmp_path / "tries"
-    said = run_alone(ALONE.replace("sys.argv[1]", repr(str(tries)))).splitlines()
-    assert "needs 9999 CPUs, the cluster has" in said[0]
-    assert "lives finished " in said
-    # Ray's own words may stand before it on the line.
-    assert any("dies failed given up after 1 new starts" in line for line in said), said
-    assert tries.read_text(encoding="utf-8") == "xx"
 
 
 def test_a_run_with_workers_of_its_own_is_refused(tmp_path: Path) -> None:

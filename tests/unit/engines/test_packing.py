@@ -215,9 +215,14 @@ def test_shares_add_up_to_the_mean_of_each_unit() -> None:
         torch.testing.assert_close(sums, torch.tensor([2 / 3, 0.0, 1.0], dtype=torch.float64))
 
 
-@pytest.mark.parametrize("name", sorted(IN_ROWS))
 @pytest.mark.parametrize(
-    ("make", "max_tokens"), [(materialised, 64), (ghost, 64), (materialised, 200), (ghost, 4096)]
+    ("name", "make", "max_tokens"),
+    [
+        *((name, ghost, 64) for name in sorted(IN_ROWS)),
+        *(("gpt2 in rows", materialised, size) for size in (64, 200)),
+        *((name, ghost, 4096) for name in ("gpt2 in rows", "qwen2-moe")),
+        *((name, materialised, 64) for name in ("llama lora", "qwen2-moe")),
+    ],
 )
 def test_rows_give_what_sequences_give(
     name: str,

@@ -16,6 +16,7 @@ from fedsim.cli.main import main
 from fedsim.clients.app import app as client_app
 from fedsim.config import ExecutorConfig
 from fedsim.errors import BudgetSpentError, ConfigError
+from fedsim.grids import flower_run
 from fedsim.grids.executor import wait_for_nodes
 from fedsim.grids.flower_command import (
     FlowerCommandError,
@@ -163,6 +164,24 @@ def test_wrong_input_is_found_before_anything_starts(
     assert ended.value.code == 2
     assert complaint in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
+
+
+def test_a_run_that_failed_has_status_1_and_no_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def failed(*_: object) -> None:
+        raise FlowerRunError("the run failed: ServerApp failed")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(flower_run, "run_on_superlink", failed)
+    (tmp_path / "c.toml").write_text(small_config(tmp_path).to_toml(), encoding="utf-8")
+    command = ("flower", "c.toml", "--superlink", "127.0.0.1:1")
+    monkeypatch.setattr("sys.argv", ["fedsim", *command])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = capsys.readouterr()
+    assert (ended.value.code, said.out) == (1, "")
+    assert said.err.endswith("Failed: the run failed: ServerApp failed\n")
 
 
 def test_the_app_folder_is_one_that_flower_takes_and_that_is_shipped() -> None:

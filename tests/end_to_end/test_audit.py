@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -36,15 +35,15 @@ def test_a_finished_runs_config_is_audited_by_losses_alone(speeches: Path, tmp_p
     before = sorted(path for path in run.rglob("*"))
     out = tmp_path / "out"
     arguments = ("audit", run, "--black-box", "--canaries", "40", "--out", out)
-    printed = fedsim_json(*arguments)
-    assert printed == json.loads((out / "audit.json").read_text(encoding="utf-8"))
-    assert (printed["holds"], printed["method"]) == (True, "f-dp")
-    assert printed["attack"] == "the final model's losses"
-    assert 0.0 < printed["p_value"] <= 1.0
-    assert "under the add-or-remove-one user relation" in printed["statement"]
     plain = fedsim_json(*arguments, "--bound", "steinke", "--temperature", "4")
+    assert plain == json.loads((out / "audit.json").read_text(encoding="utf-8"))
     assert (plain["method"], plain["p_value"]) == ("steinke", None)
     told = fedsim(*arguments)
+    written = json.loads((out / "audit.json").read_text(encoding="utf-8"))
+    assert (written["holds"], written["method"]) == (True, "f-dp")
+    assert written["attack"] == "the final model's losses"
+    assert 0.0 < written["p_value"] <= 1.0
+    assert "under the add-or-remove-one user relation" in written["statement"]
     assert "Under the claimed trade-off curve" in told.stdout
     assert told.stdout.endswith(f"Audit: {out / 'audit.json'}\n")
     assert "audit: round 4 of 4" in told.stderr  # where there is no terminal for a bar
@@ -84,12 +83,10 @@ def test_the_audit_of_the_mechanisms_can_fail() -> None:
     assert tables.mechanisms(audits).row_count == 1
 
 
-@pytest.mark.parametrize("change", [{"caught_by": "nothing"}, {"false_alarm": True}])
-def test_the_verdict_on_planted_bugs_can_fail(
-    change: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_verdict_on_planted_bugs_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     verdict = judge(mutants()[0], 100)
     monkeypatch.setattr(planted_bugs, "mutants", lambda: mutants()[:1])
     assert planted_bugs.main(100) == 0
-    monkeypatch.setattr(planted_bugs, "judge", lambda *_: replace(verdict, **change))
-    assert planted_bugs.main(100) == 1
+    for wrong in (replace(verdict, caught_by="nothing"), replace(verdict, false_alarm=True)):
+        monkeypatch.setattr(planted_bugs, "judge", lambda *_, found=wrong: found)
+        assert planted_bugs.main(100) == 1

@@ -10,12 +10,9 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from mlflow import MlflowClient
-from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
-from wandb.proto import wandb_internal_pb2
 
 import fedsim
 from fedsim.config import Config
@@ -23,6 +20,9 @@ from fedsim.errors import ConfigError
 from fedsim.report.schema import RoundMetrics
 from fedsim.trackers.tracking import shown_run
 from tests.helpers.light import light_config
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
 
 TERMS = (
     "δ = 0.001, for one user, add-or-remove-one user, Poisson sampling of users, pld accountant, "
@@ -39,6 +39,11 @@ def tracked(speeches: Path, *names: str) -> Config:
 
 def events(run: Path) -> list[Scalar]:
     """Return every scalar of every file of TensorBoard, as it was written."""
+    # Not at the top, as the others: each process that collects tests would wait for them.
+    from tensorboard.backend.event_processing.event_file_loader import (  # noqa: PLC0415
+        EventFileLoader,
+    )
+
     return [
         (value.tag, event.step, float(value.tensor.float_val[0]))
         for path in sorted((run / "tensorboard").glob("events.*"))
@@ -49,6 +54,8 @@ def events(run: Path) -> list[Scalar]:
 
 def records(run: Path) -> Iterator[Any]:
     """Yield what W&B wrote to be synchronised: a file in LevelDB's format for logs."""
+    from wandb.proto import wandb_internal_pb2  # noqa: PLC0415
+
     (path,) = (run / "wandb").glob("offline-run-*/run-*.wandb")
     content, place, whole = path.read_bytes(), 7, b""
     while place + 7 <= len(content):
@@ -77,6 +84,8 @@ def history(run: Path) -> list[Scalar]:
 
 
 def client(run: Path) -> MlflowClient:
+    from mlflow import MlflowClient  # noqa: PLC0415
+
     return MlflowClient(tracking_uri=f"sqlite:///{run / 'mlflow' / 'mlflow.db'}")
 
 

@@ -42,7 +42,7 @@ def table() -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def place(speeches: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a cache of its own, in which everything was run, seeded and secure."""
+    """A folder with a cache of its own: a seeded run, and all that can be run of a secure one."""
     folder = tmp_path_factory.mktemp("files")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDSIM_CACHE", str(folder / "cache"))
@@ -69,7 +69,7 @@ def place(speeches: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
             adapters = {"lora_rank": 2, "trainable": "all"}
             other = small_config(speeches, privacy=promise, model=adapters)
             (folder / noise / "other.toml").write_text(other.to_toml(), encoding="utf-8")
-            for arguments in (
+            everything = (
                 ("run", folder / noise / "my.toml", "--out", run),
                 ("attack", run, "--samples", "1"),
                 ("evaluate", run),
@@ -80,7 +80,8 @@ def place(speeches: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
                     *("tune", folder / noise / "other.toml", "--trials", "1.5"),
                     *("--vary", "server.learning_rate=0.1,1", "--out", folder / noise / "search"),
                 ),
-            ):
+            )
+            for arguments in everything if noise == "secure" else everything[:1]:
                 done = command(*arguments)
                 assert done.returncode == 0, done.stderr
         rows = [json.loads(line) for line in speeches.read_text(encoding="utf-8").splitlines()]

@@ -14,6 +14,7 @@ from fedsim.evaluation.metrics import evaluate
 from fedsim.materials import load_materials, load_model
 from fedsim.runner.folder import RunFolder
 from tests.conftest import small_config
+from tests.helpers.light import light_config
 
 RUNS: dict[str, dict[str, dict[str, Any]]] = {
     "fedavg, per-layer, clipped denominator, weights": {
@@ -58,7 +59,8 @@ RUNS: dict[str, dict[str, dict[str, Any]]] = {
 @pytest.mark.parametrize("sections", RUNS.values(), ids=RUNS)
 def test_a_whole_run(sections: dict[str, dict[str, Any]], speeches: Path, tmp_path: Path) -> None:
     short = {"rounds": 2, **sections.get("strategy", {})}
-    config = small_config(speeches, **{**sections, "strategy": short})
+    make = small_config if "name_or_path" in sections.get("model", {}) else light_config
+    config = make(speeches, **{**sections, "strategy": short})
     out = fedsim.run(config, tmp_path / "run").path
     report = fedsim.load_report(out)
     private = config.strategy.name != "non-private"
@@ -73,21 +75,12 @@ def test_a_whole_run(sections: dict[str, dict[str, Any]], speeches: Path, tmp_pa
     materials = load_materials(config.seed, config.data, config.model, "cpu", data_seed)
     trained = materials.store.lengths(materials.split.train_examples)
     assert (report.data.examples, report.data.tokens) == (len(trained), trained.sum())
-    saved = load_model(ModelConfig(name_or_path=str(out / "model")), sequence_length=24)
+    saved = load_model(
+        ModelConfig(name_or_path=str(out / "model")), sequence_length=config.data.sequence_length
+    )
     assert saved.unknown_token_id == materials.model.unknown_token_id
     score = evaluate(
         saved, saved.initial_parameters(), materials.store, materials.split.held_out_examples
     )
     assert score.loss == pytest.approx(report.utility.final.loss, abs=1e-6, nan_ok=True)
     assert score.accuracy_top1 == pytest.approx(report.utility.final.accuracy_top1, nan_ok=True)
-
-
-def test_a_declared_population_sets_rate_and_denominator(speeches: Path, tmp_path: Path) -> None:
-    config = small_config(speeches, privacy={"declared_num_users": 30}, strategy={"rounds": 1})
-    privacy = fedsim.load_report(fedsim.run(config, tmp_path / "run")).privacy
-    assert privacy.sampling_probability == pytest.approx(6 / 30)
-    assert privacy.estimator["denominator"] == pytest.approx(6)
-    assert any("30, was declared public" in sentence for sentence in privacy.assumptions)
-    counted = small_config(speeches, strategy={"rounds": 1})
-    privacy = fedsim.load_report(fedsim.run(counted, tmp_path / "counted")).privacy
-    assert any("counted in the private data" in sentence for sentence in privacy.assumptions)

@@ -186,10 +186,10 @@ def test_a_spread_has_the_mean_and_a_variance_barely_larger(rounds: int, noise: 
 RANDOM = [
     (int(size * passes), int(passes), float(noise), float(at))
     for size, passes, noise, at in zip(
-        np.random.default_rng(5).integers(1, 13, 12),
-        np.random.default_rng(6).integers(1, 5, 12),
-        np.exp(np.random.default_rng(7).uniform(math.log(0.4), math.log(4.0), 12)),
-        np.random.default_rng(8).uniform(0.0, 1.5, 12),
+        np.random.default_rng(5).integers(1, 13, 4),
+        np.random.default_rng(6).integers(1, 5, 4),
+        np.exp(np.random.default_rng(7).uniform(math.log(0.4), math.log(4.0), 4)),
+        np.random.default_rng(8).uniform(0.0, 1.5, 4),
         strict=True,
     )
 ]

@@ -21,7 +21,7 @@ from fedsim.accounting.events import RoundCost
 from fedsim.accounting.ledger import Ledger
 from fedsim.accounting.privacy_filter import RenyiFilter
 from fedsim.accounting.promise import verify
-from fedsim.errors import BudgetSpentError, ConfigError
+from fedsim.errors import ConfigError
 from fedsim.estimators import FixedDenominator
 from fedsim.materials import load_materials
 from fedsim.noise import NoiseMatrix, banded_matrix
@@ -305,17 +305,6 @@ def test_another_matrix_or_allocation_does_not_go_on(speeches: Path, tmp_path: P
     for field, sections in CHANGED.items():
         with pytest.raises(ConfigError, match=field):
             fedsim.run(run_config(speeches, **sections), folder.path, resume=True)
-
-
-def test_a_budget_pays_for_all_rounds_or_for_none(speeches: Path, tmp_path: Path) -> None:
-    shared = {"ledger": str(tmp_path / "shared.json"), "epsilon": 12.0, "delta": 1e-3}
-    privacy = {"noise_multiplier": None, "epsilon": 8.0, "shared": shared}
-    config = run_config(speeches, privacy=privacy)
-    fedsim.run(config, tmp_path / "one")
-    with pytest.raises(BudgetSpentError, match="round 0"):
-        fedsim.run(config.model_copy(update={"seed": 1}), tmp_path / "two")
-    held = json.loads((tmp_path / "shared.json").read_text(encoding="utf-8"))["ledger"]["releases"]
-    assert [item["num_rounds"] for item in held] == [8]
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {

@@ -11,10 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from datasets import Dataset
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
-from trl.trainer.sft_config import SFTConfig
-from trl.trainer.sft_trainer import SFTTrainer
 
 from fedsim.clients.models.chat import ChatEncoder
 from fedsim.clients.models.tokenizers import byte_pair_tokenizer
@@ -92,6 +89,11 @@ def trl_labels(
     made: PreTrainedTokenizerFast, rows: list[dict[str, Any]], out: Path, *, assistant: bool
 ) -> list[dict[str, list[int]]]:
     """Ids and labels, -100 where a token does not count, as TRL's trainer prepares them."""
+    # Not at the top: each process that collects tests would wait for them.
+    from datasets import Dataset  # noqa: PLC0415
+    from trl.trainer.sft_config import SFTConfig  # noqa: PLC0415
+    from trl.trainer.sft_trainer import SFTTrainer  # noqa: PLC0415
+
     shape = GPT2Config(vocab_size=len(made), n_positions=8, n_embd=4, n_layer=1, n_head=1)
     options = SFTConfig(
         output_dir=str(out),

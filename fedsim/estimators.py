@@ -7,7 +7,7 @@ only source of the noise scale (McMahan et al. 2018, §2 and Lemma 1).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import ClassVar, Protocol
 
 import torch
@@ -75,15 +75,9 @@ class WeightedSum:
         return total, norms
 
     def _with(self, values: Tensors, other: WeightedSum) -> WeightedSum:
-        return WeightedSum(
-            values=values,
-            weight=self.weight + other.weight,
-            num_units=self.num_units + other.num_units,
-            num_non_finite=self.num_non_finite + other.num_non_finite,
-            num_gradients=self.num_gradients + other.num_gradients,
-            loss=self.loss + other.loss,
-            num_unclipped=self.num_unclipped + other.num_unclipped,
-        )
+        counted = [field.name for field in fields(self) if field.name != "values"]
+        added = {name: getattr(self, name) + getattr(other, name) for name in counted}
+        return WeightedSum(values=values, **added)
 
 
 class TestCoins(Protocol):

@@ -15,6 +15,7 @@ from fedsim.registry import distributions, names
 from fedsim.state import ServerState
 from fedsim.tensors import parameters_digest
 from fedsim.utils.files import file_digest, stamp
+from fedsim.utils.json_text import digest
 
 version = lru_cache(metadata.version)  # of what is imported, which stays as it is
 _COMPUTE = ("fedsim-dp", "dp-accounting", "torch", "transformers", "peft", "numpy", "scipy")
@@ -47,8 +48,8 @@ def release_seed(config: Config, materials: Materials, *more: object) -> int:
         _plug_ins(config),
         *more,
     ]
-    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).digest()
-    return int.from_bytes(digest[:16], "little")
+    whole = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).digest()
+    return int.from_bytes(whole[:16], "little")
 
 
 def seed_after(seed: int, ledger: Ledger, state: ServerState | None) -> int:
@@ -67,7 +68,7 @@ def seed_after(seed: int, ledger: Ledger, state: ServerState | None) -> int:
     if state is not None:
         moved = parameters_digest(state.parameters), parameters_digest(state.optimizer_state)
         start = [state.round, state.clip_scale, *moved]
-    return int(_digest([seed, ledger.to_json(), start])[:32], 16)
+    return int(digest([seed, ledger.to_json(), start])[:32], 16)
 
 
 def sources(config: Config, materials: Materials) -> dict[str, str]:
@@ -78,10 +79,10 @@ def sources(config: Config, materials: Materials) -> dict[str, str]:
     """
     found = {
         "data.source": materials.text_digest,
-        "model.name_or_path": _digest([materials.seed, _files(config.model.name_or_path)]),
+        "model.name_or_path": digest([materials.seed, _files(config.model.name_or_path)]),
     }
     if config.model.adapter is not None:
-        found["model.adapter"] = _digest([materials.seed, _files(config.model.adapter)])
+        found["model.adapter"] = digest([materials.seed, _files(config.model.adapter)])
     return found
 
 
@@ -105,10 +106,6 @@ def _plug_ins(config: Config) -> dict[str, str]:
     """Return the package and version behind what a config names and entry points resolve."""
     loader = loader_name(config.model.name_or_path)
     return distributions({"strategies": config.strategy.name, "models": loader})
-
-
-def _digest(facts: object) -> str:
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
 def _files(name: str) -> dict[str, str]:

@@ -52,8 +52,7 @@ def variance_ratio(*, els_stddev: float, uls_stddev: float) -> float:
         ConfigError: a standard deviation that is not positive and finite; the ratio of no noise
             to no noise means nothing.
     """
-    _check_positive("els_stddev", els_stddev)
-    _check_positive("uls_stddev", uls_stddev)
+    _check_positive(els_stddev=els_stddev, uls_stddev=uls_stddev)
     return (els_stddev / uls_stddev) ** 2
 
 
@@ -72,11 +71,7 @@ def els_adds_no_more_noise(
     Raises:
         ConfigError: an argument that is not positive and finite.
     """
-    _check_positive("els_noise_multiplier", els_noise_multiplier)
-    _check_positive("els_l2_clip_norm", els_l2_clip_norm)
-    _check_positive("uls_noise_multiplier", uls_noise_multiplier)
-    _check_positive("uls_l2_clip_norm", uls_l2_clip_norm)
-    _check_positive("uls_group_size", uls_group_size)
+    _check_positive(**locals())
     return (
         els_l2_clip_norm * els_noise_multiplier
         <= uls_group_size * uls_l2_clip_norm * uls_noise_multiplier
@@ -99,9 +94,7 @@ def equal_compute_probability(
         ConfigError: an argument out of range, or a B that N users with G examples each cannot
             make even if all take part.
     """
-    _check_positive("gradients_per_round", gradients_per_round)
-    _check_positive("group_size", group_size)
-    _check_positive("num_users", num_users)
+    _check_positive(**locals())
     probability = gradients_per_round / (group_size * num_users)
     if probability > 1.0:
         raise ConfigError(
@@ -130,8 +123,7 @@ def signal_to_noise(
     """
     if not (mean_gradient_norm >= 0.0 and math.isfinite(mean_gradient_norm)):
         raise ConfigError(f"mean_gradient_norm = {mean_gradient_norm!r}: give a finite number >= 0")
-    _check_positive("noise_stddev", noise_stddev)
-    _check_positive("num_parameters", num_parameters)
+    _check_positive(noise_stddev=noise_stddev, num_parameters=num_parameters)
     return mean_gradient_norm / (math.sqrt(num_parameters) * noise_stddev)
 
 
@@ -199,14 +191,14 @@ def _noise_stddev(
 ) -> float:
     if not (noise_multiplier >= 0.0 and math.isfinite(noise_multiplier)):
         raise ConfigError(f"noise_multiplier = {noise_multiplier!r}: give a finite number >= 0")
-    _check_positive("l2_clip_norm", l2_clip_norm)
-    _check_positive(count_name, count)
+    _check_positive(**{"l2_clip_norm": l2_clip_norm, count_name: count})
     return noise_multiplier * l2_clip_norm / count
 
 
-def _check_positive(name: str, value: float) -> None:
-    if not (value > 0.0 and math.isfinite(value)):
-        raise ConfigError(f"{name} = {value!r}: give a finite number > 0")
+def _check_positive(**values: float) -> None:
+    for name, value in values.items():
+        if not (value > 0.0 and math.isfinite(value)):
+            raise ConfigError(f"{name} = {value!r}: give a finite number > 0")
 
 
 def _check_population(num_users: int) -> None:

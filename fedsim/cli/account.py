@@ -43,13 +43,7 @@ Delta = Annotated[
     list[str],
     typer.Option(help="δ of the guarantee, or n^-1.1 with --users. Several give a curve."),
 ]
-RelationName = Annotated[
-    str | None,
-    typer.Option(
-        "--relation",
-        help="Neighbouring relation: add-or-remove-one, zero-out-one, replace-one or fixed-graph.",
-    ),
-]
+RelationName = Annotated[Relation | None, typer.Option(help="Neighbouring relation.")]
 Users = Annotated[int | None, typer.Option(help="Number of users, a public value.")]
 TradeOffFlag = Annotated[
     bool,
@@ -136,9 +130,7 @@ def uls(
         sampling = _user_sampling(
             sampler, sampling_probability, users, cohort_size, max_cohort_size
         )
-    question = Question(
-        rounds, sampling, "users", 1, noise_multiplier, accountant, _relation(relation)
-    )
+    question = Question(rounds, sampling, "users", 1, noise_multiplier, accountant, relation)
     _answer(question, epsilon, delta, users, tradeoff=tradeoff, as_json=as_json)
 
 
@@ -166,9 +158,7 @@ def els(
         raise ConfigError(f"--group-size = {group_size}: give an integer >= 1")
     sampling = PoissonSampling(_probability(sampling_probability))
     name = accountant or "mixture"
-    question = Question(
-        rounds, sampling, "examples", group_size, noise_multiplier, name, _relation(relation)
-    )
+    question = Question(rounds, sampling, "examples", group_size, noise_multiplier, name, relation)
     _answer(question, epsilon, delta, users, tradeoff=tradeoff, as_json=as_json)
 
 
@@ -301,16 +291,6 @@ def _probability(probability: float) -> float:
     if not 0.0 < probability <= 1.0:
         raise ConfigError(f"--sampling-probability = {probability}: give a number in (0, 1]")
     return probability
-
-
-def _relation(name: str | None) -> Relation | None:
-    if name is None:
-        return None
-    try:
-        return Relation(name)
-    except ValueError:
-        known = ", ".join(relation.value for relation in Relation)
-        raise ConfigError(f"--relation = {name!r}: unknown; known: {known}") from None
 
 
 def _delta(text: str, users: int | None) -> float:

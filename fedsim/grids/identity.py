@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from uuid import uuid4
 
 from flwr.app import Context, Message, RecordDict
@@ -25,6 +26,7 @@ class OneRunGrid(Grid):
 
     def __init__(self) -> None:
         self._run = Run.create_empty(RUN_ID)
+        self._pushed: dict[str, Message] = {}
         assume_identity()
 
     def set_run(self, run: Run) -> None:
@@ -46,6 +48,17 @@ class OneRunGrid(Grid):
     ) -> Message:
         """Return a message; `Message(...)` itself is the current way."""
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Keep messages until `pull_messages` asks for their replies."""
+        pushed = {str(uuid4()): message for message in messages}
+        self._pushed |= pushed
+        return list(pushed)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Compute and hand out the replies, each once; an unknown id is passed over."""
+        known = [key for key in message_ids if key in self._pushed]
+        return list(self.send_and_receive([self._pushed.pop(key) for key in known]))
 
 
 def answer(app: ClientApp, message: Message) -> Message:

@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
-from uuid import uuid4
 
 from flwr.app import ArrayRecord, Error, Message, RecordDict
 
@@ -60,7 +59,6 @@ class RayGrid(OneRunGrid):
             require_here(share)
         connect(address)
         super().__init__()
-        self._pushed: dict[str, Message] = {}
         self._workers: list[Any] = []
         try:
             require(share)
@@ -85,17 +83,6 @@ class RayGrid(OneRunGrid):
     def get_node_ids(self) -> Iterable[int]:
         """Return a node a worker. A message goes to whichever worker is free, not to its node."""
         return list(range(2, 2 + len(self._workers)))
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Keep messages until `pull_messages` asks for their replies."""
-        pushed = {str(uuid4()): message for message in messages}
-        self._pushed |= pushed
-        return list(pushed)
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Compute and hand out the replies, each once; an unknown id is passed over."""
-        known = [key for key in message_ids if key in self._pushed]
-        return list(self.send_and_receive([self._pushed.pop(key) for key in known]))
 
     def send_and_receive(
         self,

@@ -39,21 +39,6 @@ class Population:
     examples: Array
     averages: Array
 
-    @property
-    def num_trials(self) -> int:
-        """Number of trials."""
-        return int(self.examples.shape[0])
-
-    @property
-    def num_users(self) -> int:
-        """N, users of a trial."""
-        return int(self.examples.shape[1])
-
-    @property
-    def examples_per_user(self) -> int:
-        """K."""
-        return int(self.examples.shape[2])
-
 
 def draw_population(
     shape: tuple[int, int, int, int], within_user_stddev: float, seed: int
@@ -130,7 +115,7 @@ def unit_values(
     size, dimension = plan.task.options["group_size"], population.examples.shape[-1]
     if size is None:
         return population.examples.reshape(-1, dimension)[units]
-    owned = population.examples_per_user
+    owned = population.examples.shape[2]
     if size == owned:
         return population.averages.reshape(-1, dimension)[units]
     keys = stream(plan.seed, "selection", round).random((len(units), owned), dtype=np.float32)
@@ -145,7 +130,7 @@ def simulate(population: Population, plans: Sequence[RoundPlan], rounds: int) ->
     The loss of an example is half the squared distance to it. One trial draws what
     `plan.cohort` and `plan.noise` give; of more, all flip their coins in one row.
     """
-    first, trials = plans[0], population.num_trials
+    first, trials = plans[0], len(population.examples)
     # What the clip leaves alone it multiplies by its largest factor, 1/C: so also a zero.
     zero = {"estimate": torch.zeros(1)}
     largest = torch.tensor([plan.clip.factors(zero)["estimate"] for plan in plans])[:, None]
@@ -241,18 +226,6 @@ class Sampler:
             )
         )
 
-    def noise_multiplier(
-        self, budget: int, num_users: int, *, epsilon: float, delta: float, rounds: int
-    ) -> float:
-        """Return σ at that budget: by the pld accountant, or the mixture for examples."""
-        return calibrate_noise_multiplier(
-            sampling=self.sampling(budget, num_users),
-            units_per_user=self.units_per_user,
-            rounds=rounds,
-            epsilon=epsilon,
-            delta=delta,
-        )
-
 
 @dataclass(frozen=True)
 class Grid:
@@ -319,12 +292,18 @@ def run_sweeps(
     Raises:
         ConfigError: a budget that the population cannot make.
     """
-    users, owned = population.num_users, population.examples_per_user
+    _, users, owned, _ = population.examples.shape
     if sampler.level == "example" and sampler.group_size != owned:
         raise ValueError(f"group_size = {sampler.group_size}: ELS pools all {owned} examples here")
     sampling = sampler.sampling(budget, users)
     sigmas = [
-        sampler.noise_multiplier(budget, users, epsilon=epsilon, delta=delta, rounds=rounds)
+        calibrate_noise_multiplier(  # by the pld accountant, or the mixture for examples
+            sampling=sampling,
+            units_per_user=sampler.units_per_user,
+            rounds=rounds,
+            epsilon=epsilon,
+            delta=delta,
+        )
         for epsilon in epsilons
     ]
     plans = [

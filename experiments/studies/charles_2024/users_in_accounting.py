@@ -8,12 +8,11 @@ The paper finds that ELS gains more from users, and ULS more from compute (CC-Ne
 
 from __future__ import annotations
 
-from functools import partial
 from itertools import product
 
 from fedsim.accounting.calibration import calibrate_noise_multiplier
 from fedsim.config import Config
-from fedsim.experiments.studies.common.series import draw
+from fedsim.experiments.studies.common.series import picture
 from fedsim.experiments.studies.common.trained import Trained, base, cell, with_noise
 from fedsim.materials import load_materials
 from fedsim.planner.budget import at_budget
@@ -70,12 +69,8 @@ run = Trained(
         "with the users that there are."
     ],
     cells=grid,
-    draw=partial(
-        draw,
-        x="users",
-        series="source",
-        panels="budget",
-        title="Hypothetical: held-out loss if the accounting had more users",
+    draw=picture(
+        "users", "source", "budget", "Hypothetical: held-out loss if the accounting had more users"
     ),
     keys=[parse_variation("server.learning_rate=0.15,0.5", "--tune")],
 )

@@ -11,10 +11,9 @@ noise with amplification and correlated noise without it (CIFAR-10 and Stack Ove
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from itertools import product
 
-from fedsim.experiments.studies.common.series import draw
+from fedsim.experiments.studies.common.series import picture
 from fedsim.experiments.studies.common.trained import Trained, base, cell
 from fedsim.report.grid_result import GridResult
 from fedsim.sweep.cells import Cell
@@ -84,13 +83,7 @@ run = Trained(
     title="Samplers and correlated noise at one promise",
     explanation=__doc__,
     cells=grid,
-    draw=partial(
-        draw,
-        x="mechanism",
-        series="epsilon",
-        panels="cohort",
-        title="Held-out loss: samplers and correlated noise",
-    ),
+    draw=picture("mechanism", "epsilon", "cohort", "Held-out loss: samplers and correlated noise"),
     notes=notes,
     seeds=2,
 )

@@ -9,10 +9,9 @@ influence (GPT-2, Enron and BookSum).
 
 from __future__ import annotations
 
-from functools import partial
 from itertools import product
 
-from fedsim.experiments.studies.common.series import draw
+from fedsim.experiments.studies.common.series import picture
 from fedsim.experiments.studies.common.trained import Trained, base, cell
 from fedsim.sweep.cells import Cell, parse_variation
 
@@ -41,12 +40,8 @@ run = Trained(
     title="Full fine-tuning against adapters",
     explanation=__doc__,
     cells=grid,
-    draw=partial(
-        draw,
-        x="parameters",
-        series="epsilon",
-        panels="",
-        title="Held-out loss: all parameters, and adapters by rank",
+    draw=picture(
+        "parameters", "epsilon", "", "Held-out loss: all parameters, and adapters by rank"
     ),
     keys=[parse_variation("server.learning_rate=0.1,0.5,2.0", "--tune")],
     seeds=2,

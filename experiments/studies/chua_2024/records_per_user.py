@@ -12,10 +12,9 @@ accountant (`els`), which came later.
 
 from __future__ import annotations
 
-from functools import partial
 from itertools import product
 
-from fedsim.experiments.studies.common.series import draw
+from fedsim.experiments.studies.common.series import picture
 from fedsim.experiments.studies.common.trained import Trained, base, cell
 from fedsim.sweep.cells import Cell, parse_variation
 
@@ -44,13 +43,7 @@ run = Trained(
     title="How many records a user contributes",
     explanation=__doc__,
     cells=grid,
-    draw=partial(
-        draw,
-        x="records",
-        series="epsilon",
-        panels="source",
-        title="Held-out loss against the records of a user",
-    ),
+    draw=picture("records", "epsilon", "source", "Held-out loss against the records of a user"),
     keys=[parse_variation("server.learning_rate=0.15,0.5", "--tune")],
     seeds=2,
 )

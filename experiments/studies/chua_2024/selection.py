@@ -11,10 +11,9 @@ and random chunks best for User-wise DP-SGD on both.
 
 from __future__ import annotations
 
-from functools import partial
 from itertools import product
 
-from fedsim.experiments.studies.common.series import draw
+from fedsim.experiments.studies.common.series import picture
 from fedsim.experiments.studies.common.trained import Trained, base, cell
 from fedsim.sweep.cells import Cell, parse_variation
 
@@ -46,13 +45,7 @@ run = Trained(
     title="Which of a user's records to train on",
     explanation=__doc__,
     cells=grid,
-    draw=partial(
-        draw,
-        x="selection",
-        series="epsilon",
-        panels="source",
-        title="Held-out loss by selection",
-    ),
+    draw=picture("selection", "epsilon", "source", "Held-out loss by selection"),
     keys=[parse_variation("server.learning_rate=0.15,0.5", "--tune")],
     seeds=2,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -61,6 +61,11 @@ def draw(
             panel.axvline(position, color=MUTED, linewidth=0.8, linestyle=":", label=label)
     legend(figure, axes[0])
     return figure
+
+
+def picture(x: str, series: str, panels: str, title: str) -> Callable[[GridResult], Figure]:
+    """Return `draw` with these settings."""
+    return lambda measurement: draw(measurement, x=x, series=series, panels=panels, title=title)
 
 
 def draw_rows(

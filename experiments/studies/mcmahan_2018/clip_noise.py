@@ -11,9 +11,7 @@ training.
 
 from __future__ import annotations
 
-from functools import partial
-
-from fedsim.experiments.studies.common.series import draw
+from fedsim.experiments.studies.common.series import picture
 from fedsim.experiments.studies.common.trained import Trained, base, cell, with_noise
 from fedsim.sweep.cells import Cell
 
@@ -47,11 +45,5 @@ run = Trained(
     title="What clipping costs, what noise costs, and both at a fixed noise multiplier",
     explanation=__doc__,
     cells=grid,
-    draw=partial(
-        draw,
-        x="clip",
-        series="noise_multiplier",
-        panels="kind",
-        title="Held-out loss against the clip",
-    ),
+    draw=picture("clip", "noise_multiplier", "kind", "Held-out loss against the clip"),
 )

@@ -13,9 +13,7 @@ where noise counts: the clipped one pays twice the sensitivity.
 
 from __future__ import annotations
 
-from functools import partial
-
-from fedsim.experiments.studies.common.series import draw
+from fedsim.experiments.studies.common.series import picture
 from fedsim.experiments.studies.common.trained import Trained, base, cell, with_noise
 from fedsim.sweep.cells import Cell
 
@@ -48,11 +46,5 @@ run = Trained(
     title="Fixed and clipped denominators, fixed and random cohorts",
     explanation=__doc__,
     cells=grid,
-    draw=partial(
-        draw,
-        x="average",
-        series="noise_multiplier",
-        panels="",
-        title="Held-out loss by sampler and denominator",
-    ),
+    draw=picture("average", "noise_multiplier", "", "Held-out loss by sampler and denominator"),
 )

@@ -11,9 +11,7 @@ larger ε of their own report, or none worth naming.
 
 from __future__ import annotations
 
-from functools import partial
-
-from fedsim.experiments.studies.common.series import draw
+from fedsim.experiments.studies.common.series import picture
 from fedsim.experiments.studies.common.trained import Trained, base, cell, with_noise
 from fedsim.sweep.cells import Cell
 
@@ -41,11 +39,5 @@ run = Trained(
     title="A large cohort's loss from a small cohort at the same noise",
     explanation=__doc__,
     cells=grid,
-    draw=partial(
-        draw,
-        x="cohort_size",
-        series="noise",
-        panels="",
-        title="Held-out loss with the noise of the largest cohort",
-    ),
+    draw=picture("cohort_size", "noise", "", "Held-out loss with the noise of the largest cohort"),
 )

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedsim.accounting.events import Composition, Profile, RoundCost
-from fedsim.accounting.methods.pld import PldAccountant
+from fedsim.accounting.methods.pld import solve_delta, solve_epsilon
 from fedsim.concentration.sampling import ConcentratedSampling, halting_test
 from fedsim.sampling import PoissonSampling, Relation
 
@@ -46,8 +46,7 @@ class AboveThresholdAccountant:
         of_tests, wrong = _tests(costs)
         if wrong >= delta:
             return math.inf
-        gaussian = self._gaussian.epsilon(_releases(costs), delta - wrong, Relation.ADD_OR_REMOVE)
-        return of_tests + gaussian
+        return of_tests + solve_epsilon(_releases(costs), delta - wrong, Relation.ADD_OR_REMOVE)[0]
 
     def delta(self, costs: Composition, epsilon: float, relation: Relation) -> float:
         """Return δ at ε, at most 1; 1 where ε does not pay for the test."""
@@ -55,24 +54,18 @@ class AboveThresholdAccountant:
         if epsilon < of_tests:
             return 1.0
         left = epsilon - of_tests
-        return min(
-            1.0, wrong + self._gaussian.delta(_releases(costs), left, Relation.ADD_OR_REMOVE)
-        )
+        return min(1.0, wrong + solve_delta(_releases(costs), left, Relation.ADD_OR_REMOVE))
 
     def profile(self, costs: Composition, delta: float, relation: Relation) -> Profile:
         """Return δ as a function of ε."""
         of_tests, wrong = _tests(costs)
-        releases = self._gaussian.profile(_releases(costs), delta, Relation.ADD_OR_REMOVE)
+        releases = solve_epsilon(_releases(costs), delta, Relation.ADD_OR_REMOVE)[1].deltas
 
         def at(epsilons: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
             deltas = wrong + releases(np.maximum(epsilons - of_tests, 0.0))
             return np.where(epsilons < of_tests, 1.0, np.minimum(deltas, 1.0))
 
         return at
-
-    @property
-    def _gaussian(self) -> PldAccountant:
-        return PldAccountant(self.name, self.citation)
 
 
 def failure_probability(sampling: ConcentratedSampling) -> float:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedsim.accounting.events import Composition, Profile, RoundCost
-from fedsim.accounting.methods.pld import PldAccountant, solve_epsilon
+from fedsim.accounting.methods.pld import solve_delta, solve_epsilon
 from fedsim.sampling import Relation
 
 _RESOLUTION = 1e-18  # δ of one example, below which this accountant gives up
@@ -67,17 +67,14 @@ class GroupPrivacyAccountant:
         """Return δ at ε, at most 1."""
         size = max(cost.units_per_user for cost, _ in costs)
         per_example = epsilon / size
-        accountant = PldAccountant(self.name, self.citation)
-        delta_one = accountant.delta(_for_one_example(costs), per_example, relation)
-        delta_one = max(delta_one, _RESOLUTION)
+        delta_one = max(solve_delta(_for_one_example(costs), per_example, relation), _RESOLUTION)
         return math.exp(min(0.0, math.log(delta_one) + _log_growth(size, per_example)))
 
     def profile(self, costs: Composition, delta: float, relation: Relation) -> Profile:
         """Return δ as a function of ε."""
         size = max(cost.units_per_user for cost, _ in costs)
-        for_one = PldAccountant(self.name, self.citation).profile(
-            _for_one_example(costs), max(delta / size, _RESOLUTION), relation
-        )
+        settled = max(delta / size, _RESOLUTION)
+        for_one = solve_epsilon(_for_one_example(costs), settled, relation)[1].deltas
 
         def at(epsilons: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
             each = epsilons / size

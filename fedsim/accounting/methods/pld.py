@@ -69,11 +69,7 @@ class PldAccountant:
 
     def delta(self, costs: Composition, epsilon: float, relation: Relation) -> float:
         """Return δ at ε."""
-
-        def at(width: float) -> float:
-            return float(composed(tuple(costs), relation, width).get_delta_for_epsilon(epsilon))
-
-        return min(refined(at, costs)[0], 1.0)
+        return solve_delta(costs, epsilon, relation)
 
     def profile(self, costs: Composition, delta: float, relation: Relation) -> Profile:
         """Return δ as a function of ε, on the grid that settles ε at `delta`."""
@@ -90,6 +86,15 @@ def solve_epsilon(
 
     epsilon, width = refined(at, costs)
     return epsilon, composed(tuple(costs), relation, width)
+
+
+def solve_delta(costs: Composition, epsilon: float, relation: Relation) -> float:
+    """Return δ at ε, at most 1."""
+
+    def at(width: float) -> float:
+        return float(composed(tuple(costs), relation, width).get_delta_for_epsilon(epsilon))
+
+    return min(refined(at, costs)[0], 1.0)
 
 
 @functools.lru_cache(maxsize=4)  # a PLD is megabytes; several δ ask the same one

@@ -44,7 +44,7 @@ import numpy.typing as npt
 from fedsim.accounting.events import Composition, Profile, RoundCost
 from fedsim.accounting.methods.composition import ComposedPld, LossSum
 from fedsim.accounting.methods.mixture_pld import Losses, mixture_pld
-from fedsim.accounting.methods.pld import PldAccountant
+from fedsim.accounting.methods.pld import solve_delta, solve_epsilon
 from fedsim.sampling import BalancedSampling, PoissonSampling, Relation
 
 Array = npt.NDArray[np.float64]
@@ -75,24 +75,20 @@ class RandomAllocationAccountant:
     def epsilon(self, costs: Composition, delta: float, relation: Relation) -> float:
         """Return ε at δ; inf where δ is below the mass of the tails, about 1e-19 a round."""
         if (gaussian := _unamplified(costs)) is not None:
-            return self._gaussian.epsilon(gaussian, delta, relation)
+            return solve_epsilon(gaussian, delta, relation)[0]
         return _refined(lambda f: composed(tuple(costs), f).get_epsilon_for_delta(delta))
 
     def delta(self, costs: Composition, epsilon: float, relation: Relation) -> float:
         """Return δ at ε, at most 1."""
         if (gaussian := _unamplified(costs)) is not None:
-            return self._gaussian.delta(gaussian, epsilon, relation)
+            return solve_delta(gaussian, epsilon, relation)
         return _refined(lambda f: min(composed(tuple(costs), f).get_delta_for_epsilon(epsilon), 1))
 
     def profile(self, costs: Composition, delta: float, relation: Relation) -> Profile:
         """Return δ as a function of ε, on the finest grid but one."""
         if (gaussian := _unamplified(costs)) is not None:
-            return self._gaussian.profile(gaussian, delta, relation)
+            return solve_epsilon(gaussian, delta, relation)[1].deltas
         return composed(tuple(costs), 2.0 * _FINEST).deltas
-
-    @property
-    def _gaussian(self) -> PldAccountant:
-        return PldAccountant(self.name, self.citation)
 
 
 def renyi_price(cost: RoundCost, order: float) -> tuple[float, float]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import json
 import logging
-import os
 import shutil
 import uuid
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fedsim.errors import ConfigError
-from fedsim.utils.files import naming, write_atomically
+from fedsim.utils.files import naming, sync_all, write_atomically
 from fedsim.utils.locks import locked
 
 _LOCK, _PLAN = "lock", "plan.json"
@@ -71,9 +70,7 @@ def build_folder(destination: Path, key: str | None) -> Iterator[BuildFolder]:
             except BaseException:
                 useful = key is not None and any(place.parts.glob("*.json"))
                 raise
-            for path in place.result.iterdir():
-                with path.open("rb") as file:
-                    os.fsync(file.fileno())
+            sync_all(place.result)
             _rename(place.result, destination)
         finally:
             if not useful:

@@ -59,6 +59,8 @@ class TokenStore:
     def __init__(self, path: Path, manifest: Manifest) -> None:
         self.path = path
         self.manifest = manifest
+        self.num_users, self.num_examples = manifest["users"], manifest["examples"]
+        self.num_tokens = manifest["tokens"]  # begin and end tokens counted
         # Plain arrays over the mapped pages: np.memmap costs microseconds for every slice.
         self._tokens = np.asarray(np.memmap(path / TOKENS, disk_dtype(manifest["dtype"]), mode="r"))
         self._example_offsets = open_row(path / EXAMPLE_OFFSETS, np.int64)
@@ -103,21 +105,6 @@ class TokenStore:
 
     def __reduce__(self) -> tuple[object, tuple[Path]]:
         return TokenStore.open, (self.path,)
-
-    @property
-    def num_users(self) -> int:
-        """Number of users."""
-        return self.manifest["users"]
-
-    @property
-    def num_examples(self) -> int:
-        """Number of examples of all users."""
-        return self.manifest["examples"]
-
-    @property
-    def num_tokens(self) -> int:
-        """Number of token ids, begin and end tokens counted."""
-        return self.manifest["tokens"]
 
     @property
     def num_counted(self) -> int:

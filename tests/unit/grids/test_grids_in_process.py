@@ -59,7 +59,7 @@ def test_an_error_in_the_client_app_is_raised() -> None:
 
     grid = InProcessGrid(app)
     with pytest.raises(RuntimeError, match="no such user"):
-        list(grid.push_messages([hello(2)]))
+        list(grid.pull_messages(grid.push_messages([hello(2)])))
 
 
 def test_a_live_array_shares_memory_and_is_read_only() -> None:

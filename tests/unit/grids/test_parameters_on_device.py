@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -62,11 +62,15 @@ def test_no_part_of_a_round_waits_for_a_garbage_collection(
     left: list[weakref.ref[ArrayRecord]] = []
 
     class Watched(InProcessGrid):
-        def _answer(self, message: Message) -> str:
-            key = super()._answer(message)
-            parts = [*message.content.values(), *self._replies[key].content.values()]
-            left.extend(weakref.ref(part) for part in parts if isinstance(part, ArrayRecord))
-            return key
+        def send_and_receive(
+            self, messages: Iterable[Message], *, timeout: float | None = None
+        ) -> Iterator[Message]:
+            for message in messages:
+                (reply,) = super().send_and_receive([message])
+                for part in (*message.content.values(), *reply.content.values()):
+                    if isinstance(part, ArrayRecord):
+                        left.append(weakref.ref(part))
+                yield reply
 
     executor = GridExecutor(
         Watched(app), client_spec(small_config(speeches), TASKS["fedsgd"]), shard_size=2

@@ -292,51 +292,33 @@ def _dataset_batches(
         if not checked:
             _check_columns(needed, dataset.column_names or list(first))
             checked = True
-        # A class is stored as its place among the names, which moves when one is added.
-        classes = {
-            name: feature.names
-            for name, feature in (dataset.features or {}).items()
-            if name in needed and hasattr(feature, "int2str")
-        }
-        # Of a list of classes too: else one person is a name in one column and a number in another.
-        inner: dict[str, Any] = {
-            name: getattr(feature, "feature", None)
-            for name, feature in (dataset.features or {}).items()
-            if name in needed
-        }
-        lists = {name: kind.names for name, kind in inner.items() if hasattr(kind, "int2str")}
-        dtypes = {
-            name: getattr(inner[name] or feature, "dtype", "")
-            for name, feature in (dataset.features or {}).items()
-            if name in needed
-        }
+        kinds = {name: _kind(one) for name, one in (dataset.features or {}).items()}
         for batch in dataset.iter(batch_size=_BATCH):
             height = len(next(iter(batch.values())))
             # A later file may lack a column that the first one has.
             columns = {name: batch.get(name) or [None] * height for name in needed}
-            for name, known in classes.items():
-                columns[name] = [_class_name(code, known) for code in columns[name]]
-            for name, known in lists.items():
-                columns[name] = [
-                    None if codes is None else [_class_name(code, known) for code in codes]
-                    for codes in columns[name]
-                ]
-            for name, dtype in dtypes.items():
-                if dtype in _FEW_BITS:
-                    columns[name] = [_typed(cell, _FEW_BITS[dtype]) for cell in columns[name]]
+            for name in needed:
+                if (kind := kinds.get(name)) is not None:
+                    columns[name] = [_typed(cell, kind) for cell in columns[name]]
             yield columns
 
 
+def _kind(feature: Any) -> Callable[[Any], object] | None:  # noqa: ANN401  (of an untyped module)
+    """Return what a cell, or each of a list, is made into; None: it stays as it is.
+
+    A class is stored as its place among the names, which moves when one is added, or as -1 where a
+    row has no label: it is taken by its name. A number says how many digits it can have.
+    """
+    feature = getattr(feature, "feature", None) or feature
+    if hasattr(feature, "int2str"):
+        return lambda code: feature.names[code] if code >= 0 else None
+    return _FEW_BITS.get(getattr(feature, "dtype", ""))
+
+
 def _typed(cell: Any, kind: Callable[[Any], object]) -> object:  # noqa: ANN401  (a cell)
-    """Return a number, or a list of them, as numbers that say how many digits they can have."""
     if isinstance(cell, list):
         return [_typed(each, kind) for each in cell]
     return None if cell is None else kind(cell)
-
-
-def _class_name(code: int | None, known: list[str]) -> str | None:
-    """Return the name of a class; None for a row without a label, which is stored as -1."""
-    return None if code is None or code < 0 else known[code]
 
 
 def _load(

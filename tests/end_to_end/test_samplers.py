@@ -17,6 +17,8 @@ from fedsim.report.schema import Privacy
 from fedsim.sampling import FixedSizeSampling, PoissonSampling, Relation, TruncatedPoissonSampling
 from tests.helpers.light import light_config
 
+USERS = 24  # in the text
+
 
 def run(speeches: Path, out: Path, **sections: dict[str, Any]) -> tuple[Privacy, list[int]]:
     """Return the promise and the cohorts' sizes of a short run."""
@@ -27,34 +29,27 @@ def run(speeches: Path, out: Path, **sections: dict[str, Any]) -> tuple[Privacy,
     return fedsim.load_report(folder).privacy, [line["units"] for line in lines[1:]]
 
 
-def users_of(speeches: Path, out: Path) -> int:
-    privacy, _ = run(speeches, out)
-    return round(6 / (privacy.sampling_probability or 1.0))
-
-
 def test_truncated(speeches: Path, tmp_path: Path) -> None:
-    users = users_of(speeches, tmp_path / "plain")
     sampling = {"kind": "truncated-poisson", "max_cohort_size": 5}
     privacy, sizes = run(speeches, tmp_path / "run", strategy={"sampling": sampling})
     assert max(sizes) <= 5
     assert privacy.sampler == "Poisson sampling of users, truncated at 5 a round"
-    law = TruncatedPoissonSampling(6 / users, 5, users)
+    law = TruncatedPoissonSampling(6 / USERS, 5, USERS)
     assert privacy.epsilon == epsilon(RoundCost(law, privacy.noise_multiplier or 0), 4, 1e-3)
-    plain = epsilon(RoundCost(PoissonSampling(6 / users), privacy.noise_multiplier or 0), 4, 1e-3)
+    plain = epsilon(RoundCost(PoissonSampling(6 / USERS), privacy.noise_multiplier or 0), 4, 1e-3)
     assert (privacy.epsilon or 0) > 1.1 * plain
     ledger = json.loads((tmp_path / "run" / "ledger.json").read_text())
     assert ledger["releases"][0]["cost"]["sampling"]["max_units"] == 5
 
 
 def test_fixed_size_is_replace_one(speeches: Path, tmp_path: Path) -> None:
-    users = users_of(speeches, tmp_path / "plain")
     privacy, sizes = run(speeches, tmp_path / "run", strategy={"sampling": {"kind": "fixed-size"}})
     assert sizes == [6] * 4
     assert (privacy.relation, privacy.accountant) == ("replace-one user", "rdp")
     (public,) = [line for line in privacy.assumptions if "is public under the relation" in line]
     assert "replacing one by a user whose text is empty, or dropped" in public
     assert "or by one of another name where users are held out" in public
-    cost = RoundCost(FixedSizeSampling(6, users), privacy.noise_multiplier or 0)
+    cost = RoundCost(FixedSizeSampling(6, USERS), privacy.noise_multiplier or 0)
     assert privacy.epsilon == epsilon(cost, 4, 1e-3, "rdp", Relation.REPLACE)
 
 

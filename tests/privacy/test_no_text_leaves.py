@@ -43,7 +43,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 "noise_multiplier": None,
                 "declared_num_users": NUM_USERS,
             },
-            training={"trackers": ["tensorboard", "wandb", "mlflow"]},
+            training={"trackers": ["tensorboard", "wandb", "mlflow"] if name == "uls" else []},
         )
         (folder / f"{name}.toml").write_text(config.to_toml(), encoding="utf-8")
     return folder

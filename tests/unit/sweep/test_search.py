@@ -7,8 +7,6 @@ import json
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,6 +26,7 @@ from fedsim.sweep.jobs import Job, Outcomes, attempt
 from fedsim.sweep.search import RESULT, STATE, TRIALS, WINNER, run_search
 from tests.helpers.commands import fedsim
 from tests.helpers.light import write_config
+from tests.robustness.kills.child import ended, start
 
 RATES = "server.learning_rate=0.001,0.02,0.3"
 POOLED = (  # at a given noise, so that both cost the same
@@ -158,19 +157,15 @@ def test_a_search_that_was_killed_goes_on_to_the_same_winner(
 
 def test_a_process_that_is_killed_for_real_goes_on(speeches: Path, tmp_path: Path) -> None:
     config = write(tmp_path / "c.toml", speeches)
-    command = [
-        *(sys.executable, "-m", "fedsim.cli.main", "tune", str(config), "--vary", RATES),
-        *("--trials", "6", "--out", str(tmp_path / "killed")),
-    ]
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    arguments = ("tune", config, "--vary", RATES, "--trials", "6", "--out")
+    process = start(tmp_path / "log", *arguments, tmp_path / "killed")
     deadline = time.monotonic() + 120.0
     while not list((tmp_path / "killed").glob(f"{TRIALS}/*/{WINNER}/metrics.jsonl")):
         assert time.monotonic() < deadline
-        assert process.poll() is None
-        time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    arguments = ("tune", config, "--vary", RATES, "--trials", "6", "--out")
+        assert process.is_alive()
+        time.sleep(0.002)
+    process.kill()
+    assert ended(process) == -signal.SIGKILL
     done = fedsim(*arguments, tmp_path / "killed", "--resume", "--json")
     assert done.returncode == 0, done.stderr
     straight = fedsim(*arguments, tmp_path / "straight", "--json")

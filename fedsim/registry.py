@@ -6,7 +6,7 @@ import hashlib
 import sys
 from collections.abc import Mapping
 from functools import lru_cache
-from importlib.metadata import Distribution, EntryPoints, entry_points
+from importlib.metadata import Distribution, EntryPoint, EntryPoints, entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -28,18 +28,29 @@ def distribution(group: str, name: str) -> str:
     SHA-256 (hex) of all files of its top-level module but bytecode, with their places in it.
 
     Raises:
-        ConfigError: those files changed since this process saw them first, or are gone. What it
-            imported then, it goes on computing with.
+        ConfigError: those files changed since this process saw them first, or are gone (what it
+            imported then, it goes on computing with); or several packages registered the name.
     """
-    entries = list(_registered(group).select(name=name))
-    dist = entries[0].dist if entries else None
-    if dist is None:
+    entry = _entry(group, name)
+    if entry is None or entry.dist is None:
         return ""
-    package, version = _named(dist)
+    package, version = _named(entry.dist)
     named = f"{package} {version}"
     if package == OWN:
         return named
-    return f"{named} {entries[0].value} {_same_source(entries[0].module, package)}"
+    return f"{named} {entry.value} {_same_source(entry.module, package)}"
+
+
+def _entry(group: str, name: str) -> EntryPoint | None:
+    """Return what is registered under a name: a second package that does would run unseen."""
+    entries = list(_registered(group).select(name=name))
+    packages = sorted({_named(entry.dist)[0] for entry in entries if entry.dist is not None})
+    if len(packages) > 1:
+        raise ConfigError(
+            f"fedsim.{group}: {name!r} is registered by {' and '.join(packages)}; uninstall all "
+            "but one"
+        )
+    return entries[0] if entries else None
 
 
 @lru_cache
@@ -102,11 +113,19 @@ def resolve(group: str, name: str, field: str) -> Any:  # noqa: ANN401  (each gr
         field: the config key or option that named it, for the message.
 
     Raises:
-        ConfigError: nothing is registered under that name; or as of `distribution`.
+        ConfigError: nothing is registered under that name, or a plug-in that cannot be imported;
+            or as of `distribution`.
     """
-    for entry in _registered(group).select(name=name):
-        distribution(group, name)  # remembers what a plug-in's files are as it is imported
-        return entry.load()
+    if (entry := _entry(group, name)) is not None:
+        package = distribution(group, name)  # remembers a plug-in's files as it is imported
+        try:
+            return entry.load()
+        except (ImportError, AttributeError) as error:
+            if package.startswith(f"{OWN} "):
+                raise
+            raise ConfigError(
+                f"{field} = {name!r}: {entry.value!r} of that plug-in cannot be imported: {error}"
+            ) from error
     known = names(group)
     hint = f"{nearest(name, known, 0.6)} known: {', '.join(known)}".strip()
     raise ConfigError(f"{field} = {name!r}: {hint}")

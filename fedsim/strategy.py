@@ -28,7 +28,7 @@ from fedsim.clip_policy import FURTHEST, AdaptiveClip, ClipPolicy, ClipSchedule,
 from fedsim.clipping import Clip, FlatClip, NormalisedClip, PerLayerClip, layers_of
 from fedsim.config import Config, StrategyConfig
 from fedsim.config.schema import ClipConfig
-from fedsim.errors import ConfigError
+from fedsim.errors import ConfigError, kind_of
 from fedsim.estimators import Estimator
 from fedsim.language_model import LanguageModel
 from fedsim.materials import Materials
@@ -52,17 +52,21 @@ from fedsim.utils.section import LEAST_BOUND
 
 log = logging.getLogger(__name__)
 
+_OF_EXAMPLES = "example-gradient"
+_TASKS = (_OF_EXAMPLES, "fedsgd", "fedavg")  # of fedsim's own
+
 
 def build_plan(config: Config, materials: Materials) -> RoundPlan:
     """Return the plan that the strategy of the config builds, with the seed of its releases.
 
     Raises:
-        ConfigError: an unknown strategy, what the strategy refuses, or noise without a finite ε.
+        ConfigError: an unknown strategy, what the strategy refuses, a plan whose price is not that
+            of its pool, or noise without a finite ε.
     """
     build: Callable[[Config, Materials], RoundPlan] = resolve(
         "strategies", config.strategy.name, "strategy.name"
     )
-    plan = build(config, materials)
+    plan = _checked(build(config, materials), config, materials)
     _check_finite(plan, config)
     made = [
         plan.task.model_dump(mode="json"),
@@ -118,6 +122,43 @@ def plan_terms(
         noise=plan.entropy if drawn or plan.entropy == "seeded" else None,
         unit=config.data.unit,
     )
+
+
+def _checked(plan: RoundPlan, config: Config, materials: Materials) -> RoundPlan:
+    """Return what a strategy built, where its price can be that of what it does.
+
+    Raises:
+        ConfigError: it is no plan; its sampler or estimator is none that a price is proved for;
+            its pool has a unit twice, one that is not trained on, or more of a user than it says.
+    """
+    where = f"strategy.name = {config.strategy.name!r}"
+    if type(plan) is not RoundPlan:  # one of its subclasses may draw otherwise than it says
+        raise ConfigError(f"{where}: built {kind_of(plan)}; wanted what private_plan returns")
+    for part in (type(plan.sampling), type(plan.estimator)):
+        if part.__module__.partition(".")[0] != "fedsim":
+            raise ConfigError(
+                f"{where}: {part.__name__} of {part.__module__}: prices are proved for fedsim's "
+                "own samplers and estimators; take one of those"
+            )
+    if plan.task.name in _TASKS and (plan.task.name == _OF_EXAMPLES) != (plan.unit == "example"):
+        raise ConfigError(f"{where}: task {plan.task.name!r} is not for {plan.unit}s")
+    split, store, pool = materials.split, materials.store, plan.pool
+    trained = np.arange(split.num_users) if plan.unit == "user" else split.train_examples
+    if not isinstance(pool, np.ndarray) or pool.dtype.kind not in "iu" or pool.ndim != 1:
+        raise ConfigError(f"{where}: pool: give a row of whole numbers, one for each unit")
+    if len(np.unique(pool)) < len(pool) or not np.isin(pool, trained).all():
+        raise ConfigError(
+            f"{where}: pool: give each {plan.unit} once, and none that is not trained on"
+        )
+    if plan.unit == "example" and plan.noise_multiplier > 0.0:
+        owners = np.searchsorted(store.user_offsets, pool, side="right")
+        of_each = np.bincount(owners) if store.graph is None else store.graph.degrees(pool)
+        if of_each.max(initial=0) > plan.units_per_user:
+            raise ConfigError(
+                f"{where}: units_per_user = {plan.units_per_user}: a user has more in the pool; "
+                "give the most that one may have, and pool no more of anybody"
+            )
+    return plan
 
 
 def _check_finite(plan: RoundPlan, config: Config) -> None:
@@ -202,6 +243,12 @@ def private_plan(
     noise = noise_multiplier(config, sampling, units_per_user)
     if isinstance(sampling, CyclicSampling) and matrix.feedback:
         assumptions = (*assumptions, matrix.of(neighbours(config).unit, sampling.groups))
+    if not any(str(population) in said for said in assumptions):
+        assumptions = (
+            *assumptions,
+            f"The number of {unit}s that rates and denominators use, {population}, is treated as "
+            "public.",
+        )
     try:
         return RoundPlan(
             strategy=strategy.name,

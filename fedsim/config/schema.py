@@ -458,12 +458,13 @@ class Config(Section):
         return tomli_w.dumps(self.model_dump(exclude_none=True))
 
 
-def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
+def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
     """Read a TOML file, lay `key.path=value` overrides over it and validate.
 
     Raises:
         ConfigError: unreadable file, bad TOML, a malformed override or any invalid key.
     """
+    path = Path(path)
     try:
         with path.open("rb") as file:
             content = file.read(_LONGEST + 1)

@@ -14,6 +14,7 @@ from fedsim.plan import RoundPlan
 from fedsim.planner.budget import at_budget, largest_budget
 from fedsim.planner.noise import Noise
 from fedsim.planner.variants import changed, tried
+from fedsim.registry import OWN, distribution
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,6 +29,11 @@ class Candidate:
 def check_plannable(config: Config) -> None:
     """Raise `ConfigError` where the two strategies cannot be compared at one promise."""
     privacy, local = config.privacy, config.strategy.local
+    if not distribution("strategies", name := config.strategy.name).startswith(f"{OWN} "):
+        raise ConfigError(
+            f"strategy.name = {name!r}: the plan compares uls and els, and knows no plug-in; plan "
+            "with one of them, and take over by hand what serves yours"
+        )
     if privacy.epsilon is None or privacy.delta is None:
         raise ConfigError(
             f"privacy.epsilon = {privacy.epsilon}, privacy.delta = {privacy.delta}: strategies are "

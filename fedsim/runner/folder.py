@@ -116,6 +116,8 @@ class RunFolder:
             for key in before.keys() | now.keys()
             if key not in before or key not in now or before[key] != now[key]
         )
+        if set(config.training.trackers) < set(started.training.trackers):
+            changed = [key for key in changed if key != "training.trackers"]  # one that fails
         if changed:
             raise ConfigError(
                 f"{', '.join(changed)} differ from the run in {self.path}; "

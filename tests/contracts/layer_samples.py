@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any, ClassVar
 
@@ -247,7 +248,7 @@ class GivenUnits:
 
     def __init__(self, model: OpenModel, units: list[Unit]) -> None:
         self._model = model
-        self.given = units
+        self.given = [replace(unit, key=key) for key, unit in enumerate(units)]
         self.keys = np.arange(len(units))
 
     def unit(self, key: int, round: int) -> Unit:

@@ -33,7 +33,7 @@ from fedsim.clients.engines.steepness import Steepness
 from fedsim.clients.models.mixed_precision import in_float32
 from fedsim.clipping import Clip
 from fedsim.estimators import WeightedSum
-from fedsim.execution import Keys, Task, Unit
+from fedsim.execution import Keys, Task, Unit, units_of
 from fedsim.tensors import Tensors, one_thread_an_operation
 from fedsim.utils.machine import keep_freed_memory
 
@@ -122,7 +122,7 @@ class BatchedEngine:
     def _together(
         self, task: Task, parameters: Tensors, keys: Keys, clip: Clip, round: int
     ) -> WeightedSum:
-        units = task.units(keys, round)
+        units = units_of(task, keys, round)
         non_empty = [unit for unit in units if unit.sizes]
         empty = [unit for unit in units if not unit.sizes]
         total = PartialSum(parameters, clip)

@@ -1,0 +1,214 @@
+"""What a plug-in gets wrong is refused before an ε is printed that is not of what it does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from fedsim.clients.tasks.fedsgd import AveragedGradient
+from fedsim.clipping import FlatClip
+from fedsim.config import Config
+from fedsim.errors import ConfigError
+from fedsim.estimators import FixedDenominator
+from fedsim.execution import Engine, Keys, Unit
+from fedsim.language_model import LanguageModel
+from fedsim.materials import Materials
+from fedsim.plan import RoundPlan, TaskSpec
+from fedsim.planner.candidates import check_plannable
+from fedsim.registry import resolve
+from fedsim.runner.folder import RunFolder
+from fedsim.sampling import Indices, PoissonSampling
+from fedsim.strategy import build_plan, private_plan
+from tests.conftest import small_config
+from tests.contracts.test_engines import ENGINES
+from tests.end_to_end.grids.ray_runs import plugin
+
+
+class Everybody(PoissonSampling):
+    def draw(self, num_units: int, round: int, coins: object) -> Indices:
+        return np.arange(num_units)
+
+
+class Small(FixedDenominator):
+    def sensitivity(self, bound: float) -> float:
+        return super().sensitivity(bound) / 1000.0
+
+
+class Otherwise(RoundPlan):
+    pass
+
+
+def built(config: Config, materials: Materials, **changes: Any) -> RoundPlan:  # noqa: ANN401
+    users = materials.split.num_users
+    fields: dict[str, Any] = {
+        "unit": "user",
+        "pool": np.arange(users),
+        "population": users,
+        "sampling": PoissonSampling(0.25),
+        "task": TaskSpec(name="fedsgd", options={"group_size": 2}),
+        "estimator": FixedDenominator(0.25, users),
+    }
+    return private_plan(config, materials, **{**fields, **changes})
+
+
+def examples(materials: Materials, pool: object = None) -> dict[str, Any]:
+    return {
+        "unit": "example",
+        "pool": materials.split.train_examples if pool is None else pool,
+        "task": TaskSpec(name="example-gradient"),
+    }
+
+
+Change = Callable[[Materials], dict[str, Any]]
+WRONG: dict[str, tuple[Change, str]] = {
+    "many examples of a user": (examples, "units_per_user = 1: a user has more in the pool"),
+    "everybody six times": (
+        lambda m: {"pool": np.repeat(np.arange(m.split.num_users), 6)},
+        "pool: give each user once",
+    ),
+    "who is not there": (
+        lambda m: {"pool": np.arange(m.split.num_users + 1)},
+        "none that is not trained on",
+    ),
+    "held-out text": (
+        lambda m: {**examples(m, np.arange(m.store.num_examples)), "units_per_user": 999},
+        "give each example once, and none that is not trained on",
+    ),
+    "places that are no numbers": (lambda m: {"pool": list(range(9))}, "a row of whole numbers"),
+    "places between numbers": (lambda m: {"pool": np.arange(9.0)}, "a row of whole numbers"),
+    "a user's task for examples": (
+        lambda m: {**examples(m), "task": TaskSpec(name="fedsgd")},
+        "task 'fedsgd' is not for examples",
+    ),
+    "an example's task for users": (
+        lambda m: {"task": TaskSpec(name="example-gradient")},
+        "task 'example-gradient' is not for users",
+    ),
+    "a sampler of one's own": (
+        lambda m: {"sampling": Everybody(0.25)},
+        "Everybody of tests.unit.strategies.test_plug_ins: prices are proved for fedsim's own",
+    ),
+    "an estimator of one's own": (
+        lambda m: {"estimator": Small(0.25, m.split.num_users)},
+        "Small of tests",
+    ),
+}
+
+
+def build(
+    monkeypatch: pytest.MonkeyPatch, config: Config, materials: Materials, plan: object
+) -> RoundPlan:
+    monkeypatch.setattr("fedsim.strategy.resolve", lambda *_: lambda *_: plan)
+    return build_plan(config, materials)
+
+
+@pytest.mark.parametrize(("change", "complaint"), WRONG.values(), ids=WRONG)
+def test_a_plan_whose_price_is_not_that_of_its_pool_is_refused(
+    change: Change,
+    complaint: str,
+    speeches: Path,
+    materials: Materials,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = small_config(speeches)
+    plan = built(config, materials, **change(materials))
+    with pytest.raises(ConfigError, match=rf"strategy.name = 'uls': .*{complaint}"):
+        build(monkeypatch, config, materials, plan)
+
+
+def test_what_is_no_plan_is_refused_and_an_honest_one_is_not(
+    speeches: Path, materials: Materials, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = small_config(speeches)
+    honest = built(config, materials)
+    other = Otherwise(**{name: getattr(honest, name) for name in honest.__dataclass_fields__})
+    for wrong in (None, {"noise": 1.0}, other):
+        with pytest.raises(ConfigError, match="wanted what private_plan returns"):
+            build(monkeypatch, config, materials, wrong)
+    most = int(materials.split.user_sizes.max())
+    pooled = built(config, materials, **examples(materials), units_per_user=most)
+    for plan in (honest, pooled):
+        assert build(monkeypatch, config, materials, plan).cost == plan.cost
+    fewer = built(config, materials, **examples(materials), units_per_user=most - 1)
+    with pytest.raises(ConfigError, match=f"units_per_user = {most - 1}: "):
+        build(monkeypatch, config, materials, fewer)
+
+
+def test_a_population_that_no_assumption_names_is_said_to_be_public(
+    speeches: Path, materials: Materials
+) -> None:
+    config = small_config(speeches)
+    said = "The number of users that rates and denominators use, 24, is treated as public."
+    assert built(config, materials).assumptions == (said,)
+    own = ("All of 24 users are known.",)
+    assert built(config, materials, assumptions=own).assumptions == own
+
+
+class Mixing(AveragedGradient):
+    """Gives everybody the first one's text."""
+
+    def unit(self, key: int, round: int) -> Unit:
+        return super().unit(0, round)
+
+    def units(self, keys: Keys, round: int) -> list[Unit]:
+        return [super(Mixing, self).unit(int(keys[0]), round) for _ in keys]
+
+
+class Heavy(AveragedGradient):
+    def unit(self, key: int, round: int) -> Unit:
+        unit = super().unit(key, round)
+        return cast(Unit, type("Any", (), {**vars(unit), "weight": 5.0, "sizes": unit.sizes})())
+
+    def units(self, keys: Keys, round: int) -> list[Unit]:
+        return [self.unit(int(key), round) for key in keys]
+
+
+@pytest.mark.parametrize("kind", [Mixing, Heavy])
+@pytest.mark.parametrize("make", ENGINES.values(), ids=ENGINES)
+def test_a_task_gives_each_user_their_own_unit_and_no_other_weight(
+    make: Callable[[LanguageModel], Engine], kind: type[AveragedGradient], materials: Materials
+) -> None:
+    parameters = materials.model.initial_parameters()
+    clip, keys = FlatClip(l2_clip_norm=0.5), np.array([1, 2])
+    make(materials.model)(AveragedGradient(materials, group_size=2), parameters, keys, clip, 0)
+    with pytest.raises(ValueError, match=f"task {kind.__name__}: return the Unit of each key"):
+        make(materials.model)(kind(materials, group_size=2), parameters, keys, clip, 0)
+
+
+def test_a_name_that_two_packages_registered_and_one_that_cannot_be_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = plugin(tmp_path / "one", "build = 1", {"fedsim.strategies uls": "px:build"}, name="px")
+    monkeypatch.syspath_prepend(own)
+    with pytest.raises(ConfigError, match="'uls' is registered by fedsim-dp and px; uninstall"):
+        resolve("strategies", "uls", "strategy.name")
+    offers = {"fedsim.strategies lost": "py:nothing", "fedsim.tasks gone": "py.inner:Task"}
+    monkeypatch.syspath_prepend(plugin(tmp_path / "two", "build = 1", offers, name="py"))
+    with pytest.raises(ConfigError, match=r"strategy.name = 'lost': 'py:nothing' of that plug-in"):
+        resolve("strategies", "lost", "strategy.name")
+    with pytest.raises(ConfigError, match=r"task = 'gone': 'py.inner:Task' of that plug-in cannot"):
+        resolve("tasks", "gone", "task")
+
+
+def test_the_planner_knows_no_plug_in(
+    speeches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offers = {"fedsim.strategies mine": "pz:build"}
+    monkeypatch.syspath_prepend(plugin(tmp_path, "build = 1", offers, name="pz"))
+    with pytest.raises(ConfigError, match=r"'mine': the plan compares uls and els, and knows no"):
+        check_plannable(small_config(speeches, strategy={"name": "mine"}))
+
+
+def test_a_run_goes_on_without_a_tracker_that_fails(speeches: Path, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    config = small_config(speeches, training={"trackers": ("mlflow", "wandb")})
+    folder.begin(config, {}, 0)
+    for left in ((), ("mlflow",)):
+        folder.check_resumable(small_config(speeches, training={"trackers": left}))
+    for other in (("tensorboard",), ("mlflow", "wandb", "tensorboard")):
+        with pytest.raises(ConfigError, match=r"training.trackers differ"):
+            folder.check_resumable(small_config(speeches, training={"trackers": other}))

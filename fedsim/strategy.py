@@ -142,6 +142,7 @@ def _checked(plan: RoundPlan, config: Config, materials: Materials) -> RoundPlan
             )
     if plan.task.name in _TASKS and (plan.task.name == _OF_EXAMPLES) != (plan.unit == "example"):
         raise ConfigError(f"{where}: task {plan.task.name!r} is not for {plan.unit}s")
+    _check_task(plan.task, materials, where)
     split, store, pool = materials.split, materials.store, plan.pool
     trained = np.arange(split.num_users) if plan.unit == "user" else split.train_examples
     if not isinstance(pool, np.ndarray) or pool.dtype.kind not in "iu" or pool.ndim != 1:
@@ -159,6 +160,20 @@ def _checked(plan: RoundPlan, config: Config, materials: Materials) -> RoundPlan
                 "give the most that one may have, and pool no more of anybody"
             )
     return plan
+
+
+def _check_task(spec: TaskSpec, materials: Materials, where: str) -> None:
+    """Raise `ConfigError` where a plug-in's task cannot be made, or lacks what engines call."""
+    if distribution("tasks", spec.name).startswith(f"{OWN} "):
+        return
+    make = resolve("tasks", spec.name, f"{where}: task")
+    try:
+        task = make(materials, **spec.options)
+    except (TypeError, ValueError) as error:  # a ConfigError is one
+        raise ConfigError(f"{where}: task {spec.name!r} cannot be made: {error}") from error
+    wanted = ("averages_gradients", "unit", "units", "update")
+    if lacks := [name for name in wanted if not hasattr(task, name)]:
+        raise ConfigError(f"{where}: task {spec.name!r} lacks {', '.join(lacks)}")
 
 
 def _check_finite(plan: RoundPlan, config: Config) -> None:

@@ -141,6 +141,8 @@ def _check_digits(frame: Any, column: str | None, key: str) -> None:  # noqa: AN
 
 
 def _line(number: int, row: object) -> str:
+    if not isinstance(row, dict):
+        raise ConfigError(f"data: row {number} is {kind_of(row)}; give dictionaries")
     try:
         return json.dumps(row, allow_nan=False) + "\n"
     except (TypeError, ValueError) as error:

@@ -478,6 +478,7 @@ def test_what_cannot_be_read_is_named(finished: fedsim.Run, speeches: Path, tmp_
         ({"data": datasets.DatasetDict(train=rows)}, "data: a DatasetDict; give a datasets.Data"),
         ({"data": rows.to_iterable_dataset()}, "data: an IterableDataset; .*from_generator"),
         ({"data": [{"author": "a", "body": Decimal(1)}]}, "data: row 0: .*Decimal.*strings and"),
+        ({"data": [("a", "text")]}, "data: row 0 is a tuple; give dictionaries"),
         ({"data": "rows.csv"}, "data: a str; .*a path belongs in data.source"),
         ({"model": model}, "model, tokenizer: give both or neither"),
         ({"model": torch.nn.Linear(1, 1), "tokenizer": finished.tokenizer}, "model: a Linear; "),

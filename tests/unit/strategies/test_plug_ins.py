@@ -120,6 +120,31 @@ def test_a_plan_whose_price_is_not_that_of_its_pool_is_refused(
         build(monkeypatch, config, materials, plan)
 
 
+LACKING = """
+class Task:
+    def __init__(self, materials, group_size):
+        self.unit = self.units = 1
+"""
+TASKS: list[tuple[str, dict[str, Any], str]] = [
+    ("fedsgt", {}, "task = 'fedsgt': did you mean 'fedsgd'"),
+    ("lacking", {"size": 2}, "task 'lacking' cannot be made: .* 'size'"),
+    ("lacking", {"group_size": 2}, "task 'lacking' lacks averages_gradients, update"),
+]
+
+
+def test_a_task_is_made_before_anything_is_written(
+    speeches: Path, materials: Materials, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = plugin(tmp_path, LACKING, {"fedsim.tasks lacking": "lacks:Task"}, name="lacks")
+    monkeypatch.syspath_prepend(site)
+    config = small_config(speeches)
+    for name, options, complaint in TASKS:
+        plan = built(config, materials, task=TaskSpec(name=name, options=options))
+        monkeypatch.setattr("fedsim.strategies.uls.private_plan", lambda *_, p=plan, **__: p)
+        with pytest.raises(ConfigError, match=f"strategy.name = 'uls': {complaint}"):
+            build_plan(config, materials)
+
+
 def test_what_is_no_plan_is_refused_and_an_honest_one_is_not(
     speeches: Path, materials: Materials, monkeypatch: pytest.MonkeyPatch
 ) -> None:

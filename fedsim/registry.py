@@ -124,7 +124,8 @@ def resolve(group: str, name: str, field: str) -> Any:  # noqa: ANN401  (each gr
             if package.startswith(f"{OWN} "):
                 raise
             raise ConfigError(
-                f"{field} = {name!r}: {entry.value!r} of that plug-in cannot be imported: {error}"
+                f"{field} = {name!r}: {entry.value!r} of plug-in {package.split()[0]!r} cannot be "
+                f"imported: {error}"
             ) from error
     known = names(group)
     hint = f"{nearest(name, known, 0.6)} known: {', '.join(known)}".strip()

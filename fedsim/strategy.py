@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
+import re
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -154,6 +155,10 @@ def _checked(plan: RoundPlan, config: Config, materials: Materials) -> RoundPlan
     if plan.unit == "example" and plan.noise_multiplier > 0.0:
         owners = np.searchsorted(store.user_offsets, pool, side="right")
         of_each = np.bincount(owners) if store.graph is None else store.graph.degrees(pool)
+        if store.graph is None and plan.owners is not None:
+            pairs = np.unique(np.stack([owners, plan.owners]), axis=1)
+            if len(np.unique(pairs[0])) < pairs.shape[1]:
+                raise ConfigError(f"{where}: owners: give all examples of a user one number")
         if of_each.max(initial=0) > plan.units_per_user:
             raise ConfigError(
                 f"{where}: units_per_user = {plan.units_per_user}: a user has more in the pool; "
@@ -258,7 +263,7 @@ def private_plan(
     noise = noise_multiplier(config, sampling, units_per_user)
     if isinstance(sampling, CyclicSampling) and matrix.feedback:
         assumptions = (*assumptions, matrix.of(neighbours(config).unit, sampling.groups))
-    if not any(str(population) in said for said in assumptions):
+    if not any(re.match(rf"The number of [\w ]+, {population},", said) for said in assumptions):
         assumptions = (
             *assumptions,
             f"The number of {unit}s that rates and denominators use, {population}, is treated as "

@@ -24,7 +24,7 @@ _INTRODUCTION = """\
 
 A run is one TOML file. A key that is left out has its default; an unknown one is an error, which
 names the nearest. On the command line `--set server.learning_rate=0.003` lays a value over the
-file's, but not of `fedsim flower`; from Python `fedsim.run` takes the same keys as a dictionary.
+file's (`fedsim flower` has none); from Python `fedsim.run` takes the same keys as a dictionary.
 What a run had resolved them to is in its `config.toml`. This page is written by
 `python -m fedsim.config.page`.
 """

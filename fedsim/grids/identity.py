@@ -51,19 +51,28 @@ class OneRunGrid(Grid):
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Keep messages until `pull_messages` asks for their replies."""
-        pushed = {str(uuid4()): message for message in messages}
-        self._pushed |= pushed
-        return list(pushed)
+        keys = []
+        for message in messages:
+            keys.append(_identified(message))
+            self._pushed[keys[-1]] = message
+        return keys
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Compute and hand out the replies, each once; an unknown id is passed over."""
-        known = [key for key in message_ids if key in self._pushed]
+        known = [key for key in dict.fromkeys(message_ids) if key in self._pushed]
         return list(self.send_and_receive([self._pushed.pop(key) for key in known]))
+
+
+def _identified(message: Message) -> str:
+    key = str(uuid4())
+    message.metadata.__dict__["_message_id"] = key
+    return key
 
 
 def answer(app: ClientApp, message: Message) -> Message:
     """Give a message the id that a grid gives, and let a ClientApp answer it."""
-    message.metadata.__dict__["_message_id"] = str(uuid4())
+    if not message.metadata.message_id:
+        _identified(message)
     context = Context(
         run_id=RUN_ID,
         node_id=message.metadata.dst_node_id,

@@ -158,6 +158,10 @@ def test_what_is_no_plan_is_refused_and_an_honest_one_is_not(
     pooled = built(config, materials, **examples(materials), units_per_user=most)
     for plan in (honest, pooled):
         assert build(monkeypatch, config, materials, plan).cost == plan.cost
+    scattered = {"owners": np.arange(len(pooled.pool)), "units_per_user": most}
+    alone = built(config, materials, **examples(materials), **scattered)
+    with pytest.raises(ConfigError, match="owners: give all examples of a user one number"):
+        build(monkeypatch, config, materials, alone)
     fewer = built(config, materials, **examples(materials), units_per_user=most - 1)
     with pytest.raises(ConfigError, match=f"units_per_user = {most - 1}: "):
         build(monkeypatch, config, materials, fewer)
@@ -169,7 +173,9 @@ def test_a_population_that_no_assumption_names_is_said_to_be_public(
     config = small_config(speeches)
     said = "The number of users that rates and denominators use, 24, is treated as public."
     assert built(config, materials).assumptions == (said,)
-    own = ("All of 24 users are known.",)
+    of_another = ("The number of users, 240, is known.", "24 of them are known.")
+    assert built(config, materials, assumptions=of_another).assumptions == (*of_another, said)
+    own = ("The number of users, 24, is known.",)
     assert built(config, materials, assumptions=own).assumptions == own
 
 
@@ -213,9 +219,9 @@ def test_a_name_that_two_packages_registered_and_one_that_cannot_be_imported(
         resolve("strategies", "uls", "strategy.name")
     offers = {"fedsim.strategies lost": "py:nothing", "fedsim.tasks gone": "py.inner:Task"}
     monkeypatch.syspath_prepend(plugin(tmp_path / "two", "build = 1", offers, name="py"))
-    with pytest.raises(ConfigError, match=r"strategy.name = 'lost': 'py:nothing' of that plug-in"):
+    with pytest.raises(ConfigError, match=r"strategy.name = 'lost': 'py:nothing' of plug-in 'py'"):
         resolve("strategies", "lost", "strategy.name")
-    with pytest.raises(ConfigError, match=r"task = 'gone': 'py.inner:Task' of that plug-in cannot"):
+    with pytest.raises(ConfigError, match=r"task = 'gone': 'py.inner:Task' of plug-in 'py'"):
         resolve("tasks", "gone", "task")
 
 

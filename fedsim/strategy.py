@@ -53,8 +53,7 @@ from fedsim.utils.section import LEAST_BOUND
 
 log = logging.getLogger(__name__)
 
-_OF_EXAMPLES = "example-gradient"
-_TASKS = (_OF_EXAMPLES, "fedsgd", "fedavg")  # of fedsim's own
+_OF_EXAMPLES = "example-gradient"  # of fedsim's own tasks the one that is not a user's
 
 
 def build_plan(config: Config, materials: Materials) -> RoundPlan:
@@ -135,15 +134,13 @@ def _checked(plan: RoundPlan, config: Config, materials: Materials) -> RoundPlan
     where = f"strategy.name = {config.strategy.name!r}"
     if type(plan) is not RoundPlan:  # one of its subclasses may draw otherwise than it says
         raise ConfigError(f"{where}: built {kind_of(plan)}; wanted what private_plan returns")
-    for part in (type(plan.sampling), type(plan.estimator)):
+    for part in map(type, (plan.sampling, plan.estimator, plan.clip_policy)):
         if part.__module__.partition(".")[0] != "fedsim":
             raise ConfigError(
                 f"{where}: {part.__name__} of {part.__module__}: prices are proved for fedsim's "
-                "own samplers and estimators; take one of those"
+                "own samplers, estimators and clip policies; take one of those"
             )
-    if plan.task.name in _TASKS and (plan.task.name == _OF_EXAMPLES) != (plan.unit == "example"):
-        raise ConfigError(f"{where}: task {plan.task.name!r} is not for {plan.unit}s")
-    _check_task(plan.task, materials, where)
+    _check_task(plan, materials, where)
     split, store, pool = materials.split, materials.store, plan.pool
     trained = np.arange(split.num_users) if plan.unit == "user" else split.train_examples
     if not isinstance(pool, np.ndarray) or pool.dtype.kind not in "iu" or pool.ndim != 1:
@@ -156,8 +153,8 @@ def _checked(plan: RoundPlan, config: Config, materials: Materials) -> RoundPlan
         owners = np.searchsorted(store.user_offsets, pool, side="right")
         of_each = np.bincount(owners) if store.graph is None else store.graph.degrees(pool)
         if store.graph is None and plan.owners is not None:
-            pairs = np.unique(np.stack([owners, plan.owners]), axis=1)
-            if len(np.unique(pairs[0])) < pairs.shape[1]:
+            pairs = {*zip(owners.tolist(), plan.owners.tolist(), strict=False)}
+            if len(plan.owners) != len(pool) or len({one for one, _ in pairs}) < len(pairs):
                 raise ConfigError(f"{where}: owners: give all examples of a user one number")
         if of_each.max(initial=0) > plan.units_per_user:
             raise ConfigError(
@@ -167,9 +164,12 @@ def _checked(plan: RoundPlan, config: Config, materials: Materials) -> RoundPlan
     return plan
 
 
-def _check_task(spec: TaskSpec, materials: Materials, where: str) -> None:
-    """Raise `ConfigError` where a plug-in's task cannot be made, or lacks what engines call."""
+def _check_task(plan: RoundPlan, materials: Materials, where: str) -> None:
+    """Raise `ConfigError` for a task of other units, or a plug-in's that engines could not call."""
+    spec = plan.task
     if distribution("tasks", spec.name).startswith(f"{OWN} "):
+        if (spec.name == _OF_EXAMPLES) != (plan.unit == "example"):
+            raise ConfigError(f"{where}: task {spec.name!r} is not for {plan.unit}s")
         return
     make = resolve("tasks", spec.name, f"{where}: task")
     try:

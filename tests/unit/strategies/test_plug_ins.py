@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from fedsim.clients.tasks.fedsgd import AveragedGradient
+from fedsim.clip_policy import ConstantClip
 from fedsim.clipping import FlatClip
 from fedsim.config import Config
 from fedsim.errors import ConfigError
@@ -158,13 +160,26 @@ def test_what_is_no_plan_is_refused_and_an_honest_one_is_not(
     pooled = built(config, materials, **examples(materials), units_per_user=most)
     for plan in (honest, pooled):
         assert build(monkeypatch, config, materials, plan).cost == plan.cost
-    scattered = {"owners": np.arange(len(pooled.pool)), "units_per_user": most}
-    alone = built(config, materials, **examples(materials), **scattered)
-    with pytest.raises(ConfigError, match="owners: give all examples of a user one number"):
-        build(monkeypatch, config, materials, alone)
+    for owners in (np.arange(len(pooled.pool)), np.zeros(3, np.int64)):
+        scattered = {"owners": owners, "units_per_user": most}
+        alone = built(config, materials, **examples(materials), **scattered)
+        with pytest.raises(ConfigError, match="owners: give all examples of a user one number"):
+            build(monkeypatch, config, materials, alone)
     fewer = built(config, materials, **examples(materials), units_per_user=most - 1)
     with pytest.raises(ConfigError, match=f"units_per_user = {most - 1}: "):
         build(monkeypatch, config, materials, fewer)
+
+
+def test_a_clip_policy_of_ones_own_is_refused(
+    speeches: Path, materials: Materials, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Following(ConstantClip):
+        """As one that would follow the updates without a price."""
+
+    config = small_config(speeches)
+    plan = replace(built(config, materials), clip_policy=Following())
+    with pytest.raises(ConfigError, match="prices are proved for fedsim's own"):
+        build(monkeypatch, config, materials, plan)
 
 
 def test_a_population_that_no_assumption_names_is_said_to_be_public(

@@ -89,8 +89,12 @@ def as_float32_(value: torch.Tensor) -> torch.Tensor:
         return value.float()
     wide = value.view(-1)
     narrow = wide.view(torch.float32)[: len(wide)]
-    for start in range(0, len(wide), _PART):
-        narrow[start : start + _PART] = wide[start : start + _PART].float()
+    narrow[:_PART] = wide[:_PART].float()
+    done = _PART
+    while done < len(wide):  # as many again: these lie behind where they are written to
+        more = slice(done, 2 * done)
+        narrow[more] = wide[more]
+        done *= 2
     return narrow.view(value.shape)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from fedsim.clients.models.gpu_kernels import sent
 from fedsim.clipping import Clip
 from fedsim.estimators import WeightedSum
 from fedsim.execution import Accumulator, Unit
@@ -211,4 +212,4 @@ class PartialSum:
 def shares(factors: torch.Tensor, units: Sequence[Unit], plain: torch.Tensor) -> torch.Tensor:
     """Return w·factor for the plain units and 0 for the others, (units, layers)."""
     weights = torch.tensor([unit.weight for unit in units], dtype=torch.float64)
-    return (factors * weights.to(factors.device)[:, None]).where(plain[:, None], 0.0)
+    return (factors * sent(weights, factors.device)[:, None]).where(plain[:, None], 0.0)

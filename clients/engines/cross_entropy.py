@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
+from fedsim.clients.models.gpu_kernels import aligned_room
+
 _AT_ONCE = 256  # positions whose copies take little memory, whatever the vocabulary
 
 
@@ -64,8 +66,7 @@ def losses_and_gradient(
         by_position[likely, words[likely]] = -others.sum(dim=-1)
     if dtype is None or not gradient.is_cuda:  # a CPU would make a copy for the product
         return losses, gradient.mul_(shares[..., None]).to(dtype or gradient.dtype)
-    rounded = torch.empty_like(gradient, dtype=dtype)
-    return losses, torch.mul(gradient, shares[..., None], out=rounded)
+    return losses, torch.mul(gradient, shares[..., None], out=aligned_room(gradient, dtype))
 
 
 def most_norms(gradient: torch.Tensor, batch: Batch) -> torch.Tensor:

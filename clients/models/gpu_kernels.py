@@ -1,11 +1,15 @@
-"""Faster GPU kernels: scores of a vocabulary whose size tensor cores cannot take as it is."""
+"""What keeps a GPU busy: numbers laid out for tensor cores, copies that nobody waits for."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import nn
-from transformers import PreTrainedModel
+
+if TYPE_CHECKING:  # which takes a second, and a worker that only sums needs none of it
+    from transformers import PreTrainedModel
 
 # Kernels of tensor cores read 16 bytes at once: eight numbers of bfloat16. For rows of another
 # size, as of GPT-2's 50,257 words, an H100 takes older ones that are several times slower.
@@ -38,6 +42,31 @@ def align_words(module: PreTrainedModel) -> None:
     words = module.get_output_embeddings()  # type: ignore[no-untyped-call]
     if type(words) is nn.Linear:
         words.__class__ = AlignedLinear
+
+
+def aligned_room(like: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return uninitialised room of a shape and device, whose rows tensor cores can read.
+
+    Between rows it has up to seven numbers that are not its own. Else `aligned` would have to make
+    a copy, and of a side that is transposed it takes a kernel far slower than the product.
+
+    Args:
+        like: (..., size).
+        dtype: of the room.
+    """
+    size = like.shape[-1]
+    room = like.new_empty(*like.shape[:-1], size + -size % _NUMBERS, dtype=dtype)
+    return room[..., :size]
+
+
+def sent(value: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return a CPU's tensor on a device; a GPU gets it in its turn, and the host goes on.
+
+    Else the host would wait until all that the GPU has to do is done, and the GPU then for it.
+    """
+    if device.type != "cuda":
+        return value.to(device)
+    return value.pin_memory().to(device, non_blocking=True)
 
 
 def aligned(side: torch.Tensor) -> torch.Tensor:

@@ -285,18 +285,20 @@ def _add(
     squares = gradients.squares()
     factors, plain = clip_factors(total.clip, total.parameters, squares)
     plain &= ~gradients.coarse(factors, total.clip.bound)
-    others = (~plain).nonzero()[:, 0]
-    if len(others):
+    others = (~plain).nonzero()[:, 0]  # a device is waited for: the host takes all that it needs
+    alone, own_losses, within = others.tolist(), losses[plain].cpu(), total.within(factors, plain)
+    if alone:
         gradients.drop(others)
     sums = gradients.weighted_sum(shares(factors, units, plain))
     if squares.device.type != "cpu":  # a device may run out of memory before the last of them
         sums = iter(list(sums))
-    together = [unit for unit, is_plain in zip(units, plain.tolist(), strict=True) if is_plain]
+    apart = set(alone)
+    together = [unit for index, unit in enumerate(units) if index not in apart]
     total.count(
         together,
-        losses[plain],
+        own_losses,
         num_gradients=sum(len(unit.sizes) for unit in together),
-        num_unclipped=total.within(factors, plain),
+        num_unclipped=within,
     )
     total.add(sums)
-    return [units[index] for index in others.tolist()]
+    return [units[index] for index in alone]

@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol, Self
 import torch
 
 from fedsim.clients.engines.clipped_sums import block_squares
-from fedsim.clients.models.gpu_kernels import aligned
+from fedsim.clients.models.gpu_kernels import aligned, sent
 
 _SMALL = 400  # multiplications
 
@@ -121,7 +121,7 @@ class Segments:
         """Return the unit that each sequence belongs to: (rows,) int64."""
         if self._unit_of_row is None:  # made once for all layers
             units = torch.arange(self.num_units).repeat_interleave(torch.tensor(self.counts))
-            self._unit_of_row = units.to(device)
+            self._unit_of_row = sent(units, device)
         return self._unit_of_row
 
 
@@ -422,8 +422,8 @@ class Masses:
             rows = segments.unit_of_row(factors.device)
             of_units = factors.new_zeros(self._num_units, len(uses), 2)
             of_units.index_add_(0, rows, torch.stack([one.both for one in uses]).permute(2, 0, 1))
-            into = torch.tensor([self._columns[one.name] for one in uses], device=factors.device)
-            both.index_add_(1, into, of_units)
+            into = torch.tensor([self._columns[one.name] for one in uses])
+            both.index_add_(1, sent(into, factors.device), of_units)
         masses, positions = both.unbind(dim=2)
         most = _MOST_MASS * bound * positions.amax(dim=1, keepdim=True).sqrt()
         within = (factors * masses <= most).all(dim=1)  # so that NaN is large

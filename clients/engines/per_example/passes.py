@@ -13,6 +13,7 @@ from fedsim.clients.engines.pass_shape import PassShape
 from fedsim.clients.engines.per_example.gradient_terms import Segments
 from fedsim.clients.engines.per_example.packing import Placement, placed
 from fedsim.clients.models.dropout import unit_streams
+from fedsim.clients.models.gpu_kernels import sent
 from fedsim.evaluation.losses import token_ids
 from fedsim.execution import Unit
 
@@ -65,11 +66,12 @@ def passes(
             filled = min(shape.num_rows(len(rows), length), max(len(rows), most))
             size = (filled, length)
             tokens, shares, positions = sequences.in_rows(rows, size, length <= shared)
+            of_rows = None if streams is None else pad(streams[rows], (0, filled - len(rows)))
             batch = Batch(
-                tokens.to(device),
-                shares.to(device, dtype),
-                None if positions is None else positions.to(device),
-                None if streams is None else pad(streams[rows], (0, filled - len(rows))).to(device),
+                sent(tokens, device),
+                sent(shares.to(dtype), device),
+                None if positions is None else sent(positions, device),
+                None if of_rows is None else sent(of_rows, device),
             )
             of_units = torch.bincount(unit_of[rows], minlength=len(units))
             own = torch.zeros_like(of_units).index_add_(0, unit_of[rows], placement.lengths[rows])

@@ -25,8 +25,8 @@ from fedsim.tensors import Tensors
 log = logging.getLogger(__name__)
 
 _TEXTS = 4  # of the trial
-# Bytes of a score of a word: score and gradient in float32, the gradient in bfloat16 three times
-# (as it is, filled up, and as one side of a product), and some air.
+# Bytes of a score of a word: score and gradient in float32, the gradient in bfloat16 twice (as it
+# is and filled up), and some air.
 _OF_LOGITS = 18
 # In place of parameters that are zero, as of adapters half are at first: the gradients of the other
 # half would be zero too, and no order of summation would show.

@@ -24,7 +24,13 @@ import torch
 from fedsim.experiments.benchmarks.gpu.checks import device_tests, parity, resumed
 from fedsim.experiments.benchmarks.gpu.speed import ratios, workers
 from fedsim.utils.files import write_atomically
-from fedsim.utils.machine import Row, keep_freed_memory, machine, versions
+from fedsim.utils.machine import (
+    Row,
+    collect_garbage_rarely,
+    keep_freed_memory,
+    machine,
+    versions,
+)
 
 log = logging.getLogger(__name__)
 
@@ -111,7 +117,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if device == "cpu" and not chosen.quick:
         parser.error("torch sees no CUDA device here; with --quick all is tiny and a CPU will do")
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    keep_freed_memory()  # as a run does
+    collect_garbage_rarely()  # as a run does
+    keep_freed_memory()
     sections = {name: SECTIONS[name] for name in chosen.sections or SECTIONS}
     return 1 if measure(sections, device, chosen.quick, chosen.out) else 0
 

@@ -112,7 +112,9 @@ def test_what_is_not_finite_has_a_norm_that_is_not() -> None:
     assert infinite == math.inf
 
 
-@pytest.mark.parametrize("shape", [(), (0,), (1,), (7, 3), (2**16 + 1,), (5, 2**16 - 1)])
+@pytest.mark.parametrize(
+    "shape", [(), (0,), (1,), (7, 3), (2**16 + 1,), (5, 2**16 - 1), (2**18 + 3,)]
+)
 def test_a_float64_tensor_becomes_float32_in_its_own_memory(shape: tuple[int, ...]) -> None:
     """Also one among others in a block, which stay as they are; more than a part at a time."""
     values = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))

@@ -17,7 +17,13 @@ from fedsim.clients.engine_choice import Auto
 from fedsim.clients.engines.per_example.capture import OpenModel
 from fedsim.clients.engines.per_example.packing import ROW_TOKENS, row_tokens
 from fedsim.clients.models.cpu_kernels import fuse_activations
-from fedsim.clients.models.gpu_kernels import AlignedLinear, align_words, aligned
+from fedsim.clients.models.gpu_kernels import (
+    AlignedLinear,
+    align_words,
+    aligned,
+    aligned_room,
+    sent,
+)
 from fedsim.clients.models.tokenizers import word_tokenizer
 from fedsim.clients.models.transformers_model import TransformersModel
 from fedsim.config import ModelConfig
@@ -116,3 +122,18 @@ def test_sides_that_tensor_cores_cannot_read_are_copied() -> None:
     assert aligned(wide.mT).stride()[-2:] == (16, 1)
     even = torch.randn(4, 16, 48)
     assert aligned(even.mT).data_ptr() == even.data_ptr()
+
+
+@pytest.mark.parametrize("size", [48, 49, 55])
+def test_room_that_is_made_for_them_is_read_as_it_is_by_units_and_turned(size: int) -> None:
+    """As the gradient by the scores is: rows of all units in one tensor, a side of a product."""
+    room = aligned_room(torch.empty(6, 16, size), torch.bfloat16)
+    assert room.shape == (6, 16, size)
+    assert room.dtype == torch.bfloat16
+    side = room.reshape(2, -1, size).mT
+    assert aligned(side).data_ptr() == side.data_ptr() == room.data_ptr()
+
+
+def test_what_is_sent_to_the_device_it_is_on_stays() -> None:
+    here = torch.arange(3)
+    assert sent(here, torch.device("cpu")) is here

@@ -9,7 +9,7 @@ from typing import Literal
 
 import torch
 
-from fedsim.tensors import Tensors, as_float32_, check_same_layout, l2_norm
+from fedsim.tensors import Tensors, as_float32_, check_same_layout, l2_norm, threads_by_size
 
 OptimizerName = Literal["sgd", "adam", "adafactor"]
 
@@ -79,21 +79,22 @@ class ServerOptimizer:
             state[_USED_UP] = torch.empty(0)
         moved: dict[str, torch.Tensor] = {}
         after: dict[str, torch.Tensor] = {}
-        for name, value in parameters.items():
-            moved[name] = entry = value.detach().clone()
-            given = gradient.pop(name)
-            given = given if factor == 1.0 else given * factor
-            entry.grad = given.to(entry.dtype) if keep else as_float32_(given)
-            del given
-            optimizer = _OPTIMIZERS[self.name]([entry], self.learning_rate)
-            if before[name]:
-                # What `load_state_dict` does, without its second copy.
-                optimizer.state[entry] = {
-                    key: old.to(entry.device, copy=keep) for key, old in before[name].items()
-                }
-            optimizer.step()
-            entry.grad = None
-            after |= {f"{name}/{key}": new for key, new in optimizer.state[entry].items()}
+        with threads_by_size(parameters):
+            for name, value in parameters.items():
+                moved[name] = entry = value.detach().clone()
+                given = gradient.pop(name)
+                given = given if factor == 1.0 else given * factor
+                entry.grad = given.to(entry.dtype) if keep else as_float32_(given)
+                del given
+                optimizer = _OPTIMIZERS[self.name]([entry], self.learning_rate)
+                if before[name]:
+                    # What `load_state_dict` does, without its second copy.
+                    optimizer.state[entry] = {
+                        key: old.to(entry.device, copy=keep) for key, old in before[name].items()
+                    }
+                optimizer.step()
+                entry.grad = None
+                after |= {f"{name}/{key}": new for key, new in optimizer.state[entry].items()}
         return moved, after
 
     def _factor(self, gradient: Tensors) -> float:

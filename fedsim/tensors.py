@@ -9,16 +9,22 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TypeVar
 
 import torch
 
 Tensors = Mapping[str, torch.Tensor]
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
 
 _PART = 2**16  # entries of a norm or a sum that are float64 at once
-_FOLDED = 2**17  # entries of a sum that a thread adds: fewer and threads wait for one another
+_FEW = 2**22  # entries in all that one thread is done with as soon as many are
+# Entries of a sum that a thread adds at once, and those that are worth another thread: with fewer,
+# threads wait for one another.
+_FOLDED, _A_THREADS = 2**17, 2**21
 
 
 def zeros_like(layout: Tensors, dtype: torch.dtype | None = None) -> dict[str, torch.Tensor]:
@@ -101,8 +107,8 @@ def as_float32_(value: torch.Tensor) -> torch.Tensor:
 def fold_(total: Tensors, sums: Sequence[Tensors]) -> list[float]:
     """Add `sums`, one after the other, into `total` (float64), and return the L2 norm of each.
 
-    All are on the CPU. Part by part, which stays in the cache, by as many threads as torch has:
-    memory is passed over once, and the total's bits depend neither on the parts nor on the threads.
+    All are on the CPU. Part by part, which stays in the cache, by threads: memory is passed over
+    once, and the total's bits depend neither on the parts nor on the threads.
 
     Examples:
         >>> total = {"w": torch.zeros(2).double()}
@@ -117,14 +123,12 @@ def fold_(total: Tensors, sums: Sequence[Tensors]) -> list[float]:
         (value.view(-1), [given[name].contiguous().view(-1) for given in sums])
         for name, value in total.items()
     ]
-    threads = torch.get_num_threads()
-    size = _FOLDED * max(1, threads // 4)  # many threads wait for each other's Python
+    size = _FOLDED * max(1, torch.get_num_threads() // 4)  # many wait for each other's Python
     parts = [
         (whole[start : start + size], [given[start : start + size] for given in added])
         for whole, added in flat
         for start in range(0, len(whole), size)
     ]
-    threads = threads if len(parts) > 1 else 1
 
     def work(of_a_thread: Sequence[tuple[torch.Tensor, list[torch.Tensor]]]) -> list[list[float]]:
         double = torch.empty(size, dtype=torch.float64)
@@ -136,12 +140,37 @@ def fold_(total: Tensors, sums: Sequence[Tensors]) -> list[float]:
                 whole.add_(wide)
         return norms
 
-    with one_thread_an_operation(), ThreadPoolExecutor(threads) as pool:
-        shares = list(pool.map(work, [parts[first::threads] for first in range(threads)]))
+    shares = by_threads(work, parts, sum(len(whole) for whole, _ in flat))
     return [
         math.hypot(*sorted(length for share in shares for length in share[number]))
         for number in range(len(sums))
     ]
+
+
+def by_threads(
+    work: Callable[[Sequence[_Item]], _Result], items: Sequence[_Item], entries: int
+) -> list[_Result]:
+    """Return what `work` returns for each thread's share of items that have so many entries.
+
+    There are as many threads as torch has, or fewer where entries are few. Each of torch's
+    operations has one of them.
+    """
+    threads = min(torch.get_num_threads(), 1 + entries // _A_THREADS)
+    with one_thread_an_operation():
+        if threads == 1:
+            return [work(items)]
+        with ThreadPoolExecutor(threads) as pool:
+            return list(pool.map(work, [items[first::threads] for first in range(threads)]))
+
+
+def threads_by_size(tensors: Tensors) -> AbstractContextManager[None]:
+    """Give torch's operations on tensors one thread inside the block where entries are few in all.
+
+    Cut among threads, each of them would wait for a thread to wake: milliseconds, where another
+    process has its core or where sixteen are there.
+    """
+    few = sum(value.numel() for value in tensors.values()) < _FEW
+    return one_thread_an_operation() if few else nullcontext()
 
 
 @contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate, chain
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -13,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from fedsim.seeding import AesStream, NoiseKey
-from fedsim.tensors import Tensors, one_thread_an_operation
+from fedsim.tensors import Tensors, by_threads
 
 Result = TypeVar("Result")
 
@@ -47,8 +46,8 @@ def release_(
     costs no privacy, and adds a 2^-36th of the noise's variance at most.
 
     Estimate, norm, noise and grid are computed chunk by chunk, in float64 on the device of the
-    total, by as many threads as torch has. A chunk has a stream of its own, so the noise of an
-    entry depends on `noise` and on where the entry stands, on nothing else.
+    total, by threads. A chunk has a stream of its own, so the noise of an entry depends on `noise`
+    and on where the entry stands, on nothing else.
 
     Args:
         total: float64. What lies on the CPU is overwritten by the release: at the size of a whole
@@ -141,24 +140,21 @@ def _together(tensors: Tensors) -> int:
 def by_chunks(
     tensors: Tensors, work: Callable[[Chunk, Normals], Result], together: int = 1
 ) -> list[Result]:
-    """Return what `work` returns for each chunk, by as many threads as torch has.
+    """Return what `work` returns for each chunk, by threads; see `by_threads`.
 
     Args:
         tensors: contiguous.
         work: from a chunk.
         together: whole chunks that are one.
     """
-    chunks, threads = chunks_of(tensors, together), torch.get_num_threads()
+    chunks = chunks_of(tensors, together)
+    entries = sum(len(chunk.entries) for chunk in chunks)
 
     def of_a_thread(share: Sequence[Chunk]) -> list[Result]:
         normals = Normals(max((len(chunk.entries) for chunk in share), default=0))
         return [work(chunk, normals) for chunk in share]
 
-    if sum(len(chunk.entries) for chunk in chunks) <= CHUNK:
-        return of_a_thread(chunks)
-    with one_thread_an_operation(), ThreadPoolExecutor(threads) as pool:
-        shares = [chunks[first::threads] for first in range(threads)]
-        return [value for share in pool.map(of_a_thread, shares) for value in share]
+    return list(chain.from_iterable(by_threads(of_a_thread, chunks, entries)))
 
 
 class EarlierNoise(Protocol):
@@ -211,9 +207,9 @@ class Normals:
         for number, own in enumerate(words):
             np.copyto(there[:2, number].numpy(), own.reshape(2, half))
         there[0].abs_().mul_(2.0**-63)
-        if float(there[0].min()) < _SMALL:
-            for uniforms, own, stream in zip(there[0].numpy(), words, streams, strict=True):
-                _refine_(uniforms, own[:half], stream)
+        for number, least in enumerate(there[0].amin(dim=1).tolist()):
+            if least < _SMALL:
+                _refine_(there[0, number].numpy(), words[number][:half], streams[number])
         radius, angle, cosine = there.to(entries.device)
         radius.log_().mul_(-2.0 * stddev**2).sqrt_()
         torch.cos(angle.mul_(math.pi * 2.0**-63), out=cosine)

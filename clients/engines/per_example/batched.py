@@ -270,7 +270,8 @@ class BatchedEngine:
             def take(name: str, term: Term, own: slice = own) -> None:
                 gradients(name, term.map(itemgetter(own)))
 
-            losses = run(self._model, self._layers, parameters, part.batch, take)
+            sink = gradients if len(unit_of_row) == len(part.batch.tokens) else take
+            losses = run(self._model, self._layers, parameters, part.batch, sink)
             means.index_add_(0, unit_of_row, losses[own].to(dtype))
         return gradients, means
 

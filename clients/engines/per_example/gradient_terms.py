@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol, Self
 import torch
 
 from fedsim.clients.engines.clipped_sums import block_squares
-from fedsim.clients.models.gpu_kernels import aligned, sent
+from fedsim.clients.models.gpu_kernels import aligned, readable, sent
 
 _SMALL = 400  # multiplications
 
@@ -55,10 +55,12 @@ def write_product(out: torch.Tensor, left: torch.Tensor, right: torch.Tensor, *,
     elif out.device.type == "cuda":
         low = min(left.dtype, right.dtype, key=lambda dtype: dtype.itemsize)
         left, right = aligned(left.to(low)), aligned(right.to(low))
-        if add:
-            out += multiply(left, right, out.dtype)
-        else:
-            multiply(left, right, out.dtype, out=out)
+        for rows in readable(left):
+            own = out[..., rows, :]
+            if add:
+                own += multiply(left[..., rows, :], right, out.dtype)
+            else:
+                multiply(left[..., rows, :], right, out.dtype, out=own)
     else:
         write_product(out, left.to(out.dtype), right.to(out.dtype), add=add)
 
@@ -267,11 +269,15 @@ class Total(_Tensors):
 
     values: torch.Tensor
 
+    def of_rows(self, dtype: torch.dtype) -> torch.Tensor:
+        """Return the sums of each sequence, (sequences, size), summed in this type."""
+        return self.values.sum(dim=1, dtype=dtype)
+
     def into(self, gradients: torch.Tensor, segments: Segments, *, add: bool) -> None:
         """Write per-unit gradients, or add them to what is there, into (units, size)."""
         if not add:
             gradients.zero_()
-        sums = self.values.sum(dim=1, dtype=gradients.dtype)
+        sums = self.of_rows(gradients.dtype)
         for segment in segments:  # in an order of the unit's own rows alone
             gradients[segment.units] += by_unit(sums[:, None], segment).sum(dim=1)
 

@@ -30,6 +30,7 @@ from fedsim.clients.engines.per_example.gradient_terms import (
     merged,
     write_product,
 )
+from fedsim.clients.models.gpu_kernels import sent
 from fedsim.tensors import Tensors
 
 _WIDENED = 2**21  # entries that are in float64 at once: a copy of all would be memory at its peak
@@ -182,14 +183,31 @@ class _Vectors:
             if like.ndim == 1:
                 names_of.setdefault(len(like), []).append(name)
         self._names, self._groups = list(names_of.values()), []
-        for size, names in names_of.items():
+        self._places: dict[str, tuple[int, int]] = {}
+        for number, (size, names) in enumerate(names_of.items()):
             like = layout[names[0]].new_empty(len(names), size)
             self._groups.append(buffers.take(f"vectors of {size}", num_units, like).zero_())
-        self.of = {
-            name: group[:, place]
-            for names, group in zip(self._names, self._groups, strict=True)
-            for place, name in enumerate(names)
-        }
+            self._places |= {name: (number, place) for place, name in enumerate(names)}
+        self._waiting: list[dict[int, torch.Tensor]] = [{} for _ in self._groups]
+
+    def add(self, name: str, term: Total, segments: Segments) -> None:
+        """Take a term of a pass; with those of other vectors it is added once the pass is done."""
+        group, place = self._places[name]
+        if place in self._waiting[group]:  # its layer is called again
+            self.end_pass(segments)
+        self._waiting[group][place] = term.of_rows(self._groups[group].dtype)
+
+    def end_pass(self, segments: Segments) -> None:
+        """Add what the pass of these segments brought."""
+        for group, waiting in zip(self._groups, self._waiting, strict=True):
+            if not waiting:
+                continue
+            places = sent(torch.tensor([*waiting]), group.device)
+            rows = torch.stack([*waiting.values()], dim=1)
+            for segment in segments:  # in an order of the unit's own rows alone
+                own = rows[segment.rows].view(segment.num_units, -1, *rows.shape[1:])
+                group[segment.units].index_add_(1, places, own.sum(dim=1))
+            waiting.clear()
 
     def drop(self, units: torch.Tensor) -> None:
         """Put zeros for these units."""
@@ -246,6 +264,7 @@ class Materialised:
         """Set the units that the sequences of the following terms belong to."""
         if self._deferred.num_bytes > self._room:
             self._deferred.write(self._buffer)
+        self._vectors.end_pass(self._segments)
         self._segments = segments
         self._num_passes += 1
 
@@ -260,7 +279,7 @@ class Materialised:
         again = self._num_passes in passes
         passes.add(self._num_passes)
         if isinstance(term, Total):
-            term.into(self._vectors.of[name], self._segments, add=True)
+            self._vectors.add(name, term, self._segments)
             return
         if isinstance(term, StackedProduct):  # of a stack a unit uses some
             term.into(self._buffer(name, zero=True), self._segments, add=True)
@@ -274,17 +293,16 @@ class Materialised:
             term.into(self._buffer(name), self._segments, add=again)
             if again:
                 self._changed.add(name)
-            elif name not in self._changed:
+            elif name not in self._changed and self._layout[name].is_cpu:
                 self._take_squares(name)
         else:
             self._deferred.add(name, term, self._segments)
             self._changed.add(name)
 
     def _take_squares(self, name: str) -> None:
-        """Take the squared norms of gradients while they are still in the cache."""
+        """Take the squared norms of gradients while they are still in a CPU's cache."""
         if name not in self._squares:
-            device = self._layout[name].device
-            self._squares[name] = torch.zeros(self._num_units, dtype=torch.float64, device=device)
+            self._squares[name] = torch.zeros(self._num_units, dtype=torch.float64)
         for segment in self._segments:
             formed = self._dense[name][segment.units]
             self._squares[name][segment.units] = block_squares(formed.flatten(1))
@@ -308,6 +326,7 @@ class Materialised:
             if len(passes) != self._num_passes:
                 raise NotCovered(f"{name} (not every sequence uses it)")
         self._deferred.write(self._buffer)
+        self._vectors.end_pass(self._segments)
         for name, chain in self._chains.items():
             for gradient in self._dense[name]:  # one unit at a time stays in the cache
                 chain(gradient)

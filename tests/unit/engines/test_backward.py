@@ -14,7 +14,7 @@ from fedsim.clients.engines.per_example import batched, capture, chunks, row_bit
 from fedsim.clients.engines.per_example import materialised as per_example
 from fedsim.clients.engines.per_example.batched import Buffers
 from fedsim.clients.engines.per_example.capture import OpenModel, find_layers, run
-from fedsim.clients.engines.per_example.gradient_terms import Term
+from fedsim.clients.engines.per_example.gradient_terms import Segments, Term, Total
 from fedsim.clients.engines.per_example.materialised import _Vectors, materialised
 from fedsim.clients.engines.per_example.row_bits import pass_bytes
 from fedsim.clients.models.checkpointing import checkpointed
@@ -153,16 +153,40 @@ def test_a_layers_extra_state_is_no_tensor(monkeypatch: pytest.MonkeyPatch) -> N
     assert total.num_units == 1
 
 
+def test_vectors_of_a_pass_are_added_once_each_time_their_layer_is_called() -> None:
+    """Units with other numbers of sequences, in two passes; a layer that is called twice in one."""
+    layout = {"a": torch.zeros(5), "b": torch.zeros(5), "c": torch.zeros(3)}
+    vectors, expected = _Vectors(Buffers(), layout, 3), torch.zeros(3, 13, dtype=torch.float64)
+    places = {"a": slice(0, 5), "b": slice(5, 10), "c": slice(10, 13)}
+    for counts, names in (([2, 0, 1], "abca"), ([0, 3, 2], "cb")):
+        segments = Segments(counts, whole=False)
+        owners = segments.unit_of_row(torch.device("cpu"))
+        for name in names:
+            values = torch.randn(sum(counts), 4, len(layout[name]))
+            vectors.add(name, Total(values), segments)
+            expected[:, places[name]].index_add_(0, owners, values.sum(dim=1).double())
+        vectors.end_pass(segments)
+    of_units = [
+        dict(vectors.weighted_sum(dict.fromkeys(layout, torch.eye(3, dtype=torch.float64)[unit])))
+        for unit in range(3)
+    ]
+    found = torch.stack([torch.cat([one[name] for name in layout]) for one in of_units])
+    torch.testing.assert_close(found.float(), expected.float())
+
+
 def test_vectors_are_widened_some_units_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     layout = {"a": torch.zeros(5), "b": torch.zeros(5), "c": torch.zeros(3), "d": torch.zeros(2, 2)}
     vectors = _Vectors(Buffers(), layout, 7)
     factors = {name: torch.rand(7, dtype=torch.float64) for name in layout}
-    for value in vectors.of.values():
-        value.normal_()
+    segments = Segments([1] * 7, whole=True)
+    values = {name: torch.randn(7, 1, len(layout[name])) for name in "abc"}
+    for name, value in values.items():
+        vectors.add(name, Total(value), segments)
+    vectors.end_pass(segments)
     whole = dict(vectors.weighted_sum(factors))
     assert list(whole) == ["a", "b", "c"]
     for name, total in whole.items():
-        torch.testing.assert_close(total, factors[name] @ vectors.of[name].double())
+        torch.testing.assert_close(total, factors[name] @ values[name][:, 0].double())
     monkeypatch.setattr(per_example, "_WIDENED", 30)  # three units of the two longer ones
     for name, total in vectors.weighted_sum(factors):
         torch.testing.assert_close(total, whole[name])

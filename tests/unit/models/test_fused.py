@@ -22,6 +22,7 @@ from fedsim.clients.models.gpu_kernels import (
     align_words,
     aligned,
     aligned_room,
+    readable,
     sent,
 )
 from fedsim.clients.models.tokenizers import word_tokenizer
@@ -132,6 +133,15 @@ def test_room_that_is_made_for_them_is_read_as_it_is_by_units_and_turned(size: i
     assert room.dtype == torch.bfloat16
     side = room.reshape(2, -1, size).mT
     assert aligned(side).data_ptr() == side.data_ptr() == room.data_ptr()
+
+
+@pytest.mark.parametrize("size", [5, 48, 49, 55])
+def test_rows_of_a_side_are_read_in_eights_and_the_rest(size: int) -> None:
+    turned, plain = aligned_room(torch.empty(2, 16, size), torch.float32).mT, torch.empty(size, 16)
+    parts = [[*range(size)][rows] for rows in readable(turned)]
+    assert [row for part in parts for row in part] == [*range(size)]
+    assert all(len(part) % 8 == 0 or len(part) < 8 for part in parts)
+    assert readable(plain) == [slice(size)]
 
 
 def test_what_is_sent_to_the_device_it_is_on_stays() -> None:

@@ -57,17 +57,21 @@ def choose_engine(
     """
     if name == "auto":
         return Auto(model, tokens_per_unit, gpu_share) if task.averages_gradients else loop
-    return _engine(name, model, gpu_share)
+    return _engine(name, model, tokens_per_unit, gpu_share)
 
 
-def _engine(name: str, model: LanguageModel, gpu_share: float) -> Engine:
+def _engine(
+    name: str, model: LanguageModel, tokens_per_unit: float | None, gpu_share: float
+) -> Engine:
     if name == "loop":
         return loop
     if name == "vmap":
         return VmapEngine(model)
     opened = cast(OpenModel, model)
     num_bytes = chunks.public_budget(model.device, gpu_share) if _is_narrow(model) else None
-    return (ghost if name == "ghost" else materialised)(opened, num_bytes)
+    if name == "ghost":
+        return ghost(opened, num_bytes)
+    return materialised(opened, num_bytes, tokens_per_unit)
 
 
 def _is_narrow(model: LanguageModel) -> bool:
@@ -132,7 +136,7 @@ class Auto:
             # A worker with more memory free may take another engine, and who else is there
             # decides which worker computes a unit: all clip with the same margin.
             return partial(loop, norm_error=norm_error(parameters))
-        return _engine(name, self._model, self._gpu_share)
+        return _engine(name, self._model, self._tokens_per_unit, self._gpu_share)
 
     def _vmap_refused(self, parameters: Tensors) -> str | None:
         """Return why torch cannot vectorise the model; tried on made-up tokens, never on a text."""

@@ -1,4 +1,10 @@
 """Tasks: what a unit computes, from its examples to its update.
 
-A task is registered as an entry point `fedsim.tasks`; start at `fedsgd.py`.
+A task is registered as an entry point `fedsim.tasks`; start at `fedsgd.py`. Packages that bring one
+of their own build on the two names below.
 """
+
+from fedsim.clients.tasks.mean_gradient import mean_gradient
+from fedsim.clients.tasks.user_examples import UserTask
+
+__all__ = ["UserTask", "mean_gradient"]

@@ -83,7 +83,7 @@ class LocalSGD(UserTask):
         The loss is that of the first pass, the parameters moving under it.
         """
         batches = list(self.batches(unit, round))
-        local, loss = local_steps(self._model, parameters, unit, batches, self.learning_rate)
+        local, loss = local_steps(self.model, parameters, unit, batches, self.learning_rate)
         moved = {name: value - local[name] for name, value in parameters.items()}
         return Update(moved, loss=loss, num_gradients=sum(map(len, batches)))
 

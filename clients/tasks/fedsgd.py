@@ -17,4 +17,4 @@ class AveragedGradient(UserTask):
 
     def update(self, parameters: Tensors, unit: Unit, round: int) -> Update:
         """Return the mean gradient."""
-        return mean_gradient(self._model, parameters, unit)
+        return mean_gradient(self.model, parameters, unit)

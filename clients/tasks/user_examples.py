@@ -21,6 +21,10 @@ class UserTask:
 
     Keys are training users of the split. The weight is w_k = min(n_k/ŵ, 1) where `user_weight_cap`
     ŵ is given (McMahan et al. 2018, Algorithm 1; n_k counts the user's training examples), else 1.
+    What a unit computes is the subclass's `update`, and its `averages_gradients`.
+
+    Attributes:
+        model: the network, in the precision that it computes in.
     """
 
     def __init__(
@@ -33,7 +37,7 @@ class UserTask:
         streams: bool = False,
     ) -> None:
         """Take the settings; `streams` asks for examples' streams also without dropout."""
-        self._model = materials.model
+        self.model = materials.model
         self._store = materials.store
         self._split = materials.split
         self._seed = materials.seed

@@ -186,6 +186,7 @@ class _Session:
     charged_whole: bool = field(init=False, default=False)  # all planned rounds, run or not
     ended_before: bool = field(init=False, default=False)  # it diverged, and was killed then
     scores: PrivateScores | None = field(init=False, default=None)
+    warned: bool = field(init=False, default=False)  # of updates that are not finite
 
     def run(self, grid: Grid, device: str) -> None:
         """Begin or take up the run and train to its end."""
@@ -390,6 +391,15 @@ class _Session:
         )
         self.scores = None
         self._write(line)
+        if record.num_non_finite and not self.warned:
+            self.warned = True
+            log.warning(
+                "round %d: %d of %d updates had a NaN or an infinity and counted as zero; "
+                "metrics.jsonl has the number of each round (no ε covers it)",
+                state.round,
+                record.num_non_finite,
+                record.num_units,
+            )
         if state.round % self.config.training.checkpoint_every == 0 or self._last(state.round):
             self._elapsed(save=True)
             keep = self.config.training.keep_checkpoints

@@ -306,7 +306,7 @@ class OtherEnds(AveragedGradient):
         tokens = unit.tokens.clone()
         for row, length in enumerate(unit.lengths.tolist()):
             size = length - (length + 1) // 2
-            drawn = self._draw.integers(0, self._model.vocabulary_size, size)
+            drawn = self._draw.integers(0, self.model.vocabulary_size, size)
             tokens[row, length - size : length] = ~torch.from_numpy(drawn)
         return dataclasses.replace(unit, tokens=tokens)
 

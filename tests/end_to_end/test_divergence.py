@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,11 @@ def test_a_held_out_loss_that_is_not_finite_ends_the_run(speeches: Path, tmp_pat
         done = fedsim("run", config, "--out", out, *resume)
         assert done.returncode == 1
         assert done.stdout == ""
-        (said,) = [line for line in done.stderr.splitlines() if "engine" not in line]
+        *warned, said = [line for line in done.stderr.splitlines() if "engine" not in line]
         assert said.startswith("Diverged: round 4: the held-out loss is nan (computed on private")
+        assert len(warned) == (0 if resume else 1)  # once, and not of each round
+        all_of_them = r"round [23]: (\d+) of \1 updates had a NaN or an infinity .*no ε covers it\)"
+        assert all(re.fullmatch(all_of_them, line) for line in warned)
         report = load_report(out)
         assert report.diverged == said.removeprefix("Diverged: ")
         assert report.cost.rounds == load_metrics(out)[-1].round == 4

@@ -15,15 +15,18 @@ import pytest
 import torch
 
 import fedsim
+from fedsim.clients import tasks
 from fedsim.config import ModelConfig
 from fedsim.errors import ConfigError
 from fedsim.materials import load_model
+from fedsim.tensors import l2_norm
 from tests.conftest import small_config
 from tests.helpers.commands import Done
 from tests.helpers.commands import fedsim as fedsim_here
 from tests.third_party.fedsim_example.by_size import by_size
 from tests.third_party.fedsim_example.byte_model import ByteModel, load
 from tests.third_party.fedsim_example.csv_tracker import CsvTracker
+from tests.third_party.fedsim_example.proximal import Proximal
 
 PACKAGE = Path(__file__).parent.parent / "third_party"
 
@@ -117,6 +120,53 @@ def test_their_loader_loses_no_earlier_promise(
     assert promised in (tmp_path / "model" / "README.md").read_text(encoding="utf-8")
 
 
+def test_a_task_of_theirs_is_held_near_the_server(speeches: Path) -> None:
+    """The first step feels no pull; where a step undoes the last, the last one alone is left."""
+    config = small_config(speeches)
+    materials = fedsim.load_materials(config.seed, config.data, config.model, "cpu")
+    parameters = materials.model.initial_parameters()
+
+    def moved(steps: int, pull: float) -> dict[str, torch.Tensor]:
+        task = Proximal(materials, group_size=2, steps=steps, learning_rate=0.5, pull=pull)
+        return dict(task.update(parameters, task.unit(0, 0), 0).values)
+
+    unit = Proximal(materials, group_size=2, steps=1, learning_rate=0.5, pull=0.0).unit(0, 0)
+    one = moved(steps=1, pull=9.0)
+    gradient = tasks.mean_gradient(materials.model, parameters, unit).values
+    for name, value in one.items():
+        torch.testing.assert_close(value, 0.5 * gradient[name], rtol=1e-3, atol=1e-6)
+    after_one = {name: value - one[name] for name, value in parameters.items()}
+    last = tasks.mean_gradient(materials.model, after_one, unit).values
+    for name, value in moved(steps=2, pull=2.0).items():
+        torch.testing.assert_close(value, 0.5 * last[name], rtol=1e-3, atol=1e-6)
+    lengths = [l2_norm(moved(steps=4, pull=pull)) for pull in (0.0, 0.5, 2.0)]
+    assert lengths == sorted(lengths, reverse=True)
+
+
+def test_their_task_trains_at_the_price_of_user_level_sampling(
+    installed: Path, speeches: Path, tmp_path: Path
+) -> None:
+    path, run = tmp_path / "theirs.toml", tmp_path / "run"
+    local = {"task": "fedavg", "epochs": 3, "learning_rate": 0.5}
+    theirs = small_config(
+        speeches,
+        strategy={"name": "uls-proximal", "local": local},
+        privacy={"declared_num_users": 24},
+    )
+    path.write_text(theirs.to_toml(), encoding="utf-8")
+    done = with_package(installed, "run", path, "--out", run)
+    assert done.returncode == 0, done.stderr
+    privacy = fedsim.load_report(run).privacy
+    assert privacy.epsilon == pytest.approx(
+        fedsim.epsilon(fedsim.RoundCost(fedsim.PoissonSampling(0.25), 1.0, 1), 4, 1e-3), rel=1e-3
+    )
+    gradient = 'strategy.local={task="fedsgd"}'
+    wrong = with_package(installed, "run", path, "--set", gradient, "--out", tmp_path / "wrong")
+    assert wrong.returncode == 2
+    assert 'strategy.local.task: give "fedavg"' in wrong.stderr
+    assert not (tmp_path / "wrong").exists()
+
+
 def test_without_the_package_names_are_refused(
     config: Path, finished: Path, tmp_path: Path
 ) -> None:
@@ -133,8 +183,12 @@ def test_the_package_uses_public_names_only() -> None:
     for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                names = {alias.name for alias in node.names}
+                if node.module == "fedsim.clients.tasks":
+                    assert names <= set(tasks.__all__)
+                    continue
                 assert not node.module.startswith("fedsim."), f"{path.name}: {node.module}"
-                used |= {alias.name for alias in node.names if node.module == "fedsim"}
+                used |= names if node.module == "fedsim" else set()
     assert {"RoundPlan", "ModelConfig", "RoundMetrics"} <= used <= set(fedsim.__all__)
 
 

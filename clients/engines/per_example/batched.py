@@ -7,6 +7,7 @@ per-unit gradients, or without forming them.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from operator import itemgetter
@@ -75,6 +76,7 @@ class BatchedEngine:
         *,
         num_bytes: int | None = None,
         keeps_terms: bool = False,
+        tokens_per_unit: float | None = None,
     ) -> None:
         """Wrap a model.
 
@@ -85,12 +87,14 @@ class BatchedEngine:
             num_bytes: that a chunk may use; by default from the device.
             keeps_terms: whether a chunk keeps its terms to its end and forms no gradients of
                 matrices: all its passes together must then fit the memory.
+            tokens_per_unit: the most tokens of a unit, a public number; None: many.
         """
         self._model = model
         self._make = make
         self._keeps_terms = keeps_terms
         self._buffers = Buffers()
         self._num_bytes = num_bytes
+        self._tokens_per_unit = tokens_per_unit
         self._layers: Sequence[HookedLayer] = ()
         self._limits: chunks.Limits | None = None
         self._row_tokens = 0
@@ -186,8 +190,10 @@ class BatchedEngine:
             # The parameters, the sum in float64, and what a chunk adds to it.
             once += sum(value.numel() for value in parameters.values()) * (4 + 8 + 8)
             num_bytes = max(0, num_bytes - once)
+        tokens = self._tokens_per_unit
+        rows = None if tokens is None else math.ceil(tokens / length)
         limits = chunks.limits_for_passes(
-            num_bytes, bytes_per_unit, bytes_per_token, length, device
+            num_bytes, bytes_per_unit, bytes_per_token, length, device, rows_per_unit=rows
         )
         self._fix_sizes(limits)
         return limits

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -23,6 +24,7 @@ GPU_SHARE = 0.8  # of what is free
 # Of a chunk's bytes, where its passes have one size; and of what they leave, for gradients: the
 # rest is for the sides of products of units that two passes share.
 _OF_PASSES, _OF_UNITS = 0.6, 0.9
+_WELL_FILLED = 0.9  # of a pass's rows
 # Of passes of one size on a GPU: enough for an H100. All of them are filled, with empty rows.
 PASS_TOKENS = 32768
 
@@ -98,10 +100,14 @@ def limits_for_passes(
     bytes_per_token: int,
     length: int,
     device: torch.device,
+    *,
+    rows_per_unit: int | None = None,
 ) -> Limits:
     """Return limits that leave to units what a pass of the largest size does not take.
 
-    On a GPU a pass is a hundred kernels a layer, whatever its size, so passes come first.
+    On a GPU a pass is a hundred kernels a layer, whatever its size, so passes come first: the
+    largest that the units of a chunk can fill. Where gradients are large and units bring little, a
+    larger one would be empty rows for the most part.
 
     Args:
         num_bytes: of a chunk.
@@ -109,13 +115,26 @@ def limits_for_passes(
         bytes_per_token: of a pass.
         length: of the longest row.
         device: that computes.
+        rows_per_unit: that a unit brings at most; None: enough to fill a pass.
     """
     most = PASS_TOKENS if device.type == "cuda" else CPU_TOKENS
     most = min(most, int(_OF_PASSES * num_bytes) // max(1, bytes_per_token))
-    tokens = largest(most // length) * length or max(1, most)
-    left = num_bytes - tokens * bytes_per_token
-    units = max(1, int(_OF_UNITS * left) // max(1, bytes_per_unit))
-    return Limits(tokens, units, num_bytes=left, bytes_per_unit=bytes_per_unit)
+    rows = largest(most // length)
+    while True:
+        tokens = rows * length or max(1, most)
+        left = num_bytes - tokens * bytes_per_token
+        units = max(1, int(_OF_UNITS * left) // max(1, bytes_per_unit))
+        if rows_per_unit is None or rows < 2 or _filled(units, rows_per_unit, rows) >= _WELL_FILLED:
+            return Limits(tokens, units, num_bytes=left, bytes_per_unit=bytes_per_unit)
+        rows = largest(rows - 1)
+
+
+def _filled(units: int, each: int, rows: int) -> float:
+    """Return how much of its passes of so many rows a chunk fills, by units with `each` rows."""
+    step = rows // math.gcd(rows, each)  # so many units fill passes to the last row
+    if 2 * (units // step * step) >= max(1, units):
+        return 1.0
+    return units * each / (math.ceil(units * each / rows) * rows)
 
 
 def largest(most: int) -> int:

@@ -380,6 +380,8 @@ class Materialised:
                 yield name, sum_of_rows(factor, self._dense[name].flatten(1)).view(like.shape)
 
 
-def materialised(model: OpenModel, num_bytes: int | None = None) -> BatchedEngine:
+def materialised(
+    model: OpenModel, num_bytes: int | None = None, tokens_per_unit: float | None = None
+) -> BatchedEngine:
     """Return the engine that forms every unit's gradient; see `BatchedEngine`."""
-    return BatchedEngine(model, Materialised, num_bytes=num_bytes)
+    return BatchedEngine(model, Materialised, num_bytes=num_bytes, tokens_per_unit=tokens_per_unit)

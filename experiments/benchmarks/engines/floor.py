@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import time
 from collections.abc import Sequence
 from typing import Any, cast
@@ -82,6 +83,7 @@ class StrongFloor:
         self()  # moments, and buffers of gradients
         if compiles:
             self._choose(self._network(work))
+            gc.collect()  # the network that was not chosen refers to itself
 
     def __call__(self) -> None:
         """Take a step, and wait for a GPU to have finished."""

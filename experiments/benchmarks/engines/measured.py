@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -124,7 +125,8 @@ class Contestant:
     def __init__(self, engine: str, work: Workload) -> None:
         self.work = work
         self.total: Tensors = {}
-        self.engine: Engine = choose_engine(engine, work.task, work.model)
+        most = max(unit.tokens.numel() for unit in work.units)
+        self.engine: Engine = choose_engine(engine, work.task, work.model, most)
 
     def __call__(self) -> None:
         """Compute, and wait for a GPU to have finished."""
@@ -164,6 +166,7 @@ def _fastest_batch(work: Workload, sizes: Sequence[int]) -> tuple[int, float]:
                 _computed_floor(work, size)
             except torch.OutOfMemoryError:
                 del taken[size]
+                gc.collect()
                 torch.cuda.empty_cache()
                 continue
             taken[size] = min(taken[size], time.perf_counter() - started)

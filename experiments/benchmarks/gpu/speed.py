@@ -8,6 +8,7 @@ weights' gradients, which leaves 2 + 2. Attention's own products are not counted
 from __future__ import annotations
 
 import gc
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,6 +27,8 @@ from fedsim.experiments.benchmarks.server.large_round import save_random
 from fedsim.grids.records import ClientSpec
 from fedsim.plan import TaskSpec
 from fedsim.utils.machine import Row
+
+log = logging.getLogger(__name__)
 
 _LENGTH = 128
 # Users, their examples, and how many times the floor's seconds the private sum may take.
@@ -60,6 +63,7 @@ def ratios(device: str, quick: bool) -> Iterator[Row]:
             try:
                 yield from case_rows(case, goal, _BATCH_SIZES, _REPETITIONS)
             except RuntimeError as error:  # no memory, for one
+                log.exception("%s", name)
                 failed.append(f"{name}: {type(error).__name__}: {error}")
     network.cache_clear()  # the next section wants the memory
     if failed:

@@ -189,8 +189,8 @@ def test_the_floor_takes_the_batch_size_that_was_fastest_at_its_best(
 def test_an_engine_that_computes_something_else_is_no_result(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def choose(name: str, task: Task, model: LanguageModel) -> Engine:
-        right = choose_engine(name, task, model)
+    def choose(name: str, task: Task, model: LanguageModel, tokens: float) -> Engine:
+        right = choose_engine(name, task, model, tokens)
 
         def wrong(
             task: Task, parameters: Tensors, keys: Keys, clip: Clip, round: int

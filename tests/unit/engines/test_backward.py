@@ -111,6 +111,32 @@ def test_a_pass_and_its_units_fit_the_memory(
     assert num_bytes < 10**9 or found.tokens > most // 2
 
 
+@pytest.mark.parametrize(
+    ("rows_per_unit", "rows", "units"),
+    [
+        (None, 128, 19),
+        (16, 128, 19),  # sixteen of the units fill two passes
+        (4, 96, 23),
+        (2, 48, 29),
+        (1, 32, 31),
+    ],
+)
+def test_large_gradients_of_users_with_little_text_have_passes_that_they_fill(
+    rows_per_unit: int | None, rows: int, units: int
+) -> None:
+    """The numbers of 350 M parameters on a GPU of 80 GB: a user is as large as 7 rows."""
+    found = chunks.limits_for_passes(
+        56 * 10**9,
+        1_419_000_000,
+        1_540_000,
+        128,
+        torch.device("cuda"),
+        rows_per_unit=rows_per_unit,
+    )
+    assert found.tokens == rows * 128
+    assert found.units == units
+
+
 def test_a_passes_bytes_are_what_autograd_keeps() -> None:
     """A function of network and length alone; with activations that longer rows have more of."""
     model, parameters = narrow("gpt2 untied")

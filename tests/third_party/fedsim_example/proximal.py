@@ -1,0 +1,101 @@
+"""A task, and the strategy that asks for it: local training that is held near the server.
+
+FedProx (Li et al. 2020): a user takes steps of gradient descent on its own loss plus
+pull/2 · ‖θ − θ_server‖², and sends the difference. Users who differ much drift apart less. Sampler,
+clip, denominator, noise and cost are those of user-level sampling, whatever the steps are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from fedsim import (
+    Config,
+    ConfigError,
+    FixedDenominator,
+    Materials,
+    PoissonSampling,
+    RoundPlan,
+    TaskSpec,
+    Unit,
+    Update,
+    private_plan,
+)
+from fedsim.clients.tasks import UserTask, mean_gradient
+
+_PULL = 0.1
+
+
+class Proximal(UserTask):
+    """Steps on the gradient of all of a unit's examples; units come from `UserTask`.
+
+    Attributes:
+        averages_gradients: false, so that no engine computes a gradient in place of `update`.
+    """
+
+    averages_gradients: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        materials: Materials,
+        *,
+        group_size: int,
+        steps: int,
+        learning_rate: float,
+        pull: float,
+    ) -> None:
+        super().__init__(materials, group_size=group_size)
+        self._steps, self._learning_rate, self._pull = steps, learning_rate, pull
+
+    def update(self, parameters: Mapping[str, torch.Tensor], unit: Unit, round: int) -> Update:
+        """Return θ_server − θ_local; the server's optimizer takes it as a gradient."""
+        local = dict(parameters)
+        first_loss, num_gradients = 0.0, 0
+        for step in range(self._steps):
+            found = mean_gradient(self.model, local, unit)  # zero for a unit without examples
+            first_loss = first_loss if step else found.loss
+            num_gradients += found.num_gradients
+            for name, start in parameters.items():
+                slope = found.values[name] + self._pull * (local[name] - start)
+                local[name] = local[name] - self._learning_rate * slope
+        moved = {name: value - local[name] for name, value in parameters.items()}
+        return Update(moved, loss=first_loss, num_gradients=num_gradients)
+
+
+def build(config: Config, materials: Materials) -> RoundPlan:
+    """Return the plan: a coin for each user, one clipped difference a user.
+
+    `strategy.local` says how many steps (its epochs) and how long they are.
+
+    Raises:
+        ConfigError: a key is missing, or cannot be.
+    """
+    strategy, num_users = config.strategy, config.privacy.declared_num_users
+    if strategy.local.task != "fedavg":
+        raise ConfigError('strategy.local.task: give "fedavg", and its epochs and learning_rate')
+    if num_users is None or strategy.cohort_size is None or strategy.cohort_size > num_users:
+        raise ConfigError("privacy.declared_num_users: give it, and a cohort_size up to it")
+    coins = PoissonSampling(strategy.cohort_size / num_users)
+    return private_plan(
+        config,
+        materials,
+        unit="user",
+        pool=np.arange(materials.split.num_users, dtype=np.int64),
+        population=num_users,
+        sampling=coins,
+        task=TaskSpec(
+            name="example-proximal",
+            options={
+                "group_size": strategy.group_size,
+                "steps": strategy.local.epochs,
+                "learning_rate": strategy.local.learning_rate,
+                "pull": _PULL,
+            },
+        ),
+        estimator=FixedDenominator(coins.probability, num_users),
+        assumptions=(f"The number of users, {num_users}, was declared public.",),
+    )

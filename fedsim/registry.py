@@ -13,7 +13,7 @@ from typing import Any
 
 from fedsim.errors import ConfigError, nearest
 
-OWN = "fedsim-dp"
+_OWN = "fedsim-dp"
 
 
 def names(group: str) -> list[str]:
@@ -36,9 +36,14 @@ def distribution(group: str, name: str) -> str:
         return ""
     package, version = _named(entry.dist)
     named = f"{package} {version}"
-    if package == OWN:
+    if package == _OWN:
         return named
     return f"{named} {entry.value} {_same_source(entry.module, package)}"
+
+
+def is_own(package: str) -> bool:
+    """Return whether a `distribution` is fedsim's own."""
+    return package.startswith(f"{_OWN} ")
 
 
 def _entry(group: str, name: str) -> EntryPoint | None:
@@ -121,7 +126,7 @@ def resolve(group: str, name: str, field: str) -> Any:  # noqa: ANN401  (each gr
         try:
             return entry.load()
         except (ImportError, AttributeError) as error:
-            if package.startswith(f"{OWN} "):
+            if is_own(package):
                 raise
             raise ConfigError(
                 f"{field} = {name!r}: {entry.value!r} of plug-in {package.split()[0]!r} cannot be "

@@ -32,10 +32,10 @@ from fedsim.config.schema import ClipConfig
 from fedsim.errors import ConfigError, kind_of
 from fedsim.estimators import Estimator
 from fedsim.language_model import LanguageModel
-from fedsim.materials import Materials
+from fedsim.materials import Materials, loader_name
 from fedsim.noise import INDEPENDENT, NoiseMatrix, banded_matrix, buffered_matrix
 from fedsim.plan import RoundPlan, TaskSpec
-from fedsim.registry import OWN, distribution, resolve
+from fedsim.registry import distribution, distributions, is_own, resolve
 from fedsim.release_seed import release_seed
 from fedsim.sampling import (
     BalancedSampling,
@@ -77,9 +77,7 @@ def build_plan(config: Config, materials: Materials) -> RoundPlan:
         *(plan.noise_multiplier, plan.noise_stddev, plan.units_per_user, _released(plan.relation)),
     ]
     graph = materials.store.graph
-    if graph is not None or not distribution("strategies", config.strategy.name).startswith(
-        f"{OWN} "
-    ):
+    if graph is not None or not is_own(distribution("strategies", config.strategy.name)):
         # What bounding keeps, or another's strategy pools, may be nowhere in the config.
         made.append(hashlib.sha256(np.ascontiguousarray(plan.pool, "<i8").tobytes()).hexdigest())
     if plan.entropy == "secure" and (materials.seed < 2**64 or materials.seed == config.seed):
@@ -87,9 +85,28 @@ def build_plan(config: Config, materials: Materials) -> RoundPlan:
     shared = config.privacy.shared
     return replace(
         plan,
+        assumptions=(*plan.assumptions, *_of_others(config, plan)),
         seed=release_seed(config, materials, made),
         uncharged=None if shared is None else str(shared.ledger),
     )
+
+
+def _of_others(config: Config, plan: RoundPlan) -> tuple[str, ...]:
+    """Return whose code the promise rests on besides, where the run has plug-ins."""
+    named = {
+        "strategies": config.strategy.name,
+        "tasks": plan.task.name,
+        "models": loader_name(config.model.name_or_path),
+    }
+    kinds = {"strategies": "strategy", "tasks": "task", "models": "model"}
+    found = [
+        f"{kinds[group]} {named[group]!r} of {' '.join(package.split()[:2])}"
+        for group, package in distributions(named).items()
+        if package and not is_own(package)
+    ]
+    if not found:
+        return ()
+    return (f"The guarantee rests on code that is not fedsim's, too: {', '.join(found)}.",)
 
 
 def plan_terms(
@@ -167,7 +184,7 @@ def _checked(plan: RoundPlan, config: Config, materials: Materials) -> RoundPlan
 def _check_task(plan: RoundPlan, materials: Materials, where: str) -> None:
     """Raise `ConfigError` for a task of other units, or a plug-in's that engines could not call."""
     spec = plan.task
-    if distribution("tasks", spec.name).startswith(f"{OWN} "):
+    if is_own(distribution("tasks", spec.name)):
         if (spec.name == _OF_EXAMPLES) != (plan.unit == "example"):
             raise ConfigError(f"{where}: task {spec.name!r} is not for {plan.unit}s")
         return

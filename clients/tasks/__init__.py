@@ -4,7 +4,7 @@ A task is registered as an entry point `fedsim.tasks`; start at `fedsgd.py`. Pac
 of their own build on the two names below.
 """
 
-from fedsim.clients.tasks.mean_gradient import mean_gradient
+from fedsim.clients.tasks.gradients import mean_gradient
 from fedsim.clients.tasks.user_examples import UserTask
 
 __all__ = ["UserTask", "mean_gradient"]

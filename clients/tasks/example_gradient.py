@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from fedsim.clients.models.dropout import drops, example_streams
-from fedsim.clients.tasks.mean_gradient import mean_gradient
+from fedsim.clients.tasks.gradients import mean_gradient
 from fedsim.evaluation.scoring import owners
 from fedsim.execution import Keys, Unit, Update
 from fedsim.materials import Materials

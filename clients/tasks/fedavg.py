@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from fedsim.clients.models.dropout import at_step
-from fedsim.clients.tasks.mean_gradient import mean_gradient
+from fedsim.clients.tasks.gradients import mean_gradient
 from fedsim.clients.tasks.user_examples import UserTask
 from fedsim.data.selection import CohortRule
 from fedsim.data.store.keys import base, hashes

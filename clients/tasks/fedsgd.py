@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from fedsim.clients.tasks.mean_gradient import mean_gradient
+from fedsim.clients.tasks.gradients import mean_gradient
 from fedsim.clients.tasks.user_examples import UserTask
 from fedsim.execution import Unit, Update
 from fedsim.tensors import Tensors

@@ -14,7 +14,7 @@ from fedsim.plan import RoundPlan
 from fedsim.planner.budget import at_budget, largest_budget
 from fedsim.planner.noise import Noise
 from fedsim.planner.variants import changed, tried
-from fedsim.registry import OWN, distribution, names
+from fedsim.registry import distribution, is_own, names
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +30,7 @@ def check_plannable(config: Config) -> None:
     """Raise `ConfigError` where the two strategies cannot be compared at one promise."""
     privacy, local = config.privacy, config.strategy.local
     name = config.strategy.name
-    if name in names("strategies") and not distribution("strategies", name).startswith(f"{OWN} "):
+    if name in names("strategies") and not is_own(distribution("strategies", name)):
         raise ConfigError(
             f"strategy.name = {name!r}: the plan compares uls and els, and knows no plug-in; plan "
             "with one of them, and take over by hand what serves yours"

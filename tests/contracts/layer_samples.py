@@ -43,7 +43,7 @@ from fedsim.clients.models.mcmahan_lstm import McMahanLstmConfig, McMahanLstmFor
 from fedsim.clients.models.tiny_gpt import VOCABULARY_SIZE
 from fedsim.clients.models.tokenizers import byte_pair_tokenizer, word_tokenizer
 from fedsim.clients.models.transformers_model import TransformersModel
-from fedsim.clients.tasks.mean_gradient import mean_gradient
+from fedsim.clients.tasks.gradients import mean_gradient
 from fedsim.config import ModelConfig
 from fedsim.estimators import WeightedSum
 from fedsim.execution import Keys, Unit, Update

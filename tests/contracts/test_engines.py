@@ -26,7 +26,7 @@ from fedsim.clients.models.mixed_precision import in_precision
 from fedsim.clients.tasks.example_gradient import ExampleGradient
 from fedsim.clients.tasks.fedavg import LocalSGD
 from fedsim.clients.tasks.fedsgd import AveragedGradient
-from fedsim.clients.tasks.mean_gradient import mean_gradient
+from fedsim.clients.tasks.gradients import mean_gradient
 from fedsim.clipping import Clip, FlatClip, NoClip, NormalisedClip, layer_of, layers_of
 from fedsim.clipping import PerLayerClip as PerLayer
 from fedsim.config import DataConfig, ModelConfig, Precision
@@ -350,7 +350,7 @@ def test_users_larger_than_a_microbatch_get_the_same_mean(
     key = int(materials.split.user_sizes.argmax())
     parameters = materials.model.initial_parameters()
     whole = mean_gradient(materials.model, parameters, task.unit(key, 0))
-    monkeypatch.setattr("fedsim.clients.tasks.mean_gradient._MICROBATCH", 2)
+    monkeypatch.setattr("fedsim.clients.tasks.gradients._MICROBATCH", 2)
     pieces = mean_gradient(materials.model, parameters, task.unit(key, 0))
     difference = {name: whole.values[name] - pieces.values[name] for name in whole.values}
     assert l2_norm(difference) < 1e-6 * l2_norm(whole.values)

@@ -160,11 +160,20 @@ def test_their_task_trains_at_the_price_of_user_level_sampling(
     assert privacy.epsilon == pytest.approx(
         fedsim.epsilon(fedsim.RoundCost(fedsim.PoissonSampling(0.25), 1.0, 1), 4, 1e-3), rel=1e-3
     )
-    gradient = 'strategy.local={task="fedsgd"}'
-    wrong = with_package(installed, "run", path, "--set", gradient, "--out", tmp_path / "wrong")
-    assert wrong.returncode == 2
-    assert 'strategy.local.task: give "fedavg"' in wrong.stderr
-    assert not (tmp_path / "wrong").exists()
+    package = "fedsim-example-extension 1.0"
+    rests = (
+        "The guarantee rests on code that is not fedsim's, too: strategy 'uls-proximal' of "
+        f"{package}, task 'example-proximal' of {package}."
+    )
+    assert rests in privacy.assumptions
+    for setting, said in (
+        ('strategy.local={task="fedsgd"}', 'strategy.local.task: give "fedavg"'),
+        ("strategy.user_weight_cap=2", "strategy.user_weight_cap = 2: 'uls-proximal' does not use"),
+    ):
+        wrong = with_package(installed, "run", path, "--set", setting, "--out", tmp_path / "wrong")
+        assert wrong.returncode == 2
+        assert said in wrong.stderr
+        assert not (tmp_path / "wrong").exists()
 
 
 def test_without_the_package_names_are_refused(

@@ -23,6 +23,8 @@ from fedsim.clients.engines.per_example import chunks
 from fedsim.clients.engines.per_example.batched import BatchedEngine
 from fedsim.clients.engines.per_example.capture import OpenModel
 from fedsim.clients.engines.per_example.ghost import Ghost
+from fedsim.clients.engines.per_example.gradient_terms import write_product
+from fedsim.clients.models.gpu_kernels import aligned_room
 from fedsim.clients.models.mixed_precision import MixedPrecision, in_precision
 from fedsim.clients.models.tokenizers import word_tokenizer
 from fedsim.clients.models.transformers_model import TransformersModel
@@ -248,6 +250,23 @@ def test_in_bfloat16_no_engine_is_named() -> None:
         with pytest.raises(ConfigError, match="would move with the units that share"):
             parse_config({"executor": {"engine": engine, "precision": "bfloat16"}})
     parse_config({"executor": {"engine": "loop", "precision": "bfloat16"}})
+
+
+@pytest.mark.parametrize("words", [5, 48, 49, 55, 2001])
+@pytest.mark.parametrize("add", [False, True])
+def test_products_over_any_number_of_words_are_summed_in_float32(words: int, add: bool) -> None:
+    """As of scores, whose gradient lies so that tensor cores read it: units' and one unit's."""
+    source = torch.Generator().manual_seed(words)
+    room = aligned_room(torch.empty(6, 16, words, device=DEVICE), torch.bfloat16)
+    room.copy_(torch.randn(room.shape, generator=source))
+    left = room.reshape(2, 48, words).mT
+    right = torch.randn(2, 48, 24, generator=source).to(DEVICE, torch.bfloat16)
+    before = torch.randn(2, words, 24, generator=source).to(DEVICE)
+    exact = left.double() @ right.double() + (before.double() if add else 0.0)
+    for unit in (slice(2), 0):
+        out = before.clone()
+        write_product(out[unit], left[unit], right[unit], add=add)
+        torch.testing.assert_close(out[unit].double(), exact[unit], rtol=1e-5, atol=1e-4)
 
 
 def test_in_bfloat16_free_memory_decides_nothing(

@@ -23,7 +23,7 @@ from fedsim.clients.engines.per_example.ghost import ghost
 from fedsim.clients.engines.per_example.materialised import materialised
 from fedsim.clients.engines.vmap import VmapEngine
 from fedsim.clients.models.transformers_model import TransformersModel
-from fedsim.clients.tasks.mean_gradient import mean_gradient
+from fedsim.clients.tasks.gradients import mean_gradient
 from fedsim.clipping import FlatClip
 from fedsim.config import ModelConfig
 from fedsim.execution import Engine, Unit
@@ -68,7 +68,7 @@ def test_a_round_is_one_release_in_whatever_pieces_it_is_computed(
     start = ServerState(0, materials.model.initial_parameters())
     after = []
     for shard_size, microbatch in ((0, 64), (2, 1)):
-        monkeypatch.setattr("fedsim.clients.tasks.mean_gradient._MICROBATCH", microbatch)
+        monkeypatch.setattr("fedsim.clients.tasks.gradients._MICROBATCH", microbatch)
         state, executor = start, GridExecutor(InProcessGrid(app), spec, shard_size)
         for _ in range(2):
             state, _ = run_round(state, plan, executor)

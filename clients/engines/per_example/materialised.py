@@ -33,6 +33,7 @@ from fedsim.clients.engines.per_example.gradient_terms import (
 from fedsim.clients.models.gpu_kernels import sent
 from fedsim.tensors import Tensors
 
+_WAITING = 2**27  # bytes of vectors' terms that wait for others, at most
 _WIDENED = 2**21  # entries that are in float64 at once: a copy of all would be memory at its peak
 
 
@@ -189,16 +190,20 @@ class _Vectors:
             self._groups.append(buffers.take(f"vectors of {size}", num_units, like).zero_())
             self._places |= {name: (number, place) for place, name in enumerate(names)}
         self._waiting: list[dict[int, torch.Tensor]] = [{} for _ in self._groups]
+        self._waiting_bytes = 0
 
     def add(self, name: str, term: Total, segments: Segments) -> None:
-        """Take a term of a pass; with those of other vectors it is added once the pass is done."""
+        """Take a term of a pass; it is added with those of other vectors, once they are many."""
         group, place = self._places[name]
-        if place in self._waiting[group]:  # its layer is called again
+        again = place in self._waiting[group]  # its layer is called twice
+        if again or self._waiting_bytes > _WAITING:
             self.end_pass(segments)
-        self._waiting[group][place] = term.of_rows(self._groups[group].dtype)
+        rows = self._waiting[group][place] = term.of_rows(self._groups[group].dtype)
+        self._waiting_bytes += rows.nbytes
 
     def end_pass(self, segments: Segments) -> None:
-        """Add what the pass of these segments brought."""
+        """Add what waits, of the pass of these segments."""
+        self._waiting_bytes = 0
         for group, waiting in zip(self._groups, self._waiting, strict=True):
             if not waiting:
                 continue

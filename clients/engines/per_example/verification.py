@@ -18,7 +18,7 @@ from fedsim.clients.engines.per_example.capture import (
 from fedsim.clients.engines.per_example.gradient_terms import Gradients, Term
 from fedsim.clients.engines.per_example.passes import passes
 from fedsim.clients.models.dropout import drops
-from fedsim.clients.tasks.mean_gradient import mean_gradient
+from fedsim.clients.tasks.gradients import mean_gradient
 from fedsim.execution import Unit
 from fedsim.language_model import LanguageModel
 from fedsim.tensors import Tensors, l2_norm

@@ -12,7 +12,7 @@ import torch
 from fedsim.clients.models.mixed_precision import in_precision
 from fedsim.clients.tasks.fedavg import LocalSGD
 from fedsim.clients.tasks.fedsgd import AveragedGradient
-from fedsim.clients.tasks.mean_gradient import mean_gradient
+from fedsim.clients.tasks.gradients import mean_gradient
 from fedsim.config import Attention, ModelConfig, Precision
 from fedsim.data.config import DataConfig
 from fedsim.data.split import Split

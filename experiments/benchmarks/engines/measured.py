@@ -166,10 +166,11 @@ def _fastest_batch(work: Workload, sizes: Sequence[int]) -> tuple[int, float]:
                 _computed_floor(work, size)
             except torch.OutOfMemoryError:
                 del taken[size]
-                gc.collect()
-                torch.cuda.empty_cache()
+            else:
+                taken[size] = min(taken[size], time.perf_counter() - started)
                 continue
-            taken[size] = min(taken[size], time.perf_counter() - started)
+            gc.collect()  # now that the error does not hold the pass any more
+            torch.cuda.empty_cache()
     best = min(taken, key=lambda size: taken[size])
     return best, taken[best]
 

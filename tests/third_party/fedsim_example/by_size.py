@@ -27,6 +27,8 @@ from fedsim import (
     private_plan,
 )
 
+from .settings import refuse_unused
+
 _USED = {"name", "rounds", "cohort_size", "group_size", "selection", "clip"}
 
 
@@ -37,7 +39,7 @@ def build(config: Config, materials: Materials) -> RoundPlan:
         ConfigError: a key is missing, or one was given that this strategy does not use.
     """
     strategy = config.strategy
-    _refuse_unused(config)
+    refuse_unused(config, _USED)
     num_users, expected = config.privacy.declared_num_users, strategy.cohort_size
     if num_users is None:
         raise ConfigError("privacy.declared_num_users: missing; give a public number of users")
@@ -79,11 +81,3 @@ def _clip_norm(config: Config) -> float:
     if clip != type(clip)(l2_clip_norm=clip.l2_clip_norm):
         raise ConfigError('strategy.clip: "uls-by-size" takes l2_clip_norm and nothing else')
     return clip.l2_clip_norm
-
-
-def _refuse_unused(config: Config) -> None:
-    given = config.strategy.model_dump(exclude=_USED)
-    usual = type(config.strategy)().model_dump(exclude=_USED)
-    for key, value in given.items():
-        if value != usual[key]:
-            raise ConfigError(f'strategy.{key} = {value!r}: "uls-by-size" does not use it')

@@ -27,11 +27,16 @@ from fedsim import (
 )
 from fedsim.clients.tasks import UserTask, mean_gradient
 
+from .settings import refuse_unused
+
 _PULL = 0.1
+_USED = {"name", "rounds", "cohort_size", "group_size", "clip", "local"}
 
 
 class Proximal(UserTask):
     """Steps on the gradient of all of a unit's examples; units come from `UserTask`.
+
+    A model with dropout drops the same numbers in each of them.
 
     Attributes:
         averages_gradients: false, so that no engine computes a gradient in place of `update`.
@@ -54,31 +59,36 @@ class Proximal(UserTask):
     def update(self, parameters: Mapping[str, torch.Tensor], unit: Unit, round: int) -> Update:
         """Return θ_server − θ_local; the server's optimizer takes it as a gradient."""
         local = dict(parameters)
-        first_loss, num_gradients = 0.0, 0
+        loss, num_gradients = 0.0, 0
         for step in range(self._steps):
             found = mean_gradient(self.model, local, unit)  # zero for a unit without examples
-            first_loss = first_loss if step else found.loss
+            if step == 0:
+                loss = found.loss
             num_gradients += found.num_gradients
             for name, start in parameters.items():
                 slope = found.values[name] + self._pull * (local[name] - start)
                 local[name] = local[name] - self._learning_rate * slope
         moved = {name: value - local[name] for name, value in parameters.items()}
-        return Update(moved, loss=first_loss, num_gradients=num_gradients)
+        return Update(moved, loss=loss, num_gradients=num_gradients)
 
 
 def build(config: Config, materials: Materials) -> RoundPlan:
     """Return the plan: a coin for each user, one clipped difference a user.
 
-    `strategy.local` says how many steps (its epochs) and how long they are.
+    `strategy.local` says how many steps (its epochs) and how long they are; each is of all
+    examples, whatever its batch size.
 
     Raises:
         ConfigError: a key is missing, or cannot be.
     """
     strategy, num_users = config.strategy, config.privacy.declared_num_users
+    refuse_unused(config, _USED)
     if strategy.local.task != "fedavg":
         raise ConfigError('strategy.local.task: give "fedavg", and its epochs and learning_rate')
-    if num_users is None or strategy.cohort_size is None or strategy.cohort_size > num_users:
-        raise ConfigError("privacy.declared_num_users: give it, and a cohort_size up to it")
+    if num_users is None:
+        raise ConfigError("privacy.declared_num_users: missing; give a public number of users")
+    if strategy.cohort_size is None or strategy.cohort_size > num_users:
+        raise ConfigError(f"strategy.cohort_size: give a number up to {num_users}")
     coins = PoissonSampling(strategy.cohort_size / num_users)
     return private_plan(
         config,

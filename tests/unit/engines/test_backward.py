@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import cast
 
 import pytest
@@ -133,8 +134,18 @@ def test_large_gradients_of_users_with_little_text_have_passes_that_they_fill(
         torch.device("cuda"),
         rows_per_unit=rows_per_unit,
     )
-    assert found.tokens == rows * 128
-    assert found.units == units
+    assert (found.tokens, found.units) == (rows * 128, units)
+    if rows_per_unit is not None:
+        users = [Unit(key, *_rows(rows_per_unit)) for key in range(64)]
+        shape = PassShape(128, sizes={128: rows})
+        chunk = chunks.first_chunk(users, found, shape, one_pass=False)
+        taken = len(chunk) * rows_per_unit
+        assert taken >= 0.9 * math.ceil(taken / rows) * rows
+
+
+def _rows(count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens and lengths of so many examples of 128 tokens."""
+    return torch.zeros(count, 128, dtype=torch.int64), torch.full((count,), 128)
 
 
 def test_a_passes_bytes_are_what_autograd_keeps() -> None:
@@ -198,6 +209,29 @@ def test_vectors_of_a_pass_are_added_once_each_time_their_layer_is_called() -> N
     ]
     found = torch.stack([torch.cat([one[name] for name in layout]) for one in of_units])
     torch.testing.assert_close(found.float(), expected.float())
+
+
+def test_a_units_vectors_have_the_same_bits_alone_and_beside_others() -> None:
+    layout, counts = {"a": torch.zeros(37), "b": torch.zeros(37)}, [3, 3, 5, 1]
+    values = {name: torch.randn(sum(counts), 7, 37) for name in layout}
+
+    def summed(units: list[int]) -> list[dict[str, torch.Tensor]]:
+        vectors = _Vectors(Buffers(), layout, len(units))
+        segments = Segments([counts[unit] for unit in units], whole=True)
+        starts = [sum(counts[:unit]) for unit in units]
+        rows = torch.cat(
+            [torch.arange(s, s + counts[u]) for s, u in zip(starts, units, strict=True)]
+        )
+        for name, terms in values.items():
+            vectors.add(name, Total(terms[rows]), segments)
+        vectors.end_pass(segments)
+        weights = torch.eye(len(units), dtype=torch.float64)
+        return [dict(vectors.weighted_sum(dict.fromkeys(layout, row))) for row in weights]
+
+    together = summed([0, 1, 2, 3])
+    for unit, beside in enumerate(together):
+        (alone,) = summed([unit])
+        assert all(beside[name].equal(alone[name]) for name in layout)
 
 
 def test_vectors_are_widened_some_units_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fedsim.clients.personalisation import _halves, _local_user, personalise
-from fedsim.clients.tasks.mean_gradient import mean_gradient
+from fedsim.clients.tasks.gradients import mean_gradient
 from fedsim.config import ModelConfig
 from fedsim.data.building.build import build_store
 from fedsim.data.store import TokenStore

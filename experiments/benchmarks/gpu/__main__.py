@@ -16,6 +16,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,17 +48,20 @@ SECTIONS: Mapping[str, Section] = {
 _COMMAND = "python -m fedsim.experiments.benchmarks.gpu"
 
 
-def measure(sections: Mapping[str, Section], device: str, quick: bool, out: Path) -> list[str]:
+def measure(
+    sections: Mapping[str, Section], device: str, quick: bool, out: Path, only: str = ""
+) -> list[str]:
     """Carry out sections, write what they find to `out`, and return the names of those that failed.
 
     Each leaves a last row with its seconds and, in `details["result"]`, "passed" or its error.
+    Where they are to find only cases whose names have a text in them, those of others stay.
     """
     head = {
         "machine": {**machine(), **_gpu(device)},
         "versions": versions(),
         "command": shlex.join([*_COMMAND.split(), *sys.argv[1:]]),
     }
-    rows = _kept(out, head, sections)
+    rows = _kept(out, head, sections, only)
     failed: list[str] = []
 
     def keep(row: Row) -> None:
@@ -83,15 +87,22 @@ def measure(sections: Mapping[str, Section], device: str, quick: bool, out: Path
     return failed
 
 
-def _kept(out: Path, head: Mapping[str, Any], sections: Mapping[str, Section]) -> list[Row]:
-    """Return the rows of other sections that such a machine has written before."""
+def _kept(
+    out: Path, head: Mapping[str, Any], sections: Mapping[str, Section], only: str
+) -> list[Row]:
+    """Return the rows of other sections and cases that such a machine has written before."""
     if not out.exists():
         return []
     before = json.loads(out.read_text(encoding="utf-8"))
     same = before["versions"] == head["versions"] and all(
         before["machine"].get(part) == head["machine"][part] for part in ("processor", "gpu")
     )
-    return [row for row in before["rows"] if same and row["details"]["section"] not in sections]
+
+    def again(row: Row) -> bool:
+        case, section = row["case"], row["details"]["section"]
+        return section in sections and (only in case or case == section)
+
+    return [row for row in before["rows"] if same and not again(row)]
 
 
 def _gpu(device: str) -> dict[str, Any]:
@@ -110,9 +121,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"{names}; all by default")
     parser.add_argument("--out", type=Path, required=True, help="the JSON file to write")
     parser.add_argument("--quick", action="store_true", help="tiny shapes; on a CPU too")
+    parser.add_argument("--case", default="", help="with ratios: cases with this in their names")
     chosen = parser.parse_args(arguments)
     if unknown := sorted(set(chosen.sections) - set(SECTIONS)):
         parser.error(f"SECTION = {unknown[0]!r}: there is none of this name; known: {names}")
+    if chosen.case and chosen.sections != ["ratios"]:
+        parser.error("--case is for ratios alone: give SECTION ratios, and no other")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cpu" and not chosen.quick:
         parser.error("torch sees no CUDA device here; with --quick all is tiny and a CPU will do")
@@ -120,7 +134,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     collect_garbage_rarely()  # as a run does
     keep_freed_memory()
     sections = {name: SECTIONS[name] for name in chosen.sections or SECTIONS}
-    return 1 if measure(sections, device, chosen.quick, chosen.out) else 0
+    if chosen.case:
+        sections["ratios"] = partial(ratios, only=chosen.case)
+    return 1 if measure(sections, device, chosen.quick, chosen.out, chosen.case) else 0
 
 
 if __name__ == "__main__":

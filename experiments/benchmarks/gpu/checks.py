@@ -99,7 +99,8 @@ def device_tests(device: str, quick: bool) -> Iterator[Row]:
     Raises:
         RuntimeError: a test failed, there is none, or they took too long.
     """
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    # Numbers are asked for here: a machine's own packages may warn of what they like.
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "default"]
     command += [_QUICK] if quick else ["-n", str(min(_PROCESSES, os.cpu_count() or 1)), *_ON_DEVICE]
     started = time.perf_counter()
     done = subprocess.run(  # noqa: S603

@@ -45,20 +45,28 @@ _PEAKS = {"H100": 989e12, "H200": 989e12}  # operations a second in dense bfloat
 _UTILISATION = 0.4
 
 
-def ratios(device: str, quick: bool) -> Iterator[Row]:
+def ratios(device: str, quick: bool, only: str = "") -> Iterator[Row]:
     """Measure each model's rows by users of 2,048 tokens and of 128: bfloat16, fused attention.
 
+    Args:
+        device: in torch's spelling.
+        quick: one tiny case.
+        only: what the names of the cases to measure have in them.
+
     Raises:
-        RuntimeError: one could not be measured; the others are.
+        RuntimeError: one could not be measured, the others are; or there was none.
     """
     if quick:
         case = Case("uls", "tiny-gpt", 4, 2, 16, device, "tiny-gpt, 32 tokens", "bfloat16", "sdpa")
         yield from case_rows(case, _COHORTS[0][2], (4, 8), (1, 1), compiles=False)
         return
-    failed = []
+    failed, names = [], []
     for shown, model in _MODELS.items():
         for users, examples, goal in _COHORTS:
             name = f"{shown}, {examples * _LENGTH:,} tokens a user"
+            names.append(name)
+            if only not in name:
+                continue
             case = Case("uls", model, users, examples, _LENGTH, device, name, "bfloat16", "sdpa")
             try:
                 yield from case_rows(case, goal, _BATCH_SIZES, _REPETITIONS)
@@ -66,6 +74,8 @@ def ratios(device: str, quick: bool) -> Iterator[Row]:
                 log.exception("%s", name)
                 failed.append(f"{name}: {type(error).__name__}: {error}")
     network.cache_clear()  # the next section wants the memory
+    if not any(only in name for name in names):
+        raise RuntimeError(f"no case has {only!r} in its name; there are {'; '.join(names)}")
     if failed:
         raise RuntimeError("; ".join(failed))
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from fedsim.experiments.benchmarks.gpu import speed
 from fedsim.experiments.benchmarks.gpu.__main__ import SECTIONS, main, measure
 from fedsim.utils.machine import Row
 
@@ -52,6 +53,27 @@ def test_a_section_that_fails_keeps_its_rows_and_stops_no_other(tmp_path: Path) 
     assert measure({"broken": whole}, "cpu", True, out) == []
     again = json.loads(out.read_text(encoding="utf-8"))["rows"]
     assert [row["case"] for row in again] == ["third", "whole", "third", "broken"]
+
+
+def test_of_a_section_some_cases_can_be_measured_again(tmp_path: Path) -> None:
+    def found(*cases: str) -> Callable[[str, bool], Iterator[Row]]:
+        return lambda *_: iter([Row(benchmark="gpu", case=case, seconds=1.0) for case in cases])
+
+    out = tmp_path / "gpu.json"
+    measure({"ratios": found("small", "large, slow", "large")}, "cpu", True, out)
+    measure({"ratios": found("large", "large, slow")}, "cpu", True, out, "large")
+    rows = json.loads(out.read_text(encoding="utf-8"))["rows"]
+    assert [row["case"] for row in rows] == ["small", "large", "large, slow", "ratios"]
+
+
+def test_a_case_that_there_is_not(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match=r"no case has 'tiny' in its name; there are GPT-2"):
+        list(speed.ratios("cpu", quick=False, only="tiny"))
+    with pytest.raises(SystemExit) as ended:
+        main(
+            ["--quick", "parity", "ratios", "--case", "small", "--out", str(tmp_path / "gpu.json")]
+        )
+    assert ended.value.code == 2
 
 
 @pytest.mark.parametrize("given", [["speed"], ["--quick", "parity", "speed"]])

@@ -64,7 +64,7 @@ _MEMORY = "## Peak memory\n\nOf a process that computes one step, over the non-p
 _GPU = """## GPU
 
 `python -m fedsim.experiments.benchmarks.gpu --out docs/benchmarks/gpu.json` checks and measures all
-of it, in ten minutes on one H100 or H200; it needs a checkout with the extras `dev` and `ray`.
+of it, a minute or two a case on an H100; it needs a checkout with the extras `dev` and `ray`.
 Sections can be named (`parity`, `tests`, `resume`, `ratios`, `workers`), and those of an earlier
 call stay in the file, of `ratios` also the cases that `--case` does not name; `--quick` takes tiny
 shapes, on a CPU too. Ratios are as above, in bfloat16; of arithmetic: tokens a second over those of

@@ -1,9 +1,8 @@
 """Checks and times on a GPU: `python -m fedsim.experiments.benchmarks.gpu [SECTION]... --out FILE`.
 
-All sections are meant for ten minutes on one H100 or H200. The file is what
-`fedsim.experiments.benchmarks.page` shows, written anew after each row. What it has of other
-sections stays, where the machine was the same. A section that fails is in it with its error, and
-the next one begins; the exit status is then 1.
+The file is what `fedsim.experiments.benchmarks.page` shows, written anew after each row. What it
+has of other sections stays, where the machine was the same. A section that fails is in it with its
+error, and the next one begins; the exit status is then 1.
 """
 
 from __future__ import annotations

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
 from torch.autograd.graph import GradientEdge
 
+from fedsim.clients.engine_choice import choose_engine
 from fedsim.clients.engines.cross_entropy import Batch
 from fedsim.clients.engines.pass_shape import PassShape
 from fedsim.clients.engines.per_example import batched, capture, chunks, row_bits
@@ -141,6 +142,23 @@ def test_large_gradients_of_users_with_little_text_have_passes_that_they_fill(
         chunk = chunks.first_chunk(users, found, shape, one_pass=False)
         taken = len(chunk) * rows_per_unit
         assert taken >= 0.9 * math.ceil(taken / rows) * rows
+
+
+@pytest.mark.parametrize(("name", "few"), [("auto", 144.0), ("materialised", 8.0)])
+def test_the_engine_of_a_run_makes_passes_by_what_its_users_bring(
+    name: str, few: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twenty gradients fit the memory: users with few tokens fill a smaller pass than others."""
+    model, parameters = narrow("gpt2 untied")
+    memory = 20 * sum(value.nbytes for value in parameters.values())
+    monkeypatch.setattr(chunks, "public_budget", lambda *_: memory)
+    monkeypatch.setattr(batched, "pass_bytes", lambda *_: (0, memory // 2000))
+    task, tokens = a_text(model), []
+    for brings in (few, 8000.0):
+        engine: Any = choose_engine(name, task, model, brings)
+        engine(task, parameters, task.keys, FlatClip(l2_clip_norm=1.0), 0)
+        tokens.append(getattr(engine, "_engine", engine)._limits.tokens)
+    assert 0 < tokens[0] < tokens[1]
 
 
 def _rows(count: int) -> tuple[torch.Tensor, torch.Tensor]:

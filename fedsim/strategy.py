@@ -145,18 +145,25 @@ def _checked(plan: RoundPlan, config: Config, materials: Materials) -> RoundPlan
     """Return what a strategy built, where its price can be that of what it does.
 
     Raises:
-        ConfigError: it is no plan; its sampler or estimator is none that a price is proved for;
-            its pool has a unit twice, one that is not trained on, or more of a user than it says.
+        ConfigError: it is no plan; its sampler, estimator or clip is none that a price is proved
+            for; it has another relation than the config; its pool has a unit twice, one that is
+            not trained on, or more of a user than it says.
     """
     where = f"strategy.name = {config.strategy.name!r}"
     if type(plan) is not RoundPlan:  # one of its subclasses may draw otherwise than it says
         raise ConfigError(f"{where}: built {kind_of(plan)}; wanted what private_plan returns")
-    for part in map(type, (plan.sampling, plan.estimator, plan.clip_policy)):
+    inner = getattr(plan.clip, "clip", plan.clip)  # workers make a clip anew, of fedsim's class
+    for part in map(type, (plan.sampling, plan.estimator, plan.clip_policy, plan.clip, inner)):
         if part.__module__.partition(".")[0] != "fedsim":
             raise ConfigError(
                 f"{where}: {part.__name__} of {part.__module__}: prices are proved for fedsim's "
-                "own samplers, estimators and clip policies; take one of those"
+                "own samplers, estimators, clips and clip policies; take one of those"
             )
+    if plan.noise_multiplier > 0.0 and plan.relation is not (meant := neighbours(config)):
+        raise ConfigError(
+            f"{where}: relation = {plan.relation.value!r}: the config's is {meant.value!r}; build "
+            "the plan by private_plan, or change the config"
+        )
     _check_task(plan, materials, where)
     split, store, pool = materials.split, materials.store, plan.pool
     trained = np.arange(split.num_users) if plan.unit == "user" else split.train_examples
@@ -309,6 +316,7 @@ def private_plan(
             selection=selection,
             score_noise_multiplier=_score_noise(config),
             score_rounds=scores,
+            uncharged=None if config.privacy.shared is None else str(config.privacy.shared.ledger),
         )
     except ConfigError:
         raise

@@ -368,10 +368,13 @@ def most_apart(costs: Composition) -> float:
 
 
 def _released(costs: Composition) -> Composition:
-    for _, rounds in costs:
-        if rounds < 0:
+    """Return each cost once, with all its rounds: a search, or a run, has one price."""
+    counts: dict[RoundCost, int] = {}
+    for cost, rounds in costs:
+        if not rounds >= 0 or rounds % 1:  # a NaN too
             raise ConfigError(f"rounds = {rounds!r}: give an integer >= 0")
-    return [(cost, rounds) for cost, rounds in costs if rounds > 0]
+        counts[cost] = counts.get(cost, 0) + rounds
+    return [(cost, rounds) for cost, rounds in counts.items() if rounds > 0]
 
 
 def _resolved(costs: Composition) -> Composition:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fedsim.accounting.accountants import epsilon_of_composition
 from fedsim.accounting.events import RoundCost
 from fedsim.accounting.ledger import Ledger
-from fedsim.errors import BudgetSpentError
+from fedsim.errors import BudgetSpentError, ConfigError
 from fedsim.sampling import Relation
 
 
@@ -24,6 +24,9 @@ class Budget:
         delta: at which it is computed, in (0, 1).
         accountant: its name, or None for the mechanism's default.
         relation: the neighbouring relation, or None for the sampler's own.
+
+    Raises:
+        ConfigError: ε or δ is outside its range.
 
     Examples:
         >>> from fedsim.sampling import PoissonSampling
@@ -42,6 +45,12 @@ class Budget:
     delta: float
     accountant: str | None = None
     relation: Relation | None = None
+
+    def __post_init__(self) -> None:
+        if not self.epsilon > 0.0:
+            raise ConfigError(f"epsilon = {self.epsilon!r}: give a number > 0")
+        if not 0.0 < self.delta < 1.0:
+            raise ConfigError(f"delta = {self.delta!r}: give a number in (0, 1)")
 
     def spent(self, ledger: Ledger) -> float:
         """Return ε of everything in the ledger."""

@@ -19,3 +19,13 @@ def round_up(value: float, digits: int) -> float:
         return value
     context = decimal.Context(prec=digits, rounding=decimal.ROUND_CEILING)
     return float(context.create_decimal(decimal.Decimal(value)))
+
+
+def text_up(value: float, digits: int = 6) -> str:
+    """Return `round_up` in its shortest form: what an ε or a δ is printed as.
+
+    Examples:
+        >>> text_up(1e-5), text_up(1.0000004e-5), text_up(8.0)
+        ('1e-05', '1.00001e-05', '8')
+    """
+    return f"{round_up(value, digits):g}"

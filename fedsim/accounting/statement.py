@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from fedsim.accounting.accountants import choose
 from fedsim.accounting.events import Composition, RoundCost
-from fedsim.accounting.rounding import round_up
+from fedsim.accounting.rounding import text_up
 from fedsim.sampling import PoissonSampling, Relation, rounds_text
 
 Noise = Literal["secure", "seeded"]
@@ -132,8 +132,8 @@ class PrivacyTerms:
         if self.delta is not None and self.noise_multiplier > 0.0 and math.isinf(self.epsilon):
             return (
                 f"No privacy guarantee: the {self.accountant} accountant certifies no finite ε at "
-                f"δ = {self.delta:g} for {rounds_text(self.rounds)} of {self.sampler} with noise "
-                f"multiplier {self.noise_multiplier:g}; a larger δ may have one."
+                f"δ = {text_up(self.delta)} for {rounds_text(self.rounds)} of {self.sampler} with "
+                f"noise multiplier {self.noise_multiplier:g}; a larger δ may have one."
             )
         if self.delta is None or math.isinf(self.epsilon):
             rounds = rounds_text(self.rounds)
@@ -149,9 +149,9 @@ class PrivacyTerms:
         own = self.rounds - sum(count for count, _ in self.others)
         beside = "".join(f", and {count} {what}" for count, what in self.others)
         return (
-            f"{has} (ε = {round_up(self.epsilon, 4):g}, δ = {self.delta:g})-differential privacy "
-            f"under the {self.relation} relation, for {rounds_text(own)} of {self.sampler}{share}"
-            f" with probability {self.sampling_probability:g} and noise multiplier "
+            f"{has} (ε = {text_up(self.epsilon, 4)}, δ = {text_up(self.delta)})-differential "
+            f"privacy under the {self.relation} relation, for {rounds_text(own)} of {self.sampler}"
+            f"{share} with probability {self.sampling_probability:g} and noise multiplier "
             f"{self.noise_multiplier:g}{beside}, by the {self.accountant} accountant. "
             f"{noise_sentence(self.noise)}"
         )
@@ -159,10 +159,11 @@ class PrivacyTerms:
     def caption(self) -> str:
         """Return what an ε that stands by itself is of: beside a number in a log or a plot."""
         hypothetical = "" if self.guaranteed else HYPOTHETICAL
+        delta = "none" if self.delta is None else text_up(self.delta)
         drawn = "" if self.noise is None else f", {noise_terms(self.noise)}"
         beside = "".join(f" and {count} {what}" for count, what in self.others)
         return (
-            f"{hypothetical}δ = {self.delta:g}, for one {self.unit}, {self.relation}, "
+            f"{hypothetical}δ = {delta}, for one {self.unit}, {self.relation}, "
             f"{self.sampler}{beside}, {self.accountant} accountant{drawn}"
         )
 

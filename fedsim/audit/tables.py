@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
+from fedsim.accounting.rounding import text_up
 from fedsim.audit.mechanism import MechanismAudit
 
 Repeated = Sequence[Sequence[MechanismAudit]]
@@ -36,8 +37,8 @@ def mechanisms(audits: Repeated) -> Table:
             f"rate {one.sampling_probability:g}, units a user {one.units_per_user}, "
             f"rounds {one.rounds}\n"
             f"z = {one.noise_multiplier:.4g}, trials 2 × {one.trials:,}\n"
-            f"δ = {one.bound.delta:g}, accountant {one.accountant}",
-            f"{one.claimed_epsilon:.3f}",
+            f"δ = {text_up(one.bound.delta)}, accountant {one.accountant}",
+            text_up(one.claimed_epsilon, 4),
             f"{np.mean(bounds):.2f}{least}",
             f"{np.mean([audit.share for audit in row]):.0%}",
             f"{sum(audit.holds for audit in row)} of {len(row)}",

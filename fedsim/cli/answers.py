@@ -13,7 +13,7 @@ from fedsim.accounting.accountants import choose
 from fedsim.accounting.accountants import epsilon as epsilon_of
 from fedsim.accounting.calibration import calibrate_noise_multiplier
 from fedsim.accounting.events import RoundCost
-from fedsim.accounting.rounding import round_up
+from fedsim.accounting.rounding import text_up
 from fedsim.accounting.statement import PrivacyTerms, finite_or_none, noise_sentence
 from fedsim.accounting.trade_off import TradeOff
 from fedsim.errors import ConfigError
@@ -109,8 +109,8 @@ class Answer:
         if self.diverges:
             return (
                 f"No finite ε: black-box group privacy diverges for {question.units_per_user} "
-                f"{question.noun} of one {self.relation.unit} at δ = {self.delta:g} under the "
-                f"{self.relation.phrase} relation ({rounds_text(question.rounds)} of "
+                f"{question.noun} of one {self.relation.unit} at δ = {text_up(self.delta)} under "
+                f"the {self.relation.phrase} relation ({rounds_text(question.rounds)} of "
                 f"{self._sampler} with probability {question.sampling.probability:g}, noise "
                 f"multiplier {self.noise_multiplier:g}): no δ for one example that the PLD "
                 "resolves is small enough. --accountant mixture has an answer."
@@ -213,6 +213,6 @@ def curve_table(answers: Sequence[Answer]) -> Table:
         table.add_column(head, justify="right")
     for one in answers:
         infinite = "diverges" if one.diverges else "no finite ε"
-        epsilon = f"{round_up(one.epsilon, 4):g}" if math.isfinite(one.epsilon) else infinite
-        table.add_row(epsilon, f"{one.delta:g}", f"{one.noise_multiplier:g}")
+        epsilon = text_up(one.epsilon, 4) if math.isfinite(one.epsilon) else infinite
+        table.add_row(epsilon, text_up(one.delta), f"{one.noise_multiplier:g}")
     return table

@@ -38,12 +38,12 @@ def ledger_command(
 
 
 def _table(releases: list[dict[str, Any]]) -> Table:
-    from fedsim.accounting.rounding import round_up
+    from fedsim.accounting.rounding import text_up
 
     table = Table("releases", "mechanism", "of the budget", box=None)
     for one in releases:
         share = one["spent_share"]
-        spent = "" if share is None else f"{round_up(100.0 * share, 4):g} %"
+        spent = "" if share is None else f"{text_up(100.0 * share, 4)} %"
         table.add_row(f"{one['rounds']:,}", one["mechanism"], spent)
     return table
 
@@ -104,27 +104,27 @@ def facts(shared: SharedLedger) -> dict[str, Any]:
 
 def _by_filter(shared: SharedLedger, rule: RenyiFilter) -> dict[str, Any]:
     from fedsim.accounting.privacy_filter import CITATION
-    from fedsim.accounting.rounding import round_up
+    from fedsim.accounting.rounding import text_up
 
     made, unit = shared.ledger.costs, shared.relation.unit
-    keeps = shared.keeps_budget
+    keeps, delta = shared.keeps_budget, text_up(shared.delta)
     share = _share(rule, made)
     under = f"under the {shared.relation.phrase} relation"
     said = [
         f"All {shared.ledger.num_releases} releases, and those to come, each run chosen after "
-        f"looking at those before: every {unit} has (ε = {shared.epsilon:g}, δ = {shared.delta:g})-"
+        f"looking at those before: every {unit} has (ε = {text_up(shared.epsilon)}, δ = {delta})-"
         f"differential privacy {under}, for {_words(made, unit)}, by a privacy filter ({CITATION}; "
-        f"order {rule.order:g}), of which {round_up(100.0 * share, 4):g} % is spent."
+        f"order {rule.order:g}), of which {text_up(100.0 * share, 4)} % is spent."
         if keeps
         else f"The {shared.ledger.num_releases} releases are more than the filter of this ledger "
-        f"pays for: ε = {shared.epsilon:g} at δ = {shared.delta:g} {under} is not proved for runs "
+        f"pays for: ε = {text_up(shared.epsilon)} at δ = {delta} {under} is not proved for runs "
         f"chosen after looking at earlier ones ({_words(made, unit)})."
     ]
     alone = shared.tight(shared.registered) if shared.as_registered and made else None
     if alone is not None:
         said.append(
             "All of them were registered before the first: those registered, by themselves, have "
-            f"(ε = {round_up(alone, 4):g}, δ = {shared.delta:g}) {under}, for "
+            f"(ε = {text_up(alone, 4)}, δ = {delta}) {under}, for "
             f"{_words(shared.registered, unit)}, by the {_accountant(shared, shared.registered)} "
             "accountant (tight composition of what was fixed in advance)."
         )
@@ -132,9 +132,9 @@ def _by_filter(shared: SharedLedger, rule: RenyiFilter) -> dict[str, Any]:
     if made and tight is not None:
         said.append(
             "Had what is released all been fixed in advance, it would have ε = "
-            f"{round_up(tight, 4):g} by tight composition (the {_accountant(shared, made)} "
-            f"accountant) and ε = {round_up(rule.converted(made), 4):g} by the filter's "
-            f"divergences, at δ = {shared.delta:g} {under}: the difference is what the filter "
+            f"{text_up(tight, 4)} by tight composition (the {_accountant(shared, made)} "
+            f"accountant) and ε = {text_up(rule.converted(made), 4)} by the filter's "
+            f"divergences, at δ = {delta} {under}: the difference is what the filter "
             "costs, most while little is spent, since its order is for a whole budget."
         )
     return {
@@ -154,7 +154,7 @@ def _share(rule: RenyiFilter, costs: Composition) -> float:
 
 
 def _by_registration(shared: SharedLedger) -> dict[str, Any]:
-    from fedsim.accounting.rounding import round_up
+    from fedsim.accounting.rounding import text_up
     from fedsim.accounting.statement import finite_or_none
 
     accountant = _accountant(shared, shared.registered)
@@ -171,15 +171,16 @@ def _by_registration(shared: SharedLedger) -> dict[str, Any]:
         "registered_alone": finite_or_none(epsilon),
         "statement": [
             f"All {done} releases, and the {planned - done} still registered: every {unit} has "
-            f"(ε = {round_up(epsilon, 4):g}, δ = {shared.delta:g})-differential privacy under the "
-            f"{shared.relation.phrase} relation, for {_words(shared.registered, unit)}, by the "
+            f"(ε = {text_up(epsilon, 4)}, δ = {text_up(shared.delta)})-differential privacy under "
+            f"the {shared.relation.phrase} relation, for {_words(shared.registered, unit)}, by the "
             f"{accountant} accountant (tight composition of what was fixed before the first "
-            f"release); the budget is {shared.epsilon:g}. It does not suffice for a filter: no "
-            "other release is made."
+            f"release); the budget is {text_up(shared.epsilon)}. It does not suffice for a filter: "
+            "no other release is made."
             if keeps
             else f"The {done} releases are not those that were registered before the first: "
-            f"ε = {shared.epsilon:g} at δ = {shared.delta:g} under the {shared.relation.phrase} "
-            f"relation is not proved for them ({_words(shared.ledger.costs, unit)})."
+            f"ε = {text_up(shared.epsilon)} at δ = {text_up(shared.delta)} under the "
+            f"{shared.relation.phrase} relation is not proved for them "
+            f"({_words(shared.ledger.costs, unit)})."
         ],
     }
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from fedsim.accounting.rounding import text_up
 from fedsim.accounting.statement import Noise, noise_sentence
 from fedsim.config import Config
 from fedsim.errors import ConfigError
@@ -133,17 +134,18 @@ class PrivateNorms(Norms):
         terms = f"unit: {self.unit}; relation: {self.relation.phrase}"
         share = ", ".join(f"G = {size}" for size in self.group_sizes)
         total = (
-            f"queries and training together are (ε = {self.epsilon + epsilon_left:.6g}, δ = "
-            f"{delta:g})-differentially private by basic composition ({terms}; sampler and "
-            "accountant of the training as stated)"
+            f"queries and training together are (ε = {text_up(self.epsilon + epsilon_left)}, "
+            f"δ = {text_up(delta)})-differentially private by basic composition ({terms}; sampler "
+            "and accountant of the training as stated)"
             if guaranteed
             else "what training costs is hypothetical with this sampler, and so is any total"
         )
         return (
             f"{len(self.group_sizes)} medians of gradient norms ({share}) by the exponential "
-            f"mechanism over {len(CANDIDATES)} public candidates cost ε = {self.epsilon_each:.6g}, "
-            f"δ = 0 each and ε = {self.epsilon:.6g}, δ = 0 together ({terms}; sampler: a coin a "
-            "user, whose amplification is not claimed; accountant: basic composition). They are "
-            f"taken off: training is left ε = {epsilon_left:.6g}, δ = {delta:g}, so that {total}."
-            f" {noise_sentence(self.noise)}"
+            f"mechanism over {len(CANDIDATES)} public candidates cost "
+            f"ε = {text_up(self.epsilon_each)}, δ = 0 each and ε = {text_up(self.epsilon)}, δ = 0 "
+            f"together ({terms}; sampler: a coin a user, whose amplification is not claimed; "
+            "accountant: basic composition). They are taken off: training is left "
+            f"ε = {text_up(epsilon_left)}, δ = {text_up(delta)}, so that {total}. "
+            f"{noise_sentence(self.noise)}"
         )

@@ -16,6 +16,7 @@ from pydantic import JsonValue
 
 from fedsim.accounting.planning import delta_sentence, is_promise
 from fedsim.accounting.promise import ORIGIN
+from fedsim.accounting.rounding import text_up
 from fedsim.accounting.statement import PrivacyTerms, finite_or_none
 from fedsim.accounting.trade_off import TradeOff
 from fedsim.clip_policy import AdaptiveClip
@@ -379,9 +380,9 @@ def _shared(config: Config) -> tuple[str, ...]:
         return ("The ε is of this run by itself; further runs on the same people add to it.",)
     return (
         "The ε is of this run by itself, composed tightly: its rounds were fixed in advance. All "
-        f"runs that share its ledger, taken together, keep ε = {shared.epsilon:g} at δ = "
-        f"{shared.delta:g} for the same unit and relation: by a privacy filter, whichever runs "
-        "were chosen after looking at others, or by tight composition if nothing but what was "
+        f"runs that share its ledger, taken together, keep ε = {text_up(shared.epsilon)} at δ = "
+        f"{text_up(shared.delta)} for the same unit and relation: by a privacy filter, whichever "
+        "runs were chosen after looking at others, or by tight composition if nothing but what was "
         f"registered before the first release is ever released. `fedsim account ledger "
         f"{Path(shared.ledger).name}` says which, and names samplers and accountant.",
     )

@@ -21,6 +21,7 @@ from typing import Any
 from fedsim.accounting.accountants import epsilon_of_composition
 from fedsim.accounting.events import Composition
 from fedsim.accounting.ledger import Ledger
+from fedsim.accounting.rounding import text_up
 from fedsim.config import Config, with_settings
 from fedsim.errors import BudgetSpentError, ConfigError, HaltedError
 from fedsim.materials import default_device, load_materials, new_data_seed
@@ -103,9 +104,9 @@ class Search:
         terms = plan_terms(self.cells[0].config, self.plan, self.epsilon, drawn=drawn)
         return (
             f"A search among {len(self.cells)} candidates. {terms.sentence()} A run by itself with "
-            f"that noise, and its score, would have ε = {self.epsilon_of_trial:.4g} under the same "
-            "terms: the search pays where the best candidate gains more over the defaults than "
-            "training with more noise takes."
+            f"that noise, and its score, would have ε = {text_up(self.epsilon_of_trial, 4)} "
+            "under the same terms: the search pays where the best candidate gains more over the "
+            "defaults than training with more noise takes."
         )
 
 

@@ -20,6 +20,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import fedsim.experiments
+from fedsim.accounting.rounding import text_up
 from fedsim.experiments.studies.common.intervals import mean_interval
 from fedsim.experiments.studies.common.output import (
     Result,
@@ -203,10 +204,10 @@ def _settings(scale: Scale, seeds: Sequence[Seed]) -> list[str]:
         f"rates {listed(map(float, scale.rates))}, of which {DEFAULT} is the default; a search has "
         f"{scale.trials:g} trials on average (geometric), chosen by a private score of noise "
         "multiplier 4 and loss bound 7 nats.",
-        f"Tuned: ε = {tuned.epsilon:.4g} of the search; {terms_text(tuned)}; noise multiplier "
-        f"{tuned.noise_multiplier:.5g}. Defaults and uncharged: ε = {cell.privacy.epsilon:g} of "
-        "one run, for the same unit, relation and accountant; no ε covers the choice without a "
-        "charge.",
+        f"Tuned: ε = {text_up(tuned.epsilon or 0.0, 4)} of the search; {terms_text(tuned)}; noise "
+        f"multiplier {tuned.noise_multiplier:.5g}. Defaults and uncharged: ε = "
+        f"{text_up(cell.privacy.epsilon or 0.0)} of one run, for the same unit, relation "
+        "and accountant; no ε covers the choice without a charge.",
         "Noise was seeded: no ε here holds against a reader who knows the seed.",
     ]
 

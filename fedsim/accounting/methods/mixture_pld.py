@@ -48,7 +48,7 @@ def mixture_pld(
     with_user = math.fsum(p for s, p in zip(sensitivities, probabilities, strict=True) if s)
     mixture = _pruned(noise, tuple(sensitivities), tuple(probabilities), _LOG_DISCARDED)
     if not mixture.sensitivities[-1]:  # a rate so small that every component with a user is out
-        return _drawn_or_nothing(width, with_user)
+        return drawn_or_nothing(width, with_user)
     lowest, highest = mixture.support
     first = math.floor(float(mixture.loss(np.array([lowest]))[0]) / width)
     last = math.ceil(float(mixture.loss(np.array([highest]))[0]) / width)
@@ -59,13 +59,13 @@ def mixture_pld(
     cuts = mixture.inverse_loss(losses, lowest, highest)
     masses, add_masses, infinite = _split_masses(mixture, cuts, indices, width)
     if max(infinite) > with_user:  # losses that a float cannot tell from 0: the same bound is less
-        return _drawn_or_nothing(width, with_user)
+        return drawn_or_nothing(width, with_user)
     return PrivacyLossDistribution(
         _pmf(width, first, masses, infinite[0]), _pmf(width, -last, add_masses, infinite[1])
     )
 
 
-def _drawn_or_nothing(width: float, with_user: float) -> PrivacyLossDistribution:
+def drawn_or_nothing(width: float, with_user: float) -> PrivacyLossDistribution:
     """Return the PLD in which the user is found whenever drawn at all."""
     return PrivacyLossDistribution(_pmf(width, 0, np.array([1.0 - with_user]), with_user))
 

@@ -23,8 +23,8 @@ from scipy import special, stats
 
 from fedsim.accounting.events import Composition, Profile, RoundCost
 from fedsim.accounting.methods.composition import ComposedPld
-from fedsim.accounting.methods.mixture_pld import MAX_POINTS, mixture_pld
-from fedsim.accounting.methods.replacing_pld import replacing_pld
+from fedsim.accounting.methods.mixture_pld import MAX_POINTS, drawn_or_nothing, mixture_pld
+from fedsim.accounting.methods.replacing_pld import LEAST_RATE, replacing_pld
 from fedsim.errors import ConfigError
 from fedsim.sampling import Relation
 
@@ -60,6 +60,12 @@ class PldAccountant:
             return (
                 "a user with several units in the pool has no proved bound under replace-one; "
                 "use add-or-remove-one or zero-out-one"
+            )
+        cyclic = cost.sampling.kind == "cyclic"
+        if cyclic and cost.units_per_user > 1 and relation is Relation.FIXED_GRAPH:
+            return (
+                "keeps an owner's units in one group of cyclic sampling, which units with several "
+                "owners cannot be; use Poisson sampling, or one unit an owner"
             )
         return None
 
@@ -161,9 +167,11 @@ def _truncated(
     grows, and its ε with it; and with q c / (c + 1) a population below a small cap, which is
     never cut, would cost more than a larger one.
     """
+    noise, probability = event.noise_multiplier, event.sampling_probability
+    if probability < LEAST_RATE:
+        return drawn_or_nothing(width, probability)
     others = event.dataset_size - 1
     reached = stats.binom.sf(event.truncated_batch_size - 1, others, event.sampling_probability)
-    noise, probability = event.noise_multiplier, event.sampling_probability
     plain = _sampled_gaussian(noise, probability, relation, width)
     if reached == 0.0:
         return plain

@@ -15,7 +15,12 @@ from dp_accounting.pld import pld_pmf
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType, GaussianPrivacyLoss
 
+from fedsim.accounting.methods.mixture_pld import drawn_or_nothing
+
 Array = npt.NDArray[np.float64]
+
+LEAST_RATE = 1e-10
+"""Below it, 1 - q and sums with it have too few digits: a user is found whenever drawn."""
 
 
 def replacing_pld(noise: float, probability: float, width: float) -> PrivacyLossDistribution:
@@ -23,9 +28,12 @@ def replacing_pld(noise: float, probability: float, width: float) -> PrivacyLoss
 
     Args:
         noise: σ, the standard deviation over what one user can add, > 0.
-        probability: q in (0, 1].
+        probability: q in (0, 1]; below `LEAST_RATE` the bound is that of a user who is found
+            whenever drawn.
         width: of the grid of privacy losses, in nats.
     """
+    if probability < LEAST_RATE:
+        return drawn_or_nothing(width, probability)
     pair = GaussianPrivacyLoss(
         noise, sampling_prob=probability, adjacency_type=AdjacencyType.REPLACE
     )

@@ -10,7 +10,7 @@ from fedsim.accounting.accountants import epsilon, epsilon_of_composition
 from fedsim.accounting.budget import Budget
 from fedsim.accounting.events import RoundCost
 from fedsim.accounting.ledger import Ledger
-from fedsim.errors import BudgetSpentError
+from fedsim.errors import BudgetSpentError, ConfigError
 from fedsim.sampling import PoissonSampling, Relation
 
 A = RoundCost(PoissonSampling(0.1), 2.0)
@@ -37,6 +37,22 @@ def test_spent_and_remaining_of_rounds_that_cost_differently() -> None:
     # Composed, not added: and more than either part.
     assert max(epsilon(A, 7, DELTA), epsilon(B, 3, DELTA)) < together
     assert together < epsilon(A, 7, DELTA) + epsilon(B, 3, DELTA)
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "delta", "field"),
+    [
+        (math.nan, DELTA, "epsilon"),
+        (0.0, DELTA, "epsilon"),
+        (1.0, 0.0, "delta"),
+        (1.0, 1.0, "delta"),
+    ],
+)
+def test_a_budget_that_would_refuse_nothing_is_none(
+    epsilon: float, delta: float, field: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"{field} = .*: give a number"):
+        Budget(epsilon, delta)
 
 
 @pytest.mark.parametrize("held", [(), ((A, 4),), ((B, 6), (A, 1))])

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import pytest
+from scipy import stats
 
 from fedsim.accounting.accountants import delta, epsilon
 from fedsim.accounting.events import RoundCost
 from fedsim.accounting.methods.pld import WIDTH, composed
-from fedsim.sampling import PoissonSampling, Relation
+from fedsim.sampling import PoissonSampling, Relation, TruncatedPoissonSampling
 
 # (probability, noise multiplier, units per user, rounds, δ)
 Regime = tuple[float, float, int, int, float]
@@ -55,6 +59,31 @@ def test_never_below_a_fine_grid_and_hardly_above(name: str, regime: Regime) -> 
         # δ at ε is δ: both are upper bounds and off by up to 1e-3, so δ is asked around ε.
         assert delta(cost, rounds, spent * (1.0 + 2e-3)) <= target * (1.0 + 1e-9)
         assert delta(cost, rounds, spent * (1.0 - 2e-3)) >= target
+
+
+@pytest.mark.parametrize("probability", [5e-17, 2e-12, 5e-10])
+@pytest.mark.parametrize("relation", [Relation.ADD_OR_REMOVE, Relation.REPLACE])
+@pytest.mark.parametrize("cap", [None, 5, 10**6])
+def test_a_rate_that_a_float_hardly_tells_from_none_is_no_less_than_an_attack_shows(
+    probability: float, relation: Relation, cap: int | None
+) -> None:
+    """Who looks at the largest of all rounds is right that often, by a formula without 1 - q."""
+    noise, rounds = 0.1, 1000
+    coins = (
+        PoissonSampling(probability)
+        if cap is None
+        else TruncatedPoissonSampling(probability, cap, 10**6)
+    )
+    cuts = np.linspace(1.5 * noise, 14.0 * noise + 2.0, 4000)
+    without = stats.norm.sf(cuts / noise)
+    there = without + probability * (stats.norm.sf((cuts - 1.0) / noise) - without)
+    if relation is Relation.REPLACE:
+        without += probability * (stats.norm.sf((cuts + 1.0) / noise) - without)
+    for level in (1.0, 9.0):
+        found, wrong = (-np.expm1(rounds * np.log1p(-rates)) for rates in (there, without))
+        shown = float(np.max(found - math.exp(level) * wrong))
+        assert shown > 0.1 * rounds * probability
+        assert delta(RoundCost(coins, noise), rounds, level, relation=relation) >= shown
 
 
 def test_what_is_rarer_than_delta_is_free() -> None:

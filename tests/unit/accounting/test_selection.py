@@ -157,6 +157,13 @@ def test_two_searches_cost_the_sum_of_both() -> None:
         choose([cost, RoundCost(POISSON, 1.0)])
 
 
+@pytest.mark.parametrize("stopping", STOPPINGS)
+def test_a_search_that_is_listed_twice_is_two(stopping: Stopping) -> None:
+    cost = searched(stopping)
+    twice = epsilon_of_composition([(cost, 40), (cost, 40)], DELTA)
+    assert twice == epsilon(cost, 80, DELTA) > epsilon(cost, 40, DELTA)
+
+
 @pytest.mark.parametrize("stopping", STOPPINGS[:2])
 def test_a_filter_pays_what_the_theorem_says(stopping: Stopping) -> None:
     cost = searched(stopping, noise=3.0)

@@ -12,7 +12,7 @@ import pytest
 
 from fedsim.clients.tasks.fedsgd import AveragedGradient
 from fedsim.clip_policy import ConstantClip
-from fedsim.clipping import FlatClip
+from fedsim.clipping import FlatClip, NormalisedClip
 from fedsim.config import Config
 from fedsim.errors import ConfigError
 from fedsim.estimators import FixedDenominator
@@ -23,7 +23,8 @@ from fedsim.plan import RoundPlan, TaskSpec
 from fedsim.planner.candidates import check_plannable
 from fedsim.registry import resolve
 from fedsim.runner.folder import RunFolder
-from fedsim.sampling import Indices, PoissonSampling
+from fedsim.sampling import Indices, PoissonSampling, Relation
+from fedsim.state import ServerState
 from fedsim.strategy import build_plan, private_plan
 from tests.conftest import small_config
 from tests.contracts.test_engines import ENGINES
@@ -38,6 +39,12 @@ class Everybody(PoissonSampling):
 class Small(FixedDenominator):
     def sensitivity(self, bound: float) -> float:
         return super().sensitivity(bound) / 1000.0
+
+
+class HalfBound(FlatClip):
+    @property
+    def bound(self) -> float:
+        return super().bound / 2.0
 
 
 class Otherwise(RoundPlan):
@@ -97,6 +104,11 @@ WRONG: dict[str, tuple[Change, str]] = {
     "an estimator of one's own": (
         lambda m: {"estimator": Small(0.25, m.split.num_users)},
         "Small of tests",
+    ),
+    "a clip of one's own": (lambda _: {"clip": HalfBound(l2_clip_norm=1.0)}, "HalfBound of tests"),
+    "one within fedsim's": (
+        lambda _: {"clip": NormalisedClip(clip=HalfBound(l2_clip_norm=1.0))},
+        "HalfBound of tests",
     ),
 }
 
@@ -180,6 +192,26 @@ def test_a_clip_policy_of_ones_own_is_refused(
     plan = replace(built(config, materials), clip_policy=Following())
     with pytest.raises(ConfigError, match="prices are proved for fedsim's own"):
         build(monkeypatch, config, materials, plan)
+
+
+def test_another_relation_than_the_configs_is_refused(
+    speeches: Path, materials: Materials, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = small_config(speeches)
+    plan = replace(built(config, materials), relation=Relation.ZERO_OUT)
+    with pytest.raises(ConfigError, match="relation = 'zero-out-one': the config's is 'add-or"):
+        build(monkeypatch, config, materials, plan)
+    config = small_config(speeches, privacy={"relation": "zero-out-one"})
+    assert build(monkeypatch, config, materials, plan).relation is Relation.ZERO_OUT
+
+
+def test_rounds_of_a_plan_that_nobody_checked_do_not_pass_a_shared_ledger_by(
+    speeches: Path, materials: Materials, tmp_path: Path
+) -> None:
+    shared = {"ledger": str(tmp_path / "shared.json"), "epsilon": 8.0, "delta": 1e-5}
+    config = small_config(speeches, privacy={"shared": shared})
+    with pytest.raises(ConfigError, match=r"privacy.shared.ledger = .*shared.json: rounds made"):
+        built(config, materials).at(ServerState(0, materials.model.initial_parameters()))
 
 
 def test_a_population_that_no_assumption_names_is_said_to_be_public(

@@ -72,6 +72,11 @@ def prepared(spec_json: str) -> tuple[Task, Engine, Materials]:
             f"data.source = {spec.data.source!r}: this worker reads another text there than the "
             "server; give all the same, and start the run again"
         )
+    if spec.frozen_digest not in (None, materials.frozen_digest):
+        raise RuntimeError(
+            f"model.name_or_path = {spec.model.name_or_path!r}: this worker reads other weights "
+            "there than the server; give all the same, and start the run again"
+        )
     model = in_precision(checkpointed(materials.model, spec.checkpointing), spec.precision)
     materials = replace(materials, model=model)
     task: Task = resolve("tasks", spec.task.name, "task")(materials, **spec.task.options)

@@ -32,6 +32,9 @@ class Unit:
         weight: in [0, 1].
         streams: (num_examples,) int64, what each example's draws (its place in local training,
             its dropout masks) are a function of; None where nothing is drawn.
+
+    Raises:
+        ValueError: a weight out of range, or parts that do not fit each other.
     """
 
     key: int
@@ -44,6 +47,16 @@ class Unit:
         # Both sensitivities of Lemma 1 need weights that never exceed 1.
         if not 0.0 <= self.weight <= 1.0:
             raise ValueError(f"weight = {self.weight} of unit {self.key}: must be in [0, 1]")
+        # Engines lay all units' tokens end to end: a longer length would reach the next user's.
+        count, width = len(self.lengths), self.tokens.shape[-1]
+        alike = self.streams is None or len(self.streams) == count
+        whole = self.tokens.ndim == 2 and len(self.tokens) == count and alike
+        if not whole or not all(1 <= size <= width for size in self.sizes):
+            raise ValueError(
+                f"tokens of unit {self.key}: have shape {tuple(self.tokens.shape)}, with lengths "
+                f"{self.sizes[:8]}: give (examples, length) tokens, a length from 1 to that for "
+                "each example, and as many streams or None"
+            )
 
     @cached_property
     def sizes(self) -> list[int]:

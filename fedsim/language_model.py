@@ -19,7 +19,7 @@ from fedsim.errors import ConfigError
 from fedsim.tensors import Tensors
 
 _TOKENS = 8  # of a made-up text
-_NUDGE, _PERIOD = 0.05, 8191
+NUDGE, _PERIOD = 0.05, 8191
 _EQUAL, _ROUNDING = 1e-5, 1e-4  # of the largest logit: of passes of one shape, and of two
 
 
@@ -135,10 +135,10 @@ def check_causal(model: LanguageModel, field: str, sequence_length: int) -> None
     """Check that the logits of a text depend on nothing but the text before them.
 
     Tried on made-up tokens, at the starting weights and at others near them (what is zero at the
-    start does not stay so): with other tokens after the text, with other texts beside it, and with
-    padding up to `sequence_length`. A network that fails would let a user who shares a pass move
-    everybody's gradient, which no clip bounds. What has no finite logits, or the same
-    for every text, is not judged.
+    start does not stay so): with other tokens after the text, with other texts before and after it
+    in a pass, with padding up to `sequence_length`, and once more. A network that fails would let a
+    user who shares a pass move everybody's gradient, which no clip bounds. What has no finite
+    logits, or the same for every text, is not judged.
 
     Args:
         model: at its start.
@@ -146,29 +146,47 @@ def check_causal(model: LanguageModel, field: str, sequence_length: int) -> None
         sequence_length: tokens of the longest row of a pass.
 
     Raises:
-        ConfigError: they do.
+        ConfigError: they do, or a call writes into the parameters.
     """
     size = min(_TOKENS, sequence_length // 2)
-    parameters = {n: value.to(model.device) for n, value in model.initial_parameters().items()}
+    parameters: Tensors = {
+        n: value.to(model.device) for n, value in model.initial_parameters().items()
+    }
     first, second, third = (made_up_text(model, size, n) for n in range(3))
+    module = getattr(model, "module", None)
+    frozen = list(module.parameters()) if isinstance(module, torch.nn.Module) else []
     longest = torch.cat([first, made_up_text(model, max(size, sequence_length - size), 1)], dim=1)
-    for nudge in (0.0, _NUDGE) if size else ():
-        parameters = {name: _nudged(value, nudge) for name, value in parameters.items()}
+    for nudge in (0.0, NUDGE) if size else ():
+        parameters = nudged(parameters, nudge)
+        watched = [*parameters.values(), *frozen]
+        versions = [value._version for value in watched]
 
-        def logits(tokens: torch.Tensor, given: Tensors = parameters) -> torch.Tensor:
-            return model.logits(given, tokens)[:1, :size]
+        def logits(tokens: torch.Tensor, row: int = 0, given: Tensors = parameters) -> torch.Tensor:
+            return model.logits(given, tokens)[row, :size]
 
-        alone = logits(first)
+        try:
+            alone = logits(first)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            reason = " ".join(str(error).split())
+            raise ConfigError(
+                f"{field}: its network cannot compute the logits of a text: "
+                f"{type(error).__name__}: {reason[:300]}"
+            ) from error
         largest = float(alone.abs().max())
-        if not float((logits(second) - alone)[0, -1].abs().max()) > _EQUAL * largest > 0.0:
+        if not float((logits(second) - alone)[-1].abs().max()) > _EQUAL * largest > 0.0:
             continue  # blind to its input, as with an output of zeros
         after, beside = (
             logits(torch.cat([first, second], dim)) - logits(torch.cat([first, third], dim))
             for dim in (1, 0)
         )
+        behind = logits(torch.cat([second, first]), 1) - logits(torch.cat([third, first]), 1)
         for differs, tolerance, what in (
+            (logits(first) - alone, _EQUAL, "how often they were computed before"),
             (after, _EQUAL, "tokens after them: it is no causal model"),
             (beside, _EQUAL, "the other texts of a pass"),
+            (behind, _EQUAL, "the other texts of a pass"),
             (logits(longest) - alone, _ROUNDING, "the length of the longest text of a pass"),
         ):
             if float(differs.abs().max()) > tolerance * largest:
@@ -176,17 +194,29 @@ def check_causal(model: LanguageModel, field: str, sequence_length: int) -> None
                     f"{field}: its logits depend on {what}. One user would change the gradients of "
                     "others, which no clip bounds"
                 )
+        if [value._version for value in watched] != versions:
+            raise ConfigError(f"{field}: it writes into its parameters while it computes")
 
 
 def made_up_text(model: LanguageModel, size: int, text: int) -> torch.Tensor:
     """Return a (1, size) text of tokens spread over the vocabulary."""
-    ids = ((torch.arange(size) + 1) * (text + 1) + text) * 7919 % model.vocabulary_size
+    ids = spread((torch.arange(size) + 1) * (text + 1) + text, model.vocabulary_size)
     return ids[None].to(model.device)
 
 
+def spread(numbers: torch.Tensor, words: int) -> torch.Tensor:
+    """Return a word of so many for each number, spread over the vocabulary."""
+    return numbers * (7919 if words % 7919 else 7907) % words
+
+
+def nudged(parameters: Tensors, nudge: float = NUDGE) -> Tensors:
+    """Return parameters near these: what is zero at the start does not stay so."""
+    if not nudge:
+        return parameters
+    return {name: _nudged(value, nudge) for name, value in parameters.items()}
+
+
 def _nudged(value: torch.Tensor, nudge: float) -> torch.Tensor:
-    if nudge == 0.0:
-        return value
     pattern = torch.arange(_PERIOD, device=value.device).sin().to(value.dtype)
     repeated = pattern.repeat(-(-value.numel() // _PERIOD))[: value.numel()]
     return value + nudge * repeated.view(value.shape)

@@ -63,6 +63,19 @@ class Materials:
         weights = parameters_digest({**module.state_dict(), **moving, **buffers})
         return hashlib.sha256("\0".join([weights, settings, str(module)]).encode()).hexdigest()
 
+    @cached_property
+    def frozen_digest(self) -> str:
+        """A SHA-256 (hex) of the weights that stay as they are; "" where there are none.
+
+        Server and workers compare it: they send each other only what moves.
+        """
+        module, places = getattr(self.model, "module", None), getattr(self.model, "places", {})
+        if not isinstance(module, torch.nn.Module):
+            return ""
+        weights = module.state_dict()
+        frozen = {name: weights[name] for name in weights.keys() - places.keys()}
+        return parameters_digest(frozen) if frozen else ""
+
     @property
     def num_protected(self) -> int:
         """How many are promised something: training users, or all owners of any text."""

@@ -38,20 +38,27 @@ _LARGEST_SQUARE, _LEAST_FACTOR = 1e30, 1e-30
 
 @contextmanager
 def float32_products() -> Iterator[None]:
-    """Multiply float32 matrices in float32, whatever torch was told to use in its place.
+    """Multiply and convolve float32 in float32, whatever torch was told to use in its place.
 
-    The bounds here are not those of TF32 or bfloat16, which `set_float32_matmul_precision` allows.
+    The bounds here are not those of TF32 or bfloat16, which `set_float32_matmul_precision` allows;
+    convolutions use TF32 unless they are told not to.
     """
     mkldnn: Any = torch.backends.mkldnn  # which has what its type does not say
-    backends = (torch.backends.cuda.matmul, mkldnn.matmul)
-    before = [backend.fp32_precision for backend in backends]
+    cudnn: Any = torch.backends.cudnn
+    places: list[Any] = [torch.backends.cuda.matmul, mkldnn.matmul, mkldnn.conv, mkldnn.rnn]
     try:
-        for backend in backends:
-            backend.fp32_precision = "ieee"
+        former: list[tuple[Any, ...]] = [(cudnn, "allow_tf32", False, cudnn.allow_tf32)]
+    except RuntimeError:  # somebody set one of the two alone, by their newer names
+        former = []
+        places += [cudnn.conv, cudnn.rnn]
+    former += [(place, "fp32_precision", "ieee", place.fp32_precision) for place in places]
+    try:
+        for place, name, exact, _ in former:
+            setattr(place, name, exact)
         yield
     finally:
-        for backend, precision in zip(backends, before, strict=True):
-            backend.fp32_precision = precision
+        for place, name, _, before in former:
+            setattr(place, name, before)
 
 
 def block_squares(values: torch.Tensor) -> torch.Tensor:

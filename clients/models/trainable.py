@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
+import torch
 from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model
 from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
 from safetensors import SafetensorError
@@ -146,6 +148,28 @@ def open_adapter(module: PreTrainedModel, folder: str, base: str) -> PeftModel:
     if wrong := [*absent, *loaded.unexpected_keys]:
         raise ConfigError(f"{field}: is of another network than {base!r}: {wrong[0]}")
     return cast(PeftModel, adapted)
+
+
+def check_merges(module: nn.Module, config: ModelConfig) -> None:
+    """Raise `ConfigError` where `merged` would give another network than the one that is trained.
+
+    An adapted weight that has a second place in the network, as a table of words that is the output
+    layer too, is adapted in one of them and would be merged in both.
+    """
+    weights: list[torch.Tensor] = [v for _, v in module.named_parameters(remove_duplicate=False)]
+    for part in module.modules():  # `UnitScores` keeps the table of words that it reads in a tuple
+        for held in vars(part).values():
+            kept = held if isinstance(held, tuple) else ()
+            weights += [value.weight for value in kept if isinstance(value, nn.Embedding)]
+    places = Counter(map(id, weights))
+    for name, part in module.named_modules():
+        weight = getattr(getattr(part, "base_layer", None), "weight", None)
+        if weight is not None and places[id(weight)] > 1:
+            raise ConfigError(
+                f"model.lora_target_modules = {list(config.lora_target_modules)}: the weight of "
+                f"{name.removeprefix('base_model.model.')!r} is also that of another module, which "
+                "merging would change too; leave it out, or give model.merged = false"
+            )
 
 
 def merged(module: nn.Module) -> PreTrainedModel:

@@ -23,6 +23,7 @@ from fedsim.clients.models.encoders import encoder_of
 from fedsim.clients.models.gpu_kernels import align_words
 from fedsim.clients.models.trainable import (
     add_lora,
+    check_merges,
     merged,
     open_adapter,
     select_trainable,
@@ -248,6 +249,8 @@ def _prepared(module: PreTrainedModel, config: ModelConfig, seed: int) -> nn.Mod
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(stream(seed, "model").integers(2**63)))
             prepared = add_lora(module, config)
+    if config.adapts and config.merged:
+        check_merges(prepared, config)
     if config.dropout > 0.0 and install_dropout(prepared, config.dropout) == 0:
         raise ConfigError(
             f"model.dropout = {config.dropout}: the network of {config.name_or_path!r} has no "

@@ -34,7 +34,10 @@ def mean_gradient(model: LanguageModel, parameters: Tensors, unit: Unit) -> Upda
         with row_streams(streams):
             logits = model.logits(leaves, token_ids(tokens))
         loss = example_losses(logits, tokens, lengths).sum() / count
-        gradients = torch.autograd.grad(loss, list(leaves.values()))
+        # A text may leave a part of the network out, such as experts that none of its tokens chose.
+        gradients = torch.autograd.grad(
+            loss, list(leaves.values()), allow_unused=True, materialize_grads=True
+        )
         for name, gradient in zip(leaves, gradients, strict=True):
             total[name] = gradient if start == 0 else total[name] + gradient
         loss_sum += float(loss.detach())

@@ -25,7 +25,8 @@ def text_up(value: float, digits: int = 6) -> str:
     """Return `round_up` in its shortest form: what an ε or a δ is printed as.
 
     Examples:
-        >>> text_up(1e-5), text_up(1.0000004e-5), text_up(8.0)
-        ('1e-05', '1.00001e-05', '8')
+        >>> text_up(0.001), text_up(1.0000004e-5), text_up(8.0)
+        ('0.001', '1.00001e-05', '8')
     """
-    return f"{round_up(value, digits):g}"
+    nearest = f"{value:.{digits}g}"
+    return nearest if float(nearest) >= value else f"{round_up(value, digits):g}"

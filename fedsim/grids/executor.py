@@ -53,6 +53,7 @@ def build_executor(
             data_seed=materials.seed,
             text_digest=materials.text_digest,
             start_digest=materials.start_digest,
+            frozen_digest=materials.frozen_digest,
             packages=packages_behind(plan.task, config.model),
             data=config.data,
             model=config.model,

@@ -59,6 +59,7 @@ class ClientSpec(BaseModel):
     data_seed: int | None = None  # as `load_materials` takes it
     text_digest: str | None = None  # of the server's `Materials`; None: not compared
     start_digest: str | None = None  # not compared: another start is another spec, loaded anew
+    frozen_digest: str | None = None  # of the server's `Materials`; None: not compared
     packages: dict[str, str] | None = None  # of `packages_behind`; None: not compared
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -16,9 +17,10 @@ from fedsim.clients.engines.per_example.batched import BatchedEngine
 from fedsim.clients.engines.per_example.capture import OpenModel
 from fedsim.clients.engines.per_example.ghost import ghost
 from fedsim.clients.engines.per_example.materialised import materialised
-from fedsim.clients.engines.per_example.verification import verified
-from fedsim.clipping import FlatClip
+from fedsim.clients.engines.per_example.verification import _compared
+from fedsim.clipping import FlatClip, NoClip
 from fedsim.execution import Unit
+from fedsim.tensors import Tensors
 from tests.contracts.layer_samples import (
     VOCABULARY,
     GivenUnits,
@@ -26,6 +28,7 @@ from tests.contracts.layer_samples import (
     ragged_units,
     relative,
 )
+from tests.contracts.test_engines import ENGINES
 
 
 class Base(nn.Module):
@@ -162,6 +165,61 @@ class MeanOfTheBatch(Base):
         return torch.Tensor(self.output(inner - 0.5 * inner.mean(0, keepdim=True)))
 
 
+class BeginsWithZeros(Base):
+    """A branch that is silent at first, in which the hidden layer's weight is used by hand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.branch = nn.Linear(6, 6)
+        nn.init.zeros_(self.branch.weight)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        inner = self.words(tokens)
+        silent = self.branch(torch.tanh(inner @ self.hidden.weight))
+        return torch.Tensor(self.output(torch.tanh(self.hidden(inner)) + silent))
+
+
+class PositionsFirstInSilence(PositionsFirst):
+    """The same, where an output of zeros lets no gradient through at first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        nn.init.zeros_(self.output.weight)
+        self.around = nn.Linear(6, VOCABULARY, bias=False)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return torch.Tensor(super().forward(tokens) + self.around(self.words(tokens)))
+
+
+class WindowsOfLongTexts(Base):
+    """Rows over 16 tokens are cut, so that the hidden layer sees more rows than there are."""
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        words = self.words(tokens)
+        cut = words.view(2 * len(words), -1, 6) if tokens.shape[1] == 32 else words
+        inner = torch.tanh(self.hidden(cut)).view(words.shape)
+        return torch.Tensor(self.output(inner))
+
+
+class CalledLikePositions(Base):
+    """Called as positions of transformers are, and no embedding."""
+
+    class OwnLearnedPositionalEmbedding(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(6))
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return inputs + self.weight
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.positions = self.OwnLearnedPositionalEmbedding()
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return torch.Tensor(self.output(self.hidden(self.positions(self.words(tokens)))))
+
+
 def compute(
     make: Callable[[OpenModel], BatchedEngine], network: nn.Module, rounds: int = 1
 ) -> float:
@@ -199,6 +257,9 @@ def test_a_plain_network_is_covered(
         (SomeTokens, "hidden: its output has no row"),
         (CalledLikeRouters, "some layer (not enough values"),
         (MeanOfTheBatch, "words"),
+        (BeginsWithZeros, "hidden.weight"),
+        (PositionsFirstInSilence, "hidden"),
+        (CalledLikePositions, "positions (OwnLearnedPositionalEmbedding)"),
     ],
 )
 def test_what_no_rule_describes_is_left_to_the_loop(
@@ -228,22 +289,85 @@ def test_inputs_that_are_changed_in_place_are_never_used(
 def test_no_users_text_decides_whether_the_rules_hold(
     make: Callable[[OpenModel], BatchedEngine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The rules are verified on a made-up unit: the engine's margins must not move with a user."""
-    units: list[Unit] = []
+    """The rules are verified on made-up units: the engine's margins must not move with a user."""
+    tried: list[list[torch.Tensor]] = []
 
     def noted(*arguments: Any) -> int:  # noqa: ANN401
-        units.append(arguments[3])
-        return verified(*arguments)
+        tried[-1].extend(unit.tokens for unit in arguments[3])
+        return _compared(*arguments)
 
-    monkeypatch.setattr("fedsim.clients.engines.per_example.batched.verified", noted)
+    monkeypatch.setattr("fedsim.clients.engines.per_example.verification._compared", noted)
     network = Base()
     model = cast(OpenModel, Opened(network))
     parameters = {name: value.detach().clone() for name, value in network.named_parameters()}
     cohort = [unit for unit in ragged_units() if len(unit.lengths)]
     for first in (cohort[0], cohort[-1]):
+        tried.append([])
         task = GivenUnits(model, [first])
         make(model)(task, parameters, task.keys, FlatClip(l2_clip_norm=0.1), 0)
-        assert not torch.equal(units[-1].tokens, first.tokens)
-    made_up, again = units
-    width = min(made_up.tokens.shape[1], again.tokens.shape[1])
-    assert torch.equal(made_up.tokens[0, :width], again.tokens[0, :width])
+        assert not any(torch.equal(tokens, first.tokens) for tokens in tried[-1])
+    one, other = tried
+    assert len(one) == 4  # two units, at the parameters and near them
+    assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("make", [materialised, ghost])
+@pytest.mark.parametrize("known", [True, False])
+def test_no_long_text_decides_how_the_others_are_computed(
+    make: Callable[[OpenModel], BatchedEngine], known: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A row of the longest text is tried before; where its length is not known the round fails."""
+    model = cast(OpenModel, Opened(WindowsOfLongTexts()))
+    if known:
+        model.sequence_length = 32  # type: ignore[attr-defined]
+    parameters = {n: v.detach().clone() for n, v in model.module.named_parameters()}
+    tokens = torch.arange(32)[None] % VOCABULARY
+    short, long = (Unit(0, tokens[:, :size], torch.tensor([size])) for size in (9, 32))
+    engine, clip = make(model), FlatClip(l2_clip_norm=0.1)
+    task = GivenUnits(model, [short])
+    engine(task, parameters, task.keys, clip, 0)
+    assert bool(caplog.records) == known
+    task = GivenUnits(model, [short, long])
+    if known:
+        engine(task, parameters, task.keys, clip, 1)
+    else:
+        with pytest.raises(RuntimeError, match=r"no layer rule describes.*executor.engine = .loop"):
+            engine(task, parameters, task.keys, clip, 1)
+
+
+@pytest.mark.parametrize("make", [materialised, ghost])
+def test_a_network_that_shows_no_modules_is_left_to_the_loop(
+    make: Callable[[OpenModel], BatchedEngine], caplog: pytest.LogCaptureFixture
+) -> None:
+    class Closed:
+        name, device, vocabulary_size = "closed", torch.device("cpu"), VOCABULARY
+
+        def logits(self, parameters: Tensors, tokens: torch.Tensor) -> torch.Tensor:
+            return parameters["words"][tokens]
+
+    model = cast(OpenModel, Closed())
+    task = GivenUnits(model, ragged_units())
+    parameters = {"words": torch.randn(VOCABULARY, VOCABULARY)}
+    make(model)(task, parameters, task.keys, FlatClip(l2_clip_norm=0.1), 0)
+    (warning,) = caplog.records
+    assert "a network that does not show its modules" in warning.message
+
+
+@pytest.mark.parametrize("name", ["loop", "vmap"])
+def test_a_part_that_a_text_leaves_out_has_a_gradient_of_zero(name: str) -> None:
+    """As experts that none of its tokens chose: else that one text would end the round."""
+
+    class Chosen(Base):
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            inner = self.words(tokens)
+            return torch.Tensor(self.output(self.hidden(inner) if tokens.shape[1] > 12 else inner))
+
+    model = cast(OpenModel, Opened(Chosen()))
+    parameters = {n: v.detach().clone() for n, v in model.module.named_parameters()}
+    tokens = torch.arange(20)[None] % VOCABULARY
+    task = GivenUnits(model, [Unit(0, tokens[:, :n], torch.tensor([n])) for n in (6, 20)])
+    engine = ENGINES[name](model)
+    sums = [engine(task, parameters, keys, NoClip(), 0) for keys in (np.array([0]), task.keys)]
+    assert not sums[0].values["hidden.weight"].any()
+    assert sums[1].values["hidden.weight"].any()
+    assert relative(sums[1], loop(task, parameters, task.keys, NoClip(), 0)) < 1e-5

@@ -39,7 +39,7 @@ from tests.conftest import small_config
 from tests.contracts.test_executors import TASKS, client_spec
 
 MKLDNN: Any = torch.backends.mkldnn
-BACKENDS = (torch.backends.cuda.matmul, MKLDNN.matmul)
+BACKENDS = (torch.backends.cuda.matmul, MKLDNN.matmul, MKLDNN.conv)
 BOUND = 1.1  # inside a binade: sums near it are not rounded more finely
 POSITIONS, WIDTH = 1000, 2048
 SIGNS = torch.tensor([1.0, -1.0]).repeat(POSITIONS // 2)
@@ -447,7 +447,9 @@ def test_products_are_of_float32_whatever_torch_was_told(
     speeches: Path, materials: Materials, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """TF32 and bfloat16 are coarser than the proofs suppose; a plug-in may have asked for them."""
-    seen, true = [], app.prepared
+    seen: list[list[str]] = []
+    convolved: list[bool] = []
+    true = app.prepared
 
     def prepared(spec: str) -> tuple[Task, Engine, Materials]:
         task, engine, loaded = true(spec)
@@ -456,6 +458,7 @@ def test_products_are_of_float32_whatever_torch_was_told(
             task: Task, parameters: Tensors, keys: Keys, clip: Clip, round: int
         ) -> WeightedSum:
             seen.append([backend.fp32_precision for backend in BACKENDS])
+            convolved.append(torch.backends.cudnn.allow_tf32)
             return engine(task, parameters, keys, clip, round)
 
         return task, watched, loaded
@@ -468,7 +471,8 @@ def test_products_are_of_float32_whatever_torch_was_told(
         executor.clipped_sum(
             materials.model.initial_parameters(), np.arange(4), FlatClip(l2_clip_norm=1.0), 0
         )
-        assert [backend.fp32_precision for backend in BACKENDS] == ["tf32", "bf16"]
+        assert [backend.fp32_precision for backend in BACKENDS] == ["tf32", "bf16", "none"]
+        assert torch.backends.cudnn.allow_tf32  # torch's default
     finally:
         torch.set_float32_matmul_precision("highest")
-    assert seen == [["ieee", "ieee"]]
+    assert (seen, convolved) == ([["ieee", "ieee", "ieee"]], [False])

@@ -24,7 +24,7 @@ from fedsim.clipping import FlatClip
 from fedsim.config import ModelConfig
 from fedsim.errors import ConfigError
 from fedsim.execution import Engine, Unit
-from fedsim.language_model import check_causal
+from fedsim.language_model import check_causal, spread
 from fedsim.materials import load_model
 from fedsim.tensors import l2_norm
 from tests.conftest import small_config
@@ -65,9 +65,40 @@ class MeansOfTheBatch(nn.Module):
         return hidden + hidden.mean(0, keepdim=True)
 
 
-def batch_norm() -> PreTrainedModel:
+class ConvolvesAllRows(nn.Module):
+    """What a causal convolution over the tokens of all rows end to end does."""
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        before = nn.functional.pad(hidden.flatten(0, 1), (0, 0, 1, 0))[:-1]
+        return hidden + before.view(hidden.shape)
+
+
+class CountsCalls(nn.Module):
+    """What a network does that changes itself the first time that it is used."""
+
+    calls = 0
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return hidden * (1.0 + 1.0 / self.calls)
+
+
+class Rescales(nn.Module):
+    """What RWKV does with its weights in its first call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(12))
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            self.weight.mul_(0.5).mul_(2.0)
+        return hidden * self.weight
+
+
+def with_norm(norm: nn.Module) -> PreTrainedModel:
     network = phi3(64)
-    network.model.norm = MeansOfTheBatch()
+    network.model.norm = norm
     return network
 
 
@@ -83,7 +114,9 @@ def opened(make: Callable[[], PreTrainedModel], length: int = 32) -> Transformer
     [
         (bert, "tokens after them"),
         (lambda: bert(zeros=True), "tokens after them"),
-        (batch_norm, "the other texts of a pass"),
+        (lambda: with_norm(MeansOfTheBatch()), "the other texts of a pass"),
+        (lambda: with_norm(ConvolvesAllRows()), "the other texts of a pass"),
+        (lambda: with_norm(CountsCalls()), "how often they were computed before"),
         (lambda: phi3(zeros=True), "the length of the longest text of a pass"),
         (phi3, "the length of the longest text of a pass"),
     ],
@@ -91,6 +124,8 @@ def opened(make: Callable[[], PreTrainedModel], length: int = 32) -> Transformer
         "bert",
         "bert with an output of zeros",
         "a norm over the batch",
+        "a convolution over all rows",
+        "a count of calls",
         "longrope that begins with zeros",
         "longrope",
     ],
@@ -138,6 +173,34 @@ def test_a_newcomer_pads_nobody_elses_rows(
         )
         moved.append(l2_norm({name: everybody[name] - others[name] for name in everybody}))
     assert max(moved) <= 1.00001 * clip.bound
+
+
+@pytest.mark.parametrize("trainable", ["all", "embed_tokens"])
+def test_one_that_writes_into_its_weights_is_refused(trainable: str) -> None:
+    """They are the server's, or the frozen ones, which are saved."""
+    model = TransformersModel(
+        with_norm(Rescales()),
+        word_tokenizer(VOCABULARY),
+        ModelConfig(trainable=trainable),
+        origin="",
+        sequence_length=32,
+    )
+    with pytest.raises(ConfigError, match=r"^model: it writes into its parameters while it"):
+        check_causal(model, "model", 32)
+
+
+def test_one_that_cannot_compute_is_refused_with_its_own_words() -> None:
+    class Fails(nn.Module):
+        def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+            raise TypeError("no such thing")
+
+    with pytest.raises(ConfigError, match=r"^model: its network cannot .*TypeError: no such thing"):
+        check_causal(opened(lambda: with_norm(Fails())), "model", 32)
+
+
+@pytest.mark.parametrize("words", [60, 7907, 7919, 2 * 7919, 50257])
+def test_made_up_words_are_many(words: int) -> None:
+    assert len(set(spread(torch.arange(1, 25), words).tolist())) == 24
 
 
 @pytest.mark.parametrize("name", NETWORKS)

@@ -18,15 +18,16 @@ from safetensors.torch import load_file, save_file
 
 from fedsim import registry
 from fedsim.clients.app import app, prepared
-from fedsim.config import Config, with_settings
+from fedsim.config import Config, ModelConfig, with_settings
 from fedsim.errors import ConfigError
 from fedsim.grids.executor import GridExecutor, build_executor
 from fedsim.grids.in_process import InProcessGrid
-from fedsim.materials import Materials, load_materials
+from fedsim.materials import Materials, load_materials, load_model
 from fedsim.plan import RoundPlan, TaskSpec
 from fedsim.registry import distribution
 from fedsim.strategies import uls
 from fedsim.strategy import build_plan
+from fedsim.tensors import scale
 from tests.conftest import small_config
 from tests.end_to_end.grids.ray_runs import plugin
 
@@ -127,6 +128,27 @@ def test_no_worker_answers_for_a_text_that_the_server_does_not_have(tmp_path: Pa
         users.append(split.num_users)
     assert users == [12, 11]
     with pytest.raises(RuntimeError, match="this worker reads another text there than the server"):
+        prepared.__wrapped__(specs[0])
+
+
+def test_no_worker_computes_with_other_frozen_weights_than_the_server(
+    speeches: Path, tmp_path: Path
+) -> None:
+    """Only what moves is sent: who else is there would decide which network computes a user."""
+    folder, specs = tmp_path / "base", []
+    start = load_model(ModelConfig(name_or_path="tiny-gpt", pretraining_steps=0))
+    for factor in (1.0, 1.1):
+        start.save(scale(start.initial_parameters(), factor), folder)
+        config = small_config(
+            speeches,
+            model={"name_or_path": str(folder), "pretraining_steps": None, "lora_rank": 2},
+        )
+        loaded = load_materials(config.seed, config.data, config.model, "cpu")
+        plan = build_plan(config, loaded)
+        executor = build_executor(config, loaded, plan, InProcessGrid(app), "cpu")
+        specs.append(cast("GridExecutor", executor).spec)
+        prepared.__wrapped__(specs[-1])
+    with pytest.raises(RuntimeError, match="this worker reads other weights there than the server"):
         prepared.__wrapped__(specs[0])
 
 

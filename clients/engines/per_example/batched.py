@@ -29,7 +29,7 @@ from fedsim.clients.engines.per_example.gradient_terms import Gradients, Term
 from fedsim.clients.engines.per_example.packing import row_tokens
 from fedsim.clients.engines.per_example.passes import passes
 from fedsim.clients.engines.per_example.row_bits import RowBits, pass_bytes
-from fedsim.clients.engines.per_example.verification import CannotTell, made_up_unit, verified
+from fedsim.clients.engines.per_example.verification import CannotTell, verified
 from fedsim.clients.engines.steepness import Steepness
 from fedsim.clients.models.mixed_precision import in_float32
 from fedsim.clipping import Clip
@@ -64,9 +64,9 @@ class Buffers:
 class BatchedEngine:
     """Engine by layer rules: equals `loop` for mean gradients; other tasks are refused.
 
-    Before the first chunk it verifies the model's layer rules on a small made-up unit: the outcome
-    must not depend on private text. A model with a layer that no rule describes is computed by
-    `loop` from then on, with one warning.
+    Before the first chunk it verifies the model's layer rules on made-up units: the outcome must
+    not depend on private text. A model with a layer that no rule describes is computed by `loop`
+    from then on, with one warning.
     """
 
     def __init__(
@@ -137,7 +137,15 @@ class BatchedEngine:
         try:
             total.count(empty, torch.zeros(len(empty)), num_gradients=0, num_unclipped=len(empty))
             if non_empty and self._limits is None:
-                self._limits = self._verify(parameters, made_up_unit(self._model))
+                try:
+                    self._limits = self._verify(parameters)
+                except NotCovered as reason:
+                    log.warning(
+                        "%s: no layer rule for %s; computing by loop", self._model.name, reason
+                    )
+                    self._refused = True
+                    self._buffers.clear()
+                    return self._by_loop(task, parameters, keys, clip, round)
             if non_empty and self._steepness.too_large(parameters):
                 return self._by_loop(task, parameters, keys, clip, round)
             together, alone = self._by_bits(non_empty)
@@ -148,10 +156,12 @@ class BatchedEngine:
         except CannotTell:
             return self._by_loop(task, parameters, keys, clip, round)
         except NotCovered as reason:
-            log.warning("%s: no layer rule for %s; computing by loop", self._model.name, reason)
-            self._refused = True
-            self._buffers.clear()
-            return self._by_loop(task, parameters, keys, clip, round)
+            # To compute all by loop from here on, another margin for the others, would be decided
+            # by one user's text.
+            raise RuntimeError(
+                f"{self._model.name}: a text is computed in a way that no layer rule describes, "
+                f'and made-up ones were not: {reason}; give executor.engine = "loop"'
+            ) from reason
 
     @staticmethod
     def _by_loop(
@@ -159,17 +169,20 @@ class BatchedEngine:
     ) -> WeightedSum:
         return loop(task, parameters, keys, clip, round, norm_error=norm_error(parameters))
 
-    def _verify(self, parameters: Tensors, unit: Unit) -> chunks.Limits:
+    def _verify(self, parameters: Tensors) -> chunks.Limits:
         model = in_float32(self._model)  # bfloat16 rounds by more than a wrong rule may differ
+        if not hasattr(model, "module") or not hasattr(model, "places"):
+            raise NotCovered("any layer of a network that does not show its modules")
         self._layers = find_layers(model)
 
         def two_units(layout: Tensors, num_units: int) -> Gradients:
             return self._make(self._buffers, layout, num_units, 0)
 
         try:
-            bytes_per_token = verified(model, self._layers, parameters, unit, two_units)
             shape = pass_shape(model)
-            length = shape.padded(getattr(self._model, "sequence_length", 0) or _SHORT)
+            longest = getattr(self._model, "sequence_length", 0)
+            length = shape.padded(longest or _SHORT)
+            bytes_per_token = verified(model, self._layers, parameters, longest, two_units)
             if model is not self._model:
                 once, bytes_per_token = pass_bytes(self._model, parameters, length)
         except torch.OutOfMemoryError:

@@ -180,7 +180,9 @@ def unit_scores(call: Call) -> Mapping[str, Term]:
     return {"embedding": Product(call.gradient, call.input, chain, call.most_norms)}
 
 
-def _plain_embedding(module: nn.Embedding) -> bool:
+def _plain_embedding(module: nn.Module) -> bool:
+    if not isinstance(module, nn.Embedding):  # of another class that is called alike
+        return False
     special = (module.padding_idx, module.max_norm)
     return special == (None, None) and not module.scale_grad_by_freq and not module.sparse
 

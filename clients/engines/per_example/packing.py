@@ -16,6 +16,7 @@ import torch
 from fedsim.clients.engines.per_example.capture import OpenModel
 from fedsim.clients.models.transformers_model import max_positions
 from fedsim.execution import Unit
+from fedsim.language_model import nudged
 from fedsim.tensors import Tensors
 
 # A longer row costs more attention than it saves padding: measured with tiny-gpt.
@@ -96,8 +97,8 @@ def _best_fit(lengths: list[int], most: int) -> tuple[list[int], list[int], list
 def row_tokens(model: OpenModel, parameters: Tensors) -> int:
     """Return the tokens that a row may have: `ROW_TOKENS`, or 0 where each sequence stands alone.
 
-    Tried at the network's starting point on made-up tokens: the result is the same in every process
-    of a run, and when the run is resumed.
+    Tried at the network's starting point and near it, on made-up tokens: the result is the same in
+    every process of a run, and when the run is resumed.
 
     Args:
         model: as it will compute, but in float32.
@@ -116,7 +117,8 @@ def row_tokens(model: OpenModel, parameters: Tensors) -> int:
         for name, value in model.initial_parameters().items()
     }
     try:
-        return ROW_TOKENS if _keeps_apart(model, start) else 0
+        apart = all(_keeps_apart(model, near) for near in (start, nudged(start)))
+        return ROW_TOKENS if apart else 0
     except torch.OutOfMemoryError:
         raise
     except Exception:  # networks that cannot take such rows raise errors of any kind

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import fields
 
 import torch
@@ -20,7 +21,7 @@ from fedsim.clients.engines.per_example.passes import passes
 from fedsim.clients.models.dropout import drops
 from fedsim.clients.tasks.gradients import mean_gradient
 from fedsim.execution import Unit
-from fedsim.language_model import LanguageModel
+from fedsim.language_model import LanguageModel, made_up_text, nudged, spread
 from fedsim.tensors import Tensors, l2_norm
 
 # The unit that is computed is cut to this many examples and tokens.
@@ -43,30 +44,49 @@ def made_up_unit(model: LanguageModel) -> Unit:
     It depends on the model alone: a text that took part in it would decide how everybody's
     gradients are computed and clipped.
     """
-    ids = torch.arange(1, _EXAMPLES * _TOKENS + 1).view(_EXAMPLES, _TOKENS) * 7919
+    ids = torch.arange(1, _EXAMPLES * _TOKENS + 1).view(_EXAMPLES, _TOKENS)
     lengths = torch.tensor([_TOKENS, _TOKENS - 1, _TOKENS // 2])
     streams = torch.arange(_EXAMPLES) if drops(model) else None
-    return Unit(0, ids % model.vocabulary_size, lengths, streams=streams)
+    return Unit(0, spread(ids, model.vocabulary_size), lengths, streams=streams)
 
 
 def verified(
     model: OpenModel,
     layers: Sequence[HookedLayer],
     parameters: Tensors,
-    unit: Unit,
+    length: int,
     method: Callable[[Tensors, int], Gradients],
 ) -> int:
-    """Compare with `loop` on a few tokens, and return the bytes that a token's capture takes.
+    """Compare with `loop` on made-up units, and return the bytes that a token's capture takes.
 
     First: with every hooked tensor detached, no logit may depend on a parameter, or the rules miss
     a use of it. Then: norms and gradients of two units of different size in one chunk must be those
-    of automatic differentiation.
+    of automatic differentiation. So they must near these parameters, where what is zero at the
+    start is not; and in a row of `length` tokens, the longest that any text has.
 
     Raises:
         NotCovered: they are not; names the parameter.
         CannotTell: the gradients are not finite.
     """
-    units = _small_units(unit)
+    unit = made_up_unit(model)
+    num_bytes = _compared(model, layers, parameters, _small_units(unit), method)
+    with suppress(CannotTell):
+        _compared(model, layers, nudged(parameters), _small_units(unit), method)
+    if length > _TOKENS:
+        streams = None if unit.streams is None else unit.streams[:1]
+        row = made_up_text(model, length, 1).cpu()
+        long = Unit(1, row, torch.tensor([length]), streams=streams)
+        _compared(model, layers, parameters, [long], method)
+    return num_bytes
+
+
+def _compared(
+    model: OpenModel,
+    layers: Sequence[HookedLayer],
+    parameters: Tensors,
+    units: Sequence[Unit],
+    method: Callable[[Tensors, int], Gradients],
+) -> int:
     dtype = next(iter(parameters.values())).dtype
     gradients = method(parameters, len(units))
     num_bytes = num_tokens = 0
@@ -76,7 +96,8 @@ def verified(
         num_bytes += _bytes(term)
         gradients(name, term)
 
-    for part in passes(units, _TOKENS * _EXAMPLES, model.device, dtype):
+    tokens = max(_TOKENS * _EXAMPLES, *(size for unit in units for size in unit.sizes))
+    for part in passes(units, tokens, model.device, dtype):
         refuse_other_uses(model, layers, parameters, part.batch)
         gradients.start_pass(part.segments)
         run(model, layers, parameters, part.batch, counting)

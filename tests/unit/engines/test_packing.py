@@ -154,8 +154,28 @@ class Fails(Altered):
         return self.model.logits(parameters, tokens)
 
 
+class SeesOthersLater(Altered):
+    """As a branch does that begins with zeros."""
+
+    def logits(
+        self, parameters: Tensors, tokens: torch.Tensor, positions: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        own = self.model.logits(parameters, tokens, positions)
+        name, start = next(iter(self.model.initial_parameters().items()))
+        return own + (parameters[name] - start).abs().max() * own.roll(8, 1)
+
+
 @pytest.mark.parametrize(
-    "altered", [SeesOthers, IgnoresPositions, SeesNothing, SaysNothing, TakesNoPositions, Fails]
+    "altered",
+    [
+        SeesOthers,
+        SeesOthersLater,
+        IgnoresPositions,
+        SeesNothing,
+        SaysNothing,
+        TakesNoPositions,
+        Fails,
+    ],
 )
 def test_networks_that_do_not_keep_sequences_apart(altered: type[Altered]) -> None:
     model, parameters = network("gpt2 in rows", torch.float32)

@@ -28,6 +28,30 @@ def test_a_weight_that_is_no_share_is_refused(weight: float) -> None:
         Unit(3, TOKENS, LENGTHS, weight)
 
 
+@pytest.mark.parametrize(
+    ("tokens", "lengths", "streams"),
+    [
+        (TOKENS, [3], None),  # into the next user's
+        (TOKENS, [0], None),
+        (TOKENS, [2, 2], None),
+        (torch.zeros(2, 2, dtype=torch.int64), [2], None),
+        (torch.zeros(2, dtype=torch.int64), [2, 2], None),
+        (TOKENS, [2], [1, 2]),
+    ],
+)
+def test_a_unit_whose_parts_do_not_fit_each_other_is_refused(
+    tokens: torch.Tensor, lengths: list[int], streams: list[int] | None
+) -> None:
+    with pytest.raises(ValueError, match=r"^tokens of unit 3: have shape .*, with lengths \["):
+        Unit(
+            3,
+            tokens,
+            torch.tensor(lengths),
+            streams=None if streams is None else torch.tensor(streams),
+        )
+    assert Unit(3, TOKENS[:0], LENGTHS[:0]).sizes == []
+
+
 def update(a: list[float], b: float, loss: float = 0.5) -> Update:
     return Update({"a": torch.tensor(a), "b": torch.tensor([b])}, loss, num_gradients=2)
 

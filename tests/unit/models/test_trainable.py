@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-import pytest
+from functools import partial
 
+import pytest
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from fedsim.clients.models.tokenizers import word_tokenizer
 from fedsim.clients.models.trainable import select_trainable
+from fedsim.clients.models.transformers_model import TransformersModel
+from fedsim.config import ModelConfig
 from fedsim.errors import ConfigError
+from fedsim.materials import load_model
 
 NAMES = ["wte.weight", "h.0.attn.weight", "h.0.attn.lora_A.default.weight", "ln_f.bias"]
 
@@ -36,6 +43,32 @@ def test_a_long_list_of_names_is_thinned_out() -> None:
         select_trainable([f"layer.{index}" for index in range(100)], "absent")
     assert str(caught.value).count("layer.") == 8
     assert str(caught.value).endswith("...")
+
+
+@pytest.mark.parametrize("module", ["wte", "lm_head"])
+def test_an_adapter_on_a_tied_weight_is_refused_where_it_would_be_merged(module: str) -> None:
+    """The other place would be changed too: what is saved is not what was trained."""
+    sizes = GPT2Config(
+        vocab_size=60, n_embd=8, n_layer=1, n_head=1, n_positions=64, bos_token_id=1, eos_token_id=2
+    )
+    config = ModelConfig(lora_rank=2, lora_target_modules=(module,))
+    for given, refused in ((config, True), (config.model_copy(update={"merged": False}), False)):
+        network = GPT2LMHeadModel(sizes)
+        make = partial(TransformersModel, network, word_tokenizer(60), given, origin="")
+        if refused:
+            with pytest.raises(ConfigError, match=rf"the weight of '(transformer\.)?{module}' is"):
+                make()
+        else:
+            assert make().is_adapter
+    with pytest.raises(ConfigError, match="the weight of 'embedding' is also that of another"):
+        load_model(
+            ModelConfig(
+                name_or_path="mcmahan-lstm",
+                pretraining_steps=0,
+                lora_rank=2,
+                lora_target_modules=("embedding",),
+            )
+        )
 
 
 def test_a_pattern_that_is_none_is_refused() -> None:

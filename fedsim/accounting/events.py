@@ -33,6 +33,8 @@ from fedsim.sampling import (
     TruncatedPoissonSampling,
 )
 
+_MOST_UNITS = 10**7  # of a user: of each number of them a probability is computed
+
 _SAMPLINGS: Mapping[str, type[Any]] = {
     sampling.kind: sampling
     for sampling in (
@@ -83,8 +85,11 @@ class RoundCost:
             raise ValueError(
                 f"noise_multiplier = {self.noise_multiplier!r}: give a finite number >= 0"
             )
-        if type(self.units_per_user) is not int or self.units_per_user < 1:
-            raise ValueError(f"units_per_user = {self.units_per_user!r}: give an integer >= 1")
+        if type(self.units_per_user) is not int or not 1 <= self.units_per_user <= _MOST_UNITS:
+            raise ValueError(
+                f"units_per_user = {self.units_per_user!r}: give an integer >= 1, and at most "
+                f"{_MOST_UNITS:,}"
+            )
         whole = self.sampling.run_rounds
         if self.selection is not None and whole not in (None, self.selection.rounds):
             raise ValueError(f"selection.rounds = {self.selection.rounds}: a run has {whole}")

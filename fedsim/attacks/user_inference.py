@@ -84,6 +84,7 @@ def attack_run(
     pooled = None if store.graph is None else _pooled(build_plan(config, materials))
     known = known_samples(store, split, config.data, data_seed, pooled)
     groups = _groups(known, split.canaries, store, config)
+    folder.check_texts(materials)
     numbers = list(samples) or default_samples(known, groups.values())
     sides = {name: choose_sides(known, group, max(numbers)) for name, group in groups.items()}
     likelihoods = Likelihoods(store, known.samples, folder.path / "attack" / "likelihoods")

@@ -16,7 +16,8 @@ Repeated = Sequence[Sequence[MechanismAudit]]
 TERMS = (
     "Unit: user; relation: add-or-remove-one user. Bounds are lower bounds with 95 % confidence, "
     "by exact binomial limits (Clopper and Pearson), at the same δ as the claim. Where texts are "
-    "co-owned, unit: owner; relation: fixed-graph; the target is an owner who wrote nothing."
+    "co-owned, unit: owner; relation: fixed-graph; the target is an owner who wrote nothing. Noise "
+    "of the audited rounds is seeded; the claim takes coins and noise that stay secret."
 )
 _TOLERATED = 0.05  # of the repetitions may exceed the claim at 95 % confidence
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedsim.cli.output import Json, RunDir
+from fedsim.cli.output import Json, RunDir, check_out
 from fedsim.utils.terminal import status_when_slow, table_console
 
 if TYPE_CHECKING:
@@ -33,11 +33,12 @@ def attack_command(  # noqa: PLR0917 (each is an option)
     from fedsim.attacks.folder import write_attack
     from fedsim.attacks.user_inference import attack_run
 
+    folder = out or run_dir / "attack"
+    check_out(folder / "attack.json")
     with status_when_slow("scoring"):
         report = attack_run(
             run_dir, samples=samples or (), reference=reference, checkpoints=checkpoints
         )
-    folder = out or run_dir / "attack"
     write_attack(report, folder)
     if as_json:
         typer.echo(report.model_dump_json())

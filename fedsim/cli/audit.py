@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from fedsim.cli.output import Json, Overrides
+from fedsim.cli.output import Json, Overrides, check_out
 from fedsim.utils.terminal import progress_console, status_when_slow, table_console
 
 if TYPE_CHECKING:
@@ -26,8 +26,12 @@ def audit_command(  # noqa: PLR0917 (each is an option)
         ),
     ] = None,
     canaries: Annotated[
-        int, typer.Option(min=2, help="Canary users; a fair coin puts each in or leaves it out.")
-    ] = 1000,
+        int | None,
+        typer.Option(
+            min=2,
+            help="Canary users, 1000 by default; a fair coin puts each in or leaves it out.",
+        ),
+    ] = None,
     black_box: Annotated[
         bool,
         typer.Option(
@@ -44,12 +48,16 @@ def audit_command(  # noqa: PLR0917 (each is an option)
     ] = None,
     overrides: Overrides = None,
     coin_seed: Annotated[
-        int, typer.Option(help="Of canaries and their coins; another one is a fresh audit.")
-    ] = 0,
+        int | None,
+        typer.Option(help="Of canaries and their coins, 0 by default; another is a fresh audit."),
+    ] = None,
     repetitions: Annotated[
-        int, typer.Option(min=1, help="Audits of each mechanism; 100 show the stated confidence.")
-    ] = 1,
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer trials: weaker bounds.")] = False,
+        int | None,
+        typer.Option(
+            min=1, help="Without CONFIG: audits of each mechanism; 100 show the stated confidence."
+        ),
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Without CONFIG: fewer trials.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder for audit.json; runs/audit.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -59,18 +67,31 @@ def audit_command(  # noqa: PLR0917 (each is an option)
 
     if config is None and overrides:
         raise ConfigError("--set: there is no CONFIG to lay it over")
+    if config is not None and (quick or repetitions is not None):
+        raise ConfigError("--repetitions, --quick: are for fedsim's own mechanisms, without CONFIG")
     if config is None and black_box:
         raise ConfigError("--black-box: there is no run to audit; give a CONFIG or a run's folder")
+    if config is None and (canaries is not None or coin_seed is not None):
+        raise ConfigError("--canaries, --coin-seed: there is no run to audit; give a CONFIG")
     if not black_box and (bound is not None or temperature is not None):
         raise ConfigError("--bound, --temperature: are for --black-box; give that, or neither")
+    path = (out or Path("runs/audit")) / _FILE
+    check_out(path)
     console = progress_console() if as_json else table_console()
     if config is not None:
-        audit = _of_run(config, overrides or [], canaries, coin_seed, black_box, bound, temperature)
+        audit = _of_run(
+            config,
+            overrides or [],
+            1000 if canaries is None else canaries,
+            coin_seed or 0,
+            black_box,
+            bound,
+            temperature,
+        )
         answer, holds = audit.to_json(), audit.holds
         _show_run(audit, console)
     else:
-        answer, holds = _of_mechanisms(repetitions, quick, console)
-    path = (out or Path("runs/audit")) / _FILE
+        answer, holds = _of_mechanisms(repetitions or 1, quick, console)
     write_atomically(path, json.dumps(answer, indent=2) + "\n")
     typer.echo(json.dumps(answer) if as_json else f"Audit: {path}")
     if not holds:

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fedsim.cli.output import Json, RunDir
+from fedsim.cli.output import Json, RunDir, check_out
 from fedsim.utils.terminal import status_when_slow, table_console
 
 
@@ -20,8 +20,13 @@ def evaluate_command(  # noqa: PLR0917 (each is an option)
     personalise: Annotated[
         int, typer.Option(min=0, help="Local epochs on half of each held-out user's text.")
     ] = 0,
-    learning_rate: Annotated[float, typer.Option(help="Of the local steps.")] = 0.1,
-    batch_size: Annotated[int, typer.Option(min=1, help="Examples a local step.")] = 8,
+    learning_rate: Annotated[
+        float | None, typer.Option(help="With --personalise: of the local steps, 0.1 by default.")
+    ] = None,
+    batch_size: Annotated[
+        int | None,
+        typer.Option(min=1, help="With --personalise: examples a local step, 8 by default."),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="The JSON file; RUN_DIR/evaluation.json by default.")
     ] = None,
@@ -32,13 +37,18 @@ def evaluate_command(  # noqa: PLR0917 (each is an option)
     from fedsim.runner.detailed_evaluation import Personalisation, evaluate_run
     from fedsim.utils.files import write_atomically
 
-    if not 0.0 < learning_rate < math.inf:
-        raise ConfigError(f"--learning-rate = {learning_rate}: give a finite number > 0")
-    local = Personalisation(personalise, batch_size, learning_rate) if personalise else None
+    if not personalise and (learning_rate is not None or batch_size is not None):
+        raise ConfigError("--learning-rate, --batch-size: are for --personalise; give that too")
+    rate = 0.1 if learning_rate is None else learning_rate
+    if not 0.0 < rate < math.inf:
+        raise ConfigError(f"--learning-rate = {rate}: give a finite number > 0")
+    local = Personalisation(personalise, batch_size or 8, rate) if personalise else None
+    place = out or run_dir / "evaluation.json"
+    check_out(place)
     with status_when_slow("scoring"):
         answer = evaluate_run(run_dir, personalisation=local)
     text = json.dumps(_plain(answer), indent=2, ensure_ascii=False)
-    write_atomically(out or run_dir / "evaluation.json", text + "\n")
+    write_atomically(place, text + "\n")
     if as_json:
         typer.echo(json.dumps(_plain(answer)))
         return

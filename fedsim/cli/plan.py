@@ -161,7 +161,9 @@ def _numbers(given: dict[str, float | None], budget: float | None) -> Numbers:
     ]
     if missing:
         raise ConfigError(f"plan: without CONFIG it needs {', '.join(missing)}")
-    filled = {**needed, "max_size": given["max_size"] or given["median_size"]}
+    filled = {**needed}
+    if filled["max_size"] is None:
+        filled["max_size"] = given["median_size"]
     return Numbers(**filled)  # type: ignore[arg-type]  # none is missing
 
 

@@ -53,6 +53,11 @@ def tune_command(
     from fedsim.sweep.search import RESULT, prepare, run_search
 
     cells = expand(config, [parse_variation(text) for text in vary], overrides or [])
+    from fedsim.errors import ConfigError
+
+    runner = runner_of(grid, workers, address)
+    if dry_run and resume:
+        raise ConfigError("--resume: with --dry-run nothing is trained")
     if dry_run:
         search = prepare(cells, trials, stopping, None)
         answer = {
@@ -72,7 +77,7 @@ def tune_command(
         trials=trials,
         stopping=stopping,
         resume=resume,
-        runner=runner_of(grid, workers, address),
+        runner=runner,
     )
     result = json.loads((folder / RESULT).read_text(encoding="utf-8"))
     if as_json:

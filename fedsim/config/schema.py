@@ -16,7 +16,7 @@ from pydantic import Field, ValidationError, model_validator
 from fedsim.config.errors import explain
 from fedsim.data.config import DataConfig
 from fedsim.errors import ConfigError
-from fedsim.utils.section import ClipNorm, Fraction, Positive, Section
+from fedsim.utils.section import MOST, ClipNorm, Fraction, Positive, Section
 
 
 class ScheduleConfig(Section):
@@ -26,7 +26,7 @@ class ScheduleConfig(Section):
     """By equal differences, or by equal ratios."""
     final_l2_clip_norm: ClipNorm
     """The bound at the end, held from then on."""
-    rounds: Annotated[int, Field(ge=1)] | None = None
+    rounds: Annotated[int, Field(ge=1, le=MOST)] | None = None
     """How long it takes; left out, all rounds."""
 
 
@@ -93,9 +93,9 @@ class ModelConfig(Section):
     name_or_path: str = "tiny-gpt"
     """A built-in model ("tiny-gpt", "mcmahan-lstm"), or a folder, GGUF file or hub id of a causal
     language model of transformers."""
-    lora_rank: Annotated[int, Field(ge=0)] = 0
+    lora_rank: Annotated[int, Field(ge=0, le=MOST)] = 0
     """Of new low-rank adapters, which are trained in place of the network; 0 for none."""
-    lora_alpha: Annotated[int, Field(ge=1)] | None = None
+    lora_alpha: Annotated[int, Field(ge=1, le=MOST)] | None = None
     """The adapters' scale times their rank; left out, twice the rank."""
     lora_rank_stabilised: bool = False
     """Divide `lora_alpha` by the rank's root in place of the rank (rsLoRA)."""
@@ -109,7 +109,7 @@ class ModelConfig(Section):
     """Leave `model/` too, with the adapters merged in; false leaves `adapter/` alone."""
     trainable: str = "all"
     """A regular expression: parameters in whose names it is found are trained; or "all"."""
-    pretraining_steps: Annotated[int, Field(ge=0)] | None = None
+    pretraining_steps: Annotated[int, Field(ge=0, le=MOST)] | None = None
     """Of a built-in model, on public text, once; left out, the model's own number."""
     dropout: Fraction = 0.0
     """Of all `nn.Dropout` layers of the network and its adapters in training, except those of
@@ -148,9 +148,9 @@ class FedAvg(Section):
     """Local SGD; the update is the difference of the parameters (DP-FedAvg)."""
 
     task: Literal["fedavg"]
-    epochs: Annotated[int, Field(ge=1)] = 1
+    epochs: Annotated[int, Field(ge=1, le=MOST)] = 1
     """Passes over the user's examples."""
-    batch_size: Annotated[int, Field(ge=1)] = 8
+    batch_size: Annotated[int, Field(ge=1, le=MOST)] = 8
     """Examples a local step."""
     learning_rate: Positive = 0.1
     """Of a local step."""
@@ -179,11 +179,11 @@ class SamplingConfig(Section):
         "poisson", "truncated-poisson", "fixed-size", "shuffled", "balanced", "cyclic"
     ] = "poisson"
     """How the units of a round are drawn."""
-    max_cohort_size: Annotated[int, Field(ge=1)] | None = None
+    max_cohort_size: Annotated[int, Field(ge=1, le=MOST)] | None = None
     """Of "truncated-poisson": the most units of a round; more are cut at random."""
-    participations: Annotated[int, Field(ge=1)] | None = None
+    participations: Annotated[int, Field(ge=1, le=MOST)] | None = None
     """Of "balanced": the rounds of each user; left out, found by `cohort_size`."""
-    groups: Annotated[int, Field(ge=1)] | None = None
+    groups: Annotated[int, Field(ge=1, le=MOST)] | None = None
     """Of "cyclic": how many groups of users take turns."""
 
     @model_validator(mode="after")
@@ -205,7 +205,7 @@ class StrategyConfig(Section):
     name: str = "uls"
     """What is sampled and how it is priced: "uls", "els", "group-privacy", "asi-liu",
     "non-private", or what a plug-in brings."""
-    rounds: Annotated[int, Field(ge=1)] = 100
+    rounds: Annotated[int, Field(ge=1, le=MOST)] = 100
     """Steps of the server, each with one release."""
     sampling: SamplingConfig = SamplingConfig()
     """How the units of a round are drawn."""
@@ -213,14 +213,14 @@ class StrategyConfig(Section):
     """Expected users a round, where users are sampled ("uls"; "non-private" takes one of both)."""
     batch_size: Positive | None = None
     """Expected examples a round, where examples are sampled ("els", "group-privacy")."""
-    group_size: Annotated[int, Field(ge=1)] = 8
+    group_size: Annotated[int, Field(ge=1, le=MOST)] = 8
     """The most examples of a user: in a round ("uls"), or in the whole pool ("els")."""
     selection: Selection = "random"
     """Which of a user's examples take part, where there are more."""
     bounding: Bounding | None = None
     """Where texts have several owners: how the examples are chosen of which no owner has more than
     `group_size`, in the order of `selection`; left out, "greedy"."""
-    user_weight_cap: Annotated[int, Field(ge=1)] | None = None
+    user_weight_cap: Annotated[int, Field(ge=1, le=MOST)] | None = None
     """Weigh a user's update by min(their examples / cap, 1); left out, all weigh the same."""
     local: Annotated[FedSGD | FedAvg, Field(discriminator="task")] = FedSGD()
     """What a user computes: a gradient, or local training."""
@@ -278,15 +278,15 @@ class PrivacyConfig(Section):
     """Noise and coins under secret keys, or from `seed`, for experiments that must be repeated."""
     mechanism: Literal["independent", "banded", "blt"] = "independent"
     """Whether the noise of later rounds takes back part of what earlier ones added."""
-    bands: Annotated[int, Field(ge=1)] | None = None
+    bands: Annotated[int, Field(ge=1, le=MOST)] | None = None
     """Of "banded": how many rounds a column of its matrix C spans, its own counted; left out, the
     sampler's `groups`."""
     buffers: Annotated[int, Field(ge=1, le=6)] | None = None
     """Of "blt": the sums that it remembers; left out, 3."""
-    declared_num_users: Annotated[int, Field(ge=1)] | None = None
+    declared_num_users: Annotated[int, Field(ge=1, le=MOST)] | None = None
     """How many users there are, as a public number; of "truncated-poisson" an upper bound. Left
     out, it is counted in the data, and the report says so."""
-    declared_num_examples: Annotated[int, Field(ge=1)] | None = None
+    declared_num_examples: Annotated[int, Field(ge=1, le=MOST)] | None = None
     """The same of pooled examples, for "els"."""
     shared: SharedLedgerConfig | None = None
     """A budget that several runs keep together."""
@@ -326,7 +326,7 @@ class ExecutorConfig(Section):
 
     grid: Literal["in-process", "ray"] = "in-process"
     """This process, or workers of Ray: `docs/cluster.md`."""
-    workers: Annotated[int, Field(ge=1)] = 1
+    workers: Annotated[int, Field(ge=1, le=MOST)] = 1
     """How many, of Ray."""
     cpus_per_worker: Positive = 1.0
     """Cores that Ray reserves for a worker."""
@@ -342,7 +342,7 @@ class ExecutorConfig(Section):
     keep their width, and the server evaluates in float32."""
     checkpointing: bool = False
     """Compute a network's blocks again in the backward pass in place of keeping activations."""
-    shard_size: Annotated[int, Field(ge=0)] = 0
+    shard_size: Annotated[int, Field(ge=0, le=MOST)] = 0
     """Units a message to a worker; 0 cuts a cohort by work, one shard a worker."""
 
     @model_validator(mode="after")
@@ -367,18 +367,18 @@ class PrivateEvaluation(Section):
     """Of each release of the scores."""
     loss_bound: Positive = 10.0
     """What a user's mean loss is cut at, in nats."""
-    every: Annotated[int, Field(ge=1)] | None = None
+    every: Annotated[int, Field(ge=1, le=MOST)] | None = None
     """Rounds between two releases; left out, there is one, after the last round."""
 
 
 class TrainingConfig(Section):
     """How often to look and to save, and who is shown the metrics."""
 
-    evaluate_every: Annotated[int, Field(ge=1)] = 10
+    evaluate_every: Annotated[int, Field(ge=1, le=MOST)] = 10
     """Rounds between two scores of the held-out text."""
-    checkpoint_every: Annotated[int, Field(ge=1)] = 10
+    checkpoint_every: Annotated[int, Field(ge=1, le=MOST)] = 10
     """Rounds between two checkpoints."""
-    keep_checkpoints: Annotated[int, Field(ge=1)] = 2
+    keep_checkpoints: Annotated[int, Field(ge=1, le=MOST)] = 2
     """How many of the newest stay."""
     trackers: tuple[str, ...] = ()
     """Who is shown the metrics: "tensorboard", "wandb", "mlflow", or what a plug-in brings."""

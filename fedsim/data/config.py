@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 from fedsim.data.preparation.prepare import AnyStep, check_owners
 from fedsim.data.store.manifest import LossOn
 from fedsim.errors import nearest
-from fedsim.utils.section import Fraction, Section
+from fedsim.utils.section import MOST, Fraction, Section
 
 FOLDER = Path(__file__).parent / "recipes"
 
@@ -81,7 +81,7 @@ class CanaryConfig(Section):
 
     num_users: Annotated[int, Field(ge=2)]
     """How many are planted; half of them are trained on."""
-    num_examples: Annotated[int, Field(ge=1)]
+    num_examples: Annotated[int, Field(ge=1, le=MOST)]
     """Of each of them, held-out ones counted."""
     shared_tokens: Annotated[int, Field(ge=1, le=100)]
     """Tokens in a row that all examples of one of them share."""
@@ -133,7 +133,7 @@ class DataConfig(Section):
     """The probability that a user is never trained on; an attack needs some, say 0.5."""
     held_out_rule: Literal["random", "first", "last"] = "random"
     """Which of a user's examples are held out."""
-    held_out_limit: Annotated[int, Field(ge=1)] | None = None
+    held_out_limit: Annotated[int, Field(ge=1, le=MOST)] | None = None
     """The most of a user."""
     preparation: tuple[AnyStep, ...] = ()
     """Steps between source and tokenizer: `docs/data.md#steps-of-a-preparation`."""

@@ -15,6 +15,7 @@ from fedsim.data.preparation.prepare import Prepared, fingerprint, needed_column
 from fedsim.data.sources.local_files import identity
 from fedsim.data.sources.records import RawRecord
 from fedsim.data.sources.rows import SourceSpec, rows
+from fedsim.data.sources.shakespeare import BUILT_IN
 from fedsim.data.store import TokenStore
 from fedsim.data.store.manifest import FORMAT_VERSION, is_store
 from fedsim.errors import ConfigError
@@ -24,6 +25,8 @@ if TYPE_CHECKING:  # torch takes seconds to import, and nothing here computes wi
     from fedsim.language_model import ChatModel, LanguageModel
 
 _READING = 3  # another number where the same source gives other users or texts than before
+
+_USER_COLUMN = DataConfig.model_fields["user_column"].default
 
 
 def records(config: DataConfig) -> Iterator[tuple[str | None, str | None]]:
@@ -121,6 +124,11 @@ def open_or_build(config: DataConfig, model: LanguageModel) -> TokenStore:
     path = Path(config.source).expanduser()
     if is_store(path):
         return _fitting(TokenStore.open(path), config, model)
+    if config.source in BUILT_IN and config.user_column != _USER_COLUMN:
+        raise ConfigError(
+            f"data.user_column = {config.user_column!r}: the users of {config.source!r} are the "
+            "speakers of plays; leave it out"
+        )
     encode = encoder(config, model)
     destination = paths.cache_dir() / "stores" / cache_key(config, model, encode)
     if not destination.exists():
@@ -159,6 +167,7 @@ def build(
             co_owned=config.co_owned,
             destination=destination,
             source=config.source,
+            user_column=None if config.source in BUILT_IN else config.user_column,
             key=cache_key(config, model, encode),
             num_workers=num_workers,
             progress=progress,
@@ -214,6 +223,12 @@ def _fitting(store: TokenStore, config: DataConfig, model: LanguageModel) -> Tok
                 f"data.{field} = {configured!r}: the store {config.source!r} was made with "
                 f"{stored!r}; set data.{field} to that or build another store"
             )
+    by = manifest.get("user_column")
+    if by is not None and config.user_column not in (by, _USER_COLUMN):
+        raise ConfigError(
+            f"data.user_column = {config.user_column!r}: the users of the store {config.source!r} "
+            f"are those of the column {by!r}; leave it out, or build another store"
+        )
     if config.co_owned != ("owners" in manifest):
         knows = "does not say who owns its texts; build another with --owners-column"
         if "owners" in manifest:

@@ -19,6 +19,7 @@ from fedsim.evaluation.scoring import owners, score_examples
 from fedsim.language_model import LanguageModel
 from fedsim.materials import Materials, load_materials, load_model
 from fedsim.registry import resolve
+from fedsim.report.schema import load_report
 from fedsim.runner.folder import RunFolder
 from fedsim.tensors import Tensors
 
@@ -64,6 +65,7 @@ def evaluate_run(
     config = folder.read_config()
     data_seed = folder.data_seed(config)
     materials = load_materials(config.seed, config.data, config.model, "cpu", data_seed)
+    folder.check_texts(materials)
     stages = _stages(config, folder, materials)
     split, store = materials.split, materials.store
     everyone = [store.user_examples(int(user)) for user in split.held_out_users]
@@ -90,11 +92,20 @@ def evaluate_run(
             }
             for name, weights in stages.items()
         },
-        "note": "computed on private text and covered by no guarantee, but for the samples",
+        "note": "computed on private text and covered by no guarantee"
+        + (", but for the samples" if _is_promised(folder) else ", the samples neither"),
     }
     if personalisation is not None:
         result["personalisation"] = _personalised(config, materials, stages, personalisation)
     return result
+
+
+def _is_promised(folder: RunFolder) -> bool:
+    """Whether the model has a guarantee, which what it writes is covered by."""
+    if not folder.report.exists():
+        return False
+    privacy = load_report(folder.path).privacy
+    return privacy.epsilon is not None and not privacy.hypothetical
 
 
 def _stages(config: Config, folder: RunFolder, materials: Materials) -> dict[str, Weights]:

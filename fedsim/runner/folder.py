@@ -12,7 +12,7 @@ from typing import Any
 from fedsim.accounting.ledger import Ledger
 from fedsim.config import Config, ModelConfig, load_config
 from fedsim.errors import ConfigError
-from fedsim.materials import new_data_seed
+from fedsim.materials import Materials, new_data_seed
 from fedsim.runner.checkpoint import newest_whole_state
 from fedsim.runner.identity import (
     check_sources,
@@ -174,7 +174,7 @@ class RunFolder:
         Raises:
             ConfigError: it cannot be written, or was begun from other sources.
         """
-        check_sources(self.identity, sources)
+        check_sources(self.identity, sources, resumes=True)
         secret = config.privacy.noise == "secure"
         try:
             # The config first: a folder with anything in it but no config could not be taken up.
@@ -187,6 +187,13 @@ class RunFolder:
                 drop_temporaries(folder)
         except OSError as error:
             raise ConfigError(f"--out {self.path}: cannot be written: {error}") from None
+
+    def check_texts(self, materials: Materials) -> None:
+        """Raise `ConfigError` unless the run was made from these texts, for who looks at it again.
+
+        Else users who came later would count as trained on, and others as held out.
+        """
+        check_sources(self.identity, {"data.source": materials.text_digest})
 
     def charge(self, ledger: Ledger) -> None:
         """Put the ledger on disk. Comes before anything that a release has touched.

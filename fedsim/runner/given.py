@@ -35,6 +35,7 @@ from fedsim.utils.terminal import quietly
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+_GIVEN = "given"  # in place of what is not written yet
 PARTITION = "partition_id"  # the user column of what a partitioner gives
 
 
@@ -57,19 +58,22 @@ def with_given(
         raise ConfigError(
             f"config: {kind_of(config)}; give a TOML file's path, a dictionary or a Config"
         )
-    if data is not None:
-        told = _told(data)
-        raw["data"] = {**_section(raw, "data"), **told, "source": _data_file(data)}
     if (model is None) != (tokenizer is None):
         raise ConfigError("model, tokenizer: give both or neither; they belong together")
+    if data is not None:
+        raw["data"] = {**_section(raw, "data"), **_told(data), "source": _GIVEN}
     if model is not None:
-        folder = _model_folder(model, tokenizer)
-        raw["model"] = {**_section(raw, "model"), "name_or_path": folder}
-    found = parse_config(raw)
+        raw["model"] = {**_section(raw, "model"), "name_or_path": _GIVEN}
+    found = parse_config(raw)  # first: a text is not written for a config that is refused
     if _is_frame(data):
+        _check_columns(data)
         for key in ("user_column", "owners_column"):
             _check_digits(data, getattr(found.data, key), key)
-    return found
+    if data is not None:
+        raw["data"]["source"] = _data_file(data)
+    if model is not None:
+        raw["model"]["name_or_path"] = _model_folder(model, tokenizer)
+    return parse_config(raw)
 
 
 def _section(raw: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -130,6 +134,14 @@ def _data_file(data: object) -> str:
 
 def _is_frame(data: object) -> bool:
     return type(data).__module__.partition(".")[0] == "pandas" and hasattr(data, "columns")
+
+
+def _check_columns(frame: Any) -> None:  # noqa: ANN401
+    """Raise `ConfigError` where a name is of several columns: rows would keep the last of them."""
+    if not frame.columns.is_unique or frame.columns.nlevels > 1:
+        raise ConfigError(
+            f"data: the frame's columns are {list(frame.columns)[:8]}; give each a name of its own"
+        )
 
 
 def _check_digits(frame: Any, column: str | None, key: str) -> None:  # noqa: ANN401

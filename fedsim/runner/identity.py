@@ -60,14 +60,24 @@ def mark_diverged(path: Path, reason: str) -> None:
     paths.write_atomically(path, json.dumps(content, indent=1) + "\n")
 
 
-def check_sources(path: Path, now: Mapping[str, str]) -> None:
-    """Raise `ConfigError` if a run that is to go on was made from something else than `now`."""
+def check_sources(path: Path, now: Mapping[str, str], *, resumes: bool = False) -> None:
+    """Raise `ConfigError` if a run was made from something else than `now`.
+
+    Args:
+        path: of run.json; where there is none, nothing is known.
+        now: as of `fedsim.release_seed.sources`.
+        resumes: whether the run is to go on, for the error.
+    """
     before = read_identity(path).get("sources", now)
     changed = sorted(what for what in now if before.get(what) != now[what])
     if changed:
+        told = f"{' and '.join(changed)} changed since the run in {path.parent} began"
         raise ConfigError(
-            f"--resume: {' and '.join(changed)} changed since the run in {path.parent} began; a "
-            "run goes on from what it began with, start another with another --out"
+            f"--resume: {told}; a run goes on from what it began with, start another with another "
+            "--out"
+            if resumes
+            else f"{told}: who was trained on, and who held out, is known of that alone; give back "
+            "what it began with"
         )
 
 
@@ -76,8 +86,7 @@ def keep_seed(seed: int) -> str:
     run_id = uuid.uuid4().hex
     place = _place(run_id)
     place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    paths.write_atomically(place, json.dumps({"seed": seed}) + "\n")
-    place.chmod(0o600)
+    paths.write_atomically(place, json.dumps({"seed": seed}) + "\n", private=True)
     return run_id
 
 

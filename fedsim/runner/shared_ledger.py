@@ -439,11 +439,18 @@ def open_ledger(config: SharedLedgerConfig, relation: Relation) -> SharedAccount
     """Return access to a ledger for releases under a relation; write nothing.
 
     Raises:
-        ConfigError: the file cannot be read or has another budget.
+        ConfigError: no file can be there, or it cannot be read or has another budget.
     """
     terms = SharedLedger(config.epsilon, config.delta, relation)
     # By its one true name: a link would have a lock of its own, and be replaced by the first write.
     path = Path(config.ledger).expanduser().resolve()
+    taken = next((parent for parent in path.parents if parent.exists()), path.parent)
+    if path.is_dir() or not taken.is_dir():
+        what = "it is a folder" if path.is_dir() else f"{taken} is a file"
+        raise ConfigError(
+            f"privacy.shared.ledger = {config.ledger!r}: {what}; give a file that is a ledger or "
+            "not there yet"
+        )
     account = SharedAccount(path, terms)
     account.check()
     if not path.exists():

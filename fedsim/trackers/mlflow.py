@@ -6,16 +6,19 @@ import logging
 import os
 import re
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from fedsim.config import Config
 from fedsim.errors import ConfigError
 from fedsim.report.schema import RoundMetrics
 from fedsim.trackers.tracking import lines_behind, scalars, shown_run
+from fedsim.utils.files import write_atomically
 
 try:
     from mlflow import MlflowClient
     from mlflow.entities import Metric
+    from mlflow.exceptions import MlflowException
 except ModuleNotFoundError:
     raise ConfigError(
         "training.trackers = 'mlflow': needs the package mlflow-skinny; "
@@ -47,11 +50,12 @@ class MLflow:
         experiment = found.experiment_id if found else self._client.create_experiment(_EXPERIMENT)
         kept = folder / "run-id"
         if kept.exists():
-            self._client.delete_run(kept.read_text(encoding="utf-8"))
+            with suppress(MlflowException):  # of another server, or removed there
+                self._client.delete_run(kept.read_text(encoding="utf-8"))
         tags = {"strategy": config.strategy.name, "epsilon_terms": terms or "no guarantee"}
         run = self._client.create_run(experiment, run_name=shown_run(run_dir), tags=tags)
         self._id = run.info.run_id
-        kept.write_text(self._id, encoding="utf-8")
+        write_atomically(kept, self._id)
         for line in lines_behind(run_dir):
             self.on_round(line)
 

@@ -12,6 +12,7 @@ from fedsim.config import Config
 from fedsim.errors import ConfigError
 from fedsim.report.schema import RoundMetrics
 from fedsim.trackers.tracking import lines_behind, scalars, shown_run
+from fedsim.utils.files import write_atomically
 
 try:
     import wandb
@@ -38,7 +39,7 @@ class WeightsAndBiases:
             shutil.rmtree(earlier)
         kept = folder / "fedsim-id"
         if not kept.exists():
-            kept.write_text(uuid.uuid4().hex, encoding="utf-8")
+            write_atomically(kept, uuid.uuid4().hex)
         self._terms = terms
         shown = {"strategy", "server", "privacy"}
         self._run = wandb.init(

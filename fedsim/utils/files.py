@@ -6,6 +6,7 @@ import errno
 import hashlib
 import os
 import re
+import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -122,10 +123,11 @@ def cache_dir() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "fedsim"
 
 
-def write_atomically(path: Path, content: bytes | str) -> None:
-    """Replace `path` by `content`; see `whole_file`."""
+def write_atomically(path: Path, content: bytes | str, *, private: bool = False) -> None:
+    """Replace `path` by `content`; see `whole_file`. If it is `private`, for its owner alone."""
     data = content.encode() if isinstance(content, str) else content
     with whole_file(path) as temporary:
+        temporary.touch(0o600 if private else 0o666)
         temporary.write_bytes(data)
 
 
@@ -137,6 +139,8 @@ def whole_file(path: Path) -> Iterator[Path]:
     folder synced: after the block a power cut cannot bring the old content back. What fails, for
     want of room say, leaves nothing behind.
 
+    It keeps the rights of the file that it replaces.
+
     Raises:
         OSError: it could not be written; it names `path`.
     """
@@ -145,6 +149,8 @@ def whole_file(path: Path) -> Iterator[Path]:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             yield temporary
+            if path.exists():  # a group may write what others share
+                shutil.copymode(path, temporary)
             _sync(temporary)
             temporary.replace(path)
         except BaseException:
@@ -195,7 +201,8 @@ def drop_temporaries(folder: Path) -> None:
 
 
 def _beside(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    # Processes of two containers may have one number.
+    return path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
 
 
 def _sync(path: Path) -> None:

@@ -64,8 +64,12 @@ def locked(
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        except FileNotFoundError:  # whoever had it before has just removed the folder
-            continue
+        except PermissionError:  # somebody else's: to lock it, reading is enough
+            lock = os.open(path, os.O_RDONLY)
+        except FileNotFoundError:
+            if path.parent.exists():  # a place where no file can be
+                raise
+            continue  # whoever had it before has just removed the folder
         try:
             _take(lock, path, when_taken, without)
             if _is_still(path, lock):

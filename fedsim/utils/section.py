@@ -7,6 +7,9 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
+MOST = 10**12
+"""Of anything that is counted: far more than there is, and what all arithmetic holds exactly."""
+
 LEAST_BOUND = 1e-25
 """Of a clip: a smaller update may have entries that float32 holds with few digits."""
 

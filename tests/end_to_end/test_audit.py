@@ -54,6 +54,8 @@ def test_a_finished_runs_config_is_audited_by_losses_alone(speeches: Path, tmp_p
     ("arguments", "complaint"),
     [
         (("--black-box",), "--black-box: there is no run"),
+        ((), "--canaries, --coin-seed: there is no run"),
+        (("CONFIG", "--quick"), "--repetitions, --quick: are for fedsim's own mechanisms"),
         (("CONFIG", "--black-box", "--bound", "both"), "--bound = 'both': give one of f-dp"),
         (("CONFIG", "--black-box", "--temperature", "-1"), "--temperature = -1"),
         (("CONFIG", "--bound", "f-dp"), "--bound"),

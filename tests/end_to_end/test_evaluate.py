@@ -110,6 +110,50 @@ def test_a_folder_without_a_run_is_named(tmp_path: Path) -> None:
     assert "holds no finished run" in fedsim("evaluate", tmp_path).complaint
 
 
+def test_other_texts_than_the_runs_are_refused(speeches: Path, tmp_path: Path) -> None:
+    """Users who came later would be called trained on; what was held out would be another."""
+    path = Path(shutil.copy(speeches, tmp_path / "mine.jsonl"))
+    config = small_config(path, data={"held_out_users": 0.3}, strategy={"rounds": 1})
+    out = run(config, tmp_path / "run").path
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"author": "new", "body": "the king shall ride"}) + "\n")
+    for command in ("evaluate", "attack"):
+        done = fedsim(command, out)
+        assert done.returncode == 2
+        assert f"data.source changed since the run in {out} began" in done.complaint
+
+
+@pytest.mark.parametrize(
+    ("privacy", "said"),
+    [({}, "guarantee, but for the samples"), (None, "guarantee, the samples neither")],
+)
+def test_samples_are_covered_where_there_is_a_guarantee(
+    privacy: dict[str, Any] | None, said: str, speeches: Path, tmp_path: Path
+) -> None:
+    free = {"name": "non-private"} if privacy is None else {}
+    config = small_config(speeches, strategy={"rounds": 1, **free}, privacy=privacy or {})
+    out = run(config, tmp_path / "run").path
+    assert fedsim("evaluate", out).stdout.rstrip().endswith(f"covered by no {said}.")
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (("--batch-size", "4"), "--learning-rate, --batch-size: are for --personalise"),
+        (("--out", "FOLDER"), "is a folder; give a file"),
+        (("--out", "FOLDER/c.toml/x.json"), "c.toml is a file; give another place"),
+    ],
+)
+def test_options_that_lead_nowhere_are_refused(
+    options: tuple[str, ...], complaint: str, finished: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "c.toml").touch()
+    given = [option.replace("FOLDER", str(tmp_path)) for option in options]
+    done = fedsim("evaluate", finished, *given)
+    assert done.returncode == 2
+    assert complaint in done.complaint
+
+
 def test_without_held_out_users_there_is_nobody_to_personalise_for(
     finished: Path, tmp_path: Path
 ) -> None:

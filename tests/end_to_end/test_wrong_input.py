@@ -41,6 +41,18 @@ def out(tmp_path: Path) -> Path:
         ),
         ("data.source='nowhere.jsonl'", "nowhere.jsonl"),
         ("data.user_column='speaker'", "data.user_column = 'speaker'"),
+        (
+            "data={source='shakespeare',user_column='play'}",
+            "data.user_column = 'play': the users of 'shakespeare' are the speakers",
+        ),
+        (
+            "privacy.shared={ledger='/dev/null/x',epsilon=1.0,delta=1e-5}",
+            "privacy.shared.ledger = '/dev/null/x': /dev/null is a file; give a file",
+        ),
+        (
+            "privacy.shared={ledger='/tmp',epsilon=1.0,delta=1e-5}",
+            "privacy.shared.ledger = '/tmp': it is a folder; give a file",
+        ),
         ("data.text_column='speech'", "data.text_column = 'speech'"),
         ("data.prompt_column='q'", "data: prompt_column = 'q': without a completion_column"),
         ("data.messages_column='m'", "data: text_column and messages_column: texts are of one"),

@@ -56,6 +56,7 @@ def build_store(
     co_owned: bool = False,
     destination: Path,
     source: str,
+    user_column: str | None = None,
     key: str | None = None,
     num_workers: int | None = None,
     progress: ReportLine | None = None,
@@ -78,6 +79,7 @@ def build_store(
         co_owned: whether records name owners beside their user; not with "join".
         destination: a folder that does not exist yet. Its parent receives a hidden folder.
         source: the source in words, for the manifest.
+        user_column: of the source, for the manifest; None where it has none.
         key: of everything the content depends on. What a build of the same key and destination
             left behind when it was killed is used again: `records` have to be the same.
         num_workers: processes that tokenise, 0 for this one; None for one a CPU, at most 8, once
@@ -122,6 +124,8 @@ def build_store(
         )
         if owners is not None:
             manifest["owners"] = owners
+        if user_column is not None:
+            manifest["user_column"] = user_column
         write_manifest(place.result, manifest)
     integrity.note_whole(destination)
     return TokenStore.open(destination)
@@ -138,7 +142,7 @@ def terminal_progress() -> Iterator[ReportLine]:
         return
     with Progress(
         SpinnerColumn(),
-        TextColumn("{task.description}"),
+        TextColumn("{task.description} (no ε covers these numbers)"),
         TimeElapsedColumn(),
         console=progress_console(),
         transient=True,

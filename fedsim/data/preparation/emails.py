@@ -18,7 +18,7 @@ _FORWARDED = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 _QUOTE_BEGINS = re.compile(
-    r"^[ \t]*(-{2,}[ \t]*original message\b.*|on\b[^\n]*\n?[^\n]*\bwrote:[ \t]*)$",
+    r"^[ \t]*(-{2,}[ \t]*original message\b.*|on\b[^\n]*(?:\n[^\n]*)?\bwrote:[ \t]*)$",
     re.IGNORECASE | re.MULTILINE,
 )
 _QUOTED_LINE = re.compile(r"^[ \t]*>.*(\n|\Z)", re.MULTILINE)

@@ -25,15 +25,13 @@ def instant(value: object) -> float | None:
     """
     if isinstance(value, bool) or value is None:
         return None
-    if isinstance(value, (int, float, np.floating)):
-        return float(value) if math.isfinite(value) else None
     try:
-        moment = _moment(value)
-    except (ValueError, TypeError, IndexError):
+        moment = value if isinstance(value, (int, float, np.floating)) else _moment(value)
+        if isinstance(moment, datetime):
+            return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+        return float(moment) if math.isfinite(moment) else None
+    except (ValueError, TypeError, IndexError, OverflowError):
         return None
-    if isinstance(moment, float):
-        return moment
-    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
 def _moment(value: object) -> datetime | float:

@@ -117,6 +117,7 @@ class Manifest(TypedDict):
         dropped: reason to count, for everything in the source that is not in the store.
         dtype: of the stored tokens, see `narrowest`.
         source: where the records came from, in words.
+        user_column: what the source's users are named by, where that is known.
         owners: only where the source names owners beside users, see `OwnerCounts`.
         files: every other file of the store by its name.
         sha256: of all of the above, see `fingerprint`.
@@ -133,6 +134,7 @@ class Manifest(TypedDict):
     dropped: dict[str, int]
     dtype: str
     source: str
+    user_column: NotRequired[str]
     owners: NotRequired[OwnerCounts]
     files: dict[str, FileFacts]
     sha256: str
@@ -189,7 +191,7 @@ def read_manifest(folder: Path) -> Manifest:
             f"store {str(folder)!r}: format version {version!r}, this fedsim reads "
             f"{wanted}; build it again"
         )
-    if missing := set(Manifest.__annotations__) - {"owners"} - keys:
+    if missing := set(Manifest.__annotations__) - {"owners", "user_column"} - keys:
         raise damaged(folder, f"{MANIFEST} lacks {', '.join(sorted(missing))}")
     manifest = cast(Manifest, content)
     if wrong := [key for key, fits in _FITS.items() if not fits(content[key])]:

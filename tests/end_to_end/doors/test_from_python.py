@@ -470,6 +470,25 @@ def test_a_guess_of_the_text_cannot_be_held_against_the_path(
     assert left == {".key", named[0]}
 
 
+def test_no_text_is_written_for_what_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("FEDSIM_CACHE", str(tmp_path / "cache"))
+    twice = pandas.DataFrame([["a", "one", "two"]], columns=["author", "body", "body"])
+    tree = pandas.DataFrame(
+        [["a", "one"]], columns=pandas.MultiIndex.from_tuples([("author", "x"), ("body", "y")])
+    )
+    rows = [{"author": "a", "body": "my secret diary"}]
+    for given, config, message in (
+        (rows, {"strategyy": {}}, "strategyy: unknown key"),
+        (twice, settings(), r"the frame's columns are \['author', 'body', 'body'\]; give each"),
+        (tree, settings(), "the frame's columns are .*; give each a name of its own"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            with_given(config, data=given)
+    assert not (tmp_path / "cache").exists()
+
+
 def test_what_cannot_be_read_is_named(finished: fedsim.Run, speeches: Path, tmp_path: Path) -> None:
     rows = datasets.Dataset.from_list(rows_of(speeches))
     model = finished.model

@@ -289,9 +289,10 @@ def test_two_builders_at_once_agree(source: DataConfig, monkeypatch: pytest.Monk
 
 
 def test_a_store_as_source_is_opened(tmp_path: Path) -> None:
-    built = build([("ann", "a")], tmp_path / "store")
+    built = build([("ann", "a")], tmp_path / "store", user_column="author")
     config = DataConfig(source=str(built.path), sequence_length=8)
-    assert _open(config, ByteModel()).path == built.path
+    for same in (config, config.model_copy(update={"user_column": "author"})):
+        assert _open(same, ByteModel()).path == built.path
 
 
 @pytest.mark.parametrize(
@@ -300,11 +301,13 @@ def test_a_store_as_source_is_opened(tmp_path: Path) -> None:
         ({"tokenizer_fingerprint": "words"}, "another tokenizer .*--tokenizer bytes"),
         ({"sequence_length": 9}, "data.sequence_length = 8: .* was made with 9"),
         ({"cutting": "truncate"}, "data.cutting = 'split': .* was made with 'truncate'"),
+        ({"user_column": "household"}, "data.user_column = 'author': the users .* 'household'"),
     ],
 )
 def test_a_store_that_does_not_fit_the_run(
     tmp_path: Path, made_with: dict[str, object], message: str
 ) -> None:
     built = build([("ann", "a")], tmp_path / "store", **made_with)
+    config = DataConfig(source=str(built.path), user_column="author", sequence_length=8)
     with pytest.raises(ConfigError, match=message):
-        _open(DataConfig(source=str(built.path), sequence_length=8), ByteModel())
+        _open(config, ByteModel())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -141,6 +143,19 @@ def test_a_folder_of_another_run_is_found_before_anything_is_run(
     with pytest.raises(ConfigError, match="seed differ from the run in"):
         sweep([config], tmp_path / "out", vary=["seed=1,2"])
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["uls,seed=2"]
+
+
+def test_runs_of_other_texts_do_not_stand_in_one_comparison(
+    config: Path, speeches: Path, tmp_path: Path
+) -> None:
+    path = Path(shutil.copy(speeches, tmp_path / "mine.jsonl"))
+    said = [f"data.source={path}", "strategy.rounds=1"]
+    sweep([config], tmp_path / "out", vary=["seed=1"], overrides=said)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"author": "new", "body": "the king shall ride"}) + "\n")
+    sweep([config], tmp_path / "out", vary=["seed=1"], overrides=said)  # nothing to be done
+    with pytest.raises(ConfigError, match=r"data.source changed since the run in .*seed=1 began"):
+        sweep([config], tmp_path / "out", vary=["seed=1,2"], overrides=said)
 
 
 texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=60)

@@ -67,11 +67,22 @@ def test_json_that_is_none_is_one_error(text: str | bytes) -> None:
         raise ValueError(value)
 
 
-@pytest.mark.parametrize("key", ["seed", "strategy.rounds"])
-def test_a_number_that_nobody_can_write(tmp_path: Path, key: str) -> None:
+@pytest.mark.parametrize(
+    ("key", "said"), [("seed", "cannot be written"), ("strategy.rounds", "give at most 1e")]
+)
+def test_a_number_that_nobody_can_write(tmp_path: Path, key: str, said: str) -> None:
     (tmp_path / "run.toml").touch()
-    with pytest.raises(ConfigError, match="cannot be written"):
+    with pytest.raises(ConfigError, match=said):
         load_config(tmp_path / "run.toml", [f"{key}=0x{'f' * 5000}"])
+
+
+@pytest.mark.parametrize(
+    "key", ["strategy.group_size", "data.held_out_limit", "privacy.declared_num_users"]
+)
+def test_a_number_beyond_all_arithmetic_is_refused(tmp_path: Path, key: str) -> None:
+    (tmp_path / "run.toml").touch()
+    with pytest.raises(ConfigError, match=rf"{key} = 1000000000001: give at most 1e"):
+        load_config(tmp_path / "run.toml", [f"{key}={10**12 + 1}"])
 
 
 @pytest.mark.parametrize("kind", [{}, [], None, 7, "x"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -53,8 +54,8 @@ def test_a_model_is_there_whole_or_not_at_all(
     with monkeypatch.context() as patch:
         patch.setattr("os.fsync", watched)
         save_model(model, start, folder)
-    hidden = f".model.{os.getpid()}.tmp"
-    assert stages[0] == [hidden]  # until all of it is on the disk
+    (hidden,) = stages[0]  # until all of it is on the disk
+    assert re.fullmatch(rf"\.model\.{os.getpid()}\.[0-9a-f]{{8}}\.tmp", hidden)
     assert stages[-1] == ["model"]
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     with monkeypatch.context() as patch:

@@ -34,86 +34,55 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedsim.accounting.accountants import delta, epsilon
-    from fedsim.accounting.budget import Budget
-    from fedsim.accounting.calibration import calibrate_noise_multiplier
-    from fedsim.accounting.events import RoundCost
-    from fedsim.accounting.ledger import Ledger
-    from fedsim.clipping import FlatClip, NormalisedClip, PerLayerClip, layer_of
-    from fedsim.config import Config, ModelConfig, load_config, parse_config
-    from fedsim.errors import BudgetSpentError, ConfigError, DivergedError, HaltedError
-    from fedsim.estimators import ClippedDenominator, FixedDenominator
-    from fedsim.execution import Task, TaskSpec, Unit, Update
-    from fedsim.language_model import LanguageModel
-    from fedsim.materials import Materials, load_materials
-    from fedsim.plan import RoundPlan
-    from fedsim.report.schema import RoundMetrics, RunReport, load_metrics, load_report
-    from fedsim.round import run_round
-    from fedsim.runner.finished import Run
-    from fedsim.runner.launch import run
-    from fedsim.runner.training import train
-    from fedsim.sampling import (
-        FixedSizeSampling,
-        PoissonSampling,
-        Relation,
-        ShuffledSampling,
-        TruncatedPoissonSampling,
+    from fedsim.accounting.accountants import delta as delta
+    from fedsim.accounting.accountants import epsilon as epsilon
+    from fedsim.accounting.budget import Budget as Budget
+    from fedsim.accounting.calibration import (
+        calibrate_noise_multiplier as calibrate_noise_multiplier,
     )
-    from fedsim.server_optimizer import ServerOptimizer
-    from fedsim.state import ServerState
-    from fedsim.strategy import build_plan, private_plan
-    from fedsim.sweep.compare import compare
-    from fedsim.trackers.tracking import Tracker
-
-__all__ = [
-    "Budget",
-    "BudgetSpentError",
-    "ClippedDenominator",
-    "Config",
-    "ConfigError",
-    "DivergedError",
-    "FixedDenominator",
-    "FixedSizeSampling",
-    "FlatClip",
-    "HaltedError",
-    "LanguageModel",
-    "Ledger",
-    "Materials",
-    "ModelConfig",
-    "NormalisedClip",
-    "PerLayerClip",
-    "PoissonSampling",
-    "Relation",
-    "RoundCost",
-    "RoundMetrics",
-    "RoundPlan",
-    "Run",
-    "RunReport",
-    "ServerOptimizer",
-    "ServerState",
-    "ShuffledSampling",
-    "Task",
-    "TaskSpec",
-    "Tracker",
-    "TruncatedPoissonSampling",
-    "Unit",
-    "Update",
-    "build_plan",
-    "calibrate_noise_multiplier",
-    "compare",
-    "delta",
-    "epsilon",
-    "layer_of",
-    "load_config",
-    "load_materials",
-    "load_metrics",
-    "load_report",
-    "parse_config",
-    "private_plan",
-    "run",
-    "run_round",
-    "train",
-]
+    from fedsim.accounting.events import RoundCost as RoundCost
+    from fedsim.accounting.ledger import Ledger as Ledger
+    from fedsim.clipping import FlatClip as FlatClip
+    from fedsim.clipping import NormalisedClip as NormalisedClip
+    from fedsim.clipping import PerLayerClip as PerLayerClip
+    from fedsim.clipping import layer_of as layer_of
+    from fedsim.config import Config as Config
+    from fedsim.config import ModelConfig as ModelConfig
+    from fedsim.config import load_config as load_config
+    from fedsim.config import parse_config as parse_config
+    from fedsim.errors import BudgetSpentError as BudgetSpentError
+    from fedsim.errors import ConfigError as ConfigError
+    from fedsim.errors import DivergedError as DivergedError
+    from fedsim.errors import HaltedError as HaltedError
+    from fedsim.estimators import ClippedDenominator as ClippedDenominator
+    from fedsim.estimators import FixedDenominator as FixedDenominator
+    from fedsim.execution import Task as Task
+    from fedsim.execution import TaskSpec as TaskSpec
+    from fedsim.execution import Unit as Unit
+    from fedsim.execution import Update as Update
+    from fedsim.language_model import LanguageModel as LanguageModel
+    from fedsim.materials import Materials as Materials
+    from fedsim.materials import load_materials as load_materials
+    from fedsim.plan import RoundPlan as RoundPlan
+    from fedsim.report.schema import RoundMetrics as RoundMetrics
+    from fedsim.report.schema import RunReport as RunReport
+    from fedsim.report.schema import load_metrics as load_metrics
+    from fedsim.report.schema import load_report as load_report
+    from fedsim.round import run_round as run_round
+    from fedsim.runner.finished import Run as Run
+    from fedsim.runner.launch import run as run
+    from fedsim.runner.training import train as train
+    from fedsim.sampling import FixedSizeSampling as FixedSizeSampling
+    from fedsim.sampling import PoissonSampling as PoissonSampling
+    from fedsim.sampling import Relation as Relation
+    from fedsim.sampling import ShuffledSampling as ShuffledSampling
+    from fedsim.sampling import TruncatedPoissonSampling as TruncatedPoissonSampling
+    from fedsim.server_optimizer import ServerOptimizer as ServerOptimizer
+    from fedsim.state import ServerState as ServerState
+    from fedsim.strategy import build_plan as build_plan
+    from fedsim.strategy import private_plan as private_plan
+    from fedsim.sweep.compare import compare as compare
+    from fedsim.trackers.tracking import Tracker as Tracker
 
 _HOMES = {
     "fedsim.accounting.accountants": "delta epsilon",
@@ -143,6 +112,8 @@ _HOMES = {
     "fedsim.sweep.compare": "compare",
 }
 _MODULES = {name: module for module, names in _HOMES.items() for name in names.split()}
+
+__all__ = list(_MODULES)
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401

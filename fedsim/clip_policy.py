@@ -10,7 +10,7 @@ from typing import Literal, Protocol
 import torch
 
 from fedsim.estimators import WeightedSum
-from fedsim.noise import release_
+from fedsim.noise.gaussian import release_
 from fedsim.sampling import Relation
 from fedsim.seeding import NoiseKey
 

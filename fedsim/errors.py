@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 
 class ConfigError(ValueError):
@@ -55,3 +56,17 @@ def kind_of(value: object) -> str:
     """
     name = type(value).__name__
     return f"{'an' if name[0] in 'AEIOUaeiou' else 'a'} {name}"
+
+
+@contextmanager
+def about(what: str, kinds: tuple[type[Exception], ...] = (ValueError,)) -> Iterator[None]:
+    """Raise a `ConfigError` for an error inside, with what it is about before its words.
+
+    Args:
+        what: such as the field and its value, with the colon behind it.
+        kinds: of errors; by default `ValueError`, of which a `ConfigError` is one.
+    """
+    try:
+        yield
+    except kinds as error:
+        raise ConfigError(f"{what}{error}") from error

@@ -12,7 +12,7 @@ from typing import ClassVar, Protocol
 
 import torch
 
-from fedsim.noise import most_weight
+from fedsim.noise.rounding import most_weight
 from fedsim.sampling import Relation, Sampling
 from fedsim.seeding import RandomSource
 from fedsim.tensors import Tensors, add, block_of_zeros, fold_, zeros_like

@@ -217,6 +217,14 @@ def check_not_prepared_twice(data: DataConfig) -> None:
         )
 
 
+def materials_of(
+    config: Config, data_seed: int | None = None, device: str | None = None
+) -> Materials:
+    """Load what a config names, by default on the device that a run of it computes on."""
+    device = device or default_device(config.executor.gpus_per_worker)
+    return load_materials(config.seed, config.data, config.model, device, data_seed)
+
+
 def default_device(gpus_per_worker: float) -> str:
     """Return "cuda" where a worker was given a share of a GPU and there is one, else "cpu"."""
     return "cuda" if gpus_per_worker > 0 and torch.cuda.is_available() else "cpu"

@@ -26,7 +26,9 @@ from fedsim.clipping import Clip
 from fedsim.errors import ConfigError
 from fedsim.estimators import Estimator, TestCoins, WeightedSum
 from fedsim.execution import Executor, TaskSpec
-from fedsim.noise import INDEPENDENT, NoiseMatrix, NoiseMemory, rounding_share
+from fedsim.noise.matrix import INDEPENDENT, NoiseMatrix
+from fedsim.noise.memory import NoiseMemory
+from fedsim.noise.rounding import rounding_share
 from fedsim.sampling import CyclicSampling, PoissonSampling, Relation, Sampling
 from fedsim.seeding import (
     NoiseKey,

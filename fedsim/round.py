@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedsim.execution import Executor
-from fedsim.noise import release_
+from fedsim.noise.gaussian import release_
 from fedsim.plan import RoundPlan
 from fedsim.state import RoundRecord, ServerState
 

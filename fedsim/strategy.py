@@ -29,11 +29,11 @@ from fedsim.clip_policy import FURTHEST, AdaptiveClip, ClipPolicy, ClipSchedule,
 from fedsim.clipping import Clip, FlatClip, NormalisedClip, PerLayerClip, layers_of
 from fedsim.config import Config, StrategyConfig
 from fedsim.config.schema import ClipConfig
-from fedsim.errors import ConfigError, kind_of
+from fedsim.errors import ConfigError, about, kind_of
 from fedsim.estimators import Estimator
 from fedsim.language_model import LanguageModel
 from fedsim.materials import Materials, loader_name
-from fedsim.noise import INDEPENDENT, NoiseMatrix, banded_matrix, buffered_matrix
+from fedsim.noise.matrix import INDEPENDENT, NoiseMatrix, banded_matrix, buffered_matrix
 from fedsim.plan import RoundPlan, TaskSpec
 from fedsim.registry import distribution, distributions, is_own, resolve
 from fedsim.release_seed import release_seed
@@ -196,10 +196,8 @@ def _check_task(plan: RoundPlan, materials: Materials, where: str) -> None:
             raise ConfigError(f"{where}: task {spec.name!r} is not for {plan.unit}s")
         return
     make = resolve("tasks", spec.name, f"{where}: task")
-    try:
+    with about(f"{where}: task {spec.name!r} cannot be made: ", (TypeError, ValueError)):
         task = make(materials, **spec.options)
-    except (TypeError, ValueError) as error:  # a ConfigError is one
-        raise ConfigError(f"{where}: task {spec.name!r} cannot be made: {error}") from error
     wanted = ("averages_gradients", "unit", "units", "update")
     if lacks := [name for name in wanted if not hasattr(task, name)]:
         raise ConfigError(f"{where}: task {spec.name!r} lacks {', '.join(lacks)}")
@@ -474,10 +472,8 @@ def _balanced(
             f"{field} = {expected:g} with strategy.sampling.participations = {count}: each decides "
             "the other, give one"
         )
-    try:
+    with about("strategy.sampling."):
         return BalancedSampling(rounds, count)
-    except ValueError as error:
-        raise ConfigError(f"strategy.sampling.{error}") from None
 
 
 def _cyclic(
@@ -495,10 +491,8 @@ def _cyclic(
             f"{size / groups:g} of {size} {noun} on average; give at most that, or leave it out "
             "for whole groups"
         )
-    try:
+    with about("strategy.sampling."):
         return CyclicSampling(strategy.rounds, groups, rate)
-    except ValueError as error:
-        raise ConfigError(f"strategy.sampling.{error}") from None
 
 
 def noise_matrix(config: Config, sampling: Sampling) -> NoiseMatrix:
@@ -616,10 +610,8 @@ def clip_policy(
     )
     if reason := policy.unproved(neighbours(config)):
         raise ConfigError(f"strategy.clip.adaptive: {reason}")
-    try:
+    with about("strategy.clip.adaptive."):
         policy.update_noise_multiplier(noise_multiplier)
-    except ValueError as error:
-        raise ConfigError(f"strategy.clip.adaptive.{error}") from None
     return policy
 
 
@@ -628,11 +620,9 @@ def noise_multiplier(config: Config, sampling: Sampling, units_per_user: int) ->
     privacy = config.privacy
     if privacy.delta is None:
         raise ConfigError("privacy.delta: missing; a guarantee needs it, such as delta = 1e-5")
-    try:
+    with about("strategy.sampling: "):
         selection = selection_of(config)
         unit_noise = RoundCost(sampling, 1.0, units_per_user, selection)
-    except ValueError as error:
-        raise ConfigError(f"strategy.sampling: {error}") from None
     scores = score_rounds(config) if selection is None else ()
     score = RoundCost(PoissonSampling(1.0), _score_noise(config))
     beside = [(score, len(scores))] if scores else []

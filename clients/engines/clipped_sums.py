@@ -17,7 +17,7 @@ from fedsim.clients.models.gpu_kernels import sent
 from fedsim.clipping import Clip
 from fedsim.estimators import WeightedSum
 from fedsim.execution import Accumulator, Unit
-from fedsim.tensors import Tensors, block_of_zeros
+from fedsim.tensors import Tensors
 from fedsim.utils.section import LEAST_BOUND
 
 # Squares are summed in float32 within blocks of so many entries, and over blocks in float64. The
@@ -147,24 +147,20 @@ def clip_factors(
     return factors, plain
 
 
-class PartialSum:
+class PartialSum(Accumulator):
     """The running sum Σ w·clip(update) of a call, in float64 across chunks and stacks."""
 
     def __init__(self, parameters: Tensors, clip: Clip) -> None:
+        super().__init__(parameters, clip, norm_error=norm_error(parameters))
         self.clip = clip
         self.parameters = parameters
-        self._values = block_of_zeros(parameters, torch.float64)
         self._alone: Accumulator | None = None
-        self._weight = self._loss = 0.0
-        self._units = self._num_gradients = self._unclipped = 0
 
     @property
     def alone(self) -> Accumulator:
         """The accumulator for units that are added one by one, as `loop` does; made when used."""
         if self._alone is None:
-            self._alone = Accumulator(
-                self.parameters, self.clip, norm_error=norm_error(self.parameters)
-            )
+            self._alone = Accumulator(self.parameters, self.clip, norm_error=self._norm_error)
         return self._alone
 
     def within(self, factors: torch.Tensor, plain: torch.Tensor) -> int:
@@ -176,7 +172,7 @@ class PartialSum:
         """
         return int((plain & (factors == self.clip.unclipped_factor).all(dim=1)).sum())
 
-    def add(self, sums: Iterable[tuple[str, torch.Tensor]]) -> None:
+    def add_sums(self, sums: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Add Σ w·clip(update) of some units, for every parameter, of its shape or flat."""
         for name, value in sums:
             self._values[name].add_(value.view(self._values[name].shape))
@@ -199,20 +195,13 @@ class PartialSum:
         """
         self._weight += math.fsum(unit.weight for unit in units)
         self._units += len(units)
-        self._num_gradients += num_gradients
+        self._gradients += num_gradients
         self._unclipped += num_unclipped
         self._loss += float(losses.double().where(losses.isfinite(), 0.0).sum())
 
-    def result(self) -> WeightedSum:
+    def total(self) -> WeightedSum:
         """Return the sum so far."""
-        together = WeightedSum(
-            values=self._values,
-            weight=self._weight,
-            num_units=self._units,
-            num_gradients=self._num_gradients,
-            loss=self._loss,
-            num_unclipped=self._unclipped,
-        )
+        together = super().total()
         return together if self._alone is None else together + self._alone.total()
 
 

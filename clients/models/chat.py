@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -35,7 +34,7 @@ class ChatEncoder:
     between a begin and an end token, and special tokens spelt out in them are read as text.
 
     Attributes:
-        tokenizer: of the package `tokenizers`, as JSON.
+        tokenizer: of the package `tokenizers`, which neither truncates nor pads.
         begin: id before a text without a template.
         end: id after it.
         template: Jinja, or None where only strings are to be encoded.
@@ -47,11 +46,11 @@ class ChatEncoder:
         field: the config's key and value, for errors.
     """
 
-    tokenizer: str
+    tokenizer: Tokenizer
     begin: int
     end: int
     template: str | None
-    special: Mapping[str, str]
+    special: Mapping[str, Any]
     wraps: bool
     loss_on: str
     field: str
@@ -92,9 +91,9 @@ class ChatEncoder:
         return self._counting(encoding.ids, counts)
 
     def _of_strings(self, prompt: str, completion: str) -> Ids:
-        self._tokenizer.encode_special_tokens = True
-        before = self._tokenizer.encode(prompt, add_special_tokens=False).ids
-        whole = self._tokenizer.encode(prompt + completion, add_special_tokens=False).ids
+        self.tokenizer.encode_special_tokens = True
+        before = self.tokenizer.encode(prompt, add_special_tokens=False).ids
+        whole = self.tokenizer.encode(prompt + completion, add_special_tokens=False).ids
         ids = [self.begin, *whole, self.end]
         return self._counting(ids, np.arange(len(ids)) >= _common([self.begin, *before], ids))
 
@@ -103,8 +102,8 @@ class ChatEncoder:
         return tokens if self.loss_on == "all" else np.where(counts, tokens, ~tokens)
 
     def _tokens(self, text: str) -> Encoding:
-        self._tokenizer.encode_special_tokens = False
-        return self._tokenizer.encode(text, add_special_tokens=False)
+        self.tokenizer.encode_special_tokens = False
+        return self.tokenizer.encode(text, add_special_tokens=False)
 
     def _answers(self, messages: Messages) -> tuple[str, list[Span]]:
         """Return the rendered conversation, and where in it the assistant's turns are."""
@@ -142,7 +141,7 @@ class ChatEncoder:
                 chat_template=self.template,
                 return_assistant_tokens_mask=_MARK.search(self.template) is not None,
                 add_generation_prompt=answering,
-                **self._special,
+                **self.special,
             )
         except (TemplateError, TypeError, ValueError) as error:
             raise ConfigError(
@@ -157,20 +156,6 @@ class ChatEncoder:
         words = str(error).split("\n")[0].strip()
         own = bool(words) and words in (self.template or "")
         return words if own else f"{type(error).__name__} (what it says may quote it)"
-
-    @property
-    def _special(self) -> dict[str, Any]:
-        return dict(self.special)
-
-    @cached_property
-    def _tokenizer(self) -> Tokenizer:
-        tokenizer = Tokenizer.from_str(self.tokenizer)
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
-        return tokenizer
-
-    def __getstate__(self) -> dict[str, object]:
-        return {name: value for name, value in vars(self).items() if name != "_tokenizer"}
 
 
 def _roles(messages: Messages) -> str:

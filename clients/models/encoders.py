@@ -66,10 +66,15 @@ def encoder_of(tokenizer: PreTrainedTokenizerBase, begin: int, end: int) -> Enco
         return SlowEncoder(tokenizer, begin, end)
 
 
-def _revived(text: str, begin: int, end: int) -> FastEncoder:
-    """Return an encoder of its own copy: transformers changes the settings of what it holds."""
+def plain(text: str) -> Tokenizer:
+    """Return a tokenizer of its JSON, without the truncation and padding that it was saved with."""
     tokenizer = Tokenizer.from_str(text)
     tokenizer.no_truncation()
     tokenizer.no_padding()
+    return tokenizer
+
+
+def _revived(text: str, begin: int, end: int) -> FastEncoder:
+    tokenizer = plain(text)
     tokenizer.encode_special_tokens = True
     return FastEncoder(tokenizer, begin, end)

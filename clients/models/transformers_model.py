@@ -19,7 +19,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from fedsim.clients.models.chat import ChatEncoder
 from fedsim.clients.models.cpu_kernels import fuse_activations, onednn_products
 from fedsim.clients.models.dropout import install_dropout
-from fedsim.clients.models.encoders import encoder_of
+from fedsim.clients.models.encoders import encoder_of, plain
 from fedsim.clients.models.gpu_kernels import align_words
 from fedsim.clients.models.trainable import (
     add_lora,
@@ -29,7 +29,7 @@ from fedsim.clients.models.trainable import (
     select_trainable,
 )
 from fedsim.config import ModelConfig
-from fedsim.errors import ConfigError
+from fedsim.errors import ConfigError, about
 from fedsim.seeding import stream
 from fedsim.tensors import Tensors, check_same_layout
 from fedsim.utils.files import file_digest, shown_name
@@ -135,10 +135,8 @@ class TransformersModel:
         if isinstance(template, dict):
             template = template.get("default")
         if chat_template not in (None, "tokenizer"):
-            try:
+            with about(f"data.chat_template = {chat_template!r}: ", (OSError, ValueError)):
                 template = Path(chat_template).expanduser().read_text(encoding="utf-8")
-            except (OSError, ValueError) as error:
-                raise ConfigError(f"data.chat_template = {chat_template!r}: {error}") from error
         begin, end = _begin_and_end(self.tokenizer, self.name)
         wraps = chat_template is not None
         special = {
@@ -146,7 +144,9 @@ class TransformersModel:
             for name, value in self.tokenizer.special_tokens_map.items()
             if isinstance(value, str)
         }
-        return ChatEncoder(backend.to_str(), begin, end, template, special, wraps, loss_on, field)
+        return ChatEncoder(
+            plain(backend.to_str()), begin, end, template, special, wraps, loss_on, field
+        )
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of token ids; begin and end tokens are left out."""

@@ -45,11 +45,6 @@ class Accountant(Protocol):
         """Its name in configs and reports."""
         ...
 
-    @property
-    def citation(self) -> str:
-        """The method's source, for reports."""
-        ...
-
     def refusal(self, cost: RoundCost, relation: Relation) -> str | None:
         """Return why this accountant cannot prove anything about a round, or None."""
         ...
@@ -70,37 +65,21 @@ class Accountant(Protocol):
 ACCOUNTANTS: dict[str, Accountant] = {
     accountant.name: accountant
     for accountant in (
-        PldAccountant(
-            "pld",
-            "PLD of the sampled Gaussian: Koskela et al. 2021; connect-the-dots rounding, "
-            "Doroshenko et al. 2022; tight by Charles et al. 2024, Theorem 2",
-        ),
-        RdpAccountant(
-            "rdp", "Rényi DP of the sampled Gaussian: Mironov et al. 2019; Wang et al. 2019"
-        ),
-        MomentsAccountant(
-            "moments",
-            "moments accountant: Abadi et al. 2016, as used by McMahan et al. 2018",
-        ),
-        PldAccountant(
-            "mixture",
-            "PLD of a mixture of Gaussians with Binomial sensitivity: Charles et al. 2024, "
-            "Theorems 1 and 3",
-        ),
-        GroupPrivacyAccountant(
-            "group-privacy",
-            "black-box group privacy of the example-level PLD: Vadhan 2017, Lemma 2.2",
-        ),
-        AboveThresholdAccountant(
-            "above-threshold",
-            "basic composition of AboveThreshold (Dwork and Roth 2014, Theorem 3.23), the PLD of "
-            "Gaussian releases and the probability that the test was wrong",
-        ),
-        RandomAllocationAccountant(
-            "random-allocation",
-            "numerical law of the likelihood ratio of one secret round of each pass: Chua et al. "
-            "2024, Feldman and Shenfeld 2025, for their reductions",
-        ),
+        # Koskela et al. 2021; connect-the-dots rounding, Doroshenko et al. 2022; tight by Charles
+        # et al. 2024, Theorem 2.
+        PldAccountant("pld"),
+        # Mironov et al. 2019; Wang et al. 2019.
+        RdpAccountant("rdp"),
+        # Abadi et al. 2016, as used by McMahan et al. 2018.
+        MomentsAccountant("moments"),
+        # Charles et al. 2024, Theorems 1 and 3.
+        PldAccountant("mixture"),
+        # Vadhan 2017, Lemma 2.2.
+        GroupPrivacyAccountant("group-privacy"),
+        # Dwork and Roth 2014, Theorem 3.23.
+        AboveThresholdAccountant("above-threshold"),
+        # Chua et al. 2024, Feldman and Shenfeld 2025, for their reductions.
+        RandomAllocationAccountant("random-allocation"),
     )
 }
 

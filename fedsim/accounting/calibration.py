@@ -19,7 +19,7 @@ from fedsim.accounting.accountants import choose, epsilon_of_composition
 from fedsim.accounting.events import Composition, RoundCost
 from fedsim.accounting.rounding import round_up
 from fedsim.accounting.selection import Selection
-from fedsim.errors import ConfigError
+from fedsim.errors import ConfigError, about
 from fedsim.sampling import Relation, Sampling, binomial_probabilities
 from fedsim.utils.cache import remembered
 
@@ -69,10 +69,8 @@ def calibrate_noise_multiplier(
         raise ConfigError(f"delta = {delta!r}: give a number in (0, 1)")
     if rounds < 1:
         raise ConfigError(f"rounds = {rounds!r}: give an integer >= 1")
-    try:
+    with about(""):
         unit_noise = RoundCost(sampling, 1.0, units_per_user, selection)
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
     _refuse_empty_promise(unit_noise, rounds, delta)
     chosen, relation = choose([unit_noise, *(cost for cost, _ in beside)], accountant, relation)
     inputs = {

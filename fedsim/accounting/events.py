@@ -13,7 +13,7 @@ import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import dp_accounting
 import numpy as np
@@ -22,7 +22,7 @@ from dp_accounting import dp_event
 
 from fedsim.accounting.selection import Selection
 from fedsim.concentration.sampling import ConcentratedSampling
-from fedsim.errors import ConfigError
+from fedsim.errors import ConfigError, about
 from fedsim.sampling import (
     BalancedSampling,
     CyclicSampling,
@@ -32,6 +32,7 @@ from fedsim.sampling import (
     ShuffledSampling,
     TruncatedPoissonSampling,
 )
+from fedsim.utils.json_text import is_count
 
 _MOST_UNITS = 10**7  # of a user: of each number of them a probability is computed
 
@@ -178,11 +179,9 @@ class RoundCost:
         numbers = {name: data[name] for name in fields if name != "sampling"}
         _check_numbers("round cost", numbers)
         sampling, sampling_fields = _sampling(data["sampling"])
-        try:
+        with about("round cost: "):
             selection = None if selected is None else _selection(selected)
             return cls(sampling(**sampling_fields), **numbers, selection=selection)
-        except ValueError as error:
-            raise ConfigError(f"round cost: {error}") from None
 
 
 Composition = Sequence[tuple[RoundCost, int]]
@@ -190,6 +189,22 @@ Composition = Sequence[tuple[RoundCost, int]]
 
 Profile = Callable[[npt.NDArray[np.float64]], npt.NDArray[np.float64]]
 """Upper bounds on δ, (n,), in both directions, at each ε >= 0, (n,) ascending."""
+
+
+def costs_to_json(costs: Composition) -> list[dict[str, Any]]:
+    """Return what `costs_from_json` reads."""
+    return [{"cost": cost.to_json(), "rounds": rounds} for cost, rounds in costs]
+
+
+def costs_from_json(data: object, wrong: ConfigError, where: str) -> Composition:
+    """Read costs with their numbers of rounds, or raise `wrong`, or what is wrong with a cost."""
+    for item in data if isinstance(data, list) else [None]:
+        if not isinstance(item, Mapping) or set(item) != {"cost", "rounds"}:
+            raise wrong
+        if not is_count(item["rounds"]) or not item["rounds"]:
+            raise wrong
+    with about(f"{where}: "):
+        return [(RoundCost.from_json(item["cost"]), item["rounds"]) for item in cast(Any, data)]
 
 
 def _sampling(data: object) -> tuple[type[Any], dict[str, Any]]:

@@ -17,7 +17,7 @@ import dp_accounting
 
 from fedsim.accounting.accountants import epsilon_of_composition
 from fedsim.accounting.events import RoundCost
-from fedsim.errors import ConfigError
+from fedsim.errors import ConfigError, about
 from fedsim.sampling import Relation
 
 _VERSION = 2
@@ -191,10 +191,8 @@ def _read(item: object) -> Releases:
     if not isinstance(release, str):
         raise ConfigError(f"ledger: release = {release!r}: expected a string")
     read = Releases(first, count, RoundCost.from_json(item["cost"]), release)
-    try:
+    with about("ledger: "):
         _check_of_run(read)
-    except ValueError as error:
-        raise ConfigError(f"ledger: {error}") from None
     return read
 
 

@@ -30,13 +30,13 @@ from typing import Any
 
 from fedsim.accounting import PROMISE
 from fedsim.accounting.accountants import epsilon_of_composition
-from fedsim.accounting.events import Composition, RoundCost
+from fedsim.accounting.events import Composition, costs_from_json, costs_to_json
 from fedsim.accounting.statement import PrivacyTerms
-from fedsim.accounting.trade_off import TradeOff, attacker_sentence
-from fedsim.errors import ConfigError
+from fedsim.accounting.trade_off import TradeOff, attacker_text
+from fedsim.errors import ConfigError, about
 from fedsim.sampling import Relation
 from fedsim.utils.files import file_digest
-from fedsim.utils.json_text import digest, is_count, read_json
+from fedsim.utils.json_text import digest, read_json
 
 NAME = PROMISE
 ORIGIN = "Vocabulary and starting point: "
@@ -96,7 +96,7 @@ def promise(
         "noise": terms.noise if finite else None,
         "hypothetical": finite and not terms.guaranteed,
         "sampled": "examples" if "example" in terms.sampler else "users",
-        "releases": [{"cost": cost.to_json(), "rounds": rounds} for cost, rounds in costs],
+        "releases": costs_to_json(costs),
         "assumptions": list(assumptions),
         "software": f"fedsim-dp {version('fedsim-dp')}",
         "weights": _weights(folder),
@@ -112,19 +112,6 @@ def _trade_off(
     if curve is None:
         return None
     return {key: value for key, value in curve.to_json().items() if key not in _POINTS}
-
-
-def attacker_text(content: Mapping[str, Any]) -> str | None:
-    """Return what a promise says of an attacker; None where it says nothing."""
-    if content["trade_off"] is None:
-        return None
-    return attacker_sentence(
-        content["trade_off"],
-        content["unit"],
-        content["relation"],
-        seeded=content["noise"] == "seeded",
-        hypothetical=content["hypothetical"],
-    )
 
 
 def _weights(folder: Path) -> dict[str, str]:
@@ -245,10 +232,8 @@ def _check_nothing(path: Path, content: Mapping[str, Any]) -> None:
     if not named:
         raise wrong
     costs = _costs(path, content["releases"])
-    try:
+    with about(f"{path}: cannot be computed again: ", (ValueError, TypeError)):
         terms = _terms(content, costs, math.inf, named[1], Relation(content["relation"]))
-    except (ConfigError, ValueError, TypeError) as error:
-        raise ConfigError(f"{path}: cannot be computed again: {error}") from None
     if terms.sentence() != said:
         raise wrong
 
@@ -278,10 +263,8 @@ def _check_card(folder: Path, content: Mapping[str, Any]) -> None:
     """Refuse a card that promises something else; it may say more, and it may be missing."""
     path, statement = folder / "README.md", content["statement"]
     assumptions: list[str] = content["assumptions"]
-    try:
+    with about(f"{path}: cannot be read: ", (OSError, ValueError)):
         card = path.read_text(encoding="utf-8") if path.exists() else statement
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from None
     own = card
     for said in assumptions:
         if said.startswith(ORIGIN):
@@ -304,11 +287,9 @@ def _check_epsilon(path: Path, content: Mapping[str, Any]) -> None:
     """Compute ε and the statement again."""
     costs = _costs(path, content["releases"])
     stated, delta, accountant = content["epsilon"], content["delta"], content["accountant"]
-    try:
+    with about(f"{path}: cannot be computed again: ", (ValueError, TypeError)):
         relation = Relation(content["relation"])
         found = epsilon_of_composition(costs, delta, accountant, relation)
-    except (ConfigError, ValueError, TypeError) as error:
-        raise ConfigError(f"{path}: cannot be computed again: {error}") from None
     by_graph = (content["unit"].endswith("owner"), content["sampled"])
     if (relation is Relation.FIXED_GRAPH) != by_graph[0] or by_graph == (True, "users"):
         raise ConfigError(
@@ -324,18 +305,11 @@ def _check_epsilon(path: Path, content: Mapping[str, Any]) -> None:
         raise ConfigError(f"{path}: hypothetical = {content['hypothetical']}: {terms.sampler}")
 
 
-def _costs(path: Path, releases: Any) -> list[tuple[RoundCost, int]]:  # noqa: ANN401  (untrusted)
+def _costs(path: Path, releases: object) -> Composition:
     wrong = ConfigError(f"{path}: releases = {_shown(releases)}: not what fedsim writes")
-    if not isinstance(releases, list) or not releases:
+    costs = costs_from_json(releases, wrong, f"{path}: releases")
+    if not costs:
         raise wrong
-    costs = []
-    for item in releases:
-        if not isinstance(item, Mapping) or not is_count(item.get("rounds")) or not item["rounds"]:
-            raise wrong
-        try:
-            costs.append((RoundCost.from_json(item["cost"]), item["rounds"]))
-        except (ConfigError, KeyError) as error:
-            raise ConfigError(f"{path}: releases: {error}") from None
     return costs
 
 

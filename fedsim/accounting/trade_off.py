@@ -278,6 +278,19 @@ def attacker_sentence(
     )
 
 
+def attacker_text(content: Mapping[str, Any]) -> str | None:
+    """Return what a promise says of an attacker; None where it says nothing."""
+    if content["trade_off"] is None:
+        return None
+    return attacker_sentence(
+        content["trade_off"],
+        content["unit"],
+        content["relation"],
+        seeded=content["noise"] == "seeded",
+        hypothetical=content["hypothetical"],
+    )
+
+
 def _one_in(test: Mapping[str, Any]) -> str:
     return f"{1.0 / test['false_positive_rate']:,.0f}"
 

@@ -29,12 +29,12 @@ from fedsim.attacks.samples import (
     default_samples,
     known_samples,
 )
-from fedsim.attacks.schema import AttackReport, Bound, Checkpoint, Group
+from fedsim.attacks.schema import AttackReport, Bound
 from fedsim.config import Config, ModelConfig
 from fedsim.data.store import Indices, TokenStore
-from fedsim.errors import ConfigError
+from fedsim.errors import ConfigError, about
 from fedsim.language_model import LanguageModel
-from fedsim.materials import Materials, load_materials, load_model
+from fedsim.materials import Materials, load_model, materials_of
 from fedsim.plan import RoundPlan
 from fedsim.report.schema import Privacy, RunReport, load_report
 from fedsim.runner.checkpoint import load_checkpoint
@@ -79,7 +79,7 @@ def attack_run(
     folder, report = RunFolder(run_dir), _finished(run_dir)
     config = folder.read_config()
     data_seed = folder.data_seed(config)
-    materials = load_materials(config.seed, config.data, config.model, "cpu", data_seed)
+    materials = materials_of(config, data_seed, "cpu")
     split, store = materials.split, materials.store
     pooled = None if store.graph is None else _pooled(build_plan(config, materials))
     known = known_samples(store, split, config.data, data_seed, pooled)
@@ -104,46 +104,30 @@ def attack_run(
         state = load_checkpoint(path)
         scores = likelihoods.scores(materials.model, state.parameters, base=base)
         states.append(look(state.round, after=scores))
-    final = look(report.cost.rounds, after=after)
-    found = _report(run_dir, report, compared.name, measured, final=final, checkpoints=states)
     # A seed draws the same people to be held out of each run on the same data.
     earlier = materials.earlier_training or report.privacy.earlier_training
     others = ["starting point"] if earlier else []
     if reference not in (None, config.model.name_or_path, *BUILT_IN):
         others.append("reference")
+    bound = bound_of(report.privacy, measured[0].name)
     if others and config.privacy.noise == "seeded":
         bound = Bound(auroc=None, reason=_EARLIER.format(others[0]))
-        return found.model_copy(update={"bound": bound})
-    return found
-
-
-def _report(
-    run_dir: Path,
-    report: RunReport,
-    reference: str,
-    groups: Sequence[Group],
-    *,
-    final: Checkpoint,
-    checkpoints: Sequence[Checkpoint],
-) -> AttackReport:
-    """Return the report: the headline numbers of the first group, then all groups."""
-    first = groups[0]
-    headline = first.measured[0]
+    headline = measured[0].measured[0]
     return AttackReport(
         run=str(run_dir),
         title=report.title,
-        reference=reference,
+        reference=compared.name,
         auroc=headline.auroc,
         auroc_interval=headline.auroc_interval,
         tpr_at_fpr={f"{o.false_positive_rate:g}": o.true_positive_rate for o in headline.operating},
-        users_in=first.users_in,
-        users_out=first.users_out,
+        users_in=measured[0].users_in,
+        users_out=measured[0].users_out,
         samples_per_user=headline.samples,
-        groups=tuple(groups),
-        final=final,
-        checkpoints=tuple(checkpoints),
-        rank_correlation=rank_correlation(checkpoints),
-        bound=bound_of(report.privacy, first.name),
+        groups=tuple(measured),
+        final=look(report.cost.rounds, after=after),
+        checkpoints=tuple(states),
+        rank_correlation=rank_correlation(states),
+        bound=bound,
         privacy=report.privacy,
         resamples=RESAMPLES,
         note=NOTE,
@@ -201,10 +185,8 @@ def _starting_point(config: Config) -> ModelConfig:
 
 
 def _reference(name: str, config: Config, materials: Materials) -> LanguageModel:
-    try:
+    with about(f"--reference {name!r}: ", (ConfigError,)):
         model = _model(ModelConfig(name_or_path=name), config)
-    except ConfigError as error:
-        raise ConfigError(f"--reference {name!r}: {error}") from error
     if model.tokenizer_fingerprint != materials.model.tokenizer_fingerprint:
         raise ConfigError(
             f"--reference {name!r}: has another vocabulary than the run's "

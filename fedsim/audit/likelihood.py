@@ -10,7 +10,7 @@ import numpy.typing as npt
 from scipy import special
 
 from fedsim.accounting.events import RoundCost
-from fedsim.noise import INDEPENDENT, NoiseMatrix
+from fedsim.noise.matrix import INDEPENDENT, NoiseMatrix
 from fedsim.sampling import BalancedSampling, CyclicSampling, binomial_probabilities
 
 Array = npt.NDArray[np.float64]

@@ -15,7 +15,7 @@ from fedsim.audit.replicas import Replicas, seed_of
 from fedsim.audit.worst_graph import listeners_share
 from fedsim.clipping import FlatClip
 from fedsim.estimators import FixedDenominator
-from fedsim.noise import INDEPENDENT, NoiseMatrix, banded_matrix, buffered_matrix
+from fedsim.noise.matrix import INDEPENDENT, NoiseMatrix, banded_matrix, buffered_matrix
 from fedsim.plan import RoundPlan, TaskSpec
 from fedsim.sampling import BalancedSampling, CyclicSampling, PoissonSampling, Relation, Sampling
 from fedsim.server_optimizer import ServerOptimizer

@@ -11,7 +11,7 @@ from fedsim.audit.one_run import OneRunBound, bound_from_canaries
 from fedsim.config import Config
 from fedsim.errors import ConfigError
 from fedsim.grids.executor import build_executor
-from fedsim.materials import Materials, default_device, load_materials, new_data_seed
+from fedsim.materials import Materials, default_device, materials_of, new_data_seed
 from fedsim.plan import RoundPlan
 from fedsim.release_seed import release_seed
 from fedsim.runner.launch import open_grid
@@ -151,10 +151,7 @@ def check(config: Config, num_canaries: int) -> tuple[Materials, RoundPlan, floa
             "privacy.selection: an audit is of one training, and this config's ε is that of a "
             "search; audit a config without it"
         )
-    device = default_device(config.executor.gpus_per_worker)
-    materials = load_materials(
-        config.seed, config.data, config.model, device, new_data_seed(config)
-    )
+    materials = materials_of(config, new_data_seed(config))
     plan = build_plan(config, materials)
     if plan.noise_multiplier == 0.0 or config.privacy.delta is None:
         raise ConfigError("privacy: the run claims no ε, so there is nothing to audit")

@@ -17,7 +17,7 @@ import torch
 from fedsim.accounting.selection import Selection
 from fedsim.audit.bounds import Scores
 from fedsim.evaluation.private_scores import SENSITIVITY, mean_share
-from fedsim.noise import release_
+from fedsim.noise.gaussian import release_
 from fedsim.seeding import noise_key, stream
 
 _OTHERS = (

@@ -11,7 +11,7 @@ import typer
 from fedsim.accounting.planning import delta_of_population, delta_sentence, is_promise
 from fedsim.cli.compare import SeveralNumbers
 from fedsim.cli.output import Json
-from fedsim.errors import ConfigError
+from fedsim.errors import ConfigError, about
 from fedsim.sampling import (
     BalancedSampling,
     CyclicSampling,
@@ -214,10 +214,8 @@ def warn_of_delta(delta: float, users: int | None) -> None:
 
 
 def _of_run(sampler: Callable[..., Sampling], *numbers: float) -> Sampling:
-    try:
+    with about("--"):
         return sampler(*numbers)
-    except ValueError as error:
-        raise ConfigError(f"--{error}") from None
 
 
 def _user_sampling(

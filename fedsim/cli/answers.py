@@ -16,9 +16,10 @@ from fedsim.accounting.events import RoundCost
 from fedsim.accounting.rounding import text_up
 from fedsim.accounting.statement import PrivacyTerms, finite_or_none, noise_sentence
 from fedsim.accounting.trade_off import TradeOff
-from fedsim.errors import ConfigError
+from fedsim.errors import ConfigError, about
 from fedsim.sampling import Relation, Sampling, rounds_text
 from fedsim.utils.cache import remembered
+from fedsim.utils.terminal import table_of
 
 
 @dataclass(frozen=True)
@@ -154,10 +155,8 @@ def answer(question: Question, target: float | None, delta: float) -> Answer:
     Raises:
         ConfigError: what the accountant cannot prove or reach.
     """
-    try:
+    with about(""):
         unit_noise = RoundCost(question.sampling, 1.0, question.units_per_user)
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
     accountant, relation = choose([unit_noise], question.accountant, question.relation)
     noise = question.noise_multiplier or 0.0
     if target is not None:
@@ -202,15 +201,13 @@ def curve_table(answers: Sequence[Answer]) -> Table:
     several = question.units_per_user > 1
     share = f", at most {question.units_per_user} of one {first.relation.unit}" if several else ""
     label = "" if question.sampling.guaranteed else "HYPOTHETICAL, no guarantee for a run: "
-    table = Table(
-        title=f"{label}one {first.relation.unit}, {first.relation.phrase}; "
+    table = table_of(
+        f"{label}one {first.relation.unit}, {first.relation.phrase}; "
         f"{rounds_text(question.rounds)} of {first._sampler}{share}, probability "
         f"{question.sampling.probability:g}; {first.accountant} accountant; "
         "an ε takes coins and noise that stay secret",
-        title_justify="left",
+        ("ε", "δ", "noise multiplier"),
     )
-    for head in ("ε", "δ", "noise multiplier"):
-        table.add_column(head, justify="right")
     for one in answers:
         infinite = "diverges" if one.diverges else "no finite ε"
         epsilon = text_up(one.epsilon, 4) if math.isfinite(one.epsilon) else infinite

@@ -62,6 +62,7 @@ def audit_command(  # noqa: PLR0917 (each is an option)
     as_json: Json = False,
 ) -> None:
     """Show how much of a claimed ε can be proved lost; exit 1 if it is more than was claimed."""
+    from fedsim.config import load_config
     from fedsim.errors import ConfigError
     from fedsim.utils.files import write_atomically
 
@@ -79,15 +80,24 @@ def audit_command(  # noqa: PLR0917 (each is an option)
     check_out(path)
     console = progress_console() if as_json else table_console()
     if config is not None:
-        audit = _of_run(
-            config,
-            overrides or [],
-            1000 if canaries is None else canaries,
-            coin_seed or 0,
-            black_box,
-            bound,
-            temperature,
-        )
+        file = config / "config.toml" if config.is_dir() else config
+        loaded = load_config(file, overrides or [])
+        if black_box:
+            from fedsim.audit.black_box import audit_black_box, method_of
+
+            audit = audit_black_box(
+                loaded,
+                1000 if canaries is None else canaries,
+                method=method_of(bound or "f-dp"),
+                temperature=float("inf") if temperature is None else temperature,
+                coin_seed=coin_seed or 0,
+            )
+        else:
+            from fedsim.audit.real_run import audit_run
+
+            audit = audit_run(
+                loaded, 1000 if canaries is None else canaries, coin_seed=coin_seed or 0
+            )
         answer, holds = audit.to_json(), audit.holds
         _show_run(audit, console)
     else:
@@ -96,34 +106,6 @@ def audit_command(  # noqa: PLR0917 (each is an option)
     typer.echo(json.dumps(answer) if as_json else f"Audit: {path}")
     if not holds:
         raise typer.Exit(1)
-
-
-def _of_run(  # noqa: PLR0917 (each is an option)
-    path: Path,
-    overrides: list[str],
-    canaries: int,
-    coin_seed: int,
-    black_box: bool,
-    bound: str | None,
-    temperature: float | None,
-) -> RunAudit:
-    """Train the run's config once, with canaries, and audit that."""
-    from fedsim.config import load_config
-
-    config = load_config(path / "config.toml" if path.is_dir() else path, overrides)
-    if black_box:
-        from fedsim.audit.black_box import audit_black_box, method_of
-
-        return audit_black_box(
-            config,
-            canaries,
-            method=method_of(bound or "f-dp"),
-            temperature=float("inf") if temperature is None else temperature,
-            coin_seed=coin_seed,
-        )
-    from fedsim.audit.real_run import audit_run
-
-    return audit_run(config, canaries, coin_seed=coin_seed)
 
 
 def _show_run(audit: RunAudit, console: Console) -> None:

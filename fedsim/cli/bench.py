@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from fedsim.cli.output import Json
-from fedsim.utils.terminal import progress_console, table_console
+from fedsim.utils.terminal import progress_console, table_console, table_of
 
 
 def bench_command(
@@ -52,10 +52,8 @@ def bench_command(
 def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """Return a line a row; columns are what any row has, but for the details."""
     columns = dict.fromkeys(key for row in rows for key in row if key != "details")
-    table = Table(title="Median wall-clock seconds", title_justify="left")
-    for column in columns:
-        numeric = all(isinstance(row.get(column), int | float | None) for row in rows)
-        table.add_column(column, justify="right" if numeric else "left")
+    words = {key for row in rows for key in row if not isinstance(row[key], int | float | None)}
+    table = table_of("Median wall-clock seconds", columns, left=words)
     for row in rows:
         table.add_row(*(_cell(row.get(column)) for column in columns))
     return table

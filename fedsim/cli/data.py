@@ -16,7 +16,7 @@ from fedsim.data import reading
 from fedsim.data.config import load_recipe, recipe_names
 from fedsim.data.inspection import inspect_store
 from fedsim.data.store import TokenStore
-from fedsim.errors import ConfigError
+from fedsim.errors import ConfigError, about
 from fedsim.registry import names
 
 app = typer.Typer(no_args_is_help=True, help="Make a token store, and look at one.")
@@ -112,10 +112,9 @@ def build(
         model = load_model(untrained, sequence_length=config.sequence_length)
     except ConfigError as error:
         raise ConfigError(str(error).replace("model.name_or_path", "--tokenizer")) from None
-    try:
+    refused = (FileExistsError, NotADirectoryError, PermissionError)
+    with about(f"--out {str(out)!r}: cannot be made: ", refused):
         store = reading.build(config, model, reading.encoder(config, model), out, workers)
-    except (FileExistsError, NotADirectoryError, PermissionError) as error:
-        raise ConfigError(f"--out {str(out)!r}: cannot be made: {error}") from error
     print_inspection(inspect_store(store))
 
 
@@ -215,13 +214,13 @@ def sizes(
     the runs on the same people.
     """
     from fedsim.config import load_config
-    from fedsim.materials import load_materials, new_data_seed
+    from fedsim.materials import materials_of, new_data_seed
     from fedsim.planner.private_sizes import private_sizes
 
     if not 0.0 < noise_multiplier < float("inf"):
         raise ConfigError(f"--noise-multiplier = {noise_multiplier}: give a finite number > 0")
     loaded = load_config(config, overrides or [])
-    materials = load_materials(loaded.seed, loaded.data, loaded.model, "cpu", new_data_seed(loaded))
+    materials = materials_of(loaded, new_data_seed(loaded), "cpu")
     found = private_sizes(loaded, materials, noise_multiplier)
     charged = loaded.privacy.shared is not None
     if as_json:

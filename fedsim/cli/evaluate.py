@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from pydantic_core import to_jsonable_python
 from rich.console import Console
-from rich.table import Table
 
 from fedsim.cli.output import Json, RunDir, check_out
-from fedsim.utils.terminal import status_when_slow, table_console
+from fedsim.utils.terminal import status_when_slow, table_console, table_of
 
 
 def evaluate_command(  # noqa: PLR0917 (each is an option)
@@ -47,18 +47,18 @@ def evaluate_command(  # noqa: PLR0917 (each is an option)
     check_out(place)
     with status_when_slow("scoring"):
         answer = evaluate_run(run_dir, personalisation=local)
-    text = json.dumps(_plain(answer), indent=2, ensure_ascii=False)
+    plain = to_jsonable_python(answer, inf_nan_mode="null")
+    text = json.dumps(plain, indent=2, ensure_ascii=False)
     write_atomically(place, text + "\n")
     if as_json:
-        typer.echo(json.dumps(_plain(answer)))
+        typer.echo(json.dumps(plain))
         return
     _show(answer, table_console())
 
 
 def _show(answer: dict[str, Any], console: Console) -> None:
-    table = Table(title="Held-out text, nats a predicted token", title_justify="left")
-    for head in ("", "users", "tokens", "loss", "perplexity", "top-1", "loss, users alike"):
-        table.add_column(head, justify="left" if not head else "right")
+    heads = ("", "users", "tokens", "loss", "perplexity", "top-1", "loss, users alike")
+    table = table_of("Held-out text, nats a predicted token", heads)
     for stage, scores in answer["stages"].items():
         for what in ("held_out_examples", "held_out_users"):
             one = scores[what]
@@ -83,24 +83,11 @@ def _show(answer: dict[str, Any], console: Console) -> None:
 
 def _show_personalisation(answer: dict[str, Any], console: Console) -> None:
     settings = ", ".join(f"{key.replace('_', ' ')} {v}" for key, v in answer["settings"].items())
-    table = Table(
-        title=f"Personalised for {answer['users']} held-out users ({settings})",
-        title_justify="left",
-    )
-    for head in ("", "loss without", "personalised", "users helped"):
-        table.add_column(head, justify="left" if not head else "right")
+    title = f"Personalised for {answer['users']} held-out users ({settings})"
+    table = table_of(title, ("", "loss without", "personalised", "users helped"))
     for stage in ("initial", "final"):
         one = answer[stage]
         losses = (one[part]["user_loss"] for part in ("without", "personalised"))
         cells = ["–" if loss is None else f"{loss:.4f}" for loss in losses]
         table.add_row(stage, *cells, f"{one['users_helped']}")
     console.print(table)
-
-
-def _plain(value: Any) -> Any:  # noqa: ANN401
-    """Return what JSON can hold: numbers that are not finite become null."""
-    if isinstance(value, dict):
-        return {str(key): _plain(one) for key, one in value.items()}
-    if isinstance(value, list):
-        return [_plain(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedsim.errors import ConfigError
+from fedsim.errors import about
 from fedsim.utils.terminal import table_console
 
 _BAR_WIDTH = 40
@@ -68,10 +68,8 @@ def draw_histogram(found: dict[str, Any], path: Path) -> None:
     axes.set(xlabel="examples of a user", ylabel="users", title=Path(found["store"]).name)
     axes.legend()
     figure.text(0.99, 0.01, "computed on private data, not DP", ha="right", fontsize=7)
-    try:
+    with about(f"--out {str(path)!r}: cannot be drawn: ", (OSError, ValueError)):
         figure.savefig(path, dpi=150)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"--out {str(path)!r}: cannot be drawn: {error}") from error
 
 
 def _facts(found: dict[str, Any]) -> Table:

@@ -72,28 +72,9 @@ def plan_command(
         return
     for name, value in {**numbers, "gradient_diversity": gradient_diversity}.items():
         _refuse(f"--{name.replace('_', '-')}", value, "not with CONFIG, which says it itself")
-    _from_config(
-        config,
-        overrides=overrides or [],
-        budget=budget,
-        private_norms=private_norms,
-        out=out,
-        as_json=as_json,
-    )
-
-
-def _from_config(
-    config: Path,
-    *,
-    overrides: list[str],
-    budget: float | None,
-    private_norms: float | None,
-    out: Path | None,
-    as_json: bool,
-) -> None:
     from fedsim.cli.plan_tables import print_owners, print_plan
     from fedsim.config import load_config
-    from fedsim.materials import default_device, load_materials, new_data_seed
+    from fedsim.materials import materials_of, new_data_seed
     from fedsim.planner.answer import of_data, of_owners, sentences
     from fedsim.planner.compare_strategies import compare_strategies
     from fedsim.planner.config_file import about_clip_norm, check_target, write_config
@@ -101,16 +82,13 @@ def _from_config(
     from fedsim.runner.summary import delta_warnings
     from fedsim.strategy import neighbours
 
-    loaded = load_config(config, overrides)
+    loaded = load_config(config, overrides or [])
     if loaded.data.co_owned:
         _refuse("--private-norms", private_norms, "texts with several owners are planned by counts")
     target = out or config.with_name(f"{config.stem}.plan.toml")
     replaced = check_target(target)
-    device = default_device(loaded.executor.gpus_per_worker)
     with status_when_slow("planning: gradients and noise"):
-        materials = load_materials(
-            loaded.seed, loaded.data, loaded.model, device, new_data_seed(loaded)
-        )
+        materials = materials_of(loaded, new_data_seed(loaded))
         if loaded.data.co_owned:
             owners = plan_owners(loaded, materials, budget)
             answer, show = of_owners(owners), print_owners

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedsim.report.wording import NOTHING
-from fedsim.utils.terminal import table_console
+from fedsim.utils.terminal import table_console, table_of
 
 Facts = dict[str, Any]
 
@@ -81,10 +81,7 @@ def print_supposed(found: Facts) -> None:
 
 def _strategies(title: str, found: Facts) -> Table:
     strategies: Facts = found["strategies"]
-    table = Table(title=title, title_justify="left")
-    table.add_column("")
-    for name in strategies:
-        table.add_column(name, justify="right")
+    table = table_of(title, ["", *strategies])
     for label, key in _ROWS:
         if any(key in one for one in strategies.values()):
             table.add_row(label, *(_number(one.get(key)) for one in strategies.values()))

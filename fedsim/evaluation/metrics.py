@@ -36,6 +36,9 @@ class Evaluation:
     users: int
 
 
+NO_SCORES = Evaluation(math.nan, math.nan, math.nan, 0, math.nan, math.nan, 0)
+
+
 def evaluate(
     model: LanguageModel, parameters: Tensors, store: TokenStore, examples: Indices
 ) -> Evaluation:
@@ -47,7 +50,7 @@ def summary(scores: ExampleScores, users: Indices) -> Evaluation:
     """Return the means of example scores; `users` (examples,) says whose each example is."""
     count = int(scores.tokens.sum())
     if count == 0:
-        return Evaluation(math.nan, math.nan, math.nan, 0, math.nan, math.nan, 0)
+        return NO_SCORES
     by_user = scores.summed_by(np.unique(users, return_inverse=True)[1])
     seen = by_user.tokens > 0
     loss = math.fsum(scores.nats) / count

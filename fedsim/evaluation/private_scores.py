@@ -17,7 +17,7 @@ import torch
 from fedsim.data.store import Indices, TokenStore
 from fedsim.evaluation.scoring import owners, score_examples
 from fedsim.language_model import LanguageModel
-from fedsim.noise import release_
+from fedsim.noise.gaussian import release_
 from fedsim.seeding import NoiseKey
 from fedsim.tensors import Tensors
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, get_args
 
 import numpy as np
-from rich.table import Table
 
 from fedsim.config import ModelConfig, Selection
 from fedsim.data.inspection import PRIVATE_NOTE
@@ -17,7 +16,7 @@ from fedsim.evaluation.metrics import perplexity
 from fedsim.evaluation.scoring import batches_by_length, score_padded
 from fedsim.evaluation.starting_losses import losses_for
 from fedsim.materials import Materials, load_model
-from fedsim.utils.terminal import table_console
+from fedsim.utils.terminal import table_console, table_of
 
 _SEED = 0
 _USERS_AT_ONCE = 1000
@@ -86,12 +85,9 @@ def _row(materials: Materials, rule: Selection, group_size: int, longest: int) -
 
 def print_table(found: dict[str, Any]) -> None:
     """Print the rows, and that they are private."""
-    table = Table(
-        title=f"At most {found['group_size']} a user, scored by {found['model']}",
-        title_justify="left",
-    )
-    for head in ("selection", "sequences", "mean length", "perplexity", "below the longest"):
-        table.add_column(head, justify="left" if head == "selection" else "right")
+    title = f"At most {found['group_size']} a user, scored by {found['model']}"
+    heads = ("selection", "sequences", "mean length", "perplexity", "below the longest")
+    table = table_of(title, heads, left=("selection",))
     for row in found["rows"]:
         scored = row["perplexity"]
         table.add_row(

@@ -24,7 +24,7 @@ from fedsim.grids.records import (
 )
 from fedsim.grids.sharding import even_shards, unit_tokens
 from fedsim.materials import Materials, worker_device
-from fedsim.noise import rounding_share
+from fedsim.noise.rounding import rounding_share
 from fedsim.plan import RoundPlan
 from fedsim.tensors import Tensors, check_same_layout
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from fedsim.errors import ConfigError
+from fedsim.errors import ConfigError, about
 
 # Before ray is imported: it reports usage, and warns of what it will change, otherwise.
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -73,12 +73,8 @@ def _reach(address: str) -> None:
     host, colon, port = address.rpartition(":")
     if not (colon and port.isdigit()) or "://" in address:
         return
-    try:
+    with about(f"executor.address = {address!r}: no Ray cluster there: ", (OSError,)):
         socket.create_connection((host, int(port)), timeout=5.0).close()
-    except OSError as error:
-        raise ConfigError(
-            f"executor.address = {address!r}: no Ray cluster there: {error}"
-        ) from None
 
 
 def require(share: Share) -> None:

@@ -7,22 +7,3 @@ memory.py     the noise of earlier rounds, from which the next one's is made
 
 Imports `seeding` and `tensors` only. Start with `release_`.
 """
-
-from fedsim.noise.gaussian import CHUNK, Normals, grid_step, release_
-from fedsim.noise.matrix import INDEPENDENT, NoiseMatrix, banded_matrix, buffered_matrix
-from fedsim.noise.memory import NoiseMemory
-from fedsim.noise.rounding import most_weight, rounding_share
-
-__all__ = [
-    "CHUNK",
-    "INDEPENDENT",
-    "NoiseMatrix",
-    "NoiseMemory",
-    "Normals",
-    "banded_matrix",
-    "buffered_matrix",
-    "grid_step",
-    "most_weight",
-    "release_",
-    "rounding_share",
-]

@@ -98,8 +98,8 @@ class NoiseMatrix:
     def dense(self, rounds: int) -> Array:
         """Return the first rows and columns of C, (rounds, rounds)."""
         column = self.column(rounds)
-        back = np.subtract.outer(np.arange(rounds), np.arange(rounds))
-        return np.where(back >= 0, column[np.maximum(back, 0)], 0.0)
+        dense: Array = scipy.linalg.toeplitz(column, np.zeros(rounds))
+        return dense
 
     @functools.cached_property
     def amplification(self) -> float:
@@ -171,7 +171,7 @@ def banded_matrix(rounds: int, bands: int) -> NoiseMatrix:
 
     def objective(tail: Array) -> tuple[float, Array]:
         column = np.concatenate([[1.0], tail])
-        inverse = scipy.signal.lfilter([1.0], column, _impulse(rounds))
+        inverse = scipy.signal.lfilter([1.0], column, scipy.signal.unit_impulse(rounds))
         sums = np.cumsum(inverse)
         error, length = _mean_square(sums), float(column @ column)
         # d(sums) = -(sums * inverse) shifted by the entry's place.
@@ -212,7 +212,7 @@ def buffered_matrix(rounds: int, separation: int, buffers: int) -> NoiseMatrix:
             weight * np.concatenate([[0.0], np.atleast_1d(np.poly(np.delete(decays, i)))])
             for i, weight in enumerate(weights)
         )
-        sums = np.cumsum(scipy.signal.lfilter(below, above, _impulse(rounds)))
+        sums = np.cumsum(scipy.signal.lfilter(below, above, scipy.signal.unit_impulse(rounds)))
         moved = _columns(column, separation)
         error, length = _mean_square(sums), float(moved @ moved)
         if not math.isfinite(error * length):
@@ -290,7 +290,9 @@ def _moved(column: Array, separation: int) -> float:
 def _inverse(column: Array) -> Array:
     """Return the first column of C⁻¹, by forward substitution."""
     last = int(np.flatnonzero(column)[-1]) + 1
-    inverse: Array = scipy.signal.lfilter([1.0], column[:last], _impulse(len(column)))
+    inverse: Array = scipy.signal.lfilter(
+        [1.0], column[:last], scipy.signal.unit_impulse(len(column))
+    )
     return inverse
 
 
@@ -301,12 +303,6 @@ def _mean_square(sums: Array) -> float:
 
 def _left(rounds: int) -> Array:
     return np.arange(rounds, 0, -1) / rounds
-
-
-def _impulse(rounds: int) -> Array:
-    impulse = np.zeros(rounds)
-    impulse[0] = 1.0
-    return impulse
 
 
 def _square_root(count: int) -> Array:

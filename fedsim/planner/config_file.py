@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedsim.config import Config
-from fedsim.errors import ConfigError
+from fedsim.errors import ConfigError, about
 from fedsim.utils.files import write_atomically
 
 _MARK = "# Planned by `fedsim plan`"
@@ -50,7 +50,5 @@ def write_config(path: Path, config: Config, origin: str, sentences: Sequence[st
     lines = [f"{_MARK} from {origin}."]
     for sentence in sentences:
         lines += [f"# {line}" for line in textwrap.wrap(sentence, 97)]
-    try:
+    with about(f"--out {path}: cannot be written: ", (OSError,)):
         write_atomically(path, "\n".join(lines) + "\n\n" + config.to_toml())
-    except OSError as error:
-        raise ConfigError(f"--out {path}: cannot be written: {error}") from None

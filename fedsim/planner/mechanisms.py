@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from fedsim.noise import INDEPENDENT, NoiseMatrix, banded_matrix, buffered_matrix
+from fedsim.noise.matrix import INDEPENDENT, NoiseMatrix, banded_matrix, buffered_matrix
 from fedsim.planner.budget import passes
 from fedsim.planner.candidates import Candidate
 from fedsim.sampling import (

@@ -24,7 +24,7 @@ from fedsim.config import Config
 from fedsim.data.store import Indices
 from fedsim.errors import ConfigError
 from fedsim.materials import Materials
-from fedsim.noise import release_
+from fedsim.noise.gaussian import release_
 from fedsim.release_seed import release_seed
 from fedsim.runner.shared_ledger import open_ledger
 from fedsim.runner.summary import about_users

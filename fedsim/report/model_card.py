@@ -6,7 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from fedsim.accounting.promise import NAME, attacker_text
+from fedsim.accounting.promise import NAME
+from fedsim.accounting.trade_off import attacker_text
 from fedsim.report.schema import CoveredScores
 from fedsim.report.wording import scores_text
 

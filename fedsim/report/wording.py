@@ -9,8 +9,8 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
+from fedsim.accounting import trade_off
 from fedsim.accounting.statement import noise_terms
-from fedsim.accounting.trade_off import attacker_sentence
 from fedsim.report.schema import CoveredScores, Privacy, RunReport
 
 TOGETHER = (
@@ -138,15 +138,7 @@ def guarantee_text(privacy: Privacy) -> str:
 
 def attacker_text(privacy: Privacy) -> str | None:
     """Return what the guarantee means for an attacker, in a sentence that a layman can read."""
-    if privacy.trade_off is None:
-        return None
-    return attacker_sentence(
-        privacy.trade_off.model_dump(),
-        privacy.unit,
-        privacy.relation,
-        seeded=privacy.noise == "seeded",
-        hypothetical=privacy.hypothetical,
-    )
+    return trade_off.attacker_text(privacy.model_dump())
 
 
 def scores_label(privacy: Privacy) -> str:

@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from fedsim.accounting.ledger import Ledger
-from fedsim.errors import ConfigError
+from fedsim.errors import ConfigError, about
 from fedsim.state import ServerState
 from fedsim.tensors import Tensors
 from fedsim.utils.files import whole_file
@@ -119,12 +119,10 @@ def load_checkpoint(path: Path) -> ServerState:
     Raises:
         ConfigError: not a checkpoint, damaged, or of another format version; it names the file.
     """
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError) as error:
-        raise ConfigError(f"checkpoint {path}: cannot be read: {error}") from None
+    unread = about(f"checkpoint {path}: cannot be read: ", (OSError, SafetensorError))
+    with unread, safe_open(path, framework="pt") as file:
+        metadata = file.metadata() or {}
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     try:
         head = parse_json(metadata[_KEY])
         intact = is_intact(path, str(head["sha256"]))
@@ -141,10 +139,8 @@ def load_checkpoint(path: Path) -> ServerState:
     parameters = _part(tensors, "parameters/")
     if not parameters or any(value.dtype != torch.float32 for value in parameters.values()):
         raise ConfigError(f"checkpoint {path}: its parameters are missing, or not float32")
-    try:
+    with about(f"checkpoint {path}: ", (ConfigError,)):
         charged = Ledger.from_json(ledger)
-    except ConfigError as error:
-        raise ConfigError(f"checkpoint {path}: {error}") from None
     return ServerState(
         round=done,
         parameters=parameters,

@@ -10,14 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 from fedsim.config import Config
-from fedsim.data.store import Indices
+from fedsim.data.store import Indices, TokenStore
 from fedsim.errors import ConfigError
 from fedsim.evaluation.generation import SAMPLE_TOKENS, SAMPLES, sample_texts
 from fedsim.evaluation.head_words import head_word_histogram, most_frequent
 from fedsim.evaluation.metrics import summary
 from fedsim.evaluation.scoring import owners, score_examples
 from fedsim.language_model import LanguageModel
-from fedsim.materials import Materials, load_materials, load_model
+from fedsim.materials import Materials, load_model, materials_of
 from fedsim.registry import resolve
 from fedsim.report.schema import load_report
 from fedsim.runner.folder import RunFolder
@@ -35,12 +35,8 @@ class Personalisation:
     learning_rate: float
 
 
-@dataclass(frozen=True, eq=False)
-class Weights:
-    """A network with the parameters that are looked at."""
-
-    model: LanguageModel
-    parameters: Tensors
+Weights = tuple[LanguageModel, Tensors]
+"""A network with the parameters that are looked at."""
 
 
 def evaluate_run(
@@ -63,8 +59,7 @@ def evaluate_run(
             f"RUN_DIR = {str(run_dir)!r}: holds no finished run (config.toml, model/ or adapter/)"
         )
     config = folder.read_config()
-    data_seed = folder.data_seed(config)
-    materials = load_materials(config.seed, config.data, config.model, "cpu", data_seed)
+    materials = materials_of(config, folder.data_seed(config), "cpu")
     folder.check_texts(materials)
     stages = _stages(config, folder, materials)
     split, store = materials.split, materials.store
@@ -74,21 +69,16 @@ def evaluate_run(
         "held_out_users": np.concatenate([*everyone, np.zeros(0, np.int64)]),
     }
     frequent = most_frequent(store, split.train_examples, materials.model.vocabulary_size)
+    longest = min(SAMPLE_TOKENS, config.data.sequence_length)
     result: dict[str, Any] = {
         "run": str(run_dir),
         "stages": {
             name: {
-                **{what: _scores(weights, materials, part) for what, part in texts.items()},
+                **{what: _scores(weights, store, part) for what, part in texts.items()},
                 "head_words": head_word_histogram(
-                    weights.model, weights.parameters, store, split.held_out_examples, frequent
+                    *weights, store, split.held_out_examples, frequent
                 ),
-                "samples": sample_texts(
-                    weights.model,
-                    weights.parameters,
-                    SAMPLES,
-                    min(SAMPLE_TOKENS, config.data.sequence_length),
-                    config.seed,
-                ),
+                "samples": sample_texts(*weights, SAMPLES, longest, config.seed),
             }
             for name, weights in stages.items()
         },
@@ -111,15 +101,15 @@ def _is_promised(folder: RunFolder) -> bool:
 def _stages(config: Config, folder: RunFolder, materials: Materials) -> dict[str, Weights]:
     saved = load_model(folder.served(config), sequence_length=config.data.sequence_length)
     return {
-        "initial": Weights(materials.model, materials.model.initial_parameters()),
-        "final": Weights(saved, saved.initial_parameters()),
+        "initial": (materials.model, materials.model.initial_parameters()),
+        "final": (saved, saved.initial_parameters()),
     }
 
 
-def _scores(weights: Weights, materials: Materials, examples: Indices) -> dict[str, Any]:
+def _scores(weights: Weights, store: TokenStore, examples: Indices) -> dict[str, Any]:
     """Return means weighted both ways, and how the users' losses are spread."""
-    scores = score_examples(weights.model, weights.parameters, materials.store, examples)
-    users = owners(materials.store, examples)
+    scores = score_examples(*weights, store, examples)
+    users = owners(store, examples)
     by_user = scores.summed_by(np.unique(users, return_inverse=True)[1])
     losses = by_user.mean_nats()[by_user.tokens > 0]
     return {**asdict(summary(scores, users)), "user_loss_quantiles": _quantiles(losses)}
@@ -147,8 +137,7 @@ def _personalised(
     answer: dict[str, Any] = {"settings": asdict(personalisation)}
     for name, weights in stages.items():
         result = personalise(
-            weights.model,
-            weights.parameters,
+            *weights,
             materials.store,
             users,
             training=personalisation,

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from fedsim.accounting.ledger import Ledger
 from fedsim.config import Config, ModelConfig, load_config
-from fedsim.errors import ConfigError
+from fedsim.errors import ConfigError, about
 from fedsim.materials import Materials, new_data_seed
 from fedsim.runner.checkpoint import newest_whole_state
 from fedsim.runner.identity import (
@@ -28,41 +28,30 @@ from fedsim.utils.json_text import is_count, parse_json, read_json
 from fedsim.utils.locks import LOCK
 
 
-@dataclass(frozen=True)
 class RunFolder:
-    """The files of one run, by name; docs/privacy.md says what each tells a reader."""
+    """The files of one run, by name; docs/privacy.md says what each tells a reader.
 
-    path: Path
+    Attributes:
+        config: the resolved config; `fedsim run` takes it again.
+        identity: the format of the folder and what the run is made from.
+        metrics: a JSON object a round.
+        ledger: every release that was charged.
+        checkpoints: server states by round.
+        model: the fine-tuned model, as transformers opens it.
+        adapter: what was trained as an adapter, as peft opens it; where nothing else was trained.
+        report: the report, as data.
+    """
 
-    @property
-    def config(self) -> Path:
-        """The resolved config; `fedsim run` takes it again."""
-        return self.path / "config.toml"
-
-    @property
-    def identity(self) -> Path:
-        """The format of the folder and what the run is made from."""
-        return self.path / "run.json"
-
-    @property
-    def metrics(self) -> Path:
-        """A JSON object a round."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def ledger(self) -> Path:
-        """Every release that was charged."""
-        return self.path / "ledger.json"
-
-    @property
-    def checkpoints(self) -> Path:
-        """Server states by round."""
-        return self.path / "checkpoints"
-
-    @property
-    def model(self) -> Path:
-        """The fine-tuned model, as transformers opens it."""
-        return self.path / "model"
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = path / "config.toml"
+        self.identity = path / "run.json"
+        self.metrics = path / "metrics.jsonl"
+        self.ledger = path / "ledger.json"
+        self.checkpoints = path / "checkpoints"
+        self.model = path / "model"
+        self.adapter = path / "adapter"
+        self.report = path / "report.json"
 
     def served(self, config: Config) -> ModelConfig:
         """Return what opens the trained model: `model/`, or the base with `adapter/`.
@@ -78,16 +67,6 @@ class RunFolder:
     def is_trained(self) -> bool:
         """Whether there is a trained model: what training leaves at its end."""
         return self.model.exists() or self.adapter.exists()
-
-    @property
-    def adapter(self) -> Path:
-        """What was trained as an adapter, as peft opens it; where nothing else was trained."""
-        return self.path / "adapter"
-
-    @property
-    def report(self) -> Path:
-        """The report, as data."""
-        return self.path / "report.json"
 
     def check(self, config: Config, resume: bool) -> None:
         """Raise `ConfigError` where a run of this config may not begin, or go on with `resume`."""
@@ -176,7 +155,7 @@ class RunFolder:
         """
         check_sources(self.identity, sources, resumes=True)
         secret = config.privacy.noise == "secure"
-        try:
+        with about(f"--out {self.path}: cannot be written: ", (OSError,)):
             # The config first: a folder with anything in it but no config could not be taken up.
             write_atomically(self.config, config.to_toml())
             if not self.identity.exists():
@@ -185,8 +164,6 @@ class RunFolder:
             self.checkpoints.mkdir(exist_ok=True)
             for folder in (self.path, self.checkpoints):
                 drop_temporaries(folder)
-        except OSError as error:
-            raise ConfigError(f"--out {self.path}: cannot be written: {error}") from None
 
     def check_texts(self, materials: Materials) -> None:
         """Raise `ConfigError` unless the run was made from these texts, for who looks at it again.
@@ -287,10 +264,8 @@ class RunFolder:
         """Return the ledger on disk; empty where there is none yet."""
         if not self.ledger.exists():
             return Ledger()
-        try:
+        with about(f"ledger {self.ledger}: not JSON: "):
             content = read_json(self.ledger)
-        except ValueError as error:
-            raise ConfigError(f"ledger {self.ledger}: not JSON: {error}") from None
         return Ledger.from_json(content)
 
 

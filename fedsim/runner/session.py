@@ -24,8 +24,8 @@ from fedsim.grids.memory_needed import check_memory
 from fedsim.materials import (
     Materials,
     default_device,
-    load_materials,
     load_model,
+    materials_of,
 )
 from fedsim.plan import RoundPlan
 from fedsim.release_seed import seed_after, sources
@@ -70,7 +70,7 @@ def execute(config: Config, out: Path, grid: Grid, *, resume: bool = False) -> P
     trackers = find_trackers(config.training.trackers)
     device = default_device(config.executor.gpus_per_worker)
     data_seed = folder.data_seed(config)
-    materials = load_materials(config.seed, config.data, config.model, device, data_seed)
+    materials = materials_of(config, data_seed)
     _say_dropped(materials)
     plan = _going_on(build_plan(config, materials), folder)
     if config.training.private_evaluation is not None and not plan.score_rounds:

@@ -15,12 +15,12 @@ from typing import Any
 
 from fedsim.accounting.accountants import choose, epsilon_of_composition
 from fedsim.accounting.budget import Budget
-from fedsim.accounting.events import Composition, RoundCost
+from fedsim.accounting.events import Composition, RoundCost, costs_from_json, costs_to_json
 from fedsim.accounting.ledger import Ledger, Releases
 from fedsim.accounting.privacy_filter import RenyiFilter, best_order
 from fedsim.config import Config, SharedLedgerConfig
-from fedsim.errors import BudgetSpentError, ConfigError
-from fedsim.materials import default_device, load_materials
+from fedsim.errors import BudgetSpentError, ConfigError, about
+from fedsim.materials import materials_of
 from fedsim.plan import RoundPlan
 from fedsim.sampling import Relation
 from fedsim.strategy import build_plan
@@ -136,9 +136,7 @@ class SharedLedger:
             "delta": self.delta,
             "relation": self.relation.value,
             "order": self.order,
-            "registered": [
-                {"cost": cost.to_json(), "rounds": rounds} for cost, rounds in self.registered
-            ],
+            "registered": costs_to_json(self.registered),
             "ledger": self.ledger.to_json(),
         }
 
@@ -158,10 +156,8 @@ def read_shared(path: Path) -> SharedLedger:
         ConfigError: unreadable, of another version, or not what fedsim writes. Such a file must
             stop a run: it cannot be taken for an empty one.
     """
-    try:
+    with about(f"shared ledger {path}: cannot be read: ", (OSError, ValueError)):
         data = read_json(path)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"shared ledger {path}: cannot be read: {error}") from None
     version = data.get("version") if isinstance(data, Mapping) else None
     if isinstance(data, Mapping) and "releases" in data:
         raise ConfigError(
@@ -181,23 +177,10 @@ def read_shared(path: Path) -> SharedLedger:
     order = data["order"]
     if not (order is None or (_is_number(order) and order > 1.0)):
         raise ConfigError(f"shared ledger {path}: order = {order!r}")
-    registered = _registered(data["registered"], path)
+    wrong = ConfigError(f"shared ledger {path}: registered = {data['registered']!r}")
+    where = f"shared ledger {path}: registered"
+    registered = merged(costs_from_json(data["registered"], wrong, where))
     return SharedLedger(epsilon, delta, relation, order, registered, ledger)
-
-
-def _registered(data: object, path: Path) -> tuple[tuple[RoundCost, int], ...]:
-    wrong = ConfigError(f"shared ledger {path}: registered = {data!r}")
-    if not isinstance(data, list):
-        raise wrong
-    for item in data:
-        if not isinstance(item, Mapping) or set(item) != {"cost", "rounds"}:
-            raise wrong
-        if type(item["rounds"]) is not int or item["rounds"] < 1:
-            raise wrong
-    try:
-        return merged([(RoundCost.from_json(item["cost"]), item["rounds"]) for item in data])
-    except ConfigError as error:
-        raise ConfigError(f"shared ledger {path}: registered: {error}") from None
 
 
 def _is_number(value: object) -> bool:
@@ -231,10 +214,8 @@ def _register(configs: Sequence[Config]) -> None:
     for config in configs:
         if not _known_beforehand(config):
             continue
-        device = default_device(config.executor.gpus_per_worker)
         try:
-            materials = load_materials(config.seed, config.data, config.model, device)
-            plan = build_plan(config, materials)
+            plan = build_plan(config, materials_of(config))
             own = shared_account(config.privacy.shared, plan)
         except Exception:  # noqa: S112  (the run itself will say what is wrong; the others go on)
             continue

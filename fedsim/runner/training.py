@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from fedsim.accounting.budget import Budget
 from fedsim.accounting.ledger import Ledger
 from fedsim.errors import BudgetSpentError, DivergedError
-from fedsim.evaluation.metrics import Evaluation
+from fedsim.evaluation.metrics import NO_SCORES, Evaluation
 from fedsim.evaluation.scoring import owners
 from fedsim.execution import Executor
 from fedsim.materials import Materials
@@ -61,15 +62,8 @@ def without_scores(materials: Materials, *folders: Path) -> Evaluation:
         shutil.rmtree(folder, ignore_errors=True)
     examples = materials.split.held_out_examples
     predicted = (materials.store.lengths(examples) - 1).clip(min=0)
-    return Evaluation(
-        loss=math.nan,
-        perplexity=math.nan,
-        accuracy_top1=math.nan,
-        tokens=int(predicted.sum()),
-        user_loss=math.nan,
-        user_accuracy_top1=math.nan,
-        users=len(set(owners(materials.store, examples)[predicted > 0].tolist())),
-    )
+    users = len(set(owners(materials.store, examples)[predicted > 0].tolist()))
+    return replace(NO_SCORES, tokens=int(predicted.sum()), users=users)
 
 
 OnRound = Callable[[ServerState, RoundRecord], None]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.config import Config, load_config
-from fedsim.errors import ConfigError
+from fedsim.errors import ConfigError, about
 
 _UNSAFE = re.compile(r"[^\w.,+=@() -]+")  # what is left is a name on every file system
 _QUOTING = re.compile(r"[\s\"'\[\]{}]")  # says where a value begins and ends: not needed to read it
@@ -102,10 +102,8 @@ def expand(
         labelled = tuple(zip(labels, values, strict=True))
         name = run_name(path, labelled)
         settings = [f"{v.key}={value}" for v, value in zip(variations, values, strict=True)]
-        try:
+        with about(f"{name}: ", (ConfigError,)):
             config = load_config(path, [*overrides, *settings])
-        except ConfigError as error:
-            raise ConfigError(f"{name}: {error}") from None
         keys = tuple(variation.key for variation in variations)
         cells.append(Cell(name, config, path.stem, labelled, keys))
     return cells

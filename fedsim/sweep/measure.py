@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedsim.config import with_settings
-from fedsim.errors import ConfigError
-from fedsim.materials import load_materials
+from fedsim.errors import ConfigError, about
+from fedsim.materials import materials_of
 from fedsim.planner.budget import at_budget
 from fedsim.report.comparison import DIFFERENT_TEXT, held_out_text
 from fedsim.report.grid_result import CellResult, GridResult, with_reports
@@ -40,14 +40,11 @@ def with_budgets(cells: Sequence[Cell], budgets: Sequence[str]) -> list[Cell]:
     """
     budgeted = []
     for cell in cells:
-        data, model = cell.config.data, cell.config.model
-        materials = load_materials(cell.config.seed, data, model, "cpu")
+        materials = materials_of(cell.config, device="cpu")
         for text in budgets:
             name = f"{cell.name},budget={text}"
-            try:
+            with about(f"{name}: ", (ConfigError,)):
                 config = at_budget(cell.config, materials, _positive(text))
-            except ConfigError as error:
-                raise ConfigError(f"{name}: {error}") from None
             settings, keys = (*cell.settings, ("budget", text)), (*cell.keys, *_SET_BY_BUDGET)
             budgeted.append(Cell(name, config, cell.source, settings, keys))
     return budgeted

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedsim.errors import ConfigError
+from fedsim.errors import ConfigError, about
 from fedsim.grids.ray_cluster import Share, connect, import_ray, require
 from fedsim.sweep.jobs import Job, Outcome, Outcomes, attempt
 
@@ -107,10 +107,8 @@ def _make_sure_of_room(ray: Any, jobs: Sequence[Job], at_once: int | None) -> No
     executors = [job.config.executor for job in jobs]
     kinds = Counter((executor.cpus_per_worker, executor.gpus_per_worker) for executor in executors)
     for (cpus, gpus), count in kinds.items():
-        try:
+        with about(f"--grid ray, --workers {at_once or 1}: ", (ConfigError,)):
             require(Share(min(at_once or 1, count), cpus, gpus))
-        except ConfigError as error:
-            raise ConfigError(f"--grid ray, --workers {at_once or 1}: {error}") from None
         _find_a_machine(ray, cpus, gpus)
     for cpus, gpus in kinds:
         _wait_for_room(ray, cpus, gpus)

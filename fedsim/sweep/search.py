@@ -24,7 +24,7 @@ from fedsim.accounting.ledger import Ledger
 from fedsim.accounting.rounding import text_up
 from fedsim.config import Config, with_settings
 from fedsim.errors import BudgetSpentError, ConfigError, HaltedError
-from fedsim.materials import default_device, load_materials, new_data_seed
+from fedsim.materials import materials_of, new_data_seed
 from fedsim.plan import RoundPlan
 from fedsim.release_seed import sources
 from fedsim.report.schema import load_report
@@ -148,8 +148,7 @@ def _price(plan: RoundPlan) -> tuple[object, ...]:
 
 
 def _plan(config: Config, seed: int) -> RoundPlan:
-    device = default_device(config.executor.gpus_per_worker)
-    return build_plan(config, load_materials(config.seed, config.data, config.model, device, seed))
+    return build_plan(config, materials_of(config, seed))
 
 
 def _with_search(cell: Cell, trials: float, stopping: str) -> Cell:
@@ -328,12 +327,9 @@ def _best(search: Search, jobs: Sequence[tuple[Job, float]], out: Path, runner: 
             take(Outcome(job.name, "finished"))
             continue
         if not folder.identity.exists():
-            config, device = job.config, default_device(job.config.executor.gpus_per_worker)
             job.out.mkdir(parents=True, exist_ok=True)
-            materials = load_materials(
-                config.seed, config.data, config.model, device, search.data_seed
-            )
-            folder.begin(config, sources(config, materials), search.data_seed, kept_as=kept_as)
+            read = sources(job.config, materials_of(job.config, search.data_seed))
+            folder.begin(job.config, read, search.data_seed, kept_as=kept_as)
         left.append(job)
     for outcome in runner(left):
         take(outcome)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from fedsim.errors import ConfigError
+from fedsim.errors import ConfigError, about
 
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
@@ -123,12 +123,10 @@ def sole_writer(folder: Path) -> Iterator[None]:
         )
 
     with ExitStack() as held:
-        try:
+        with about(f"--out {folder}: cannot be written: ", (OSError,)):
             lock = held.enter_context(locked(folder / LOCK, refuse))
             os.ftruncate(lock, 0)
             os.pwrite(lock, f"{os.getpid()} on {socket.gethostname()}".encode(), 0)
-        except OSError as error:
-            raise ConfigError(f"--out {folder}: cannot be written: {error}") from None
         try:
             yield
         finally:

@@ -9,12 +9,13 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager, redirect_stderr
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:  # who only asks whether there is a terminal need not wait for rich
     from rich.console import Console
+    from rich.table import Table
 
 _WIDTH_OF_A_FILE = 200  # columns
 _SLOW = 2.0  # seconds until work is slow
@@ -49,6 +50,16 @@ def table_console() -> Console:
 def progress_console() -> Console:
     """Return a console on standard error, which `is_terminal` only where somebody watches."""
     return _console(stderr=True)
+
+
+def table_of(title: str, heads: Iterable[str], left: Container[str] = ("",)) -> Table:
+    """Return a table without rows, whose columns are of numbers but for those in `left`."""
+    from rich.table import Table  # noqa: PLC0415
+
+    table = Table(title=title, title_justify="left")
+    for head in heads:
+        table.add_column(head, justify="left" if head in left else "right")
+    return table
 
 
 def _console(*, stderr: bool) -> Console:

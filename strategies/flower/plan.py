@@ -14,7 +14,7 @@ from flwr.app import ArrayRecord
 
 from fedsim.accounting.calibration import calibrate_noise_multiplier
 from fedsim.clipping import Clip, FlatClip, PerLayerClip, layers_of
-from fedsim.errors import ConfigError
+from fedsim.errors import ConfigError, about
 from fedsim.estimators import FixedDenominator
 from fedsim.grids.records import from_record
 from fedsim.plan import RoundPlan, TaskSpec
@@ -73,7 +73,7 @@ def node_plan(
     fits = type(seed) is int if noise == "seeded" else seed is None
     require(fits, "seed", seed, 'an integer with noise = "seeded", else leave it out')
     clip = _clip(l2_clip_norm)
-    try:
+    with about(""):
         return NodePlan(
             strategy="flower",
             unit="user",
@@ -88,8 +88,6 @@ def node_plan(
             seed=seed or 0,
             entropy=noise,
         )
-    except ValueError as error:  # noise that rounds to none
-        raise ConfigError(str(error)) from None
 
 
 def require(holds: bool, field: str, value: object, wanted: str) -> None:

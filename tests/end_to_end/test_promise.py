@@ -16,8 +16,9 @@ from transformers import AutoModelForCausalLM
 
 from fedsim.accounting.accountants import choose
 from fedsim.accounting.events import RoundCost
-from fedsim.accounting.promise import attacker_text, promise, verify
+from fedsim.accounting.promise import promise, verify
 from fedsim.accounting.statement import PrivacyTerms
+from fedsim.accounting.trade_off import attacker_text
 from fedsim.errors import ConfigError
 from fedsim.report.schema import load_report
 from fedsim.sampling import (

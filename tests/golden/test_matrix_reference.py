@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsim.noise import banded_matrix
-from fedsim.noise.matrix import _moved
+from fedsim.noise.matrix import _moved, banded_matrix
 from tests.golden.make_matrix_reference import APART, BANDED, PATH, column_of
 
 ROWS: list[dict[str, Any]] = json.loads(PATH.read_text(encoding="utf-8"))

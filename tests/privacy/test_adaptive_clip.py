@@ -16,7 +16,7 @@ from fedsim.clip_policy import AdaptiveClip
 from fedsim.clipping import Clip
 from fedsim.estimators import ClippedDenominator, Estimator, FixedDenominator, WeightedSum
 from fedsim.materials import Materials
-from fedsim.noise import rounding_share
+from fedsim.noise.rounding import rounding_share
 from fedsim.plan import RoundPlan
 from fedsim.runner.summary import privacy_block
 from fedsim.sampling import PoissonSampling

@@ -21,7 +21,7 @@ from fedsim.clipping import Clip, FlatClip, NormalisedClip, PerLayerClip
 from fedsim.estimators import ClippedDenominator
 from fedsim.execution import Accumulator, Update
 from fedsim.materials import Materials
-from fedsim.noise import INDEPENDENT, NoiseMatrix, banded_matrix, buffered_matrix
+from fedsim.noise.matrix import INDEPENDENT, NoiseMatrix, banded_matrix, buffered_matrix
 from fedsim.sampling import (
     BalancedSampling,
     CyclicSampling,

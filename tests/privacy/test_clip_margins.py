@@ -33,7 +33,7 @@ from fedsim.execution import Engine, Keys, Task
 from fedsim.grids.executor import GridExecutor
 from fedsim.grids.in_process import InProcessGrid
 from fedsim.materials import Materials
-from fedsim.noise import rounding_share
+from fedsim.noise.rounding import rounding_share
 from fedsim.tensors import Tensors, add, l2_norm
 from tests.conftest import small_config
 from tests.contracts.test_executors import TASKS, client_spec

@@ -41,7 +41,7 @@ from fedsim.config import ModelConfig
 from fedsim.execution import Engine, Unit
 from fedsim.language_model import LanguageModel
 from fedsim.materials import Materials, load_materials
-from fedsim.noise import rounding_share
+from fedsim.noise.rounding import rounding_share
 from fedsim.tensors import Tensors, l2_norm
 from tests.conftest import DEVICE, small_config
 from tests.contracts.layer_samples import VOCABULARY, GivenUnits, Opened, network

@@ -12,7 +12,7 @@ import torch
 
 from fedsim.config import load_config
 from fedsim.materials import load_materials
-from fedsim.noise import release_
+from fedsim.noise.gaussian import release_
 from fedsim.release_seed import sources
 from fedsim.runner.checkpoint import load_checkpoint
 from fedsim.runner.folder import RunFolder

@@ -152,7 +152,7 @@ class BatchedEngine:
             self._add_all(total, chunks.in_order(together, self._row_tokens), add_alone)
             for unit in alone:
                 add_alone(unit)
-            return total.result()
+            return total.total()
         except CannotTell:
             return self._by_loop(task, parameters, keys, clip, round)
         except NotCovered as reason:
@@ -320,5 +320,5 @@ def _add(
         num_gradients=sum(len(unit.sizes) for unit in together),
         num_unclipped=within,
     )
-    total.add(sums)
+    total.add_sums(sums)
     return [units[index] for index in alone]

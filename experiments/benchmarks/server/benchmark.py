@@ -28,14 +28,9 @@ from fedsim.execution import Keys
 from fedsim.experiments.benchmarks.grids.population import plan_of
 from fedsim.experiments.benchmarks.server import large_round
 from fedsim.experiments.benchmarks.timing import in_own_process
-from fedsim.noise import (
-    CHUNK,
-    NoiseMatrix,
-    NoiseMemory,
-    banded_matrix,
-    buffered_matrix,
-    release_,
-)
+from fedsim.noise.gaussian import CHUNK, release_
+from fedsim.noise.matrix import NoiseMatrix, banded_matrix, buffered_matrix
+from fedsim.noise.memory import NoiseMemory
 from fedsim.round import run_round
 from fedsim.runner.training import check_parameters
 from fedsim.seeding import NoiseKey, noise_key, secret_noise_key

@@ -14,7 +14,7 @@ from fedsim.accounting.calibration import calibrate_noise_multiplier
 from fedsim.accounting.planning import equal_compute_probability
 from fedsim.clipping import FlatClip, NormalisedClip
 from fedsim.estimators import FixedDenominator
-from fedsim.noise import release_
+from fedsim.noise.gaussian import release_
 from fedsim.plan import RoundPlan, TaskSpec
 from fedsim.sampling import PoissonSampling
 from fedsim.seeding import stream

@@ -24,7 +24,7 @@ from fedsim.grids.executor import build_executor
 from fedsim.grids.sharding import most_tokens_per_unit
 from fedsim.language_model import LanguageModel
 from fedsim.materials import Materials
-from fedsim.noise import release_
+from fedsim.noise.gaussian import release_
 from fedsim.plan import RoundPlan
 from fedsim.registry import resolve
 from fedsim.round import run_round

@@ -31,7 +31,6 @@ class AboveThresholdAccountant:
     """Basic composition of test and releases; under replace-one."""
 
     name: str
-    citation: str
 
     def refusal(self, cost: RoundCost, relation: Relation) -> str | None:
         """Return why this accountant cannot prove anything about a round, or None."""

@@ -26,7 +26,6 @@ class GroupPrivacyAccountant:
     """The best k ε₁ over all ε₁; inf, "diverges", where δ₁ would be below what a PLD resolves."""
 
     name: str
-    citation: str
 
     def refusal(self, cost: RoundCost, relation: Relation) -> str | None:
         """Return why this accountant cannot prove anything about a round, or None."""

@@ -46,7 +46,6 @@ class PldAccountant:
     """Numerical composition of PLDs: tight up to the grid, for every sampler but the fixed size."""
 
     name: str
-    citation: str
 
     def refusal(self, cost: RoundCost, relation: Relation) -> str | None:
         """Return why this accountant cannot prove anything about a round, or None."""

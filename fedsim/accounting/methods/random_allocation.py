@@ -62,7 +62,6 @@ class RandomAllocationAccountant:
     """The law of the likelihood ratio on a geometric grid, about 2e-3 above the finest."""
 
     name: str
-    citation: str
 
     def refusal(self, cost: RoundCost, relation: Relation) -> str | None:
         """Return why this accountant cannot prove anything about a round, or None."""

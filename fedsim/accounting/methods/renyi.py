@@ -5,8 +5,6 @@ from __future__ import annotations
 import functools
 import logging
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import dp_accounting
@@ -20,13 +18,17 @@ Array = npt.NDArray[np.float64]
 
 _MOMENTS_ORDERS = range(2, 34)
 
+# dp_accounting's line for each order that it leaves out: the bound holds without it.
+logging.getLogger("absl").addFilter(
+    lambda record: "rdp_privacy_accountant" not in record.pathname or record.levelno > 30
+)
+
 
 @dataclass(frozen=True)
 class RdpAccountant:
     """dp_accounting's RDP accountant: looser than a PLD, and the only one for a fixed size."""
 
     name: str
-    citation: str
 
     def refusal(self, cost: RoundCost, relation: Relation) -> str | None:
         """Return why this accountant cannot prove anything about a round, or None."""
@@ -47,22 +49,18 @@ class RdpAccountant:
 
     def epsilon(self, costs: Composition, delta: float, relation: Relation) -> float:
         """Return ε at δ."""
-        with _quiet():
-            return float(_composed(costs, relation).get_epsilon(delta))
+        return float(_composed(tuple(costs), relation).get_epsilon(delta))
 
     def delta(self, costs: Composition, epsilon: float, relation: Relation) -> float:
         """Return δ at ε."""
-        with _quiet():
-            return float(_composed(costs, relation).get_delta(epsilon))
+        return float(_composed(tuple(costs), relation).get_delta(epsilon))
 
     def profile(self, costs: Composition, delta: float, relation: Relation) -> Profile:
         """Return δ as a function of ε."""
-        with _quiet():
-            composed = _composed(costs, relation)
+        composed = _composed(tuple(costs), relation)
 
         def at(epsilons: Array) -> Array:
-            with _quiet():
-                return np.array([float(composed.get_delta(one)) for one in epsilons.tolist()])
+            return np.array([float(composed.get_delta(one)) for one in epsilons.tolist()])
 
         return at
 
@@ -76,7 +74,6 @@ class MomentsAccountant:
     """
 
     name: str
-    citation: str
 
     def refusal(self, cost: RoundCost, relation: Relation) -> str | None:
         """Return why this accountant cannot prove anything about a round, or None."""
@@ -115,42 +112,22 @@ class MomentsAccountant:
     def _divergences(
         costs: Composition, relation: Relation
     ) -> tuple[np.ndarray[tuple[int], np.dtype[np.float64]], np.ndarray]:
-        with _quiet():
-            accountant = _composed(costs, relation, tuple(_MOMENTS_ORDERS))
+        accountant = _composed(tuple(costs), relation, tuple(_MOMENTS_ORDERS))
         return accountant.orders.astype(np.float64), accountant.rdp
 
 
 def renyi_divergence(cost: RoundCost, relation: Relation, order: float) -> float:
     """Return dp_accounting's bound on the Rényi divergence of one round; inf where it has none."""
-    with _quiet():
-        return float(_composed([(cost, 1)], relation, (order,)).rdp[0])
-
-
-def _composed(
-    costs: Composition, relation: Relation, orders: tuple[float, ...] | None = None
-) -> dp_accounting.rdp.RdpAccountant:
-    return _composed_of(tuple(costs), relation, orders)
+    return float(_composed(((cost, 1),), relation, (order,)).rdp[0])
 
 
 @functools.lru_cache(maxsize=32)  # several δ ask the same one; each is a few hundred numbers
-def _composed_of(
+def _composed(
     costs: tuple[tuple[RoundCost, int], ...],
     relation: Relation,
-    orders: tuple[float, ...] | None,
+    orders: tuple[float, ...] | None = None,
 ) -> dp_accounting.rdp.RdpAccountant:
     accountant = dp_accounting.rdp.RdpAccountant(orders, relation.of_dp_accounting)
     for cost, rounds in costs:
         accountant.compose(cost.composed(rounds))
     return accountant
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence the RDP accountant's line per order it leaves out: the bound holds without it."""
-    logger = logging.getLogger("absl")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)

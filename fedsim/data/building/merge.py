@@ -14,6 +14,7 @@ from fedsim.data.building.segments import Segments, ordered
 from fedsim.data.store import Indices, ranks
 from fedsim.data.store import manifest as layout
 from fedsim.data.store.keys import example_keys, user_keys
+from fedsim.data.store.rows import bounds_of, offsets_of
 
 CHUNK_TOKENS = 1 << 22
 
@@ -57,11 +58,6 @@ def write_merged(segments: Segments, folder: Path, joined: int | None) -> tuple[
     return num_examples, num_tokens
 
 
-def offsets_of(counts: Indices) -> Indices:
-    """Return where each of so many begins and, last, where all end: int64."""
-    return np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
-
-
 def begin_offsets(file: BinaryIO, size: int) -> None:
     """Write what `np.save` writes before an array of that many offsets, and the first of them."""
     begin_array(file, size, "<i8")
@@ -99,19 +95,6 @@ def _sizes_of_users(segments: Segments) -> tuple[Indices, Indices]:
         # Counted in float64, which is exact far beyond what a segment holds.
         tokens += np.bincount(users, lengths, minlength=len(tokens)).astype(np.int64)
     return examples, tokens
-
-
-def bounds_of(offsets: Indices, at_once: int) -> list[int]:
-    """Return where chunks of users begin and, last, end; a user too big for one is one alone.
-
-    A chunk has at most `at_once` items, of which a user has offsets[user] : offsets[user + 1].
-    """
-    bounds = [0]
-    while bounds[-1] < len(offsets) - 1:
-        first = bounds[-1]
-        until = int(np.searchsorted(offsets, offsets[first] + at_once, side="right")) - 1
-        bounds.append(max(first + 1, until))
-    return bounds
 
 
 def starts_in_segments(segments: Segments, bounds: list[int], kind: str) -> Indices:

@@ -12,8 +12,6 @@ import numpy.typing as npt
 from fedsim.data.building.merge import (
     begin_array,
     begin_offsets,
-    bounds_of,
-    offsets_of,
     starts_in_segments,
 )
 from fedsim.data.building.segments import Segments
@@ -21,7 +19,7 @@ from fedsim.data.store import Indices, runs
 from fedsim.data.store import manifest as layout
 from fedsim.data.store.keys import hashes, user_keys
 from fedsim.data.store.manifest import OwnerCounts
-from fedsim.data.store.rows import ranks
+from fedsim.data.store.rows import bounds_of, offsets_of, ranks
 
 _AT_ONCE = 1 << 19  # examples, or pairs, that are looked at together
 _START = 0x66656473696D2F34  # the start of hashes of owners

@@ -19,7 +19,7 @@ import os
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import count
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -29,6 +29,7 @@ import numpy.typing as npt
 from fedsim.data.building.tokenise import BatchTokeniser, Ids, TokenisedBatch
 from fedsim.data.store import Indices, runs
 from fedsim.data.store.manifest import disk_dtype
+from fedsim.data.store.rows import bounds_of, offsets_of
 from fedsim.utils.files import file_digest, write_atomically
 from fedsim.utils.json_text import digest, is_count, read_json
 
@@ -215,13 +216,9 @@ def ordered(ids: Ids, lengths: Indices, order: Indices) -> Iterator[Ids]:
         order: example numbers in the order wanted.
     """
     starts = np.cumsum(lengths) - lengths
-    ends = np.cumsum(lengths[order])
-    first = done = 0
-    while first < len(order):
-        last = max(first + 1, int(np.searchsorted(ends, done + _AT_ONCE, side="right")))
+    for first, last in pairwise(bounds_of(offsets_of(lengths[order]), _AT_ONCE)):
         chosen = order[first:last]
         yield ids[runs(starts[chosen], lengths[chosen])]
-        first, done = last, int(ends[last - 1])
 
 
 def _joined(

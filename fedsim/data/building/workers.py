@@ -94,8 +94,8 @@ class _Crew:
         process = getattr(self._mine, "process", None) or self._start()
         try:
             _send(process.stdin, pickle.dumps(batch, pickle.HIGHEST_PROTOCOL))
-            answer = pickle.loads(_receive(process.stdout))  # noqa: S301  (our own process)
-        except (EOFError, OSError) as error:
+            answer = pickle.load(process.stdout)  # noqa: S301  (our own process)
+        except (EOFError, OSError, pickle.UnpicklingError) as error:
             raise RuntimeError(
                 f"a tokenising process ended with status {process.wait()}; "
                 "was there too little memory?"
@@ -139,21 +139,8 @@ def _pickled(tokeniser: BatchTokeniser) -> bytes | None:
 
 
 def _send(stream: BinaryIO, message: bytes) -> None:
-    stream.write(len(message).to_bytes(8, "little"))
     stream.write(message)
     stream.flush()
-
-
-def _receive(stream: BinaryIO) -> bytes:
-    size = int.from_bytes(_exactly(stream, 8), "little")
-    return _exactly(stream, size)
-
-
-def _exactly(stream: BinaryIO, size: int) -> bytes:
-    content = stream.read(size)
-    if len(content) < size:
-        raise EOFError
-    return content
 
 
 def main() -> None:
@@ -162,9 +149,9 @@ def main() -> None:
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what libraries print must not mix with the replies
     try:
-        tokeniser = pickle.loads(_receive(requests))  # noqa: S301  (our own parent)
+        tokeniser = pickle.load(requests)  # noqa: S301  (our own parent)
         while True:
-            batch = pickle.loads(_receive(requests))  # noqa: S301
+            batch = pickle.load(requests)  # noqa: S301
             try:
                 answer: object = tokeniser(batch)
                 message = pickle.dumps(answer, pickle.HIGHEST_PROTOCOL)
@@ -173,7 +160,7 @@ def main() -> None:
                 if type(error) is ValueError:
                     message = pickle.dumps(ValueError(str(error)))
             _send(replies, message)
-    except (EOFError, BrokenPipeError, KeyboardInterrupt):
+    except (EOFError, BrokenPipeError, KeyboardInterrupt, pickle.UnpicklingError):
         os._exit(0)  # the parent has exited, or is about to
 
 

@@ -15,7 +15,7 @@ from pydantic import Field
 from fedsim.data.preparation.step import Step
 from fedsim.data.sources.records import Record
 from fedsim.data.sources.rows import texts
-from fedsim.errors import ConfigError
+from fedsim.errors import ConfigError, about
 
 
 class ExactDuplicates(Step):
@@ -119,10 +119,8 @@ class NearDuplicatesOf(_MinHashStep):
                 yield record
 
     def _public(self) -> Iterator[str]:
-        try:
+        with about("data.preparation: near-duplicates-of: ", (ConfigError,)):
             yield from texts(self.file, self.text_column)
-        except ConfigError as error:
-            raise ConfigError(f"data.preparation: near-duplicates-of: {error}") from error
 
 
 class _Index:

@@ -38,14 +38,12 @@ class DropForwards(Step):
         """Return the subject's column, if there is one."""
         return () if self.subject_column is None else (self.subject_column,)
 
-    def apply(self, records: Iterator[Record], dropped: Counter[str]) -> Iterator[Record]:
-        """Yield the e-mails that forward nothing."""
-        for record in records:
-            subject = record.columns.get(self.subject_column or "") or ""
-            if _FORWARDING_SUBJECT.match(str(subject)) or _FORWARDED.search(record.text):
-                dropped[self.reason("forwarded e-mail")] += 1
-            else:
-                yield record
+    def one(self, record: Record) -> Record | str:
+        """Keep an e-mail that forwards nothing."""
+        subject = record.columns.get(self.subject_column or "") or ""
+        if _FORWARDING_SUBJECT.match(str(subject)) or _FORWARDED.search(record.text):
+            return "forwarded e-mail"
+        return record
 
 
 class StripQuotes(Step):
@@ -59,17 +57,13 @@ class StripQuotes(Step):
 
     step: Literal["strip-quotes"] = "strip-quotes"
 
-    def apply(self, records: Iterator[Record], dropped: Counter[str]) -> Iterator[Record]:
-        """Yield each e-mail's own words."""
-        for record in records:
-            own = _QUOTE_BEGINS.split(record.text, maxsplit=1)[0]
-            own = _QUOTED_LINE.sub("", own)
-            if own == record.text:
-                yield record
-            elif own.strip():
-                yield record._replace(text=own.rstrip())
-            else:
-                dropped[self.reason("nothing but quotes")] += 1
+    def one(self, record: Record) -> Record | str:
+        """Keep an e-mail's own words."""
+        own = _QUOTE_BEGINS.split(record.text, maxsplit=1)[0]
+        own = _QUOTED_LINE.sub("", own)
+        if own == record.text:
+            return record
+        return record._replace(text=own.rstrip()) if own.strip() else "nothing but quotes"
 
 
 _OWNER = re.compile(r"(?:^|/)(([^/]+)-[a-z]+)/", re.IGNORECASE)
@@ -168,16 +162,14 @@ class Receivers(Step):
         """Return the receivers' columns."""
         return self.columns
 
-    def apply(self, records: Iterator[Record], dropped: Counter[str]) -> Iterator[Record]:
-        """Yield each e-mail with its receivers as owners."""
-        for record in records:
-            named = [addresses(record.columns[name]) for name in self.columns]
-            people = [addresses(name) for name in (record.user, *record.owners)]
-            if None in named or not all(people):
-                dropped[self.reason(NULL_OWNERS)] += 1
-                continue
-            user, *owners = (address for found in (*people, *named) for address in found or ())
-            yield record._replace(user=user, owners=tuple(dict.fromkeys(owners)))
+    def one(self, record: Record) -> Record | str:
+        """Make an e-mail's receivers its owners."""
+        named = [addresses(record.columns[name]) for name in self.columns]
+        people = [addresses(name) for name in (record.user, *record.owners)]
+        if None in named or not all(people):
+            return NULL_OWNERS
+        user, *owners = (address for found in (*people, *named) for address in found or ())
+        return record._replace(user=user, owners=tuple(dict.fromkeys(owners)))
 
 
 def addresses(cell: Any) -> list[str] | None:  # noqa: ANN401  (a cell of the source)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import tempfile
-from abc import abstractmethod
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -55,18 +54,23 @@ class Step(Section):
         file: str | None = getattr(self, "file", None)
         return () if file is None else (file,)
 
-    @abstractmethod
     def apply(self, records: Iterator[Record], dropped: Counter[str]) -> Iterator[Record]:
         """Yield the records after the step; count those that it drops in `dropped`, by `reason`."""
+        for record in records:
+            kept = self.one(record)
+            if isinstance(kept, str):
+                dropped[self.reason(kept)] += 1
+            else:
+                yield kept
+
+    def one(self, record: Record) -> Record | str:
+        """Return what becomes of a record that no other decides about, or why it is dropped."""
+        raise NotImplementedError
 
     def reason(self, what: str) -> str:
         """Return the name under which the manifest and the report count something dropped."""
-        return f"{self.label}: {what}"
-
-    @property
-    def label(self) -> str:
-        """The step's name, marked if it looks across users."""
-        return self.step if self.per_user else f"{self.step} ({ACROSS_USERS})"
+        label = self.step if self.per_user else f"{self.step} ({ACROSS_USERS})"
+        return f"{label}: {what}"
 
 
 class Spool:

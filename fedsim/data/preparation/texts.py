@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -31,16 +29,14 @@ class TextLength(Step):
             raise ValueError(f"minimum = {self.minimum} is above maximum = {self.maximum}")
         return self
 
-    def apply(self, records: Iterator[Record], dropped: Counter[str]) -> Iterator[Record]:
-        """Yield the records whose text is of a length in the range, both ends included."""
-        for record in records:
-            size = len(record.text) if self.unit == "characters" else len(record.text.split())
-            if self.minimum is not None and size < self.minimum:
-                dropped[self.reason(f"fewer than {self.minimum} {self.unit}")] += 1
-            elif self.maximum is not None and size > self.maximum:
-                dropped[self.reason(f"more than {self.maximum} {self.unit}")] += 1
-            else:
-                yield record
+    def one(self, record: Record) -> Record | str:
+        """Keep a text of a length in the range, both ends included."""
+        size = len(record.text) if self.unit == "characters" else len(record.text.split())
+        if self.minimum is not None and size < self.minimum:
+            return f"fewer than {self.minimum} {self.unit}"
+        if self.maximum is not None and size > self.maximum:
+            return f"more than {self.maximum} {self.unit}"
+        return record
 
 
 class RepeatedNgrams(Step):
@@ -53,13 +49,9 @@ class RepeatedNgrams(Step):
     step: Literal["repeated-ngrams"] = "repeated-ngrams"
     words: Annotated[int, Field(ge=1)] = 20
 
-    def apply(self, records: Iterator[Record], dropped: Counter[str]) -> Iterator[Record]:
-        """Yield the texts in which every n-gram is unique."""
-        for record in records:
-            words = record.text.split()
-            count = max(0, len(words) - self.words + 1)
-            ngrams = {tuple(words[start : start + self.words]) for start in range(count)}
-            if len(ngrams) < count:
-                dropped[self.reason(f"a {self.words}-gram stands twice")] += 1
-            else:
-                yield record
+    def one(self, record: Record) -> Record | str:
+        """Keep a text in which every n-gram is unique."""
+        words = record.text.split()
+        count = max(0, len(words) - self.words + 1)
+        ngrams = {tuple(words[start : start + self.words]) for start in range(count)}
+        return f"a {self.words}-gram stands twice" if len(ngrams) < count else record

@@ -16,7 +16,7 @@ from pydantic import model_validator
 
 from fedsim.data.preparation.step import Step
 from fedsim.data.sources.records import Record
-from fedsim.errors import ConfigError
+from fedsim.errors import about
 
 
 def host(url: str) -> str:
@@ -84,12 +84,8 @@ class DropUrls(Step):
     def _listed(self) -> list[str]:
         if self.file is None:
             return []
-        try:
+        with about(f"data.preparation: drop-urls: file = {self.file!r}: ", (OSError, ValueError)):
             lines = Path(self.file).expanduser().read_text(encoding="utf-8").splitlines()
-        except (OSError, ValueError) as error:
-            raise ConfigError(
-                f"data.preparation: drop-urls: file = {self.file!r}: {error}"
-            ) from error
         return [line.strip() for line in lines if line.strip() and not line.startswith("#")]
 
 
@@ -100,14 +96,10 @@ class StripUrls(Step):
 
     step: Literal["strip-urls"] = "strip-urls"
 
-    def apply(self, records: Iterator[Record], dropped: Counter[str]) -> Iterator[Record]:
-        """Yield the texts without their URLs."""
-        for record in records:
-            text = _IN_TEXT.sub("", record.text)
-            if text.strip():
-                yield record._replace(text=text)
-            else:
-                dropped[self.reason("nothing but URLs")] += 1
+    def one(self, record: Record) -> Record | str:
+        """Keep a text without its URLs."""
+        text = _IN_TEXT.sub("", record.text)
+        return record._replace(text=text) if text.strip() else "nothing but URLs"
 
 
 def _page(url: str) -> str:

@@ -44,15 +44,12 @@ class UserName(Step):
     step: Literal["user-name"] = "user-name"
     transform: Literal["base-domain", "email-address", "first-author", "lower-case"]
 
-    def apply(self, records: Iterator[Record], dropped: Counter[str]) -> Iterator[Record]:
-        """Yield each record under its new name; drop those that give none."""
-        transform = TRANSFORMS[self.transform]
-        for record in records:
-            names = [transform(name) for name in (record.user, *record.owners)]
-            if all(names):
-                yield record._replace(user=names[0], owners=tuple(dict.fromkeys(names[1:])))
-            else:
-                dropped[self.reason(f"no {self.transform}")] += 1
+    def one(self, record: Record) -> Record | str:
+        """Keep a record under its new name; drop one that gives none."""
+        user, *owners = map(TRANSFORMS[self.transform], (record.user, *record.owners))
+        if not all((user, *owners)):
+            return f"no {self.transform}"
+        return record._replace(user=user, owners=tuple(dict.fromkeys(owners)))
 
 
 class DropUsers(Step):
@@ -64,15 +61,11 @@ class DropUsers(Step):
     step: Literal["drop-users"] = "drop-users"
     containing: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(min_length=1)]
 
-    def apply(self, records: Iterator[Record], dropped: Counter[str]) -> Iterator[Record]:
-        """Yield the records of the other users."""
-        parts = [part.lower() for part in self.containing]
-        for record in records:
-            name = record.user.lower()
-            if any(part in name for part in parts):
-                dropped[self.reason("name of the user")] += 1
-            else:
-                yield record
+    def one(self, record: Record) -> Record | str:
+        """Keep a record of another user."""
+        name = record.user.lower()
+        named = any(part.lower() in name for part in self.containing)
+        return "name of the user" if named else record
 
 
 class MergeUsers(Step):

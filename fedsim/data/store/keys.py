@@ -6,12 +6,14 @@ import hashlib
 import json
 from collections.abc import Iterator
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from fedsim.data.store.rows import bounds_of
 from fedsim.seeding import Purpose, stream
 
 Hashes = npt.NDArray[np.uint64]
@@ -106,14 +108,10 @@ def example_keys(
     Yields:
         uint64, together (examples,).
     """
-    first, last = 0, len(offsets) - 1
-    while first < last:
-        limit = offsets[first] + AT_ONCE
-        until = max(first + 1, int(np.searchsorted(offsets, limit, side="right")) - 1)
+    for first, until in pairwise(bounds_of(offsets, AT_ONCE)):
         starts = offsets[first:until] - offsets[first]
         lengths = np.diff(offsets[first : until + 1])
         ids = tokens[offsets[first] : offsets[until]].astype(np.uint32).astype(np.uint64)
         place = np.arange(len(ids)) - np.repeat(starts, lengths)
         ids |= place.astype(np.uint64) << np.uint64(32)
         yield hashes(np.add.reduceat(hashes(_START, ids), starts), lengths)
-        first = until

@@ -38,3 +38,21 @@ def ranks(counts: Indices) -> Indices:
 def runs(starts: Indices, lengths: Indices) -> Indices:
     """Return start … start + length - 1 for each pair, end to end: int64."""
     return np.repeat(starts, lengths) + ranks(lengths)
+
+
+def offsets_of(counts: Indices) -> Indices:
+    """Return where each of so many begins and, last, where all end: int64."""
+    return np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
+
+
+def bounds_of(offsets: Indices, at_once: int) -> list[int]:
+    """Return where chunks of users begin and, last, end; a user too big for one is one alone.
+
+    A chunk has at most `at_once` items, of which a user has offsets[user] : offsets[user + 1].
+    """
+    bounds = [0]
+    while bounds[-1] < len(offsets) - 1:
+        first = bounds[-1]
+        until = int(np.searchsorted(offsets, offsets[first] + at_once, side="right")) - 1
+        bounds.append(max(first + 1, until))
+    return bounds

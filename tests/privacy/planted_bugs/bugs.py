@@ -26,7 +26,7 @@ from fedsim.data.split import Split
 from fedsim.data.store import TokenStore
 from fedsim.estimators import FixedDenominator, WeightedSum
 from fedsim.execution import Accumulator, Keys, Update
-from fedsim.noise import NoiseMatrix
+from fedsim.noise.matrix import NoiseMatrix
 from fedsim.plan import RoundPlan
 from fedsim.sampling import Coins, CyclicSampling, Indices, PoissonSampling
 from fedsim.seeding import AesStream, NoiseKey

@@ -24,7 +24,7 @@ from fedsim.audit.worst_graph import Pooling, listeners_share
 from fedsim.clipping import FlatClip, PerLayerClip
 from fedsim.data.selection import pool
 from fedsim.estimators import FixedDenominator
-from fedsim.noise import INDEPENDENT, NoiseMatrix, banded_matrix
+from fedsim.noise.matrix import INDEPENDENT, NoiseMatrix, banded_matrix
 from fedsim.plan import RoundPlan, TaskSpec
 from fedsim.sampling import CyclicSampling, PoissonSampling, Relation
 from fedsim.seeding import noise_key

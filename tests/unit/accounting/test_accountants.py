@@ -41,7 +41,6 @@ def test_names(name: str | None, units: int, meant: str) -> None:
     accountant, relation = choose([poisson(0.1, 1.0, units)], name)
     assert accountant is ACCOUNTANTS[meant]
     assert accountant.name == meant
-    assert accountant.citation
     assert relation is Relation.ADD_OR_REMOVE
     assert choose([poisson(0.1, 1.0, units)], accountant.name, relation) == (accountant, relation)
 

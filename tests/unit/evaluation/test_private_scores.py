@@ -14,7 +14,7 @@ from fedsim.evaluation.private_scores import SENSITIVITY, PrivateScores, private
 from fedsim.evaluation.scoring import owners
 from fedsim.language_model import LanguageModel
 from fedsim.materials import Materials, load_materials
-from fedsim.noise import release_
+from fedsim.noise.gaussian import release_
 from fedsim.seeding import noise_key
 from fedsim.tensors import Tensors
 from tests.helpers.light import light_config

@@ -19,7 +19,7 @@ from fedsim.errors import ConfigError
 from fedsim.estimators import FixedDenominator, WeightedSum
 from fedsim.execution import Keys
 from fedsim.materials import Materials
-from fedsim.noise import most_weight, rounding_share
+from fedsim.noise.rounding import most_weight, rounding_share
 from fedsim.plan import RoundPlan
 from fedsim.runner.checkpoint import load_checkpoint, save_checkpoint
 from fedsim.runner.training import train

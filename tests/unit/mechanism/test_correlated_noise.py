@@ -14,18 +14,9 @@ from scipy import optimize, special, stats
 from fedsim.audit.mechanism import Setting
 from fedsim.clip_policy import ClipSchedule
 from fedsim.estimators import FixedDenominator, WeightedSum
-from fedsim.noise import (
-    CHUNK,
-    INDEPENDENT,
-    NoiseMatrix,
-    NoiseMemory,
-    Normals,
-    banded_matrix,
-    buffered_matrix,
-    release_,
-)
-from fedsim.noise.gaussian import chunks_of
-from fedsim.noise.matrix import _moved
+from fedsim.noise.gaussian import CHUNK, Normals, chunks_of, release_
+from fedsim.noise.matrix import INDEPENDENT, NoiseMatrix, _moved, banded_matrix, buffered_matrix
+from fedsim.noise.memory import NoiseMemory
 from fedsim.plan import RoundPlan
 from fedsim.sampling import CyclicSampling, PoissonSampling
 from fedsim.seeding import NoiseKey, noise_key

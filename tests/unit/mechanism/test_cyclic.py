@@ -24,7 +24,7 @@ from fedsim.accounting.promise import verify
 from fedsim.errors import ConfigError
 from fedsim.estimators import FixedDenominator
 from fedsim.materials import load_materials
-from fedsim.noise import NoiseMatrix, banded_matrix
+from fedsim.noise.matrix import NoiseMatrix, banded_matrix
 from fedsim.plan import RoundPlan
 from fedsim.report.schema import load_report
 from fedsim.runner.folder import RunFolder

@@ -11,7 +11,7 @@ import pytest
 import torch
 from scipy import stats
 
-from fedsim.noise import CHUNK, Normals, grid_step, release_
+from fedsim.noise.gaussian import CHUNK, Normals, grid_step, release_
 from fedsim.seeding import AesStream, NoiseKey, noise_key, secret_noise_key
 from fedsim.tensors import l2_norm
 

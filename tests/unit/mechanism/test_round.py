@@ -16,7 +16,7 @@ from fedsim.clipping import Clip, NoClip
 from fedsim.errors import BudgetSpentError
 from fedsim.estimators import FixedDenominator, WeightedSum
 from fedsim.execution import Keys
-from fedsim.noise import Normals, grid_step
+from fedsim.noise.gaussian import Normals, grid_step
 from fedsim.plan import RoundPlan
 from fedsim.round import run_round
 from fedsim.runner.training import train

@@ -14,6 +14,7 @@ import pytest
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from fedsim.clients.models.chat import ChatEncoder
+from fedsim.clients.models.encoders import plain
 from fedsim.clients.models.tokenizers import byte_pair_tokenizer
 from fedsim.clients.models.transformers_model import TransformersModel
 from fedsim.config import DataConfig, ModelConfig
@@ -81,7 +82,7 @@ def encoder(
     ends = int(made.bos_token_id), int(made.eos_token_id)
     template = str(made.chat_template)
     return ChatEncoder(
-        made.backend_tokenizer.to_str(), *ends, template, special, wraps, loss_on, field
+        plain(made.backend_tokenizer.to_str()), *ends, template, special, wraps, loss_on, field
     )
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from fedsim.errors import ConfigError
 from fedsim.materials import Materials
-from fedsim.noise import rounding_share
+from fedsim.noise.rounding import rounding_share
 from fedsim.planner.candidates import as_els, as_uls, candidate, enough, median_user_size
 from fedsim.planner.compare_strategies import StrategyComparison, compare_strategies
 from fedsim.planner.noise import Noise, recommend

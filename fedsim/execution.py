@@ -48,14 +48,15 @@ class Unit:
         if not 0.0 <= self.weight <= 1.0:
             raise ValueError(f"weight = {self.weight} of unit {self.key}: must be in [0, 1]")
         # Engines lay all units' tokens end to end: a longer length would reach the next user's.
-        count, width = len(self.lengths), self.tokens.shape[-1]
-        alike = self.streams is None or len(self.streams) == count
-        whole = self.tokens.ndim == 2 and len(self.tokens) == count and alike
-        if not whole or not all(1 <= size <= width for size in self.sizes):
+        count, *width = self.tokens.shape or (-1,)
+        fits = len(width) == 1 and not self.lengths.is_floating_point()
+        for counted in (self.lengths, self.streams):
+            fits = fits and (counted is None or counted.shape == (count,))
+        if not fits or not all(1 <= size <= width[0] for size in self.sizes):
             raise ValueError(
                 f"tokens of unit {self.key}: have shape {tuple(self.tokens.shape)}, with lengths "
-                f"{self.sizes[:8]}: give (examples, length) tokens, a length from 1 to that for "
-                "each example, and as many streams or None"
+                f"of shape {tuple(self.lengths.shape)}: give (examples, length) tokens, a whole "
+                "length from 1 to that for each example, and as many streams or None"
             )
 
     @cached_property

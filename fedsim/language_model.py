@@ -146,7 +146,7 @@ def check_causal(model: LanguageModel, field: str, sequence_length: int) -> None
         sequence_length: tokens of the longest row of a pass.
 
     Raises:
-        ConfigError: they do, or a call writes into the parameters.
+        ConfigError: they do, a call writes into the parameters, or none can be made.
     """
     size = min(_TOKENS, sequence_length // 2)
     parameters: Tensors = {
@@ -166,9 +166,7 @@ def check_causal(model: LanguageModel, field: str, sequence_length: int) -> None
 
         try:
             alone = logits(first)
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:
+        except (TypeError, ValueError, LookupError, AttributeError) as error:
             reason = " ".join(str(error).split())
             raise ConfigError(
                 f"{field}: its network cannot compute the logits of a text: "
@@ -198,6 +196,19 @@ def check_causal(model: LanguageModel, field: str, sequence_length: int) -> None
             raise ConfigError(f"{field}: it writes into its parameters while it computes")
 
 
+def unused_parameters(model: LanguageModel, length: int) -> list[str]:
+    """Return the trainable parameters that no logit of a made-up text of `length` depends on."""
+    leaves = {
+        name: value.to(model.device).requires_grad_()
+        for name, value in model.initial_parameters().items()
+    }
+    logits = model.logits(leaves, made_up_text(model, length, 0))
+    if not logits.requires_grad:
+        return list(leaves)
+    gradients = torch.autograd.grad(logits.sum(), list(leaves.values()), allow_unused=True)
+    return [name for name, found in zip(leaves, gradients, strict=True) if found is None]
+
+
 def made_up_text(model: LanguageModel, size: int, text: int) -> torch.Tensor:
     """Return a (1, size) text of tokens spread over the vocabulary."""
     ids = spread((torch.arange(size) + 1) * (text + 1) + text, model.vocabulary_size)
@@ -219,4 +230,6 @@ def nudged(parameters: Tensors, nudge: float = NUDGE) -> Tensors:
 def _nudged(value: torch.Tensor, nudge: float) -> torch.Tensor:
     pattern = torch.arange(_PERIOD, device=value.device).sin().to(value.dtype)
     repeated = pattern.repeat(-(-value.numel() // _PERIOD))[: value.numel()]
-    return value + nudge * repeated.view(value.shape)
+    size = float(value.float().square().mean().sqrt()) if value.numel() else 0.0
+    # By its own size: deep networks would be steep at weights that are larger than theirs.
+    return value + nudge * (min(size, 1.0) or 1.0) * repeated.view(value.shape)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -45,19 +45,19 @@ def float32_products() -> Iterator[None]:
     """
     mkldnn: Any = torch.backends.mkldnn  # which has what its type does not say
     cudnn: Any = torch.backends.cudnn
-    places: list[Any] = [torch.backends.cuda.matmul, mkldnn.matmul, mkldnn.conv, mkldnn.rnn]
+    places: list[Any] = [torch.backends.cuda.matmul, mkldnn.matmul]
+    places += [part for library in (cudnn, mkldnn) for part in (library.conv, library.rnn)]
+    former: list[tuple[Any, ...]] = [
+        (place, "fp32_precision", "ieee", place.fp32_precision) for place in places
+    ]
+    with suppress(RuntimeError):  # where conv and rnn differ, this older name has no value
+        former.append((cudnn, "allow_tf32", False, cudnn.allow_tf32))
     try:
-        former: list[tuple[Any, ...]] = [(cudnn, "allow_tf32", False, cudnn.allow_tf32)]
-    except RuntimeError:  # somebody set one of the two alone, by their newer names
-        former = []
-        places += [cudnn.conv, cudnn.rnn]
-    former += [(place, "fp32_precision", "ieee", place.fp32_precision) for place in places]
-    try:
-        for place, name, exact, _ in former:
+        for place, name, exact, _ in reversed(former):  # the newer names have the last word
             setattr(place, name, exact)
         yield
     finally:
-        for place, name, _, before in former:
+        for place, name, _, before in reversed(former):
             setattr(place, name, before)
 
 

@@ -165,10 +165,14 @@ def check_merges(module: nn.Module, config: ModelConfig) -> None:
     for name, part in module.named_modules():
         weight = getattr(getattr(part, "base_layer", None), "weight", None)
         if weight is not None and places[id(weight)] > 1:
+            targets = list(config.lora_target_modules)
+            field = f"lora_target_modules = {targets}"
+            if config.adapter is not None:
+                field = f"adapter = {config.adapter!r}"
             raise ConfigError(
-                f"model.lora_target_modules = {list(config.lora_target_modules)}: the weight of "
+                f"model.{field}: the weight of "
                 f"{name.removeprefix('base_model.model.')!r} is also that of another module, which "
-                "merging would change too; leave it out, or give model.merged = false"
+                "merging would change too; adapt another, or give model.merged = false"
             )
 
 

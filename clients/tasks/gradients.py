@@ -35,8 +35,12 @@ def mean_gradient(model: LanguageModel, parameters: Tensors, unit: Unit) -> Upda
             logits = model.logits(leaves, token_ids(tokens))
         loss = example_losses(logits, tokens, lengths).sum() / count
         # A text may leave a part of the network out, such as experts that none of its tokens chose.
-        gradients = torch.autograd.grad(
-            loss, list(leaves.values()), allow_unused=True, materialize_grads=True
+        gradients = (
+            torch.autograd.grad(
+                loss, list(leaves.values()), allow_unused=True, materialize_grads=True
+            )
+            if loss.requires_grad
+            else tuple(map(torch.zeros_like, parameters.values()))
         )
         for name, gradient in zip(leaves, gradients, strict=True):
             total[name] = gradient if start == 0 else total[name] + gradient

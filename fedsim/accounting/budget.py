@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fedsim.accounting.accountants import epsilon_of_composition
 from fedsim.accounting.events import RoundCost
 from fedsim.accounting.ledger import Ledger
+from fedsim.accounting.rounding import text_up
 from fedsim.errors import BudgetSpentError, ConfigError
 from fedsim.sampling import Relation
 
@@ -84,8 +85,9 @@ class Budget:
         charged = ledger.charge(round, cost, release)
         if charged is not ledger and (total := self.spent(charged)) > self.epsilon:
             raise BudgetSpentError(
-                f"round {round}: this release would bring ε to {total:.6g} at δ = {self.delta:g}, "
-                f"above the budget of {self.epsilon:g}; {self.spent(ledger):.6g} are spent"
+                f"round {round}: this release would bring ε to {text_up(total)} at δ = "
+                f"{text_up(self.delta)}, above the budget of {text_up(self.epsilon)}; "
+                f"{text_up(self.spent(ledger))} are spent"
             )
         return charged
 

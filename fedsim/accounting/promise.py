@@ -31,6 +31,7 @@ from typing import Any
 from fedsim.accounting import PROMISE
 from fedsim.accounting.accountants import epsilon_of_composition
 from fedsim.accounting.events import Composition, costs_from_json, costs_to_json
+from fedsim.accounting.rounding import text_up
 from fedsim.accounting.statement import PrivacyTerms
 from fedsim.accounting.trade_off import TradeOff, attacker_text
 from fedsim.errors import ConfigError, about
@@ -234,7 +235,7 @@ def _check_nothing(path: Path, content: Mapping[str, Any]) -> None:
     costs = _costs(path, content["releases"])
     with about(f"{path}: cannot be computed again: ", (ValueError, TypeError)):
         terms = _terms(content, costs, math.inf, named[1], Relation(content["relation"]))
-    if terms.sentence() != said:
+    if not _is_of(terms, said):
         raise wrong
 
 
@@ -299,10 +300,16 @@ def _check_epsilon(path: Path, content: Mapping[str, Any]) -> None:
     if type(stated) not in (int, float) or not found <= stated * (1.0 + _ROUNDING):
         raise ConfigError(f"{path}: epsilon = {stated!r}: its releases cost {found:.6g}")
     terms = _terms(content, costs, stated, accountant, relation)
-    if terms.sentence() != content["statement"]:
+    if not _is_of(terms, content["statement"]):
         raise ConfigError(f"{path}: statement: is not that of its releases: {terms.sentence()}")
     if content["hypothetical"] is terms.guaranteed:
         raise ConfigError(f"{path}: hypothetical = {content['hypothetical']}: {terms.sampler}")
+
+
+def _is_of(terms: PrivacyTerms, said: object) -> bool:
+    """Whether a statement is that of the terms; earlier ones had δ rounded to the nearest."""
+    delta, sentence = terms.delta or 0.0, terms.sentence()
+    return said in (sentence, sentence.replace(f"δ = {text_up(delta)}", f"δ = {delta:g}"))
 
 
 def _costs(path: Path, releases: object) -> Composition:

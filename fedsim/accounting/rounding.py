@@ -28,5 +28,6 @@ def text_up(value: float, digits: int = 6) -> str:
         >>> text_up(0.001), text_up(1.0000004e-5), text_up(8.0)
         ('0.001', '1.00001e-05', '8')
     """
-    nearest = f"{value:.{digits}g}"
-    return nearest if float(nearest) >= value else f"{round_up(value, digits):g}"
+    nearest = float(f"{value:.{digits}g}")
+    enough = nearest >= value * (1.0 - 1e-12)  # a sum of decimals is off by its last bit
+    return f"{nearest if enough else round_up(value, digits):g}"

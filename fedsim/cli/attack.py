@@ -34,7 +34,8 @@ def attack_command(  # noqa: PLR0917 (each is an option)
     from fedsim.attacks.user_inference import attack_run
 
     folder = out or run_dir / "attack"
-    check_out(folder / "attack.json")
+    if out is not None:
+        check_out(folder / "attack.json")
     with status_when_slow("scoring"):
         report = attack_run(
             run_dir, samples=samples or (), reference=reference, checkpoints=checkpoints

@@ -109,10 +109,12 @@ def audit_command(  # noqa: PLR0917 (each is an option)
 
 
 def _show_run(audit: RunAudit, console: Console) -> None:
+    from fedsim.accounting.rounding import text_up
+
     bound = audit.bound
     console.print(f"Claimed: {audit.statement}", markup=False)
     console.print(
-        f"Shown: the ε at δ = {bound.delta:g} under the {audit.relation} relation is at "
+        f"Shown: the ε at δ = {text_up(bound.delta)} under the {audit.relation} relation is at "
         f"least {bound.epsilon:.3f}, with {bound.confidence:.0%} confidence, whoever the "
         f"accountant: {bound.correct} of {bound.guesses} guesses about {bound.canaries} canaries "
         f"were right (bound: {audit.method}; seen: {audit.attack}).",

@@ -124,11 +124,7 @@ def open_or_build(config: DataConfig, model: LanguageModel) -> TokenStore:
     path = Path(config.source).expanduser()
     if is_store(path):
         return _fitting(TokenStore.open(path), config, model)
-    if config.source in BUILT_IN and config.user_column != _USER_COLUMN:
-        raise ConfigError(
-            f"data.user_column = {config.user_column!r}: the users of {config.source!r} are the "
-            "speakers of plays; leave it out"
-        )
+    _check_users(config)
     encode = encoder(config, model)
     destination = paths.cache_dir() / "stores" / cache_key(config, model, encode)
     if not destination.exists():
@@ -155,6 +151,7 @@ def build(
         destination: a folder that does not exist yet.
         num_workers: as of `build_store`, whose errors it raises.
     """
+    _check_users(config)
     with terminal_progress() as progress:
         return build_store(
             owned_records(config),
@@ -167,10 +164,18 @@ def build(
             co_owned=config.co_owned,
             destination=destination,
             source=config.source,
-            user_column=None if config.source in BUILT_IN else config.user_column,
+            user_column=config.user_column,
             key=cache_key(config, model, encode),
             num_workers=num_workers,
             progress=progress,
+        )
+
+
+def _check_users(config: DataConfig) -> None:
+    if config.source in BUILT_IN and config.user_column != _USER_COLUMN:
+        raise ConfigError(
+            f"data.user_column = {config.user_column!r}: the users of {config.source!r} are the "
+            "speakers of plays; leave it out"
         )
 
 

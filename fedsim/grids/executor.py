@@ -15,6 +15,7 @@ from fedsim.clipping import Clip
 from fedsim.config import Config
 from fedsim.estimators import WeightedSum
 from fedsim.execution import Executor, Keys, shards
+from fedsim.grids.in_process import InProcessGrid
 from fedsim.grids.records import (
     ClientSpec,
     ShardReply,
@@ -53,7 +54,8 @@ def build_executor(
             data_seed=materials.seed,
             text_digest=materials.text_digest,
             start_digest=materials.start_digest,
-            frozen_digest=materials.frozen_digest,
+            # In one process both have the same network.
+            frozen_digest=None if type(grid) is InProcessGrid else materials.frozen_digest,
             packages=packages_behind(plan.task, config.model),
             data=config.data,
             model=config.model,

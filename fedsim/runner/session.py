@@ -21,6 +21,7 @@ from fedsim.evaluation.metrics import Evaluation, evaluate
 from fedsim.evaluation.private_scores import PrivateScores, private_scores
 from fedsim.grids.executor import build_executor
 from fedsim.grids.memory_needed import check_memory
+from fedsim.language_model import LanguageModel, unused_parameters
 from fedsim.materials import (
     Materials,
     default_device,
@@ -49,6 +50,8 @@ from fedsim.utils.locks import check_no_writer, sole_writer
 from fedsim.utils.machine import give_back_freed_memory, keep_freed_memory
 
 log = logging.getLogger("fedsim")
+
+_TRIED = 64  # tokens of a made-up text
 
 
 def execute(config: Config, out: Path, grid: Grid, *, resume: bool = False) -> Path:
@@ -82,6 +85,7 @@ def execute(config: Config, out: Path, grid: Grid, *, resume: bool = False) -> P
         for said in delta_warnings(config, plan.relation, materials.num_protected):
             log.warning("%s", said)
     check_memory(config, materials.model, plan, grid, device)
+    _say_unused(materials.model, config.data.sequence_length)
     asked = config.privacy.selection
     if asked is not None and not (asked.trial is not None and folder.identity.exists()):
         raise ConfigError(
@@ -112,6 +116,17 @@ def execute(config: Config, out: Path, grid: Grid, *, resume: bool = False) -> P
                 raise
             session.finish()
     return folder.path
+
+
+def _say_unused(model: LanguageModel, sequence_length: int) -> None:
+    unused = unused_parameters(model, min(sequence_length, _TRIED))
+    if unused:
+        log.warning(
+            "model.trainable: no logit of a made-up text depends on %s%s; if none ever does, noise "
+            "alone moves it: leave it out",
+            ", ".join(unused[:8]),
+            ", ..." if len(unused) > 8 else "",
+        )
 
 
 def _say_dropped(materials: Materials) -> None:

@@ -115,7 +115,7 @@ def carry_out(
     }
     left = [job for job in jobs if job.name not in outcomes]
     if left:
-        _check_data([job for job in jobs if job.name in outcomes])
+        _check_data([job for job in jobs if job.name in outcomes], left)
         register_together([job.config for job in left])
         with closing(runner(left)) as ending:
             for number, outcome in enumerate(ending, start=1):
@@ -124,16 +124,17 @@ def carry_out(
     return outcomes
 
 
-def _check_data(finished: Sequence[Job]) -> None:
-    """Raise `ConfigError` if a finished run is of other data or another start than is there now.
+def _check_data(finished: Sequence[Job], left: Sequence[Job]) -> None:
+    """Raise `ConfigError` if a finished run is of other texts than those to come would train on.
 
-    Of runs that name the same, one is looked at: those that are to come would be compared with it.
+    Of finished runs that name the same data, one is looked at.
     """
+    wanted = {job.config.data.model_dump_json() for job in left}
     seen = set()
     for job in finished:
         config, folder = job.config, RunFolder(job.out)
-        named = config.data.model_dump_json(), config.model.model_dump_json()
-        if named in seen:
+        named = config.data.model_dump_json()
+        if named in seen or named not in wanted:
             continue
         with suppress(ConfigError):  # its seed is kept on the machine that made it
             data_seed = folder.data_seed(config)

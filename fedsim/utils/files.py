@@ -149,8 +149,8 @@ def whole_file(path: Path) -> Iterator[Path]:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             yield temporary
-            if path.exists():  # a group may write what others share
-                shutil.copymode(path, temporary)
+            if path.exists() and path.stat().st_mode != temporary.stat().st_mode:
+                shutil.copymode(path, temporary)  # a group may write what others share
             _sync(temporary)
             temporary.replace(path)
         except BaseException:
@@ -170,7 +170,6 @@ def folder_beside(path: Path) -> Iterator[Path]:
         OSError: it could not be made.
     """
     temporary = _beside(path)
-    shutil.rmtree(temporary, ignore_errors=True)
     with naming(temporary):
         temporary.mkdir(parents=True)
     try:

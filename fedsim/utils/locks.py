@@ -125,8 +125,9 @@ def sole_writer(folder: Path) -> Iterator[None]:
     with ExitStack() as held:
         with about(f"--out {folder}: cannot be written: ", (OSError,)):
             lock = held.enter_context(locked(folder / LOCK, refuse))
-            os.ftruncate(lock, 0)
-            os.pwrite(lock, f"{os.getpid()} on {socket.gethostname()}".encode(), 0)
+            with suppress(OSError):  # another's file can be locked, not written
+                os.ftruncate(lock, 0)
+                os.pwrite(lock, f"{os.getpid()} on {socket.gethostname()}".encode(), 0)
         try:
             yield
         finally:

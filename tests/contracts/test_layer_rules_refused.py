@@ -367,6 +367,12 @@ def test_a_part_that_a_text_leaves_out_has_a_gradient_of_zero(name: str) -> None
     tokens = torch.arange(20)[None] % VOCABULARY
     task = GivenUnits(model, [Unit(0, tokens[:, :n], torch.tensor([n])) for n in (6, 20)])
     engine = ENGINES[name](model)
+    alone = {"hidden.weight": parameters["hidden.weight"]}
+    if name == "loop":  # none of what is trained is used, and there is no graph
+        sole = cast(OpenModel, Opened(model.module, list(alone)))
+        task_of_it = GivenUnits(sole, task.given)
+        nothing = engine(task_of_it, alone, task.keys[:1], NoClip(), 0)
+        assert not nothing.values["hidden.weight"].any()
     sums = [engine(task, parameters, keys, NoClip(), 0) for keys in (np.array([0]), task.keys)]
     assert not sums[0].values["hidden.weight"].any()
     assert sums[1].values["hidden.weight"].any()

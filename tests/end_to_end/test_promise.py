@@ -21,6 +21,7 @@ from fedsim.accounting.statement import PrivacyTerms
 from fedsim.accounting.trade_off import attacker_text
 from fedsim.errors import ConfigError
 from fedsim.report.schema import load_report
+from fedsim.runner.launch import run
 from fedsim.sampling import (
     BalancedSampling,
     CyclicSampling,
@@ -31,6 +32,7 @@ from fedsim.sampling import (
     ShuffledSampling,
     TruncatedPoissonSampling,
 )
+from tests.conftest import small_config
 from tests.helpers.commands import fedsim
 from tests.helpers.light import write_config
 
@@ -110,6 +112,24 @@ def test_without_noise_it_says_that_there_is_no_guarantee(speeches: Path, tmp_pa
     checked = fedsim("account", "verify", tmp_path / "run" / "model")
     assert (checked.returncode, checked.stdout[:21]) == (0, "No privacy guarantee:")
     assert "No privacy guarantee" in (tmp_path / "run" / "model" / "README.md").read_text()
+
+
+def test_a_promise_whose_delta_was_rounded_to_the_nearest_verifies(
+    speeches: Path, tmp_path: Path
+) -> None:
+    """As those are that were written before δ was rounded up."""
+    config = small_config(speeches, privacy={"delta": 0.0002338124}, strategy={"rounds": 1})
+    model = run(config, tmp_path / "run").path / "model"
+    said = json.loads((model / "privacy.json").read_text(encoding="utf-8"))["statement"]
+    assert "δ = 0.000233813)" in said
+    (model / "README.md").unlink()
+    before = said.replace("δ = 0.000233813)", "δ = 0.000233812)")
+    edited(model, tmp_path / "before", "statement", before, sealed=True)
+    assert verify(tmp_path / "before")["statement"] == before
+    wrong = said.replace("δ = 0.000233813)", "δ = 0.000233811)")
+    edited(model, tmp_path / "wrong", "statement", wrong, sealed=True)
+    with pytest.raises(ConfigError, match="statement: is not that of its releases"):
+        verify(tmp_path / "wrong")
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,8 @@ from tests.conftest import small_config
 from tests.contracts.test_executors import TASKS, client_spec
 
 MKLDNN: Any = torch.backends.mkldnn
-BACKENDS = (torch.backends.cuda.matmul, MKLDNN.matmul, MKLDNN.conv)
+TORCH: Any = torch.backends  # whose types do not say all that it has
+BACKENDS = (TORCH.cuda.matmul, MKLDNN.matmul, MKLDNN.conv, TORCH.cudnn.conv)
 BOUND = 1.1  # inside a binade: sums near it are not rounded more finely
 POSITIONS, WIDTH = 1000, 2048
 SIGNS = torch.tensor([1.0, -1.0]).repeat(POSITIONS // 2)
@@ -448,7 +449,6 @@ def test_products_are_of_float32_whatever_torch_was_told(
 ) -> None:
     """TF32 and bfloat16 are coarser than the proofs suppose; a plug-in may have asked for them."""
     seen: list[list[str]] = []
-    convolved: list[bool] = []
     true = app.prepared
 
     def prepared(spec: str) -> tuple[Task, Engine, Materials]:
@@ -458,7 +458,6 @@ def test_products_are_of_float32_whatever_torch_was_told(
             task: Task, parameters: Tensors, keys: Keys, clip: Clip, round: int
         ) -> WeightedSum:
             seen.append([backend.fp32_precision for backend in BACKENDS])
-            convolved.append(torch.backends.cudnn.allow_tf32)
             return engine(task, parameters, keys, clip, round)
 
         return task, watched, loaded
@@ -466,13 +465,15 @@ def test_products_are_of_float32_whatever_torch_was_told(
     monkeypatch.setattr(app, "prepared", prepared)
     spec = client_spec(small_config(speeches), TASKS["fedsgd"])
     executor = GridExecutor(InProcessGrid(app.app), spec)
+    before = TORCH.fp32_precision
     torch.set_float32_matmul_precision("medium")
+    TORCH.fp32_precision = "tf32"
     try:
         executor.clipped_sum(
             materials.model.initial_parameters(), np.arange(4), FlatClip(l2_clip_norm=1.0), 0
         )
-        assert [backend.fp32_precision for backend in BACKENDS] == ["tf32", "bf16", "none"]
-        assert torch.backends.cudnn.allow_tf32  # torch's default
+        assert [backend.fp32_precision for backend in BACKENDS] == ["tf32", "bf16", "tf32", "tf32"]
     finally:
         torch.set_float32_matmul_precision("highest")
-    assert (seen, convolved) == ([["ieee", "ieee", "ieee"]], [False])
+        TORCH.fp32_precision = before
+    assert seen == [["ieee"] * 4]

@@ -12,11 +12,20 @@ from typing import cast
 import pytest
 import torch
 from torch import nn
-from transformers import BertConfig, BertLMHeadModel, Phi3Config, Phi3ForCausalLM, PreTrainedModel
+from transformers import (
+    BertConfig,
+    BertLMHeadModel,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    Phi3Config,
+    Phi3ForCausalLM,
+    PreTrainedModel,
+)
 
 from fedsim.clients.engines.loop import loop
 from fedsim.clients.engines.per_example.capture import OpenModel
 from fedsim.clients.engines.per_example.materialised import materialised
+from fedsim.clients.engines.per_example.packing import row_tokens
 from fedsim.clients.engines.vmap import VmapEngine
 from fedsim.clients.models.tokenizers import word_tokenizer
 from fedsim.clients.models.transformers_model import TransformersModel
@@ -24,7 +33,7 @@ from fedsim.clipping import FlatClip
 from fedsim.config import ModelConfig
 from fedsim.errors import ConfigError
 from fedsim.execution import Engine, Unit
-from fedsim.language_model import check_causal, spread
+from fedsim.language_model import check_causal, spread, unused_parameters
 from fedsim.materials import load_model
 from fedsim.tensors import l2_norm
 from tests.conftest import small_config
@@ -196,6 +205,44 @@ def test_one_that_cannot_compute_is_refused_with_its_own_words() -> None:
 
     with pytest.raises(ConfigError, match=r"^model: its network cannot .*TypeError: no such thing"):
         check_causal(opened(lambda: with_norm(Fails())), "model", 32)
+
+
+def deep_gemma() -> PreTrainedModel:
+    """One that weights changed by more than their own size make too steep to compare."""
+    config = Gemma3TextConfig(
+        vocab_size=VOCABULARY, hidden_size=96, intermediate_size=200, num_hidden_layers=26,
+        num_attention_heads=4, num_key_value_heads=1, head_dim=24, max_position_embeddings=64,
+        sliding_window=16,
+    )  # fmt: skip
+    config._attn_implementation = "eager"
+    return Gemma3ForCausalLM(config)
+
+
+def test_a_deep_network_is_neither_refused_nor_left_to_the_loop() -> None:
+    model = opened(deep_gemma)
+    check_causal(model, "model", 32)
+    parameters = model.initial_parameters()
+    assert row_tokens(cast(OpenModel, model), parameters)
+    units = [Unit(key, torch.randint(VOCABULARY, (2, 9)), torch.tensor([9, 7])) for key in (0, 1)]
+    task = GivenUnits(cast(OpenModel, model), units)
+    engine = materialised(cast(OpenModel, model))
+    engine(task, parameters, task.keys, FlatClip(l2_clip_norm=0.1), 0)
+    assert not engine._refused
+
+
+def test_what_no_text_uses_is_named() -> None:
+    class Beside(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tower = nn.Linear(12, 12)
+
+        def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+            return hidden
+
+    model = opened(lambda: with_norm(Beside()))
+    found = unused_parameters(model, 16)
+    assert found == ["model.norm.tower.weight", "model.norm.tower.bias"]
+    assert unused_parameters(opened(lambda: phi3(64)), 16) == []
 
 
 @pytest.mark.parametrize("words", [60, 7907, 7919, 2 * 7919, 50257])

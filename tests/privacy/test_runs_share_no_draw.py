@@ -136,6 +136,10 @@ def test_no_worker_computes_with_other_frozen_weights_than_the_server(
 ) -> None:
     """Only what moves is sent: who else is there would decide which network computes a user."""
     folder, specs = tmp_path / "base", []
+
+    class Elsewhere(InProcessGrid):
+        pass
+
     start = load_model(ModelConfig(name_or_path="tiny-gpt", pretraining_steps=0))
     for factor in (1.0, 1.1):
         start.save(scale(start.initial_parameters(), factor), folder)
@@ -145,7 +149,7 @@ def test_no_worker_computes_with_other_frozen_weights_than_the_server(
         )
         loaded = load_materials(config.seed, config.data, config.model, "cpu")
         plan = build_plan(config, loaded)
-        executor = build_executor(config, loaded, plan, InProcessGrid(app), "cpu")
+        executor = build_executor(config, loaded, plan, Elsewhere(app), "cpu")
         specs.append(cast("GridExecutor", executor).spec)
         prepared.__wrapped__(specs[-1])
     with pytest.raises(RuntimeError, match="this worker reads other weights there than the server"):

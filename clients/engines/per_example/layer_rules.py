@@ -8,6 +8,7 @@ a rule is computed by `loop`; that a rule fits is verified by numbers before it 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -195,6 +196,11 @@ def _only_a_weight(module: nn.Module) -> bool:
     return [name for name, _ in module.named_parameters()] == ["weight"]
 
 
+def _plain_router(module: nn.Module) -> bool:
+    """Whether scores are made of the input alone: others are shifted, or are no softmax."""
+    return _only_a_weight(module) and len(inspect.signature(module.forward).parameters) == 1
+
+
 def _gated_without_biases(module: Any) -> bool:  # noqa: ANN401 (transformers sets the attributes)
     names = {name for name, _ in module.named_parameters()}
     plain = names == {"gate_up_proj", "down_proj"} and not getattr(module, "is_transposed", True)
@@ -216,7 +222,7 @@ BY_NAME: dict[str, Rule] = {
     "RMSNorm": Rule(rms_norm, fits=_only_a_weight),
     "ScaledWordEmbedding": Rule(scaled_embedding, fits=_plain_embedding),
     "LearnedPositionalEmbedding": Rule(positional_embedding, fits=_plain_embedding),
-    "TopKRouter": Rule(router, part=1, fits=_only_a_weight),
+    "TopKRouter": Rule(router, part=1, fits=_plain_router),
     "Experts": Rule(experts, fits=_gated_without_biases),
 }
 

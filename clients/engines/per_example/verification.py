@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import fields
@@ -24,7 +25,7 @@ from fedsim.execution import Unit
 from fedsim.language_model import LanguageModel, made_up_text, nudged, spread
 from fedsim.tensors import Tensors, l2_norm
 
-# The unit that is computed is cut to this many examples and tokens.
+# Of the made-up unit.
 _EXAMPLES, _TOKENS = 3, 8
 
 # Relative to a parameter's gradient, and to the whole gradient for those that are rounding alone
@@ -68,15 +69,17 @@ def verified(
         NotCovered: they are not; names the parameter.
         CannotTell: the gradients are not finite.
     """
-    unit = made_up_unit(model)
-    num_bytes = _compared(model, layers, parameters, _small_units(unit), method)
+    several = made_up_unit(model)
+    first = None if several.streams is None else several.streams[:1]
+    one = Unit(several.key, several.tokens[:1], several.lengths[:1], streams=first)
+    num_bytes = _compared(model, layers, parameters, [one, several], method)
     with suppress(CannotTell):
-        _compared(model, layers, nudged(parameters), _small_units(unit), method)
+        _compared(model, layers, nudged(parameters), [one, several], method)
     if length > _TOKENS:
-        streams = None if unit.streams is None else unit.streams[:1]
         row = made_up_text(model, length, 1).cpu()
-        long = Unit(1, row, torch.tensor([length]), streams=streams)
-        _compared(model, layers, parameters, [long], method)
+        long = Unit(1, row, torch.tensor([length]), streams=first)
+        with suppress(torch.OutOfMemoryError):  # in float32, which the run may not be in
+            _compared(model, layers, parameters, [long], method, exact=False)
     return num_bytes
 
 
@@ -86,6 +89,8 @@ def _compared(
     parameters: Tensors,
     units: Sequence[Unit],
     method: Callable[[Tensors, int], Gradients],
+    *,
+    exact: bool = True,
 ) -> int:
     dtype = next(iter(parameters.values())).dtype
     gradients = method(parameters, len(units))
@@ -109,25 +114,12 @@ def _compared(
         factors = torch.zeros_like(squares)
         factors[index] = 1.0
         expected = mean_gradient(model, parameters, small).values
-        compare(expected, dict(gradients.weighted_sum(factors)), squares[index].sqrt().tolist())
+        norms = squares[index].sqrt().tolist()
+        compare(expected, dict(gradients.weighted_sum(factors)), norms, exact=exact)
     # Logits, their softmax and its gradient; and about as much again as the rules looked at.
     width = next(iter(parameters.values())).element_size()
     vocabulary = model.vocabulary_size
     return 3 * vocabulary * width + 2 * num_bytes // num_tokens
-
-
-def _small_units(unit: Unit) -> list[Unit]:
-    """Return two units cut from one: its first example, and its first few."""
-    tokens, lengths = unit.tokens[:_EXAMPLES, :_TOKENS], unit.lengths[:_EXAMPLES].clamp(max=_TOKENS)
-    if len(lengths) == 1:  # the second unit then is the example twice, the second time shorter
-        tokens = tokens.repeat(2, 1)
-        lengths = torch.cat([lengths, (lengths - 1).clamp(min=1)])
-    streams = None if unit.streams is None else unit.streams[:_EXAMPLES].expand(len(tokens))
-    first = None if streams is None else streams[:1]
-    return [
-        Unit(unit.key, tokens[:1], lengths[:1], streams=first),
-        Unit(unit.key, tokens, lengths, streams=streams),
-    ]
 
 
 def refuse_other_uses(
@@ -145,8 +137,16 @@ def refuse_other_uses(
             raise NotCovered(f"{name} (used outside the layers that have rules)")
 
 
-def compare(expected: Tensors, computed: Tensors, norms: Sequence[float] | None = None) -> None:
+def compare(
+    expected: Tensors,
+    computed: Tensors,
+    norms: Sequence[float] | None = None,
+    *,
+    exact: bool = True,
+) -> None:
     """Compare gradients, parameter by parameter, and their norms.
+
+    Norms of many tokens without `exact` may be larger: `ghost` adds what their rounding may hide.
 
     Raises:
         NotCovered: they differ; names the parameter.
@@ -161,7 +161,8 @@ def compare(expected: Tensors, computed: Tensors, norms: Sequence[float] | None 
         zero = torch.zeros_like(value)
         distance = l2_norm({name: value - computed.get(name, zero)})
         allowed = _OWN_TOLERANCE * own + _WHOLE_TOLERANCE * whole
-        if not (distance <= allowed and abs(norm - own) <= allowed):
+        most = own + allowed if exact else math.inf
+        if not (distance <= allowed and own - allowed <= norm <= most):
             raise NotCovered(f"{name} (its rule gives another gradient than the loop)")
 
 

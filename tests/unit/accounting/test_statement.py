@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from fedsim.accounting.rounding import text_up
 from fedsim.accounting.statement import PrivacyTerms, finite_or_none
 
 TERMS: dict[str, Any] = {
@@ -39,6 +40,25 @@ def test_the_sentence_says_all_of_it() -> None:
         "mixture accountant",
     ):
         assert part in sentence
+
+
+@pytest.mark.parametrize(
+    ("value", "digits", "text"),
+    [
+        (1e-3, 6, "0.001"),
+        (1e-4, 6, "0.0001"),
+        (0.1 + 0.2, 6, "0.3"),
+        (2.1 + 0.2, 6, "2.3"),
+        (2.3454, 4, "2.346"),
+        (12342.0, 4, "12350"),
+        (12346.0, 4, "12350"),
+        (1.0000004e-5, 6, "1.00001e-05"),
+        (0.0002338124, 6, "0.000233813"),
+        (math.inf, 4, "inf"),
+    ],
+)
+def test_numbers_are_as_they_are_or_larger(value: float, digits: int, text: str) -> None:
+    assert text_up(value, digits) == text
 
 
 def test_one_unit_a_user_needs_no_cap() -> None:

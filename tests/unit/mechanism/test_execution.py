@@ -37,12 +37,15 @@ def test_a_weight_that_is_no_share_is_refused(weight: float) -> None:
         (torch.zeros(2, 2, dtype=torch.int64), [2], None),
         (torch.zeros(2, dtype=torch.int64), [2, 2], None),
         (TOKENS, [2], [1, 2]),
+        (TOKENS, [[2]], None),
+        (TOKENS, [1.5], None),
+        (torch.tensor(1), [], None),
     ],
 )
 def test_a_unit_whose_parts_do_not_fit_each_other_is_refused(
-    tokens: torch.Tensor, lengths: list[int], streams: list[int] | None
+    tokens: torch.Tensor, lengths: list[float], streams: list[int] | None
 ) -> None:
-    with pytest.raises(ValueError, match=r"^tokens of unit 3: have shape .*, with lengths \["):
+    with pytest.raises(ValueError, match=r"^tokens of unit 3: have shape .*, with lengths of"):
         Unit(
             3,
             tokens,

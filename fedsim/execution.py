@@ -182,7 +182,7 @@ class Accumulator:
 
     def __init__(self, layout: Tensors, clip: Clip, *, norm_error: float = 0.0) -> None:
         self._values = block_of_zeros(layout, torch.float64)
-        self._clip = clip
+        self.clip = clip
         self._norm_error = norm_error
         self._weight = 0.0
         self._units = self._non_finite = self._gradients = self._unclipped = 0
@@ -195,10 +195,10 @@ class Accumulator:
         min(1, S/NaN) is 1 in many a library. So is one whose squared norm is infinite, which has a
         factor of 0. The unit keeps its weight, so a clipped denominator still counts it.
         """
-        factors = self._clip.factors(update.values, norm_error=self._norm_error)
+        factors = self.clip.factors(update.values, norm_error=self._norm_error)
         if all_finite(update.values) and all(factor > 0.0 for factor in factors.values()):
             add_(self._values, update.values, {k: weight * f for k, f in factors.items()})
-            whole = self._clip.unclipped_factor
+            whole = self.clip.unclipped_factor
             self._unclipped += all(factor == whole for factor in factors.values())
         else:
             self._non_finite += 1

@@ -152,7 +152,6 @@ class PartialSum(Accumulator):
 
     def __init__(self, parameters: Tensors, clip: Clip) -> None:
         super().__init__(parameters, clip, norm_error=norm_error(parameters))
-        self.clip = clip
         self.parameters = parameters
         self._alone: Accumulator | None = None
 

@@ -47,14 +47,13 @@ def tune_command(
     Each trial is a whole run with a private score of its model (training.private_evaluation). Only
     the best one is kept, as a run folder, OUT/winner; do not show the others, nor their number.
     """
+    from fedsim.errors import ConfigError
     from fedsim.report.schema import CoveredScores, load_report
     from fedsim.report.wording import scores_label, scores_text
     from fedsim.sweep.cells import expand, parse_variation
     from fedsim.sweep.search import RESULT, prepare, run_search
 
     cells = expand(config, [parse_variation(text) for text in vary], overrides or [])
-    from fedsim.errors import ConfigError
-
     runner = runner_of(grid, workers, address)
     if dry_run and resume:
         raise ConfigError("--resume: with --dry-run nothing is trained")

@@ -25,6 +25,7 @@ from tests.contracts.layer_samples import (
     VOCABULARY,
     GivenUnits,
     Opened,
+    network,
     ragged_units,
     relative,
 )
@@ -120,6 +121,32 @@ class CalledLikeRouters(Base):
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         return torch.Tensor(self.output(self.router(self.hidden(self.words(tokens)))[1]))
+
+
+class ShiftedTopKRouter(nn.Module):
+    """Called as those of transformers, and given a bias of the choice beside, as Hy-V3's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.eye(6))
+
+    def forward(
+        self, inputs: torch.Tensor, bias: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        logits = inputs.flatten(0, 1) @ self.weight
+        chosen = (logits + bias).topk(2).indices
+        return logits, logits.sigmoid().gather(-1, chosen), chosen
+
+
+class CalledLikeRoutersAndShifted(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = ShiftedTopKRouter()
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        inner = self.hidden(self.words(tokens))
+        shares = self.router(inner, torch.zeros(6))[1].sum(-1).view(*tokens.shape, 1)
+        return torch.Tensor(self.output(inner * (1.0 + 1e-9 * shares)))
 
 
 class SomeTokens(Base):
@@ -245,7 +272,7 @@ def test_a_plain_network_is_covered(
 
 @pytest.mark.parametrize("make", [materialised, ghost])
 @pytest.mark.parametrize(
-    ("network", "place"),
+    ("kind", "place"),
     [
         (UsedAgainByHand, "hidden.weight"),
         (OwnParameter, "OwnParameter"),
@@ -256,6 +283,7 @@ def test_a_plain_network_is_covered(
         (PositionsFirst, "hidden"),
         (SomeTokens, "hidden: its output has no row"),
         (CalledLikeRouters, "some layer (not enough values"),
+        (CalledLikeRoutersAndShifted, "router (ShiftedTopKRouter)"),
         (MeanOfTheBatch, "words"),
         (BeginsWithZeros, "hidden.weight"),
         (PositionsFirstInSilence, "hidden"),
@@ -264,11 +292,11 @@ def test_a_plain_network_is_covered(
 )
 def test_what_no_rule_describes_is_left_to_the_loop(
     make: Callable[[OpenModel], BatchedEngine],
-    network: type[Base],
+    kind: type[Base],
     place: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    assert compute(make, network(), rounds=3) == 0.0
+    assert compute(make, kind(), rounds=3) == 0.0
     (warning,) = caplog.records  # one, however many rounds
     assert place in warning.message
     assert "computing by loop" in warning.message
@@ -333,6 +361,20 @@ def test_no_long_text_decides_how_the_others_are_computed(
     else:
         with pytest.raises(RuntimeError, match=r"no layer rule describes.*executor.engine = .loop"):
             engine(task, parameters, task.keys, clip, 1)
+
+
+@pytest.mark.parametrize("make", [materialised, ghost])
+def test_a_margin_of_many_tokens_is_no_wrong_rule(
+    make: Callable[[OpenModel], BatchedEngine],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Terms of 700 tokens cancel, and `ghost` adds to a norm what their rounding may hide."""
+    model, parameters = network("lstm", torch.float32)
+    monkeypatch.setattr(model, "sequence_length", 700)
+    task = GivenUnits(model, ragged_units())
+    make(model)(task, parameters, task.keys, FlatClip(l2_clip_norm=0.1), 0)
+    assert not caplog.records
 
 
 @pytest.mark.parametrize("make", [materialised, ghost])

@@ -175,14 +175,14 @@ class BatchedEngine:
             raise NotCovered("any layer of a network that does not show its modules")
         self._layers = find_layers(model)
 
-        def two_units(layout: Tensors, num_units: int) -> Gradients:
+        def a_few_units(layout: Tensors, num_units: int) -> Gradients:
             return self._make(self._buffers, layout, num_units, 0)
 
         try:
             shape = pass_shape(model)
             longest = getattr(self._model, "sequence_length", 0)
             length = shape.padded(longest or _SHORT)
-            bytes_per_token = verified(model, self._layers, parameters, longest, two_units)
+            bytes_per_token = verified(model, self._layers, parameters, longest, a_few_units)
             if model is not self._model:
                 once, bytes_per_token = pass_bytes(self._model, parameters, length)
         except torch.OutOfMemoryError:

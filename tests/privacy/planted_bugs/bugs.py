@@ -118,7 +118,7 @@ class PassesNaN(Accumulator):
     """Trusts min(1, S/norm) with whatever comes."""
 
     def add(self, update: Update, weight: float) -> None:
-        factors = self._clip.factors(update.values)
+        factors = self.clip.factors(update.values)
         add_(self._values, update.values, {k: weight * f for k, f in factors.items()})
         self._weight += weight
         self._units += 1

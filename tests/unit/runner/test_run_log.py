@@ -34,6 +34,21 @@ def test_our_messages_and_nobody_elses(tmp_path: Path) -> None:
     assert not logging.getLogger(LOGGER).handlers
 
 
+def test_a_run_names_parameters_that_no_text_uses(
+    speeches: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    unused = [f"tower.{number}" for number in range(9)]
+    monkeypatch.setattr("fedsim.runner.session.unused_parameters", lambda *_: unused)
+    run(light_config(speeches, strategy={"rounds": 1}), tmp_path / "run")
+    said = [text for text in caplog.messages if text.startswith("model.trainable: ")]
+    assert len(said) == 1
+    assert "depends on tower.0, tower.1, " in said[0]
+    assert "tower.7, ...; if none ever does, noise alone moves it: leave it out" in said[0]
+
+
 def test_it_rotates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_BYTES", 2_000)
     with run_log(tmp_path):

@@ -38,6 +38,18 @@ def _no_columns(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
+def test_counts_of_private_texts_are_marked_on_a_terminal_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shown = io.StringIO()
+    console = Console(file=shown, force_terminal=True, width=120)
+    monkeypatch.setattr(build, "is_terminal", lambda _: True)
+    monkeypatch.setattr(build, "progress_console", lambda: console)
+    with build.terminal_progress() as report:
+        report("tokenising: 17,000 texts of 900 users")
+    assert "900 users (no ε covers these numbers)" in shown.getvalue()
+
+
 def test_a_pipe_is_wide_unless_columns_says_otherwise(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -39,6 +39,26 @@ def test_a_write_without_room_names_the_file_and_leaves_the_old_one(
     assert (path.read_text(), names(tmp_path)) == ("old", ["ledger.json"])
 
 
+def test_a_file_keeps_its_rights_and_a_private_one_is_never_readable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A group may write a shared ledger; a kill before the rename must not show a seed."""
+    shared, seed, modes = tmp_path / "shared.json", tmp_path / "seed.json", list[int]()
+    shared.touch()
+    shared.chmod(0o664)
+    write_atomically(shared, "{}")
+    assert shared.stat().st_mode & 0o777 == 0o664
+    real: Callable[..., None] = os.fsync
+
+    def watched(file: int) -> None:
+        modes.append(os.fstat(file).st_mode & 0o777)
+        real(file)
+
+    monkeypatch.setattr("os.fsync", watched)
+    write_atomically(seed, "{}", private=True)
+    assert (modes[0], seed.stat().st_mode & 0o777) == (0o600, 0o600)
+
+
 def test_a_model_is_there_whole_or_not_at_all(
     materials: Materials, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ entry-point group `fedsim.models`.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -16,7 +17,7 @@ import numpy.typing as npt
 import torch
 
 from fedsim.errors import ConfigError
-from fedsim.tensors import Tensors
+from fedsim.tensors import Tensors, parameters_digest
 
 _TOKENS = 8  # of a made-up text
 NUDGE, _PERIOD = 0.05, 8191
@@ -128,6 +129,22 @@ class AdapterModel(LanguageModel, Protocol):
     def save_adapter(self, parameters: Tensors, folder: Path) -> None:
         """Write a folder that `peft.PeftModel.from_pretrained` opens on the network."""
         ...
+
+
+def network_digest(model: LanguageModel, parameters: Tensors) -> str:
+    """Return a SHA-256 (hex) of all that decides which logits a network computes.
+
+    Its parameters and buffers, frozen ones included, its settings where it has some (`config`), and
+    its layers as torch prints them. Of a network that cannot be looked into, of `parameters` alone.
+    """
+    module = getattr(model, "module", None)
+    if not isinstance(module, torch.nn.Module):
+        return parameters_digest(parameters)
+    settings = getattr(getattr(module, "config", None), "to_json_string", str)()
+    moving = {f"start {name}": value for name, value in parameters.items()}
+    buffers = {f"buffer {name}": value for name, value in module.named_buffers()}
+    weights = parameters_digest({**module.state_dict(), **moving, **buffers})
+    return hashlib.sha256("\0".join([weights, str(settings), str(module)]).encode()).hexdigest()
 
 
 @torch.no_grad()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import secrets
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from fedsim.data.split import Split, split_store
 from fedsim.data.store import TokenStore
 from fedsim.data.store.manifest import is_store
 from fedsim.errors import ConfigError
-from fedsim.language_model import LanguageModel, check_causal
+from fedsim.language_model import LanguageModel, check_causal, network_digest
 from fedsim.registry import names, resolve
 from fedsim.tensors import parameters_digest
 from fedsim.utils.files import stamp
@@ -48,20 +47,8 @@ class Materials:
 
     @cached_property
     def start_digest(self) -> str:
-        """A SHA-256 (hex) of the network that training starts from, frozen weights included.
-
-        Its parameters and buffers, its settings where it has some (`config`), and its layers as
-        torch prints them. Of a network that cannot be looked into, of the trainable parameters.
-        """
-        module, start = getattr(self.model, "module", None), self.model.initial_parameters()
-        if not isinstance(module, torch.nn.Module):
-            return parameters_digest(start)
-        in_json = getattr(getattr(module, "config", None), "to_json_string", str)
-        settings = str(in_json())
-        moving = {f"start {name}": value for name, value in start.items()}
-        buffers = {f"buffer {name}": value for name, value in module.named_buffers()}
-        weights = parameters_digest({**module.state_dict(), **moving, **buffers})
-        return hashlib.sha256("\0".join([weights, settings, str(module)]).encode()).hexdigest()
+        """The `network_digest` of the network that training starts from."""
+        return network_digest(self.model, self.model.initial_parameters())
 
     @cached_property
     def frozen_digest(self) -> str:

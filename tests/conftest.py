@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,15 +44,24 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def speeches(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A JSONL of 24 users with 1 to 9 texts of 1 to 30 words each."""
-    path = tmp_path_factory.mktemp("texts") / "speeches.jsonl"
-    rng = np.random.default_rng(7)
+    return write_speeches(tmp_path_factory.mktemp("texts") / "speeches.jsonl", 7)
+
+
+def write_rows(path: Path, rows: Iterable[Mapping[str, object]]) -> Path:
+    """Write a JSONL, and return where."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def write_speeches(path: Path, seed: int) -> Path:
+    """Write such texts, and return where."""
+    rng = np.random.default_rng(seed)
     rows = [
         {"author": f"user-{user}", "body": " ".join(rng.choice(WORDS, rng.integers(1, 31)))}
         for user in range(24)
         for _ in range(rng.integers(1, 10))
     ]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
+    return write_rows(path, rows)
 
 
 ANSWERS: dict[str, Any] = {"text_column": None, "messages_column": "messages"}
@@ -76,8 +85,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for user in range(24)
         for _ in range(rng.integers(1, 7))
     ]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
+    return write_rows(path, rows)
 
 
 def small_config(source: Path, **sections: dict[str, Any]) -> Config:

@@ -21,6 +21,20 @@ def round_up(value: float, digits: int) -> float:
     return float(context.create_decimal(decimal.Decimal(value)))
 
 
+def text_down(value: float, digits: int = 4) -> str:
+    """Return the largest decimal of `digits` significant digits that is <= `value`.
+
+    What a lower bound is printed as.
+
+    Examples:
+        >>> text_down(0.22872), text_down(1.99999), text_down(2.0), text_down(0.0)
+        ('0.2287', '1.999', '2', '0')
+    """
+    nearest = float(f"{value:.{digits}g}")
+    enough = nearest <= value * (1.0 + 1e-12)
+    return f"{nearest if enough else 0.0 - round_up(-value, digits):g}"
+
+
 def text_up(value: float, digits: int = 6) -> str:
     """Return `round_up` in its shortest form: what an ε or a δ is printed as.
 

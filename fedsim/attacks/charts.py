@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from fedsim.accounting.rounding import text_up
 from fedsim.attacks.schema import AttackReport, Curve, Group
 from fedsim.report.charts import UNCOVERED, Axis, Chart, Panel, Point, Series, curve
 from fedsim.report.style import colour
@@ -23,7 +24,7 @@ def attack_chart(report: AttackReport) -> Chart:
         f"{NOT_COVERED}. Promised: {promised_text(report.privacy)}."
     )
     if report.bound.auroc is not None:
-        text += f" It allows an AUROC of {report.bound.auroc:.3f}."
+        text += f" It allows an AUROC of {text_up(report.bound.auroc, 3)}."
     return Chart([attack_panels(report)[:2]], [text], least_height=4.2)
 
 

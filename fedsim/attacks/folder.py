@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from fedsim.accounting.rounding import text_up
 from fedsim.attacks.charts import attack_chart, attack_panels
 from fedsim.attacks.schema import AttackReport
 from fedsim.report.html import render_page
@@ -25,4 +26,6 @@ def write_attack(report: AttackReport, out: Path) -> None:
 
 def render_attack(report: AttackReport) -> str:
     """Return the page: the run's guarantee, the attack's results, plots and all numbers."""
-    return render_page("attack.html.jinja", report=report, plots=plots(attack_panels(report)))
+    allowed = None if report.bound.auroc is None else text_up(report.bound.auroc, 3)
+    panels = plots(attack_panels(report))
+    return render_page("attack.html.jinja", report=report, allowed=allowed, plots=panels)

@@ -1,7 +1,7 @@
 """Log-likelihoods of examples under a model's weights, cached on disk.
 
-A file's name is a SHA-256 of every bit of the weights and of what the examples are, so it never
-has to be refreshed. safetensors: nothing that executes when read.
+A file's name is a SHA-256 of the network, every bit of its weights, and of what the examples are,
+so it never has to be refreshed. safetensors: nothing that executes when read.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from safetensors.torch import load_file, save
 from fedsim.data.store import Indices, TokenStore
 from fedsim.errors import ConfigError
 from fedsim.evaluation.scoring import ExampleScores, score_examples
-from fedsim.language_model import LanguageModel
-from fedsim.tensors import Tensors, parameters_digest
+from fedsim.language_model import LanguageModel, network_digest
+from fedsim.tensors import Tensors
 from fedsim.utils.files import write_atomically
 
-_VERSION = 1  # raise it when the same weights and examples would score differently
+_VERSION = 2  # raise it when the same weights and examples would score differently
 
 
 @dataclass(frozen=True)
@@ -40,14 +40,12 @@ class Likelihoods:
     examples: Indices
     folder: Path
 
-    def scores(self, model: LanguageModel, parameters: Tensors, *, base: str = "") -> ExampleScores:
+    def scores(self, model: LanguageModel, parameters: Tensors) -> ExampleScores:
         """Return the scores of `parameters`, from disk where they have been computed before.
 
         Args:
             model: the network.
-            parameters: what it computes with.
-            base: if these are not all of its parameters, an identity of the others: such as the
-                `parameters_digest` of the whole model that training began with.
+            parameters: what it computes with, the frozen ones left out.
 
         Raises:
             ConfigError: a log-likelihood is not finite: no statistic could be made of it.
@@ -55,7 +53,7 @@ class Likelihoods:
         _, first, numbers = np.unique(self.examples, return_index=True, return_inverse=True)
         order = np.argsort(first)
         examples = self.examples[first[order]]
-        path = self.folder / f"{self._key(model, parameters, base, examples)}.safetensors"
+        path = self.folder / f"{self._key(model, parameters, examples)}.safetensors"
         scores = _read(path, len(examples))
         if scores is None:
             scores = score_examples(model, parameters, self.store, examples)
@@ -69,10 +67,10 @@ class Likelihoods:
         places = np.argsort(order)[numbers]
         return ExampleScores(scores.nats[places], scores.correct[places], scores.tokens[places])
 
-    def _key(self, model: LanguageModel, parameters: Tensors, base: str, examples: Indices) -> str:
-        identity = [_VERSION, base, model.tokenizer_fingerprint, self.store.manifest["sha256"]]
+    def _key(self, model: LanguageModel, parameters: Tensors, examples: Indices) -> str:
+        identity = [_VERSION, model.tokenizer_fingerprint, self.store.manifest["sha256"]]
         digest = hashlib.sha256(json.dumps(identity).encode())
-        digest.update(parameters_digest(parameters).encode())
+        digest.update(network_digest(model, parameters).encode())
         digest.update(examples.tobytes())
         return digest.hexdigest()
 

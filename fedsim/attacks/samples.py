@@ -1,8 +1,9 @@
-"""The users and samples of an attack: members and non-members, none of the samples trained on.
+"""The users and samples of an attack: members, and others who were not trained on.
 
 Kandpal et al. 2023, D.1. Members are users of the training set, and what the attacker has of them
-is their held-out examples. Of the users who were never trained on, the attacker has what the same
-rule would have held out: with more of them, their scores would vary less for that reason alone.
+is their held-out examples, but for those that the user also has word for word among the others. Of
+the users who were never trained on, the attacker has what the same rule would have held out: with
+more of them, their scores would vary less for that reason alone.
 
 Where texts have several owners, a listener is an owner who wrote nothing. What the attacker has of
 a listener is what the same rule holds out of others' texts, as far as the listener co-owns them.
@@ -88,7 +89,7 @@ def known_samples(
         rule=data.held_out_rule,
         limit=data.held_out_limit,
     )
-    samples = everyone.held_out_examples
+    samples = _not_trained_on(store, everyone)
     whose = owners(store, samples)
     trained, held_out = split.users, split.held_out_users
     if (graph := store.graph) is not None:
@@ -108,6 +109,26 @@ def known_samples(
         trained=trained,
         held_out=held_out,
     )
+
+
+def _not_trained_on(store: TokenStore, everyone: Split) -> Indices:
+    """Return the held-out examples whose text their writer has not among the others as well.
+
+    Of those who were never trained on too: with texts that come twice on one side alone, the sides
+    would differ by more than the training.
+    """
+    keys = store.example_keys
+    if store.graph is not None:  # there they are of places in the graph
+        contents = (store.example(example).tobytes() for example in range(store.num_examples))
+        keys = np.fromiter((hash(content) % 2**64 for content in contents), np.uint64)
+
+    def texts(examples: Indices) -> npt.NDArray[np.void]:
+        found = np.empty(len(examples), [("writer", np.int64), ("key", np.uint64)])
+        found["writer"], found["key"] = owners(store, examples), keys[examples]
+        return found
+
+    samples = everyone.held_out_examples
+    return samples[~np.isin(texts(samples), texts(everyone.train_examples))]
 
 
 def choose_sides(known: AttackSamples, group: Indices, samples: int) -> MemberSplit:

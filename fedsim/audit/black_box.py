@@ -126,8 +126,12 @@ def audit_black_box(
     """
     done = attack(config, num_canaries, temperature, coin_seed)
     bound, p_value = done.bound(method, confidence)
+    perfect = replace(done, scores=done.included.astype(np.float64))
+    best, least = perfect.bound(method, confidence)
+    audit = told(config, done.plan, (bound, best), int(done.included.sum()), coin_seed)
     return replace(
-        told(config, done.plan, bound, int(done.included.sum()), coin_seed),
+        audit,
+        could_refute=audit.could_refute or (least is not None and least < 1.0 - confidence),
         attack="the final model's losses",
         method=method,
         p_value=p_value,
@@ -154,7 +158,7 @@ def attack(config: Config, num_canaries: int, temperature: float, coin_seed: int
     length = materials.store.manifest["sequence_length"]
     texts = draw_texts(materials.model, num_canaries, length, temperature, coin_seed)
     included = flip_coins(num_canaries, coin_seed)
-    question = ["black-box audit", num_canaries, coin_seed, str(temperature)]
+    question = ["black-box audit", num_canaries, coin_seed, str(temperature), plan.seed]
     # Draws of its own: with the run's noise the difference of the two models would have none.
     plan = replace(plan, seed=release_seed(config, materials, *question))
     final = train_with(config, materials, plan, texts, included)

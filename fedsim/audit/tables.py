@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from fedsim.accounting.rounding import text_up
+from fedsim.accounting.rounding import text_down, text_up
 from fedsim.audit.mechanism import MechanismAudit
 
 Repeated = Sequence[Sequence[MechanismAudit]]
@@ -27,12 +27,13 @@ def mechanisms(audits: Repeated) -> Table:
     title = "Claimed ε and what real rounds show of it"
     table = Table(title=title, title_justify="left", show_lines=True)
     table.add_column("mechanism")  # in lines, so that all of it fits eighty columns
-    for head in ("claimed ε", "shown ε", "share", "holds"):
+    several = len(audits[0]) > 1
+    for head in ("claimed ε", "mean shown ε" if several else "shown ε", "share", "holds"):
         table.add_column(head, justify="right", no_wrap=True)
     for row in audits:
         one = row[0]
         bounds = [audit.bound.epsilon for audit in row]
-        least = f"\nleast {min(bounds):.2f}" if len(row) > 1 else ""
+        least = f"\nleast {text_down(min(bounds), 3)}" if len(row) > 1 else ""
         table.add_row(
             f"{one.strategy}, {one.sampler}\n"
             f"rate {one.sampling_probability:g}, units a user {one.units_per_user}, "
@@ -40,7 +41,7 @@ def mechanisms(audits: Repeated) -> Table:
             f"z = {one.noise_multiplier:.4g}, trials 2 × {one.trials:,}\n"
             f"δ = {text_up(one.bound.delta)}, accountant {one.accountant}",
             text_up(one.claimed_epsilon, 4),
-            f"{np.mean(bounds):.2f}{least}",
+            f"{text_down(float(np.mean(bounds)), 3)}{least}",
             f"{np.mean([audit.share for audit in row]):.0%}",
             f"{sum(audit.holds for audit in row)} of {len(row)}",
         )

@@ -34,8 +34,8 @@ def attack_command(  # noqa: PLR0917 (each is an option)
     from fedsim.attacks.user_inference import attack_run
 
     folder = out or run_dir / "attack"
-    if out is not None:
-        check_out(folder / "attack.json")
+    check_out(folder / "attack.json")
+    check_out(run_dir / "attack" / "likelihoods" / "any")
     with status_when_slow("scoring"):
         report = attack_run(
             run_dir, samples=samples or (), reference=reference, checkpoints=checkpoints
@@ -51,6 +51,7 @@ def attack_command(  # noqa: PLR0917 (each is an option)
 def _show(report: AttackReport) -> None:
     from rich.table import Table
 
+    from fedsim.accounting.rounding import text_up
     from fedsim.report.wording import promised_text
 
     console = table_console()
@@ -76,7 +77,7 @@ def _show(report: AttackReport) -> None:
     claimed = promised_text(report.privacy)
     allowed = report.bound.auroc
     console.print(
-        f"Promised: {claimed}; it allows an AUROC of {allowed:.3f}."
+        f"Promised: {claimed}; it allows an AUROC of {text_up(allowed, 3)}."
         if allowed is not None
         else f"Promised: {claimed}. {report.bound.reason}",
         markup=False,

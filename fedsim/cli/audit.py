@@ -29,6 +29,7 @@ def audit_command(  # noqa: PLR0917 (each is an option)
         int | None,
         typer.Option(
             min=2,
+            max=1_000_000,
             help="Canary users, 1000 by default; a fair coin puts each in or leaves it out.",
         ),
     ] = None,
@@ -98,7 +99,7 @@ def audit_command(  # noqa: PLR0917 (each is an option)
             audit = audit_run(
                 loaded, 1000 if canaries is None else canaries, coin_seed=coin_seed or 0
             )
-        answer, holds = audit.to_json(), audit.holds
+        answer, holds = {"config": str(file), **audit.to_json()}, audit.holds
         _show_run(audit, console)
     else:
         answer, holds = _of_mechanisms(repetitions or 1, quick, console)
@@ -109,21 +110,28 @@ def audit_command(  # noqa: PLR0917 (each is an option)
 
 
 def _show_run(audit: RunAudit, console: Console) -> None:
-    from fedsim.accounting.rounding import text_up
+    from fedsim.accounting.rounding import text_down, text_up
 
     bound = audit.bound
+    who = "whoever the accountant" if audit.method == "steinke" else "if it is this mechanism"
+    refuted = "would have refuted" if audit.could_refute else "could not have refuted"
     console.print(f"Claimed: {audit.statement}", markup=False)
     console.print(
         f"Shown: the ε at δ = {text_up(bound.delta)} under the {audit.relation} relation is at "
-        f"least {bound.epsilon:.3f}, with {bound.confidence:.0%} confidence, whoever the "
-        f"accountant: {bound.correct} of {bound.guesses} guesses about {bound.canaries} canaries "
+        f"least {text_down(bound.epsilon)}, with {bound.confidence:.0%} confidence, {who}: "
+        f"{bound.correct} of {bound.guesses} guesses about {bound.canaries} canaries "
         f"were right (bound: {audit.method}; seen: {audit.attack}).",
+        markup=False,
+    )
+    console.print(
+        f"Had every guess been right, it would have been {text_down(audit.perfect)}; that "
+        f"{refuted} the claim.",
         markup=False,
     )
     if audit.p_value is not None:
         console.print(
             f"Under the claimed trade-off curve as many right guesses, or more, have a probability "
-            f"of at most {audit.p_value:.3g}."
+            f"of at most {text_up(audit.p_value, 3)}."
         )
     for sentence in audit.assumptions:
         console.print(f"- {sentence}", markup=False)

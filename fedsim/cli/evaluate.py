@@ -44,8 +44,7 @@ def evaluate_command(  # noqa: PLR0917 (each is an option)
         raise ConfigError(f"--learning-rate = {rate}: give a finite number > 0")
     local = Personalisation(personalise, batch_size or 8, rate) if personalise else None
     place = out or run_dir / "evaluation.json"
-    if out is not None:
-        check_out(out)
+    check_out(place)
     with status_when_slow("scoring"):
         answer = evaluate_run(run_dir, personalisation=local)
     plain = to_jsonable_python(answer, inf_nan_mode="null")

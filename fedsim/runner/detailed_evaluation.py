@@ -91,11 +91,16 @@ def evaluate_run(
 
 
 def _is_promised(folder: RunFolder) -> bool:
-    """Whether the model has a guarantee, which what it writes is covered by."""
+    """Whether the model has a guarantee, which what it writes is covered by.
+
+    What the start was trained on before may be private too: no guarantee of this run covers it.
+    """
     if not folder.report.exists():
         return False
     privacy = load_report(folder.path).privacy
-    return privacy.epsilon is not None and not privacy.hypothetical
+    if privacy.hypothetical or privacy.earlier_training:
+        return False
+    return privacy.epsilon is not None
 
 
 def _stages(config: Config, folder: RunFolder, materials: Materials) -> dict[str, Weights]:

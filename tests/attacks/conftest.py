@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 
 from fedsim.config import Config
 from fedsim.runner.launch import run
-from tests.conftest import WORDS, small_config
+from tests.conftest import WORDS, small_config, write_rows
 
 CANARIES = {"num_users": 12, "num_examples": 8, "shared_tokens": 6}
 
@@ -52,8 +51,7 @@ def letters(tmp_path_factory: pytest.TempPathFactory) -> Path:
             {"author": f"user-{user}", "body": " ".join(rng.choice(WORDS, 9, p=taste))}
             for _ in range(rng.integers(6, 13))
         ]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
+    return write_rows(path, rows)
 
 
 @pytest.fixture(scope="session")

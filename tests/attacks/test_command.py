@@ -12,7 +12,6 @@ from typing import Any, Literal
 import pytest
 import tomli_w
 from PIL import Image
-from typer.testing import CliRunner
 
 from fedsim.accounting.events import RoundCost
 from fedsim.accounting.statement import noise_terms
@@ -21,11 +20,11 @@ from fedsim.attacks.charts import attack_chart
 from fedsim.attacks.folder import render_attack
 from fedsim.attacks.schema import AttackReport
 from fedsim.attacks.user_inference import bound_of
-from fedsim.cli.main import app, main
 from fedsim.report.schema import Privacy, TradeOffBound
 from fedsim.runner.launch import run
 from fedsim.sampling import PoissonSampling
 from tests.conftest import small_config
+from tests.helpers.commands import fedsim, fedsim_json, fedsim_ok
 from tests.unit.report.report_samples import privacy as of_a_run
 
 
@@ -35,17 +34,9 @@ def sample_privacy() -> Privacy:
     return of_a_run(trade_off=TradeOffBound(**curve.to_json()).model_dump())
 
 
-def attack(run_dir: Path, *options: str | Path) -> str:
-    arguments = ["attack", str(run_dir), *map(str, options)]
-    done = CliRunner().invoke(app, arguments, catch_exceptions=False)
-    assert done.exit_code == 0
-    return done.stdout
-
-
 @pytest.fixture(scope="module")
 def found(attacked: Path) -> dict[str, Any]:
-    printed: dict[str, Any] = json.loads(attack(attacked, "--checkpoints", "--json"))
-    return printed
+    return fedsim_json("attack", attacked, "--checkpoints")
 
 
 def test_what_is_printed_is_what_is_left_behind(attacked: Path, found: dict[str, Any]) -> None:
@@ -93,7 +84,7 @@ def test_what_another_training_kept_is_not_bounded(
     path = run(config.model_copy(update={"seed": 8}), tmp_path / "run").path
     (tmp_path / "before" / "privacy.json").unlink()  # the run's own report knows of it
     options = ("--reference", before) if trained == "reference" else ()
-    said = " ".join(attack(path, "--samples", "1", *options).split())
+    said = " ".join(fedsim_ok("attack", path, "--samples", "1", *options).stdout.split())
     bound = json.loads((path / "attack" / "attack.json").read_text(encoding="utf-8"))["bound"]
     assert said.count("δ = 0.001") == 1
     assert re.search(r"Promised: ε = [0-9.]+ at δ = 0.001; unit: user; neighbouring", said)
@@ -113,8 +104,8 @@ def test_the_last_checkpoint_is_the_final_model(found: dict[str, Any]) -> None:
 
 
 def test_a_model_against_itself_is_guessing(attacked: Path, tmp_path: Path) -> None:
-    options = ("--reference", attacked / "model", "--samples", "1", "--out", tmp_path, "--json")
-    found = json.loads(attack(attacked, *options))
+    options = ("--reference", attacked / "model", "--samples", "1", "--out", tmp_path)
+    found = fedsim_json("attack", attacked, *options)
     assert found["auroc"] == 0.5
     assert found["auroc_interval"] == [0.5, 0.5]
     assert {path.name for path in tmp_path.iterdir()} == {
@@ -125,7 +116,7 @@ def test_a_model_against_itself_is_guessing(attacked: Path, tmp_path: Path) -> N
 
 
 def test_the_table_names_the_promise_and_the_page(attacked: Path) -> None:
-    printed = attack(attacked, "--samples", "2", "--samples", "1")
+    printed = fedsim_ok("attack", attacked, "--samples", "2", "--samples", "1").stdout
     assert "Promised: no privacy guarantee (sampler: " in printed
     assert "attack.html" in printed
 
@@ -183,13 +174,6 @@ def test_what_holds_for_users_bounds_no_attack_on_canaries() -> None:
     assert "canaries" in bound.reason
 
 
-def refused(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> int | str | None:
-    monkeypatch.setattr("sys.argv", ["fedsim", "attack", *map(str, arguments)])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    return ended.value.code
-
-
 def other_vocabulary(attacked: Path, folder: Path) -> Path:
     """Return the run's model with a tokenizer that reads texts differently."""
     shutil.copytree(attacked / "model", folder)
@@ -210,39 +194,26 @@ def other_vocabulary(attacked: Path, folder: Path) -> Path:
     ],
 )
 def test_wrong_input_is_one_message_and_status_2(
-    attacked: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    options: tuple[str, ...],
-    complaint: str,
+    attacked: Path, tmp_path: Path, options: tuple[str, ...], complaint: str
 ) -> None:
     other = other_vocabulary(attacked, tmp_path / "other") if "OTHER" in options else ""
     given = [str(other) if option == "OTHER" else option for option in options]
-    assert refused(monkeypatch, attacked, *given, "--out", tmp_path / "out") == 2
-    error = capsys.readouterr().err
-    assert complaint in error
-    assert "Traceback" not in error
+    done = fedsim("attack", attacked, *given, "--out", tmp_path / "out")
+    assert complaint in done.complaint
     assert not (tmp_path / "out").exists()
 
 
 def test_a_run_without_held_out_users_has_nobody_to_tell_from(
-    attacked: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    attacked: Path, tmp_path: Path
 ) -> None:
     other = shutil.copytree(attacked, tmp_path / "run")
     config = tomllib.loads((other / "config.toml").read_text(encoding="utf-8"))
     config["data"]["held_out_users"] = 0.0
     del config["data"]["canaries"]
     (other / "config.toml").write_text(tomli_w.dumps(config), encoding="utf-8")
-    assert refused(monkeypatch, other) == 2
-    assert "data.held_out_users = 0.0: the run held no user out" in capsys.readouterr().err
+    complaint = fedsim("attack", other).complaint
+    assert "data.held_out_users = 0.0: the run held no user out" in complaint
 
 
-def test_a_folder_without_a_finished_run_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert refused(monkeypatch, tmp_path) == 2
-    assert "holds no finished run" in capsys.readouterr().err
+def test_a_folder_without_a_finished_run_is_named(tmp_path: Path) -> None:
+    assert "holds no finished run" in fedsim("attack", tmp_path).complaint

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +12,9 @@ import torch
 
 from fedsim.attacks import likelihoods as module
 from fedsim.attacks.likelihoods import Likelihoods
+from fedsim.clients.models.transformers_model import TransformersModel
 from fedsim.errors import ConfigError
+from fedsim.language_model import LanguageModel
 from fedsim.materials import Materials
 
 EXAMPLES = np.array([7, 0, 3], np.int64)
@@ -44,7 +47,7 @@ def test_the_second_time_they_come_from_disk(
     assert np.array_equal(first.nats, again.nats)
     assert np.array_equal(first.tokens, again.tokens)
     others: list[Callable[[], object]] = [
-        lambda: kept.scores(model, start, base="other frozen weights"),
+        lambda: kept.scores(_with_other_heads(model), start),
         lambda: Likelihoods(materials.store, EXAMPLES[:2], tmp_path).scores(model, start),
         lambda: kept.scores(model, _nudged(start)),
     ]
@@ -66,6 +69,15 @@ def test_a_model_that_diverged_is_no_target(materials: Materials, tmp_path: Path
     broken = {name: value * torch.nan for name, value in _start(materials).items()}
     with pytest.raises(ConfigError, match="3 of 3 log-likelihoods are not finite"):
         Likelihoods(materials.store, EXAMPLES, tmp_path).scores(materials.model, broken)
+
+
+def _with_other_heads(model: LanguageModel) -> LanguageModel:
+    """The same weights in a network that computes something else with them."""
+    assert isinstance(model, TransformersModel)
+    other = copy.copy(model)
+    other.module = copy.deepcopy(model.module)
+    vars(other.module)["config"].n_head *= 2
+    return other
 
 
 def _start(materials: Materials) -> dict[str, torch.Tensor]:

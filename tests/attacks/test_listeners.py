@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from fedsim.attacks import likelihoods
 from fedsim.attacks.charts import attack_chart
@@ -16,7 +15,6 @@ from fedsim.attacks.folder import render_attack
 from fedsim.attacks.samples import known_samples
 from fedsim.attacks.schema import AttackReport
 from fedsim.attacks.user_inference import attack_run
-from fedsim.cli.main import app
 from fedsim.config import Config
 from fedsim.data.split import split_store
 from fedsim.evaluation.scoring import score_examples
@@ -24,7 +22,8 @@ from fedsim.materials import Materials, load_materials
 from fedsim.runner.launch import run
 from fedsim.strategy import build_plan
 from tests.attacks.conftest import attacked_config
-from tests.conftest import WORDS
+from tests.conftest import WORDS, write_rows
+from tests.helpers.commands import fedsim_ok
 
 THEIRS = (
     "love death heart night day good great world hand eyes blood speak power heaven honour father "
@@ -45,8 +44,7 @@ def mail(tmp_path_factory: pytest.TempPathFactory) -> Path:
         body = " ".join([*rng.choice(WORDS, 4), *(theirs[one] for one in to for _ in range(4))])
         names = [f"listener-{one}" for one in to] + ["writer-3"] * (number % 7 == 0)
         rows.append({"author": f"writer-{number % 30}", "body": body, "to": names})
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
+    return write_rows(path, rows)
 
 
 def config_of(mail: Path, **strategy: object) -> Config:
@@ -61,9 +59,7 @@ def loaded(config: Config) -> Materials:
 @pytest.fixture(scope="module")
 def report(mail: Path, tmp_path_factory: pytest.TempPathFactory) -> AttackReport:
     folder = run(config_of(mail), tmp_path_factory.mktemp("listened") / "run").path
-    arguments = ["attack", str(folder), "--samples", "2", "--checkpoints"]
-    done = CliRunner().invoke(app, arguments, catch_exceptions=False)
-    assert done.exit_code == 0
+    done = fedsim_ok("attack", folder, "--samples", "2", "--checkpoints")
     assert "listeners: " in done.stdout
     return AttackReport.model_validate_json((folder / "attack" / "attack.json").read_text())
 
@@ -161,6 +157,6 @@ def test_one_listener_is_no_reason_not_to_attack_users(mail: Path, tmp_path: Pat
     for number, row in enumerate(rows):
         row["to"] = ["listener"] if number % 30 == 0 else []
     path = tmp_path / "mail.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    write_rows(path, rows)
     report = attack_run(run(config_of(path), tmp_path / "run").path, samples=[1])
     assert [group.name for group in report.groups] == ["users"]

@@ -12,6 +12,7 @@ from fedsim.config import load_config
 from fedsim.errors import ConfigError
 from fedsim.evaluation.scoring import owners
 from fedsim.materials import load_materials
+from tests.conftest import small_config, write_rows
 
 
 def test_nobody_is_attacked_with_what_was_trained_on(attacked: Path) -> None:
@@ -29,6 +30,33 @@ def test_nobody_is_attacked_with_what_was_trained_on(attacked: Path) -> None:
     sizes = np.diff(store.user_offsets)[known.users]
     expected = np.minimum(np.floor(0.4 * sizes + 0.5), sizes - 1)
     assert np.array_equal(known.counts, expected)
+
+
+@pytest.mark.parametrize("co_owned", [False, True])
+def test_a_text_that_its_user_has_twice_is_no_sample(tmp_path: Path, co_owned: bool) -> None:
+    """Of neither side: only a trained user's other copy is trained on."""
+    rows = [
+        {"author": f"user {user}", "others": [f"user {(user + 1) % 20}"], "body": f"{word} {user}"}
+        for user in range(20)
+        for word in ("once", "twice", "twice", "again", "and", "more")
+    ]
+    source = write_rows(tmp_path / "rows.jsonl", rows)
+    owners_of = {"owners_column": "others"} if co_owned else {}
+    config = small_config(
+        source, data={"held_out_users": 0.4, "held_out_examples": 0.4, **owners_of}
+    )
+    materials = load_materials(config.seed, config.data, config.model, "cpu")
+    store, split = materials.store, materials.split
+    known = known_samples(store, split, config.data, config.seed)
+    trained_on = {store.example(int(example)).tobytes() for example in split.train_examples}
+    own = known.samples[np.repeat(known.users < store.num_users, known.counts)]
+    texts = [store.example(int(example)).tobytes() for example in own]
+    assert texts
+    assert not trained_on.intersection(texts)
+    _, times = np.unique(texts, return_counts=True)
+    both = set(known.users[known.member].tolist()), set(known.users[~known.member].tolist())
+    assert all(both)
+    assert co_owned or times.max() <= 2  # both copies were held out, or neither is there
 
 
 def sample(counts_in: list[int], counts_out: list[int]) -> tuple[AttackSamples, np.ndarray]:

@@ -13,7 +13,7 @@ from fedsim.accounting.ledger import Ledger
 from fedsim.report.schema import load_report
 from fedsim.runner.folder import RunFolder
 from fedsim.runner.shared_ledger import read_shared
-from tests.helpers.commands import Done, fedsim
+from tests.helpers.commands import Done, fedsim, fedsim_ok
 from tests.helpers.light import write_config
 
 STRATEGY: dict[str, Any] = {
@@ -39,9 +39,8 @@ def test_it_is_for_the_relation_that_is_counted_before_it_runs(
     shared = {"ledger": str(tmp_path / "people.json"), "epsilon": 300.0, "delta": 1e-3}
     path = tmp_path / "c.toml"
     config = write_config(path, speeches, strategy=STRATEGY, privacy={**PRIVACY, "shared": shared})
-    assert fedsim("data", "sizes", config).returncode == 0
-    done = fedsim("run", config, "--out", tmp_path / "run")
-    assert done.returncode == 0, done.stderr
+    fedsim_ok("data", "sizes", config)
+    fedsim_ok("run", config, "--out", tmp_path / "run")
 
 
 def test_concentrated_users_train(speeches: Path, tmp_path: Path) -> None:

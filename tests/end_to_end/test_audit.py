@@ -5,41 +5,53 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fedsim.audit import mechanism, tables
-from tests.helpers.commands import fedsim, fedsim_json, write_config
+from tests.helpers.commands import fedsim, fedsim_json, fedsim_ok, write_config
 from tests.privacy.planted_bugs import __main__ as planted_bugs
 from tests.privacy.planted_bugs.mutants import judge, mutants
+
+
+def written_of(out: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((out / "audit.json").read_text(encoding="utf-8"))
+    return found
 
 
 def test_a_run_is_audited_and_no_model_is_left(speeches: Path, tmp_path: Path) -> None:
     config = write_config(tmp_path / "run.toml", speeches, privacy={"delta": 1e-6})
     out = tmp_path / "out"
     printed = fedsim_json("audit", config, "--canaries", "60", "--out", out)
-    assert printed == json.loads((out / "audit.json").read_text(encoding="utf-8"))
+    assert printed == written_of(out)
     assert printed["holds"]
     assert printed["bound"]["epsilon"] <= printed["claimed_epsilon"]
     assert {"delta", "confidence", "canaries"} <= printed["bound"].keys()
     assert "under the add-or-remove-one user relation" in printed["statement"]
     assert "Poisson sampling of users" in printed["statement"]
     assert printed["accountant"] == "pld"
+    assert printed["config"] == str(config)
+    assert printed["bound"]["epsilon"] <= printed["perfect"]
+    assert printed["could_refute"] == (printed["perfect"] > printed["claimed_epsilon"])
     assert [path.name for path in out.iterdir()] == ["audit.json"]
 
 
 def test_a_finished_runs_config_is_audited_by_losses_alone(speeches: Path, tmp_path: Path) -> None:
     config = write_config(tmp_path / "run.toml", speeches, privacy={"delta": 1e-6})
     run = tmp_path / "run"
-    assert fedsim("run", config, "--out", run).returncode == 0
+    fedsim_ok("run", config, "--out", run)
     before = sorted(path for path in run.rglob("*"))
     out = tmp_path / "out"
     arguments = ("audit", run, "--black-box", "--canaries", "40", "--out", out)
     plain = fedsim_json(*arguments, "--bound", "steinke", "--temperature", "4")
-    assert plain == json.loads((out / "audit.json").read_text(encoding="utf-8"))
+    assert plain == written_of(out)
     assert (plain["method"], plain["p_value"]) == ("steinke", None)
     told = fedsim(*arguments)
-    written = json.loads((out / "audit.json").read_text(encoding="utf-8"))
+    assert "confidence, if it is this mechanism: " in told.stdout
+    refutes = "that would have" if written_of(out)["could_refute"] else "that could not have"
+    assert f"{refutes} refuted the claim." in told.stdout
+    written = written_of(out)
     assert (written["holds"], written["method"]) == (True, "f-dp")
     assert written["attack"] == "the final model's losses"
     assert 0.0 < written["p_value"] <= 1.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -18,7 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from fedsim.clients.models.transformers_model import TransformersModel
 from fedsim.config import ModelConfig
 from fedsim.materials import load_model
-from tests.conftest import WORDS
+from tests.conftest import WORDS, write_rows
 from tests.helpers.commands import page_command
 
 ROOT = Path(__file__).parents[2]
@@ -75,7 +74,7 @@ def test_the_commands_of_the_page(place: Path) -> None:
     assert task is not None
     (place / "answers.yaml").write_text(task[1], encoding="utf-8")
     asked = [{"question": "Who comes here?", "answer": "A friend."}] * 3
-    (place / "answers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in asked))
+    write_rows(place / "answers.jsonl", asked)
     trained, verified, pushed, scored = (page_command(line, place) for line in commands())
     assert "Every user has (ε = 7.99" in trained
     assert trained.splitlines()[0] in verified
@@ -97,7 +96,7 @@ def test_the_notebook(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         for number in range(240)
     ]
     path = place / "chats.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in chats), encoding="utf-8")
+    write_rows(path, chats)
     monkeypatch.setenv("CHATS", str(path))
     notebook = nbformat.read(PAGE.with_suffix(".ipynb"), as_version=4)
     assert len(notebook.cells) == 10

@@ -25,7 +25,7 @@ from fedsim.materials import load_materials
 from fedsim.report.schema import load_metrics, load_report
 from fedsim.runner.folder import RunFolder
 from tests.conftest import small_config
-from tests.helpers.commands import fedsim
+from tests.helpers.commands import fedsim, fedsim_ok
 from tests.helpers.light import write_config
 from tests.robustness.kills.child import ended, start
 
@@ -35,8 +35,7 @@ def finished(speeches: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of a stranger's JSONL, done through the command line."""
     folder = tmp_path_factory.mktemp("runs")
     config = write_config(folder / "mine.toml", speeches)
-    done = fedsim("run", config, "--out", folder / "run")
-    assert done.returncode == 0, done.stderr
+    done = fedsim_ok("run", config, "--out", folder / "run")
     assert "(ε = " in done.stdout
     return folder / "run"
 
@@ -66,8 +65,7 @@ def test_the_run_folder_has_what_the_contract_names(finished: Path) -> None:
 def test_its_version_and_a_run_that_is_not_there_yet(speeches: Path, tmp_path: Path) -> None:
     assert fedsim("--version").stdout == f"{version('fedsim-dp')}\n"
     config = write_config(tmp_path / "new.toml", speeches)
-    done = fedsim("run", config, "--resume", "--out", tmp_path / "mistyped")
-    assert done.returncode == 0, done.stderr
+    done = fedsim_ok("run", config, "--resume", "--out", tmp_path / "mistyped")
     assert done.stderr.count(f"--resume: there is no run in {tmp_path / 'mistyped'} yet; a") == 1
     assert "--resume" not in fedsim("run", config, "--out", tmp_path / "new").stderr
 
@@ -95,20 +93,18 @@ def test_an_interrupted_run_says_how_to_go_on(
     assert last.startswith("Stopped; to take the run up, give the same config and --set, --resume")
     assert last.endswith(f" --out {tmp_path / 'run'}")
     monkeypatch.undo()
-    assert fedsim("run", config, "--out", tmp_path / "run", "--resume").returncode == 0
+    fedsim_ok("run", config, "--out", tmp_path / "run", "--resume")
 
 
 def test_where_no_text_is_held_out_no_loss_of_it_is_shown(speeches: Path, tmp_path: Path) -> None:
     config = write_config(tmp_path / "all.toml", speeches, data={"held_out_examples": 0.0})
-    done = fedsim("run", config, "--out", tmp_path / "run")
-    assert done.returncode == 0, done.stderr
+    done = fedsim_ok("run", config, "--out", tmp_path / "run")
     assert "round 4 of 4, no text is held out" in done.stderr
     assert "nan" not in done.stderr + done.stdout
 
 
 def test_the_resolved_config_runs_again_to_the_same_bits(finished: Path, tmp_path: Path) -> None:
-    again = fedsim("run", finished / "config.toml", "--out", tmp_path / "again")
-    assert again.returncode == 0, again.stderr
+    fedsim_ok("run", finished / "config.toml", "--out", tmp_path / "again")
     assert_same_run(finished, tmp_path / "again")
 
 
@@ -168,8 +164,7 @@ def test_a_killed_run_resumes_to_the_same_bits(finished: Path, tmp_path: Path) -
     refused = fedsim("run", finished / "config.toml", "--out", out)
     assert refused.returncode == 2
     assert "--resume" in refused.stderr
-    resumed = fedsim("run", finished / "config.toml", "--out", out, "--resume")
-    assert resumed.returncode == 0, resumed.stderr
+    fedsim_ok("run", finished / "config.toml", "--out", out, "--resume")
     assert_same_run(finished, out)
 
 
@@ -229,15 +224,13 @@ def test_compare_runs_configs_and_reads_folders(
         strategy={"name": "els", "cohort_size": None, "batch_size": 12.0},
     )
     out = tmp_path / "both"
-    done = fedsim("compare", finished, els, "--out", out)
-    assert done.returncode == 0, done.stderr
+    done = fedsim_ok("compare", finished, els, "--out", out)
     assert "starting point" in done.stdout
     assert {"comparison.html", "comparison.png", "comparison.csv", "els"} <= {
         path.name for path in out.iterdir()
     }
     before = (out / "els" / "report.json").read_bytes()
-    again = fedsim("compare", finished, els, "--out", out)
-    assert again.returncode == 0, again.stderr
+    fedsim_ok("compare", finished, els, "--out", out)
     assert_mixture_epsilon(out / "els")
     assert (out / "els" / "report.json").read_bytes() == before  # not run a second time
 
@@ -246,10 +239,9 @@ def test_a_built_store_and_an_own_model(finished: Path, speeches: Path, tmp_path
     """What a run left behind is where the next one starts, over a store that was built before."""
     store = tmp_path / "store"
     columns = ("--user-column", "author", "--text-column", "body", "--sequence-length", "12")
-    built = fedsim(
+    fedsim_ok(
         *("data", "build", speeches, *columns, "--tokenizer", finished / "model", "--out", store)
     )
-    assert built.returncode == 0, built.stderr
     config = write_config(
         tmp_path / "own.toml",
         speeches,
@@ -257,8 +249,7 @@ def test_a_built_store_and_an_own_model(finished: Path, speeches: Path, tmp_path
         model={"name_or_path": str(finished / "model"), "pretraining_steps": None},
         strategy={"rounds": 1},
     )
-    done = fedsim("run", config, "--out", tmp_path / "run")
-    assert done.returncode == 0, done.stderr
+    fedsim_ok("run", config, "--out", tmp_path / "run")
     before, after = load_report(finished), load_report(tmp_path / "run")
     assert after.utility.initial.loss == pytest.approx(before.utility.final.loss, abs=1e-6)
     assert after.data.users == before.data.users
@@ -283,7 +274,7 @@ def test_the_budget_stops_a_run_that_lost_secure_rounds(speeches: Path, tmp_path
         training={"checkpoint_every": 2},
     )
     out = tmp_path / "run"
-    assert fedsim("run", config, "--out", out).returncode == 0
+    fedsim_ok("run", config, "--out", out)
     (out / "checkpoints" / "round-000004.safetensors").unlink()
     stopped = fedsim("run", config, "--out", out, "--resume")
     assert stopped.returncode == 3, stopped.stderr

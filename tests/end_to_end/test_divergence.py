@@ -17,7 +17,7 @@ from fedsim.runner.folder import RunFolder
 from fedsim.runner.shared_ledger import read_shared
 from fedsim.runner.training import NOT_PAID_FOR, check_held_out
 from fedsim.tensors import all_finite
-from tests.helpers.commands import fedsim
+from tests.helpers.commands import fedsim, fedsim_ok
 from tests.helpers.light import write_config
 
 FAR: dict[str, Any] = {"optimizer": "sgd", "learning_rate": 1e38}
@@ -153,8 +153,7 @@ def test_large_parameters_and_no_text_to_score_are_no_divergence(
         privacy={"noise_multiplier": 1e6},
         server={"optimizer": "sgd", "learning_rate": 1.0},
     )
-    done = fedsim("run", config, "--out", tmp_path / "o")
-    assert done.returncode == 0, done.stderr
+    fedsim_ok("run", config, "--out", tmp_path / "o")
     report = load_report(tmp_path / "o")
     assert report.diverged is None
     assert NOT_PAID_FOR not in report.privacy.assumptions
@@ -166,8 +165,7 @@ def test_a_sweep_shows_it_and_goes_on(speeches: Path, tmp_path: Path) -> None:
     config = write(tmp_path / "np.toml", speeches, "non-private", server=FAR)
     rates = ("compare", config, "--vary", "server.learning_rate=1e38,0.01", "--out", tmp_path / "o")
     for _ in range(2):  # the second time both are taken as they are
-        done = fedsim(*rates)
-        assert done.returncode == 0, done.stderr
+        done = fedsim_ok(*rates)
         assert "Diverged: np,learning_rate=1e38: round 4: the held-out loss" in done.stderr
         table = (tmp_path / "o" / "comparison.md").read_text(encoding="utf-8")
         (row,) = [
@@ -180,8 +178,7 @@ def test_a_sweep_shows_it_and_goes_on(speeches: Path, tmp_path: Path) -> None:
 def test_a_measured_line_counts_it(speeches: Path, tmp_path: Path) -> None:
     config = write(tmp_path / "np.toml", speeches, "non-private", server=FAR)
     tuned = ("--tune", "server.learning_rate=1e38,0.01", "--seeds", "1", "--out", tmp_path / "o")
-    assert fedsim("compare", config, *tuned).returncode == 0
-    done = fedsim("compare", config, "--seeds", "2", "--out", tmp_path / "p")
-    assert done.returncode == 0, done.stderr
+    fedsim_ok("compare", config, *tuned)
+    fedsim_ok("compare", config, "--seeds", "2", "--out", tmp_path / "p")
     page = (tmp_path / "p" / "comparison.md").read_text(encoding="utf-8")
     assert "2 diverged" in page

@@ -20,7 +20,7 @@ from fedsim.report.schema import load_report
 from fedsim.runner.launch import run
 from fedsim.utils.terminal import table_console
 from tests.conftest import small_config
-from tests.helpers.commands import fedsim, fedsim_json
+from tests.helpers.commands import fedsim, fedsim_json, fedsim_ok
 
 
 @pytest.fixture(scope="module")
@@ -136,6 +136,19 @@ def test_samples_are_covered_where_there_is_a_guarantee(
     assert fedsim("evaluate", out).stdout.rstrip().endswith(f"covered by no {said}.")
 
 
+def test_samples_of_a_start_that_was_trained_before_are_not_covered(
+    speeches: Path, tmp_path: Path
+) -> None:
+    """What it writes may be of text that nothing protects."""
+    free = small_config(speeches, strategy={"rounds": 1, "name": "non-private"}, privacy={})
+    before = run(free, tmp_path / "before").path / "model"
+    start = {"name_or_path": str(before), "pretraining_steps": None}
+    config = small_config(speeches, strategy={"rounds": 1}, model=start)
+    out = run(config, tmp_path / "run").path
+    said = fedsim_ok("evaluate", out).stdout.rstrip()
+    assert said.endswith("covered by no guarantee, the samples neither.")
+
+
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
@@ -187,8 +200,7 @@ def test_with_fused_attention_nothing_of_a_run_computes_the_other(
         strategy={"rounds": 2},
     )
     run(config, tmp_path / "run")
-    done = fedsim("evaluate", tmp_path / "run", "--personalise", "1")
-    assert done.returncode == 0, done.stderr
+    done = fedsim_ok("evaluate", tmp_path / "run", "--personalise", "1")
     assert "(epochs 1, batch size 8, learning rate 0.1)" in " ".join(done.stdout.split())
     with pytest.raises(AssertionError, match="keeps its weights"):  # where it would have been seen
         run(small_config(speeches, strategy={"rounds": 2}), tmp_path / "eager")

@@ -14,7 +14,7 @@ from fedsim.report.schema import load_report
 from fedsim.runner.summary import expected_gradients
 from fedsim.strategy import build_plan
 from tests.conftest import small_config
-from tests.helpers.commands import fedsim, fedsim_json, write_config
+from tests.helpers.commands import fedsim, fedsim_json, fedsim_ok, write_config
 
 PROMISE = {"epsilon": 6.0, "noise_multiplier": None}
 NUMBERS = [
@@ -90,8 +90,7 @@ def test_the_planned_config_runs_as_it_is(
     written = Path(found["config"])
     assert written == config.with_name("mine.plan.toml")
     check_candidate(found, load_config(written), materials)
-    done = fedsim("run", written, "--out", tmp_path / "run")
-    assert done.returncode == 0, done.stderr
+    fedsim_ok("run", written, "--out", tmp_path / "run")
     privacy = load_report(tmp_path / "run").privacy
     assert privacy.epsilon is not None
     assert privacy.epsilon <= 6.0
@@ -122,8 +121,7 @@ def test_what_private_norms_rest_on_is_said(config: Path, tmp_path: Path) -> Non
     steps = 'data.preparation=[{step="near-duplicates",within="data"}]'
     out = tmp_path / "out.toml"
     options = ("--private-norms", "1.5", "--set", steps, "--out", out)
-    done = fedsim("plan", config, *options)
-    assert done.returncode == 0, done.stderr
+    done = fedsim_ok("plan", config, *options)
     said = "The preparation looked across users (near-duplicates)"
     assert said in " ".join(done.stdout.split())
     assert said in out.read_text(encoding="utf-8").replace("\n# ", " ")
@@ -132,8 +130,7 @@ def test_what_private_norms_rest_on_is_said(config: Path, tmp_path: Path) -> Non
 def test_people_get_a_table_and_are_told_what_was_replaced(
     config: Path, materials: Materials
 ) -> None:
-    done = fedsim("plan", config, "--set", "strategy.clip.normalise=true")
-    assert done.returncode == 0, done.stderr
+    done = fedsim_ok("plan", config, "--set", "strategy.clip.normalise=true")
     assert "in the place of a former plan" not in done.stdout
     for part in (
         "noise multiplier",
@@ -159,8 +156,7 @@ def test_people_get_a_table_and_are_told_what_was_replaced(
     assert expected_gradients(planned, materials, build_plan(planned, materials)) == pytest.approx(
         own
     )
-    again = fedsim("plan", config, "--set", 'server.optimizer="sgd"')
-    assert again.returncode == 0, again.stderr
+    again = fedsim_ok("plan", config, "--set", 'server.optimizer="sgd"')
     assert "in the place of a former plan" in again.stdout
     assert not load_config(written).strategy.clip.normalise
     assert "choose the learning rate anew" in written.read_text(encoding="utf-8")

@@ -33,7 +33,7 @@ from fedsim.sampling import (
     TruncatedPoissonSampling,
 )
 from tests.conftest import small_config
-from tests.helpers.commands import fedsim
+from tests.helpers.commands import fedsim, fedsim_ok
 from tests.helpers.light import write_config
 
 SCHEMA = json.loads(
@@ -54,8 +54,7 @@ def finished(speeches: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("promise")
     model = {"lora_rank": 2, "trainable": "all"}
     config = write_config(folder / "c.toml", speeches, model=model)
-    done = fedsim("run", config, "--out", folder / "run")
-    assert done.returncode == 0, done.stderr
+    fedsim_ok("run", config, "--out", folder / "run")
     return folder / "run"
 
 
@@ -77,10 +76,8 @@ def test_every_strategys_promise_is_computed_again(
 ) -> None:
     privacy = {"epsilon": 8.0, "noise_multiplier": None} if name == "uls" else {}
     config = write_config(tmp_path / "c.toml", speeches, strategy=STRATEGIES[name], privacy=privacy)
-    done = fedsim("run", config, "--out", tmp_path / "run")
-    assert done.returncode == 0, done.stderr
-    checked = fedsim("account", "verify", tmp_path / "run" / "model")
-    assert checked.returncode == 0, checked.stderr
+    fedsim_ok("run", config, "--out", tmp_path / "run")
+    checked = fedsim_ok("account", "verify", tmp_path / "run" / "model")
     report = load_report(tmp_path / "run").privacy
     assert report.statement in checked.stdout
     assert "Vocabulary and starting point: " in checked.stdout
@@ -107,8 +104,7 @@ def test_without_noise_it_says_that_there_is_no_guarantee(speeches: Path, tmp_pa
     strategy = {"name": "non-private", "cohort_size": None, "batch_size": 6, "clip": None}
     privacy = {"noise_multiplier": None, "delta": None, "noise": None}
     config = write_config(tmp_path / "c.toml", speeches, strategy=strategy, privacy=privacy)
-    done = fedsim("run", config, "--out", tmp_path / "run")
-    assert done.returncode == 0, done.stderr
+    fedsim_ok("run", config, "--out", tmp_path / "run")
     checked = fedsim("account", "verify", tmp_path / "run" / "model")
     assert (checked.returncode, checked.stdout[:21]) == (0, "No privacy guarantee:")
     assert "No privacy guarantee" in (tmp_path / "run" / "model" / "README.md").read_text()
@@ -190,14 +186,14 @@ def test_a_promise_better_than_its_releases_is_refused_whatever_its_digests_say(
 
 def test_other_weights_than_the_promise_is_of_are_refused(finished: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(finished / "model", tmp_path / "model"))
-    assert fedsim("account", "verify", folder).returncode == 0
+    fedsim_ok("account", "verify", folder)
     network = AutoModelForCausalLM.from_pretrained(folder)
     with torch.no_grad():
         next(network.parameters()).add_(1e-3)
     network.save_pretrained(folder)
     assert "model.safetensors: was changed" in fedsim("account", "verify", folder).complaint
     shutil.copy(finished / "model" / "model.safetensors", folder)
-    assert fedsim("account", "verify", folder).returncode == 0
+    fedsim_ok("account", "verify", folder)
     (folder / "more.safetensors").write_bytes(b"")
     assert "more.safetensors" in fedsim("account", "verify", folder).complaint
 
@@ -353,7 +349,7 @@ def test_a_key_twice_and_a_card_that_promises_more_are_refused(
     (folder / "privacy.json").write_text(text, encoding="utf-8")
     card = (folder / "README.md").read_text(encoding="utf-8")
     (folder / "README.md").write_text(card + "\nTrained on plays.\n", encoding="utf-8")
-    assert fedsim("account", "verify", folder).returncode == 0
+    fedsim_ok("account", "verify", folder)
     more = ("(ε = 0.01, δ = 1e-9)", "ε=0.1", "ε  ≤ 0.1", "epsilon = 0.1", "Epsilon: 0.1")
     for other in (*(f"{card}\nEvery user has {said}.\n" for said in more), "# A model\n"):
         (folder / "README.md").write_text(other, encoding="utf-8")

@@ -11,7 +11,7 @@ from fedsim.config import load_config
 from fedsim.materials import load_materials
 from fedsim.runner.folder import RunFolder
 from fedsim.utils import files as paths
-from tests.helpers.commands import fedsim
+from tests.helpers.commands import fedsim, fedsim_ok
 from tests.helpers.light import light_config
 
 SEED = 918_273_645
@@ -59,7 +59,7 @@ def test_the_data_seed_of_a_secure_run_is_nowhere_in_its_folder(
 ) -> None:
     config = write(tmp_path / "mine.toml", speeches, "secure")
     out = tmp_path / "out"
-    assert fedsim("run", config, "--out", out).returncode == 0
+    fedsim_ok("run", config, "--out", out)
     place = kept(out)
     seed = json.loads(place.read_text())["seed"]
     assert seed > 2**64
@@ -68,7 +68,7 @@ def test_the_data_seed_of_a_secure_run_is_nowhere_in_its_folder(
     assert RunFolder(out).read_config() == load_config(config)
     assert fedsim("evaluate", out, "--json").returncode == 0  # it finds the split again
     cut_off(RunFolder(out))
-    assert fedsim("run", out / "config.toml", "--out", out, "--resume").returncode == 0
+    fedsim_ok("run", out / "config.toml", "--out", out, "--resume")
     assert json.loads(place.read_text())["seed"] == seed
     assert holding(out, seed) == []
     place.unlink()
@@ -102,7 +102,7 @@ def test_a_run_does_not_go_on_with_other_texts(speeches: Path, tmp_path: Path, n
     texts.write_text(whole, encoding="utf-8")
     config = write(tmp_path / "mine.toml", texts, noise)
     folder = RunFolder(tmp_path / "out")
-    assert fedsim("run", config, "--out", folder.path).returncode == 0
+    fedsim_ok("run", config, "--out", folder.path)
     cut_off(folder)
     files = [path for path in folder.path.rglob("*") if path.is_file() and path.name != "run.log"]
     before = {path: path.read_bytes() for path in files}
@@ -132,7 +132,7 @@ def test_an_identity_that_cannot_be_read_or_is_not_there_is_refused(
 ) -> None:
     config = write(tmp_path / "mine.toml", speeches, "secure", rounds=1)
     folder = RunFolder(tmp_path / "out")
-    assert fedsim("run", config, "--out", folder.path).returncode == 0
+    fedsim_ok("run", config, "--out", folder.path)
     cut_off(folder)
     for content, message in IDENTITIES:
         if content is None:

@@ -20,7 +20,7 @@ from fedsim.errors import BudgetSpentError, ConfigError
 from fedsim.report.schema import load_report
 from fedsim.runner.shared_ledger import SharedAccount, SharedLedger, read_shared
 from fedsim.sampling import BalancedSampling, PoissonSampling, Relation
-from tests.helpers.commands import fedsim, fedsim_json
+from tests.helpers.commands import fedsim, fedsim_json, fedsim_ok
 from tests.helpers.light import write_config
 
 COST = RoundCost(PoissonSampling(0.25), 1.0)
@@ -62,7 +62,7 @@ def test_siblings_stop_before_they_exceed_the_common_budget(
     assert reports[1].privacy.epsilon == pytest.approx(epsilon(COST, 4, 1e-3))
     ended = "ended the run after 2 rounds"
     assert [ended in " ".join(report.privacy.assumptions) for report in reports] == [False, True]
-    assert fedsim("account", "verify", tmp_path / "second" / "model").returncode == 0
+    fedsim_ok("account", "verify", tmp_path / "second" / "model")
     assert (tmp_path / "second" / "model" / "model.safetensors").exists()
     facts = fedsim_json("account", "ledger", ledger)
     assert (facts["basis"], facts["epsilon"]) == ("filter", budget)
@@ -136,7 +136,7 @@ def test_the_same_seeded_run_is_charged_once(speeches: Path, tmp_path: Path) -> 
     ledger = tmp_path / "people.json"
     config = write(tmp_path / "mine.toml", speeches, ledger, budget_for(4, 1e-3))
     for name in ("first", "again"):
-        assert fedsim("run", config, "--out", tmp_path / name).returncode == 0
+        fedsim_ok("run", config, "--out", tmp_path / name)
     assert read_shared(ledger).ledger.num_releases == 4
     first, again = (tmp_path / name / "model" / "model.safetensors" for name in ("first", "again"))
     assert first.read_bytes() == again.read_bytes()
@@ -147,7 +147,7 @@ def test_another_budget_or_a_broken_file_is_refused_before_anything_is_written(
 ) -> None:
     ledger = tmp_path / "people.json"
     config = write(tmp_path / "mine.toml", speeches, ledger, 5.0)
-    assert fedsim("run", config, "--out", tmp_path / "first").returncode == 0
+    fedsim_ok("run", config, "--out", tmp_path / "first")
     other = fedsim("run", config, "--out", tmp_path / "other", "--set", "privacy.shared.epsilon=9")
     assert (other.returncode, (tmp_path / "other").exists()) == (2, False)
     assert "runs that share a ledger share its budget" in other.stderr
@@ -189,8 +189,7 @@ def test_a_sweeps_runs_are_registered_together(speeches: Path, tmp_path: Path) -
     assert budget < budget_for(8, 1e-3)
     config = write(tmp_path / "mine.toml", speeches, ledger, budget)
     rates = ("--vary", "server.learning_rate=0.1,0.2")
-    done = fedsim("compare", config, *rates, "--out", tmp_path / "both")
-    assert done.returncode == 0, done.stderr
+    fedsim_ok("compare", config, *rates, "--out", tmp_path / "both")
     found = read_shared(ledger)
     assert (found.order, found.registered) == (None, ((COST, 8),))
     assert found.ledger.costs == [(COST, 8)]

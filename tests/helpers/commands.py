@@ -61,11 +61,16 @@ def fedsim(*arguments: str | Path, folder: Path | None = None) -> Done:
     return Done(status, out.getvalue(), err.getvalue())
 
 
+def fedsim_ok(*arguments: str | Path, folder: Path | None = None) -> Done:
+    """Run `fedsim`, which must succeed."""
+    done = fedsim(*arguments, folder=folder)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
 def fedsim_json(*arguments: str | Path) -> dict[str, Any]:
     """Run `fedsim` with `--json` and return the one object that it prints."""
-    done = fedsim(*arguments, "--json")
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
+    found: dict[str, Any] = json.loads(fedsim_ok(*arguments, "--json").stdout)
     return found
 
 
@@ -73,9 +78,7 @@ def page_command(line: str, folder: Path) -> str:
     """Return what a line of a page's shell block prints: `fedsim` in this process, others by sh."""
     words = shlex.split(os.path.expandvars(line))
     if words[0] == "fedsim":
-        done = fedsim(*words[1:], folder=folder)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        return fedsim_ok(*words[1:], folder=folder).stdout
     command = ["sh", "-e", "-c", line]
     scripts = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     environment = {**os.environ, "PATH": scripts}

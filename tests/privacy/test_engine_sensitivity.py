@@ -120,17 +120,20 @@ def test_a_steep_network_makes_no_more_of_who_shares_a_pass(
     monkeypatch.setattr(model, "sequence_length", 40)
     parameters = {key: value * (factor if value.ndim > 1 else 1.0) for key, value in start.items()}
     clip = FlatClip(l2_clip_norm=BOUND)
+    there, away = make(model), make(model)  # whom an engine meets first decides nothing either
+
+    def summed(engine: BatchedEngine, given: list[Unit]) -> Tensors:
+        task = GivenUnits(model, given)
+        return engine(task, parameters, task.keys, clip, 0).values
+
     for others in (1, 5, 14):
         units = [unit_of(key + 1, 40, key) for key in range(others)]
 
-        def summed(given: list[Unit]) -> Tensors:
-            task = GivenUnits(model, given)
-            return make(model)(task, parameters, task.keys, clip, 0).values
-
-        without = summed(units)
+        without = summed(away, units)
         for length in (3, 9):
             newcomer = replace(unit_of(0, length, NUM_UNITS), weight=0.0)
-            moved = {key: value - without[key] for key, value in summed([newcomer, *units]).items()}
+            with_it = summed(there, [newcomer, *units])
+            moved = {key: value - without[key] for key, value in with_it.items()}
             assert l2_norm(moved) <= UNPROVED * others * BOUND
 
 
@@ -188,14 +191,16 @@ def test_who_fills_a_pass_of_wide_layers_moves_the_others_by_what_is_stated(
     assert steepness(model, parameters) < MOST
     units = [row_of(key + 1, length, 0) for key, length in enumerate(lengths)]
 
-    def summed(given: list[Unit]) -> Tensors:
-        task = GivenUnits(model, given)
-        return make(model)(task, parameters, task.keys, clip, 0).values
+    there, away = make(model), make(model)  # whom an engine meets first decides nothing either
 
-    without = summed(units)
+    def summed(engine: BatchedEngine, given: list[Unit]) -> Tensors:
+        task = GivenUnits(model, given)
+        return engine(task, parameters, task.keys, clip, 0).values
+
+    without = summed(away, units)
     for length in newcomers:
         newcomer = row_of(0, length, NUM_UNITS)
-        with_it, alone = summed([newcomer, *units]), summed([newcomer])
+        with_it, alone = summed(there, [newcomer, *units]), summed(away, [newcomer])
         rest = {name: with_it[name] - without[name] - alone[name] for name in without}
         most = 2.0 * 2.0**-24 if make is materialised else UNPROVED  # the sum's own rounding
         assert l2_norm(rest) <= most * len(units) * clip.bound

@@ -28,7 +28,7 @@ from fedsim.registry import distribution
 from fedsim.strategies import uls
 from fedsim.strategy import build_plan
 from fedsim.tensors import scale
-from tests.conftest import small_config
+from tests.conftest import small_config, write_rows
 from tests.end_to_end.grids.ray_runs import plugin
 
 STRATEGIES: dict[str, dict[str, Any]] = {
@@ -94,7 +94,7 @@ def test_the_same_config_on_other_texts_is_another_draw(tmp_path: Path) -> None:
     drawn = []
     for last in ("the king", "a queen", "the king"):  # as many users and examples each time
         rows[-1]["body"] = f"{last} shall ride to war"
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        write_rows(path, rows)
         config = small_config(path, data={"held_out_examples": 0.0})
         found = load_materials(config.seed, config.data, config.model, "cpu")
         drawn.append((noise(config, found), coins(config, found)))
@@ -109,7 +109,7 @@ def test_no_worker_answers_for_a_text_that_the_server_does_not_have(tmp_path: Pa
     rows = [{"author": f"user-{n}", "body": "the king shall ride to war"} for n in range(12)] * 2
     specs = []
     for kept in (rows, rows[1:]):
-        path.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
+        write_rows(path, kept)
         config = small_config(path)
         loaded = load_materials(config.seed, config.data, config.model, "cpu")
         plan = build_plan(config, loaded)

@@ -281,7 +281,7 @@ def log_ratios(world: World, run: RunFolder, examples: Indices) -> Scores:
     """
     store, start = world.co_owned.store, world.co_owned.model
     cached = Likelihoods(store, examples, run.path.parent / "likelihoods")
-    before = cached.scores(start, start.initial_parameters(), base=world.co_owned.start_digest)
+    before = cached.scores(start, start.initial_parameters())
     model = _trained(world, run)
     after = cached.scores(model, model.initial_parameters())
     ratios = np.full(store.num_examples, np.nan)

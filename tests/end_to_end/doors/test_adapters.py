@@ -20,7 +20,8 @@ from fedsim.clients.models.transformers_model import TransformersModel
 from fedsim.config import ModelConfig
 from fedsim.materials import load_model
 from tests.conftest import small_config
-from tests.helpers.commands import fedsim, write_config
+from tests.helpers.commands import fedsim, fedsim_ok, write_config
+from tests.helpers.light import write_config as write_light
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +50,7 @@ def test_the_adapter_on_its_base_is_the_model(
         model={**model, "trainable": "all"},
         server={"learning_rate": 0.05},
     )
-    done = fedsim("run", config, "--out", tmp_path / "run")
-    assert done.returncode == 0, done.stderr
+    fedsim_ok("run", config, "--out", tmp_path / "run")
     tokens = torch.arange(24)[None] * 7 % 500
     start = AutoModelForCausalLM.from_pretrained(base)
     with torch.no_grad():
@@ -82,9 +82,8 @@ def test_without_adapters_there_is_no_such_folder(speeches: Path, tmp_path: Path
     """Nor where something else is trained beside them: an adapter alone would be another model."""
     mixed = {"lora_rank": 2, "trainable": r"lora_|ln_f"}
     for number, model in enumerate(({}, mixed)):
-        config = write_config(tmp_path / f"{number}.toml", speeches, model=model)
-        done = fedsim("run", config, "--out", tmp_path / str(number))
-        assert done.returncode == 0, done.stderr
+        config = write_light(tmp_path / f"{number}.toml", speeches, model=model)
+        fedsim_ok("run", config, "--out", tmp_path / str(number))
         assert not (tmp_path / str(number) / "adapter").exists()
 
 
@@ -126,8 +125,7 @@ def test_without_merged_weights_the_adapter_is_what_is_scored_and_attacked(
         ("evaluate", first.path),
         ("attack", first.path, "--samples", "1"),
     ):
-        done = fedsim(*arguments)
-        assert done.returncode == 0, done.stderr
+        fedsim_ok(*arguments)
     tokens = first.tokenizer("the king", return_tensors="pt")["input_ids"]
     assert torch.isfinite(first.model(tokens).logits).all()
 
@@ -139,10 +137,8 @@ def test_an_adapter_alone_stands_on_the_base_that_it_was_trained_on(
     """A built-in model is named with how long it was pre-trained, which is part of the base."""
     model = {"pretraining_steps": steps, "lora_rank": 2, "trainable": "all", "merged": False}
     config = write_config(tmp_path / "c.toml", speeches, model=model)
-    done = fedsim("run", config, "--out", tmp_path / "run")
-    assert done.returncode == 0, done.stderr
-    done = fedsim("evaluate", tmp_path / "run", "--json")
-    assert done.returncode == 0, done.stderr
+    done = fedsim_ok("run", config, "--out", tmp_path / "run")
+    done = fedsim_ok("evaluate", tmp_path / "run", "--json")
     found = json.loads(done.stdout)["stages"]
     report = json.loads((tmp_path / "run" / "report.json").read_text(encoding="utf-8"))
     for stage in ("initial", "final"):
@@ -168,8 +164,7 @@ def test_a_run_starts_from_a_folder_of_adapters(
     assert f"from `{base.name}` and its adapter `adapter` with" in card
     assert "Training went on from the adapter 'adapter'; fedsim does not know what text" in card
     assert f"both count, added up: {first.report.privacy.statement}" in card
-    checked = fedsim("account", "verify", second.adapter)
-    assert checked.returncode == 0
+    checked = fedsim_ok("account", "verify", second.adapter)
     assert f"added up: {first.report.privacy.statement}" in checked.stdout
     assert second.report.privacy.statement != first.report.privacy.statement
     third = library.run(continued(second), tmp_path / "third")
@@ -177,9 +172,8 @@ def test_a_run_starts_from_a_folder_of_adapters(
     card = (third.adapter / "README.md").read_text(encoding="utf-8")
     for earlier in (first, second):
         assert f"both count, added up: {earlier.report.privacy.statement}" in card
-    assert fedsim("account", "verify", third.adapter).returncode == 0
-    done = fedsim("attack", second.path, "--samples", "1")
-    assert done.returncode == 0, done.stderr
+    fedsim_ok("account", "verify", third.adapter)
+    fedsim_ok("attack", second.path, "--samples", "1")
 
 
 def test_an_adapter_that_does_not_fit_is_refused(first: library.Run, tmp_path: Path) -> None:

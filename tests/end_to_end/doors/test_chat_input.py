@@ -12,7 +12,7 @@ import pytest
 from fedsim.config import ModelConfig
 from fedsim.errors import ConfigError
 from fedsim.materials import load_model
-from tests.helpers.commands import fedsim, write_config
+from tests.helpers.commands import fedsim, fedsim_ok, write_config
 
 REFUSES = (
     "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system turns') }}"
@@ -130,5 +130,4 @@ def test_half_a_character_of_one_user_does_not_end_everybodys_run(
         else {"text_column": None} | {"messages_column": "messages"}
     )
     config = write_config(tmp_path / "config.toml", tmp_path / "rows.jsonl", data=data)
-    done = fedsim("run", config, "--out", tmp_path / "run")
-    assert done.returncode == 0, done.stderr
+    fedsim_ok("run", config, "--out", tmp_path / "run")

@@ -14,7 +14,7 @@ import pytest
 
 from fedsim.config import ModelConfig
 from fedsim.materials import load_model
-from tests.helpers.commands import fedsim, write_config
+from tests.helpers.commands import fedsim, fedsim_ok, write_config
 
 
 @pytest.fixture(scope="module")
@@ -27,8 +27,7 @@ def finished(speeches: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     model["trainable"] = "all"
     shared = {"ledger": str(folder / "people.json"), "epsilon": 9.0, "delta": 1e-3}
     config = write_config(folder / "c.toml", speeches, model=model, privacy={"shared": shared})
-    done = fedsim("run", config, "--out", folder / "run")
-    assert done.returncode == 0, done.stderr
+    fedsim_ok("run", config, "--out", folder / "run")
     return folder / "run"
 
 
@@ -40,8 +39,7 @@ def listed(stdout: str) -> set[str]:
 def test_a_dry_run_lists_every_file_of_one_folder_and_sends_nothing(
     finished: Path, options: tuple[str, ...], folder: str
 ) -> None:
-    done = fedsim("push", finished, "me/mine", "--dry-run", *options)
-    assert done.returncode == 0, done.stderr
+    done = fedsim_ok("push", finished, "me/mine", "--dry-run", *options)
     assert listed(done.stdout) == {path.name for path in (finished / folder).iterdir()}
     assert {"README.md", "privacy.json"} < listed(done.stdout)
     assert "Every user has (ε = " in done.stdout
@@ -152,8 +150,7 @@ def test_those_files_and_no_other_are_sent(finished: Path, hub: list[tuple[str, 
     assert done.returncode == 2
     assert "has 2 files that fedsim does not write, such as 'data/x.safetensors'" in done.stderr
     assert not [body for path, body in hub if path.endswith("/commit/main")]
-    done = fedsim("push", finished, "me/mine", "--replace")
-    assert done.returncode == 0, done.stderr
+    done = fedsim_ok("push", finished, "me/mine", "--replace")
     assert "https://huggingface.co/me/mine/commit/1; deleted there: model.sa" in done.stdout
     created = json.loads(next(body for path, body in hub if path == "/api/repos/create"))
     assert created["name"] == "mine"

@@ -12,11 +12,16 @@ from typing import Any
 
 import numpy as np
 import psutil
+import pytest
 from safetensors.torch import load_file
 
 from fedsim.config import Config
 from tests.robustness.kills.child import start
 
+LEAVINGS = [  # of Ray: its own log files open, its own processes to the end of this one
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
 PATIENCE = 180.0  # seconds for a run on a machine that is busy with other tests
 
 

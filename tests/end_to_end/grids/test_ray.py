@@ -32,12 +32,9 @@ from fedsim.materials import Materials
 from fedsim.plan import TaskSpec
 from fedsim.tensors import l2_norm
 from tests.conftest import small_config
+from tests.end_to_end.grids.ray_runs import LEAVINGS
 
-# Ray leaves its own log files open and its own processes to the end of this one.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = LEAVINGS
 
 TWO = Share(workers=2, cpus=0.5, gpus=0.0)
 CLIP = FlatClip(l2_clip_norm=0.1)

@@ -19,6 +19,7 @@ import pytest
 import fedsim
 from fedsim.config import Config
 from tests.end_to_end.grids.ray_runs import (
+    LEAVINGS,
     assert_same_run,
     computing,
     plugin,
@@ -29,10 +30,8 @@ from tests.end_to_end.grids.ray_runs import (
 from tests.helpers.commands import fedsim as command_line
 from tests.helpers.light import light_config
 
-# Ray leaves its own log files open and its own processes to the end of this one.
 pytestmark = [
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    *LEAVINGS,
     pytest.mark.filterwarnings("ignore:Tip. In future versions of Ray:FutureWarning"),
 ]
 

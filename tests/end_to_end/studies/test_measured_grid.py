@@ -16,7 +16,7 @@ from fedsim.report.schema import load_report
 from fedsim.sweep.cells import expand
 from fedsim.sweep.jobs import Job, Outcomes, attempt
 from fedsim.sweep.measure import OWN_TEXT, measure
-from tests.helpers.commands import fedsim
+from tests.helpers.commands import fedsim, fedsim_ok
 from tests.helpers.light import write_config
 
 
@@ -38,8 +38,7 @@ def measured(configs: Path) -> Path:
     """2 configs x 2 budgets, the learning rate tuned, 2 seeds."""
     out = configs / "out"
     sources = (configs / "uls.toml", configs / "els.toml")
-    done = fedsim("compare", *sources, *ARGUMENTS, "--out", out)
-    assert done.returncode == 0, done.stderr
+    fedsim_ok("compare", *sources, *ARGUMENTS, "--out", out)
     return out
 
 
@@ -98,7 +97,7 @@ def test_what_was_cut_off_is_taken_up_and_nothing_else(configs: Path, measured: 
     loss = load_report(lost).utility.final.loss
     shutil.rmtree(lost)
     sources = (configs / "uls.toml", configs / "els.toml")
-    assert fedsim("compare", *sources, *ARGUMENTS, "--out", measured).returncode == 0
+    fedsim_ok("compare", *sources, *ARGUMENTS, "--out", measured)
     assert kept.stat().st_mtime_ns == written
     assert load_report(lost).utility.final.loss == loss
     now = json.loads((measured / "comparison.json").read_bytes())
@@ -119,8 +118,7 @@ def test_lines_scored_on_different_text_are_said(
     configs: Path, tmp_path: Path, varied: str, noise: str, said: str
 ) -> None:
     arguments = ("--vary", varied, "--set", f"privacy.noise={noise}", "--seeds", "1")
-    done = fedsim("compare", configs / "uls.toml", *arguments, "--out", tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = fedsim_ok("compare", configs / "uls.toml", *arguments, "--out", tmp_path)
     notes = read(tmp_path).notes
     assert (notes[-1].startswith(said)) if said else ("held-out text" not in " ".join(notes))
     for shown in (done.stdout, (tmp_path / "comparison.md").read_text(encoding="utf-8")):

@@ -11,11 +11,12 @@ import pytest
 from fedsim.experiments.studies.charles_2024 import gradient_diversity, tradeoffs
 from fedsim.experiments.studies.charles_2024.tradeoffs import Recommendation
 from fedsim.experiments.studies.common import trained
+from fedsim.experiments.studies.ganesh_2025.co_owned_runs import QUICK
 from fedsim.planner.variants import changed
 from fedsim.report.grid_result import GridResult
 from tests.conftest import small_config
 from tests.end_to_end.studies.test_studies import TRAINED
-from tests.helpers.commands import fedsim
+from tests.helpers.commands import fedsim, fedsim_ok
 from tests.robustness.dirty.tiny_world import LONGEST, write_model
 
 MORE = {  # file to its least number of lines
@@ -60,8 +61,7 @@ def _one_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def quick(name: str, out: Path, *options: str) -> tuple[list[dict[str, str]], str]:
     """Run a study; return the rows of its table and its page."""
-    done = fedsim("study", name, "--quick", "--out", out, *options)
-    assert done.returncode == 0, done.stderr
+    fedsim_ok("study", name, "--quick", "--out", out, *options)
     assert (out / "picture.png").stat().st_size > 10_000
     with (out / "table.csv").open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file)), (out / "table.md").read_text(encoding="utf-8")
@@ -138,7 +138,9 @@ def test_overhead(tmp_path: Path) -> None:
         assert setting in page
 
 
-def test_co_owned(tmp_path: Path) -> None:
+def test_co_owned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = QUICK._replace(pretraining_steps=0)
+    monkeypatch.setattr("fedsim.experiments.studies.ganesh_2025.co_owned.QUICK", small)
     rows, page = quick("co-owned", tmp_path)
     naive = "naïve: no ε covers listeners"
     assert [row["rule"] for row in rows if row["epsilon"]] == [

@@ -7,9 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
-import torch
-from flwr.app import Context, Message
-from flwr.clientapp import ClientApp
 
 from fedsim.clients.engines.loop import loop
 from fedsim.clients.tasks.fedsgd import AveragedGradient
@@ -17,16 +14,14 @@ from fedsim.clip_policy import AdaptiveClip
 from fedsim.clipping import Clip, FlatClip
 from fedsim.concentration.filter import Filtered
 from fedsim.concentration.sampling import AboveThreshold
-from fedsim.config import ModelConfig
-from fedsim.data.config import DataConfig
 from fedsim.data.selection import CohortRule
 from fedsim.estimators import WeightedSum
 from fedsim.evaluation.metrics import evaluate
 from fedsim.evaluation.starting_losses import losses_for
 from fedsim.execution import Keys
+from fedsim.experiments.benchmarks.grids.null_client import null_spec
 from fedsim.grids.executor import GridExecutor
-from fedsim.grids.in_process import InProcessGrid
-from fedsim.grids.records import ClientSpec, ShardReply, ShardRequest
+from fedsim.grids.records import ShardReply
 from fedsim.plan import TaskSpec
 from fedsim.planner.private_median import CANDIDATES, private_median
 from fedsim.planner.user_gradients import UserGradients
@@ -35,6 +30,8 @@ from fedsim.seeding import RandomSource, noise_key, stream
 from fedsim.tensors import Tensors, all_finite, l2_norm
 from tests.robustness.dirty.engines import World, poison
 from tests.robustness.dirty.sums import Judged, clip_length, random_clip
+from tests.unit.evaluation.test_starting_losses import Started
+from tests.unit.grids.flower_apps import answering
 
 Check = Callable[[World, np.random.Generator, Judged], None]
 
@@ -43,27 +40,12 @@ def replies(world: World, rng: np.random.Generator, judged: Judged) -> None:
     """A reply whose sum no clipped units can have fails its round; nothing of it is released."""
     parameters = world.materials.model.initial_parameters()
     value = float(rng.choice([math.nan, math.inf, -math.inf, 1e38]))
-    app = ClientApp()
-
-    @app.train()
-    def _answer(message: Message, context: Context) -> Message:
-        request = ShardRequest.from_content(message.content)
-        total = WeightedSum.zero(parameters)
-        next(iter(total.values.values())).view(-1)[0] = value
-        total = replace(total, num_units=len(request.keys), weight=1.0)
-        return Message(ShardReply(request.shard, total).to_content(), reply_to=message)
-
-    spec = ClientSpec(
-        seed=0,
-        data=DataConfig(source="nowhere", user_column="u", text_column="t"),
-        model=ModelConfig(),
-        task=TaskSpec(name="fedsgd"),
-        engine="loop",
-        device="cpu",
-    )
+    total = WeightedSum.zero(parameters)
+    next(iter(total.values.values())).view(-1)[0] = value
+    content = ShardReply(0, replace(total, num_units=3, weight=1.0)).to_content()
     judged.count("replies", 1)
     judged.where = f"a reply of {value}"
-    executor = GridExecutor(InProcessGrid(app), spec)
+    executor = GridExecutor(answering(content), null_spec())
     try:
         executor.clipped_sum(parameters, np.arange(3), FlatClip(l2_clip_norm=1.0), 0)
     except RuntimeError as error:
@@ -149,7 +131,7 @@ def losses(world: World, rng: np.random.Generator, judged: Judged) -> None:
     found = evaluate(world.materials.model, parameters, store, split.held_out_examples)
     judged.expect(found.tokens > 0, "no tokens")
     judged.expect(not all_finite(parameters) or not found.loss < 0.0, f"loss {found.loss}")
-    broken = replace(world.materials, model=_Started(world.materials.model, parameters))  # type: ignore[arg-type]
+    broken = replace(world.materials, model=Started(world.materials.model, parameters))  # type: ignore[arg-type]
     rules: tuple[CohortRule, ...] = ("highest-perplexity", "lowest-perplexity")
     for rule in rules:
         kept = losses_for(broken, rule)
@@ -157,20 +139,6 @@ def losses(world: World, rng: np.random.Generator, judged: Judged) -> None:
         judged.expect(fine, f"{rule}: {kept}")
         unit = AveragedGradient(broken, group_size=2, selection=rule).unit(1, 0)
         judged.expect(0 < len(unit.lengths) <= 2, f"{rule}: {len(unit.lengths)} examples")
-
-
-class _Started:
-    """A model that starts from given parameters."""
-
-    def __init__(self, model: object, parameters: Tensors) -> None:
-        self._model = model
-        self._parameters = parameters
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._model, name)
-
-    def initial_parameters(self) -> dict[str, torch.Tensor]:
-        return {name: value.clone() for name, value in self._parameters.items()}
 
 
 CHECKS: tuple[Check, ...] = (replies, adaptive, concentration, planner, losses)

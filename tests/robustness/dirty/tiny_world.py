@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from fedsim.config import Config, parse_config
+from tests.conftest import write_rows
 
 USERS = 10
 LONGEST = 12  # tokens of an example
@@ -39,8 +39,7 @@ def write_texts(path: Path, seed: int) -> Path:
             words = rng.choice(_WORDS, int(rng.integers(0, LONGEST - 2)))
             text = " ".join([mark(user, "ab"[number % 2]), *words])
             rows.append({"author": f"user-{user}", "body": text})
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
+    return write_rows(path, rows)
 
 
 def write_model(folder: Path, seed: int) -> Path:

@@ -12,13 +12,14 @@ from functools import partial
 from itertools import chain, zip_longest
 from pathlib import Path
 
+from tests.conftest import write_speeches
 from tests.robustness.faults.damage import damaged_checkpoint, ledger_put_back, no_whole_checkpoint
 from tests.robustness.faults.disk_faults import full_disk, read_only, read_only_from_the_start
 from tests.robustness.faults.disks import mount_small_disk
 from tests.robustness.faults.second_process import second_process
 from tests.robustness.faults.sweep import Sweep
 from tests.robustness.kills.kills import leave_alone
-from tests.robustness.kills.scene import write_config, write_text
+from tests.robustness.kills.scene import write_config
 from tests.robustness.kills.stages import STAGES
 
 log = logging.getLogger("tests.robustness")
@@ -34,7 +35,7 @@ def main(folder: Path, seconds: float, seed: int, out: Path, real: bool) -> None
     deadline = time.monotonic() + seconds
     rng = random.Random(seed)  # noqa: S311
     text, config, disk = folder / "text.jsonl", folder / "seeded.toml", folder / "disk"
-    write_text(text, seed)
+    write_speeches(text, seed)
     write_config(config, text, "seeded")
     disk.mkdir()
     if real:

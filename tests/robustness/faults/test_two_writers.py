@@ -7,36 +7,18 @@ import signal
 import time
 from pathlib import Path
 
-import pytest
-
-from fedsim.cli.main import main
-from tests.conftest import small_config
+from tests.helpers.commands import fedsim, fedsim_ok, write_config
 from tests.robustness.kills.child import ended, start
-
-
-def status_of(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int | str | None:
-    monkeypatch.setattr("sys.argv", ["fedsim", *map(str, arguments)])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    return ended.value.code
 
 
 def contents(folder: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_the_second_of_two_processes_is_refused(
-    speeches: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_second_of_two_processes_is_refused(speeches: Path, tmp_path: Path) -> None:
     """The first is stopped in the middle of its run, so that it holds the folder but is quiet."""
     config, out = tmp_path / "mine.toml", tmp_path / "both" / "mine"
-    text = small_config(
-        speeches, strategy={"rounds": 24}, training={"evaluate_every": 24}
-    ).to_toml()
-    config.write_text(text, encoding="utf-8")
+    write_config(config, speeches, strategy={"rounds": 24}, training={"evaluate_every": 24})
     holder = start(tmp_path / "log", "run", config, "--out", out)
     pid = holder.pid or 0
     try:
@@ -48,17 +30,17 @@ def test_the_second_of_two_processes_is_refused(
         os.kill(pid, signal.SIGSTOP)
         before = contents(out)
         for options in ([], ["--resume"]):
-            assert status_of(monkeypatch, "run", config, "--out", out, *options) == 2
-            said = capsys.readouterr().err
+            said = fedsim("run", config, "--out", out, *options).complaint
             assert said.startswith(f"Error: --out {out}: is being written by another process")
             assert f"pid {pid} on" in said
             assert said.count("\n") == 1
-        assert status_of(monkeypatch, "compare", config, "--out", out.parent) == 2
-        assert f"pid {pid} on" in capsys.readouterr().err
+        done = fedsim("compare", config, "--out", out.parent)
+        assert done.returncode == 2
+        assert f"pid {pid} on" in done.stderr
         assert contents(out) == before
     finally:
         holder.kill()
     assert ended(holder) == -signal.SIGKILL
-    assert status_of(monkeypatch, "run", config, "--out", out, "--resume") == 0
+    fedsim_ok("run", config, "--out", out, "--resume")
     assert {"report.json", "model"} <= {path.name for path in out.iterdir()}
     assert not list(out.glob(".*"))

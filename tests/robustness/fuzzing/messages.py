@@ -9,18 +9,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
-from flwr.clientapp import ClientApp
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from fedsim.clipping import FlatClip
 from fedsim.config import Config
 from fedsim.grids.executor import GridExecutor
-from fedsim.grids.in_process import InProcessGrid
 from fedsim.grids.records import ClientSpec, ShardRequest
 from fedsim.plan import TaskSpec
 from fedsim.tensors import all_finite
 from tests.robustness.fuzzing.mutations import Dice, changed_bytes, changed_tree, odd_value, pick
 from tests.robustness.fuzzing.target import Target, believe
+from tests.unit.grids.flower_apps import answering
 
 _FILE = "message.json"
 _PARAMETERS = {"a": torch.zeros(2, 3), "b": torch.zeros(4)}
@@ -94,17 +93,6 @@ def _record(place: Path) -> RecordDict | None:
     return record
 
 
-def _answering(content: RecordDict) -> InProcessGrid:
-    """Return a grid whose client answers every message with the same content."""
-    app = ClientApp()
-
-    @app.train()
-    def train(message: Message, context: Context) -> Message:
-        return Message(content, reply_to=message)
-
-    return InProcessGrid(app)
-
-
 def _spec() -> ClientSpec:
     config = Config()
     task = TaskSpec(name="fedsgd", options={"group_size": 3, "selection": "random"})
@@ -116,7 +104,7 @@ def _spec() -> ClientSpec:
 def _read_reply(place: Path) -> None:
     if (content := _record(place)) is None:
         return
-    executor = GridExecutor(_answering(content), _spec())
+    executor = GridExecutor(answering(content), _spec())
     total = executor.clipped_sum(_PARAMETERS, _COHORT, FlatClip(l2_clip_norm=1.0), 0)
     believe(all_finite(total.values), "a sum that is not finite")
     believe({value.dtype for value in total.values.values()} == {torch.float64}, "not float64")

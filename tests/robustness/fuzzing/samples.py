@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedsim.config import Config, parse_config
+from fedsim.config import Config
 from fedsim.data.building.build import build_store
 from fedsim.runner.launch import run
+from tests.conftest import WORDS, small_config, write_rows
 
-WORDS = ("the", "king", "shall", "ride", "to", "war", "with", "all", "my", "lord", "come", "again")
 RUN, STORE, TEXTS = "run", "store", "texts.jsonl"
 
 
@@ -23,26 +23,17 @@ def texts(valid: Path) -> Path:
             {"author": f"user-{i % 12}", "body": " ".join(WORDS[: 3 + i % 9]), "likes": i}
             for i in range(60)
         ]
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        write_rows(path, rows)
     return path
 
 
 def run_config(valid: Path) -> Config:
     """Return the config of a run of two rounds."""
-    return parse_config(
-        {
-            "data": {
-                "source": str(texts(valid)),
-                "user_column": "author",
-                "text_column": "body",
-                "sequence_length": 16,
-                "held_out_users": 0.3,
-            },
-            "model": {"pretraining_steps": 0, "trainable": "ln_"},
-            "strategy": {"rounds": 2, "cohort_size": 4, "group_size": 3},
-            "privacy": {"noise_multiplier": 1.0, "delta": 1e-3, "noise": "seeded"},
-            "training": {"evaluate_every": 1, "checkpoint_every": 1},
-        }
+    return small_config(
+        texts(valid),
+        data={"sequence_length": 16, "held_out_users": 0.3},
+        strategy={"rounds": 2, "cohort_size": 4, "clip": None},
+        training={"evaluate_every": 1, "checkpoint_every": 1},
     )
 
 

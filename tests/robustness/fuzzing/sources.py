@@ -14,8 +14,9 @@ import pyarrow.parquet
 
 from fedsim.data.config import DataConfig
 from fedsim.data.reading import records, source_fingerprint
+from tests.conftest import WORDS
 from tests.robustness.fuzzing.mutations import Dice, changed_bytes, changed_tree, odd_value, pick
-from tests.robustness.fuzzing.samples import WORDS, read_json, texts, write_json
+from tests.robustness.fuzzing.samples import read_json, texts, write_json
 from tests.robustness.fuzzing.store import Payload
 from tests.robustness.fuzzing.target import Target, believe
 

@@ -21,9 +21,10 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.conftest import write_speeches
 from tests.robustness.kills.child import Strike, begin, ended, kill_myself
 from tests.robustness.kills.likeness import differences, model_differences, page_differences
-from tests.robustness.kills.scene import ROUNDS, Scene, scene_in, write_config, write_text
+from tests.robustness.kills.scene import ROUNDS, Scene, scene_in, write_config
 from tests.robustness.kills.sight import METRICS, look, prints, stage_now
 from tests.robustness.kills.stages import QUIET_STAGES, STAGES
 from tests.robustness.outcome import Outcome
@@ -111,7 +112,7 @@ def leave_alone(folder: Path, config: Path) -> Undisturbed:
 
 def _config(folder: Path, noise: str, seed: int) -> Path:
     text, config = folder / "text.jsonl", folder / f"{noise}.toml"
-    write_text(text, seed)
+    write_speeches(text, seed)
     write_config(config, text, noise)
     return config
 

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import random
 from dataclasses import dataclass
 from pathlib import Path
 
-import tomli_w
+from tests.conftest import small_config
 
 ROUNDS, CHECKPOINT_EVERY, KEPT = 12, 2, 2
-
-_WORDS = ["the", "king", "shall", "ride", "to", "war", "with", "all", "my", "lord", "come"]
 
 
 @dataclass(frozen=True)
@@ -39,41 +35,19 @@ class Scene:
         return {"FEDSIM_CACHE": str(self.cache), "OMP_NUM_THREADS": "1"}
 
 
-def write_text(path: Path, seed: int) -> None:
-    """Write a JSONL of 24 users with 1 to 9 texts of 1 to 30 words each."""
-    rng = random.Random(seed)  # noqa: S311
-    rows = [
-        {"author": f"user-{user}", "body": " ".join(rng.choices(_WORDS, k=rng.randint(1, 30)))}
-        for user in range(24)
-        for _ in range(rng.randint(1, 9))
-    ]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-
-
 def write_config(path: Path, text: Path, noise: str) -> None:
     """Write the config of a few quick rounds on the text, with "seeded" or "secure" noise."""
-    config = {
-        "data": {
-            "source": str(text),
-            "user_column": "author",
-            "text_column": "body",
-            "sequence_length": 24,
-        },
-        "model": {"pretraining_steps": 0, "trainable": "ln_"},
-        "strategy": {"rounds": ROUNDS, "cohort_size": 6, "group_size": 3},
-        "privacy": {
-            "noise_multiplier": 1.0,
-            "delta": 1e-3,
-            "noise": noise,
-            "declared_num_users": 24,
-        },
-        "training": {
+    config = small_config(
+        text,
+        strategy={"rounds": ROUNDS},
+        privacy={"noise": noise, "declared_num_users": 24},
+        training={
             "evaluate_every": 2,
             "checkpoint_every": CHECKPOINT_EVERY,
             "keep_checkpoints": KEPT,
         },
-    }
-    path.write_text(tomli_w.dumps(config), encoding="utf-8")
+    )
+    path.write_text(config.to_toml(), encoding="utf-8")
 
 
 def scene_in(folder: Path, config: Path) -> Scene:

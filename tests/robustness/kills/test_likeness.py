@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,9 +16,10 @@ from fedsim.config import load_config
 from fedsim.runner.checkpoint import checkpoints_in
 from fedsim.runner.folder import RunFolder
 from fedsim.utils.files import cache_dir
+from tests.conftest import write_speeches
 from tests.robustness.kills.child import Strike, begin, ended, kill_myself
 from tests.robustness.kills.likeness import differences, model_differences
-from tests.robustness.kills.scene import ROUNDS, Scene, scene_in, write_config, write_text
+from tests.robustness.kills.scene import ROUNDS, Scene, scene_in, write_config
 from tests.robustness.kills.sight import look
 from tests.robustness.kills.stages import stage_of
 
@@ -25,7 +27,7 @@ from tests.robustness.kills.stages import stage_of
 @pytest.fixture(scope="module")
 def scene(tmp_path_factory: pytest.TempPathFactory) -> Scene:
     folder = tmp_path_factory.mktemp("torture")
-    write_text(folder / "text.jsonl", 0)
+    write_speeches(folder / "text.jsonl", 0)
     write_config(folder / "seeded.toml", folder / "text.jsonl", "seeded")
     scene = scene_in(folder / "one", folder / "seeded.toml")
     fedsim.run(load_config(scene.config), scene.run)
@@ -68,17 +70,9 @@ def test_every_loss_is_seen(
     name: str, lose: Callable[[Path], None], line: str, scene: Scene, tmp_path: Path
 ) -> None:
     twin = Scene(scene.config, tmp_path / "run", scene.cache)
-    copy(scene.run, twin.run)
-    assert seen(scene, twin) == []
+    shutil.copytree(scene.run, twin.run)
     lose(twin.run / name)
     assert line in "\n".join(seen(scene, twin))
-
-
-def copy(source: Path, target: Path) -> None:
-    for path in source.rglob("*"):
-        if path.is_file():
-            (target / path.relative_to(source)).parent.mkdir(parents=True, exist_ok=True)
-            (target / path.relative_to(source)).write_bytes(path.read_bytes())
 
 
 def seen(scene: Scene, twin: Scene) -> list[str]:
@@ -104,6 +98,7 @@ def test_a_run_that_lost_rounds_of_fresh_noise_is_whole(scene: Scene, tmp_path: 
 
 
 def test_a_whole_run_is_read_as_one(scene: Scene) -> None:
+    assert seen(scene, scene) == []
     sight = look(scene)
     assert (sight.checkpoint, sight.last_line, sight.releases) == (ROUNDS, ROUNDS, ROUNDS)
     assert len(checkpoints_in(RunFolder(scene.run).checkpoints)) == 2

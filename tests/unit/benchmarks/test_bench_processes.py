@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
 from fedsim.experiments.benchmarks import processes
 
 
-def test_a_process_says_what_it_did() -> None:
-    assert processes.units_a_second(1, {"OMP_NUM_THREADS": "1"}, 0.05) > 0.0
+def test_a_process_says_what_it_did(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("go\n"))
+    assert processes._work(0.05) > 0.0
+    assert capsys.readouterr().out.startswith("ready, ")
+
+
+def test_what_processes_did_is_added_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = '#!/bin/sh\necho ready\nread go\necho "{\\"units_per_second\\": $OMP_NUM_THREADS.5}"\n'
+    (tmp_path / "python").write_text(script)
+    (tmp_path / "python").chmod(0o700)
+    monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
+    assert processes.units_a_second(2, {"OMP_NUM_THREADS": "1"}, 0.05) == 3.0
 
 
 def test_ratios_are_to_the_way_that_the_row_names(monkeypatch: pytest.MonkeyPatch) -> None:

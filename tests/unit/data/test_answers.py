@@ -20,6 +20,7 @@ from fedsim.data.config import DataConfig
 from fedsim.data.reading import records
 from fedsim.data.store.keys import example_keys
 from fedsim.errors import ConfigError
+from tests.conftest import write_rows
 from tests.unit.data.data_samples import build
 
 TALK = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "I."}]
@@ -35,8 +36,7 @@ def small_ones(texts: Sequence[str]) -> list[npt.NDArray[np.int64]]:
 
 
 def write(path: Path, rows: list[dict[str, object]]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
+    return write_rows(path, rows)
 
 
 def read(source: Path, **data: object) -> list[tuple[str | None, object]]:

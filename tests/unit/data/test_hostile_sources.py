@@ -14,6 +14,7 @@ import pytest
 from fedsim.data.config import DataConfig
 from fedsim.data.reading import records
 from fedsim.errors import ConfigError
+from tests.conftest import write_rows
 
 ROWS = [{"author": "a", "body": "one"}, {"author": "b", "body": "two"}]
 
@@ -91,7 +92,7 @@ def test_reading_a_local_file_asks_no_server(
 
     monkeypatch.setattr(sys.modules["datasets.load"], "get_session", session)
     path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS), encoding="utf-8")
+    write_rows(path, ROWS)
     monkeypatch.setattr(datasets.config, "HF_UPDATE_DOWNLOAD_COUNTS", True)
     datasets.load_dataset("json", data_files=str(path), streaming=True)
     assert asked == ["a server"]  # what the setting is for

@@ -22,6 +22,7 @@ from fedsim.data.split import split_store
 from fedsim.data.store import OwnerGraph, TokenStore
 from fedsim.data.store.manifest import OWNERS, USERS
 from fedsim.errors import ConfigError
+from tests.conftest import write_rows
 from tests.unit.data.data_samples import ByteModel, build, decode
 
 RECORDS: list[tuple[str, str, tuple[str, ...] | None]] = [
@@ -158,8 +159,7 @@ def _config(source: Path, **keys: object) -> DataConfig:
 
 def _write(path: Path, owners: list[object]) -> Path:
     rows = [{"who": "ann", "said": "words", "owners": value} for value in owners]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
+    return write_rows(path, rows)
 
 
 def test_lists_are_read_name_by_name(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 from fedsim.data.config import DataConfig
 from fedsim.data.reading import records, source_fingerprint
 from fedsim.errors import ConfigError
+from tests.conftest import write_rows
 from tests.unit.data.data_samples import build
 
 ROWS: list[dict[str, str | None]] = [
@@ -338,7 +339,7 @@ def test_nobody_renames_others_by_a_name_of_another_type(
     read = []
     for given in (rows, [new, *rows], [*rows, new]):
         path = tmp_path / "messages.jsonl"
-        path.write_text("".join(json.dumps(row) + "\n" for row in given), encoding="utf-8")
+        write_rows(path, given)
         config = DataConfig(source=str(path), user_column="author", text_column="body")
         read.append([record for record in records(config) if record[1] != "words"])
     assert read[0] == read[1] == read[2] == [(str(name), "2020-01-01 10:00:00") for name in names]

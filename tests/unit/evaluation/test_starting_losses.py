@@ -78,14 +78,14 @@ def test_another_model_or_text_is_scored_anew(
     vars(text)["manifest"] = {**fresh.store.manifest, "sha256": "0" * 64}
     for other in (
         replace(fresh, model=trained),
-        replace(fresh, model=_Started(fresh.model, nudged)),  # type: ignore[arg-type]
+        replace(fresh, model=Started(fresh.model, nudged)),  # type: ignore[arg-type]
         replace(fresh, store=text),
     ):
         with pytest.raises(AssertionError, match="scored again"):
             losses_for(other, "highest-perplexity")
 
 
-class _Started:
+class Started:
     """A model that starts from given parameters."""
 
     def __init__(self, model: LanguageModel, parameters: Tensors) -> None:
@@ -95,7 +95,7 @@ class _Started:
         return getattr(self._model, name)
 
     def initial_parameters(self) -> Tensors:
-        return self._parameters
+        return {name: value.clone() for name, value in self._parameters.items()}
 
 
 def test_other_rules_score_nothing(fresh: Materials, monkeypatch: pytest.MonkeyPatch) -> None:

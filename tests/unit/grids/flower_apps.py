@@ -35,6 +35,17 @@ class ManyNodes(InProcessGrid):
         return super().send_and_receive(kept, timeout=timeout)
 
 
+def answering(content: RecordDict) -> InProcessGrid:
+    """A grid whose client answers every message with the same content."""
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        return Message(content, reply_to=message)
+
+    return InProcessGrid(app)
+
+
 def record(weights: Weights) -> ArrayRecord:
     return ArrayRecord({name: Array(np.asarray(value)) for name, value in weights.items()})
 

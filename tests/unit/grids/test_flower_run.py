@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from flwr.cli.config_utils import load_and_validate
 
-from fedsim.cli.main import main
 from fedsim.clients.app import app as client_app
 from fedsim.config import ExecutorConfig
 from fedsim.errors import BudgetSpentError, ConfigError
@@ -35,6 +34,7 @@ from fedsim.grids.flower_run import (
 from fedsim.grids.in_process import InProcessGrid
 from fedsim.registry import resolve
 from tests.conftest import small_config
+from tests.helpers.commands import fedsim
 
 APP = Path(__file__).parents[3] / "experiments" / "flower_app"
 
@@ -146,42 +146,28 @@ def test_no_superlink_at_the_address(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_input_is_found_before_anything_starts(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    source: str,
-    options: list[str],
-    complaint: str,
+    tmp_path: Path, source: str, options: list[str], complaint: str
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "file").touch()
     (tmp_path / source).touch()
     (tmp_path / "c.toml").write_text(small_config(Path(source)).to_toml(), encoding="utf-8")
-    monkeypatch.setattr("sys.argv", ["fedsim", "flower", "c.toml", "--out", "new", *options])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 2
-    assert complaint in capsys.readouterr().err
+    done = fedsim("flower", "c.toml", "--out", "new", *options, folder=tmp_path)
+    assert complaint in done.complaint
     assert not (tmp_path / "new").exists()
 
 
 def test_a_run_that_failed_has_status_1_and_no_report(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def failed(*_: object) -> None:
         raise FlowerRunError("the run failed: ServerApp failed")
 
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(flower_run, "run_on_superlink", failed)
     (tmp_path / "c.toml").write_text(small_config(tmp_path).to_toml(), encoding="utf-8")
-    command = ("flower", "c.toml", "--superlink", "127.0.0.1:1")
-    monkeypatch.setattr("sys.argv", ["fedsim", *command])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    said = capsys.readouterr()
-    assert (ended.value.code, said.out) == (1, "")
-    assert said.err.endswith("Failed: the run failed: ServerApp failed\n")
+    done = fedsim("flower", "c.toml", "--superlink", "127.0.0.1:1", folder=tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.endswith("Failed: the run failed: ServerApp failed\n")
 
 
 def test_the_app_folder_is_one_that_flower_takes_and_that_is_shipped() -> None:

@@ -8,16 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
-from flwr.clientapp import ClientApp
+from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 
 from fedsim.clipping import FlatClip
-from fedsim.config import Config
 from fedsim.estimators import WeightedSum
+from fedsim.experiments.benchmarks.grids.null_client import null_spec
 from fedsim.grids.executor import GridExecutor
-from fedsim.grids.in_process import InProcessGrid
-from fedsim.grids.records import ClientSpec, ShardReply, ShardRequest
-from fedsim.plan import TaskSpec
+from fedsim.grids.records import ShardReply, ShardRequest
+from tests.unit.grids.flower_apps import answering
 
 PARAMETERS = {"a": torch.zeros(2, 3)}
 COHORT = np.arange(3, dtype=np.int64)
@@ -29,22 +27,7 @@ def good() -> RecordDict:
 
 
 def total_of(content: RecordDict) -> WeightedSum:
-    app = ClientApp()
-
-    @app.train()
-    def train(message: Message, context: Context) -> Message:
-        return Message(content, reply_to=message)
-
-    config = Config()
-    spec = ClientSpec(
-        seed=0,
-        data=config.data,
-        model=config.model,
-        task=TaskSpec(name="fedsgd"),
-        engine="loop",
-        device="cpu",
-    )
-    executor = GridExecutor(InProcessGrid(app), spec)
+    executor = GridExecutor(answering(content), null_spec())
     return executor.clipped_sum(PARAMETERS, COHORT, FlatClip(l2_clip_norm=1.0), 7)
 
 

@@ -11,7 +11,7 @@ import pytest
 from fedsim.config import load_config, with_settings
 from fedsim.materials import load_materials
 from fedsim.strategy import build_plan
-from tests.helpers.commands import fedsim
+from tests.helpers.commands import fedsim, fedsim_ok
 from tests.helpers.light import write_config
 
 
@@ -31,8 +31,7 @@ def test_every_mechanism_pays_for_the_scores_too(
         },
         training={"private_evaluation": scores},
     )
-    done = fedsim("plan", path, "--json")
-    assert done.returncode == 0, done.stderr
+    done = fedsim_ok("plan", path, "--json")
     found = json.loads(done.stdout)
     config = load_config(path)
     materials = load_materials(config.seed, config.data, config.model, "cpu")

@@ -13,8 +13,8 @@ from fedsim.errors import ConfigError
 from fedsim.materials import load_materials
 from fedsim.planner.owners import plan_owners
 from fedsim.strategy import build_plan
-from tests.conftest import WORDS
-from tests.helpers.commands import fedsim
+from tests.conftest import WORDS, write_rows
+from tests.helpers.commands import fedsim, fedsim_ok
 from tests.helpers.light import light_config, write_config
 
 ELS = {"name": "els", "cohort_size": None, "batch_size": 8.0, "selection": "least-demand"}
@@ -34,8 +34,7 @@ def mails(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for _ in range(200)
     ]
     path = tmp_path_factory.mktemp("mails") / "mails.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
+    return write_rows(path, rows)
 
 
 def test_every_row_is_what_the_strategy_would_do(mails: Path) -> None:
@@ -69,16 +68,14 @@ def test_the_command_writes_a_config_that_runs(mails: Path, tmp_path: Path) -> N
         privacy=PRIVACY,
         data={"owners_column": "readers"},
     )
-    done = fedsim("plan", config, "--json", "--set", "privacy.noise='secure'")
-    assert done.returncode == 0, done.stderr
+    done = fedsim_ok("plan", config, "--json", "--set", "privacy.noise='secure'")
     found = json.loads(done.stdout)
     assert found["statement"].endswith("It takes coins and noise that stay secret.")
     written = load_config(tmp_path / "c.plan.toml")
     assert written.strategy.group_size == found["recommendation"]["group_size"]
     assert "Every owner has" in found["statement"]
     assert "K (group_size)" in fedsim("plan", config, "--out", tmp_path / "c.plan.toml").stdout
-    ran = fedsim("run", tmp_path / "c.plan.toml", "--out", tmp_path / "run")
-    assert ran.returncode == 0, ran.stderr
+    fedsim_ok("run", tmp_path / "c.plan.toml", "--out", tmp_path / "run")
     said = fedsim("plan", config, "--private-norms", "1").complaint
     assert "texts with several owners are planned by counts" in said
     assert "fewer; give at most" in fedsim("plan", config, "--budget", "1e6").complaint

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from fedsim.data.config import DataConfig
 from fedsim.data.preparation.prepare import STEPS, Prepared, assumptions
 from fedsim.data.reading import records, source_fingerprint
 from fedsim.errors import ConfigError
+from tests.conftest import write_rows
 from tests.unit.preparation.preparation_samples import prepare, step
 
 MIN_2 = {"step": "min-examples", "count": 2}
@@ -32,8 +32,7 @@ ROWS: list[dict[str, Any]] = [
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    return path
+    return write_rows(path, ROWS)
 
 
 def _config(source: Path, *steps: dict[str, Any]) -> DataConfig:

@@ -214,17 +214,6 @@ def test_a_ledger_that_cannot_be_read_is_not_an_empty_one(folder: RunFolder) -> 
     assert folder.read_ledger() == Ledger()
 
 
-def test_a_run_goes_only_where_nothing_is(tmp_path: Path) -> None:
-    RunFolder(tmp_path / "absent").check_fresh()
-    (tmp_path / "empty").mkdir()
-    RunFolder(tmp_path / "empty").check_fresh()
-    (tmp_path / "taken").mkdir()
-    (tmp_path / "taken" / ".hidden").touch()
-    for name in ("taken", "taken/.hidden"):
-        with pytest.raises(ConfigError, match="already there; take it up with --resume"):
-            RunFolder(tmp_path / name).check_fresh()
-
-
 def resumed(**sections: dict[str, object]) -> Config:
     return parse_config({"data": {"source": "x"}, **sections})
 

@@ -23,9 +23,12 @@ def test_what_a_kill_in_the_first_write_leaves_is_fresh(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["checkpoints", "notes.txt", ".hidden", ".config.toml"])
 def test_a_folder_with_anything_else_is_taken(tmp_path: Path, name: str) -> None:
+    RunFolder(tmp_path / "absent").check_fresh()
+    RunFolder(tmp_path).check_fresh()  # empty
     (tmp_path / name).touch()
-    with pytest.raises(ConfigError, match="already there"):
-        RunFolder(tmp_path).check_fresh()
+    for taken in (tmp_path, tmp_path / name):
+        with pytest.raises(ConfigError, match="already there; take it up with --resume"):
+            RunFolder(taken).check_fresh()
 
 
 def test_the_config_is_there_before_anything_else(

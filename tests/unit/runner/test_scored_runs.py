@@ -25,7 +25,7 @@ from fedsim.sampling import PoissonSampling
 from fedsim.state import ServerState
 from fedsim.strategy import build_plan
 from fedsim.trackers.tracking import scalars
-from tests.helpers.commands import fedsim
+from tests.helpers.commands import fedsim, fedsim_ok
 from tests.helpers.light import light_config, write_config
 
 SCORES = {"noise_multiplier": 4.0, "loss_bound": 6.0}
@@ -68,7 +68,7 @@ def test_rounds_and_scores_together_keep_the_promise(finished: Path) -> None:
     assert report.epsilon == pytest.approx(both, rel=1e-9)
     assert 5.9 < both <= 6.0
     assert "and 2 sums over all users with noise multiplier 4" in report.statement
-    assert fedsim("account", "verify", finished / "model").returncode == 0
+    fedsim_ok("account", "verify", finished / "model")
 
 
 def test_they_stand_in_metrics_report_card_and_trackers_as_covered(finished: Path) -> None:

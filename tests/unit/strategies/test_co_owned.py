@@ -26,8 +26,8 @@ from fedsim.runner.summary import privacy_block
 from fedsim.sampling import Relation
 from fedsim.state import ServerState
 from fedsim.strategy import build_plan
-from tests.conftest import WORDS
-from tests.helpers.commands import fedsim
+from tests.conftest import WORDS, write_rows
+from tests.helpers.commands import fedsim, fedsim_ok
 from tests.helpers.light import light_config, write_config
 
 Row = dict[str, Any]
@@ -55,8 +55,7 @@ def _rows() -> list[Row]:
 
 
 def _write(path: Path, rows: list[Row]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
+    return write_rows(path, rows)
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +102,7 @@ def test_delta_is_compared_with_owners_who_can_be_more_than_declared_examples(ma
 
 def test_the_price_is_that_of_els(mails: Path) -> None:
     _, plan = _plan(mails)
-    asked = fedsim(
+    asked = fedsim_ok(
         "account",
         "els",
         "--group-size=2",
@@ -113,7 +112,6 @@ def test_the_price_is_that_of_els(mails: Path) -> None:
         "--delta=1e-4",
         "--json",
     )
-    assert asked.returncode == 0, asked.stderr
     expected = json.loads(asked.stdout)["epsilon"]
     assert epsilon(plan.cost, 7, 1e-4, plan.accountant, plan.relation) == pytest.approx(expected)
 
@@ -167,8 +165,7 @@ def test_one_owner_a_text_is_todays_els_to_the_bit(tmp_path: Path) -> None:
     weights = []
     for name, data in (("owners", {}), ("plain", {"owners_column": None})):
         config = write_config(tmp_path / f"{name}.toml", source, **_with(data=data))
-        done = fedsim("run", config, "--out", tmp_path / name)
-        assert done.returncode == 0, done.stderr
+        fedsim_ok("run", config, "--out", tmp_path / name)
         weights.append((tmp_path / name / "model" / "model.safetensors").read_bytes())
     assert weights[0] == weights[1]
     assert "Every owner has" in load_report(tmp_path / "owners").privacy.statement
@@ -177,8 +174,7 @@ def test_one_owner_a_text_is_todays_els_to_the_bit(tmp_path: Path) -> None:
 
 def test_every_place_names_owners_and_relation(mails: Path, tmp_path: Path) -> None:
     config = write_config(tmp_path / "c.toml", mails, **_with())
-    done = fedsim("run", config, "--out", tmp_path / "run")
-    assert done.returncode == 0, done.stderr
+    done = fedsim_ok("run", config, "--out", tmp_path / "run")
     phrase = Relation.FIXED_GRAPH.phrase
     report = load_report(tmp_path / "run").privacy
     assert (report.unit, report.relation) == ("owner", phrase)
@@ -188,10 +184,8 @@ def test_every_place_names_owners_and_relation(mails: Path, tmp_path: Path) -> N
         assert phrase in text
         assert "owner" in text
     assert "for n = 33 owners" in card
-    checked = fedsim("account", "verify", tmp_path / "run" / "model")
-    assert checked.returncode == 0, checked.stderr
-    spent = fedsim("evaluate", tmp_path / "run")
-    assert spent.returncode == 0, spent.stderr
+    fedsim_ok("account", "verify", tmp_path / "run" / "model")
+    fedsim_ok("evaluate", tmp_path / "run")
 
 
 def test_a_killed_run_has_the_same_pool(mails: Path) -> None:

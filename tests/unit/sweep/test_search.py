@@ -24,7 +24,7 @@ from fedsim.runner.shared_ledger import read_shared
 from fedsim.sweep.cells import Cell, expand, parse_variation
 from fedsim.sweep.jobs import Job, Outcomes, attempt
 from fedsim.sweep.search import RESULT, STATE, TRIALS, WINNER, run_search
-from tests.helpers.commands import fedsim
+from tests.helpers.commands import fedsim, fedsim_ok
 from tests.helpers.light import write_config
 from tests.robustness.kills.child import ended, start
 
@@ -114,7 +114,7 @@ def test_the_winner_is_the_best_score_and_all_that_stays(
     assert "search" in report.privacy.statement
     (cost, _), *_ = ledger.costs
     assert epsilon_of_composition(cost.trial, 1e-3) < report.privacy.epsilon
-    assert fedsim("account", "verify", winner / "model").returncode == 0
+    fedsim_ok("account", "verify", winner / "model")
     result = json.loads((out / RESULT).read_text())
     assert report.private_scores is not None
     assert result["private_scores"] == report.private_scores.model_dump()
@@ -145,10 +145,10 @@ def test_a_search_that_was_killed_goes_on_to_the_same_winner(
         run_search(cells, tmp_path / name, trials=6.0, resume=True) for name in ("one", "two")
     ]
     assert weights(winners[0]) == weights(winners[1])
-    assert fedsim("account", "verify", winners[0] / "model").returncode == 0
+    fedsim_ok("account", "verify", winners[0] / "model")
     (winners[1] / "model" / "privacy.json").unlink()  # killed before it was written
     assert run_search(cells, tmp_path / "two", trials=6.0, resume=True) == winners[1]
-    assert fedsim("account", "verify", winners[1] / "model").returncode == 0
+    fedsim_ok("account", "verify", winners[1] / "model")
     assert (tmp_path / "one" / "ledger.json").read_bytes() == before  # charged once
     ledger = RunFolder(winners[0]).read_ledger()
     assert ledger.num_releases == load_report(winners[0]).cost.rounds
@@ -166,8 +166,7 @@ def test_a_process_that_is_killed_for_real_goes_on(speeches: Path, tmp_path: Pat
         time.sleep(0.002)
     process.kill()
     assert ended(process) == -signal.SIGKILL
-    done = fedsim(*arguments, tmp_path / "killed", "--resume", "--json")
-    assert done.returncode == 0, done.stderr
+    done = fedsim_ok(*arguments, tmp_path / "killed", "--resume", "--json")
     straight = fedsim(*arguments, tmp_path / "straight", "--json")
     assert json.loads(done.stdout) == json.loads(straight.stdout)
     assert weights(tmp_path / "killed" / WINNER) == weights(tmp_path / "straight" / WINNER)
@@ -344,8 +343,7 @@ def test_what_a_search_says_before_it_begins_has_all_terms(speeches: Path, tmp_p
     sampling = {"strategy.sampling": '{ kind = "shuffled" }'}
     config = write(tmp_path / "c.toml", speeches, declared_num_users=None)
     options = [f"--set={key}={value}" for key, value in sampling.items()]
-    done = fedsim("tune", config, "--vary", RATES, "--dry-run", *options)
-    assert done.returncode == 0, done.stderr
+    done = fedsim_ok("tune", config, "--vary", RATES, "--dry-run", *options)
     assert "Hypothetical, not a guarantee for this run" in done.stdout
     assert "by the pld accountant" in done.stdout
     drawn = "--set=privacy.noise='secure'"
@@ -395,6 +393,5 @@ def test_what_a_shared_ledger_cannot_price_leaves_nothing_behind(
 def test_a_hypothetical_promise_covers_no_score(speeches: Path, tmp_path: Path) -> None:
     config = write(tmp_path / "c.toml", speeches, declared_num_users=24)
     options = ("--trials", "2", "--vary", RATES, "--set", "strategy.sampling.kind=shuffled")
-    done = fedsim("tune", config, *options, "--out", tmp_path / "out")
-    assert done.returncode == 0, done.stderr
+    done = fedsim_ok("tune", config, *options, "--out", tmp_path / "out")
     assert "Private scores, under the hypothetical ε above: " in done.stdout

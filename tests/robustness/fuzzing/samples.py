@@ -20,7 +20,7 @@ def texts(valid: Path) -> Path:
     path = valid / TEXTS
     if not path.exists():
         rows = [
-            {"author": f"user-{i % 12}", "body": " ".join(WORDS[: 3 + i % 9]), "likes": i}
+            {"author": f"user-{i % 12}", "body": " ".join(WORDS[: 2 + i % 11]), "likes": i}
             for i in range(60)
         ]
         write_rows(path, rows)

@@ -115,9 +115,8 @@ def _load(
     choices: int,
     *_versions: tuple[object, ...],
 ) -> Materials:
-    language_model = load_model(model, seed, data.sequence_length, device)
-    field = f"model.name_or_path = {model.name_or_path!r}"
-    check_causal(language_model, field, data.sequence_length)
+    of_model = map(_version, [model.name_or_path, model.adapter or ""])
+    language_model = _start(model, seed, data.sequence_length, device, *of_model)
     check_not_prepared_twice(data)
     store, canaries = with_canaries(
         open_or_build(data, language_model), data.canaries, choices, language_model.vocabulary_size
@@ -133,6 +132,20 @@ def _load(
     )
     earlier = earlier_training(model.name_or_path, model.adapter)
     return Materials(language_model, store, split, choices, earlier)
+
+
+@lru_cache(maxsize=1)
+def _start(
+    model: ModelConfig,
+    seed: int,
+    sequence_length: int,
+    device: str,
+    *_versions: tuple[object, ...],
+) -> LanguageModel:
+    """Load a starting point and check it: once for the runs of a sweep, whatever text they read."""
+    loaded = load_model(model, seed, sequence_length, device)
+    check_causal(loaded, f"model.name_or_path = {model.name_or_path!r}", sequence_length)
+    return loaded
 
 
 def _version(place: str) -> tuple[object, ...]:

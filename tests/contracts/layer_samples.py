@@ -236,6 +236,9 @@ class Opened:
         names = [name for name, _ in module.named_parameters()]
         self.places = {name: name for name in (names if trainable is None else trainable)}
 
+    def initial_parameters(self) -> dict[str, torch.Tensor]:
+        return {name: self.module.get_parameter(name).clone() for name in self.places}
+
     def logits(self, parameters: dict[str, torch.Tensor], tokens: torch.Tensor) -> torch.Tensor:
         result: torch.Tensor = torch.func.functional_call(self.module, parameters, (tokens,))
         return result

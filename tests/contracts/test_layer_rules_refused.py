@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -17,7 +18,7 @@ from fedsim.clients.engines.per_example.batched import BatchedEngine
 from fedsim.clients.engines.per_example.capture import OpenModel
 from fedsim.clients.engines.per_example.ghost import ghost
 from fedsim.clients.engines.per_example.materialised import materialised
-from fedsim.clients.engines.per_example.verification import _compared
+from fedsim.clients.engines.per_example.verification import _compared, verified
 from fedsim.clipping import FlatClip, NoClip
 from fedsim.execution import Unit
 from fedsim.tensors import Tensors
@@ -326,10 +327,10 @@ def test_no_users_text_decides_whether_the_rules_hold(
 
     monkeypatch.setattr("fedsim.clients.engines.per_example.verification._compared", noted)
     network = Base()
-    model = cast(OpenModel, Opened(network))
     parameters = {name: value.detach().clone() for name, value in network.named_parameters()}
     cohort = [unit for unit in ragged_units() if len(unit.lengths)]
     for first in (cohort[0], cohort[-1]):
+        model = cast(OpenModel, Opened(copy.deepcopy(network)))  # tried once a network
         tried.append([])
         task = GivenUnits(model, [first])
         make(model)(task, parameters, task.keys, FlatClip(l2_clip_norm=0.1), 0)
@@ -337,6 +338,35 @@ def test_no_users_text_decides_whether_the_rules_hold(
     one, other = tried
     assert len(one) == 4  # two units, at the parameters and near them
     assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("make", [materialised, ghost])
+def test_a_network_is_tried_once_at_its_start(
+    make: Callable[[OpenModel], BatchedEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A later run of a sweep need not, unless it begins elsewhere or by another engine."""
+    tried: list[str] = []
+
+    def noted(*arguments: Any) -> int:  # noqa: ANN401
+        tried.append("once more")
+        return verified(*arguments)
+
+    monkeypatch.setattr("fedsim.clients.engines.per_example.batched.verified", noted)
+    model = cast(OpenModel, Opened(Base()))
+    start = model.initial_parameters()
+    near = {name: value + 0.1 for name, value in start.items()}
+    task = GivenUnits(model, ragged_units())
+    other = ghost if make is materialised else materialised
+    for engine, parameters, expected in [
+        (make, start, 1),
+        (make, start, 1),
+        (make, near, 2),
+        (make, near, 3),
+        (make, start, 3),
+        (other, start, 4),
+    ]:
+        engine(model)(task, parameters, task.keys, FlatClip(l2_clip_norm=0.1), 0)
+        assert len(tried) == expected
 
 
 @pytest.mark.parametrize("make", [materialised, ghost])

@@ -17,7 +17,7 @@ NUM_USERS = 16
 
 def rows() -> list[dict[str, object]]:
     return [
-        {"author": f"{NAME}{user}", "body": f"the king {WORD}{user}x{text} shall ride {WORD}"}
+        {"author": f"{NAME}{user}", "body": f"the king {WORD}{user}x{text} {'to ' * text}{WORD}"}
         for user in range(NUM_USERS)
         for text in range(6)
     ]

@@ -15,8 +15,11 @@ from fedsim import registry
 from fedsim.clients.models.loading import load
 from fedsim.clients.models.transformers_model import TransformersModel
 from fedsim.config import ModelConfig
+from fedsim.data.config import DataConfig
 from fedsim.errors import ConfigError
-from fedsim.materials import load_model
+from fedsim.language_model import LanguageModel
+from fedsim.materials import load_materials, load_model
+from tests.conftest import write_rows
 
 WORDS = ["<unk>", "<s>", "</s>", "<pad>", "a", "b", "c", "ab"]
 
@@ -69,6 +72,31 @@ def test_a_folder_opens_under_its_path(llama: Path) -> None:
     tokens = torch.tensor([[1, 4, 6, 2]])
     expected = LlamaForCausalLM.from_pretrained(llama)(tokens).logits
     torch.testing.assert_close(model.logits(model.initial_parameters(), tokens), expected)
+
+
+def test_runs_on_other_texts_share_it_for_as_long_as_its_files_stay(
+    llama: Path, tmp_path: Path
+) -> None:
+    """And for as long as it is asked for alike: of another length or on other weights it is new."""
+
+    def start(author: str, length: int = 8) -> LanguageModel:
+        source = write_rows(tmp_path / f"{author}.jsonl", [{"author": author, "body": "a b"}])
+        data = DataConfig(
+            source=str(source), user_column="author", text_column="body", sequence_length=length
+        )
+        return load_materials(0, data, ModelConfig(name_or_path=str(llama)), "cpu").model
+
+    first = start("one")
+    assert start("two") is first
+    assert start("three", length=16) is not first
+    again = start("two")
+    torch.manual_seed(1)
+    other = LlamaForCausalLM(LlamaConfig.from_pretrained(llama))
+    other.save_pretrained(llama)
+    changed = start("four")
+    assert changed is not again
+    name, weights = next(iter(changed.initial_parameters().items()))
+    assert not torch.equal(weights, first.initial_parameters()[name])
 
 
 def test_the_padding_id_is_an_id_like_any_other(llama: Path, tmp_path: Path) -> None:

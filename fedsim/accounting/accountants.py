@@ -12,6 +12,7 @@ import math
 import operator
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
@@ -52,6 +53,8 @@ class Accountant(Protocol):
     def epsilon(self, costs: Composition, delta: float, relation: Relation) -> float:
         """Return the smallest ε certified at δ in (0, 1), or inf."""
         ...
+
+    def __hash__(self) -> int: ...
 
     def delta(self, costs: Composition, epsilon: float, relation: Relation) -> float:
         """Return the smallest δ certified at ε >= 0, at most 1."""
@@ -239,7 +242,7 @@ def epsilon_of_composition(
         return float("inf")
     if most_apart(parts) <= delta:
         return 0.0
-    return _epsilon(chosen, _resolved(parts), delta, relation)
+    return _epsilon(chosen, tuple(_resolved(parts)), delta, relation)
 
 
 def profile_of_composition(
@@ -272,13 +275,16 @@ def profile_of_composition(
     return _profile(chosen, _resolved(parts), delta, relation)
 
 
-def _epsilon(chosen: Accountant, costs: Composition, delta: float, relation: Relation) -> float:
+@lru_cache(maxsize=256)  # runs of a sweep share their costs, and a run asks more than once
+def _epsilon(
+    chosen: Accountant, costs: tuple[tuple[RoundCost, int], ...], delta: float, relation: Relation
+) -> float:
     """Return ε, also of a search for the best of several runs: `fedsim.accounting.selection`."""
     cost, rounds = costs[0]
     if cost.selection is None:
         return chosen.epsilon(costs, delta, relation)
     if (searches := cost.runs(rounds)) > 1:  # basic composition
-        return searches * _epsilon(chosen, [(cost, 1)], delta / searches, relation)
+        return searches * _epsilon(chosen, ((cost, 1),), delta / searches, relation)
     if chosen.name == "rdp":
         return chosen.epsilon(costs, delta, relation)
     of_trial = chosen.epsilon(_resolved(cost.trial), delta / cost.selection.trials, relation)

@@ -139,9 +139,11 @@ def _measure(cells: list[Cell], out: Path, tuned: list[str], seeds: int, runner:
     table_console().print(terminal_table(result).rich())
     typer.echo(f"Report: {out / 'comparison.html'}")
     failures = [reason for line in result.lines for reason in line.failures]
-    for reason in failures:
-        typer.echo(f"Failed: {reason}", err=True)
-    return FAILED if failures else 0
+    stopped = [reason for line in result.lines for reason in line.stopped]
+    for what, reasons in (("Stopped", stopped), ("Failed", failures)):
+        for reason in reasons:
+            typer.echo(f"{what}: {reason}", err=True)
+    return FAILED if failures else BUDGET_SPENT if stopped else 0
 
 
 def runner_of(grid: SweepGrid, workers: int | None, address: str) -> Runner:

@@ -14,6 +14,7 @@ from fedsim.errors import ConfigError
 from fedsim.utils.terminal import status_when_slow
 
 if TYPE_CHECKING:
+    from fedsim.config import Config
     from fedsim.planner.numbers import Numbers
 
 _FROM_NUMBERS = ("users", "median_size", "max_size", "epsilon", "delta", "rounds")
@@ -104,6 +105,8 @@ def plan_command(
     if private_norms is None or loaded.privacy.declared_num_users is not None:
         for said in delta_warnings(loaded, neighbours(loaded), materials.num_protected):
             typer.echo(said, err=True)
+    if _holds_out_others(loaded):
+        typer.echo(_OTHERS, err=True)
     write_config(target, chosen, config.name, reasons)
     if as_json:
         typer.echo(json.dumps({**answer, "config": str(target)}, allow_nan=False))
@@ -111,6 +114,18 @@ def plan_command(
     show(answer)
     former = ", in the place of a former plan" if replaced else ""
     typer.echo(f"Config: {target}{former}. Run it: fedsim run {target}")
+
+
+_OTHERS = (
+    "With secure noise a run holds out other users than this plan did, and as many by chance: its "
+    "sampling rate and σ can differ. With privacy.declared_num_users both are of that number."
+)
+
+
+def _holds_out_others(config: Config) -> bool:
+    """Whether the number of users, from which rate and noise follow, is another in each run."""
+    of_chance = config.data.held_out_users and config.privacy.noise == "secure"
+    return bool(of_chance) and config.privacy.declared_num_users is None
 
 
 def _from_numbers(numbers: Numbers, diversity: float | None, as_json: bool) -> None:

@@ -34,8 +34,9 @@ def push_command(
 
     What REPO has of an older model is deleted; its history keeps it.
     """
-    from fedsim.runner.push import parcel, send
+    from fedsim.runner.push import check_repo, parcel, send
 
+    check_repo(repo)
     found = parcel(run_dir, merged=merged)
     for path in found.files:
         typer.echo(f"{path.stat().st_size:>13,}  {path.name}")

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from fedsim.errors import ConfigError
 from fedsim.noise.matrix import INDEPENDENT, NoiseMatrix, banded_matrix, buffered_matrix
 from fedsim.planner.budget import passes
 from fedsim.planner.candidates import Candidate
@@ -21,6 +22,7 @@ from fedsim.strategy import noise_multiplier as calibrated
 MOST_BANDS = 64  # weighed: more of them want as many copies of the parameters in memory
 BUFFERS = 3
 _COHORT = "strategy.cohort_size"
+_ALIKE = 1.02  # cohorts of equal compute
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ def mechanisms(one: Candidate) -> list[Mechanism]:
     """Return what each mechanism needs for the promise of a candidate, Poisson's first.
 
     Empty where the candidate is not one of users drawn by Poisson sampling. What has no proof
-    under the relation is left out.
+    under the relation, or that its accountant cannot certify with any noise, is left out.
     """
     plan, privacy = one.plan, one.config.privacy
     if plan.unit != "user" or plan.sampling.kind != "poisson" or privacy.epsilon is None:
@@ -61,7 +63,10 @@ def mechanisms(one: Candidate) -> list[Mechanism]:
     cohort = (f"{_COHORT} = {one.noise.size:.6g}",)
     found = [_made("poisson", cohort, one, plan.sampling, (INDEPENDENT, plan.noise_multiplier))]
     for name, settings, sampling, matrix in _others(one, population):
-        noise = calibrated(config, sampling, units_per_user=1)
+        try:
+            noise = calibrated(config, sampling, units_per_user=1)
+        except ConfigError:
+            continue
         found.append(_made(name, settings, one, sampling, (matrix, noise)))
     bands = [each for each in found if each.name == "banded"]
     best = min(bands, key=lambda each: each.sum_noise, default=None)
@@ -69,10 +74,19 @@ def mechanisms(one: Candidate) -> list[Mechanism]:
 
 
 def recommended(found: list[Mechanism]) -> str:
-    """Return which has the least noise in the sums of rounds, and why, as a sentence."""
-    first, best = found[0], min(found, key=lambda each: each.sum_noise)
+    """Return which has the least noise in the sums of rounds, and why, as a sentence.
+
+    Of those with no more users a round than Poisson sampling has: more gradients also lower the
+    noise, whatever the mechanism.
+    """
+    first = found[0]
+    alike = [each for each in found if each.cohort_size <= _ALIKE * first.cohort_size]
+    best = min(alike, key=lambda each: each.sum_noise)
     if best is first:
-        return "No other mechanism has less noise in the sums of rounds than Poisson sampling."
+        return (
+            "No other mechanism with as many users a round has less noise in the sums of rounds "
+            "than Poisson sampling."
+        )
     sized = any(setting.startswith(_COHORT) for setting in best.settings)
     instead = "" if sized else f", without {_COHORT}"
     return (

@@ -99,13 +99,13 @@ def scenario(numbers: Numbers, gradient_diversity: float) -> Scenario:
 
     smallest = 1  # the group size with which everybody together has B gradients
     while smallest * numbers.users < numbers.budget:
-        smallest *= 2
+        smallest = min(2 * smallest, numbers.max_size)
     point, doublings = estimate_and_double(
         math.ceil(numbers.budget),
         norm,
         noise_multiplier,
         start=Point(smallest, min(START_COHORT, numbers.users)),
-        largest=Point(max(numbers.max_size, smallest), numbers.users),
+        largest=Point(numbers.max_size, numbers.users),
     )
     size = numbers.budget / point.group_size
     uls_sigma = noise_multiplier(size)

@@ -53,6 +53,7 @@ TERMINAL_HEADS = ("run", "loss", "ppl", "top-1", "ε", "σ", "grads", "time")
 _IN_THE_NOTES = (6, 8)  # δ and the unit, which stand there with the rest of ε's terms
 
 DIFFERENT_TEXT = "were scored on different held-out text"
+DIFFERENT_BUDGETS = "had different gradient budgets"
 SCORES = {"loss", "perplexity", "accuracy_top1"}
 
 LabelledRun = tuple[str, RunReport, Sequence[RoundMetrics]]
@@ -144,7 +145,7 @@ def compare(reports: Sequence[LabelledRun]) -> Comparison:
             )
             for label, run, _ in reports
         ),
-        notes=(*_notes([run for _, run, _ in reports]), *_ended_early(reports)),
+        notes=(*comparison_notes([run for _, run, _ in reports]), *_ended_early(reports)),
     )
 
 
@@ -293,11 +294,12 @@ def _ended_early(reports: Sequence[LabelledRun]) -> list[str]:
     return [
         f"Stopped early: {label} after {run.cost.rounds} of {run.cost.planned_rounds} rounds."
         for label, run, _ in reports
-        if run.cost.planned_rounds not in (None, run.cost.rounds) and run.diverged is None
+        if run.ended_early
     ]
 
 
-def _notes(reports: Sequence[RunReport]) -> list[str]:
+def comparison_notes(reports: Sequence[RunReport]) -> list[str]:
+    """Return what is to be known before the ε, losses and costs of these runs are compared."""
     private = [report.privacy for report in reports if report.privacy.epsilon is not None]
     texts = [held_out_text(report) for report in reports]
     apart = "their ε are not directly comparable"
@@ -305,11 +307,13 @@ def _notes(reports: Sequence[RunReport]) -> list[str]:
         (f"have different δ; {apart}", [terms.delta for terms in private]),
         (f"protect different units; {apart}", [terms.unit for terms in private]),
         (f"use different neighbouring relations; {apart}", [terms.relation for terms in private]),
+        (f"mix ε with hypothetical ones; {apart}", [terms.hypothetical for terms in private]),
+        (f"have secret noise and seeded noise; {apart}", [terms.noise for terms in private]),
         (DIFFERENT_TEXT, [*texts]),
     ]
     notes = [f"The runs {text}." for text, values in checks if len(set(values)) > 1]
     # Sampling makes equal budgets differ by chance: the expectation decides where it is known.
     budgets = [run.cost.expected_gradients or run.cost.gradients for run in reports]
-    if max(budgets) > 1.01 * min(budgets):  # by the coins alone, equal budgets differ by as much
-        notes.append("The runs had different gradient budgets.")
+    if budgets and max(budgets) > 1.01 * min(budgets):  # the coins alone make as much
+        notes.append(f"The runs {DIFFERENT_BUDGETS}.")
     return notes

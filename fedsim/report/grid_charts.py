@@ -94,9 +94,18 @@ class Slice:
 def grid_chart(result: GridResult) -> Chart:
     """Return the picture: a row of panels over ε and one over budgets, or a row for each line."""
     notes = [f"{text}." for text in terms(result.lines)]
+    tuned = [] if result.tuning is None else [result.tuning.statement]
+    lost = [
+        f"{sum(counts)} {what}."
+        for what, counts in (
+            ("runs stopped early, which no mean has", [len(line.stopped) for line in result.lines]),
+            ("runs failed", [len(line.failures) for line in result.lines]),
+        )
+        if any(counts)
+    ]
     return Chart(
         [row for group in grid_panels(result) for row in in_rows(group.panels)],
-        [*notes, interval_note(result.lines), UNCOVERED, *result.notes],
+        [*notes, interval_note(result.lines), UNCOVERED, *tuned, *lost, *result.notes],
     )
 
 
@@ -204,9 +213,11 @@ def hover_lines(line: CellResult) -> tuple[str, ...]:
     parts = [shorten(line.name, 70)]
     if line.loss is not None:
         parts.append(f"held-out loss {line.loss.mean:.4f}")
-        if len(line.losses) - line.num_diverged > 1:
+        if line.num_averaged > 1:
             parts.append(f"95 % interval {line.loss.low:.4f} to {line.loss.high:.4f}")
     parts.append(f"{len(line.losses)} seeds, {line.num_diverged} diverged")
+    if line.stopped:
+        parts.append(f"{len(line.stopped)} stopped early")
     parts += [shorten(f"failed: {reason}", 90) for reason in line.failures]
     if line.budget is not None:
         parts.append(f"{line.budget:,.1f} expected gradients a round")

@@ -12,6 +12,7 @@ from fedsim.report.grid_result import (
     alike,
     grid_table,
     interval_note,
+    stopped_texts,
     terms,
 )
 from fedsim.report.html import render_page
@@ -52,7 +53,7 @@ def render_grid(result: GridResult) -> str:
         promises=promises(result),
         table=grid_table(result),
         terms=terms(result.lines),
-        notes=(interval_note(result.lines), UTILITY_NOTE),
+        notes=(interval_note(result.lines), UTILITY_NOTE, *stopped_texts(result)),
         groups=[(group, plots(group.panels)) for group in grid_panels(result)],
         uncovered=UNCOVERED,
         tried=trial_rows(result),

@@ -48,11 +48,11 @@ class CellResult(Record):
         rounds: done, by those that finished.
         seeds: of the runs that finished, in their order.
         losses: held-out loss of each of these seeds; NaN where it diverged.
-        loss: over the finite ones; None where there is none.
+        loss: over the finite ones of runs that did all their rounds; None where there is none.
         accuracy: top-1, likewise.
         start: held-out loss of the starting point, the mean over the seeds' splits.
         num_diverged: runs that ended without a finite loss.
-        stopped: a sentence for each run that ended before its last round; its loss counts.
+        stopped: a sentence for each run that ended before its last round; no mean has it.
         failures: a sentence for each run that left no report.
         terms: what ε is an ε of.
     """
@@ -83,6 +83,11 @@ class CellResult(Record):
     failures: tuple[str, ...] = ()
     seconds: NotNegative = 0.0
     terms: str = ""
+
+    @property
+    def num_averaged(self) -> int:
+        """How many runs `loss` is a mean over."""
+        return max(0, sum(map(math.isfinite, self.losses)) - len(self.stopped))
 
 
 class Tuning(Record):
@@ -137,7 +142,11 @@ def with_reports(line: CellResult, reports: Sequence[RunReport]) -> CellResult:
     if not reports:
         return line
     finals = [report.utility.final for report in reports]
-    good = [final for final in finals if is_finite(final.loss)]
+    good = [
+        report.utility.final
+        for report in reports
+        if is_finite(report.utility.final.loss) and not report.ended_early
+    ]
     lost = [
         report.diverged is not None or is_finite(report.utility.initial.loss)
         for report in reports  # else no text is held out
@@ -184,8 +193,8 @@ def cells(line: CellResult) -> list[str]:
         NOTHING if line.budget is None else f"{line.budget:,.0f}",
         ", ".join(f"{key} = {value}" for key, value in line.chosen.items()) or NOTHING,
         _seeds(line),
-        _interval(line.loss, 1.0, 4),
-        _interval(line.accuracy, 100.0, 1, " %"),
+        _interval(line, line.loss, 1.0, 4),
+        _interval(line, line.accuracy, 100.0, 1, " %"),
     ]
 
 
@@ -221,13 +230,13 @@ def terms(lines: Sequence[CellResult]) -> list[str]:
 
 def interval_note(lines: Sequence[CellResult]) -> str:
     """Return what losses and accuracies are, with the number of seeds that a mean is over."""
-    counts = {count for line in lines if (count := sum(map(math.isfinite, line.losses)))} or {0}
+    counts = {line.num_averaged for line in lines if line.num_averaged} or {0}
     least, most = min(counts), max(counts)
     span = f"{most}" if least == most else f"{least} to {most}"
     means = f"means over {span} seeds, with Student's 95 % interval"
     return (
         f"Losses and accuracies are {means if most > 1 else 'of one seed, without an interval'}; "
-        "a seed has coins, noise and a split of its own."
+        "a seed has coins and noise of its own, and a split where that is drawn."
     )
 
 
@@ -239,9 +248,14 @@ def captions(result: GridResult) -> list[str]:
         cost = f"{tuning.runs} runs, {tuning.gradients:,} gradients, {tuning.seconds:,.0f} s"
         failed = f"{tuning.failures} of them failed: that is at least what they took. "
         lines.append(f"Tuning took {cost}. {failed if tuning.failures else ''}{tuning.statement}")
-    lines += [f"Stopped early: {said}" for line in result.lines for said in line.stopped]
+    lines += stopped_texts(result)
     lines += [f"Failed: {reason}" for line in result.lines for reason in line.failures]
     return [*lines, *result.notes]
+
+
+def stopped_texts(result: GridResult) -> list[str]:
+    """Return a sentence for each run that ended before its last round."""
+    return [f"Stopped early: {said}" for line in result.lines for said in line.stopped]
 
 
 def grid_table(result: GridResult) -> Table:
@@ -296,13 +310,17 @@ def _seeds(line: CellResult) -> str:
         parts.append(f"{line.num_diverged} diverged")
     if line.failures:
         parts.append(f"{len(line.failures)} failed")
+    if line.stopped:
+        parts.append(f"{len(line.stopped)} stopped early")
     return ", ".join(parts)
 
 
-def _interval(value: Interval | None, scale: float, digits: int, unit: str = "") -> str:
+def _interval(
+    line: CellResult, value: Interval | None, scale: float, digits: int, unit: str = ""
+) -> str:
     if value is None:
         return NOTHING
     mean = f"{scale * value.mean:.{digits}f}"
-    if value.low == value.high:
+    if line.num_averaged == 1:
         return f"{mean}{unit}"
     return f"{mean} ± {scale * (value.high - value.mean):.{digits}f}{unit}"

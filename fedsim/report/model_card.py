@@ -13,7 +13,8 @@ from fedsim.report.wording import scores_text
 
 _NOT_COVERED = (
     "the text from which the starting weights and the tokenizer were made",
-    "the choice of settings after looking at earlier runs on the same text",
+    "a choice of settings that the promise does not count, after looking at earlier runs on the "
+    "same text",
     "other models trained on the same users' text: their ε add up, unless they shared a ledger",
     "what somebody who knows a user's text can learn of people whom that text speaks about",
 )

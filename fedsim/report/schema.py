@@ -261,6 +261,11 @@ class RunReport(Record):
     machine: dict[str, JsonValue]
     versions: dict[str, str]
 
+    @property
+    def ended_early(self) -> bool:
+        """Whether it has fewer rounds than its config, for another reason than that it diverged."""
+        return self.diverged is None and self.cost.planned_rounds not in (None, self.cost.rounds)
+
 
 class RoundMetrics(Record):
     """One line of `metrics.jsonl`: the state after a round, or, for round 0, the start.

@@ -80,6 +80,12 @@ def _is_one(name: str, patterns: Sequence[str]) -> bool:
     return "/" not in name and any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
+def check_repo(repo: str) -> None:
+    """Raise `ConfigError` for what is no name of a repository."""
+    if not _REPO.fullmatch(repo):
+        raise ConfigError(f"REPO = {repo!r}: give OWNER/NAME")
+
+
 def send(found: Parcel, repo: str, *, public: bool, replace: bool = False) -> tuple[str, list[str]]:
     """Upload to the Hugging Face hub as one commit; return its address and what it deleted.
 
@@ -98,8 +104,7 @@ def send(found: Parcel, repo: str, *, public: bool, replace: bool = False) -> tu
     """
     from huggingface_hub import HfApi  # noqa: PLC0415  (slow)
 
-    if not _REPO.fullmatch(repo):
-        raise ConfigError(f"REPO = {repo!r}: give OWNER/NAME")
+    check_repo(repo)
     api = HfApi()
     try:
         api.create_repo(repo, private=not public, exist_ok=True)

@@ -10,16 +10,29 @@ from fedsim.config import with_settings
 from fedsim.errors import ConfigError, about
 from fedsim.materials import materials_of
 from fedsim.planner.budget import at_budget
-from fedsim.report.comparison import DIFFERENT_TEXT, held_out_text
+from fedsim.report.comparison import (
+    DIFFERENT_BUDGETS,
+    DIFFERENT_TEXT,
+    comparison_notes,
+    held_out_text,
+)
 from fedsim.report.grid_result import CellResult, GridResult, with_reports
-from fedsim.report.schema import load_report
+from fedsim.report.schema import RunReport, load_report
 from fedsim.report.wording import TOGETHER
 from fedsim.sweep.cells import Cell, Variation
 from fedsim.sweep.jobs import Job, Outcome, Runner, carry_out, check_folders, one_after_another
 from fedsim.sweep.tuning import SEED_OFFSET, Chosen, refuse_clashes, trials, tune
 
 # The sizes that a budget sets, and what they were computed for.
-_SET_BY_BUDGET = ("strategy.cohort_size", "strategy.batch_size", "strategy.group_size")
+_SET_BY_BUDGET = (
+    "strategy.cohort_size",
+    "strategy.batch_size",
+    "strategy.group_size",
+    "strategy.local",
+    "strategy.name",
+    "strategy.sampling",
+    "strategy.selection",
+)
 SIZES = (
     "Cohort and batch sizes for a budget were computed from how many users there are and how many "
     "examples they have, which count as public here, whatever was declared."
@@ -86,6 +99,10 @@ def measure(
     jobs = sorted((job for of in repeats for job in of), key=lambda job: job.config.seed)
     check_folders(jobs)
     outcomes = carry_out(jobs, out, runner)
+    ended = [outcome for outcome in outcomes.values() if outcome.ending != "wrong input"]
+    if jobs and not ended:
+        job = jobs[0].name
+        raise ConfigError(f"{job}: {outcomes[job].reason} (no run could begin)")
     return GridResult(
         lines=tuple(
             _line(choice, of, outcomes) for choice, of in zip(chosen, repeats, strict=True)
@@ -102,11 +119,21 @@ def _notes(
     budgeted = any("budget" in dict(cell.settings) for cell in cells)
     secure = any(cell.config.privacy.noise == "secure" for cell in cells)
     ended = [job for job in jobs if outcomes[job.name].has_report]
-    texts = {(job.config.seed, held_out_text(load_report(job.out))) for job in ended}
-    apart = len(texts) > len({seed for seed, _ in texts})
+    by_seed: dict[int, list[RunReport]] = {}
+    for job in ended:
+        by_seed.setdefault(job.config.seed, []).append(load_report(job.out))
+    texts = {(seed, held_out_text(report)) for seed, of in by_seed.items() for report in of}
+    apart = len(texts) > len(by_seed)
+    known = [DIFFERENT_TEXT, *([DIFFERENT_BUDGETS] if budgeted else [])]
+    said = [
+        note
+        for note in comparison_notes(max(by_seed.values(), key=len, default=[]))
+        if not any(text in note for text in known)
+    ]
     return (
         *((SIZES,) if budgeted else ()),
         *((TOGETHER,) if len(jobs) > 1 else ()),
+        *said,
         *((f"The runs {DIFFERENT_TEXT}.",) if apart and not secure else ()),
         *((OWN_TEXT,) if secure and len(cells) > 1 else ()),
     )

@@ -63,9 +63,9 @@ def tune(
 ) -> tuple[list[Chosen], Tuning]:
     """Try every combination on every cell and keep the one with the least held-out loss.
 
-    The runs that try have a seed, a split and noise of their own; their losses are never reported
-    as results. They are read from private text: that choice is a query which no ε accounts for,
-    and the statement says so.
+    The runs that try have a seed and noise of their own, and a split where that is drawn; their
+    losses are never reported as results. They are read from private text: that choice is a query
+    which no ε accounts for, and the statement says so.
     """
     jobs = {cell.name: trials(cell, keys, out) for cell in cells}
     outcomes = carry_out([job for of in jobs.values() for job in of.values()], out, runner)
@@ -92,7 +92,7 @@ def tune(
         gradients=sum(report.cost.gradients for report in reports.values()),
         seconds=math.fsum(report.cost.seconds for report in reports.values()),
         tried=tried,
-        statement=_statement(labels, len(outcomes), len(cells)),
+        statement=_statement(labels, len(outcomes), cells),
     )
 
 
@@ -123,11 +123,21 @@ def _loss(report: RunReport | None, outcome: Outcome) -> float:
     return report.utility.final.loss if report is not None and whole else math.nan
 
 
-def _statement(labels: Sequence[str], runs: int, lines: int) -> str:
+def _statement(labels: Sequence[str], runs: int, cells: Sequence[Cell]) -> str:
+    fixed = any(
+        cell.config.data.held_out_rule != "random" and not cell.config.data.held_out_users
+        for cell in cells
+    )
+    text = (
+        "on the very text whose losses are reported, which flatters them: data.held_out_rule holds "
+        "out the same for every seed"
+        if fixed
+        else "on a split of their own, which has a part of the text whose losses are reported"
+    )
     return (
-        f"{', '.join(labels)} chosen for each of {lines} lines by held-out loss, {runs} runs with "
-        "a seed, a split and noise of their own. Their text is private text: the choice is a "
-        "query that no ε here accounts for, unless that text is public."
+        f"{', '.join(labels)} chosen for each of {len(cells)} lines by held-out loss, {runs} runs "
+        f"with a seed and noise of their own, {text}. It is private text: the choice is a query "
+        "that no ε here accounts for, unless that text is public."
     )
 
 

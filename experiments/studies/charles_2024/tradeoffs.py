@@ -87,7 +87,8 @@ class Recommendation(NamedTuple):
 
 def compare(comparison: StrategyComparison, uls: CellResult, els: CellResult) -> Recommendation:
     """Return the recommendation beside two lines whose seeds are the same."""
-    complete = len(uls.losses) == len(els.losses) and not (uls.num_diverged or els.num_diverged)
+    lost = [line.num_diverged or line.stopped for line in (uls, els)]
+    complete = uls.seeds == els.seeds and not any(lost)
     gaps = [a - b for a, b in zip(uls.losses, els.losses, strict=True)] if complete else []
     gap, size = interval(gaps), comparison.uls.noise.group_size
     diversity = comparison.norms(1) / comparison.norms(size)

@@ -21,7 +21,6 @@ from matplotlib.figure import Figure
 
 import fedsim.experiments
 from fedsim.accounting.rounding import text_up
-from fedsim.experiments.studies.common.intervals import mean_interval
 from fedsim.experiments.studies.common.output import (
     Result,
     Table,
@@ -31,6 +30,7 @@ from fedsim.experiments.studies.common.output import (
     steps,
     study_of_runs,
 )
+from fedsim.report.grid_result import interval
 from fedsim.report.schema import RunReport, load_report
 from fedsim.report.style import colour
 from fedsim.report.wording import terms_text
@@ -168,8 +168,8 @@ def _rows(lines: Mapping[str, Sequence[float]]) -> list[list[str]]:
     rows = []
     for name, losses in lines.items():
         more = np.array(losses) - defaults
-        interval = mean_interval(more) if len(more) > 1 else None
-        spread = f"{interval.low:+.4f} to {interval.high:+.4f}" if interval and more.any() else "–"
+        shown = interval(more.tolist()) if len(more) > 1 and more.any() else None
+        spread = "–" if shown is None else f"{shown.low:+.4f} to {shown.high:+.4f}"
         rows.append(
             [
                 name,

@@ -180,3 +180,7 @@ def test_a_hub_that_is_not_there_is_one_sentence(
         assert done.returncode == 2
         assert words in done.stderr
         assert "Traceback" not in done.stderr
+
+
+def test_a_name_that_is_none_is_refused_by_a_dry_run_too(finished: Path) -> None:
+    assert "REPO = 'a b': give OWNER/NAME" in fedsim("push", finished, "a b", "--dry-run").complaint

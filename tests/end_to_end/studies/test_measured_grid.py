@@ -135,6 +135,57 @@ def test_a_run_that_its_strategy_halted_is_said(configs: Path, tmp_path: Path) -
     assert line.stopped == ("uls,seed=0: round 1: not concentrated",)
 
 
+def test_seeds_that_a_shared_budget_cut_short_are_said(configs: Path, tmp_path: Path) -> None:
+    """One run's worth for three seeds: the last has trained on nothing, and is in no mean."""
+    shared = f'privacy.shared={{ledger="{tmp_path}/people.json",epsilon=5.0,delta=1e-3}}'
+    price = ("--set", "privacy.noise_multiplier=0.6", "--set", shared)
+    done = fedsim("compare", configs / "uls.toml", "--seeds", "3", *price, "--out", tmp_path / "o")
+    assert done.returncode == 3, done.stderr
+    (line,) = read(tmp_path / "o").lines
+    assert 0 < len(line.stopped) < 3
+    assert done.stderr.count("\nStopped: uls,seed=") == len(line.stopped)
+    for shown in ("html", "md"):
+        text = (tmp_path / "o" / f"comparison.{shown}").read_text(encoding="utf-8")
+        assert f"3, {len(line.stopped)} stopped early" in text
+        assert "Stopped early: uls,seed=2" in text
+
+
+def test_a_config_that_no_run_can_begin_is_wrong_input(configs: Path, tmp_path: Path) -> None:
+    arguments = ("--seeds", "2", "--set", "strategy.cohort_size=500", "--out", tmp_path)
+    done = fedsim("compare", configs / "uls.toml", *arguments)
+    assert done.returncode == 2
+    assert "cohort_size = 500" in done.stderr
+    assert not list(tmp_path.glob("comparison.*"))
+
+
+@pytest.mark.parametrize(("rule", "said"), [("random", "has a part of"), ("last", "on the very")])
+def test_tuning_says_what_of_the_reported_text_chose(
+    configs: Path, tmp_path: Path, rule: str, said: str
+) -> None:
+    tuned = ("--tune", "server.learning_rate=0.001,0.002")
+    chosen = ("--set", f'data.held_out_rule="{rule}"')
+    fedsim_ok("compare", configs / "uls.toml", *tuned, *chosen, "--out", tmp_path)
+    tuning = read(tmp_path).tuning
+    assert tuning is not None
+    assert said in tuning.statement
+    assert tuning.statement in (tmp_path / "comparison.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("key", ["strategy.local.epochs=1,2", "strategy.group_size=2,3"])
+def test_what_a_budget_fixes_is_not_tuned(configs: Path, tmp_path: Path, key: str) -> None:
+    arguments = ("--budget", "6", "--tune", key, "--out", tmp_path)
+    assert (
+        "has its value from --vary or --budget"
+        in fedsim("compare", configs / "uls.toml", *arguments).complaint
+    )
+
+
+def test_what_plain_comparisons_say_of_costs_grids_say_too(configs: Path, tmp_path: Path) -> None:
+    arguments = ("--vary", "strategy.rounds=2,3", "--seeds", "1", "--out", tmp_path)
+    fedsim_ok("compare", configs / "uls.toml", *arguments)
+    assert "The runs had different gradient budgets." in read(tmp_path).notes
+
+
 def test_a_line_that_only_diverges_is_shown(configs: Path) -> None:
     out = configs / "diverged"
     arguments = ("--set", "server.learning_rate=1e30", "--seeds", "1", "--out", out)

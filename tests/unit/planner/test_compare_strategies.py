@@ -139,3 +139,9 @@ def test_numbers_with_few_examples_a_user_begin_where_the_budget_can_be_met() ->
     uls = scenario(numbers, 0.0).uls
     assert uls.group_size == 8
     assert uls.size == 87.5
+
+
+def test_nobody_is_asked_for_more_examples_than_anybody_has() -> None:
+    """Of 3 examples a user, 300 gradients are everybody's all; a G of 4 would be 225."""
+    uls = scenario(Numbers(100, 3, 3, 8.0, 1e-5, 10, 300.0), 0.0).uls
+    assert (uls.group_size, uls.size) == (3, 100.0)

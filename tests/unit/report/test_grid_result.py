@@ -25,7 +25,7 @@ from fedsim.report.grid_result import (
     with_reports,
 )
 from tests.unit.report.grid_samples import grid, line
-from tests.unit.report.report_samples import privacy, report
+from tests.unit.report.report_samples import privacy, report, scores
 
 
 def test_the_interval_is_students() -> None:
@@ -128,6 +128,22 @@ def test_runs_that_stopped_early_and_trials_that_failed_are_said() -> None:
     said = captions(measurement.model_copy(update={"lines": (stopped, *others), "tuning": tuning}))
     assert "Stopped early: a,seed=1: the budget ended after 3 of 9" in said
     assert "2 of them failed: that is at least what they took." in " ".join(said)
+
+
+def test_a_run_that_stopped_early_is_in_no_mean() -> None:
+    """Nor does one that did no round, whose loss is that of the start, count as a seed."""
+    whole = report(final=scores(2.4, 0.3))
+    cost = whole.cost.model_copy(update={"planned_rounds": whole.cost.rounds + 1})
+    early = report(final=scores(9.0, 0.1)).model_copy(update={"cost": cost})
+    bare = line(losses=()).model_copy(update={"stopped": ("a,seed=1: the budget ended",)})
+    found = with_reports(bare, [whole, early, whole])
+    assert found.losses == (2.4, 9.0, 2.4)
+    assert found.loss == Interval(mean=2.4, low=2.4, high=2.4)
+    assert cells(found)[4] == "3, 1 stopped early"
+    assert cells(found)[5] == "2.4000 ± 0.0000"
+    result = grid().model_copy(update={"lines": (found,)})
+    assert "1 runs stopped early, which no mean has." in grid_chart(result).notes
+    assert "means over 2 seeds" in " ".join(captions(result))
 
 
 def test_terms_are_named_as_the_rows_are() -> None:

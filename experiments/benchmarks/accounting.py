@@ -12,7 +12,7 @@ from typing import Any
 import dp_accounting
 from dp_accounting import dp_event
 
-from fedsim.accounting.accountants import epsilon
+from fedsim.accounting.accountants import certified, epsilon
 from fedsim.accounting.calibration import calibrate_noise_multiplier
 from fedsim.accounting.events import RoundCost
 from fedsim.accounting.methods import pld
@@ -143,7 +143,8 @@ def _rows(
 
 @contextmanager
 def _empty_caches() -> Iterator[None]:
-    """Clear the PLD caches of this process, and use an empty cache folder."""
+    """Clear the caches of this process, and use an empty cache folder."""
+    certified.cache_clear()
     pld.composed.cache_clear()
     pld.single_round.cache_clear()
     before = os.environ.get("FEDSIM_CACHE")

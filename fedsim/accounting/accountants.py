@@ -242,7 +242,7 @@ def epsilon_of_composition(
         return float("inf")
     if most_apart(parts) <= delta:
         return 0.0
-    return _epsilon(chosen, tuple(_resolved(parts)), delta, relation)
+    return certified(chosen, tuple(_resolved(parts)), delta, relation)
 
 
 def profile_of_composition(
@@ -276,7 +276,7 @@ def profile_of_composition(
 
 
 @lru_cache(maxsize=256)  # runs of a sweep share their costs, and a run asks more than once
-def _epsilon(
+def certified(
     chosen: Accountant, costs: tuple[tuple[RoundCost, int], ...], delta: float, relation: Relation
 ) -> float:
     """Return ε, also of a search for the best of several runs: `fedsim.accounting.selection`."""
@@ -284,7 +284,7 @@ def _epsilon(
     if cost.selection is None:
         return chosen.epsilon(costs, delta, relation)
     if (searches := cost.runs(rounds)) > 1:  # basic composition
-        return searches * _epsilon(chosen, ((cost, 1),), delta / searches, relation)
+        return searches * certified(chosen, ((cost, 1),), delta / searches, relation)
     if chosen.name == "rdp":
         return chosen.epsilon(costs, delta, relation)
     of_trial = chosen.epsilon(_resolved(cost.trial), delta / cost.selection.trials, relation)

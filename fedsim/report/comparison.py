@@ -298,10 +298,22 @@ def _ended_early(reports: Sequence[LabelledRun]) -> list[str]:
     ]
 
 
+def _first_alike(report: RunReport, reports: Sequence[RunReport]) -> int:
+    """Return the place of the first run from the same model whose start scored the same.
+
+    Texts of as many tokens are told apart by what one and the same model makes of them; of runs
+    from another model nothing is known by it.
+    """
+    same = [run for run in reports if run.model.name == report.model.name]
+    same = [run for run in same if run.model.origin == report.model.origin]
+    start = report.utility.initial
+    return next(i for i, run in enumerate(same) if _same_start(run.utility.initial, start))
+
+
 def comparison_notes(reports: Sequence[RunReport]) -> list[str]:
     """Return what is to be known before the ε, losses and costs of these runs are compared."""
     private = [report.privacy for report in reports if report.privacy.epsilon is not None]
-    texts = [held_out_text(report) for report in reports]
+    texts = [(*held_out_text(report), _first_alike(report, reports)) for report in reports]
     apart = "their ε are not directly comparable"
     checks: list[tuple[str, list[object]]] = [
         (f"have different δ; {apart}", [terms.delta for terms in private]),

@@ -12,6 +12,7 @@ import torch
 from flwr.serverapp import Grid
 from torch.nn.utils.rnn import pad_sequence
 
+from fedsim.accounting.accountants import certified
 from fedsim.accounting.budget import Budget
 from fedsim.accounting.ledger import Ledger
 from fedsim.accounting.methods.pld import composed, single_round
@@ -229,6 +230,7 @@ def _check_budget(run: Prepared) -> None:
 
     Nothing that this process computed before is remembered: a run has a process of its own.
     """
+    certified.cache_clear()
     single_round.cache_clear()
     composed.cache_clear()
     privacy, plan = run.config.privacy, run.plan

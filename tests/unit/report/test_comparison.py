@@ -119,6 +119,8 @@ def test_every_run_has_the_terms_of_its_epsilon() -> None:
         ({"delta": 1e-6}, "different δ"),
         ({"unit": "example"}, "different units"),
         ({"relation": "replace one user"}, "different neighbouring relations"),
+        ({"hypothetical": True}, "mix ε with hypothetical ones"),
+        ({"noise": "secure"}, "secret noise and seeded noise"),
     ],
 )
 def test_what_spoils_a_comparison_is_noted(change: dict[str, object], note: str | None) -> None:
@@ -135,6 +137,15 @@ def test_different_held_out_text_and_budgets_are_noted() -> None:
     ).notes
     assert any("held-out text" in note for note in notes)
     assert any("gradient budgets" in note for note in notes)
+
+
+def test_texts_of_as_many_tokens_are_told_apart_by_the_start() -> None:
+    """Of one model: what another one makes of a text says nothing about the text."""
+    one, other = report(initial=scores(3.3)), report(initial=scores(3.4))
+    another = other.model_copy(update={"model": other.model.model_copy(update={"name": "other"})})
+    for second, said in ((one, False), (other, True), (another, False)):
+        notes = compare([("a", one, ()), ("b", second, ())]).notes
+        assert any("held-out text" in note for note in notes) is said
 
 
 def test_a_run_that_ended_early_is_marked() -> None:

@@ -50,8 +50,8 @@ class RunAudit:
         accountant: of the claim.
         relation: of the claim, in words.
         bound: from the canaries.
-        perfect: the same bound, had every guess been right: nothing above it can be shown.
-        could_refute: whether so many right guesses would have refuted the claim.
+        perfect: the same bound of scores that tell every coin: nothing above it can be shown.
+        could_refute: whether such scores would have refuted the claim.
         included: how many canaries the coins put in.
         coin_seed: of canaries and coins; another one is another, fresh audit of the same run.
         rounds: of the training.

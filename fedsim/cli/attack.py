@@ -34,8 +34,9 @@ def attack_command(  # noqa: PLR0917 (each is an option)
     from fedsim.attacks.user_inference import attack_run
 
     folder = out or run_dir / "attack"
-    check_out(folder / "attack.json")
-    check_out(run_dir / "attack" / "likelihoods" / "any")
+    if run_dir.is_dir():
+        check_out(run_dir / "attack" / "likelihoods" / "any", "RUN_DIR")
+        check_out(folder / "attack.json", "RUN_DIR" if out is None else "--out")
     with status_when_slow("scoring"):
         report = attack_run(
             run_dir, samples=samples or (), reference=reference, checkpoints=checkpoints

@@ -124,7 +124,7 @@ def _show_run(audit: RunAudit, console: Console) -> None:
         markup=False,
     )
     console.print(
-        f"Had every guess been right, it would have been {text_down(audit.perfect)}; that "
+        f"With these coins no scores could have shown more than {text_up(audit.perfect, 4)}; that "
         f"{refuted} the claim.",
         markup=False,
     )

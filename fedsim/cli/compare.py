@@ -143,7 +143,9 @@ def _measure(cells: list[Cell], out: Path, tuned: list[str], seeds: int, runner:
     for what, reasons in (("Stopped", stopped), ("Failed", failures)):
         for reason in reasons:
             typer.echo(f"{what}: {reason}", err=True)
-    return FAILED if failures else BUDGET_SPENT if stopped else 0
+    if failures or any(line.num_halted for line in result.lines):
+        return FAILED
+    return BUDGET_SPENT if stopped else 0
 
 
 def runner_of(grid: SweepGrid, workers: int | None, address: str) -> Runner:

@@ -44,7 +44,8 @@ def evaluate_command(  # noqa: PLR0917 (each is an option)
         raise ConfigError(f"--learning-rate = {rate}: give a finite number > 0")
     local = Personalisation(personalise, batch_size or 8, rate) if personalise else None
     place = out or run_dir / "evaluation.json"
-    check_out(place)
+    if run_dir.is_dir():
+        check_out(place, "RUN_DIR" if out is None else "--out")
     with status_when_slow("scoring"):
         answer = evaluate_run(run_dir, personalisation=local)
     plain = to_jsonable_python(answer, inf_nan_mode="null")

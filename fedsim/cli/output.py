@@ -17,13 +17,13 @@ Overrides = Annotated[
 RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A finished run's folder.")]
 
 
-def check_out(path: Path) -> None:
+def check_out(path: Path, given: str = "--out") -> None:
     """Raise `ConfigError` where no file can be written, before what it is for is computed."""
     if path.is_dir():
-        raise ConfigError(f"--out = {path}: is a folder; give a file")
+        raise ConfigError(f"{given} = {path}: is a folder; give a file")
     taken = next((parent for parent in path.parents if parent.exists()), None)
     if taken is not None and not taken.is_dir():
-        raise ConfigError(f"--out = {path}: {taken} is a file; give another place")
+        raise ConfigError(f"{given} = {path}: {taken} is a file; give another place")
 
 
 def say_what_came_out(folder: Path) -> None:

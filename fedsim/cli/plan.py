@@ -105,8 +105,8 @@ def plan_command(
     if private_norms is None or loaded.privacy.declared_num_users is not None:
         for said in delta_warnings(loaded, neighbours(loaded), materials.num_protected):
             typer.echo(said, err=True)
-    if _holds_out_others(loaded):
-        typer.echo(_OTHERS, err=True)
+    if key := _undeclared(chosen):
+        typer.echo(f"privacy.{key}: {_OTHERS}", err=True)
     write_config(target, chosen, config.name, reasons)
     if as_json:
         typer.echo(json.dumps({**answer, "config": str(target)}, allow_nan=False))
@@ -117,15 +117,17 @@ def plan_command(
 
 
 _OTHERS = (
-    "With secure noise a run holds out other users than this plan did, and as many by chance: its "
-    "sampling rate and σ can differ. With privacy.declared_num_users both are of that number."
+    "is not declared. With secure noise a run holds out other users than this plan did, and as "
+    "many by chance: its sampling rate and σ can differ. Declared, both are of that number."
 )
 
 
-def _holds_out_others(config: Config) -> bool:
-    """Whether the number of users, from which rate and noise follow, is another in each run."""
-    of_chance = config.data.held_out_users and config.privacy.noise == "secure"
-    return bool(of_chance) and config.privacy.declared_num_users is None
+def _undeclared(config: Config) -> str:
+    """Return the key of the size from which rate and noise follow, where each run has another."""
+    if not config.data.held_out_users or config.privacy.noise != "secure":
+        return ""
+    key = f"declared_num_{'users' if config.strategy.name == 'uls' else 'examples'}"
+    return key if getattr(config.privacy, key) is None else ""
 
 
 def _from_numbers(numbers: Numbers, diversity: float | None, as_json: bool) -> None:

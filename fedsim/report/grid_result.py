@@ -51,6 +51,8 @@ class CellResult(Record):
         loss: over the finite ones of runs that did all their rounds; None where there is none.
         accuracy: top-1, likewise.
         start: held-out loss of the starting point, the mean over the seeds' splits.
+        averaged: how many runs `loss` is a mean over; None: of all that have a finite one.
+        num_halted: runs that their strategy ended; `stopped` says why.
         num_diverged: runs that ended without a finite loss.
         stopped: a sentence for each run that ended before its last round; no mean has it.
         failures: a sentence for each run that left no report.
@@ -78,6 +80,8 @@ class CellResult(Record):
     loss: Interval | None = None
     accuracy: Interval | None = None
     start: Number | None = None
+    averaged: Count | None = None
+    num_halted: Count = 0
     num_diverged: Count = 0
     stopped: tuple[str, ...] = ()
     failures: tuple[str, ...] = ()
@@ -87,7 +91,8 @@ class CellResult(Record):
     @property
     def num_averaged(self) -> int:
         """How many runs `loss` is a mean over."""
-        return max(0, sum(map(math.isfinite, self.losses)) - len(self.stopped))
+        finite = sum(map(math.isfinite, self.losses))
+        return finite if self.averaged is None else self.averaged
 
 
 class Tuning(Record):
@@ -170,6 +175,7 @@ def with_reports(line: CellResult, reports: Sequence[RunReport]) -> CellResult:
         "loss": interval([final.loss for final in good]),
         "accuracy": interval([final.accuracy_top1 for final in good]),
         "start": math.fsum(starts) / len(starts),
+        "averaged": len(good),
         "num_diverged": sum(lost),
         "seconds": math.fsum(report.cost.seconds for report in reports),
         "noise": promise.noise,

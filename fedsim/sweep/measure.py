@@ -23,13 +23,14 @@ from fedsim.sweep.cells import Cell, Variation
 from fedsim.sweep.jobs import Job, Outcome, Runner, carry_out, check_folders, one_after_another
 from fedsim.sweep.tuning import SEED_OFFSET, Chosen, refuse_clashes, trials, tune
 
-# The sizes that a budget sets, and what they were computed for.
+# The sizes that a budget sets, and what they were computed from.
 _SET_BY_BUDGET = (
     "strategy.cohort_size",
     "strategy.batch_size",
     "strategy.group_size",
     "strategy.local",
     "strategy.name",
+    "strategy.rounds",
     "strategy.sampling",
     "strategy.selection",
 )
@@ -178,6 +179,7 @@ def _line(choice: Chosen, jobs: Sequence[Job], outcomes: Mapping[str, Outcome]) 
         chosen=choice.settings,
         seeds=tuple(job.config.seed for job, end in ended if end.has_report),
         stopped=tuple(stopped),
+        num_halted=sum(end.ending == "halted" for _, end in ended),
         failures=tuple([f"{cell.name}: {choice.failure}"] if choice.failure else failures),
     )
     return with_reports(bare, [load_report(job.out) for job, end in ended if end.has_report])

@@ -155,8 +155,8 @@ def refuse_clashes(cells: Sequence[Cell], keys: Sequence[Variation]) -> None:
     for key in keys:
         if any(_overlap(key.key, other) for other in taken):
             raise ConfigError(
-                f"--tune {key.key}: has its value from --vary or --budget; a key has its values "
-                "from one of them"
+                f"--tune {key.key}: has its value from --vary or --budget, or sizes for --budget "
+                "were computed with it; a key has its values from one of them"
             )
 
 

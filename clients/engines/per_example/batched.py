@@ -222,11 +222,12 @@ class BatchedEngine:
     ) -> int:
         """Return what `verified` does, at the start once a process: a sweep has many runs of it."""
         known = _TRIED.setdefault(model.module, {})
-        key = (self._make, longest, tuple(parameters))
-        if key in known and _are_start(parameters, model):
+        key = (type(model), self._make, longest, tuple(parameters))
+        at_start = _are_start(parameters, model)
+        if at_start and key in known:
             return known[key]
         num_bytes = verified(model, self._layers, parameters, longest, method)
-        if _are_start(parameters, model):
+        if at_start:
             known[key] = num_bytes
         return num_bytes
 
@@ -316,7 +317,10 @@ class BatchedEngine:
 
 def _are_start(parameters: Tensors, model: OpenModel) -> bool:
     start = model.initial_parameters()
-    return all(torch.equal(value.cpu(), start[name]) for name, value in parameters.items())
+    return all(
+        name in start and torch.equal(value.cpu(), start[name])
+        for name, value in parameters.items()
+    )
 
 
 def _add(

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from fedsim.cli.compare import _measure
 from fedsim.report.grid_result import GridResult
 from fedsim.report.schema import load_report
 from fedsim.sweep.cells import expand
@@ -131,8 +132,11 @@ def test_a_run_that_its_strategy_halted_is_said(configs: Path, tmp_path: Path) -
         for job in jobs:
             yield replace(attempt(job), ending="halted", reason="round 1: not concentrated")
 
-    (line,) = measure(expand(configs / "uls.toml", [], []), tmp_path, runner=halting).lines
+    cells = expand(configs / "uls.toml", [], [])
+    (line,) = measure(cells, tmp_path / "one", runner=halting).lines
     assert line.stopped == ("uls,seed=0: round 1: not concentrated",)
+    assert line.num_halted == 1
+    assert _measure(cells, tmp_path / "two", [], 1, halting) == 1
 
 
 def test_seeds_that_a_shared_budget_cut_short_are_said(configs: Path, tmp_path: Path) -> None:
@@ -171,11 +175,13 @@ def test_tuning_says_what_of_the_reported_text_chose(
     assert tuning.statement in (tmp_path / "comparison.html").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("key", ["strategy.local.epochs=1,2", "strategy.group_size=2,3"])
+@pytest.mark.parametrize(
+    "key", ["strategy.local.epochs=1,2", "strategy.group_size=2,3", "strategy.rounds=1,2"]
+)
 def test_what_a_budget_fixes_is_not_tuned(configs: Path, tmp_path: Path, key: str) -> None:
     arguments = ("--budget", "6", "--tune", key, "--out", tmp_path)
     assert (
-        "has its value from --vary or --budget"
+        "or sizes for --budget were computed with it"
         in fedsim("compare", configs / "uls.toml", *arguments).complaint
     )
 

@@ -97,8 +97,10 @@ def test_a_run_that_lost_rounds_of_fresh_noise_is_whole(scene: Scene, tmp_path: 
     assert "model/privacy.json: half, or" in model_differences(scene.run, killed.run, False)[0]
 
 
-def test_a_whole_run_is_read_as_one(scene: Scene) -> None:
-    assert seen(scene, scene) == []
+def test_a_whole_run_is_read_as_one(scene: Scene, tmp_path: Path) -> None:
+    twin = Scene(scene.config, tmp_path / "run", scene.cache)
+    shutil.copytree(scene.run, twin.run)
+    assert seen(scene, twin) == []
     sight = look(scene)
     assert (sight.checkpoint, sight.last_line, sight.releases) == (ROUNDS, ROUNDS, ROUNDS)
     assert len(checkpoints_in(RunFolder(scene.run).checkpoints)) == 2

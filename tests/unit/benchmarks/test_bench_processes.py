@@ -20,7 +20,10 @@ def test_a_process_says_what_it_did(
 
 
 def test_what_processes_did_is_added_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    script = '#!/bin/sh\necho ready\nread go\necho "{\\"units_per_second\\": $OMP_NUM_THREADS.5}"\n'
+    script = (
+        f'#!/bin/sh\ntest "$1 $2" = "-m {processes.__name__}" || exit 1\necho ready\nread go\n'
+        'echo "{\\"units_per_second\\": $OMP_NUM_THREADS.5}"\n'
+    )
     (tmp_path / "python").write_text(script)
     (tmp_path / "python").chmod(0o700)
     monkeypatch.setattr("sys.executable", str(tmp_path / "python"))

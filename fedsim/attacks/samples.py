@@ -1,9 +1,9 @@
 """The users and samples of an attack: members, and others who were not trained on.
 
 Kandpal et al. 2023, D.1. Members are users of the training set, and what the attacker has of them
-is their held-out examples, but for those that the user also has word for word among the others. Of
-the users who were never trained on, the attacker has what the same rule would have held out: with
-more of them, their scores would vary less for that reason alone.
+is their held-out examples, but for those that the user has, token for token, among the others too.
+Of the users who were never trained on, the attacker has what the same rule would have held out:
+with more of them, their scores would vary less for that reason alone.
 
 Where texts have several owners, a listener is an owner who wrote nothing. What the attacker has of
 a listener is what the same rule holds out of others' texts, as far as the listener co-owns them.

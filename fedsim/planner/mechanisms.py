@@ -22,7 +22,7 @@ from fedsim.strategy import noise_multiplier as calibrated
 MOST_BANDS = 64  # weighed: more of them want as many copies of the parameters in memory
 BUFFERS = 3
 _COHORT = "strategy.cohort_size"
-_ALIKE = 1.02  # cohorts of equal compute
+_ALIKE = 1.02  # times as many users: rounding to whole groups and passes, no merit
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,8 @@ def mechanisms(one: Candidate) -> list[Mechanism]:
 def recommended(found: list[Mechanism]) -> str:
     """Return which has the least noise in the sums of rounds, and why, as a sentence.
 
-    Of those with no more users a round than Poisson sampling has: more gradients also lower the
-    noise, whatever the mechanism.
+    Of those with hardly more users a round than Poisson sampling has: more gradients also lower
+    the noise, whatever the mechanism.
     """
     first = found[0]
     alike = [each for each in found if each.cohort_size <= _ALIKE * first.cohort_size]

@@ -18,8 +18,9 @@ from fedsim.accounting.statement import noise_terms
 from fedsim.accounting.trade_off import TradeOff
 from fedsim.attacks.charts import attack_chart
 from fedsim.attacks.folder import render_attack
-from fedsim.attacks.schema import AttackReport
+from fedsim.attacks.schema import AttackReport, Bound
 from fedsim.attacks.user_inference import bound_of
+from fedsim.cli.attack import _show
 from fedsim.report.schema import Privacy, TradeOffBound
 from fedsim.runner.launch import run
 from fedsim.sampling import PoissonSampling
@@ -130,6 +131,18 @@ def test_the_page_and_the_picture(attacked: Path, found: dict[str, Any]) -> None
         assert picture.size == (1600, 840)
 
 
+def test_what_a_guarantee_allows_is_rounded_up(
+    found: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    bound = Bound(auroc=0.69512, reason="by chance")
+    changed = {"privacy": sample_privacy(), "bound": bound}
+    report = AttackReport.model_validate(found | changed)
+    assert "allows an AUROC of 0.696." in attack_chart(report).notes[0]
+    assert "<strong>0.696</strong>" in render_attack(report)
+    _show(report)
+    assert "allows an AUROC of 0.696." in " ".join(capsys.readouterr().out.split())
+
+
 def test_a_page_with_a_guarantee_has_its_terms_and_its_bound(found: dict[str, Any]) -> None:
     privacy = sample_privacy()
     report = AttackReport.model_validate(found | {"privacy": privacy, "bound": bound_of(privacy)})
@@ -217,3 +230,17 @@ def test_a_run_without_held_out_users_has_nobody_to_tell_from(
 
 def test_a_folder_without_a_finished_run_is_named(tmp_path: Path) -> None:
     assert "holds no finished run" in fedsim("attack", tmp_path).complaint
+
+
+def test_a_place_that_takes_no_files_is_refused_before_the_work(
+    attacked: Path, tmp_path: Path
+) -> None:
+    """By the name of what was given: nobody asked for another folder."""
+    other = shutil.copytree(attacked, tmp_path / "run", ignore=shutil.ignore_patterns("attack"))
+    (other / "attack").touch()
+    (other / "evaluation.json").mkdir()
+    for command, place in (("attack", "attack is a file"), ("evaluate", "is a folder")):
+        complaint = fedsim(command, other).complaint
+        assert complaint.startswith("Error: RUN_DIR = ")
+        assert place in complaint
+        assert "holds no finished run" in fedsim(command, other / "config.toml").complaint

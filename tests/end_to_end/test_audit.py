@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import io
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
-from fedsim.audit import mechanism, tables
+from fedsim.audit import black_box, mechanism, real_run, tables
+from fedsim.audit.one_run import OneRunBound
+from fedsim.audit.real_run import RunAudit
+from fedsim.cli.audit import _show_run
+from fedsim.config import Config
+from fedsim.materials import Materials, load_materials
+from fedsim.strategy import build_plan
+from tests.conftest import small_config
 from tests.helpers.commands import fedsim, fedsim_json, fedsim_ok, write_config
 from tests.privacy.planted_bugs import __main__ as planted_bugs
 from tests.privacy.planted_bugs.mutants import judge, mutants
@@ -104,3 +114,58 @@ def test_the_verdict_on_planted_bugs_can_fail(monkeypatch: pytest.MonkeyPatch) -
     for wrong in (replace(verdict, caught_by="nothing"), replace(verdict, false_alarm=True)):
         monkeypatch.setattr(planted_bugs, "judge", lambda *_, found=wrong: found)
         assert planted_bugs.main(100) == 1
+
+
+class AskedError(Exception):
+    """What a seed is to be drawn from."""
+
+
+@pytest.mark.parametrize("audit", [real_run.audit_run, black_box.audit_black_box])
+def test_an_audits_draws_are_of_its_plan(
+    audit: Callable[[Config, int], Any], speeches: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the config does not say, such as how owners were bounded, is in the plan's own seed."""
+
+    def refuse(_config: Config, _materials: Materials, *question: object) -> int:
+        raise AskedError(*question)
+
+    for module in (real_run, black_box):
+        monkeypatch.setattr(module, "release_seed", refuse)
+    config = small_config(speeches, privacy={"delta": 1e-6})
+    materials = load_materials(config.seed, config.data, config.model, "cpu")
+    with pytest.raises(AskedError) as asked:
+        audit(config, 20)
+    assert build_plan(config, materials).seed in asked.value.args
+
+
+def test_bounds_are_printed_on_their_safe_side() -> None:
+    """A lower bound rounded down, what can be shown at most and a p-value up."""
+    shown = RunAudit(
+        statement="ε = 4",
+        claimed_epsilon=4.0,
+        accountant="pld",
+        relation="add-or-remove-one user",
+        bound=OneRunBound(0.22876, 1e-5, 0.95, 100, 10, 9),
+        perfect=1.54321,
+        could_refute=False,
+        included=50,
+        coin_seed=0,
+        rounds=3,
+        method="f-dp",
+        p_value=0.12341,
+    )
+    console = Console(file=io.StringIO(), width=400)
+    _show_run(shown, console)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "is at least 0.2287, with 95% confidence, if it is this mechanism" in text
+    assert "no scores could have shown more than 1.544; that could not have refuted" in text
+    assert "a probability of at most 0.124." in text
+    setting = mechanism.SETTINGS[1]
+    ((audit,),) = mechanism.audit_settings((setting,), (4.0,), delta=1e-4, trials=2_000)
+    one, two = (
+        replace(audit, bound=replace(audit.bound, epsilon=value)) for value in (1.9999, 1.9899)
+    )
+    console.print(tables.mechanisms([[one, two]]))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "least 1.98" in text
+    assert "mean shown ε" in text

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from fedsim.cli.plan import _undeclared
 from fedsim.config import Config, load_config
 from fedsim.materials import Materials
 from fedsim.report.schema import load_report
@@ -251,3 +252,37 @@ def test_no_promise_and_no_place(config: Path, speeches: Path) -> None:
 )
 def test_wrong_numbers(given: list[str], complaint: str) -> None:
     assert complaint in fedsim("plan", *given).complaint
+
+
+@pytest.mark.parametrize(
+    ("strategy", "declared", "key"),
+    [
+        ("uls", {}, "declared_num_users"),
+        ("uls", {"declared_num_users": 30}, ""),
+        ("els", {"declared_num_users": 30}, "declared_num_examples"),
+        ("els", {"declared_num_examples": 60}, ""),
+    ],
+)
+def test_a_size_that_each_run_draws_anew_is_named(
+    strategy: str, declared: dict[str, int], key: str, speeches: Path
+) -> None:
+    """With secure noise other users are held out than in the plan; a seed holds out the same."""
+    size = {} if strategy == "uls" else {"cohort_size": None, "batch_size": 4}
+    for noise, expected in (("secure", key), ("seeded", "")):
+        config = small_config(
+            speeches,
+            data={"held_out_users": 0.3},
+            strategy={"name": strategy, **size},
+            privacy={**PROMISE, **declared, "noise": noise},
+        )
+        assert _undeclared(config) == expected
+
+
+def test_who_plans_with_secret_coins_is_told_of_the_size(speeches: Path, tmp_path: Path) -> None:
+    for share, said in ((0.3, True), (0.0, False)):
+        promise = {**PROMISE, "noise": "secure"}
+        path = write_config(
+            tmp_path / "c.toml", speeches, data={"held_out_users": share}, privacy=promise
+        )
+        told = fedsim_ok("plan", path).stderr
+        assert ("With secure noise a run holds out other users" in told) is said

@@ -41,6 +41,7 @@ from fedsim.utils.machine import keep_freed_memory
 
 log = logging.getLogger(__name__)
 
+# Of networks whose rules held at their start: what `verified` returned, by all that it looked at.
 _TRIED: WeakKeyDictionary[torch.nn.Module, dict[tuple[object, ...], int]] = WeakKeyDictionary()
 _SHORT = 64  # tokens of a row where a model does not say how long one may be
 

@@ -244,7 +244,11 @@ class Cost(Record):
 
 
 class RunReport(Record):
-    """The whole of `report.json`; `diverged` says why there is no outcome, final scores are NaN."""
+    """The whole of `report.json`.
+
+    `diverged` says why there is no outcome: final scores are NaN. `halted` says why the strategy
+    ended the run before its last round.
+    """
 
     format: Literal[1] = 1
     name: Text
@@ -258,6 +262,7 @@ class RunReport(Record):
     samples: Samples | None = None
     private_scores: CoveredScores | None = None
     diverged: Text | None = None
+    halted: Text | None = None
     machine: dict[str, JsonValue]
     versions: dict[str, str]
 

@@ -112,7 +112,7 @@ def execute(config: Config, out: Path, grid: Grid, *, resume: bool = False) -> P
                 if isinstance(error, DivergedError):
                     mark_diverged(folder.identity, str(error))
                 session.charge_halt()
-                session.finish(str(error) if isinstance(error, DivergedError) else None)
+                session.finish(error)
                 raise
             session.finish()
     return folder.path
@@ -342,7 +342,7 @@ class _Session:
         charged = planned(self.state, self.plan, self.config.strategy.rounds)
         return replace(self.state, ledger=charged)
 
-    def finish(self, diverged: str | None = None) -> None:
+    def finish(self, ended: HaltedError | DivergedError | None = None) -> None:
         """Write the model, unless the last round already did, or it diverged, and the reports.
 
         Where a shared budget ended the run, what is said counts all planned rounds, as for a halt:
@@ -351,6 +351,7 @@ class _Session:
         """
         if self.cut_short:
             self.state = self._planned()
+        diverged = isinstance(ended, DivergedError)
         if diverged:
             self.final = without_scores(self.materials, self.folder.model, self.folder.adapter)
         final = self.final or self._evaluate_saved(self.state)
@@ -363,7 +364,8 @@ class _Session:
             final=final,
             title=self.folder.path.resolve().name,
             seconds=self._elapsed(),
-            diverged=diverged,
+            diverged=str(ended) if diverged else None,
+            halted=str(ended) if isinstance(ended, HaltedError) else None,
             cut_short=self.cut_short,
             charged_whole=self.charged_whole,
         )

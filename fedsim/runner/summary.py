@@ -97,6 +97,7 @@ def summarise(
     title: str,
     seconds: float,
     diverged: str | None = None,
+    halted: str | None = None,
     cut_short: bool = False,
     charged_whole: bool = False,
 ) -> RunReport:
@@ -112,6 +113,7 @@ def summarise(
         title: the run folder's name.
         seconds: wall-clock time of training, evaluation and saving.
         diverged: why the run has no outcome, where it has none.
+        halted: why the strategy ended it, where it did.
         cut_short: whether a shared ledger ended it; the state's ledger then has all planned rounds.
         charged_whole: whether the state's ledger has all planned rounds, run or not.
     """
@@ -152,6 +154,7 @@ def summarise(
         samples=None if diverged else _samples(config, materials, state),
         private_scores=None if diverged or cut_short else lines[-1].private_scores,
         diverged=diverged,
+        halted=halted,
         machine=_machine(config),
         versions={"python": platform.python_version()}
         | {name: version(name) for name in _PACKAGES},

@@ -177,6 +177,8 @@ def _outcome_before(job: Job) -> Outcome:
     log.info("%s: finished before, not run again", job.name)
     if report.diverged:
         return Outcome(job.name, "diverged", reason=report.diverged)
+    if report.halted:
+        return Outcome(job.name, "halted", reason=report.halted)
     if done == asked:
         return Outcome(job.name, "finished")
     return Outcome(job.name, "budget spent", reason=f"ended after {done} of {asked} rounds")

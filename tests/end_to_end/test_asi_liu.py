@@ -102,6 +102,8 @@ def test_others_halt_the_run_which_is_charged_and_reported(speeches: Path, tmp_p
     assert "Halted: round 0: the users' gradients are not concentrated" in done.stderr
     report = load_report(out)
     assert report.cost.rounds == 0
+    assert report.halted is not None
+    assert report.halted.startswith("round 0: the users' gradients are not concentrated")
     assert report.utility.final.loss == report.utility.initial.loss  # nothing was released
     assert report.privacy.epsilon is not None
     assert report.privacy.epsilon > 100  # that it halted is not free
@@ -110,6 +112,12 @@ def test_others_halt_the_run_which_is_charged_and_reported(speeches: Path, tmp_p
     again = run(speeches, out, apart, resume=True)
     assert again.returncode == 1  # the same noise, the same end
     assert (out / "ledger.json").read_text(encoding="utf-8") == ledger
+    for name in ("sweep", "sweep again"):  # one that finds it there says the same
+        compared = fedsim(
+            "compare", out.with_suffix(".toml"), "--set", apart, "--out", tmp_path / "both"
+        )
+        assert compared.returncode == 1, name
+        assert "the users' gradients are not concentrated" in compared.stderr
 
 
 @pytest.mark.parametrize(

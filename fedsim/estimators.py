@@ -249,6 +249,8 @@ class ClippedDenominator:
             return "a user with several units in the pool"
         if relation is Relation.REPLACE:
             return "the replace-one relation"
+        if relation is Relation.ZERO_OUT:  # and moves the mean towards 0: another pair of laws
+            return "the zero-out-one relation, where a user who contributes zeros still counts"
         if sampling.displaces:
             return "a cohort in which one user can displace another"
         return None

@@ -6,11 +6,12 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from jinja2 import TemplateError
 from tokenizers import Encoding, Tokenizer
 from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -21,6 +22,7 @@ Messages = list[dict[str, str]]
 Span = tuple[int, int]
 
 _ROLES = {"system", "developer", "user", "assistant", "tool", "function", "ipython"}
+_TODAY = re.compile(r"""strftime_now\(\s*((['"])[^'"]*\2)\s*\)""")
 _MARK = re.compile(r"{%-?\s*generation\s*-?%}")
 
 
@@ -76,8 +78,13 @@ class ChatEncoder:
             prompt = [{"role": "user", "content": prompt}]
             completion = [{"role": "assistant", "content": completion}]
         if isinstance(prompt, list) and isinstance(completion, list):
-            ids = self._tokens(self._rendered(prompt + completion)).ids
-            before = self._tokens(self._rendered(prompt, answering=True)).ids
+            whole, asked = (
+                self._rendered(prompt + completion),
+                self._rendered(prompt, answering=True),
+            )
+            if not (whole.startswith(asked) or whole.startswith(self._rendered(prompt))):
+                raise self._rewritten("the completion", "render them as they were")
+            ids, before = self._tokens(whole).ids, self._tokens(asked).ids
             return self._counting(ids, np.arange(len(ids)) >= _common(before, ids))
         assert messages is not None  # noqa: S101  (what the source writes)
         if self.loss_on == "all":
@@ -117,13 +124,15 @@ class ChatEncoder:
             last = number + 1 == len(messages)  # then it is rendered already
             until = marked if last else self._rendered(messages[: number + 1])
             if not (until.startswith(before) and marked.startswith(until)):
-                raise ConfigError(
-                    f"{self.field}: the chat template renders earlier turns otherwise once others "
-                    "follow, so the assistant's cannot be told apart; mark them in it by "
-                    "{% generation %}, and give it as data.chat_template"
-                )
+                raise self._rewritten("the assistant's", "mark them in it by {% generation %}")
             spans.append((len(before), len(until)))
         return marked, spans
+
+    def _rewritten(self, whose: str, remedy: str) -> ConfigError:
+        return ConfigError(
+            f"{self.field}: the chat template renders earlier turns otherwise once others follow, "
+            f"so {whose} cannot be told apart; {remedy}, and give it as data.chat_template"
+        )
 
     def _rendered(self, messages: Messages, *, answering: bool = False) -> str:
         return self._render(messages, answering=answering)[0]
@@ -136,14 +145,22 @@ class ChatEncoder:
                 "data.chat_template, a Jinja file, or take an instruction-tuned model"
             )
         try:
+            template = _of_one_day(self.template)
+        except ValueError:
+            raise ConfigError(
+                f"{self.field}: the chat template asks for today's date by strftime_now with a "
+                "format that is not written there, so the same text would be other tokens "
+                "tomorrow; write a date in it, and give it as data.chat_template"
+            ) from None
+        try:
             rendered: Any = render_jinja_template(
                 conversations=[messages],
-                chat_template=self.template,
+                chat_template=template,
                 return_assistant_tokens_mask=_MARK.search(self.template) is not None,
                 add_generation_prompt=answering,
                 **self.special,
             )
-        except (TemplateError, TypeError, ValueError) as error:
+        except Exception as error:  # a template is a program: dividing by zero is one of its ways
             raise ConfigError(
                 f"{self.field}: the chat template refuses a conversation of "
                 f"{_roles(messages)}: {self._own_words(error)}"
@@ -156,6 +173,21 @@ class ChatEncoder:
         words = str(error).split("\n")[0].strip()
         own = bool(words) and words in (self.template or "")
         return words if own else f"{type(error).__name__} (what it says may quote it)"
+
+
+@lru_cache(maxsize=8)
+def _of_one_day(template: str) -> str:
+    """Return the template as of one day: the same text must give the same tokens whenever it runs.
+
+    Where it asks for today's date, the day stands that Llama 3.2's template falls back on.
+
+    Raises:
+        ValueError: it asks in another way than by a format that is written there.
+    """
+    dated = _TODAY.sub(lambda call: datetime(2024, 7, 26).strftime(call[1]), template)
+    if "strftime_now(" in dated:
+        raise ValueError("strftime_now(")
+    return dated
 
 
 def _roles(messages: Messages) -> str:

@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedsim.data.building.build import build_store
+from fedsim.data.building.tokenise import Cutting
 from fedsim.data.config import CanaryConfig
 from fedsim.data.store import Indices, TokenStore
 from fedsim.data.store.keys import base, hashes
@@ -34,7 +35,7 @@ from fedsim.utils import files as paths
 
 Ids = npt.NDArray[np.int64]
 
-_VERSION = 2
+_VERSION = 3
 _USERS, _EXAMPLES = 0, 1  # the round in the address stream(seed, "canaries", round)
 
 
@@ -119,8 +120,9 @@ class StoredRecords:
             vocabulary_size=vocabulary_size,
             tokenizer_fingerprint=manifest["tokenizer_fingerprint"],
             sequence_length=manifest["sequence_length"],
-            cutting="split",  # nothing is longer than before
+            cutting=cast(Cutting, manifest["cutting"]),
             loss_on=cast(LossOn, manifest["loss_on"]),
+            whole=True,
             destination=destination,
             source=f"{manifest['source']} with {what}",
             key=key,

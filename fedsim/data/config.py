@@ -101,7 +101,7 @@ class DataConfig(Section):
 
     recipe: str | None = None
     """A paper's data set by name; it gives the keys that are not given themselves."""
-    source: str = "shakespeare"
+    source: Text = "shakespeare"
     """A file or folder of JSON lines, JSON, CSV, Parquet or Arrow, a store of `fedsim data build`,
     a hub id, or "shakespeare" or "shakespeare-chat"."""
     user_column: str = "speaker"
@@ -175,6 +175,11 @@ class DataConfig(Section):
         needed = {"assistant": "messages_column", "completion": "prompt_column"}.get(self.counted)
         if needed is not None and getattr(self, needed) is None:
             raise ValueError(f"loss_on = {self.loss_on!r}: needs data.{needed}")
+        if self.cutting == "join" and self.sequence_length < 3:
+            raise ValueError(
+                f'sequence_length = {self.sequence_length}: cutting = "join" needs at least 3, '
+                "so that every example has a token to predict"
+            )
         if self.text_kind == "text":
             if self.chat_template is not None:
                 raise ValueError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -18,13 +18,13 @@ from fedsim.data.sources.rows import SourceSpec, rows
 from fedsim.data.sources.shakespeare import BUILT_IN
 from fedsim.data.store import TokenStore
 from fedsim.data.store.manifest import FORMAT_VERSION, is_store
-from fedsim.errors import ConfigError
+from fedsim.errors import ConfigError, about
 from fedsim.utils import files as paths
 
 if TYPE_CHECKING:  # torch takes seconds to import, and nothing here computes with it
     from fedsim.language_model import ChatModel, LanguageModel
 
-_READING = 3  # another number where the same source gives other users or texts than before
+_READING = 4  # another number where the same source gives other users or texts than before
 
 _USER_COLUMN = DataConfig.model_fields["user_column"].default
 
@@ -64,7 +64,12 @@ class _Owned:
 
 
 def _prepared(config: DataConfig) -> Prepared:
-    return Prepared(_rows(config), config.preparation, co_owned=config.co_owned)
+    return Prepared(
+        _rows(config),
+        config.preparation,
+        co_owned=config.co_owned,
+        chat=config.text_kind != "text",
+    )
 
 
 def _rows(config: DataConfig) -> Iterator[RawRecord]:
@@ -115,7 +120,8 @@ def source_fingerprint(config: DataConfig) -> str:
 def open_or_build(config: DataConfig, model: LanguageModel) -> TokenStore:
     """Open the store that `config.source` is, or the cached one made of it, or make that.
 
-    The cache is keyed by everything the content depends on, so it never has to be refreshed.
+    The cache is keyed by everything the content depends on, but for what a hub id stands for: that
+    is read once.
 
     Raises:
         ConfigError: a bad source or column; a given store made with another tokenizer, sequence
@@ -165,6 +171,7 @@ def build(
             destination=destination,
             source=config.source,
             user_column=config.user_column,
+            text_kind=_text_kind(config, encode),
             key=cache_key(config, model, encode),
             num_workers=num_workers,
             progress=progress,
@@ -177,6 +184,47 @@ def _check_users(config: DataConfig) -> None:
             f"data.user_column = {config.user_column!r}: the users of {config.source!r} are the "
             "speakers of plays; leave it out"
         )
+
+
+_TEXTS = ("text_column", "messages_column", "prompt_column", "completion_column")
+
+
+def _text_kind(config: DataConfig, encode: Encode) -> dict[str, str]:
+    """Return what a manifest says of the texts."""
+    columns = {key: getattr(config, key) for key in _TEXTS}
+    if config.text_kind != "text":
+        del columns["text_column"]
+    if getattr(encode, "wraps", False) or config.text_kind == "messages":
+        columns["chat_template"] = _sha256(getattr(encode, "template", None) or "")
+    return {key: value for key, value in columns.items() if value is not None}
+
+
+def _check_text_kind(stored: Mapping[str, str] | None, config: DataConfig) -> None:
+    """Raise `ConfigError` where a config says that the texts of a store are others."""
+    if stored is None:  # of 0.1
+        return
+    for key in _TEXTS:
+        given, default = getattr(config, key), DataConfig.model_fields[key].default
+        if given not in (default, stored.get(key)):
+            raise ConfigError(
+                f"data.{key} = {given!r}: the store {config.source!r} was made of "
+                f"{', '.join(f'{name} = {stored[name]!r}' for name in _TEXTS if name in stored)}; "
+                "set it so, or build another store"
+            )
+    name = config.chat_template
+    if name in (None, "tokenizer"):
+        return
+    with about(f"data.chat_template = {name!r}: ", (OSError, ValueError)):
+        template = Path(str(name)).expanduser().read_text(encoding="utf-8")
+    if _sha256(template) != stored.get("chat_template"):
+        raise ConfigError(
+            f"data.chat_template = {name!r}: the store {config.source!r} was made with another; "
+            "leave it out, or build another store"
+        )
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def cache_key(config: DataConfig, model: LanguageModel, encode: Encode) -> str:
@@ -234,6 +282,7 @@ def _fitting(store: TokenStore, config: DataConfig, model: LanguageModel) -> Tok
             f"data.user_column = {config.user_column!r}: the users of the store {config.source!r} "
             f"are those of the column {by!r}; leave it out, or build another store"
         )
+    _check_text_kind(manifest.get("text_kind"), config)
     if config.co_owned != ("owners" in manifest):
         knows = "does not say who owns its texts; build another with --owners-column"
         if "owners" in manifest:

@@ -52,19 +52,20 @@ def mechanisms(one: Candidate) -> list[Mechanism]:
     """Return what each mechanism needs for the promise of a candidate, Poisson's first.
 
     Empty where the candidate is not one of users drawn by Poisson sampling. What has no proof
-    under the relation, or that its accountant cannot certify with any noise, is left out.
+    under the relation or with the estimator, or that the accountant cannot certify with any noise,
+    is left out.
     """
     plan, privacy = one.plan, one.config.privacy
     if plan.unit != "user" or plan.sampling.kind != "poisson" or privacy.epsilon is None:
         return []
-    own = privacy.model_copy(update={"accountant": None})  # another sampler has another
-    config = one.config.model_copy(update={"privacy": own})
     population = one.noise.size / plan.sampling.probability
     cohort = (f"{_COHORT} = {one.noise.size:.6g}",)
     found = [_made("poisson", cohort, one, plan.sampling, (INDEPENDENT, plan.noise_multiplier))]
     for name, settings, sampling, matrix in _others(one, population):
+        if plan.estimator.unproved(sampling, plan.relation, 1) is not None:
+            continue
         try:
-            noise = calibrated(config, sampling, units_per_user=1)
+            noise = calibrated(one.config, sampling, units_per_user=1)
         except ConfigError:
             continue
         found.append(_made(name, settings, one, sampling, (matrix, noise)))

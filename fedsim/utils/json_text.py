@@ -8,8 +8,12 @@ from pathlib import Path
 from typing import Any
 
 
-def parse_json(text: str | bytes) -> Any:  # noqa: ANN401  (whatever JSON can say)
+def parse_json(text: str | bytes, *, private: bool = False) -> Any:  # noqa: ANN401  (any JSON)
     """Return what the text says.
+
+    Args:
+        text: JSON.
+        private: an error quotes no key, which may be somebody's name.
 
     Raises:
         ValueError: it is not JSON, not UTF-8, nested too deeply, has an endless number, or an
@@ -18,7 +22,7 @@ def parse_json(text: str | bytes) -> Any:  # noqa: ANN401  (whatever JSON can sa
     try:
         # Decoded here: json would guess at UTF-16 and others.
         decoded = text.decode("utf-8") if isinstance(text, bytes) else text
-        return json.loads(decoded, object_pairs_hook=_once)
+        return json.loads(decoded, object_pairs_hook=_once_unnamed if private else _once)
     except RecursionError:
         raise ValueError("nested too deeply") from None
 
@@ -28,6 +32,13 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         keys = [key for key, _ in pairs]
         raise ValueError(f"the key {next(key for key in keys if keys.count(key) > 1)!r} twice")
+    return found
+
+
+def _once_unnamed(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("an object has a key twice")
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from fedsim.errors import ConfigError
 from fedsim.materials import Materials, load_materials
 from fedsim.report.schema import load_report
 from tests.attacks.conftest import CANARIES, attacked_config
+from tests.conftest import small_config, write_rows
 
 PIECE = np.array([90, 91, 92])
 
@@ -141,3 +143,47 @@ def test_every_place_is_as_likely() -> None:
     counts = np.bincount(places, minlength=7)[1:6]
     assert counts.sum() == 5000
     assert np.abs(counts - 1000).max() < 5 * np.sqrt(1000)
+
+
+@pytest.mark.parametrize("cutting", ["truncate", "join"])
+def test_where_few_tokens_count_they_are_still_those_that_were_planted(
+    cutting: str, tmp_path: Path
+) -> None:
+    """Making room cuts the tokens that count; one user in front has none, and joined texts stay."""
+    said = "the king and all the men of the land are in the hall with a lord at the door"
+    words = said.split(" ")
+    rows: list[dict[str, Any]] = [
+        {"who": f"user {user:02}", "messages": [_say("user", words, user + k), ANSWER, FAREWELL]}
+        for user in range(12)
+        for k in range(4)
+    ]
+    if cutting == "join":
+        rows.insert(0, {"who": "a listener", "messages": [_say("user", words, 0)]})
+    source = write_rows(tmp_path / "chats.jsonl", rows)
+    data = {
+        "source": str(source),
+        "user_column": "who",
+        "text_column": None,
+        "messages_column": "messages",
+        "sequence_length": 32,
+        "cutting": cutting,
+    }
+    materials = _materials(small_config(source, data=data))
+    plain, size = materials.store, materials.model.vocabulary_size
+    canaries = CanaryConfig(num_users=4, num_examples=2, shared_tokens=12)
+    for seed in range(8):
+        planted, chosen = with_canaries(plain, canaries, seed, size)
+        assert planted.num_users == plain.num_users
+        changed = [u for u in range(plain.num_users) if texts(planted, u) != texts(plain, u)]
+        assert changed == sorted(chosen.tolist())
+        for user in changed:
+            assert len(planted.user_examples(user)) == 2
+            assert shared(texts(planted, user), 12)
+
+
+ANSWER = {"role": "assistant", "content": "yes"}
+FAREWELL = {"role": "user", "content": "go"}
+
+
+def _say(role: str, words: list[str], start: int) -> dict[str, str]:
+    return {"role": role, "content": " ".join((words * 2)[start : start + 11])}

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -54,9 +54,11 @@ def build_store(
     cutting: Cutting,
     loss_on: LossOn = "all",
     co_owned: bool = False,
+    whole: bool = False,
     destination: Path,
     source: str,
     user_column: str | None = None,
+    text_kind: Mapping[str, str] | None = None,
     key: str | None = None,
     num_workers: int | None = None,
     progress: ReportLine | None = None,
@@ -77,9 +79,11 @@ def build_store(
         loss_on: which tokens count; "all" where `encode` gives no context tokens. An example in
             which none counts is dropped, counted; not with "join", where its loss is 0.
         co_owned: whether records name owners beside their user; not with "join".
+        whole: texts are the examples of a store of this `cutting`: none is cut, joined or dropped.
         destination: a folder that does not exist yet. Its parent receives a hidden folder.
         source: the source in words, for the manifest.
         user_column: of the source, for the manifest; None where it has none.
+        text_kind: what its texts are, for the manifest; see `Manifest`.
         key: of everything the content depends on. What a build of the same key and destination
             left behind when it was killed is used again: `records` have to be the same.
         num_workers: processes that tokenise, 0 for this one; None for one a CPU, at most 8, once
@@ -91,7 +95,7 @@ def build_store(
         FileExistsError: `destination` exists; also when another process made it meanwhile.
         ValueError: `encode` gave an id outside the vocabulary.
     """
-    tokeniser = BatchTokeniser(encode, vocabulary_size, sequence_length, cutting, loss_on)
+    tokeniser = BatchTokeniser(encode, vocabulary_size, sequence_length, cutting, loss_on, whole)
     report = progress or (lambda line: None)
     with build_folder(destination, key) as place:
         segments = Segments(place.parts, tokeniser, co_owned=co_owned)
@@ -102,7 +106,7 @@ def build_store(
                 f"data.source = {source!r}: no usable record; dropped: {dict(segments.dropped)}"
             )
         report(f"writing: {len(segments.users):,} users")
-        joined = sequence_length if cutting == "join" else None
+        joined = sequence_length if tokeniser.joins else None
         num_examples, num_tokens = write_merged(segments, place.result, joined)
         write_keys(place.result, tokeniser.dtype, len(segments.users))
         owners = write_owners(segments, place.result) if co_owned else None
@@ -126,6 +130,8 @@ def build_store(
             manifest["owners"] = owners
         if user_column is not None:
             manifest["user_column"] = user_column
+        if text_kind is not None:
+            manifest["text_kind"] = dict(text_kind)
         write_manifest(place.result, manifest)
     integrity.note_whole(destination)
     return TokenStore.open(destination)

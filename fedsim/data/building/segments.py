@@ -81,7 +81,7 @@ class Segments:
         self.dropped: Counter[str] = Counter()
         self.num_records = 0
         self.heads: list[Head] = []
-        self._joins = tokeniser.cutting == "join"
+        self._joins = tokeniser.joins
         for head in self._heads():
             self.heads.append(head)
             self.num_records += head["records"]
@@ -224,9 +224,9 @@ def ordered(ids: Ids, lengths: Indices, order: Indices) -> Iterator[Ids]:
 def _joined(
     batch: TokenisedBatch, of_texts: npt.NDArray[np.uint32], num_known: int
 ) -> tuple[Ids, Indices]:
-    """Drop the first id of texts that follow another of their user, if it is their last id too.
+    """Drop the begin token of texts that follow another of their user, if it is the end token too.
 
-    So an end token that is the begin token too stands between two texts once. Users below
+    So it stands between two texts once. Users below
     `num_known` had a text before this batch.
     """
     is_first = np.zeros(len(of_texts), np.bool_)

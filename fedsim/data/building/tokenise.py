@@ -41,9 +41,9 @@ class TokenisedBatch:
         users: per usable text its user.
         owners: per usable text who owns it beside the user; the user may be among them.
         pieces: per usable text its number of pieces, int64, at least 1.
-        lengths: per piece its number of ids, int64, at least 2.
+        lengths: per piece its number of ids, int64, at least 2, where texts are not `whole`.
         ids: of all pieces, end to end, in the dtype of the store; -1 - id for context tokens.
-        begins_as_ends: per usable text whether its first id is its last; used to join.
+        begins_as_ends: per usable text whether its begin token is its end token; used to join.
         dropped: reason to count: of records, except `CUT_TOKENS`, which counts tokens, and
             `UNCOUNTED`, which counts pieces.
     """
@@ -69,6 +69,7 @@ class BatchTokeniser:
         sequence_length: most ids of a piece, at least 2.
         cutting: "split", "truncate", or "join", which leaves texts whole: they are cut after they
             are joined with the user's other texts.
+        whole: texts are examples already: each stays one, also where no token of it counts.
     """
 
     encode: Encode
@@ -76,6 +77,12 @@ class BatchTokeniser:
     sequence_length: int
     cutting: Cutting
     loss_on: LossOn = "all"
+    whole: bool = False
+
+    @property
+    def joins(self) -> bool:
+        """Whether a user's texts are to be joined, and cut then."""
+        return self.cutting == "join" and not self.whole
 
     @property
     def dtype(self) -> str:
@@ -95,7 +102,7 @@ class BatchTokeniser:
         texts: list[npt.NDArray[np.int64]] = []
         encoded = self.encode([text for _, text, _ in usable]) if usable else []
         for (user, _, others), given in zip(usable, encoded, strict=True):
-            if len(given) < 2:  # nothing in it to predict
+            if len(given) < 2 and not self.whole:  # nothing in it to predict
                 dropped[SHORT_TEXT] += 1
                 continue
             users.append(user)
@@ -105,12 +112,13 @@ class BatchTokeniser:
         ids = np.concatenate(texts) if texts else np.zeros(0, np.int64)
         self._check(ids)
         ends = np.cumsum(sizes)
-        shared = ids[ends - sizes] == ids[ends - 1]
+        shared = self._begin_as_they_end(ids[ends - sizes], ids[ends - 1])
         pieces, lengths = np.ones_like(sizes), sizes
-        if self.cutting != "join" and len(sizes) and sizes.max() > self.sequence_length:
+        cuts = self.cutting != "join" and not self.whole
+        if cuts and len(sizes) and sizes.max() > self.sequence_length:
             pieces, starts, lengths = self._cut(sizes, ends - sizes, dropped)
             ids = ids[runs(starts, lengths)]
-        if self.cutting != "join" and self.loss_on != "all":
+        if cuts and self.loss_on != "all":
             ids, pieces, lengths = _counting(ids, pieces, lengths, dropped)
             left = pieces > 0
             users = list(compress(users, left.tolist()))
@@ -135,6 +143,17 @@ class BatchTokeniser:
         within = (longest - 1) * ranks(pieces)
         lengths = np.minimum(np.repeat(sizes, pieces) - within, longest)
         return pieces, np.repeat(starts, pieces) + within, lengths
+
+    def _begin_as_they_end(
+        self, first: npt.NDArray[np.int64], last: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.bool_]:
+        """Return which texts begin with the token that ends them: not a word that does both.
+
+        An encoder without the attributes `begin` and `end` puts every text between two such tokens.
+        """
+        begin, end = (getattr(self.encode, name, None) for name in ("begin", "end"))
+        both = np.equal(first, last)
+        return both if begin is None else both & np.equal(first, begin) & np.bool_(begin == end)
 
     def _check(self, ids: npt.NDArray[np.int64]) -> None:
         least = 0 if self.loss_on == "all" else -self.vocabulary_size

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from fedsim.data.building.tokenise import BatchTokeniser, Record, TokenisedBatch
+from fedsim.errors import ConfigError
 
 _MOST = 8  # about as many as one process that reads the source can keep busy
 _ALONE = 20  # batches that take less time than to start a process
@@ -157,8 +158,8 @@ def main() -> None:
                 message = pickle.dumps(answer, pickle.HIGHEST_PROTOCOL)
             except Exception as error:
                 message = pickle.dumps(RuntimeError(f"{type(error).__name__}: {error}"))
-                if type(error) is ValueError:
-                    message = pickle.dumps(ValueError(str(error)))
+                if type(error) in (ValueError, ConfigError):
+                    message = pickle.dumps(type(error)(str(error)))
             _send(replies, message)
     except (EOFError, BrokenPipeError, KeyboardInterrupt, pickle.UnpicklingError):
         os._exit(0)  # the parent has exited, or is about to

@@ -65,6 +65,10 @@ class _MinHashStep(Step):
     shingle_words: Annotated[int, Field(ge=1)] = 5
     num_permutations: Annotated[int, Field(ge=16)] = 128
 
+    def rests_on(self) -> tuple[str, ...]:
+        """Return the package that tells what is close."""
+        return ("datasketch",)
+
 
 class NearDuplicates(_MinHashStep):
     """Drop a text that is close to an earlier one, of the same user or of any user.
@@ -88,7 +92,7 @@ class NearDuplicates(_MinHashStep):
         index = _Index(self)
         for record in records:
             whose = record.user if self.per_user else None
-            signature = index.signature(record.text)
+            signature = index.signature(record.said)
             if index.has(signature, whose):
                 dropped[self.reason("close to an earlier text")] += 1
             else:
@@ -97,7 +101,7 @@ class NearDuplicates(_MinHashStep):
 
 
 class NearDuplicatesOf(_MinHashStep):
-    """Drop a text that is close to one of a public file (any kind that `data.source` reads).
+    """Drop a text that is close to one of a public file: JSON lines, JSON, CSV, Parquet or Arrow.
 
     The file is public: what it drops of one user depends on no other. In memory: about 6 kB a
     text of the file; the records stream.
@@ -113,7 +117,7 @@ class NearDuplicatesOf(_MinHashStep):
         for text in self._public():
             index.add(index.signature(text), None)
         for record in records:
-            if index.has(index.signature(record.text), None):
+            if index.has(index.signature(record.said), None):
                 dropped[self.reason(f"close to a text of {self.file}")] += 1
             else:
                 yield record
@@ -132,9 +136,16 @@ class _Index:
         self._threshold = step.threshold
         self._empty = sketch.MinHash(num_perm=step.num_permutations)
         # Candidates are checked below, so missing one is what must be rare, not a false one.
-        self._buckets = sketch.MinHashLSH(
-            threshold=step.threshold, num_perm=step.num_permutations, weights=(0.1, 0.9)
-        )
+        try:
+            self._buckets = sketch.MinHashLSH(
+                threshold=step.threshold, num_perm=step.num_permutations, weights=(0.1, 0.9)
+            )
+        except ValueError:  # of no bands that find what is so alike
+            raise ConfigError(
+                f"data.preparation: {step.step}: threshold = {step.threshold}: too high to be told "
+                f"with num_permutations = {step.num_permutations}; lower it, or give more "
+                "permutations"
+            ) from None
         self._signatures: list[Signature] = []
         self._whose: list[Whose] = []
 

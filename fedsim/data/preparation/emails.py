@@ -41,7 +41,7 @@ class DropForwards(Step):
     def one(self, record: Record) -> Record | str:
         """Keep an e-mail that forwards nothing."""
         subject = record.columns.get(self.subject_column or "") or ""
-        if _FORWARDING_SUBJECT.match(str(subject)) or _FORWARDED.search(record.text):
+        if _FORWARDING_SUBJECT.match(str(subject)) or _FORWARDED.search(record.said):
             return "forwarded e-mail"
         return record
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, get_args
 
@@ -72,7 +73,7 @@ STEPS: dict[str, type[Step]] = {
 }
 
 
-VERSION = 2
+VERSION = 3
 """Part of the fingerprint: raise it when the same steps give other records."""
 
 _MARKED = re.compile(rf"([\w-]+) \({ACROSS_USERS}\): ")
@@ -85,6 +86,7 @@ class Prepared:
         records: of the source.
         steps: in their order.
         co_owned: whether one text of a user can have other owners than the next.
+        chat: whether texts are conversations.
 
     Attributes:
         stream: the same records with their owners, to be read in place of the iterator.
@@ -92,9 +94,15 @@ class Prepared:
     """
 
     def __init__(
-        self, records: Iterable[RawRecord], steps: Sequence[Step], *, co_owned: bool = False
+        self,
+        records: Iterable[RawRecord],
+        steps: Sequence[Step],
+        *,
+        co_owned: bool = False,
+        chat: bool = False,
     ) -> None:
         self.dropped: Counter[str] = Counter()
+        self._chat = chat
         stream = self._whole(records)
         for step in steps:
             if not step.per_user or (co_owned and step.compares_texts):
@@ -122,7 +130,7 @@ class Prepared:
             elif owners is None:
                 self.dropped[NULL_OWNERS] += 1
             else:
-                yield Record(user, text, columns, owners)
+                yield Record(user, text, columns, owners, self._chat)
 
 
 def needed_columns(steps: Sequence[Step]) -> dict[str, str]:
@@ -135,14 +143,21 @@ def needed_columns(steps: Sequence[Step]) -> dict[str, str]:
 
 
 def fingerprint(steps: Sequence[Step]) -> list[object]:
-    """Return what the steps' outcome depends on: their settings, and the files that they read.
+    """Return what the steps' outcome depends on: settings, the files read, packages' versions.
 
     Without steps it is empty: a source is then what it always was.
 
     Raises:
         ConfigError: a file is not there.
     """
-    settings = [[step.model_dump(mode="json"), *map(_stamp, step.reads_files())] for step in steps]
+    settings = [
+        [
+            step.model_dump(mode="json"),
+            *map(_stamp, step.reads_files()),
+            *(f"{name} {version(name)}" for name in step.rests_on()),
+        ]
+        for step in steps
+    ]
     return ["prepared", VERSION, *settings] if settings else []
 
 

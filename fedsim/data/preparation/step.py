@@ -54,6 +54,10 @@ class Step(Section):
         file: str | None = getattr(self, "file", None)
         return () if file is None else (file,)
 
+    def rests_on(self) -> tuple[str, ...]:
+        """Return the packages whose data or algorithm the step's outcome is."""
+        return ()
+
     def apply(self, records: Iterator[Record], dropped: Counter[str]) -> Iterator[Record]:
         """Yield the records after the step; count those that it drops in `dropped`, by `reason`."""
         for record in records:

@@ -31,7 +31,7 @@ class TextLength(Step):
 
     def one(self, record: Record) -> Record | str:
         """Keep a text of a length in the range, both ends included."""
-        size = len(record.text) if self.unit == "characters" else len(record.text.split())
+        size = len(record.said) if self.unit == "characters" else len(record.said.split())
         if self.minimum is not None and size < self.minimum:
             return f"fewer than {self.minimum} {self.unit}"
         if self.maximum is not None and size > self.maximum:
@@ -51,7 +51,7 @@ class RepeatedNgrams(Step):
 
     def one(self, record: Record) -> Record | str:
         """Keep a text in which every n-gram is unique."""
-        words = record.text.split()
+        words = record.said.split()
         count = max(0, len(words) - self.words + 1)
         ngrams = {tuple(words[start : start + self.words]) for start in range(count)}
         return f"a {self.words}-gram stands twice" if len(ngrams) < count else record

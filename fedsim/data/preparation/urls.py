@@ -20,11 +20,16 @@ from fedsim.errors import about
 
 
 def host(url: str) -> str:
-    """Return the host of a URL, or of a bare "host/path", in lower case; "" if there is none."""
+    """Return the host of a URL, or of a bare "host/path", in lower case; "" if there is none.
+
+    In ASCII (IDNA), so that a domain has one name; "" also where that cannot be.
+    """
     text = url.strip()
     try:
         hostname = urlsplit(text if "://" in text else f"//{text}").hostname or ""
-    except ValueError:  # an unfinished IPv6 address
+        if not hostname.isascii():
+            hostname = hostname.encode("idna").decode()
+    except ValueError:  # an unfinished IPv6 address, a label that no domain has
         return ""
     return hostname.rstrip(".")
 

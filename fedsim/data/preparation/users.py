@@ -51,6 +51,10 @@ class UserName(Step):
             return f"no {self.transform}"
         return record._replace(user=user, owners=tuple(dict.fromkeys(owners)))
 
+    def rests_on(self) -> tuple[str, ...]:
+        """Return the package of the list of public suffixes, where names are made by it."""
+        return ("publicsuffixlist",) if self.transform == "base-domain" else ()
+
 
 class DropUsers(Step):
     """Drop users with one of these strings in their name, upper and lower case alike. Streams.

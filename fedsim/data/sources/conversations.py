@@ -19,7 +19,7 @@ class RowError(ValueError):
 
 
 def messages_text(value: object, field: str) -> str | None:
-    """Return `{"messages": …}` of a list of messages; None for a null, "" for an empty list.
+    """Return `{"messages": …}` of a list of messages; None for a null, "" where nothing is said.
 
     Args:
         value: a list of mappings with a `role` and a `content`, both strings, or that as JSON.
@@ -30,7 +30,7 @@ def messages_text(value: object, field: str) -> str | None:
         RowError: it is something else.
     """
     messages = _messages(value, field)
-    if not messages:
+    if not messages or not _say_something(messages):
         return None if messages is None else ""
     return json.dumps({"messages": messages}, ensure_ascii=False)
 
@@ -38,7 +38,7 @@ def messages_text(value: object, field: str) -> str | None:
 def answer_text(prompt: object, completion: object, prompts: str, completions: str) -> str | None:
     """Return `{"prompt": …, "completion": …}` of two strings or of two lists of messages.
 
-    A null in either gives None; an empty completion gives "".
+    A null in either gives None; a completion that says nothing gives "".
 
     Args:
         prompt: a string or a list of messages.
@@ -58,9 +58,21 @@ def answer_text(prompt: object, completion: object, prompts: str, completions: s
         prompt, completion = _messages(prompt, prompts), _messages(completion, completions)
     if isinstance(prompt, str) and isinstance(completion, str):
         prompt, completion = whole_text(prompt), whole_text(completion)
-    if not completion:
+    if not completion or (isinstance(completion, list) and not _say_something(completion)):
         return ""
     return json.dumps({"prompt": prompt, "completion": completion}, ensure_ascii=False)
+
+
+def contents(conversation: str) -> str:
+    """Return what is said in a conversation, message after message, a line end between them."""
+    said: list[str] = []
+    for part in json.loads(conversation).values():
+        said += [part] if isinstance(part, str) else [message["content"] for message in part]
+    return "\n".join(said)
+
+
+def _say_something(messages: list[dict[str, str]]) -> bool:
+    return any(message["content"].strip() for message in messages)
 
 
 def _messages(value: object, field: str) -> list[dict[str, str]] | None:

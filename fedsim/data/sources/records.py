@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from fedsim.data.sources.conversations import contents
+
 NULL_USER = "null user"
 NULL_TEXT = "null text"
 EMPTY_TEXT = "empty text"
@@ -38,9 +40,16 @@ class Record(NamedTuple):
         text: the text.
         columns: name to value, as the source has it; None where the source has a null.
         owners: names of who owns the text beside its user; the user may be among them.
+        chat: whether the text is a conversation, as of `fedsim.data.sources.conversations`.
     """
 
     user: str
     text: str
     columns: Mapping[str, Any] = NO_COLUMNS
     owners: tuple[str, ...] = ()
+    chat: bool = False
+
+    @property
+    def said(self) -> str:
+        """The text, or what the messages of a conversation say, one behind the other."""
+        return contents(self.text) if self.chat else self.text

@@ -238,15 +238,27 @@ def _json_batches(needed: Mapping[str, str], files: list[Path]) -> Iterator[Batc
     `datasets` infers one type for a column of many rows: one user's row could turn the names of
     others into dates, or large integers among them into rounded floats.
     """
-    checked = False
+    columns = _json_columns(needed, files)
+    if columns:
+        _check_columns(needed, columns)
     for path in files:
         objects = _json_records(path)
         while records := list(islice(objects, _BATCH)):
-            if not checked:
-                columns = dict.fromkeys(key for record in records for key in record)
-                _check_columns(needed, list(columns))
-                checked = True
             yield {name: [record.get(name) for record in records] for name in needed}
+
+
+def _json_columns(needed: Mapping[str, str], files: list[Path]) -> list[str]:
+    """Return the columns, read as far as it takes to see those that are needed.
+
+    Of a column that is only named further down, the rows before are nulls, wherever they stand.
+    """
+    columns: dict[str, None] = {}
+    for path in files:
+        for record in _json_records(path):
+            columns.update(dict.fromkeys(record))
+            if needed.keys() <= columns.keys():
+                return list(columns)
+    return list(columns)
 
 
 def _json_records(path: Path) -> Iterator[dict[str, Any]]:
@@ -264,13 +276,14 @@ def _json_values(path: Path) -> Iterator[tuple[str, Any]]:
         lines.seek(0)
         if start == "[":
             yield from (
-                (f"entry {n}", value) for n, value in enumerate(parse_json(lines.read()), start=1)
+                (f"entry {n}", value)
+                for n, value in enumerate(parse_json(lines.read(), private=True), start=1)
             )
             return
         for number, line in enumerate(lines, start=1):
             if line.strip():
                 try:
-                    yield f"line {number}", parse_json(line)
+                    yield f"line {number}", parse_json(line, private=True)
                 except ValueError as error:
                     raise ValueError(f"{path.name}: line {number} is no JSON: {error}") from error
 
@@ -339,9 +352,15 @@ def _load(
         yield load_saved(datasets, Path(source).expanduser())
         return
     for path in files:
-        if path.stat().st_size:
+        if path.stat().st_size and not (loader == "parquet" and _no_rows(path)):
             file = glob.escape(str(path.resolve()))
             yield datasets.load_dataset(loader, data_files=[file], **options)
+
+
+def _no_rows(path: Path) -> bool:
+    """Whether a Parquet file is empty, which `datasets` takes for an error."""
+    rows: int = importlib.import_module("pyarrow.parquet").read_metadata(path).num_rows
+    return rows == 0
 
 
 def _check_columns(needed: Mapping[str, str], columns: list[str]) -> None:

@@ -71,6 +71,9 @@ _FITS: Mapping[str, Callable[[Any], bool]] = {
 }
 
 
+_OPTIONAL = {"owners", "text_kind", "user_column"}
+
+
 def _are_owners(content: Mapping[str, Any]) -> bool:
     """Whether the numbers of owners and pairs, if there are any, go with the files."""
     owners, has_graph = content.get("owners"), OWNERS in content["files"]
@@ -118,6 +121,8 @@ class Manifest(TypedDict):
         dtype: of the stored tokens, see `narrowest`.
         source: where the records came from, in words.
         user_column: what the source's users are named by, where that is known.
+        text_kind: where that is known, the columns of its texts by their keys in a config, and
+            under "chat_template" the SHA-256 (hex) of the template, if they went through one.
         owners: only where the source names owners beside users, see `OwnerCounts`.
         files: every other file of the store by its name.
         sha256: of all of the above, see `fingerprint`.
@@ -135,6 +140,7 @@ class Manifest(TypedDict):
     dtype: str
     source: str
     user_column: NotRequired[str]
+    text_kind: NotRequired[dict[str, str]]
     owners: NotRequired[OwnerCounts]
     files: dict[str, FileFacts]
     sha256: str
@@ -191,11 +197,14 @@ def read_manifest(folder: Path) -> Manifest:
             f"store {str(folder)!r}: format version {version!r}, this fedsim reads "
             f"{wanted}; build it again"
         )
-    if missing := set(Manifest.__annotations__) - {"owners", "user_column"} - keys:
+    if missing := set(Manifest.__annotations__) - _OPTIONAL - keys:
         raise damaged(folder, f"{MANIFEST} lacks {', '.join(sorted(missing))}")
     manifest = cast(Manifest, content)
     if wrong := [key for key, fits in _FITS.items() if not fits(content[key])]:
         raise damaged(folder, f"{MANIFEST}: {', '.join(wrong)} cannot be so")
+    kind = content.get("text_kind", {})
+    if not (isinstance(kind, dict) and all(isinstance(value, str) for value in kind.values())):
+        raise damaged(folder, f"{MANIFEST}: text_kind cannot be so")
     if not _are_owners(content):
         raise damaged(folder, f"{MANIFEST}: owners cannot be so")
     if fingerprint(manifest) != manifest["sha256"]:

@@ -15,11 +15,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedsim.config import ModelConfig
 from fedsim.data.building.tokenise import UNCOUNTED, BatchTokeniser, Cutting
 from fedsim.data.config import DataConfig
-from fedsim.data.reading import records
+from fedsim.data.reading import build as build_from
+from fedsim.data.reading import encoder, open_or_build, records
+from fedsim.data.store import TokenStore
 from fedsim.data.store.keys import example_keys
 from fedsim.errors import ConfigError
+from fedsim.materials import load_model
 from tests.conftest import write_rows
 from tests.unit.data.data_samples import build
 
@@ -183,3 +187,83 @@ def test_an_examples_key_tells_what_counts() -> None:
     assert keys[0] != keys[1]
     (plain,) = example_keys(np.array([5, 6, 5, 6], np.uint16), offsets)
     assert plain.tolist() == [keys[0]] * 2
+
+
+def test_a_store_of_conversations_says_by_which_template(tmp_path: Path) -> None:
+    source = write(tmp_path / "chats.jsonl", [{"u": "a", "m": TALK}, {"u": "b", "m": TALK}])
+    model = load_model(ModelConfig(pretraining_steps=0), sequence_length=16)
+    for name in ("one", "other"):
+        template = "{% for m in messages %}" + name + "{{ m.content }}{% endfor %}"
+        (tmp_path / f"{name}.jinja").write_text(template)
+    given = {"user_column": "u", "messages_column": "m", "loss_on": "all"}
+    built = DataConfig.model_validate(
+        {"source": str(source), **given, "chat_template": str(tmp_path / "one.jinja")}
+    )
+    folder = tmp_path / "store"
+    build_from(built, model, encoder(built, model), folder, num_workers=0)
+
+    def opened(**changes: object) -> TokenStore:
+        return open_or_build(
+            DataConfig.model_validate({"source": str(folder), **given, **changes}), model
+        )
+
+    assert opened().num_users == opened(chat_template=built.chat_template).num_users == 2
+    for changes, said in [
+        ({"chat_template": str(tmp_path / "other.jinja")}, "was made with another; leave it out"),
+        ({"chat_template": str(tmp_path / "none.jinja")}, r"none\.jinja': .*No such file"),
+        ({"messages_column": "n"}, r"messages_column = 'n': .* of messages_column = 'm'; set it"),
+    ]:
+        with pytest.raises(ConfigError, match=said):
+            opened(**changes)
+
+
+def test_steps_read_what_is_said(tmp_path: Path) -> None:
+    """Not how it is written down: keys, roles and spelt line ends are no words of anybody's."""
+    forward = "---------------------- Forwarded by Ann Li on 01/02/2001 --\nread this"
+    rows = [("long", "so many words of mine"), ("short", "few"), ("passed on", forward)]
+    kinds: list[tuple[str, list[dict[str, object]]]] = [
+        ("messages", [{"m": [{"role": "user", "content": text}]} for _, text in rows]),
+        ("prompt", [{"m": text, "c": "."} for _, text in rows]),
+    ]
+    for kind, cells in kinds:
+        source = write(
+            tmp_path / f"{kind}.jsonl",
+            [{"u": user} | cell for (user, _), cell in zip(rows, cells, strict=True)],
+        )
+        config: dict[str, object] = {f"{kind}_column": "m"}
+        if kind == "prompt":
+            config["completion_column"] = "c"
+        steps = [
+            {"step": "text-length", "unit": "words", "minimum": 3},
+            {"step": "drop-forwards"},
+        ]
+        found = read(source, preparation=steps, **config)
+        assert [user for user, _ in found] == ["long"], kind
+
+
+def test_conversations_in_which_nothing_is_said_are_empty(tmp_path: Path) -> None:
+    silent = [{"role": "user", "content": " "}, {"role": "assistant", "content": ""}]
+    source = write(tmp_path / "x.jsonl", [{"u": "a", "m": silent}, {"u": "b", "m": TALK}])
+    assert read(source, messages_column="m") == [("a", ""), ("b", {"messages": TALK})]
+
+
+def test_joined_conversations_lose_nothing(tmp_path: Path) -> None:
+    """A word that begins a text and ends it is no begin and end token in one."""
+    source = write(
+        tmp_path / "x.jsonl",
+        [{"u": "a", "m": [{"role": "user", "content": text}]} for text in ("ok.", "!hello you!")],
+    )
+    model = load_model(ModelConfig(pretraining_steps=0), sequence_length=16)
+    (tmp_path / "bare.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    config = DataConfig.model_validate(
+        {
+            "source": str(source),
+            "user_column": "u",
+            "messages_column": "m",
+            "loss_on": "all",
+            "cutting": "join",
+            "chat_template": str(tmp_path / "bare.jinja"),
+        }
+    )
+    store = open_or_build(config, model)
+    assert model.decode(store.example(0).tolist()) == "ok.!hello you!"

@@ -302,12 +302,17 @@ def test_a_store_as_source_is_opened(tmp_path: Path) -> None:
         ({"sequence_length": 9}, "data.sequence_length = 8: .* was made with 9"),
         ({"cutting": "truncate"}, "data.cutting = 'split': .* was made with 'truncate'"),
         ({"user_column": "household"}, "data.user_column = 'author': the users .* 'household'"),
+        (
+            {"text_kind": {"text_column": "body"}},
+            "data.text_column = 'other': .* was made of text_column = 'body'; set it so",
+        ),
     ],
 )
 def test_a_store_that_does_not_fit_the_run(
     tmp_path: Path, made_with: dict[str, object], message: str
 ) -> None:
     built = build([("ann", "a")], tmp_path / "store", **made_with)
-    config = DataConfig(source=str(built.path), user_column="author", sequence_length=8)
+    source = str(built.path)
+    config = DataConfig(source=source, user_column="author", text_column="other", sequence_length=8)
     with pytest.raises(ConfigError, match=message):
         _open(config, ByteModel())

@@ -202,7 +202,7 @@ def test_a_column_that_is_there_twice_is_refused(tmp_path: Path) -> None:
 def test_a_key_that_is_there_twice_is_refused(tmp_path: Path, form: str) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text(form.format('{"speaker": "ann", "text": "a", "speaker": "bob"}'))
-    with pytest.raises(ConfigError, match="the key 'speaker' twice"):
+    with pytest.raises(ConfigError, match="an object has a key twice"):
         list(records(DataConfig(source=str(path), user_column="speaker", text_column="text")))
 
 
@@ -219,6 +219,23 @@ def test_a_missing_column_is_named_beside_those_there_are(tmp_path: Path) -> Non
         expected = f"data.{field} = 'author': no such column; columns: speaker, text, other"
         with pytest.raises(ConfigError, match=f"^{expected}$"):
             list(records(_config(path, **{field: "author"})))
+
+
+@pytest.mark.parametrize("place", [0, 999, 1000, 2500])
+def test_where_in_the_file_texts_are_missing_changes_nothing(tmp_path: Path, place: int) -> None:
+    without = [{"speaker": "ann"}] * 1500
+    rows: list[dict[str, object]] = [{"speaker": "bob", "text": f"text {n}"} for n in range(5000)]
+    path = write_rows(tmp_path / "rows.jsonl", [*rows[:place], *without, *rows[place:]])
+    found = list(records(_config(path)))
+    assert found.count(("ann", None)) == 1500
+    assert [text for user, text in found if user == "bob"] == [row["text"] for row in rows]
+
+
+def test_a_shard_without_rows_is_passed_over(tmp_path: Path) -> None:
+    table = pa.table({"speaker": ["ann"], "text": ["x"]})
+    pq.write_table(table.slice(0, 0), tmp_path / "0.parquet")
+    pq.write_table(table, tmp_path / "1.parquet")
+    assert list(records(_config(tmp_path))) == [("ann", "x")]
 
 
 def test_a_user_column_of_nulls(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from fedsim.data.building import build as build_module
 from fedsim.data.building import workers
 from fedsim.data.building.tokenise import BatchTokeniser, Cutting, TokenisedBatch
 from fedsim.data.building.workers import tokenise_batches
+from fedsim.errors import ConfigError
 from tests.unit.data.data_samples import build, encode
 
 RECORDS: list[tuple[str | None, str | None]] = [
@@ -87,6 +88,16 @@ def test_an_id_outside_the_vocabulary_is_the_same_error_from_elsewhere(tmp_path:
     with pytest.raises(ValueError, match="encode gave the id 258, the vocabulary has 258"):
         build([("ann", "x")], tmp_path / "store", encode=encode_too_high, num_workers=1)
     assert list(tmp_path.iterdir()) == []
+
+
+def encode_nothing(texts: Sequence[str]) -> list[list[int]]:
+    raise ConfigError("data.messages_column = 'm': refused")
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_wrong_input_is_the_same_error_from_elsewhere(num_workers: int) -> None:
+    with pytest.raises(ConfigError, match=r"^data\.messages_column = 'm': refused$"):
+        _run(encode_nothing, num_workers)
 
 
 def test_a_process_that_dies_is_an_error_and_not_a_wait() -> None:

@@ -93,6 +93,10 @@ def make_plan(**changes: Any) -> RoundPlan:  # noqa: ANN401
             "no proved sensitivity.*replace-one",
         ),
         (
+            {"relation": Relation.ZERO_OUT, "estimator": ClippedDenominator(0.25, 8.0)},
+            "no proved sensitivity.*zero-out-one",
+        ),
+        (
             {
                 "sampling": TruncatedPoissonSampling(0.25, 6, 20),
                 "estimator": ClippedDenominator(0.25, 8.0),

@@ -191,6 +191,12 @@ def test_a_role_that_the_template_refuses_is_named() -> None:
         encoder(tokenizer(ours, special), "assistant")([wrong])
 
 
+def test_a_template_that_fails_is_refused() -> None:
+    made = tokenizer("{{ 1 // (messages | length - 2) }}", ["<s>"])
+    with pytest.raises(ConfigError, match=r"^data: the chat template refuses .*ZeroDivisionError"):
+        encoder(made, "all")([json.dumps({"messages": messages(SHORT)})])
+
+
 def test_a_refusal_quotes_no_conversation() -> None:
     """A template may put what a user wrote into its error, and a role may be anything."""
     refusing = "{{ raise_exception('what is ' + messages[0].role + messages[0].content) }}"
@@ -211,6 +217,34 @@ def test_a_template_that_rewrites_earlier_turns_is_refused() -> None:
     made = tokenizer(forgetful, ["<s>"])
     with pytest.raises(ConfigError, match=r"renders earlier turns otherwise.*data.chat_template"):
         encoder(made, "assistant")([json.dumps({"messages": messages(TURNS)})])
+
+
+def test_a_prompt_that_the_template_rewrites_is_refused() -> None:
+    """The system's words stand before the last of the user's, so the prompt changes its place."""
+    moving = (
+        "{% set told = messages[0].content %}{% for m in messages[1:] %}{% if m.role == 'user' %}"
+        "{% if m == (messages | selectattr('role', 'equalto', 'user') | list)[-1] %}{{ told }}"
+        "{% endif %}[{{ m.content }}]{% else %}{{ m.content }}{% endif %}{% endfor %}"
+    )
+    made = tokenizer(moving, ["<s>"])
+    prompt = [{"role": "system", "content": "Be kind."}, *messages(TURNS[:1])]
+    row = {"prompt": prompt, "completion": messages(["", *TURNS[:2]])[1:]}
+    with pytest.raises(ConfigError, match=r"so the completion cannot be told apart; .*as data"):
+        encoder(made, "completion")([json.dumps(row)])
+    last = {"prompt": prompt, "completion": messages(["", TURNS[1]])[1:]}
+    (found,) = encoder(made, "completion")([json.dumps(last)])
+    assert made.decode([i for i in found.tolist() if i >= 0]) == TURNS[1]
+
+
+def test_a_template_is_told_one_day_always() -> None:
+    made = tokenizer("{{ strftime_now('%d %b %Y') }}", ["<s>"])
+    (found,) = encoder(made, "all")([json.dumps({"messages": messages(SHORT)})])
+    assert made.decode(found) == "26 Jul 2024"
+    unknown = tokenizer("{% set f = '%d' %}{{ strftime_now(f) }}", ["<s>"])
+    with pytest.raises(
+        ConfigError, match=r"^data: .* today's date .*give it as data\.chat_template"
+    ):
+        encoder(unknown, "all")([json.dumps({"messages": messages(SHORT)})])
 
 
 def test_a_model_without_a_template_says_what_would_do() -> None:

@@ -46,6 +46,26 @@ def test_what_cannot_be_certified_is_left_out(
     assert "balanced" not in names
 
 
+def test_what_has_no_proof_with_the_estimator_is_left_out(speeches: Path, tmp_path: Path) -> None:
+    """A clipped denominator, where a cap lets one user displace another; a run refuses it, too."""
+    strategy = {"rounds": 8, "estimator": {"kind": "clipped", "min_weight": 20.0}}
+    privacy = {"epsilon": 6.0, "noise_multiplier": None}
+    path = write_config(tmp_path / "c.toml", speeches, strategy=strategy, privacy=privacy)
+    rows = {row["name"]: row for row in fedsim_json("plan", path)["mechanisms"]}
+    assert "truncated-poisson" not in rows
+    assert {"poisson", "balanced"} <= rows.keys()
+
+
+def test_an_accountant_that_was_asked_for_prices_every_mechanism(
+    speeches: Path, tmp_path: Path
+) -> None:
+    privacy = {"epsilon": 6.0, "noise_multiplier": None, "accountant": "pld"}
+    path = write_config(tmp_path / "c.toml", speeches, strategy={"rounds": 8}, privacy=privacy)
+    names = {row["name"] for row in fedsim_json("plan", path)["mechanisms"]}
+    assert "balanced" not in names  # a run refuses its accountant beside this one
+    assert {"poisson", "truncated-poisson"} <= names
+
+
 @pytest.mark.parametrize("scores", [None, {"noise_multiplier": 1.5}])
 def test_every_mechanism_pays_for_the_scores_too(
     speeches: Path, tmp_path: Path, scores: dict[str, float] | None

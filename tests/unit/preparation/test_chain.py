@@ -10,11 +10,13 @@ import pytest
 
 from fedsim.config import parse_config
 from fedsim.data.config import DataConfig
+from fedsim.data.preparation import prepare
 from fedsim.data.preparation.prepare import STEPS, Prepared, assumptions
 from fedsim.data.reading import records, source_fingerprint
 from fedsim.errors import ConfigError
 from tests.conftest import write_rows
-from tests.unit.preparation.preparation_samples import prepare, step
+from tests.unit.preparation.preparation_samples import prepare as prepared_by
+from tests.unit.preparation.preparation_samples import step
 
 MIN_2 = {"step": "min-examples", "count": 2}
 DEDUPE = {"step": "exact-duplicates"}
@@ -85,6 +87,20 @@ def test_the_fingerprint_follows_the_steps_and_their_files(source: Path, tmp_pat
         source_fingerprint(_config(source, merge))
 
 
+def test_the_fingerprint_follows_the_list_of_public_suffixes(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chains = [
+        {"step": "user-name", "transform": "base-domain"},
+        {"step": "near-duplicates"},
+        {"step": "user-name", "transform": "lower-case"},
+    ]
+    before = [source_fingerprint(_config(source, step)) for step in chains]
+    monkeypatch.setattr(prepare, "version", lambda name: f"another {name}")
+    after = [source_fingerprint(_config(source, step)) for step in chains]
+    assert [old == new for old, new in zip(before, after, strict=True)] == [False, False, True]
+
+
 @pytest.mark.parametrize(
     ("given", "complaint"),
     [
@@ -118,7 +134,7 @@ def test_steps_across_users_are_said_by_config_and_by_store() -> None:
     assert assumptions([step("min-examples", count=2)], {"null user": 3}) == ()
     (said,) = assumptions([across], {})
     assert "looked across users (near-duplicates)" in said
-    _, dropped = prepare([("ann", "x")], across)  # drops nothing, and yet it looked
+    _, dropped = prepared_by([("ann", "x")], across)  # drops nothing, and yet it looked
     assert assumptions([], dropped) == (said,)
 
 

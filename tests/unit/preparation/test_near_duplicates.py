@@ -69,3 +69,9 @@ def test_public_text_that_cannot_be_read(tmp_path: Path) -> None:
     chosen = step("near-duplicates-of", file=str(tmp_path / "public.jsonl"), text_column="body")
     with pytest.raises(ConfigError, match=r"near-duplicates-of: .*text_column = 'body': no such"):
         prepare([("ann", "x")], chosen)
+
+
+def test_a_threshold_that_so_few_permutations_cannot_tell() -> None:
+    chosen = step("near-duplicates", threshold=1.0)
+    with pytest.raises(ConfigError, match=r"near-duplicates: threshold = 1\.0: .* permutations$"):
+        prepare([("ann", "x")], chosen)

@@ -25,7 +25,8 @@ def distribution(group: str, name: str) -> str:
     """Return the name and version of the package that registered `name`; "" for no such name.
 
     A package other than fedsim's is edited without a new version: the entry point follows, and a
-    SHA-256 (hex) of all files of its top-level module but bytecode, with their places in it.
+    SHA-256 (hex) of all files of its top-level modules but bytecode, with their places in them: of
+    that of the entry point, and of all that the package says it brings.
 
     Raises:
         ConfigError: those files changed since this process saw them first, or are gone (what it
@@ -38,7 +39,7 @@ def distribution(group: str, name: str) -> str:
     named = f"{package} {version}"
     if package == _OWN:
         return named
-    return f"{named} {entry.value} {_same_source(entry.module, package)}"
+    return f"{named} {entry.value} {_same_source(_modules(entry.dist, entry.module), package)}"
 
 
 def is_own(package: str) -> bool:
@@ -69,20 +70,29 @@ def distributions(named: Mapping[str, str]) -> dict[str, str]:
     return {group: distribution(group, name) for group, name in named.items()}
 
 
+@lru_cache
+def _modules(dist: Distribution, module: str) -> tuple[str, ...]:
+    """Return the top-level modules of a package: that of `module`, and all that it lists."""
+    listed = {path.parts[0].partition(".")[0] for path in dist.files or () if path.suffix == ".py"}
+    listed |= set((dist.read_text("top_level.txt") or "").split())
+    first = module.partition(".")[0]
+    return (first, *sorted(name for name in listed - {first} if name.isidentifier()))
+
+
 _FIRST_SEEN: dict[tuple[str, str | None], str] = {}
 
 
-def _same_source(module: str, package: str) -> str:
+def _same_source(modules: tuple[str, ...], package: str) -> str:
     """Return the digest of a plug-in's files, the same in all of this process."""
-    spec = find_spec(module.partition(".")[0])
+    spec = find_spec(modules[0])
     try:
-        digest = _source_digest(module)
+        digest = " ".join(map(_source_digest, modules))
     except FileNotFoundError as error:
         raise ConfigError(
             f"plug-in {package!r}: {error.filename} is gone since this process imported it; "
             "install it again and restart Python"
         ) from error
-    if _FIRST_SEEN.setdefault((module, spec.origin if spec else None), digest) != digest:
+    if _FIRST_SEEN.setdefault((modules[0], spec.origin if spec else None), digest) != digest:
         raise ConfigError(
             f"plug-in {package!r}: its files changed since this process imported them; restart "
             "Python, so that what runs is what they say"
@@ -91,7 +101,7 @@ def _same_source(module: str, package: str) -> str:
 
 
 def _source_digest(module: str) -> str:
-    spec = find_spec(module.partition(".")[0])
+    spec = find_spec(module)
     digest = hashlib.sha256()
     places = list(spec.submodule_search_locations or ()) if spec else []
     files = {

@@ -22,6 +22,11 @@ _OPTIMIZERS: dict[str, Callable[[list[torch.Tensor], float], torch.optim.Optimiz
 _USED_UP = "used up"  # the one entry of a state whose memory is the next one's
 
 
+def is_used_up(state: Tensors) -> bool:
+    """Whether a step took the memory of this optimizer state: see `ServerOptimizer.step`."""
+    return _USED_UP in state
+
+
 @dataclass(frozen=True)
 class ServerOptimizer:
     """SGD, Adam or Adafactor with a constant learning rate (Charles et al. 2024, App. F).

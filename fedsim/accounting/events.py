@@ -226,6 +226,8 @@ def _selection(data: object) -> Selection:
     names = [field.name for field in dataclasses.fields(Selection)]
     if not isinstance(data, Mapping) or sorted(data) != sorted(names):
         raise ConfigError(f"round cost: selection = {data!r}: expected keys {sorted(names)}")
+    if not isinstance(data["stopping"], str):
+        raise ConfigError(f"selection: stopping = {data['stopping']!r}: expected a string")
     _check_numbers("selection", {key: data[key] for key in names if key != "stopping"})
     return Selection(**data)
 

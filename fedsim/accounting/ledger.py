@@ -19,6 +19,7 @@ from fedsim.accounting.accountants import epsilon_of_composition
 from fedsim.accounting.events import RoundCost
 from fedsim.errors import ConfigError, about
 from fedsim.sampling import Relation
+from fedsim.utils.json_text import is_count
 
 _VERSION = 2
 _KEYS = {"first_round", "num_rounds", "release", "cost"}
@@ -185,8 +186,7 @@ def _read(item: object) -> Releases:
     if not isinstance(item, Mapping) or set(item) != _KEYS:
         raise ConfigError(f"ledger: releases has {item!r}: expected keys {sorted(_KEYS)}")
     first, count, release = item["first_round"], item["num_rounds"], item["release"]
-    # `type`, since a JSON true is an int to isinstance
-    if type(first) is not int or type(count) is not int or first < 0 or count < 1:
+    if not (is_count(first) and is_count(count) and count):
         raise ConfigError(f"ledger: releases has first_round {first!r}, num_rounds {count!r}")
     if not isinstance(release, str):
         raise ConfigError(f"ledger: release = {release!r}: expected a string")

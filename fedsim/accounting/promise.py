@@ -20,6 +20,7 @@ digests say.
 
 from __future__ import annotations
 
+import html
 import json
 import math
 import re
@@ -42,6 +43,8 @@ from fedsim.utils.json_text import digest, read_json
 NAME = PROMISE
 ORIGIN = "Vocabulary and starting point: "
 """How the assumption begins that says where training started, and quotes that start's promise."""
+TOGETHER = "The ε is of this run by itself, composed tightly: "
+"""How the assumption begins that names the budget of all runs that share a ledger."""
 
 _FORMAT = 3
 _KEYS = (
@@ -60,12 +63,10 @@ _VALUES: dict[str, tuple[object, ...]] = {
 }
 _NO_NOISE = re.compile(r"No privacy guarantee: the releases of \d+ rounds? have no finite ε\.")
 _NO_EPSILON = re.compile(r"No privacy guarantee: the ([\w-]+) accountant certifies no finite ε .*")
-# An assumption has the budget of a shared ledger, which is no promise of the model's own.
 _PROMISING = re.compile(
-    r"(?<!taken together, keep )(?:[εϵ𝜀𝜖]|epsilon)\s*[=:≈≤<]"
-    r"|differential privacy under|For an attacker",
-    re.IGNORECASE,
+    r"(?:[εϵ𝜀𝜖]|epsilon)\s*[=:≈≤<]|differential privacy under|For an attacker", re.IGNORECASE
 )
+_MARKUP = re.compile(r"<[^>]*>|[*_`~\\$]|[\u00ad\u200b-\u200f\u2060\ufeff]")
 _ROUNDING = 1e-6  # relative: other versions of numpy and scipy
 
 
@@ -116,7 +117,7 @@ def _trade_off(
 
 
 def _weights(folder: Path) -> dict[str, str]:
-    paths = sorted(path for path in folder.iterdir() if path.suffix in _WEIGHTS)
+    paths = sorted(p for p in folder.iterdir() if p.suffix in _WEIGHTS and p.is_file())
     return {path.name: file_digest(path) for path in paths}
 
 
@@ -164,6 +165,9 @@ def _check_values(path: Path, content: Mapping[str, Any]) -> None:
     for key, allowed in _VALUES.items():
         if content[key] not in allowed or isinstance(content[key], bool) is not (key == _TRUTH):
             raise ConfigError(f"{path}: {key} = {_shown(content[key])}: not what fedsim writes")
+    accountant = content["accountant"]
+    if content["epsilon"] is not None and not (isinstance(accountant, str) and accountant):
+        raise ConfigError(f"{path}: accountant = {_shown(accountant)}: not what fedsim writes")
     assumptions = content["assumptions"]
     if not isinstance(assumptions, list) or not all(isinstance(a, str) for a in assumptions):
         raise ConfigError(f"{path}: assumptions = {_shown(assumptions)}: not what fedsim writes")
@@ -268,7 +272,8 @@ def _check_card(folder: Path, content: Mapping[str, Any]) -> None:
         card = path.read_text(encoding="utf-8") if path.exists() else statement
     own = card
     for said in assumptions:
-        if said.startswith(ORIGIN):
+        budget = said.startswith(TOGETHER) and len(_PROMISING.findall(said)) == 1
+        if said.startswith(ORIGIN) or budget:
             own = own.replace(f"- {said}\n", "")
     rest = own.replace(statement, "")
     attacker = attacker_text(content)
@@ -278,7 +283,7 @@ def _check_card(folder: Path, content: Mapping[str, Any]) -> None:
                 f"{path}: was edited: it does not say what {NAME} says of an attacker"
             )
         rest = rest.replace(attacker, "")
-    if rest == own or _PROMISING.search(rest):
+    if rest == own or _PROMISING.search(_MARKUP.sub("", html.unescape(rest))):
         raise ConfigError(f"{path}: was edited: its promise is not the statement of {NAME}")
     if path.exists() and (gone := [said for said in assumptions if f"- {said}" not in card]):
         raise ConfigError(f"{path}: was edited: {_shown(gone[0])} of {NAME} is not in it")

@@ -377,7 +377,8 @@ class TrainingConfig(Section):
     evaluate_every: Annotated[int, Field(ge=1, le=MOST)] = 10
     """Rounds between two scores of the held-out text."""
     checkpoint_every: Annotated[int, Field(ge=1, le=MOST)] = 10
-    """Rounds between two checkpoints."""
+    """Rounds between two checkpoints. A run that is killed makes those since the last again: with
+    secure noise they are paid for twice. Ctrl-C loses none that is done."""
     keep_checkpoints: Annotated[int, Field(ge=1, le=MOST)] = 2
     """How many of the newest stay."""
     trackers: tuple[str, ...] = ()
@@ -473,6 +474,8 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
         raw = tomllib.loads(content.decode().replace("\r\n", "\n"))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"config: cannot read {path}: {error}") from None
+    except ConfigError:
+        raise
     except ValueError as error:  # TOMLDecodeError, or a number with thousands of digits
         raise ConfigError(f"config: {path} is not TOML: {error}") from None
     except RecursionError:
@@ -485,14 +488,19 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
 def parse_config(raw: Mapping[str, Any]) -> Config:
     """Validate a nested mapping; every problem is in the one `ConfigError`."""
     try:
-        (config := Config.model_validate(raw)).to_toml()
-        return config
+        written = len((config := Config.model_validate(raw)).to_toml().encode())
     except ValidationError as error:
         problems = error.errors(include_url=False)
         lines = [explain(problem, Config) for problem in problems]
         raise ConfigError("\n".join(dict.fromkeys(lines))) from None
     except ValueError as error:  # a hexadecimal number of thousands of digits
         raise ConfigError(f"config: cannot be written: {error}") from None
+    if written > _LONGEST:  # the run folder's, which is read again
+        raise ConfigError(
+            f"config: {written} bytes where it is written whole, and at most {_LONGEST} are read; "
+            "give shorter lists"
+        )
+    return config
 
 
 def with_settings(config: Config, overrides: Sequence[str]) -> Config:

@@ -13,6 +13,7 @@ from fedsim.accounting.ledger import Ledger
 from fedsim.config import Config, ModelConfig, load_config
 from fedsim.errors import ConfigError, about
 from fedsim.materials import Materials, new_data_seed
+from fedsim.report.schema import RoundMetrics
 from fedsim.runner.checkpoint import newest_whole_state
 from fedsim.runner.identity import (
     check_sources,
@@ -229,6 +230,12 @@ class RunFolder:
                 "to it"
             )
         done = [line for line in lines if state and line["round"] <= state.round]
+        if state and not _are_rounds(done, state.round):
+            raise ConfigError(
+                f"--resume: {self.metrics} does not have the rounds 0 to {state.round} in their "
+                "order, a line each, which its checkpoint has behind it: it was damaged; put back "
+                "a copy of it, or begin another run with another --out"
+            )
         write_atomically(
             self.metrics,
             "".join(
@@ -267,6 +274,15 @@ class RunFolder:
         with about(f"ledger {self.ledger}: not JSON: "):
             content = read_json(self.ledger)
         return Ledger.from_json(content)
+
+
+def _are_rounds(lines: list[dict[str, Any]], last: int) -> bool:
+    """Whether the lines are those of rounds 0 to `last`, one each: a kill leaves all of them."""
+    try:
+        rounds = [RoundMetrics.model_validate(line).round for line in lines]
+    except ValueError:
+        return False
+    return rounds == list(range(last + 1))
 
 
 def _is_content(path: Path) -> bool:

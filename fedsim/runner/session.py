@@ -41,7 +41,14 @@ from fedsim.runner.progress import RoundProgress
 from fedsim.runner.saved_model import check_served, save_adapter, save_model
 from fedsim.runner.shared_ledger import SharedAccount, shared_account
 from fedsim.runner.summary import as_held_out, delta_warnings, privacy_terms, summarise
-from fedsim.runner.training import check_held_out, planned, train, without_scores
+from fedsim.runner.training import (
+    check_held_out,
+    planned,
+    rounds_paid_for,
+    train,
+    without_scores,
+)
+from fedsim.server_optimizer import is_used_up
 from fedsim.state import RoundRecord, ServerState
 from fedsim.strategy import build_plan
 from fedsim.trackers.tracking import TrackerFactory, epsilon_terms, find_trackers, tracking
@@ -105,12 +112,18 @@ def execute(config: Config, out: Path, grid: Grid, *, resume: bool = False) -> P
                     return folder.path  # to save the model anew would take its promise away
             try:
                 session.run(grid, device)
+            except KeyboardInterrupt:
+                session.keep()
+                raise
             except BudgetSpentError:
+                session.keep()
                 session.finish()
                 raise
             except (HaltedError, DivergedError) as error:
                 if isinstance(error, DivergedError):
                     mark_diverged(folder.identity, str(error))
+                else:
+                    session.keep()
                 session.charge_halt()
                 session.finish(error)
                 raise
@@ -339,8 +352,31 @@ class _Session:
     def _planned(self) -> ServerState:
         """Return the state with all planned rounds charged."""
         self.charged_whole = True
-        charged = planned(self.state, self.plan, self.config.strategy.rounds)
+        charged = planned(self.state, self.plan, self._last_round())
         return replace(self.state, ledger=charged)
+
+    def _last_round(self) -> int:
+        """Return the round after which the run would have ended: its own budget may come first."""
+        rounds, budget = self.config.strategy.rounds, self._budget()
+        if budget is None or self.plan.cost.run_rounds is not None:
+            return rounds
+        return max(self.state.round, rounds_paid_for(budget, self.state, self.plan, rounds))
+
+    def keep(self) -> None:
+        """Save the state that the run ended in: taken up, it makes no round again.
+
+        Not where it is in the middle of a step, or of being written down.
+        """
+        state: ServerState | None = getattr(self, "state", None)  # none before it has begun
+        if state is None or not state.round or is_used_up(state.optimizer_state):
+            return
+        lines = self.folder.read_metrics()
+        if lines and lines[-1]["round"] == state.round:
+            self._save(state)
+
+    def _save(self, state: ServerState) -> None:
+        self._elapsed(save=True)
+        save_checkpoint(self.folder.checkpoints, state, self.config.training.keep_checkpoints)
 
     def finish(self, ended: HaltedError | DivergedError | None = None) -> None:
         """Write the model, unless the last round already did, or it diverged, and the reports.
@@ -418,9 +454,7 @@ class _Session:
                 record.num_units,
             )
         if state.round % self.config.training.checkpoint_every == 0 or self._last(state.round):
-            self._elapsed(save=True)
-            keep = self.config.training.keep_checkpoints
-            save_checkpoint(self.folder.checkpoints, state, keep)
+            self._save(state)
         return line
 
     def _due(self, round: int) -> bool:

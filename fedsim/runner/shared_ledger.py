@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-import math
+import sys
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -185,7 +185,8 @@ def read_shared(path: Path) -> SharedLedger:
 
 def _is_number(value: object) -> bool:
     # Compared, since `math.isfinite` falls over an integer of hundreds of digits.
-    return isinstance(value, int | float) and type(value) is not bool and abs(value) < math.inf
+    most = sys.float_info.max
+    return isinstance(value, int | float) and type(value) is not bool and abs(value) <= most
 
 
 def register_together(configs: Sequence[Config]) -> None:

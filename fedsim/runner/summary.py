@@ -15,7 +15,7 @@ import torch
 from pydantic import JsonValue
 
 from fedsim.accounting.planning import delta_sentence, is_promise
-from fedsim.accounting.promise import ORIGIN
+from fedsim.accounting.promise import ORIGIN, TOGETHER
 from fedsim.accounting.rounding import text_up
 from fedsim.accounting.statement import PrivacyTerms, finite_or_none
 from fedsim.accounting.trade_off import TradeOff
@@ -382,7 +382,7 @@ def _shared(config: Config) -> tuple[str, ...]:
     if shared is None:
         return ("The ε is of this run by itself; further runs on the same people add to it.",)
     return (
-        "The ε is of this run by itself, composed tightly: its rounds were fixed in advance. All "
+        f"{TOGETHER}its rounds were fixed in advance. All "
         f"runs that share its ledger, taken together, keep ε = {text_up(shared.epsilon)} at δ = "
         f"{text_up(shared.delta)} for the same unit and relation: by a privacy filter, whichever "
         "runs were chosen after looking at others, or by tight composition if nothing but what was "

@@ -99,7 +99,7 @@ def train(
     """
     given = True  # the state is the caller's; of those that follow, one is in memory at a time
     # Asked once: the rounds to come all cost the same, so they can be counted.
-    paid = rounds if budget is None else _rounds_paid_for(budget, state, plan, rounds)
+    paid = rounds if budget is None else rounds_paid_for(budget, state, plan, rounds)
     while state.round < rounds:
         if state.round >= paid:
             charged = state.ledger.num_releases
@@ -138,7 +138,7 @@ def with_scores(state: ServerState, plan: RoundPlan) -> Ledger:
     return ledger
 
 
-def _rounds_paid_for(budget: Budget, state: ServerState, plan: RoundPlan, rounds: int) -> int:
+def rounds_paid_for(budget: Budget, state: ServerState, plan: RoundPlan, rounds: int) -> int:
     """Return the round before which the budget ends; the private scores to come are set aside."""
     if plan.cost.run_rounds is not None:  # all or none: what is charged already is paid for
         whole = planned(state, plan, rounds)

@@ -306,6 +306,12 @@ def test_a_folder_without_a_promise_is_wrong_input(finished: Path, tmp_path: Pat
     assert "privacy.json: not JSON" in fedsim("account", "verify", tmp_path).complaint
 
 
+def test_a_folder_that_is_called_as_weights_is_none(finished: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(finished / "adapter", tmp_path / "adapter")
+    (folder / "x.bin").mkdir()
+    fedsim_ok("account", "verify", folder)
+
+
 def sealed(content: dict[str, Any]) -> str:
     """The file with digests that fit, as somebody who knows how they are made would write it."""
     digests = {
@@ -325,6 +331,8 @@ def sealed(content: dict[str, Any]) -> str:
         ({"noise": "quiet"}, "noise = "),
         ({"hypothetical": 0}, "hypothetical = 0"),
         ({"releases": "twice"}, "epsilon = .*: its releases cost "),
+        ({"accountant": ""}, 'accountant = "": not what fedsim writes'),
+        ({"accountant": ["pld"]}, r'accountant = \["pld"\]: not what'),
     ],
 )
 def test_no_field_can_promise_what_its_releases_do_not(
@@ -350,7 +358,11 @@ def test_a_key_twice_and_a_card_that_promises_more_are_refused(
     card = (folder / "README.md").read_text(encoding="utf-8")
     (folder / "README.md").write_text(card + "\nTrained on plays.\n", encoding="utf-8")
     fedsim_ok("account", "verify", folder)
-    more = ("(ε = 0.01, δ = 1e-9)", "ε=0.1", "ε  ≤ 0.1", "epsilon = 0.1", "Epsilon: 0.1")
+    more = (
+        *("(ε = 0.01, δ = 1e-9)", "ε=0.1", "ε  ≤ 0.1", "epsilon = 0.1", "Epsilon: 0.1"),
+        *("**ε** = 0.1", "&epsilon; = 0.1", "&#949;&nbsp;= 0.1", "<b>ε</b> = 0.1"),
+        *("$\\epsilon$ = 0.1", "ε\u200b = 0.1", "in all runs, taken together, keep ε = 0.1"),
+    )
     for other in (*(f"{card}\nEvery user has {said}.\n" for said in more), "# A model\n"):
         (folder / "README.md").write_text(other, encoding="utf-8")
         assert "README.md: was edited" in fedsim("account", "verify", folder).complaint

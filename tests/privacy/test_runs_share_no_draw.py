@@ -6,6 +6,7 @@ import copy
 import importlib
 import json
 import shutil
+import sys
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -307,6 +308,39 @@ def test_every_file_of_a_plug_in_and_its_place_is_part_of_the_seed(
     (installed / "entry_points.txt").write_text("[fedsim.strategies]\nplaced = placed:build2\n")
     drawn.append(noise(config, materials))
     assert len({tuple(values) for values in drawn}) == 4
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("top_level.txt", "helped\nhelper\n"),  # of an editable install, which lists no code
+        ("RECORD", "helped.py,,\nhelper.py,,\nhelped-1.0.dist-info/METADATA,,\n"),
+    ],
+)
+def test_every_module_of_a_plug_in_is_part_of_the_seed(
+    materials: Materials,
+    speeches: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    file: str,
+    content: str,
+) -> None:
+    """What its entry point imports from beside it decides what a unit adds, too."""
+    entry = {"fedsim.strategies helped": "helped:build"}
+    site = plugin(tmp_path / "site", f"import helper\n{PLUG_IN}", entry, name="helped")
+    (site / "helped-1.0.dist-info" / file).write_text(content)
+    (site / "helper.py").write_text("SCALE = 1.0\n")
+    monkeypatch.syspath_prepend(site)
+    config = small_config(speeches, strategy={"name": "helped"})
+    before = noise(config, materials)
+    assert noise(config, materials) == before
+    (site / "helper.py").write_text("SCALE = 0.5\n")
+    with pytest.raises(ConfigError, match="plug-in 'helped': its files changed since this process"):
+        noise(config, materials)
+    restart(monkeypatch)
+    assert not set(noise(config, materials)) & set(before)
+    for module in ("helped", "helper"):
+        sys.modules.pop(module, None)
 
 
 def test_the_loader_that_a_saved_folder_asks_for_is_part_of_the_seed(

@@ -154,6 +154,7 @@ def run(**change: object) -> dict[str, object]:
         ({"version": 2, "releases": [run(first_round=-1)]}, "first_round"),
         ({"version": 2, "releases": [run(num_rounds=0)]}, "num_rounds"),
         ({"version": 2, "releases": [run(num_rounds=True)]}, "num_rounds"),
+        ({"version": 2, "releases": [run(num_rounds=2**70)]}, "num_rounds"),
         ({"version": 2, "releases": [run(release=7)]}, "release = 7"),
         ({"version": 2, "releases": [run(cost={})]}, "round cost"),
         ({"version": 2, "releases": [run(cost=HUGE)]}, "that a float can hold"),

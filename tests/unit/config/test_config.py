@@ -251,7 +251,7 @@ def test_every_problem_stands_in_the_one_error() -> None:
         ('data.source="with space"', "with space"),
         ("data.source=a=b", "a=b"),
         ("data.source=C:\\texts", "C:\\texts"),
-        ("data.source=", ""),
+        ("executor.address=", ""),
         ("strategy.clip.normalise=true", True),
         ("strategy.local.task=fedavg", "fedavg"),
         ('strategy.local={task="fedavg", epochs=3}', None),

@@ -13,6 +13,7 @@ from fedsim.config import parse_config
 POSITIVE = st.floats(min_value=0.0, exclude_min=True, allow_infinity=False)
 NORM = st.floats(min_value=1e-25, allow_infinity=False)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
+NAME = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
 LOCAL = st.one_of(
     st.just({"task": "fedsgd"}),
     st.fixed_dictionaries(
@@ -31,7 +32,7 @@ CLIP = st.one_of(
 RAW = st.fixed_dictionaries(
     {
         "seed": st.integers(-(2**63), 2**63 - 1),
-        "data": st.fixed_dictionaries({"source": TEXT, "user_column": TEXT}),
+        "data": st.fixed_dictionaries({"source": NAME, "user_column": TEXT}),
         "strategy": st.fixed_dictionaries(
             {"local": LOCAL, "clip": CLIP}, optional={"cohort_size": POSITIVE}
         ),

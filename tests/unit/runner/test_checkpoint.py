@@ -153,13 +153,19 @@ def lines_of(folder: RunFolder) -> list[int]:
     return [line["round"] for line in folder.read_metrics()]
 
 
+def line_of(round: int) -> str:
+    """A line of the metrics, as `take_up` writes it again."""
+    what = {"units": 1, "gradients": 1, "non_finite": 0, "estimate_norm": 0.1 * round}
+    return json.dumps({"round": round} | what, separators=(",", ":"))
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> RunFolder:
     """A run killed in the middle of the line of round 5, with a checkpoint of round 2."""
     folder = RunFolder(tmp_path / "run")
     folder.begin(parse_config({}), {}, 0)
     for round in range(5):
-        folder.append_metrics(json.dumps({"round": round, "loss": 0.1 * round}))
+        folder.append_metrics(line_of(round))
     with folder.metrics.open("a", encoding="utf-8") as file:
         file.write('{"round": 5, "lo')
     save_checkpoint(folder.checkpoints, state_after(2), keep=2)
@@ -178,7 +184,7 @@ def test_taking_up_cuts_the_metrics_back_to_the_checkpoint(folder: RunFolder) ->
     assert lines_of(folder) == [0, 1, 2]
     folder.append_metrics('{"round":3}')
     assert folder.metrics.read_text(encoding="utf-8").splitlines()[2:] == [
-        '{"round":2,"loss":0.2}',
+        line_of(2),
         '{"round":3}',
     ]
 
@@ -188,6 +194,8 @@ def test_secure_releases_that_were_charged_stay_charged(tmp_path: Path) -> None:
     plan = make_plan(entropy="secure")
     early = train(start(), plan, Pull(), 2)
     late = train(early, plan, Pull(), 5)
+    for round in range(3):
+        folder.append_metrics(line_of(round))
     save_checkpoint(folder.checkpoints, early, keep=1)
     folder.charge(late.ledger)
     taken = folder.take_up(secure=True)

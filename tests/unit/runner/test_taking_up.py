@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from fedsim.runner.checkpoint import load_checkpoint, newest_whole_state, save_c
 from fedsim.runner.folder import RunFolder
 from fedsim.state import ServerState
 from tests.unit.mechanism.test_round import same_state
-from tests.unit.runner.test_checkpoint import COST, state_after
+from tests.unit.runner.test_checkpoint import COST, line_of, state_after
 
 
 def flip(path: Path, bit: int) -> None:
@@ -46,7 +45,7 @@ def folder(tmp_path: Path) -> RunFolder:
     folder = RunFolder(tmp_path / "run")
     folder.begin(parse_config({}), {}, 0)
     for round in range(5):
-        folder.append_metrics(json.dumps({"round": round}))
+        folder.append_metrics(line_of(round))
     folder.charge(state_after(4).ledger)
     for rounds in (2, 4):
         save_checkpoint(folder.checkpoints, state_after(rounds), keep=2)

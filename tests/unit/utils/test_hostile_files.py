@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 import fedsim
 from fedsim.accounting.events import RoundCost
 from fedsim.attacks.likelihoods import Likelihoods
-from fedsim.config import load_config
+from fedsim.config import load_config, parse_config
 from fedsim.data.store import TokenStore
 from fedsim.data.store.integrity import facts
 from fedsim.data.store.manifest import FILES, MANIFEST, fingerprint
@@ -45,6 +45,13 @@ def test_a_config_that_no_parser_takes(tmp_path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError, match=r"run\.toml is (not TOML|nested too deeply|longer than)"):
         load_config(path)
+
+
+def test_a_config_that_would_be_too_long_once_it_is_written_down() -> None:
+    """A run folder has it a line an entry; it could not be taken up."""
+    modules = [f"m{number}" for number in range(6500)]
+    with pytest.raises(ConfigError, match=r"^config: \d+ bytes .* at most 65536 .* shorter lists$"):
+        parse_config({"model": {"lora_rank": 2, "lora_target_modules": modules}})
 
 
 @pytest.mark.parametrize("value", [DEEP, "9" * 5000, "x" * 100_000])

@@ -1,0 +1,194 @@
+"""Runs that end before their last round: taken up, they make no round again, and keep their ε."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedsim
+from fedsim.accounting.accountants import epsilon
+from fedsim.accounting.events import RoundCost
+from fedsim.config import Config
+from fedsim.errors import BudgetSpentError, ConfigError
+from fedsim.materials import Materials
+from fedsim.report.schema import RoundMetrics, load_report
+from fedsim.runner.folder import RunFolder
+from fedsim.sampling import PoissonSampling
+from tests.helpers.commands import fedsim as command
+from tests.helpers.light import light_config
+
+COST = RoundCost(PoissonSampling(0.25), 1.0)
+
+
+def config_of(speeches: Path, optimizer: str = "adam", **privacy: Any) -> Config:  # noqa: ANN401
+    return light_config(
+        speeches,
+        strategy={"rounds": 9, "cohort_size": 6},
+        privacy={"declared_num_users": 24, "delta": 1e-3, "noise": "secure", **privacy},
+        server={"optimizer": optimizer},
+        training={"evaluate_every": 9, "checkpoint_every": 3},
+    )
+
+
+def with_own_epsilon(rounds: int) -> dict[str, Any]:
+    """Settings whose ε pays for so many rounds at the noise that nine of them get."""
+    return {"noise_multiplier": None, "epsilon": epsilon(COST, rounds, 1e-3)}
+
+
+@dataclass
+class Ended:
+    """What is left of a run."""
+
+    model: str
+    epsilon: float | None
+    rounds: int
+    releases: int
+
+    @classmethod
+    def of(cls, path: Path) -> Ended:
+        weights = (path / "model" / "model.safetensors").read_bytes()
+        report = load_report(path)
+        releases = RunFolder(path).read_ledger().num_releases
+        digest = hashlib.sha256(weights).hexdigest()
+        return cls(digest, report.privacy.epsilon, report.cost.rounds, releases)
+
+
+def killed_after(round: int, monkeypatch: pytest.MonkeyPatch, kind: type[BaseException]) -> None:
+    """Let the process end when a round is on disk."""
+
+    def end(line: RoundMetrics, materials: Materials) -> None:
+        if line.round == round:
+            raise kind
+
+    monkeypatch.setattr("fedsim.runner.session.check_held_out", end)
+
+
+def test_a_run_that_its_own_budget_ended(
+    speeches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed after round 8, the last checkpoint of round 6: one of two lost ones is paid again."""
+    config, path = config_of(speeches, **with_own_epsilon(9)), tmp_path / "run"
+    with monkeypatch.context() as patch, pytest.raises(SystemError):
+        killed_after(8, patch, SystemError)
+        fedsim.run(config, path)
+    ended = []
+    for _ in range(3):
+        with pytest.raises(
+            BudgetSpentError, match=r"round 7: 9 releases are charged, .* 2 that no"
+        ):
+            fedsim.run(config, path, resume=True)
+        ended.append(Ended.of(path))
+    assert ended[0] == ended[1] == ended[2]
+    assert (ended[0].rounds, ended[0].releases) == (7, 9)
+    assert ended[0].epsilon is not None
+    assert ended[0].epsilon <= config.privacy.epsilon  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_run_that_a_shared_budget_ended(
+    speeches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: bool
+) -> None:
+    """Its ε is of what it could have released at most: of the rounds that its own ε pays for."""
+    shared = {"ledger": str(tmp_path / "people.json"), "delta": 1e-3}
+    shared["epsilon"] = epsilon(COST, 7, 1e-3) * (1 + 1e-9)
+    config = config_of(speeches, **with_own_epsilon(9), shared=shared)
+    path, ended = tmp_path / "run", []
+    if lost:
+        with monkeypatch.context() as patch, pytest.raises(SystemError):
+            killed_after(4, patch, SystemError)
+            fedsim.run(config, path)
+    for turn in range(3):
+        with pytest.raises(BudgetSpentError, match="this release would exceed its budget"):
+            fedsim.run(config, path, resume=lost or turn > 0)
+        ended.append(Ended.of(path))
+    assert ended[0] == ended[1] == ended[2]
+    assert (ended[0].rounds, ended[0].releases) == (6 if lost else 7, 7)
+    assert ended[0].epsilon == pytest.approx(config.privacy.epsilon, rel=1e-3)
+    assert ended[0].epsilon <= config.privacy.epsilon  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_ctrl_c_loses_no_round_that_is_done(
+    speeches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, optimizer: str
+) -> None:
+    """Secure rounds are charged again where they are made again: here none is."""
+    config, path = config_of(speeches, optimizer, **with_own_epsilon(9)), tmp_path / "run"
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        killed_after(5, patch, KeyboardInterrupt)
+        fedsim.run(config, path)
+    fedsim.run(config, path, resume=True)
+    assert Ended.of(path).releases == Ended.of(path).rounds == 9
+
+
+def test_ctrl_c_in_the_middle_of_a_step_keeps_the_checkpoint_before_it(
+    speeches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step has begun to overwrite the optimizer's moments: they are of no round."""
+    config, path = config_of(speeches, **with_own_epsilon(12), noise="seeded"), tmp_path / "run"
+    fedsim.run(config, tmp_path / "whole")
+
+    def cut_off(state: Any) -> None:  # noqa: ANN401
+        if state.round == 5:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("fedsim.runner.training.check_parameters", cut_off)
+        fedsim.run(config, path)
+    assert sorted(file.name for file in (path / "checkpoints").iterdir()) == [
+        "round-000003.safetensors"
+    ]
+    fedsim.run(config, path, resume=True)
+    assert Ended.of(path).model == Ended.of(tmp_path / "whole").model
+
+
+@pytest.mark.parametrize("damage", ["first", "middle", "gone", "binary", "nonsense", "twice"])
+def test_metrics_that_no_kill_leaves_end_the_run_before_it_spends_anything(
+    speeches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    config, path = config_of(speeches, **with_own_epsilon(12)), tmp_path / "run"
+    with monkeypatch.context() as patch, pytest.raises(SystemError):
+        killed_after(7, patch, SystemError)
+        fedsim.run(config, path)
+    metrics = path / "metrics.jsonl"
+    lines = metrics.read_text(encoding="utf-8").splitlines()
+    changed = {
+        "first": ["\0" + lines[0][1:], *lines[1:]],
+        "middle": [*lines[:3], "x", *lines[4:]],
+        "nonsense": [*lines[:3], json.dumps({"round": 3, "units": "x"}), *lines[4:]],
+        "twice": [*lines[:3], lines[2], *lines[3:]],
+    }
+    if damage == "gone":
+        metrics.unlink()
+    elif damage == "binary":
+        metrics.write_bytes(b"\xff\xfe")
+    else:
+        metrics.write_text("\n".join(changed[damage]) + "\n", encoding="utf-8")
+    before = (path / "ledger.json").read_bytes(), metrics.exists() and metrics.read_bytes()
+    with pytest.raises(
+        ConfigError, match=r"metrics\.jsonl does not have the rounds 0 to 6 .* copy"
+    ):
+        fedsim.run(config, path, resume=True)
+    assert before == (
+        (path / "ledger.json").read_bytes(),
+        metrics.exists() and metrics.read_bytes(),
+    )
+
+
+def test_the_command_says_what_the_first_said(speeches: Path, tmp_path: Path) -> None:
+    shared = {"ledger": str(tmp_path / "people.json"), "delta": 1e-3}
+    shared["epsilon"] = epsilon(COST, 4, 1e-3) * (1 + 1e-9)
+    config = tmp_path / "c.toml"
+    text = config_of(speeches, **with_own_epsilon(9), shared=shared).to_toml()
+    config.write_text(text, encoding="utf-8")
+    said = []
+    for again in ([], ["--resume"]):
+        done = command("run", config, "--out", tmp_path / "run", *again)
+        assert done.returncode == 3, done.stderr
+        said.append(done.stdout)
+    assert said[0] == said[1]
+    assert "for 9 rounds" in said[0]

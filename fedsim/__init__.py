@@ -116,6 +116,10 @@ _MODULES = {name: module for module, names in _HOMES.items() for name in names.s
 __all__ = list(_MODULES)
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
 def __getattr__(name: str) -> Any:  # noqa: ANN401
     """Import a public name when it is first used."""
     if name in _MODULES:

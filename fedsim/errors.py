@@ -22,6 +22,10 @@ class HaltedError(RuntimeError):
     """A strategy's own rule ended the run: what was released before stays valid. Exit status 1."""
 
 
+class SavedModelError(RuntimeError):
+    """What was saved cannot be opened, or is not what was trained: exit status 1."""
+
+
 class DivergedError(RuntimeError):
     """Parameters or the held-out loss are not finite any more: exit status 1.
 

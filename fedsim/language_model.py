@@ -21,6 +21,10 @@ from fedsim.tensors import Tensors, parameters_digest
 
 _TOKENS = 8  # of a made-up text
 NUDGE, _PERIOD = 0.05, 8191
+_LEAKS = (
+    "{field}: its logits depend on {what}. One user would change the gradients of others, which no "
+    "clip bounds"
+)
 _EQUAL, _ROUNDING = 1e-5, 1e-4  # of the largest logit: of passes of one shape, and of two
 
 
@@ -91,6 +95,10 @@ class LanguageModel(Protocol):
         names as `fedsim_model`.
         """
         ...
+
+
+MODEL_HAS = sorted(name for name in vars(LanguageModel) if not name.startswith("_"))
+"""What a loader's model must have."""
 
 
 class ChatModel(LanguageModel, Protocol):
@@ -179,7 +187,11 @@ def check_causal(model: LanguageModel, field: str, sequence_length: int) -> None
         versions = [value._version for value in watched]
 
         def logits(tokens: torch.Tensor, row: int = 0, given: Tensors = parameters) -> torch.Tensor:
-            return model.logits(given, tokens)[row, :size]
+            computed = model.logits(given, tokens)
+            wanted = (*tokens.shape, model.vocabulary_size)
+            if tuple(computed.shape) != wanted:
+                raise ValueError(f"gave {tuple(computed.shape)} numbers, and not {wanted}")
+            return computed[row, :size]
 
         try:
             alone = logits(first)
@@ -190,6 +202,8 @@ def check_causal(model: LanguageModel, field: str, sequence_length: int) -> None
                 f"{type(error).__name__}: {reason[:300]}"
             ) from error
         largest = float(alone.abs().max())
+        if not largest and float(logits(torch.cat([first, second])).abs().max()) > 0.0:
+            raise ConfigError(_LEAKS.format(field=field, what="the other texts of a pass"))
         if not float((logits(second) - alone)[-1].abs().max()) > _EQUAL * largest > 0.0:
             continue  # blind to its input, as with an output of zeros
         after, beside = (
@@ -205,10 +219,7 @@ def check_causal(model: LanguageModel, field: str, sequence_length: int) -> None
             (logits(longest) - alone, _ROUNDING, "the length of the longest text of a pass"),
         ):
             if float(differs.abs().max()) > tolerance * largest:
-                raise ConfigError(
-                    f"{field}: its logits depend on {what}. One user would change the gradients of "
-                    "others, which no clip bounds"
-                )
+                raise ConfigError(_LEAKS.format(field=field, what=what))
         if [value._version for value in watched] != versions:
             raise ConfigError(f"{field}: it writes into its parameters while it computes")
 

@@ -377,7 +377,8 @@ def warn_if_far(declared: int, counted: int, field: str, noun: str, expected: fl
     if not 0.8 * declared <= counted <= 1.25 * declared:
         meant = expected or 100.0
         log.warning(
-            "%s = %d, but the data have %d (no ε covers this number: keep it to yourself). The "
+            "%s = %d, but the data have %d to train on (no ε covers this number: keep it to "
+            "yourself; who is held out by data.held_out_users is none of them). The "
             "promise holds, but where the noise of a round is for %g %s, about %.3g take part; "
             "correct it if it is a mistake.",
             *(field, declared, counted, meant, noun, meant * counted / declared),

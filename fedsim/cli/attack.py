@@ -36,7 +36,7 @@ def attack_command(  # noqa: PLR0917 (each is an option)
     folder = out or run_dir / "attack"
     if run_dir.is_dir():
         check_out(run_dir / "attack" / "likelihoods" / "any", "RUN_DIR")
-        check_out(folder / "attack.json", "RUN_DIR" if out is None else "--out")
+        check_out(folder / "attack.json", "RUN_DIR" if out is None else "--out", key="auroc")
     with status_when_slow("scoring"):
         report = attack_run(
             run_dir, samples=samples or (), reference=reference, checkpoints=checkpoints
@@ -75,6 +75,8 @@ def _show(report: AttackReport) -> None:
     console.print(
         "m: samples of a user. Last columns: true positive rate at that false positive rate."
     )
+    for state in report.checkpoints if len(report.checkpoints) > 1 else ():
+        console.print(f"After round {state.round}: AUROC {state.auroc:.3f}.")
     claimed = promised_text(report.privacy)
     allowed = report.bound.auroc
     console.print(

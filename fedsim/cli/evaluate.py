@@ -45,7 +45,7 @@ def evaluate_command(  # noqa: PLR0917 (each is an option)
     local = Personalisation(personalise, batch_size or 8, rate) if personalise else None
     place = out or run_dir / "evaluation.json"
     if run_dir.is_dir():
-        check_out(place, "RUN_DIR" if out is None else "--out")
+        check_out(place, "RUN_DIR" if out is None else "--out", key="stages")
     with status_when_slow("scoring"):
         answer = evaluate_run(run_dir, personalisation=local)
     plain = to_jsonable_python(answer, inf_nan_mode="null")

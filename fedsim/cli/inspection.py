@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fedsim.cli.output import check_not_given_away
 from fedsim.errors import about
 from fedsim.utils.terminal import table_console
 
@@ -58,6 +59,7 @@ def draw_histogram(found: dict[str, Any], path: Path) -> None:
     """
     from matplotlib.figure import Figure
 
+    check_not_given_away(path)
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
     buckets = found["histogram"]

@@ -37,7 +37,13 @@ from fedsim.cli.plan import plan_command
 from fedsim.cli.push import push_command
 from fedsim.cli.study import study_command
 from fedsim.cli.tune import tune_command
-from fedsim.errors import BudgetSpentError, ConfigError, DivergedError, HaltedError
+from fedsim.errors import (
+    BudgetSpentError,
+    ConfigError,
+    DivergedError,
+    HaltedError,
+    SavedModelError,
+)
 from fedsim.utils.files import disk_message
 from fedsim.utils.machine import collect_garbage_rarely
 
@@ -47,7 +53,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     suggest_commands=False,  # click suggests already
 )
-HALTED, DIVERGED, DISK, WRONG_INPUT, BUDGET_SPENT, INTERRUPTED = 1, 1, 1, 2, 3, 130
+HALTED, DIVERGED, NOT_SAVED, DISK, WRONG_INPUT, BUDGET_SPENT, INTERRUPTED = 1, 1, 1, 1, 2, 3, 130
 
 
 def _show_version(asked: bool) -> None:
@@ -163,6 +169,9 @@ def main() -> None:
     except DivergedError as error:
         typer.echo(f"Diverged: {error}", err=True)
         status = DIVERGED
+    except SavedModelError as error:
+        typer.echo(f"Error: {error}", err=True)
+        status = NOT_SAVED
     except Exception as error:
         if (message := disk_message(error)) is None:
             raise

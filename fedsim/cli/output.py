@@ -8,6 +8,10 @@ from typing import Annotated
 import typer
 
 from fedsim.errors import ConfigError
+from fedsim.utils.json_text import read_json
+
+RUN = "run.json"
+"""The file that a folder is known by as a run's; see `RunFolder.identity`."""
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Overrides = Annotated[
@@ -17,13 +21,40 @@ Overrides = Annotated[
 RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A finished run's folder.")]
 
 
-def check_out(path: Path, given: str = "--out") -> None:
-    """Raise `ConfigError` where no file can be written, before what it is for is computed."""
+def check_out(path: Path, given: str = "--out", key: str | None = None) -> None:
+    """Raise `ConfigError` where a file must not be written, before what it is for is computed.
+
+    Args:
+        path: of the file.
+        given: the option that names it, for the message.
+        key: of the JSON object that the command writes; a file of something else stays.
+    """
     if path.is_dir():
         raise ConfigError(f"{given} = {path}: is a folder; give a file")
+    if key is not None and path.exists() and not _has(path, key):
+        raise ConfigError(f"{given} = {path}: exists, and is no earlier answer; give another name")
+    check_not_given_away(path, given)
     taken = next((parent for parent in path.parents if parent.exists()), None)
     if taken is not None and not taken.is_dir():
         raise ConfigError(f"{given} = {path}: {taken} is a file; give another place")
+
+
+def check_not_given_away(path: Path, given: str = "--out") -> None:
+    """Raise `ConfigError` for a place in a run's `model/` or `adapter/`, for others to get."""
+    for parent in path.absolute().parents:
+        if parent.name in ("model", "adapter") and (parent.parent / RUN).is_file():
+            raise ConfigError(
+                f"{given} = {path}: is in {parent}, which is to be given away, and this is "
+                "computed on private text; give another place"
+            )
+
+
+def _has(path: Path, key: str) -> bool:
+    try:
+        content = read_json(path)
+    except (OSError, ValueError):
+        return False
+    return isinstance(content, dict) and key in content
 
 
 def say_what_came_out(folder: Path) -> None:

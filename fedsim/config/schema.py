@@ -6,7 +6,7 @@ The text under a key is its row in docs/config.md: see `page.py`.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -495,12 +495,26 @@ def parse_config(raw: Mapping[str, Any]) -> Config:
         raise ConfigError("\n".join(dict.fromkeys(lines))) from None
     except ValueError as error:  # a hexadecimal number of thousands of digits
         raise ConfigError(f"config: cannot be written: {error}") from None
+    if wrong := list(_made_numbers(raw, config.model_dump())):
+        raise ConfigError("\n".join(wrong))
     if written > _LONGEST:  # the run folder's, which is read again
         raise ConfigError(
             f"config: {written} bytes where it is written whole, and at most {_LONGEST} are read; "
             "give shorter lists"
         )
     return config
+
+
+def _made_numbers(given: Any, made: Any, key: str = "") -> Iterator[str]:  # noqa: ANN401
+    """Yield what is wrong with a true or a text that became a number: an ε of true would be 1."""
+    if isinstance(given, Mapping) and isinstance(made, Mapping):
+        for name, value in given.items():
+            yield from _made_numbers(value, made.get(name), f"{key}.{name}" if key else name)
+    elif isinstance(given, list | tuple) and isinstance(made, list | tuple):
+        for number, (value, other) in enumerate(zip(given, made, strict=False)):
+            yield from _made_numbers(value, other, f"{key}.{number}")
+    elif isinstance(given, bool | str) and type(made) in (int, float):
+        yield f"{key} = {given!r}: give a number"
 
 
 def with_settings(config: Config, overrides: Sequence[str]) -> Config:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from fedsim.data.store import Indices, TokenStore
+from fedsim.errors import SavedModelError
 from fedsim.evaluation.scoring import score_examples
 from fedsim.language_model import AdapterModel, LanguageModel
 from fedsim.tensors import Tensors
@@ -68,8 +69,8 @@ def check_served(
         examples: any; the first few are taken, and with none there is nothing to compare.
 
     Raises:
-        RuntimeError: the folder holds other weights than were trained, or what was trained has no
-            effect on the network's output.
+        SavedModelError: the folder holds other weights than were trained, or what was trained has
+            no effect on the network's output.
     """
     some = examples[:_EXAMPLES]
     if not len(some):
@@ -80,7 +81,7 @@ def check_served(
     served = score_examples(saved, saved.initial_parameters(), store, some).nats
     if not np.allclose(trained, served, rtol=_RELATIVE, atol=_RELATIVE, equal_nan=True):
         distance = float(np.abs(trained - served).max())
-        raise RuntimeError(
+        raise SavedModelError(
             f"an example's log-likelihood under what the run saved (model/, or adapter/ on its "
             f"base) is {distance:.3g} nats away from that under the trained weights: what is "
             "saved does not hold what was trained"
@@ -89,7 +90,7 @@ def check_served(
     if all(torch.equal(start[name], value.cpu()) for name, value in parameters.items()):
         return
     if np.array_equal(score_examples(model, start, store, some).nats, trained):
-        raise RuntimeError(
+        raise SavedModelError(
             "the trained parameters differ from the starting ones and yet every log-likelihood "
             "is the same: the network does not use what model.trainable and model.lora_rank chose"
         )

@@ -16,7 +16,13 @@ from fedsim.accounting.budget import Budget
 from fedsim.accounting.ledger import Ledger
 from fedsim.accounting.promise import NAME, promise
 from fedsim.config import Config
-from fedsim.errors import BudgetSpentError, ConfigError, DivergedError, HaltedError
+from fedsim.errors import (
+    BudgetSpentError,
+    ConfigError,
+    DivergedError,
+    HaltedError,
+    SavedModelError,
+)
 from fedsim.evaluation.metrics import Evaluation, evaluate
 from fedsim.evaluation.private_scores import PrivateScores, private_scores
 from fedsim.grids.executor import build_executor
@@ -480,11 +486,17 @@ class _Session:
             save_model(self.materials.model, state.parameters, self.folder.model)
         save_adapter(self.materials.model, state.parameters, self.folder.adapter)
         give_back_freed_memory()  # the rounds', which are over: another network is opened
-        saved = load_model(
-            self.folder.served(self.config),
-            sequence_length=self.config.data.sequence_length,
-            device=str(self.materials.model.device),
-        )
+        try:
+            saved = load_model(
+                self.folder.served(self.config),
+                sequence_length=self.config.data.sequence_length,
+                device=str(self.materials.model.device),
+            )
+        except ConfigError as error:
+            raise SavedModelError(
+                f"what the run saved cannot be opened (the `save` of a plug-in must write what its "
+                f"loader reads, and a config.json that names it): {error}"
+            ) from error
         store, split = self.materials.store, self.materials.split
         some = split.held_out_examples if len(split.held_out_examples) else split.train_examples
         check_served(self.materials.model, state.parameters, saved, store, some)

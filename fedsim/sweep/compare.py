@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,15 @@ from fedsim.errors import ConfigError
 from fedsim.report.comparison import Comparison
 from fedsim.report.folder import write_comparison
 from fedsim.sweep.cells import expand, parse_variation
-from fedsim.sweep.jobs import Job, Outcome, Runner, carry_out, check_folders, one_after_another
+from fedsim.sweep.jobs import (
+    Job,
+    Outcome,
+    Runner,
+    carry_out,
+    check_folders,
+    check_place,
+    one_after_another,
+)
 from fedsim.utils.locks import sole_writer
 
 
@@ -37,8 +46,8 @@ class Sweep:
 
 
 def compare(
-    sources: Sequence[Path],
-    out: Path,
+    sources: Sequence[str | os.PathLike[str]],
+    out: str | os.PathLike[str],
     *,
     vary: Sequence[str] = (),
     overrides: Sequence[str] = (),
@@ -52,7 +61,10 @@ def compare(
         ConfigError: as `sweep`; also when nothing could be run and all of it was wrong input.
         RunsFailedError: a run failed. What the others gave was written before.
     """
-    result = sweep(sources, out, vary=vary, overrides=overrides, runner=runner)
+    if isinstance(sources, str | os.PathLike):
+        raise ConfigError(f"compare: sources = {str(sources)!r}: give a list of them")
+    paths = [Path(source) for source in sources]
+    result = sweep(paths, Path(out), vary=vary, overrides=overrides, runner=runner)
     if result.failures or result.comparison is None:
         reasons = "\n".join(f"{failure.name}: {failure.reason}" for failure in result.failures)
         wrong = all(failure.ending == "wrong input" for failure in result.failures)
@@ -110,6 +122,7 @@ def _jobs(
     if (vary or overrides) and all(source.is_dir() for source in sources):
         raise ConfigError("compare: --vary and --set are for configs, and all sources are folders")
     jobs: list[Job | Path] = []
+    check_place(out)
     for source in sources:
         if source.is_dir():
             jobs.append(source)

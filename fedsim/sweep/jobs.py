@@ -144,6 +144,12 @@ def _check_data(finished: Sequence[Job], left: Sequence[Job]) -> None:
             folder.check_texts(materials)
 
 
+def check_place(out: Path) -> None:
+    """Raise `ConfigError` where a comparison would be written into a run's folder."""
+    if RunFolder(out).identity.exists():
+        raise ConfigError(f"--out {out}: is a run's folder; give the comparison another")
+
+
 def check_folders(jobs: Sequence[Job | Path]) -> None:
     """Look at every folder before the first run begins.
 

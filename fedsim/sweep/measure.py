@@ -20,7 +20,15 @@ from fedsim.report.grid_result import CellResult, GridResult, with_reports
 from fedsim.report.schema import RunReport, load_report
 from fedsim.report.wording import TOGETHER
 from fedsim.sweep.cells import Cell, Variation
-from fedsim.sweep.jobs import Job, Outcome, Runner, carry_out, check_folders, one_after_another
+from fedsim.sweep.jobs import (
+    Job,
+    Outcome,
+    Runner,
+    carry_out,
+    check_folders,
+    check_place,
+    one_after_another,
+)
 from fedsim.sweep.tuning import SEED_OFFSET, Chosen, refuse_clashes, trials, tune
 
 # The sizes that a budget sets, and what they were computed from.
@@ -90,6 +98,7 @@ def measure(
             trial that had failed before has now another outcome.
     """
     _check(cells, keys, seeds)
+    check_place(out)
     if keys:
         check_folders([job for cell in cells for job in trials(cell, keys, out).values()])
         chosen, tuning = tune(cells, keys, out, runner)

@@ -122,6 +122,11 @@ def test_the_table_names_the_promise_and_the_page(attacked: Path) -> None:
     assert "attack.html" in printed
 
 
+def test_the_attack_over_the_rounds_is_printed(attacked: Path) -> None:
+    shown = fedsim_ok("attack", attacked, "--checkpoints").stdout
+    assert re.findall(r"After round (\d+): AUROC \d\.\d{3}\.", shown) == ["2", "4", "6"]
+
+
 def test_the_page_and_the_picture(attacked: Path, found: dict[str, Any]) -> None:
     page = (attacked / "attack" / "attack.html").read_text(encoding="utf-8")
     assert f"{found['auroc']:.3f}" in page

@@ -265,6 +265,16 @@ def test_a_wrong_config_says_one_thing_and_writes_nothing(speeches: Path, tmp_pa
     assert not (tmp_path / "run").exists()
 
 
+def test_training_that_went_nowhere_is_said_in_one_line(speeches: Path, tmp_path: Path) -> None:
+    """Of adapters that begin with zeros in B, A alone moves nothing."""
+    model = {"lora_rank": 2, "trainable": "lora_A"}
+    config = write_config(tmp_path / "c.toml", speeches, model=model, strategy={"rounds": 1})
+    done = fedsim("run", config, "--out", tmp_path / "run")
+    assert done.returncode == 1
+    assert "\nError: the trained parameters differ from the starting ones" in done.stderr
+    assert not (tmp_path / "run" / "report.json").exists()
+
+
 def test_the_budget_stops_a_run_that_lost_secure_rounds(speeches: Path, tmp_path: Path) -> None:
     """Secure noise is fresh when a round is done again, so the rounds that were lost stay paid."""
     config = write_config(

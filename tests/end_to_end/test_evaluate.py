@@ -46,6 +46,24 @@ def test_it_scores_what_the_report_scored(finished: Path, found: dict[str, Any])
         assert (scores["tokens"], scores["users"]) == (expected.tokens, expected.users)
 
 
+def test_it_writes_over_nothing_else_and_into_nothing_that_is_given_away(
+    finished: Path, found: dict[str, Any], tmp_path: Path
+) -> None:
+    for name in ("report.json", "config.toml"):
+        before = (finished / name).read_bytes()
+        complaint = fedsim("evaluate", finished, "--out", finished / name).complaint
+        assert "exists, and is no earlier answer; give another name" in complaint
+        assert (finished / name).read_bytes() == before
+    shutil.copy(finished / "evaluation.json", tmp_path / "again.json")
+    fedsim_ok("evaluate", finished, "--out", tmp_path / "again.json")
+    for command, place in (("evaluate", "evaluation.json"), ("attack", "attack")):
+        complaint = fedsim(command, finished, "--out", finished / "model" / place).complaint
+        assert "is to be given away, and this is computed on private text" in complaint
+    audit = ("audit", finished / "config.toml", "--out", finished / "model" / "audit")
+    assert "is to be given away" in fedsim(*audit).complaint
+    assert not any(path.name.startswith(("attack", "audit")) for path in finished.rglob("model/*"))
+
+
 def test_head_words_are_counted_as_a_plain_loop_does(finished: Path, found: dict[str, Any]) -> None:
     config = load_config(finished / "config.toml")
     materials = load_materials(config.seed, config.data, config.model, "cpu")

@@ -74,6 +74,13 @@ class MeansOfTheBatch(nn.Module):
         return hidden + hidden.mean(0, keepdim=True)
 
 
+class AboutTheBatch(nn.Module):
+    """All zeros for a row alone: it looks blind to its input then."""
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden - hidden.mean(dim=0, keepdim=True)
+
+
 class ConvolvesAllRows(nn.Module):
     """What a causal convolution over the tokens of all rows end to end does."""
 
@@ -124,6 +131,7 @@ def opened(make: Callable[[], PreTrainedModel], length: int = 32) -> Transformer
         (bert, "tokens after them"),
         (lambda: bert(zeros=True), "tokens after them"),
         (lambda: with_norm(MeansOfTheBatch()), "the other texts of a pass"),
+        (lambda: with_norm(AboutTheBatch()), "the other texts of a pass"),
         (lambda: with_norm(ConvolvesAllRows()), "the other texts of a pass"),
         (lambda: with_norm(CountsCalls()), "how often they were computed before"),
         (lambda: phi3(zeros=True), "the length of the longest text of a pass"),
@@ -133,6 +141,7 @@ def opened(make: Callable[[], PreTrainedModel], length: int = 32) -> Transformer
         "bert",
         "bert with an output of zeros",
         "a norm over the batch",
+        "the distance from the batch's mean",
         "a convolution over all rows",
         "a count of calls",
         "longrope that begins with zeros",

@@ -71,6 +71,18 @@ def test_what_comes_back_is_the_run(finished: fedsim.Run, tmp_path: Path) -> Non
     assert finished.model.generate(ids, max_new_tokens=3).shape[1] == ids.shape[1] + 3  # type: ignore[operator]
 
 
+def test_what_is_public_is_listed_and_a_comparison_takes_names(
+    finished: fedsim.Run, tmp_path: Path
+) -> None:
+    assert set(fedsim.__all__) <= set(dir(fedsim))
+    compared = fedsim.compare([str(finished.path)], str(tmp_path / "compared"))
+    assert len(compared.runs) == 1
+    with pytest.raises(ConfigError, match=r"^compare: sources = .*: give a list of them$"):
+        fedsim.compare(str(finished.path), tmp_path / "other")
+    with pytest.raises(ConfigError, match="is a run's folder; give the comparison another"):
+        fedsim.compare([finished.path], finished.path)
+
+
 @pytest.mark.parametrize("ours", [False, True])
 def test_a_run_is_seen_unless_the_program_has_set_up_logging(
     ours: bool,

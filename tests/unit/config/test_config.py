@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -238,6 +239,25 @@ def test_every_problem_stands_in_the_one_error() -> None:
         "server.learning_rate",
         "server.optimiser:",
     }
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("privacy.epsilon", True),
+        ("strategy.rounds", "3"),
+        ("seed", False),
+        ("data.preparation.0.count", True),
+    ],
+)
+def test_what_is_no_number_becomes_none(key: str, value: object) -> None:
+    """An ε of true would be one of 1."""
+    raw: dict[str, Any] = {"data": {"preparation": [{"step": "min-examples", "count": value}]}}
+    if "preparation" not in key:
+        section, _, name = key.rpartition(".")
+        raw = {section: {name: value}} if section else {name: value}
+    with pytest.raises(ConfigError, match=rf"^{re.escape(f'{key} = {value!r}: give a number')}$"):
+        parse_config(raw)
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from fedsim.clients.models.tokenizers import word_tokenizer
 from fedsim.clients.models.transformers_model import TransformersModel
 from fedsim.config import ModelConfig
 from fedsim.errors import ConfigError
+from fedsim.language_model import MODEL_HAS
 from tests.contracts.layer_samples import NETWORKS, VOCABULARY, small_model
 
 
@@ -81,7 +82,8 @@ def test_fused_attention_is_the_same_attention_or_refused(name: str) -> None:
 
 
 def test_a_loader_that_passes_over_the_choice_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(materials, "resolve", lambda *_: lambda *_, **__: SimpleNamespace())
+    model = SimpleNamespace(**dict.fromkeys(MODEL_HAS))
+    monkeypatch.setattr(materials, "resolve", lambda *_: lambda *_, **__: model)
     materials.load_model(ModelConfig())
     with pytest.raises(ConfigError, match=r"model\.attention = 'sdpa': the loader of .*'tiny-gpt'"):
         materials.load_model(ModelConfig(attention="sdpa"))

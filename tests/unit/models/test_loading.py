@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,13 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from fedsim import registry
+from fedsim import materials, registry
 from fedsim.clients.models.loading import load
 from fedsim.clients.models.transformers_model import TransformersModel
 from fedsim.config import ModelConfig
 from fedsim.data.config import DataConfig
 from fedsim.errors import ConfigError
-from fedsim.language_model import LanguageModel
+from fedsim.language_model import LanguageModel, check_causal
 from fedsim.materials import load_materials, load_model
 from tests.conftest import write_rows
 
@@ -139,6 +140,33 @@ def test_a_tokenizer_with_more_ids_than_the_network_is_refused(tmp_path: Path) -
 def test_sequences_longer_than_the_positions_are_refused(llama: Path) -> None:
     with pytest.raises(ConfigError, match=r"data\.sequence_length = 33: .*at most 32"):
         load_folder(llama, sequence_length=33)
+
+
+@pytest.mark.parametrize(
+    ("loader", "said"),
+    [
+        (lambda config, **_: None, r"its loader gave a NoneType without decode, .*LanguageModel$"),
+        (
+            lambda config: None,
+            r"its loader is called with seed, sequence_length, device: got",
+        ),
+    ],
+)
+def test_a_plug_in_that_is_no_model_is_named(
+    loader: Callable[..., None], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(materials, "resolve", lambda *_: loader)
+    with pytest.raises(ConfigError, match=rf"^model\.name_or_path = 'tiny-gpt': {said}"):
+        materials.load_model(ModelConfig())
+
+
+def test_logits_of_another_shape_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = materials.load_model(ModelConfig(pretraining_steps=0), sequence_length=16)
+    monkeypatch.setattr(
+        type(model), "logits", lambda self, given, tokens: torch.ones(*tokens.shape, 3)
+    )
+    with pytest.raises(ConfigError, match=r"^model: its network .*: gave \(1, 8, 3\) numbers"):
+        check_causal(model, "model", 16)
 
 
 def test_pretraining_steps_belong_to_built_in_models(llama: Path) -> None:

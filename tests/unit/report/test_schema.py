@@ -98,7 +98,9 @@ def test_a_wrong_field_is_named_with_its_file(
 
 @pytest.mark.parametrize(
     "section",
-    sorted(set(RunReport.model_fields) - {"format", "samples", "diverged", "private_scores"}),
+    sorted(
+        set(RunReport.model_fields) - {"format", "samples", "diverged", "halted", "private_scores"}
+    ),
 )
 def test_a_missing_section_is_named(tmp_path: Path, section: str) -> None:
     raw = json.loads(report().model_dump_json())

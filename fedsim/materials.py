@@ -193,7 +193,10 @@ def load_model(
             f"model.attention = {config.attention!r}: the loader of models {name!r} does not take "
             "it; leave it out"
         )
-    missing = [each for each in MODEL_HAS if not hasattr(model, each)]
+    # Asked of the class first: a property may be long to compute.
+    missing = [
+        each for each in MODEL_HAS if not hasattr(type(model), each) and not hasattr(model, each)
+    ]
     if missing:
         raise ConfigError(
             f"{field} = {name!r}: its loader gave {kind_of(model)} without {', '.join(missing)}; "

@@ -24,23 +24,6 @@ settings.load_profile("untimed")
 DEVICE = os.environ.get("FEDSIM_TEST_DEVICE", "cpu")
 """Where the tests compute that `fedsim.experiments.benchmarks.gpu` runs on a GPU."""
 
-_APART = 14  # files that compute from one file that waits for other processes to the next
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Spread the files of whole grids, which wait more than they compute, among the others.
-
-    Side by side they would leave the cores idle, and then the others would want them all at once.
-    """
-    files = list(dict.fromkeys(item.path for item in items))
-    waiting = [path for path in files if path.parent.name == "grids" and "end_to_end" in path.parts]
-    others = [path for path in files if path not in waiting]
-    for number, path in enumerate(waiting):
-        others.insert(number * (_APART + 1), path)
-    place = {path: number for number, path in enumerate(others)}
-    items.sort(key=lambda item: place[item.path])
-
-
 WORDS = ["the", "king", "shall", "ride", "to", "war", "with", "all", "my", "lord", "come", "again"]
 
 

@@ -217,7 +217,7 @@ class _Session:
     epsilon_of_all: float | None = field(init=False, default=None)
     final: Evaluation | None = field(init=False, default=None)
     cut_short: bool = field(init=False, default=False)
-    charged_whole: bool = field(init=False, default=False)  # all planned rounds, run or not
+    charged_until: int | None = field(init=False, default=None)  # a round, run or not
     ended_before: bool = field(init=False, default=False)  # it diverged, and was killed then
     scores: PrivateScores | None = field(init=False, default=None)
     warned: bool = field(init=False, default=False)  # of updates that are not finite
@@ -357,8 +357,8 @@ class _Session:
 
     def _planned(self) -> ServerState:
         """Return the state with all planned rounds charged."""
-        self.charged_whole = True
-        charged = planned(self.state, self.plan, self._last_round())
+        self.charged_until = self._last_round()
+        charged = planned(self.state, self.plan, self.charged_until)
         return replace(self.state, ledger=charged)
 
     def _last_round(self) -> int:
@@ -409,7 +409,7 @@ class _Session:
             diverged=str(ended) if diverged else None,
             halted=str(ended) if isinstance(ended, HaltedError) else None,
             cut_short=self.cut_short,
-            charged_whole=self.charged_whole,
+            charged_until=self.charged_until,
         )
         if self.plan.selection is None:  # of the runs of a search the winner alone is paid for
             write_promise(self.folder, self.config, self.plan, self.state, report)

@@ -99,7 +99,7 @@ def summarise(
     diverged: str | None = None,
     halted: str | None = None,
     cut_short: bool = False,
-    charged_whole: bool = False,
+    charged_until: int | None = None,
 ) -> RunReport:
     """Return the report of a run that ended in `state`.
 
@@ -115,7 +115,8 @@ def summarise(
         diverged: why the run has no outcome, where it has none.
         halted: why the strategy ended it, where it did.
         cut_short: whether a shared ledger ended it; the state's ledger then has all planned rounds.
-        charged_whole: whether the state's ledger has all planned rounds, run or not.
+        charged_until: the round up to which the state's ledger has all, run or not; None: as far as
+            it went.
     """
     start = lines[0].held_out
     if start is None:
@@ -134,7 +135,7 @@ def summarise(
             of_data=(
                 *_about_texts(config, materials),
                 *((NOT_PAID_FOR,) if diverged else ()),
-                *_counted(config, plan, state, cut_short, charged_whole),
+                *_counted(plan, state, cut_short, charged_until),
             ),
         ),
         utility=Utility(
@@ -178,12 +179,12 @@ def _about_texts(config: Config, materials: Materials) -> tuple[str, ...]:
 
 
 def _counted(
-    config: Config, plan: RoundPlan, state: ServerState, cut_short: bool, charged_whole: bool
+    plan: RoundPlan, state: ServerState, cut_short: bool, charged_until: int | None
 ) -> tuple[str, ...]:
     """Return what is said where ε is of more rounds than those that led to the model."""
-    rounds = config.strategy.rounds if charged_whole else state.round
-    releases = state.ledger.num_releases
-    once = rounds + sum(at <= rounds for at in plan.score_rounds if plan.selection is None)
+    ahead, releases = charged_until is not None, state.ledger.num_releases
+    scores = sum(ahead or at <= state.round for at in plan.score_rounds if plan.selection is None)
+    once = scores + (state.round if charged_until is None else charged_until)
     said = []
     if cut_short:
         said.append(

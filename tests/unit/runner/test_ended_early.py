@@ -108,6 +108,8 @@ def test_a_run_that_a_shared_budget_ended(
         ended.append(Ended.of(path))
     assert ended[0] == ended[1] == ended[2]
     assert (ended[0].rounds, ended[0].releases) == (6 if lost else 7, 7)
+    said = " ".join(load_report(path).privacy.assumptions)
+    assert ("1 of the 9 releases were made again" in said) is lost
     assert ended[0].epsilon == pytest.approx(config.privacy.epsilon, rel=1e-3)
     assert ended[0].epsilon <= config.privacy.epsilon  # type: ignore[operator]
 

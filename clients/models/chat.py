@@ -22,7 +22,8 @@ Messages = list[dict[str, str]]
 Span = tuple[int, int]
 
 _ROLES = {"system", "developer", "user", "assistant", "tool", "function", "ipython"}
-_TODAY = re.compile(r"""strftime_now\(\s*((['"])[^'"]*\2)\s*\)""")
+_TODAY = re.compile(r"""strftime_now\s*\(\s*((['"])[^'"]*\2)\s*\)""")
+_ASKED = re.compile(r"strftime_now(?!\s+is\s+(not\s+)?defined)")
 _MARK = re.compile(r"{%-?\s*generation\s*-?%}")
 
 
@@ -78,10 +79,8 @@ class ChatEncoder:
             prompt = [{"role": "user", "content": prompt}]
             completion = [{"role": "assistant", "content": completion}]
         if isinstance(prompt, list) and isinstance(completion, list):
-            whole, asked = (
-                self._rendered(prompt + completion),
-                self._rendered(prompt, answering=True),
-            )
+            whole = self._rendered(prompt + completion)
+            asked = self._rendered(prompt, answering=True)
             if not (whole.startswith(asked) or whole.startswith(self._rendered(prompt))):
                 raise self._rewritten("the completion", "render them as they were")
             ids, before = self._tokens(whole).ids, self._tokens(asked).ids
@@ -148,9 +147,9 @@ class ChatEncoder:
             template = _of_one_day(self.template)
         except ValueError:
             raise ConfigError(
-                f"{self.field}: the chat template asks for today's date by strftime_now with a "
-                "format that is not written there, so the same text would be other tokens "
-                "tomorrow; write a date in it, and give it as data.chat_template"
+                f"{self.field}: the chat template asks for today's date otherwise than by "
+                "strftime_now('FORMAT'), so the same text would be other tokens tomorrow; write a "
+                "date in it, and give it as data.chat_template"
             ) from None
         try:
             rendered: Any = render_jinja_template(
@@ -185,8 +184,8 @@ def _of_one_day(template: str) -> str:
         ValueError: it asks in another way than by a format that is written there.
     """
     dated = _TODAY.sub(lambda call: datetime(2024, 7, 26).strftime(call[1]), template)
-    if "strftime_now(" in dated:
-        raise ValueError("strftime_now(")
+    if _ASKED.search(dated):
+        raise ValueError("strftime_now")
     return dated
 
 

@@ -18,7 +18,7 @@ from fedsim.data.sources.rows import SourceSpec, rows
 from fedsim.data.sources.shakespeare import BUILT_IN
 from fedsim.data.store import TokenStore
 from fedsim.data.store.manifest import FORMAT_VERSION, is_store
-from fedsim.errors import ConfigError, about
+from fedsim.errors import ConfigError
 from fedsim.utils import files as paths
 
 if TYPE_CHECKING:  # torch takes seconds to import, and nothing here computes with it
@@ -199,7 +199,9 @@ def _text_kind(config: DataConfig, encode: Encode) -> dict[str, str]:
     return {key: value for key, value in columns.items() if value is not None}
 
 
-def _check_text_kind(stored: Mapping[str, str] | None, config: DataConfig) -> None:
+def _check_text_kind(
+    stored: Mapping[str, str] | None, config: DataConfig, model: LanguageModel
+) -> None:
     """Raise `ConfigError` where a config says that the texts of a store are others."""
     if stored is None:  # of 0.1
         return
@@ -214,9 +216,8 @@ def _check_text_kind(stored: Mapping[str, str] | None, config: DataConfig) -> No
     name = config.chat_template
     if name in (None, "tokenizer"):
         return
-    with about(f"data.chat_template = {name!r}: ", (OSError, ValueError)):
-        template = Path(str(name)).expanduser().read_text(encoding="utf-8")
-    if _sha256(template) != stored.get("chat_template"):
+    template = getattr(encoder(config, model), "template", None)
+    if _sha256(template or "") != stored.get("chat_template"):
         raise ConfigError(
             f"data.chat_template = {name!r}: the store {config.source!r} was made with another; "
             "leave it out, or build another store"
@@ -282,7 +283,7 @@ def _fitting(store: TokenStore, config: DataConfig, model: LanguageModel) -> Tok
             f"data.user_column = {config.user_column!r}: the users of the store {config.source!r} "
             f"are those of the column {by!r}; leave it out, or build another store"
         )
-    _check_text_kind(manifest.get("text_kind"), config)
+    _check_text_kind(manifest.get("text_kind"), config, model)
     if config.co_owned != ("owners" in manifest):
         knows = "does not say who owns its texts; build another with --owners-column"
         if "owners" in manifest:

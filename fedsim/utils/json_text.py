@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,23 +23,18 @@ def parse_json(text: str | bytes, *, private: bool = False) -> Any:  # noqa: ANN
     try:
         # Decoded here: json would guess at UTF-16 and others.
         decoded = text.decode("utf-8") if isinstance(text, bytes) else text
-        return json.loads(decoded, object_pairs_hook=_once_unnamed if private else _once)
+        return json.loads(decoded, object_pairs_hook=partial(_once, private=private))
     except RecursionError:
         raise ValueError("nested too deeply") from None
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _once(pairs: list[tuple[str, Any]], *, private: bool) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
+        if private:
+            raise ValueError("an object has a key twice")
         keys = [key for key, _ in pairs]
         raise ValueError(f"the key {next(key for key in keys if keys.count(key) > 1)!r} twice")
-    return found
-
-
-def _once_unnamed(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("an object has a key twice")
     return found
 
 

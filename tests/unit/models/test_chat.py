@@ -237,14 +237,18 @@ def test_a_prompt_that_the_template_rewrites_is_refused() -> None:
 
 
 def test_a_template_is_told_one_day_always() -> None:
-    made = tokenizer("{{ strftime_now('%d %b %Y') }}", ["<s>"])
-    (found,) = encoder(made, "all")([json.dumps({"messages": messages(SHORT)})])
-    assert made.decode(found) == "26 Jul 2024"
-    unknown = tokenizer("{% set f = '%d' %}{{ strftime_now(f) }}", ["<s>"])
-    with pytest.raises(
-        ConfigError, match=r"^data: .* today's date .*give it as data\.chat_template"
+    row = json.dumps({"messages": messages(SHORT)})
+    for asked in (
+        "{{ strftime_now('%d %b %Y') }}",
+        """{% if strftime_now is defined %}{{ strftime_now ( "%d %b %Y" ) }}{% endif %}""",
     ):
-        encoder(unknown, "all")([json.dumps({"messages": messages(SHORT)})])
+        made = tokenizer(asked, ["<s>"])
+        (found,) = encoder(made, "all")([row])
+        assert made.decode(found) == "26 Jul 2024"
+    for other in ("{{ strftime_now (f) }}", "{% set now = strftime_now %}{{ now('%d') }}"):
+        unknown = tokenizer("{% set f = '%d' %}" + other, ["<s>"])
+        with pytest.raises(ConfigError, match=r"^data: .* today's date .*as data\.chat_template"):
+            encoder(unknown, "all")([row])
 
 
 def test_a_model_without_a_template_says_what_would_do() -> None:

@@ -148,6 +148,26 @@ def test_ctrl_c_in_the_middle_of_a_step_keeps_the_checkpoint_before_it(
     assert Ended.of(path).model == Ended.of(tmp_path / "whole").model
 
 
+def test_ctrl_c_before_a_round_is_written_down_saves_no_checkpoint_of_it(
+    speeches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No checkpoint outlives the lines before it."""
+    config, path = config_of(speeches, **with_own_epsilon(12), noise="seeded"), tmp_path / "run"
+    written = RunFolder.append_metrics
+
+    def cut_off(self: RunFolder, line: str) -> None:
+        if json.loads(line)["round"] == 5:
+            raise KeyboardInterrupt
+        written(self, line)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(RunFolder, "append_metrics", cut_off)
+        fedsim.run(config, path)
+    assert [file.name for file in (path / "checkpoints").iterdir()] == ["round-000003.safetensors"]
+    fedsim.run(config, path, resume=True)
+    assert Ended.of(path).rounds == 9
+
+
 @pytest.mark.parametrize("damage", ["first", "middle", "gone", "binary", "nonsense", "twice"])
 def test_metrics_that_no_kill_leaves_end_the_run_before_it_spends_anything(
     speeches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str

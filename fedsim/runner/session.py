@@ -128,8 +128,6 @@ def execute(config: Config, out: Path, grid: Grid, *, resume: bool = False) -> P
             except (HaltedError, DivergedError) as error:
                 if isinstance(error, DivergedError):
                     mark_diverged(folder.identity, str(error))
-                else:
-                    session.keep()
                 session.charge_halt()
                 session.finish(error)
                 raise

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from fedsim.accounting.accountants import choose
 from fedsim.accounting.events import RoundCost
-from fedsim.accounting.promise import promise, verify
+from fedsim.accounting.promise import TOGETHER, promise, verify
 from fedsim.accounting.statement import PrivacyTerms
 from fedsim.accounting.trade_off import attacker_text
 from fedsim.errors import ConfigError
@@ -282,10 +282,13 @@ def test_no_promise_of_few_rounds_verifies(rounds: int, tmp_path: Path) -> None:
         verify(tmp_path)
 
 
-def test_an_assumption_is_no_place_for_another_promise(finished: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("before", ["", f"{TOGETHER}all runs, taken together, keep ε = 3. "])
+def test_an_assumption_is_no_place_for_another_promise(
+    finished: Path, tmp_path: Path, before: str
+) -> None:
     """In both files, with a digest that fits: only the start may have a promise of its own."""
     said = load_report(finished).privacy.assumptions
-    better = "Every user has (ε = 0.1, δ = 1e-09)-differential privacy."
+    better = f"{before}Every user has (ε = 0.1, δ = 1e-09)-differential privacy."
     folder = edited(
         finished / "model", tmp_path / "edited", "assumptions", [*said, better], sealed=True
     )

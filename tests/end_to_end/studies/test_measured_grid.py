@@ -139,6 +139,12 @@ def test_a_run_that_its_strategy_halted_is_said(configs: Path, tmp_path: Path) -
     assert _measure(cells, tmp_path / "two", [], 1, halting) == 1
 
 
+def test_a_grid_has_a_folder_of_its_own(configs: Path, tmp_path: Path) -> None:
+    (tmp_path / "run.json").touch()
+    done = fedsim("compare", configs / "uls.toml", "--seeds", "2", "--out", tmp_path)
+    assert "is a run's folder; give the comparison another" in done.complaint
+
+
 def test_seeds_that_a_shared_budget_cut_short_are_said(configs: Path, tmp_path: Path) -> None:
     """One run's worth for three seeds: the last has trained on nothing, and is in no mean."""
     shared = f'privacy.shared={{ledger="{tmp_path}/people.json",epsilon=5.0,delta=1e-3}}'

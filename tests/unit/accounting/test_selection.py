@@ -219,3 +219,11 @@ def test_a_ledger_keeps_it_and_a_statement_says_it() -> None:
     broken = {**cost.to_json(), "selection": {"trials": 2.0}}
     with pytest.raises(ConfigError, match="selection = "):
         RoundCost.from_json(broken)
+
+
+@pytest.mark.parametrize("stopping", [["geometric"], {"a": 1}, None])
+def test_a_law_that_is_no_name_is_refused(stopping: object) -> None:
+    content = searched("geometric").to_json()
+    content["selection"] = {**content["selection"], "stopping": stopping}
+    with pytest.raises(ConfigError, match=r"stopping = .*: expected a string"):
+        RoundCost.from_json(content)

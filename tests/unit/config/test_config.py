@@ -329,3 +329,11 @@ def test_a_file_that_is_not_toml(content: bytes, tmp_path: Path) -> None:
 def test_a_config_is_never_changed() -> None:
     with pytest.raises(ValueError, match="frozen"):
         Config().server.learning_rate = 1.0
+
+
+def test_joined_examples_have_a_token_to_predict() -> None:
+    data = {"cutting": "join", "sequence_length": 2}
+    with pytest.raises(
+        ConfigError, match=r"sequence_length = 2: cutting = .join. needs at least 3"
+    ):
+        parse_config({"data": data})

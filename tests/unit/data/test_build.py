@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -22,6 +22,7 @@ from fedsim.data.building.tokenise import Encode
 from fedsim.data.config import DataConfig
 from fedsim.data.reading import open_or_build
 from fedsim.data.store import TokenStore
+from fedsim.data.store.manifest import write_manifest
 from fedsim.errors import ConfigError
 from fedsim.language_model import LanguageModel
 from tests.unit.data.data_samples import ByteModel, build, decode, encode
@@ -316,3 +317,11 @@ def test_a_store_that_does_not_fit_the_run(
     config = DataConfig(source=source, user_column="author", text_column="other", sequence_length=8)
     with pytest.raises(ConfigError, match=message):
         _open(config, ByteModel())
+
+
+@pytest.mark.parametrize("kind", [3, {"text_column": 3}])
+def test_a_manifest_that_says_nonsense_of_its_texts(tmp_path: Path, kind: Any) -> None:  # noqa: ANN401
+    store = build([("ann", "a")], tmp_path / "store")
+    write_manifest(store.path, {**store.manifest, "text_kind": kind})
+    with pytest.raises(ConfigError, match=r"manifest\.json: text_kind cannot be so"):
+        TokenStore.open(store.path)

@@ -126,6 +126,10 @@ def test_the_histogram_as_a_picture(tmp_path: Path) -> None:
         image.load()
         assert image.size == (1050, 600)
         assert len(image.getcolors(1 << 20) or []) > 2
+    (tmp_path / "model").mkdir()
+    (tmp_path / "run.json").touch()
+    with pytest.raises(ConfigError, match="model, which is to be given away"):
+        _run(["inspect", str(tmp_path / "store"), "--out", str(tmp_path / "model" / "x.png")])
     with pytest.raises(ConfigError, match=r"--out .*sizes\.xyz': cannot be drawn: "):
         _run(["inspect", str(tmp_path / "store"), "--out", str(tmp_path / "sizes.xyz")])
     with pytest.raises(ConfigError, match=r"--out .*cannot be drawn: "):

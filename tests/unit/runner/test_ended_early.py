@@ -214,3 +214,20 @@ def test_the_command_says_what_the_first_said(speeches: Path, tmp_path: Path) ->
         said.append(done.stdout)
     assert said[0] == said[1]
     assert "for 9 rounds" in said[0]
+
+
+def test_a_saved_model_that_does_not_open_is_no_wrong_input(
+    speeches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exit status 2 says that nothing was written, and this run was."""
+
+    def unreadable(*_: object, **__: object) -> None:
+        raise ConfigError("model.name_or_path: no config.json")
+
+    monkeypatch.setattr("fedsim.runner.session.load_model", unreadable)
+    path = tmp_path / "c.toml"
+    path.write_text(config_of(speeches, **with_own_epsilon(9)).to_toml(), encoding="utf-8")
+    done = command("run", path, "--out", tmp_path / "run")
+    assert done.returncode == 1
+    assert "Error: what the run saved cannot be opened" in done.stderr
+    assert "no config.json" in done.stderr

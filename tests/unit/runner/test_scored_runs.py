@@ -298,3 +298,18 @@ def test_the_command_line_says_them(speeches: Path, tmp_path: Path) -> None:
     )
     done = fedsim("run", path, "--out", tmp_path / "run")
     assert "Private scores, covered by the ε above: Held-out loss" in done.stdout
+
+
+def test_a_run_that_others_ended_is_not_said_to_have_made_rounds_again(
+    speeches: Path, tmp_path: Path
+) -> None:
+    """Its ε is of all scores to come, too: none of them was made twice."""
+    shared = {"ledger": str(tmp_path / "people.json"), "delta": 1e-3, "epsilon": 2.0}
+    settings = {**PROMISE, "epsilon": 3.0, "noise": "secure", "shared": shared}
+    config = scored(speeches, every=2, strategy={"rounds": 6}, privacy=settings)
+    with pytest.raises(BudgetSpentError):
+        run(config, tmp_path / "run")
+    report = load_report(tmp_path / "run")
+    assert report.cost.rounds < 6
+    assert report.privacy.epsilon == pytest.approx(3.0, rel=0.05)
+    assert not any("made again" in text for text in report.privacy.assumptions)

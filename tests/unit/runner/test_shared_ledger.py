@@ -300,3 +300,13 @@ def test_rounds_that_would_charge_no_shared_ledger_are_refused(
     with pytest.raises(ConfigError, match=r"privacy\.shared\.ledger = .*people\.json: rounds made"):
         train(start, plan, Pull(), 4)
     assert not ledger.exists()
+
+
+@pytest.mark.parametrize("key", ["epsilon", "order"])
+def test_a_number_that_no_float_holds_is_refused(tmp_path: Path, key: str) -> None:
+    shared = account(tmp_path, 5.0)
+    charge(shared, COST, 1)
+    content = json.loads(shared.path.read_text(encoding="utf-8"))
+    shared.path.write_text(json.dumps({**content, key: 10**400}), encoding="utf-8")
+    with pytest.raises(ConfigError, match=f"{key} = 1000"):
+        read_shared(shared.path)

@@ -1,13 +1,10 @@
-"""`fedsim tune`: one price, one winner, whatever is killed; what it refuses."""
+"""`fedsim tune`: one price, one winner, and what it refuses."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import re
-import shutil
-import signal
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,7 +13,7 @@ import pytest
 from fedsim.accounting.accountants import epsilon_of_composition
 from fedsim.accounting.ledger import Ledger
 from fedsim.config import load_config
-from fedsim.errors import BudgetSpentError, ConfigError, HaltedError
+from fedsim.errors import BudgetSpentError, HaltedError
 from fedsim.report.schema import load_report
 from fedsim.runner.folder import RunFolder
 from fedsim.runner.launch import run
@@ -26,7 +23,6 @@ from fedsim.sweep.jobs import Job, Outcomes, attempt
 from fedsim.sweep.search import RESULT, STATE, TRIALS, WINNER, run_search
 from tests.helpers.commands import fedsim, fedsim_ok
 from tests.helpers.light import write_config
-from tests.robustness.kills.child import ended, start
 
 RATES = "server.learning_rate=0.001,0.02,0.3"
 POOLED = (  # at a given noise, so that both cost the same
@@ -65,20 +61,6 @@ def contents(folder: Path) -> dict[Path, bytes]:
 def draw(monkeypatch: pytest.MonkeyPatch, trials: int) -> None:
     """Let searches have so many trials, whatever their law says; the price is the law's."""
     monkeypatch.setattr("fedsim.accounting.selection.Selection.draw", lambda *_: trials)
-
-
-class Interrupted:
-    """Carries out the first trials and then ends, as a kill between two would."""
-
-    def __init__(self, trials: int) -> None:
-        self.trials = trials
-
-    def __call__(self, jobs: Sequence[Job]) -> Outcomes:
-        for job in jobs:
-            if self.trials == 0:
-                raise KeyboardInterrupt
-            self.trials -= 1
-            yield attempt(job)
 
 
 def test_the_winner_is_the_best_score_and_all_that_stays(
@@ -123,58 +105,6 @@ def test_the_winner_is_the_best_score_and_all_that_stays(
     kept = contents(winner)
     run(load_config(winner / "config.toml"), winner, resume=True)
     assert contents(winner) == kept
-
-
-@pytest.mark.parametrize("killed_after", [0, 1])
-def test_a_search_that_was_killed_goes_on_to_the_same_winner(
-    speeches: Path, tmp_path: Path, killed_after: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    draw(monkeypatch, 2)
-    config = write(tmp_path / "c.toml", speeches, noise="secure")
-    cells = cells_of(config)
-    with pytest.raises(KeyboardInterrupt):
-        run_search(cells, tmp_path / "one", trials=6.0, runner=Interrupted(killed_after))
-    # The price is of the winner of all trials: the best so far has no promise to give away.
-    trained = list((tmp_path / "one").rglob("model"))
-    assert len(trained) == min(killed_after, 1)
-    assert not list((tmp_path / "one").rglob("privacy.json"))
-    assert all("privacy.json" in fedsim("push", m.parent, "a/b").complaint for m in trained)
-    shutil.copytree(tmp_path / "one", tmp_path / "two")
-    before = (tmp_path / "one" / "ledger.json").read_bytes()
-    winners = [
-        run_search(cells, tmp_path / name, trials=6.0, resume=True) for name in ("one", "two")
-    ]
-    assert weights(winners[0]) == weights(winners[1])
-    fedsim_ok("account", "verify", winners[0] / "model")
-    (winners[1] / "model" / "privacy.json").unlink()  # killed before it was written
-    assert run_search(cells, tmp_path / "two", trials=6.0, resume=True) == winners[1]
-    fedsim_ok("account", "verify", winners[1] / "model")
-    assert (tmp_path / "one" / "ledger.json").read_bytes() == before  # charged once
-    ledger = RunFolder(winners[0]).read_ledger()
-    assert ledger.num_releases == load_report(winners[0]).cost.rounds
-    assert run_search(cells, tmp_path / "one", trials=6.0, resume=True) == winners[0]
-
-
-def test_a_process_that_is_killed_for_real_goes_on(speeches: Path, tmp_path: Path) -> None:
-    config = write(tmp_path / "c.toml", speeches)
-    arguments = ("tune", config, "--vary", RATES, "--trials", "6", "--out")
-    process = start(tmp_path / "log", *arguments, tmp_path / "killed")
-    deadline = time.monotonic() + 120.0
-    while not list((tmp_path / "killed").glob(f"{TRIALS}/*/{WINNER}/metrics.jsonl")):
-        assert time.monotonic() < deadline
-        assert process.is_alive()
-        time.sleep(0.002)
-    process.kill()
-    assert ended(process) == -signal.SIGKILL
-    done = fedsim_ok(*arguments, tmp_path / "killed", "--resume", "--json")
-    straight = fedsim(*arguments, tmp_path / "straight", "--json")
-    assert json.loads(done.stdout) == json.loads(straight.stdout)
-    assert weights(tmp_path / "killed" / WINNER) == weights(tmp_path / "straight" / WINNER)
-    other = fedsim(
-        "tune", config, "--vary", RATES, "--trials", "7", "--resume", "--out", tmp_path / "killed"
-    )
-    assert "holds another search" in other.complaint
-    assert "already there" in fedsim(*arguments, tmp_path / "killed").complaint
 
 
 def test_a_shared_ledger_takes_the_whole_search_as_one_entry(
@@ -250,21 +180,6 @@ def test_a_dry_run_says_what_it_would_cost(speeches: Path, tmp_path: Path) -> No
     assert not (tmp_path / "x").exists()
 
 
-def test_a_failed_trial_stops_the_search_and_can_be_taken_up(
-    speeches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    draw(monkeypatch, 1)
-    cells = cells_of(write(tmp_path / "c.toml", speeches))
-
-    def failing(jobs: Sequence[Job]) -> Outcomes:
-        for job in jobs:
-            yield attempt(Job(job.name, job.config, tmp_path / "c.toml"))
-
-    with pytest.raises((RuntimeError, ConfigError)):
-        run_search(cells, tmp_path / "out", trials=3.0, runner=failing)
-    assert run_search(cells, tmp_path / "out", trials=3.0, resume=True).exists()
-
-
 def test_another_search_is_another_release(speeches: Path, tmp_path: Path) -> None:
     """At the same seed and with the same first candidate: each is charged, and draws anew."""
     shared = {"ledger": str(tmp_path / "shared.json"), "epsilon": 40.0, "delta": 1e-3}
@@ -293,18 +208,6 @@ def test_a_trial_is_no_run_by_itself(speeches: Path, tmp_path: Path) -> None:
     assert read_shared(tmp_path / "shared.json").ledger.num_releases == 1
     said = load_report(winner).privacy.assumptions
     assert any("All runs that share its ledger" in sentence for sentence in said)
-
-
-def test_a_search_that_goes_on_needs_the_ledger_that_paid_for_it(
-    speeches: Path, tmp_path: Path
-) -> None:
-    shared = {"ledger": str(tmp_path / "shared.json"), "epsilon": 20.0, "delta": 1e-3}
-    cells = cells_of(write(tmp_path / "c.toml", speeches, shared=shared))
-    with pytest.raises(KeyboardInterrupt):
-        run_search(cells, tmp_path / "out", trials=6.0, runner=Interrupted(0))
-    (tmp_path / "shared.json").unlink()
-    with pytest.raises(ConfigError, match="lacks 1 releases"):
-        run_search(cells, tmp_path / "out", trials=6.0, resume=True)
 
 
 def test_one_secret_file_is_all_that_a_search_keeps(
@@ -350,21 +253,6 @@ def test_what_a_search_says_before_it_begins_has_all_terms(speeches: Path, tmp_p
     done = fedsim("tune", config, "--vary", RATES, "--dry-run", drawn)
     assert "It takes coins and noise that stay secret." in done.stdout
     assert "are secret" not in done.stdout
-
-
-def test_a_search_does_not_go_on_over_other_text(speeches: Path, tmp_path: Path) -> None:
-    own = tmp_path / speeches.name
-    own.write_bytes(speeches.read_bytes())
-    cells = cells_of(write(tmp_path / "c.toml", own, noise="secure"))
-    with pytest.raises(KeyboardInterrupt):
-        run_search(cells, tmp_path / "out", trials=6.0, runner=Interrupted(0))
-    charged = (tmp_path / "out" / "ledger.json").read_bytes()
-    line = json.loads(own.read_text(encoding="utf-8").splitlines()[0])
-    with own.open("a", encoding="utf-8") as file:
-        file.write(json.dumps({**line, "author": "somebody else"}) + "\n")
-    with pytest.raises(ConfigError, match="changed since it began"):
-        run_search(cells, tmp_path / "out", trials=6.0, resume=True)
-    assert (tmp_path / "out" / "ledger.json").read_bytes() == charged
 
 
 def test_other_searches_of_a_shared_ledger_are_named(speeches: Path, tmp_path: Path) -> None:

@@ -220,7 +220,9 @@ def _at_least(stated: object, known: object, key: str = "") -> bool:
                 _at_least(one, other, key) for one, other in zip(stated, known, strict=True)
             )
         case ((int() | float()), float()) if not isinstance(stated, bool) and key not in _WHERE:
-            return known <= stated * (1.0 + _ROUNDING) + 1e-12
+            most = math.inf if key in ("mu", "regret") else 1.0  # all else bounds a rate
+            possible = math.isfinite(stated) and stated <= most
+            return possible and known <= stated * (1.0 + _ROUNDING) + 1e-12
         case _:
             return stated == known and isinstance(stated, bool) is isinstance(known, bool)
 

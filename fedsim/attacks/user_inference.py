@@ -7,7 +7,7 @@ wrote nothing are attacked as a group of their own: listeners.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -37,9 +37,11 @@ from fedsim.language_model import LanguageModel
 from fedsim.materials import Materials, load_model, materials_of
 from fedsim.plan import RoundPlan
 from fedsim.report.schema import Privacy, RunReport, load_report
-from fedsim.runner.checkpoint import load_checkpoint
+from fedsim.runner.checkpoint import checkpoints_in, load_checkpoint, round_of
 from fedsim.runner.folder import RunFolder
+from fedsim.state import ServerState
 from fedsim.strategy import build_plan
+from fedsim.tensors import Tensors
 
 NOTE = (
     "Scores and rates are computed on private text and covered by no guarantee. An interval is "
@@ -88,7 +90,7 @@ def attack_run(
     numbers = list(samples) or default_samples(known, groups.values())
     sides = {name: choose_sides(known, group, max(numbers)) for name, group in groups.items()}
     likelihoods = Likelihoods(store, known.samples, folder.path / "attack" / "likelihoods")
-    start = _model(_starting_point(config), config)
+    start = _model(config.model.start, config)
     compared = start if reference is None else _reference(reference, config, materials)
     before = likelihoods.scores(compared, compared.initial_parameters())
     saved = _model(folder.served(config), config)
@@ -98,10 +100,10 @@ def attack_run(
         measure_group(name, side, ratios, numbers, config.seed) for name, side in sides.items()
     ]
     first = next(iter(sides.values()))
+    start_of_run = materials.model.initial_parameters()
     look = partial(after_round, known=known, sides=first, before=before, samples=max(numbers))
     states = []
-    for path in sorted(folder.checkpoints.glob("round-*.safetensors")) if checkpoints else []:
-        state = load_checkpoint(path)
+    for state in _kept(folder, start_of_run) if checkpoints else ():
         scores = likelihoods.scores(materials.model, state.parameters)
         states.append(look(state.round, after=scores))
     # A seed draws the same people to be held out of each run on the same data.
@@ -109,7 +111,7 @@ def attack_run(
     others = ["starting point"] if earlier else []
     if reference not in (None, config.model.name_or_path, *BUILT_IN):
         others.append("reference")
-    bound = bound_of(report.privacy, measured[0].name)
+    bound = bound_of(report.privacy)
     if others and config.privacy.noise == "seeded":
         bound = Bound(auroc=None, reason=_EARLIER.format(others[0]))
     headline = measured[0].measured[0]
@@ -144,6 +146,17 @@ def _finished(run_dir: Path) -> RunReport:
     return load_report(run_dir)
 
 
+def _kept(folder: RunFolder, start: Tensors) -> Iterator[ServerState]:
+    """Yield the states that a run kept, and raise `ConfigError` at one that is none of this run."""
+    charged = folder.read_ledger()
+    for path in checkpoints_in(folder.checkpoints):
+        state = load_checkpoint(path)
+        shapes = [{name: v.shape for name, v in t.items()} for t in (state.parameters, start)]
+        if state.round != round_of(path) or shapes[0] != shapes[1] or state.ledger.beyond(charged):
+            raise ConfigError(f"checkpoint {path}: is not of this run; remove it")
+        yield state
+
+
 def _pooled(plan: RoundPlan) -> Indices | None:
     """Return the examples that the rounds of a plan draw from; None where they draw users."""
     return plan.pool if plan.unit == "example" else None
@@ -174,16 +187,6 @@ def _groups(
     return usable
 
 
-def _starting_point(config: Config) -> ModelConfig:
-    """Return the config of the whole starting network: new adapters begin as no change at all."""
-    model = config.model
-    return ModelConfig(
-        name_or_path=model.name_or_path,
-        pretraining_steps=model.pretraining_steps,
-        adapter=model.adapter,
-    )
-
-
 def _reference(name: str, config: Config, materials: Materials) -> LanguageModel:
     with about(f"--reference {name!r}: ", (ConfigError,)):
         model = _model(ModelConfig(name_or_path=name), config)
@@ -200,28 +203,24 @@ def _model(model: ModelConfig, config: Config) -> LanguageModel:
     return load_model(model, config.seed, config.data.sequence_length)
 
 
-def bound_of(privacy: Privacy, group: str = "users") -> Bound:
+_NO_ABSENCE = {
+    "zero-out": "a user's data with zeros, not with the user's absence",
+    "fixed-graph": "what all texts of an owner say with zeros, not with the owner's absence",
+    "replace": "a user's data with another user's, not with the user's absence",
+}
+
+
+def bound_of(privacy: Privacy) -> Bound:
     """Return what the guarantee allows; only what it is about: one user in the data or not."""
-    if group == "canaries":
-        return Bound(
-            auroc=None,
-            reason="Half of the canaries are held out, not each by a coin of its own: one in place "
-            "of another is two changes, and the guarantee for one does not bound this attack.",
-        )
     curve = privacy.trade_off  # is there with each finite ε
     if curve is None:
         return Bound(auroc=None, reason="The run has no guarantee, so nothing bounds an attack.")
     if privacy.hypothetical:
         return Bound(auroc=None, reason="The run's ε is hypothetical and bounds nothing.")
-    if privacy.relation.startswith(("zero-out", "fixed-graph")):
-        several = privacy.relation.startswith("fixed-graph")
-        noun = "owner" if several else "user"
-        whose = "what all texts of an owner say" if several else "a user's data"
-        return Bound(
-            auroc=None,
-            reason=f"The guarantee compares {whose} with zeros, not with the {noun}'s absence: it "
-            "does not bound this attack.",
-        )
+    for relation, compared in _NO_ABSENCE.items():
+        if privacy.relation.startswith(relation):
+            reason = f"The guarantee compares {compared}: it does not bound this attack."
+            return Bound(auroc=None, reason=reason)
     return Bound(
         auroc=curve.auroc,
         reason="The guarantee bounds what an attack gets of one user, in the data or not, on "

@@ -28,7 +28,10 @@ COINS = (
     "depends on the coins. No independence of the scores is assumed (Steinke et al. 2023)."
 )
 LOW = "A low bound does not show that the ε is smaller: it is what this attack could prove."
-UNSERVED = "The audited training contains the canaries and was not saved: it is no model to serve."
+UNSERVED = (
+    "The audited training contains the canaries and was not saved: it is no model to serve. No ε "
+    "pays for what it released of the real users, nor for the counts of this audit."
+)
 ASSUMPTIONS = (
     COINS,
     "The attacker of this audit sees every release, knows each canary's update, and plants it "

@@ -12,6 +12,7 @@ from pydantic_core import to_jsonable_python
 from rich.console import Console
 
 from fedsim.cli.output import Json, RunDir, check_out
+from fedsim.utils.section import MOST
 from fedsim.utils.terminal import status_when_slow, table_console, table_of
 
 
@@ -25,7 +26,9 @@ def evaluate_command(  # noqa: PLR0917 (each is an option)
     ] = None,
     batch_size: Annotated[
         int | None,
-        typer.Option(min=1, help="With --personalise: examples a local step, 8 by default."),
+        typer.Option(
+            min=1, max=MOST, help="With --personalise: examples a local step, 8 by default."
+        ),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="The JSON file; RUN_DIR/evaluation.json by default.")
@@ -85,10 +88,12 @@ def _show(answer: dict[str, Any], console: Console) -> None:
 def _show_personalisation(answer: dict[str, Any], console: Console) -> None:
     settings = ", ".join(f"{key.replace('_', ' ')} {v}" for key, v in answer["settings"].items())
     title = f"Personalised for {answer['users']} held-out users ({settings})"
-    table = table_of(title, ("", "loss without", "personalised", "users helped"))
+    heads = ("", "parameters", "loss without", "personalised", "users helped", "diverged")
+    table = table_of(title, heads)
     for stage in ("initial", "final"):
         one = answer[stage]
         losses = (one[part]["user_loss"] for part in ("without", "personalised"))
         cells = ["–" if loss is None else f"{loss:.4f}" for loss in losses]
-        table.add_row(stage, *cells, f"{one['users_helped']}")
+        counts = (f"{one['users_helped']}", f"{one['users_diverged']}")
+        table.add_row(stage, f"{one['parameters_moved']:,}", *cells, *counts)
     console.print(table)

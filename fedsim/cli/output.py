@@ -41,7 +41,7 @@ def check_out(path: Path, given: str = "--out", key: str | None = None) -> None:
 
 def check_not_given_away(path: Path, given: str = "--out") -> None:
     """Raise `ConfigError` for a place in a run's `model/` or `adapter/`, for others to get."""
-    for parent in path.absolute().parents:
+    for parent in path.resolve().parents:
         if parent.name in ("model", "adapter") and (parent.parent / RUN).is_file():
             raise ConfigError(
                 f"{given} = {path}: is in {parent}, which is to be given away, and this is "

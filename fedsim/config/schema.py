@@ -137,6 +137,12 @@ class ModelConfig(Section):
         """Whether there are adapters, new ones or those of a folder."""
         return self.lora_rank > 0 or self.adapter is not None
 
+    @property
+    def start(self) -> ModelConfig:
+        """Of the whole network that training starts from: new adapters begin as no change."""
+        kept = {"name_or_path", "pretraining_steps", "adapter", "attention"}
+        return ModelConfig(**self.model_dump(include=kept))
+
 
 class FedSGD(Section):
     """The averaged gradient of a user's examples (DP-FedSGD)."""

@@ -6,8 +6,8 @@ examples that the canary has. It works on token ids, so that the planted piece h
 tokens as was asked for; where an example becomes too long, tokens before its last are cut.
 
 A store with canaries is a store of its own beside the others in the cache, made of another store,
-the settings and the seed. The choice of canaries depends on all users of the data: a store with
-canaries is for measuring.
+the settings and the seed. Who becomes a canary is a coin of each user's own, so that one user more
+plants nobody else; how many could become one decides how fair it is, and is treated as public.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from fedsim.utils import files as paths
 
 Ids = npt.NDArray[np.int64]
 
-_VERSION = 3
+_VERSION = 4
 _USERS, _EXAMPLES = 0, 1  # the round in the address stream(seed, "canaries", round)
 
 
 def with_canaries(
     store: TokenStore, config: CanaryConfig | None, seed: int, vocabulary_size: int
 ) -> tuple[TokenStore, Indices]:
-    """Return the store with canaries planted, and its canaries, in an order drawn from the seed.
+    """Return the store with canaries planted, and its canaries, ascending.
 
     Without `config` it is the store itself and no canaries. Users keep their places.
 
@@ -58,12 +58,12 @@ def with_canaries(
     if not destination.exists():
         planted = _Planted(store, config, seed, set(chosen.tolist()))
         with suppress(FileExistsError):  # another process was faster, with the same content
-            planted.build(destination, vocabulary_size, f"{config.num_users} canaries", key)
+            planted.build(destination, vocabulary_size, f"{len(chosen)} canaries", key)
     return TokenStore.open(destination), chosen
 
 
 def _chosen(store: TokenStore, config: CanaryConfig, seed: int) -> Indices:
-    """Return the users with the smallest hashes among those with enough text, in that order."""
+    """Return the users whose coins say so, of those with enough text; `num_users` on average."""
     everything = np.arange(store.num_examples)
     long_enough = store.lengths(everything) >= config.shared_tokens + 2
     before = np.concatenate(([0], np.cumsum(long_enough)))
@@ -75,8 +75,8 @@ def _chosen(store: TokenStore, config: CanaryConfig, seed: int) -> Indices:
             f"{config.num_examples} examples and one with {config.shared_tokens} tokens between "
             "its first and its last; plant fewer or smaller ones"
         )
-    order = np.argsort(hashes(base(seed, "canaries", _USERS), store.user_keys[able]))
-    return able[order[: config.num_users]]
+    coins = hashes(base(seed, "canaries", _USERS), store.user_keys[able])
+    return able[coins <= np.uint64(int(config.num_users / len(able) * 2.0**64) - 1)]
 
 
 class StoredRecords:
@@ -190,5 +190,7 @@ def sentence(num_canaries: int) -> tuple[str, ...]:
         return ()
     return (
         f"The data contain {num_canaries} planted users (canaries), whose text was changed to be "
-        "easy to recognise: the run is for measuring attacks.",
+        "easy to recognise: the run is for measuring attacks. A coin of each user's own decides "
+        "who becomes one, and another who of them is held out; how many users have enough text "
+        "for it was counted in private text and is treated as public.",
     )

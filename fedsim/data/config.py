@@ -80,7 +80,8 @@ class CanaryConfig(Section):
     """Canary users, Kandpal et al. 2023, D.2: `docs/attacks.md`."""
 
     num_users: Annotated[int, Field(ge=2)]
-    """How many are planted; half of them are trained on."""
+    """How many are planted on average, by a coin for each user with enough text; each is trained on
+    or held out by another, which is fair."""
     num_examples: Annotated[int, Field(ge=1, le=MOST)]
     """Of each of them, held-out ones counted."""
     shared_tokens: Annotated[int, Field(ge=1, le=100)]

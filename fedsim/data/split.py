@@ -98,8 +98,7 @@ def split_store(
         limit: most held-out examples a user has; None for no limit.
         held_out_users: the probability, [0, 1), that a user is wholly held out; each flips its own
             coin, independent of the other users.
-        canaries: planted users, in any order: they flip no coin, the first, the third and so on
-            are held out.
+        canaries: planted users, ascending: their coins are fair, whatever `held_out_users`.
 
     Raises:
         ConfigError: `held_out_users` leaves no user to train on.
@@ -107,10 +106,9 @@ def split_store(
     sizes = np.diff(store.user_offsets)
     graph = store.graph
     keys = store.user_keys if graph is None else graph.keys
-    is_held_out_owner = _held_out_users(keys, seed, held_out_users)
+    canaries = _NOBODY if canaries is None else canaries
+    is_held_out_owner = _held_out_users(keys, seed, held_out_users, canaries)
     is_held_out_user = is_held_out_owner[: store.num_users]
-    if canaries is not None:
-        is_held_out_user[canaries[::2]], is_held_out_user[canaries[1::2]] = True, False
     counts = _held_out_counts(sizes, held_out_examples, rule, limit)
     if rule == "random":
         is_held_out = _held_out_examples(store, sizes, seed, counts)
@@ -135,15 +133,19 @@ def split_store(
         held_out_examples=np.flatnonzero(in_training_user & is_held_out),
         train_examples=np.flatnonzero(is_train),
         train_offsets=np.concatenate(([0], np.cumsum(train_sizes))),
-        canaries=_NOBODY if canaries is None else np.sort(canaries),
+        canaries=canaries,
         held_out_owners=np.flatnonzero(is_held_out_owner) if graph is not None else _NOBODY,
     )
 
 
-def _held_out_users(keys: Hashes, seed: int, fraction: float) -> npt.NDArray[np.bool_]:
+def _held_out_users(
+    keys: Hashes, seed: int, fraction: float, canaries: Indices
+) -> npt.NDArray[np.bool_]:
     """Flip a coin for each user: with ranks, one user more would move another across the split."""
     coins = hashes(base(seed, "split", _USERS), keys)
-    chosen: npt.NDArray[np.bool_] = coins < np.uint64(int(fraction * 2.0**64))
+    limits = np.full(len(keys), int(fraction * 2.0**64), np.uint64)
+    limits[canaries] = 2**63
+    chosen: npt.NDArray[np.bool_] = coins < limits
     if chosen.all():
         raise ConfigError(
             f"data.held_out_users = {fraction}: leaves none of the {len(keys)} users to train on"

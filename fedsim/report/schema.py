@@ -45,7 +45,7 @@ def _check_iso_date(value: str) -> str:
 Number = Annotated[float, BeforeValidator(_read_non_finite)]
 NotNegative = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 Probability = Annotated[float, Field(ge=0.0, le=1.0)]
-Count = Annotated[int, Field(ge=0)]
+Count = Annotated[int, Field(ge=0, lt=2**63)]
 Text = Annotated[str, Field(min_length=1)]
 
 
@@ -90,6 +90,18 @@ class TradeOffBound(Record):
     deltas: Annotated[tuple[DeltaAt, ...], Field(strict=False)]
     false_positive_rates: Annotated[tuple[Probability, ...], Field(strict=False)]
     true_positive_rates: Annotated[tuple[Probability, ...], Field(strict=False)]
+
+    @model_validator(mode="after")
+    def _of_one_length(self) -> Self:
+        if not self.tests or any(not one.false_positive_rate for one in self.tests):
+            raise ValueError("tests: give one at least, each with a false_positive_rate above 0")
+        if any(len(one.posteriors) != len(self.priors) for one in self.tests):
+            raise ValueError("priors: give as many as there are posteriors of each test")
+        if len(self.false_positive_rates) != len(self.true_positive_rates):
+            raise ValueError("true_positive_rates: give as many as false_positive_rates")
+        if (self.mu is None) != (self.regret is None):
+            raise ValueError("mu, regret: give both or neither")
+        return self
 
 
 class Query(Record):

@@ -10,6 +10,7 @@ from pathlib import Path
 from pydantic import JsonValue
 
 from fedsim.accounting import trade_off
+from fedsim.accounting.rounding import round_up
 from fedsim.accounting.statement import noise_terms
 from fedsim.report.schema import CoveredScores, Privacy, RunReport
 
@@ -41,6 +42,9 @@ def outcome_text(folder: Path, report: RunReport) -> str:
     return "\n".join([report.privacy.promise, utility, places])
 
 
+_HUGE = 1e12  # no guarantee worth its digits
+
+
 def epsilon_text(epsilon: float | None) -> str:
     """Return ε with two decimals (below 0.1, two significant digits), rounded up.
 
@@ -57,6 +61,8 @@ def epsilon_text(epsilon: float | None) -> str:
         return "∞"
     if epsilon == 0:
         return "0"
+    if epsilon >= _HUGE:
+        return f"{round_up(epsilon, 3):.2e}"
     value = Decimal(epsilon) * (1 - Decimal("1e-9"))
     places = 2 if value > Decimal("0.0999") else 1 - value.adjusted()
     rounded = value.quantize(Decimal(1).scaleb(-places), rounding=ROUND_CEILING)

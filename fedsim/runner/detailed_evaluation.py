@@ -86,6 +86,9 @@ def evaluate_run(
         + (", but for the samples" if _is_promised(folder) else ", the samples neither"),
     }
     if personalisation is not None:
+        if config.model.merged:  # all parameters of what was saved move, whichever the run trained
+            start = load_model(config.model.start, config.seed, config.data.sequence_length)
+            stages["initial"] = (start, start.initial_parameters())
         result["personalisation"] = _personalised(config, materials, stages, personalisation)
     return result
 
@@ -150,9 +153,11 @@ def _personalised(
         )
         answer |= {"users": len(result.users), "users_left_out": result.num_left_out}
         answer[name] = {
+            "parameters_moved": sum(value.numel() for value in weights[1].values()),
             "without": _both_ways(result.without, result.tokens),
             "personalised": _both_ways(result.after, result.tokens),
             "users_helped": int((result.after < result.without).sum()),
+            "users_diverged": int((~np.isfinite(result.after[result.tokens > 0])).sum()),
         }
     return answer
 

@@ -13,7 +13,7 @@ from fedsim.accounting.ledger import Ledger
 from fedsim.config import Config, ModelConfig, load_config
 from fedsim.errors import ConfigError, about
 from fedsim.materials import Materials, new_data_seed
-from fedsim.report.schema import RoundMetrics
+from fedsim.report.schema import RoundMetrics, load_report
 from fedsim.runner.checkpoint import newest_whole_state
 from fedsim.runner.identity import (
     check_sources,
@@ -169,9 +169,20 @@ class RunFolder:
     def check_texts(self, materials: Materials) -> None:
         """Raise `ConfigError` unless the run was made from these texts, for who looks at it again.
 
-        Else users who came later would count as trained on, and others as held out.
+        Else users who came later would count as trained on, and others as held out; so they would
+        where the config was edited to hold out others.
         """
         check_sources(self.identity, {"data.source": materials.text_digest})
+        if not self.report.exists():
+            return
+        split, data = materials.split, load_report(self.path).data
+        now = (split.num_users, len(split.train_examples), len(split.held_out_examples))
+        if now != (then := (data.users, data.examples, data.held_out_examples)):
+            raise ConfigError(
+                f"{self.config}: trains on {now[0]} users and {now[1]} examples and holds out "
+                f"{now[2]}, where report.json has {then[0]}, {then[1]} and {then[2]}: put back the "
+                "[data] that the run began with"
+            )
 
     def charge(self, ledger: Ledger) -> None:
         """Put the ledger on disk. Comes before anything that a release has touched.

@@ -1,8 +1,9 @@
-"""Planted users: exactly the tokens asked for, half of them trained on, nobody else changed."""
+"""Planted users: exactly the tokens asked for, each by coins of its own, nobody else changed."""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsim.config import Config
-from fedsim.data.canaries import insert, with_canaries
+from fedsim.data.canaries import _chosen, insert, with_canaries
 from fedsim.data.config import CanaryConfig
+from fedsim.data.split import split_store
 from fedsim.data.store import TokenStore
+from fedsim.data.store.manifest import USERS
 from fedsim.errors import ConfigError
 from fedsim.materials import Materials, load_materials
 from fedsim.report.schema import load_report
@@ -46,11 +49,43 @@ def shared(examples: list[list[int]], length: int) -> set[tuple[int, ...]]:
     return set.intersection(*pieces)
 
 
-def test_half_of_them_are_trained_on(pair: tuple[Materials, Materials]) -> None:
-    split = pair[1].split
-    assert len(split.canaries) == 12
-    assert len(np.intersect1d(split.canaries, split.users)) == 6
-    assert len(np.intersect1d(split.canaries, split.held_out_users)) == 6
+def planted_and_held_out(store: TokenStore, seed: int) -> tuple[set[str], set[str]]:
+    """Names of the canaries, and of those that are held out, where nobody else is."""
+    names = list(map(json.loads, (store.path / USERS).read_text(encoding="utf-8").splitlines()))
+    chosen = _chosen(store, CanaryConfig.model_validate(CANARIES), seed)
+    split = split_store(store, seed, 0.4, 0.0, canaries=chosen)
+    return {names[user] for user in chosen}, {names[user] for user in split.held_out_users}
+
+
+def test_so_many_are_planted_on_average_and_half_of_them_held_out(
+    pair: tuple[Materials, Materials],
+) -> None:
+    drawn = [planted_and_held_out(pair[0].store, seed) for seed in range(200)]
+    planted, out = (np.array([len(names) for names in found]) for found in zip(*drawn, strict=True))
+    assert all(held <= chosen for chosen, held in drawn)
+    assert abs(planted.mean() - 20) < 5 * np.sqrt(20 / 200)
+    assert planted.std() > 1.0
+    assert abs(out.sum() / planted.sum() - 0.5) < 5 * 0.5 / np.sqrt(planted.sum())
+
+
+def test_one_user_in_place_of_another_plants_and_holds_out_nobody_else(
+    letters: Path, tmp_path: Path, pair: tuple[Materials, Materials]
+) -> None:
+    """In front of all others; by ranks, everybody behind would move across the split."""
+    rows = list(map(json.loads, letters.read_text(encoding="utf-8").splitlines()))
+    ((old, _),) = Counter(row["author"] for row in rows).most_common(1)  # who can become one
+    new = [{**row, "author": "a newcomer"} for row in rows if row["author"] == old]
+    others = [row for row in rows if row["author"] != old]
+    source = write_rows(tmp_path / "other.jsonl", [*new, *others])
+    config = attacked_config(source, data={"canaries": None})
+    swapped = _materials(config).store
+    changed = 0
+    for seed in range(40):
+        before, after = (planted_and_held_out(s, seed) for s in (pair[0].store, swapped))
+        for one, other in zip(before, after, strict=True):
+            assert one - {old} == other - {"a newcomer"}
+        changed += before != after
+    assert changed > 5
 
 
 def test_a_canary_has_so_many_examples_with_one_piece_of_its_own_text_in_all(
@@ -82,7 +117,7 @@ def test_what_is_cut_is_counted(pair: tuple[Materials, Materials]) -> None:
     lost = sum(len(texts(plain.store, user)) - 8 for user in planted.split.canaries.tolist())
     assert dropped["canaries: examples beyond num_examples"] == lost > 0
     tokens = plain.store.num_tokens - planted.store.num_tokens
-    kept = 12 * 8 * 6
+    kept = len(planted.split.canaries) * 8 * 6
     # what went with whole examples is not among the cut tokens
     assert dropped["canaries: tokens cut to make room"] <= tokens + kept
 
@@ -94,7 +129,7 @@ def test_a_seed_plants_the_same_again_and_another_others(
     config = CanaryConfig.model_validate(CANARIES)
     monkeypatch.setenv("FEDSIM_CACHE", str(tmp_path))
     size = plain.model.vocabulary_size
-    again, chosen = with_canaries(plain.store, config, 8, size)
+    again, chosen = with_canaries(plain.store, config, 3, size)
     assert again.path.is_relative_to(tmp_path)
     assert again.manifest["sha256"] == planted.store.manifest["sha256"]
     assert set(chosen.tolist()) == set(planted.split.canaries.tolist())
@@ -112,10 +147,11 @@ def test_too_few_users_are_an_error_that_counts_them(pair: tuple[Materials, Mate
 
 def test_the_report_counts_them_and_says_what_they_are_for(attacked: Path) -> None:
     report = load_report(attacked)
-    assert report.data.canaries == 12
-    assert "12 planted users (canaries)" in report.data.notices[0]
+    count = report.data.canaries
+    assert count > 3
+    assert f"{count} planted users (canaries)" in report.data.notices[0]
     assert report.data.notices[0].split("(")[0] in (attacked / "report.html").read_text("utf-8")
-    assert json.loads((attacked / "report.json").read_text("utf-8"))["data"]["canaries"] == 12
+    assert json.loads((attacked / "report.json").read_text("utf-8"))["data"]["canaries"] == count
 
 
 @given(

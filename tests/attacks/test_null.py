@@ -27,7 +27,7 @@ def test_halves_of_the_held_out_users_are_not_told_apart(attacked: Path, tmp_pat
     nats = [kept.scores(model, model.initial_parameters()).nats for model in (start, final)]
     ratios = LogRatios(nats[0] - nats[1], known.offsets)
     scores = ratios.of(np.flatnonzero(~known.member)).statistic("mean", 2)
-    assert len(scores) == 14
+    assert len(scores) == 15
     covered = 0
     for trial in range(100):
         shuffled = stream(trial, "attack", 3).permutation(scores)

@@ -21,6 +21,7 @@ from fedsim.runner.launch import run
 from fedsim.utils.terminal import table_console
 from tests.conftest import small_config
 from tests.helpers.commands import fedsim, fedsim_json, fedsim_ok
+from tests.helpers.light import light_config
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +60,9 @@ def test_it_writes_over_nothing_else_and_into_nothing_that_is_given_away(
     for command, place in (("evaluate", "evaluation.json"), ("attack", "attack")):
         complaint = fedsim(command, finished, "--out", finished / "model" / place).complaint
         assert "is to be given away, and this is computed on private text" in complaint
+    (tmp_path / "link").symlink_to(finished / "model")
+    complaint = fedsim("evaluate", finished, "--out", tmp_path / "link" / "mine.json").complaint
+    assert "is to be given away" in complaint
     audit = ("audit", finished / "config.toml", "--out", finished / "model" / "audit")
     assert "is to be given away" in fedsim(*audit).complaint
     assert not any(path.name.startswith(("attack", "audit")) for path in finished.rglob("model/*"))
@@ -186,15 +190,40 @@ def test_options_that_lead_nowhere_are_refused(
 
 
 def test_without_held_out_users_there_is_nobody_to_personalise_for(
-    finished: Path, tmp_path: Path
+    speeches: Path, tmp_path: Path
 ) -> None:
+    done = run(light_config(speeches, strategy={"rounds": 1}), tmp_path / "run")
+    complaint = fedsim("evaluate", done.path, "--personalise", "1").complaint
+    assert "no user is left to personalise for" in complaint
+
+
+def test_an_edited_config_that_holds_out_others_is_refused(finished: Path, tmp_path: Path) -> None:
     other = shutil.copytree(finished, tmp_path / "run")
     text = (other / "config.toml").read_text(encoding="utf-8")
-    (other / "config.toml").write_text(
-        text.replace("held_out_users = 0.3", "held_out_users = 0.0"), encoding="utf-8"
+    edited = text.replace("held_out_users = 0.3", "held_out_users = 0.1")
+    (other / "config.toml").write_text(edited, encoding="utf-8")
+    assert "put back the [data] that the run began with" in fedsim("evaluate", other).complaint
+
+
+def test_start_and_end_are_personalised_by_the_same_parameters(
+    speeches: Path, tmp_path: Path
+) -> None:
+    """Where nothing was learnt, neither gains more, whichever parameters the run trained."""
+    config = light_config(
+        speeches,
+        data={"held_out_users": 0.3},
+        model={"trainable": "ln_"},
+        strategy={"rounds": 1},
+        server={"learning_rate": 1e-5},
     )
-    done = fedsim("evaluate", other, "--personalise", "1")
-    assert "no user is left to personalise for" in done.complaint
+    done = run(config, tmp_path / "run")
+    found = fedsim_json("evaluate", done.path, "--personalise", "2")["personalisation"]
+    first, last = found["initial"], found["final"]
+    assert first["parameters_moved"] == last["parameters_moved"]
+    assert first["personalised"]["loss"] < first["without"]["loss"] - 1e-4
+    assert last["personalised"]["loss"] == pytest.approx(first["personalised"]["loss"], rel=1e-5)
+    wild = fedsim_json("evaluate", done.path, "--personalise", "1", "--learning-rate", "1e30")
+    assert wild["personalisation"]["final"]["users_diverged"] > 0
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from fedsim.clients.engines.per_example.verification import made_up_unit
 from fedsim.clients.engines.vmap import VmapEngine
 from fedsim.clients.models.mixed_precision import in_float32
 from fedsim.clipping import Clip
+from fedsim.errors import ConfigError
 from fedsim.estimators import WeightedSum
 from fedsim.execution import Engine, Keys, Task
 from fedsim.language_model import LanguageModel
@@ -57,6 +58,13 @@ def choose_engine(
     """
     if name == "auto":
         return Auto(model, tokens_per_unit, gpu_share) if task.averages_gradients else loop
+    if name == "vmap":
+        start = {key: v.to(model.device) for key, v in model.initial_parameters().items()}
+        if refused := VmapEngine(model).refused(start, made_up_unit(model)):
+            raise ConfigError(
+                f'executor.engine = "vmap": torch cannot vectorise {model.name!r}: {refused}; take '
+                '"auto" or "loop"'
+            )
     return _engine(name, model, tokens_per_unit, gpu_share)
 
 

@@ -68,6 +68,10 @@ def row_streams(streams: torch.Tensor | None) -> Iterator[None]:
         _rows.reset(token)
 
 
+class NoStreamError(RuntimeError):
+    """A layer that drops was given rows that are no sequences."""
+
+
 class StreamDropout(nn.Module):
     """Dropout by the streams of `row_streams`: zero with probability p, else divided by 1 − p.
 
@@ -87,13 +91,13 @@ class StreamDropout(nn.Module):
         padding behind.
 
         Raises:
-            RuntimeError: there is not a stream for each sequence.
+            NoStreamError: there is not a stream for each sequence.
         """
         streams = _rows.get()
-        if streams is None:
+        if streams is None or values.dim() > 3:  # attention weights, whatever they are called
             return values
         if len(streams) != len(values):
-            raise RuntimeError(f"dropout: {len(values)} rows, but {len(streams)} streams")
+            raise NoStreamError(f"{len(values)} rows, but {len(streams)} streams")
         keys = _mixed(streams ^ _mixed_int(self._site))
         count = values[0].numel()
         counter = torch.arange(1, count + 1, device=values.device) * _GAMMA

@@ -83,7 +83,7 @@ def open_pretrained(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase
         source, options = str(path.parent), {**options, "gguf_file": path.name}
         loading["quantization_config"] = GgufConfig(dequantize=True)
     else:
-        loading["use_safetensors"] = True
+        loading |= {"use_safetensors": True, "ignore_mismatched_sizes": True}
     try:
         with quietly():
             if path.is_dir():
@@ -105,6 +105,10 @@ def _check_all_there(loaded: dict[str, Any]) -> None:
     if missing := sorted(map(str, loaded["missing_keys"])):
         shown = ", ".join(missing[:3]) + ", …" * (len(missing) > 3)
         raise ValueError(f"its files lack {len(missing)} of the network's weights: {shown}")
+    for name, there, wanted in sorted(map(tuple, loaded["mismatched_keys"])):
+        raise ValueError(
+            f"config.json wants {name} of shape {tuple(wanted)}, and its files have {tuple(there)}"
+        )
 
 
 def _forget_quantisation(module: PreTrainedModel) -> None:

@@ -95,6 +95,15 @@ def add_lora(module: PreTrainedModel, config: ModelConfig) -> PeftModel:
         module.config.model_type, "all-linear"
     )
     targets = list(config.lora_target_modules)
+    parts = {f".{name}": part for name, part in module.named_modules()}
+    linear = [name for name, part in parts.items() if isinstance(part, _ADAPTED)]
+    known = ", ".join(sorted({name.rpartition(".")[2] for name in linear}))
+    for target in targets:  # peft refuses them only where there is none of any
+        if not any(name.endswith(f".{target}") for name in parts):
+            raise ConfigError(
+                f"model.lora_target_modules = {targets}: no layer is called {target!r}. "
+                f"Known: {known}"
+            )
     adapters = LoraConfig(
         # A network of ours does not generate, and peft's class for those that do wants that.
         task_type="CAUSAL_LM" if hasattr(module, "prepare_inputs_for_generation") else None,
@@ -109,11 +118,9 @@ def add_lora(module: PreTrainedModel, config: ModelConfig) -> PeftModel:
         with quietly():
             return get_peft_model(module, adapters)
     except ValueError as error:
-        linear = {name for name, part in module.named_modules() if isinstance(part, _ADAPTED)}
-        known = sorted({name.rpartition(".")[2] for name in linear})
         reason = str(error).splitlines()[0]
         raise ConfigError(
-            f"model.lora_target_modules = {targets}: {reason} Known: {', '.join(known)}"
+            f"model.lora_target_modules = {targets}: {reason} Known: {known}"
         ) from error
 
 
@@ -139,8 +146,15 @@ def open_adapter(module: PreTrainedModel, folder: str, base: str) -> PeftModel:
             settings = PeftConfig.from_pretrained(str(path))
             if not isinstance(settings, LoraConfig):
                 raise ConfigError(f"{field}: {settings.peft_type} adapters; only LoRA is read")
+            if settings.alora_invocation_tokens:
+                raise ConfigError(
+                    f"{field}: activated LoRA (alora_invocation_tokens): later tokens decide "
+                    "whether it acts on earlier ones, which no causal model does; only LoRA is read"
+                )
             adapted = get_peft_model(module, settings)
             loaded = adapted.load_adapter(str(path), "default")
+    except ConfigError:
+        raise
     except (RuntimeError, ValueError, TypeError, KeyError, SafetensorError) as error:
         reason = " ".join(str(error).split())[:_SHOWN]
         raise ConfigError(f"{field}: does not fit {base!r}: {reason}") from error

@@ -18,7 +18,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from fedsim.clients.models.chat import ChatEncoder
 from fedsim.clients.models.cpu_kernels import fuse_activations, onednn_products
-from fedsim.clients.models.dropout import install_dropout
+from fedsim.clients.models.dropout import NoStreamError, install_dropout, row_streams
 from fedsim.clients.models.encoders import encoder_of, plain
 from fedsim.clients.models.gpu_kernels import align_words
 from fedsim.clients.models.trainable import (
@@ -101,9 +101,23 @@ class TransformersModel:
         self._trainable = _subset(self.module, selected)
         self.places = _places(self.module, set(selected))
         self.is_adapter = all(".lora_" in name for name in selected)
+        if self.dropout:
+            self._check_dropout()
         self.blocks = [
             part for part in self.module.modules() if isinstance(part, GradientCheckpointingLayer)
         ]
+
+    def _check_dropout(self) -> None:
+        """Raise `ConfigError` where a layer that drops sees tokens without their texts."""
+        text = torch.zeros(1, 2, dtype=torch.int64, device=self.device)
+        try:
+            with torch.no_grad(), row_streams(text[:, 0]):
+                self.logits(self._trainable, text)
+        except NoStreamError as error:
+            raise ConfigError(
+                f"model.dropout = {self.dropout}: a layer of {self.name!r} that drops does not see "
+                f"texts as rows ({error}); give 0, or other model.lora_target_modules"
+            ) from error
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Return, per text, its ids between a begin and an end token; never truncated.
@@ -280,7 +294,7 @@ def _make_padding_ordinary(module: PreTrainedModel) -> int | None:
     engines that take norms without forming gradients would not know.
     """
     pad_token_id: int | None = getattr(module.config, "pad_token_id", None)
-    module.config.pad_token_id = None
+    vars(module.config)["pad_token_id"] = None  # ModernBERT's setter takes numbers alone
     for part in module.modules():
         if isinstance(part, nn.Embedding):
             part.padding_idx = None

@@ -63,7 +63,7 @@ class RunFolder:
             return ModelConfig(name_or_path=str(self.model), attention=config.model.attention)
         kept = {"name_or_path", "pretraining_steps", "attention"}
         base = config.model.model_dump(include=kept)
-        return ModelConfig(**base, adapter=str(self.adapter))
+        return ModelConfig(**base, adapter=str(self.adapter), merged=False)
 
     def is_trained(self) -> bool:
         """Whether there is a trained model: what training leaves at its end."""

@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+import torch
 from flwr.serverapp import Grid
 
 from fedsim.accounting.budget import Budget
@@ -136,7 +137,16 @@ def execute(config: Config, out: Path, grid: Grid, *, resume: bool = False) -> P
 
 
 def _say_unused(model: LanguageModel, sequence_length: int) -> None:
-    unused = unused_parameters(model, min(sequence_length, _TRIED))
+    try:
+        unused = unused_parameters(model, min(sequence_length, _TRIED))
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # whatever a network that was made for something else raises
+        reason = " ".join(str(error).split())[:300]
+        raise ConfigError(
+            f"model.name_or_path = {model.name!r}: its network gives no gradient: "
+            f"{type(error).__name__}: {reason}"
+        ) from error
     if unused:
         log.warning(
             "model.trainable: no logit of a made-up text depends on %s%s; if none ever does, noise "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 import torch
 from scipy import stats
 from torch import nn
+from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM
 
 from fedsim.clients.engines.loop import loop
 from fedsim.clients.models.dropout import (
@@ -222,6 +224,33 @@ def test_attention_weights_are_never_dropped() -> None:
     assert install_dropout(network, P) == 1
     assert isinstance(network["attn_dropout"], nn.Dropout)
     assert isinstance(network["resid"], StreamDropout)
+    weights = torch.ones(2, 4, 5, 5)  # (sequences, heads, positions, positions)
+    with row_streams(streams_of(0, 0, 0, 2)):
+        assert torch.equal(network["resid"](weights), weights)
+        assert not torch.equal(network["resid"](weights[:, 0]), weights[:, 0])  # with three
+
+
+def test_layers_that_see_tokens_without_their_texts_are_refused() -> None:
+    config = Qwen2MoeConfig(
+        vocab_size=60, hidden_size=16, intermediate_size=16, moe_intermediate_size=8,
+        shared_expert_intermediate_size=8, num_experts=2, num_experts_per_tok=1,
+        num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2, bos_token_id=1,
+        eos_token_id=2,
+    )  # fmt: skip
+    for target, refused in (("q_proj", False), ("up_proj", True)):
+        adapters = ModelConfig(lora_rank=2, lora_target_modules=(target,), dropout=P)
+        make = partial(
+            TransformersModel,
+            Qwen2MoeForCausalLM(config),
+            word_tokenizer(60),
+            adapters,
+            origin="",
+        )
+        if refused:
+            with pytest.raises(ConfigError, match=r"model\.dropout = .* texts as rows"):
+                make()
+        else:
+            make()
 
 
 def test_a_network_without_dropout_layers_is_refused() -> None:

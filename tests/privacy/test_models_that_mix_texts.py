@@ -5,6 +5,7 @@ One user would change the gradients of all who share a pass.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import cast
@@ -22,6 +23,7 @@ from transformers import (
     PreTrainedModel,
 )
 
+from fedsim.clients.engine_choice import choose_engine
 from fedsim.clients.engines.loop import loop
 from fedsim.clients.engines.per_example.capture import OpenModel
 from fedsim.clients.engines.per_example.materialised import materialised
@@ -35,6 +37,7 @@ from fedsim.errors import ConfigError
 from fedsim.execution import Engine, Unit
 from fedsim.language_model import check_causal, spread, unused_parameters
 from fedsim.materials import load_model
+from fedsim.runner.session import _say_unused as say_unused
 from fedsim.tensors import l2_norm
 from tests.conftest import small_config
 from tests.contracts.layer_samples import NETWORKS, VOCABULARY, GivenUnits, network
@@ -118,6 +121,18 @@ def with_norm(norm: nn.Module) -> PreTrainedModel:
     return network
 
 
+def masked(network: PreTrainedModel, score: float) -> PreTrainedModel:
+    """One that gives four words the same score whatever it reads, as those that fill up a table."""
+    head = network.lm_head
+    added = torch.zeros(VOCABULARY)
+    added[-4:] = score
+    network.lm_head = nn.Linear(head.in_features, VOCABULARY)
+    with torch.no_grad():
+        network.lm_head.weight.copy_(head.weight)
+        network.lm_head.bias.copy_(added)
+    return network
+
+
 def opened(make: Callable[[], PreTrainedModel], length: int = 32) -> TransformersModel:
     torch.manual_seed(0)
     return TransformersModel(
@@ -134,6 +149,9 @@ def opened(make: Callable[[], PreTrainedModel], length: int = 32) -> Transformer
         (lambda: with_norm(AboutTheBatch()), "the other texts of a pass"),
         (lambda: with_norm(ConvolvesAllRows()), "the other texts of a pass"),
         (lambda: with_norm(CountsCalls()), "how often they were computed before"),
+        (lambda: masked(with_norm(MeansOfTheBatch()), -1e9), "the other texts of a pass"),
+        (lambda: masked(with_norm(MeansOfTheBatch()), -math.inf), "the other texts of a pass"),
+        (lambda: masked(with_norm(CountsCalls()), -1e9), "how often they were computed before"),
         (lambda: phi3(zeros=True), "the length of the longest text of a pass"),
         (phi3, "the length of the longest text of a pass"),
     ],
@@ -144,6 +162,9 @@ def opened(make: Callable[[], PreTrainedModel], length: int = 32) -> Transformer
         "the distance from the batch's mean",
         "a convolution over all rows",
         "a count of calls",
+        "a norm over the batch beside words that are never used",
+        "a norm over the batch beside words that cannot be",
+        "a count of calls beside words that are never used",
         "longrope that begins with zeros",
         "longrope",
     ],
@@ -207,13 +228,42 @@ def test_one_that_writes_into_its_weights_is_refused(trainable: str) -> None:
         check_causal(model, "model", 32)
 
 
-def test_one_that_cannot_compute_is_refused_with_its_own_words() -> None:
+@pytest.mark.parametrize(("kind", "longest"), [(TypeError, 0), (RuntimeError, 9)])
+def test_one_that_cannot_compute_is_refused_with_its_own_words(
+    kind: type[Exception], longest: int
+) -> None:
     class Fails(nn.Module):
         def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-            raise TypeError("no such thing")
+            if hidden.shape[1] > longest:
+                raise kind("no such thing")
+            return hidden
 
-    with pytest.raises(ConfigError, match=r"^model: its network cannot .*TypeError: no such thing"):
+    said = rf"^model: its network cannot .*of 32 tokens .*{kind.__name__}: no such thing"
+    with pytest.raises(ConfigError, match=said):
         check_causal(opened(lambda: with_norm(Fails())), "model", 32)
+
+
+def test_one_that_gives_no_gradient_is_refused_with_its_own_words() -> None:
+    class Fails(nn.Module):
+        def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+            assert not torch.is_grad_enabled(), "use model.train()"
+            return hidden
+
+    model = opened(lambda: with_norm(Fails()))
+    check_causal(model, "model", 32)
+    with pytest.raises(ConfigError, match=r"gives no gradient: AssertionError: use model\.train"):
+        say_unused(model, 32)
+
+
+def test_one_that_torch_cannot_vectorise_is_refused_by_name() -> None:
+    class Fails(nn.Module):
+        def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+            return hidden * float(hidden.sum().item() ** 0)
+
+    model = opened(lambda: with_norm(Fails()))
+    task = GivenUnits(cast(OpenModel, model), [])
+    with pytest.raises(ConfigError, match=r'^executor\.engine = "vmap": torch cannot vectorise'):
+        choose_engine("vmap", task, model)
 
 
 def deep_gemma() -> PreTrainedModel:

@@ -130,12 +130,16 @@ def test_without_merged_weights_the_adapter_is_what_is_scored_and_attacked(
     assert torch.isfinite(first.model(tokens).logits).all()
 
 
-@pytest.mark.parametrize("steps", [0, 2])
+@pytest.mark.parametrize(("steps", "target"), [(0, "wte"), (2, "c_attn")])
 def test_an_adapter_alone_stands_on_the_base_that_it_was_trained_on(
-    speeches: Path, tmp_path: Path, steps: int
+    speeches: Path, tmp_path: Path, steps: int, target: str
 ) -> None:
-    """A built-in model is named with how long it was pre-trained, which is part of the base."""
+    """A built-in model is named with how long it was pre-trained, which is part of the base.
+
+    The table of words is also the output layer: its adapter cannot be merged, and need not be.
+    """
     model = {"pretraining_steps": steps, "lora_rank": 2, "trainable": "all", "merged": False}
+    model["lora_target_modules"] = [target]
     config = write_config(tmp_path / "c.toml", speeches, model=model)
     done = fedsim_ok("run", config, "--out", tmp_path / "run")
     done = fedsim_ok("evaluate", tmp_path / "run", "--json")
@@ -184,6 +188,10 @@ def test_an_adapter_that_does_not_fit_is_refused(first: library.Run, tmp_path: P
     settings = {"peft_type": "PROMPT_TUNING", "task_type": "CAUSAL_LM", "num_virtual_tokens": 3}
     (tmp_path / "prompt" / "adapter_config.json").write_text(json.dumps(settings))
     (tmp_path / "prompt" / "adapter_model.safetensors").write_bytes(b"")
+    shutil.copytree(str(first.adapter), tmp_path / "activated")
+    activated = tmp_path / "activated" / "adapter_config.json"
+    settings = json.loads(activated.read_text(encoding="utf-8"))
+    activated.write_text(json.dumps(settings | {"alora_invocation_tokens": [5, 6]}))
     shutil.copytree(str(first.adapter), tmp_path / "half")
     content = (tmp_path / "half" / "adapter_model.safetensors").read_bytes()
     (tmp_path / "half" / "adapter_model.safetensors").write_bytes(content[:-9])
@@ -195,6 +203,7 @@ def test_an_adapter_that_does_not_fit_is_refused(first: library.Run, tmp_path: P
         ({"name_or_path": str(tmp_path / "smaller")}, "does not fit|is of another network"),
         ({"adapter": str(tmp_path / "none")}, "there is no adapter_config.json; give a folder"),
         ({"adapter": str(tmp_path / "prompt")}, "PROMPT_TUNING adapters; only LoRA is read"),
+        ({"adapter": str(tmp_path / "activated")}, "= '[^']*': activated LoRA .*only LoRA is read"),
         ({"adapter": str(tmp_path / "half")}, "does not fit"),
         ({"adapter": str(tmp_path / "fewer")}, "is of another network than"),
         ({"lora_rank": 4}, "lora_rank is of new adapters"),

@@ -71,6 +71,10 @@ def not_whole(folder: Path) -> None:
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
+def of_other_sizes(folder: Path) -> None:
+    edit(folder, "config.json", n_inner=40)
+
+
 def endless(folder: Path) -> None:
     edit(folder, "config.json", n_layer=10**9)
 
@@ -96,6 +100,7 @@ CASES: dict[Callable[[Path], None], str] = {
     elsewhere: r"'\.\./weights\.safetensors' is no file of the folder",
     adapters: "merge them",
     not_whole: "lack 1 of the network's weights: .*ln_2",
+    of_other_sizes: r"config\.json wants transformer\.h\.0\.mlp\.c_fc\.bias of shape \(40,\), and",
     endless: "n_layer = 1000000000, and the weights are",
     of_another_type: "n_positions",
     odd_tokenizer: "__class__",

@@ -10,10 +10,17 @@ import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    ModernBertDecoderConfig,
+    ModernBertDecoderForCausalLM,
+    PreTrainedTokenizerFast,
+)
 
 from fedsim import materials, registry
 from fedsim.clients.models.loading import load
+from fedsim.clients.models.tokenizers import word_tokenizer
 from fedsim.clients.models.transformers_model import TransformersModel
 from fedsim.config import ModelConfig
 from fedsim.data.config import DataConfig
@@ -187,11 +194,26 @@ def test_adapters_go_where_they_are_sent(llama: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "target", ["c_attn", "input_layernorm"], ids=["absent", "no weight matrix"]
+    "targets",
+    [("c_attn",), ("input_layernorm",), ("o_proj", "up_prj")],
+    ids=["absent", "no weight matrix", "one of two absent"],
 )
-def test_adapters_without_a_place_are_refused(llama: Path, target: str) -> None:
+def test_adapters_without_a_place_are_refused(llama: Path, targets: tuple[str, ...]) -> None:
     with pytest.raises(ConfigError, match=r"model\.lora_target_modules = .*Known: .*o_proj"):
-        load_folder(llama, lora_rank=2, lora_target_modules=(target,))
+        load_folder(llama, lora_rank=2, lora_target_modules=targets)
+
+
+def test_a_network_whose_settings_take_no_absent_padding_id_opens() -> None:
+    """ModernBERT's decoder: its settings are checked as they are set."""
+    config = ModernBertDecoderConfig(
+        vocab_size=60, hidden_size=16, intermediate_size=24, num_hidden_layers=1,
+        num_attention_heads=2, pad_token_id=3, bos_token_id=1, eos_token_id=2, cls_token_id=1,
+        sep_token_id=2,
+    )  # fmt: skip
+    network = ModernBertDecoderForCausalLM(config)
+    model = TransformersModel(network, word_tokenizer(60), ModelConfig(), origin="")
+    check_causal(model, "model", 16)
+    assert network.config.pad_token_id is None
 
 
 def test_targets_without_adapters_are_refused() -> None:

@@ -7,7 +7,6 @@ from dataclasses import asdict
 from typing import Any
 
 from fedsim.accounting.events import RoundCost
-from fedsim.accounting.planning import signal_to_noise
 from fedsim.accounting.statement import PrivacyTerms, finite_or_none
 from fedsim.planner.candidates import Candidate
 from fedsim.planner.compare_strategies import StrategyComparison
@@ -123,6 +122,7 @@ def statement(one: Candidate) -> str:
 
 def _strategy(comparison: StrategyComparison, one: Candidate) -> dict[str, Any]:
     noise, d = one.noise, comparison.norms.gradients.num_parameters
+    noise_norm = noise.stddev * d**0.5
     signal = comparison.signals[noise.strategy]
     return (
         _noise(noise)
@@ -130,13 +130,9 @@ def _strategy(comparison: StrategyComparison, one: Candidate) -> dict[str, Any]:
         | {
             "epsilon": one.config.privacy.epsilon,
             "statement": statement(one),
-            "noise_norm": noise.stddev * d**0.5,
+            "noise_norm": noise_norm,
             "signal": signal,
-            "signal_to_noise": None
-            if signal is None
-            else signal_to_noise(
-                mean_gradient_norm=signal, noise_stddev=noise.stddev, num_parameters=d
-            ),
+            "signal_to_noise": None if signal is None else signal / noise_norm,
             "cost": asdict(cost(comparison, one)),
         }
     )

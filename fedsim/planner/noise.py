@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedsim.accounting.planning import els_adds_no_more_noise, variance_ratio
-
 
 @dataclass(frozen=True)
 class Noise:
@@ -52,21 +50,19 @@ class Recommendation:
     variance_ratio: float
 
 
-def recommend(els: Noise, uls: Noise) -> Recommendation:
-    """Return the strategy with the smaller noise at equal compute.
-
-    Raises:
-        ConfigError: a number that is not positive and finite.
-    """
-    ratio = variance_ratio(els_stddev=els.stddev, uls_stddev=uls.stddev)
-    per_user = els.size / uls.size
-    holds = els_adds_no_more_noise(
-        els_noise_multiplier=els.noise_multiplier,
-        els_l2_clip_norm=els.l2_clip_norm,
-        uls_noise_multiplier=uls.noise_multiplier,
-        uls_l2_clip_norm=uls.l2_clip_norm,
-        uls_group_size=per_user,
+def condition_7(els: Noise, uls: Noise) -> bool:
+    """Return whether L_ELS σ_ELS / (L_ULS σ_ULS) <= B/M: then ELS adds no more noise than ULS."""
+    each = els.size / uls.size
+    return els.l2_clip_norm * els.noise_multiplier <= (
+        each * uls.l2_clip_norm * uls.noise_multiplier
     )
+
+
+def recommend(els: Noise, uls: Noise) -> Recommendation:
+    """Return the strategy with the smaller noise at equal compute."""
+    ratio = (els.stddev / uls.stddev) ** 2
+    per_user = els.size / uls.size
+    holds = condition_7(els, uls)
     left = els.l2_clip_norm * els.noise_multiplier / (uls.l2_clip_norm * uls.noise_multiplier)
     less, more = (els, uls) if ratio <= 1.0 else (uls, els)
     reason = (

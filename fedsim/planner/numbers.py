@@ -12,11 +12,6 @@ import math
 from dataclasses import dataclass
 
 from fedsim.accounting.calibration import calibrate_noise_multiplier
-from fedsim.accounting.planning import (
-    els_noise_stddev,
-    equal_compute_probability,
-    uls_noise_stddev,
-)
 from fedsim.errors import ConfigError
 from fedsim.planner.compare_strategies import START_COHORT
 from fedsim.planner.doubling import Doubling, Point, estimate_and_double
@@ -116,23 +111,16 @@ def scenario(numbers: Numbers, gradient_diversity: float) -> Scenario:
         size=size,
         noise_multiplier=uls_sigma,
         l2_clip_norm=uls_norm,
-        stddev=uls_noise_stddev(
-            noise_multiplier=uls_sigma, l2_clip_norm=uls_norm, cohort_size=size
-        ),
+        stddev=uls_sigma * uls_norm / size,
     )
     els = _els(numbers)
     return Scenario(gradient_diversity, els, uls, doublings, recommend(els, uls))
 
 
 def _els(numbers: Numbers) -> Noise:
-    probability = equal_compute_probability(
-        gradients_per_round=numbers.budget,
-        group_size=numbers.median_size,
-        num_users=numbers.users,
-    )
-    sigma = _noise_multiplier(numbers, probability, numbers.median_size)
-    stddev = els_noise_stddev(noise_multiplier=sigma, l2_clip_norm=1.0, batch_size=numbers.budget)
-    return Noise("els", numbers.median_size, numbers.budget, sigma, 1.0, stddev)
+    budget, each = numbers.budget, numbers.median_size
+    sigma = _noise_multiplier(numbers, budget / (each * numbers.users), each)
+    return Noise("els", each, budget, sigma, 1.0, sigma / budget)
 
 
 def _noise_multiplier(numbers: Numbers, probability: float, units_per_user: int) -> float:

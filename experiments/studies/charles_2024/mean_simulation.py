@@ -11,7 +11,6 @@ import numpy.typing as npt
 import torch
 
 from fedsim.accounting.calibration import calibrate_noise_multiplier
-from fedsim.accounting.planning import equal_compute_probability
 from fedsim.clipping import FlatClip, NormalisedClip
 from fedsim.estimators import FixedDenominator
 from fedsim.noise.gaussian import release_
@@ -215,16 +214,8 @@ class Sampler:
         return self.group_size if self.level == "example" else 1
 
     def sampling(self, budget: int, num_users: int) -> PoissonSampling:
-        """Return the sampling by which a round takes `budget` gradients in expectation.
-
-        Raises:
-            ConfigError: the population cannot make so many.
-        """
-        return PoissonSampling(
-            equal_compute_probability(
-                gradients_per_round=budget, group_size=self.group_size, num_users=num_users
-            )
-        )
+        """Return the sampling by which a round takes `budget` gradients in expectation."""
+        return PoissonSampling(budget / (self.group_size * num_users))
 
 
 @dataclass(frozen=True)

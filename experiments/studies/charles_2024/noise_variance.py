@@ -18,13 +18,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fedsim.accounting.calibration import calibrate_noise_multiplier
-from fedsim.accounting.planning import (
-    els_adds_no_more_noise,
-    els_noise_stddev,
-    equal_compute_probability,
-    uls_noise_stddev,
-    variance_ratio,
-)
 from fedsim.experiments.studies.common.output import (
     Result,
     Table,
@@ -34,6 +27,7 @@ from fedsim.experiments.studies.common.output import (
     steps,
     study,
 )
+from fedsim.planner.noise import Noise, condition_7
 from fedsim.report.style import colour
 from fedsim.sampling import PoissonSampling
 
@@ -124,32 +118,16 @@ def run(quick: bool) -> Result:
 def compute(epsilon: float, cohort_size: int, uls_group_size: int) -> Point:
     """Return the noise of both samplers at one ε and one compute budget."""
     budget = cohort_size * uls_group_size
-    p = equal_compute_probability(
-        gradients_per_round=budget, group_size=ELS_GROUP_SIZE, num_users=NUM_USERS
-    )
-    q = equal_compute_probability(
-        gradients_per_round=budget, group_size=uls_group_size, num_users=NUM_USERS
-    )
+    p, q = budget / (ELS_GROUP_SIZE * NUM_USERS), cohort_size / NUM_USERS
     els_sigma = _noise_multiplier(p, ELS_GROUP_SIZE, epsilon)
     uls_sigma = _noise_multiplier(q, 1, epsilon)
-    els = els_noise_stddev(
-        noise_multiplier=els_sigma, l2_clip_norm=ELS_CLIP_NORM, batch_size=budget
+    els = Noise(
+        "els", ELS_GROUP_SIZE, budget, els_sigma, ELS_CLIP_NORM, els_sigma * ELS_CLIP_NORM / budget
     )
-    norms = (ELS_CLIP_NORM, ELS_CLIP_NORM / math.sqrt(uls_group_size))
     alike, diverse = (
-        uls_noise_stddev(noise_multiplier=uls_sigma, l2_clip_norm=norm, cohort_size=cohort_size)
-        for norm in norms
+        Noise("uls", uls_group_size, cohort_size, uls_sigma, norm, uls_sigma * norm / cohort_size)
+        for norm in (ELS_CLIP_NORM, ELS_CLIP_NORM / math.sqrt(uls_group_size))
     )
-    no_more = [
-        els_adds_no_more_noise(
-            els_noise_multiplier=els_sigma,
-            els_l2_clip_norm=ELS_CLIP_NORM,
-            uls_noise_multiplier=uls_sigma,
-            uls_l2_clip_norm=norm,
-            uls_group_size=uls_group_size,
-        )
-        for norm in norms
-    ]
     return Point(
         epsilon=epsilon,
         cohort_size=cohort_size,
@@ -159,13 +137,13 @@ def compute(epsilon: float, cohort_size: int, uls_group_size: int) -> Point:
         uls_probability=q,
         els_noise_multiplier=els_sigma,
         uls_noise_multiplier=uls_sigma,
-        els_variance=els**2,
-        uls_variance_alike=alike**2,
-        uls_variance_diverse=diverse**2,
-        ratio_alike=variance_ratio(els_stddev=els, uls_stddev=alike),
-        ratio_diverse=variance_ratio(els_stddev=els, uls_stddev=diverse),
-        els_no_more_alike=no_more[0],
-        els_no_more_diverse=no_more[1],
+        els_variance=els.variance,
+        uls_variance_alike=alike.variance,
+        uls_variance_diverse=diverse.variance,
+        ratio_alike=els.variance / alike.variance,
+        ratio_diverse=els.variance / diverse.variance,
+        els_no_more_alike=condition_7(els, alike),
+        els_no_more_diverse=condition_7(els, diverse),
     )
 
 

@@ -14,7 +14,7 @@ from fedsim.materials import Materials
 from fedsim.noise.rounding import rounding_share
 from fedsim.planner.candidates import as_els, as_uls, candidate, enough, median_user_size
 from fedsim.planner.compare_strategies import StrategyComparison, compare_strategies
-from fedsim.planner.noise import Noise, recommend
+from fedsim.planner.noise import Noise, condition_7, recommend
 from fedsim.planner.numbers import Numbers, scenario
 from fedsim.strategy import build_plan
 from tests.conftest import small_config
@@ -125,6 +125,16 @@ def test_the_quieter_one_is_recommended(els_norm: float, chosen: str) -> None:
     assert found.gradients_per_user == 4.0
     assert found.norm_ratio == pytest.approx(2 * els_norm)
     assert ("≤ 4 gradients" in found.reason) == (chosen == "els")
+
+
+@pytest.mark.parametrize("sigma", [0.7, 3.0, 7.9, 8.1, 40.0])
+@pytest.mark.parametrize("group_size", [1, 8, 32])
+@pytest.mark.parametrize("norm", [10.0, 2.5])
+def test_condition_7_is_the_comparison_of_variances(
+    sigma: float, group_size: int, norm: float
+) -> None:
+    els, uls = noise("els", 16.0 * group_size, sigma, 10.0), noise("uls", 16.0, 1.0, norm)
+    assert condition_7(els, uls) == (els.variance / uls.variance <= 1.0)
 
 
 def test_a_denominator_that_condition_7_does_not_know_is_not_argued_with_it() -> None:

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from fedsim.accounting.planning import els_adds_no_more_noise
 from fedsim.execution import Task, Unit, Update
 from fedsim.experiments.studies.charles_2024 import gradient_diversity
 from fedsim.experiments.studies.charles_2024.gradient_diversity import (
@@ -19,6 +18,7 @@ from fedsim.experiments.studies.charles_2024.gradient_diversity import (
     user_norms,
 )
 from fedsim.materials import Materials
+from fedsim.planner.noise import Noise, condition_7
 from fedsim.registry import resolve
 from fedsim.tensors import Tensors, l2_norm
 
@@ -87,14 +87,10 @@ def test_the_needed_ratio_is_condition_7(
     )
     monkeypatch.setattr(gradient_diversity, "COHORT", 5)
     ratio = needed_ratio(materials, 4)
+    each = float(materials.split.user_sizes.clip(max=4).mean())
+    uls = Noise("uls", 4, 5.0, sigmas[1], 1.0, sigmas[1] / 5.0)
     answers = [
-        els_adds_no_more_noise(
-            els_noise_multiplier=sigmas[4],
-            els_l2_clip_norm=near * ratio,
-            uls_noise_multiplier=sigmas[1],
-            uls_l2_clip_norm=1.0,
-            uls_group_size=float(materials.split.user_sizes.clip(max=4).mean()),
-        )
+        condition_7(Noise("els", 4, 5.0 * each, sigmas[4], near * ratio, 1.0), uls)
         for near in (0.999, 1.001)
     ]
     assert answers == [True, False]

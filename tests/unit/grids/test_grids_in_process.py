@@ -41,16 +41,6 @@ def test_it_is_a_flower_grid(echo: ClientApp) -> None:
     assert torch.equal(from_record(reply.content.array_records["a"])["x"], torch.ones(3))
 
 
-def test_push_then_pull_hands_each_reply_out_once(echo: ClientApp) -> None:
-    grid = InProcessGrid(echo)
-    (node,) = grid.get_node_ids()
-    keys = list(grid.push_messages([hello(node), hello(node)]))
-    assert len(set(keys)) == 2
-    replies = list(grid.pull_messages([*keys, *keys, "of nobody"]))
-    assert [reply.metadata.reply_to_message_id for reply in replies] == keys
-    assert list(grid.pull_messages(keys)) == []
-
-
 def test_an_error_in_the_client_app_is_raised() -> None:
     app = ClientApp()
 
@@ -60,7 +50,7 @@ def test_an_error_in_the_client_app_is_raised() -> None:
 
     grid = InProcessGrid(app)
     with pytest.raises(RuntimeError, match="no such user"):
-        list(grid.pull_messages(grid.push_messages([hello(2)])))
+        list(grid.send_and_receive([hello(2)]))
 
 
 def test_a_live_array_shares_memory_and_is_read_only() -> None:

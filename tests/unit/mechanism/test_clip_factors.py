@@ -70,7 +70,8 @@ def test_scaled_and_evenly_by_hand() -> None:
     assert LAYERS.scaled(2.0) == PerLayerClip(l2_clip_norms={"x": 6.0, "y": 8.0})
     assert NormalisedClip(clip=FLAT).scaled(3.0) == NormalisedClip(clip=FlatClip(l2_clip_norm=6.0))
     assert NoClip().scaled(2.0) == NoClip()
-    assert PerLayerClip.evenly(4.0, "abcd").l2_clip_norms == dict.fromkeys("abcd", 2.0)
+    evenly = PerLayerClip.evenly(4.0, "abcd")
+    assert (evenly.l2_clip_norms, evenly.bound) == (dict.fromkeys("abcd", 2.0), 4.0)
 
 
 def test_no_clip_is_ones_and_infinity() -> None:

@@ -159,7 +159,8 @@ def test_a_population_that_is_not_the_accounted_one(
 
 @pytest.mark.parametrize("law", [TruncatedPoissonSampling, FixedSizeSampling, ShuffledSampling])
 def test_counts_are_integers_within_the_population(law: type) -> None:
-    rate = (0.5,) if law is TruncatedPoissonSampling else ()
+    name, *rate = ("max_units", 0.5) if law is TruncatedPoissonSampling else ("size",)
     for count, population in [(0, 5), (6, 5), (2.0, 5), (True, 5), (2, 5.0)]:
-        with pytest.raises(ValueError, match="population"):
+        named = rf"^{name} = {count} of a population of {population}: .*1 <= {name} <= population"
+        with pytest.raises(ValueError, match=named):
             law(*rate, count, population)

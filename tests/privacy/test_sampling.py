@@ -67,12 +67,6 @@ def test_probability_one_takes_everybody() -> None:
     assert len(PoissonSampling(1.0).draw(50, 0, seeded(0))) == 50
 
 
-@pytest.mark.parametrize("probability", [0.0, -0.1, 1.1, float("nan")])
-def test_a_probability_is_in_the_half_open_interval(probability: float) -> None:
-    with pytest.raises(ValueError, match="probability"):
-        PoissonSampling(probability)
-
-
 class Even:
     """Gives the uniforms (i + 1/2)/n: so many fall below a bound as there should."""
 

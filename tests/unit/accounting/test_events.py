@@ -143,6 +143,10 @@ def test_malformed_json_is_a_config_error(data: object) -> None:
     ("sampling", "message"),
     [
         ({"kind": "bernoulli", "probability": 0.5}, "fixed-size.*poisson.*shuffled"),
+        ({"kind": {}}, "expected a kind out of"),
+        ({"kind": []}, "expected a kind out of"),
+        ({"kind": None}, "expected a kind out of"),
+        ({"kind": 7}, "expected a kind out of"),
         ({"kind": "poisson"}, "sampling has keys"),
         ({**POISSON, "size": 5}, "sampling has keys"),
         ({"kind": "poisson", "probability": "0.5"}, "probability = '0.5': expected a number"),

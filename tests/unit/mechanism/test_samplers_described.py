@@ -57,15 +57,6 @@ def test_one_pass_and_passes_of_one_round_in_words() -> None:
     assert every == "balanced sampling of users once in each of 3 passes of 1 round"
 
 
-@pytest.mark.parametrize("law", [FixedSizeSampling, ShuffledSampling])
-@pytest.mark.parametrize("size", [0, 21])
-def test_a_size_out_of_range_is_named(law: type, size: int) -> None:
-    with pytest.raises(ValueError, match=rf"^size = {size} of a population of 20: .*1 <= size"):
-        law(size, 20)
-
-
-def test_a_cap_out_of_range_is_named() -> None:
-    with pytest.raises(ValueError, match=r"^max_units = 21 of a population of 20: "):
-        TruncatedPoissonSampling(0.25, 21, 20)
+def test_a_cap_of_the_population_cuts_nothing() -> None:
     assert TruncatedPoissonSampling(0.25, 20, 20).truncation_probability == 0.0
     assert TruncatedPoissonSampling(1.0, 1, 1).max_units == 1

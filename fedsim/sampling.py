@@ -222,6 +222,11 @@ class TruncatedPoissonSampling:
         """Return the sampling in words."""
         return f"Poisson sampling of {noun}, truncated at {self.max_units} a round"
 
+    def expected_units(self, num_units: int) -> float:
+        """Return how many of so many units take part in a round on average."""
+        below = np.arange(min(self.max_units, num_units))
+        return float(scipy.stats.binom.sf(below, num_units, self.probability).sum())
+
     @property
     def truncation_probability(self) -> float:
         """The probability that the cap cuts a cohort of the whole population."""

@@ -99,8 +99,8 @@ def calibrate_noise_multiplier(
                 )
             raise ConfigError(
                 f"epsilon = {epsilon}, delta = {delta}: accountant {chosen.name!r} cannot certify "
-                "this with any noise; give a larger delta (a PLD resolves about 1e-22 a round) "
-                "or a larger epsilon"
+                "this with any noise, on a grid that fits into memory; give a larger delta (a PLD "
+                "resolves about 1e-22 a round) or a larger epsilon"
             )
         return noise_multiplier
 

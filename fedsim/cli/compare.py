@@ -61,7 +61,7 @@ def compare_command(
     budget: Annotated[
         list[str] | None,
         typer.Option(
-            "--budget", metavar="B ...", help="Expected gradients a round, equal for all configs."
+            "--budget", metavar="B ...", help="Expected gradients a round, as equal as samplers allow."
         ),
     ] = None,
     tuned: Annotated[

@@ -55,7 +55,15 @@ def at_budget(config: Config, materials: Materials, budget: float) -> Config:
         return changed(config, strategy={**dict.fromkeys(_KEYS), **whole})
     if config.strategy.sampling.kind in ("fixed-size", "shuffled"):
         size = float(max(1, round(size)))
-    return _with_size(config, key, size)
+    planned = _with_size(config, key, size)
+    if config.strategy.sampling.kind == "truncated-poisson":
+        cut = tried(changed(planned, privacy=_GIVEN_NOISE), materials)
+        if (met := expected_gradients(planned, materials, cut)) < 0.99 * budget:
+            raise ConfigError(
+                f"--budget = {budget:g}: strategy.sampling.max_cohort_size keeps a round to "
+                f"{met:.4g} gradients on average; raise it, or give a smaller budget"
+            )
+    return planned
 
 
 def check_budget(budget: float) -> None:
@@ -71,14 +79,18 @@ def largest_budget(config: Config, materials: Materials, probe: RoundPlan | None
     return expected_gradients(config, materials, probe) / probe.sampling.probability
 
 
+_GIVEN_NOISE = {"epsilon": None, "noise_multiplier": 1.0}
+
+
 def _probe(config: Config, materials: Materials) -> tuple[str, RoundPlan]:
     """Return the key that the strategy takes, and its plan for one unit a round.
 
     The noise multiplier is given, so that no accountant is asked.
     """
     given = [key for key in _KEYS if getattr(config.strategy, key) is not None]
-    cheap = changed(config, privacy={"epsilon": None, "noise_multiplier": 1.0})
-    if config.strategy.sampling.kind in ("balanced", "cyclic"):  # of passes, or whole groups
+    cheap = changed(config, privacy=_GIVEN_NOISE)
+    # Of passes, or whole groups, or cut.
+    if config.strategy.sampling.kind in ("balanced", "cyclic", "truncated-poisson"):
         independent = {"mechanism": "independent", "bands": None, "buffers": None}
         poisson = {"sampling": {"kind": "poisson"}}
         cheap = changed(cheap, strategy=poisson, privacy=independent)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,19 +16,28 @@ from fedsim.report.schema import Record, load_metrics, load_report
 from fedsim.report.tables import Table
 from fedsim.utils.files import write_atomically
 
+log = logging.getLogger(__name__)
+
 
 def write_comparison(run_dirs: Sequence[Path], out: Path) -> Comparison:
     """Compare finished runs and write `comparison.{json,csv,md,png,html}` into `out`.
 
     Args:
-        run_dirs: run folders; each run is labelled by its title, numbered where titles repeat.
+        run_dirs: run folders; each run is labelled by its title. Where titles repeat, as those of
+            winners of searches do, the folder around its own is in front, or they are numbered.
         out: made if it is not there.
 
     Raises:
         ConfigError: no run folders, or one whose report or metrics are missing or malformed.
     """
     reports = [load_report(run_dir) for run_dir in run_dirs]
-    labels = unique_labels([report.title for report in reports])
+    titles = [report.title for report in reports]
+    around = [run_dir.resolve().parent.name for run_dir in run_dirs]
+    placed = [
+        f"{parent}/{title}" if titles.count(title) > 1 else title
+        for parent, title in zip(around, titles, strict=True)
+    ]
+    labels = placed if len(set(placed)) == len(placed) else unique_labels(titles)
     metrics = [load_metrics(run_dir) for run_dir in run_dirs]
     comparison = compare(list(zip(labels, reports, metrics, strict=True)))
     picture, page = draw(comparison_chart(comparison)), render_comparison(comparison)
@@ -50,5 +60,7 @@ def _write(out: Path, result: Record, table: Table, picture: bytes, page: str) -
         "png": picture,
         "html": page,
     }
+    if (out / "comparison.json").exists():
+        log.info("%s: written in the place of a former comparison", out)
     for suffix, content in contents.items():
         write_atomically(out / f"comparison.{suffix}", content)

@@ -44,7 +44,7 @@ from fedsim.report.schema import (
 )
 from fedsim.runner.queries import queries
 from fedsim.runner.training import NOT_PAID_FOR
-from fedsim.sampling import Relation
+from fedsim.sampling import Relation, TruncatedPoissonSampling
 from fedsim.state import ServerState
 from fedsim.utils.machine import peak_memory_bytes
 
@@ -276,8 +276,11 @@ def privacy_terms(config: Config, plan: RoundPlan, state: ServerState) -> Privac
 
 def expected_gradients(config: Config, materials: Materials, plan: RoundPlan) -> float:
     """Return the per-example gradients that a round takes on average over the coins."""
+    share = plan.sampling.probability
+    if isinstance(plan.sampling, TruncatedPoissonSampling) and len(plan.pool):
+        share = plan.sampling.expected_units(len(plan.pool)) / len(plan.pool)
     if plan.unit == "example":
-        return plan.sampling.probability * len(plan.pool)
+        return share * len(plan.pool)
     strategy = config.strategy
     sizes = materials.split.user_sizes.clip(max=strategy.group_size)
     if strategy.selection == "random-chunk":
@@ -285,7 +288,7 @@ def expected_gradients(config: Config, materials: Materials, plan: RoundPlan) ->
         sizes = -(-chunk_tokens(materials, strategy.group_size) // longest)
     local = config.strategy.local
     epochs = local.epochs if isinstance(local, FedAvg) else 1
-    return plan.sampling.probability * float(sizes.sum()) * epochs
+    return share * float(sizes.sum()) * epochs
 
 
 _OTHERS = (

@@ -85,7 +85,8 @@ def attempt(job: Job) -> Outcome:
 
 def one_after_another(jobs: Sequence[Job]) -> Outcomes:
     """Carry out the jobs in this process, in their order."""
-    for job in jobs:
+    for number, job in enumerate(jobs, start=1):
+        log.info("%s: begins (%d of %d)", job.name, number, len(jobs))
         yield attempt(job)
 
 

@@ -19,7 +19,7 @@ from fedsim.report.comparison import (
 from fedsim.report.grid_result import CellResult, GridResult, with_reports
 from fedsim.report.schema import RunReport, load_report
 from fedsim.report.wording import TOGETHER
-from fedsim.sweep.cells import Cell, Variation
+from fedsim.sweep.cells import Cell, Variation, parse_variation
 from fedsim.sweep.jobs import (
     Job,
     Outcome,
@@ -61,6 +61,7 @@ def with_budgets(cells: Sequence[Cell], budgets: Sequence[str]) -> list[Cell]:
         ConfigError: a budget that is no positive number, or that the data cannot give.
     """
     budgeted = []
+    parse_variation(f"budget={','.join(budgets)}", "--budget")  # no two are equal
     for cell in cells:
         materials = materials_of(cell.config, device="cpu")
         for text in budgets:
@@ -119,14 +120,14 @@ def measure(
         ),
         seeds=tuple(sorted({job.config.seed for job in jobs})),
         tuning=tuning,
-        notes=_notes(cells, jobs, outcomes),
+        notes=_notes(cells, jobs, outcomes, tuned=tuning is not None),
     )
 
 
 def _notes(
-    cells: Sequence[Cell], jobs: Sequence[Job], outcomes: Mapping[str, Outcome]
+    cells: Sequence[Cell], jobs: Sequence[Job], outcomes: Mapping[str, Outcome], *, tuned: bool
 ) -> tuple[str, ...]:
-    budgeted = any("budget" in dict(cell.settings) for cell in cells)
+    budgeted = any(set(_SET_BY_BUDGET) <= set(cell.keys) for cell in cells)
     secure = any(cell.config.privacy.noise == "secure" for cell in cells)
     ended = [job for job in jobs if outcomes[job.name].has_report]
     by_seed: dict[int, list[RunReport]] = {}
@@ -142,11 +143,30 @@ def _notes(
     ]
     return (
         *((SIZES,) if budgeted else ()),
-        *((TOGETHER,) if len(jobs) > 1 else ()),
+        *((TOGETHER,) if len(jobs) > 1 or tuned else ()),
         *said,
+        *(_missed(cells, ended) if budgeted else ()),
         *((f"The runs {DIFFERENT_TEXT}.",) if apart and not secure else ()),
         *((OWN_TEXT,) if secure and len(cells) > 1 else ()),
     )
+
+
+def _missed(cells: Sequence[Cell], ended: Sequence[Job]) -> list[str]:
+    """Return a sentence for each line whose sampler could not meet its budget within 1 %."""
+    found = []
+    for cell in cells:
+        asked = float(dict(cell.settings)["budget"])
+        first = next((job for job in ended if job.name.startswith(f"{cell.name},seed=")), None)
+        cost = None if first is None else load_report(first.out).cost
+        if cost is None or cost.expected_gradients is None or not cost.rounds:
+            continue
+        met = cost.expected_gradients / cost.rounds
+        if abs(met - asked) > 0.01 * asked:
+            found.append(
+                f"{cell.name}: {met:,.4g} gradients a round and not {asked:g}: its sampler takes "
+                "whole units, passes or groups. Compare it with lines of as many."
+            )
+    return found
 
 
 def _check(cells: Sequence[Cell], keys: Sequence[Variation], seeds: int) -> None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fedsim.accounting.accountants import epsilon_of_composition
+from fedsim.accounting.accountants import choose, epsilon_of_composition
 from fedsim.accounting.events import Composition
 from fedsim.accounting.ledger import Ledger
 from fedsim.accounting.rounding import text_up
@@ -97,7 +97,9 @@ class Search:
 
     def _spent(self, costs: Composition) -> float:
         delta = self.cells[0].config.privacy.delta or 0.0
-        return epsilon_of_composition(costs, delta, self.plan.accountant, self.plan.relation)
+        plan = self.plan  # one trial by the accountant of the search, which may be another's
+        chosen = choose([plan.cost], plan.accountant, plan.relation)[0]
+        return epsilon_of_composition(costs, delta, chosen.name, plan.relation)
 
     def sentence(self, *, drawn: bool = False) -> str:
         """Say what the search costs, and what each trial is trained with because of it."""

@@ -13,9 +13,11 @@ from itertools import product
 
 import numpy as np
 
+from fedsim.config import with_settings
 from fedsim.experiments.studies.common.series import draw
-from fedsim.experiments.studies.common.trained import Trained, base, cell
+from fedsim.experiments.studies.common.trained import QUICK_START, Trained, base, cell
 from fedsim.materials import load_materials
+from fedsim.registry import names
 from fedsim.sweep.cells import Cell, parse_variation
 
 EPSILONS, BUDGETS, GROUP_SIZES = (1.0, 8.0), (32, 128), (1, 3, 9, 27, 81)
@@ -45,6 +47,8 @@ def grid(quick: bool) -> list[Cell]:
 def median_size() -> float:
     """Return the median number of training examples of a user."""
     config = base("strategy.batch_size=1")
+    if config.model.name_or_path in names("models"):  # its tokenizer is what is needed here
+        config = with_settings(config, [QUICK_START])
     split = load_materials(config.seed, config.data, config.model, "cpu").split
     return float(np.median(split.user_sizes))
 

@@ -142,8 +142,12 @@ class Study:
 
     def write(self, result: Result, out: Path, *, quick: bool) -> None:
         """Write the files into `out`, replacing a former run's, and print the table."""
+        # An ε stands with what it must be said with, where the columns do not say it.
+        said = next((said for said in result.settings if "unit: user" in said), None)
+        terms = {} if said is None else {"terms": said}
         for name, records in {**result.more, "table.csv": result.records}.items():
-            write_atomically(out / name, to_csv(records))
+            bare = [{**record, **({} if "relation" in record else terms)} for record in records]
+            write_atomically(out / name, to_csv(bare))
         write_atomically(out / "table.md", self.page(result, quick=quick))
         stream = io.BytesIO()
         result.figure.savefig(stream, format="png", dpi=DPI)

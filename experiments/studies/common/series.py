@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fedsim.experiments.studies.common.output import clean, legend, new_figure
-from fedsim.report.grid_result import CellResult, GridResult
+from fedsim.report.grid_result import CellResult, GridResult, interval_note
 from fedsim.report.style import MUTED, colour
 
 
@@ -102,7 +102,8 @@ def _row(
 
 def _note(measurement: GridResult) -> str:
     terms = [line.terms for line in measurement.lines if line.epsilon is not None]
-    return "; or ".join(dict.fromkeys(terms or ["No guarantee"])) + ". Bars: 95 % over seeds."
+    named = "; or ".join(dict.fromkeys(terms or ["No guarantee"]))
+    return f"{named}. {interval_note(measurement.lines)} ✕: a seed diverged, failed or ended early."
 
 
 def _positions(axes: Axes, values: Sequence[str]) -> dict[str, float]:
@@ -137,6 +138,6 @@ def _series(axes: Axes, lines: Mapping[float, CellResult], label: str, index: in
         label=label,
     )
     for at, line in lines.items():
-        if line.loss is None:
+        if line.loss is None or line.num_diverged or line.failures or line.stopped:
             upper = axes.get_xaxis_transform()
             axes.plot(at, 0.97, "x", color=colour(index), transform=upper)

@@ -18,6 +18,7 @@ from fedsim.planner.variants import changed
 from fedsim.registry import names
 from fedsim.report.grid_result import HEADS, GridResult, captions, cells, records
 from fedsim.sweep.cells import Cell, Variation
+from fedsim.sweep.compare import RunsFailedError
 from fedsim.sweep.jobs import Runner, one_after_another
 from fedsim.sweep.measure import measure
 from fedsim.sweep.ray import OnRay
@@ -25,7 +26,7 @@ from fedsim.utils.files import write_atomically
 
 CONFIG = files("fedsim.experiments") / "configs" / "study.toml"
 PRETRAINED = files("fedsim.experiments") / "configs" / "study-pretrained.toml"
-RUNS = "runs"
+RUNS, MEASUREMENT = "runs", "measurement.json"
 QUICK = ("strategy.rounds=2", "data.held_out_limit=1", "training.evaluate_every=2")
 QUICK_START = "model.pretraining_steps=10"  # of a built-in model; others come as they are
 
@@ -65,9 +66,13 @@ class Trained:
 
         Raises:
             ConfigError: `out` is not a folder for a study.
+            RunsFailedError: a run failed; what the others gave is written.
         """
         work = partial(self.compute, out)
         Study(self.name, self.title, self.explanation, work, self.options)(out, quick=quick)
+        done = GridResult.model_validate_json((out / MEASUREMENT).read_text(encoding="utf-8"))
+        if failures := [reason for line in done.lines for reason in line.failures]:
+            raise RunsFailedError("\n".join(failures))
 
     def compute(self, out: Path, quick: bool) -> Result:
         """Run the cells that are not finished in `out/runs`, and write `out/measurement.json`."""
@@ -79,7 +84,7 @@ class Trained:
             seeds=1 if quick else self.seeds,
             runner=one_after_another if quick else _side_by_side(),
         )
-        write_atomically(out / "measurement.json", f"{measurement.model_dump_json(indent=2)}\n")
+        write_atomically(out / MEASUREMENT, f"{measurement.model_dump_json(indent=2)}\n")
         tuning = measurement.tuning
         settings = [
             *captions(measurement),

@@ -49,8 +49,14 @@ def study(*arguments: str | Path) -> Done:
 
 
 def read(path: Path) -> list[dict[str, str]]:
+    """The rows, each of which says what its ε must be said with."""
     with path.open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
+        rows = list(csv.DictReader(file))
+    for row in rows:
+        terms = row.pop("terms")
+        assert "unit: user" in terms
+        assert "add-or-remove-one user" in terms
+    return rows
 
 
 @pytest.fixture(scope="module")

@@ -33,7 +33,7 @@ def gradients(config: Config, materials: Materials) -> float:
         {"group_size": 100},
         {"group_size": 2, "local": {"task": "fedavg", "epochs": 2}},
         {"selection": "random-chunk"},
-        {"sampling": {"kind": "truncated-poisson", "max_cohort_size": 12}},
+        {"sampling": {"kind": "truncated-poisson", "max_cohort_size": 24}},
         ELS,
         {**ELS, "group_size": 1},
         {"name": "non-private"},
@@ -48,14 +48,25 @@ def test_the_expected_gradients_are_the_budget(
     assert gradients(config, materials) == pytest.approx(BUDGET, rel=1e-12)
 
 
-def test_the_coins_bring_the_budget(speeches: Path, materials: Materials) -> None:
+@pytest.mark.parametrize("cap", [None, 6])
+def test_the_coins_bring_what_is_expected(
+    speeches: Path, materials: Materials, cap: int | None
+) -> None:
     """By drawing cohorts, not by the formula that made the config: within five standard errors."""
     config = at_budget(small_config(speeches), materials, BUDGET)
+    if cap is not None:  # less than the budget
+        truncated = {"sampling": {"kind": "truncated-poisson", "max_cohort_size": cap}}
+        with pytest.raises(ConfigError, match=r"max_cohort_size keeps a round to 1\d\.\d+ grad"):
+            at_budget(small_config(speeches, strategy=truncated), materials, BUDGET)
+        raw = config.strategy.model_dump(exclude_none=True) | truncated
+        config = small_config(speeches, strategy=raw)
     plan = build_plan(config, materials)
+    expected = gradients(config, materials)
+    assert (expected < 0.95 * BUDGET) is (cap is not None)
     sizes = materials.split.user_sizes.clip(max=config.strategy.group_size)
     drawn = np.array([sizes[plan.cohort(round)].sum() for round in range(2_000)])
     assert drawn.std() > 0
-    assert abs(drawn.mean() - BUDGET) < 5 * drawn.std() / np.sqrt(len(drawn))
+    assert abs(drawn.mean() - expected) < 5 * drawn.std() / np.sqrt(len(drawn))
     naive = config.strategy.group_size * len(plan.pool) * plan.sampling.probability
     assert naive > BUDGET + 1  # users with fewer examples do bring fewer here
 

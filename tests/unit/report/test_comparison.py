@@ -276,6 +276,20 @@ def test_the_folder_holds_five_forms_and_equal_titles_are_numbered(tmp_path: Pat
     assert Image.open(io.BytesIO((out / "comparison.png").read_bytes())).size == (1600, 700)
 
 
+def test_winners_of_searches_are_called_after_them(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    runs = [
+        write_run(tmp_path / name / "winner", report("winner"), metrics()) for name in ("a", "b")
+    ]
+    with caplog.at_level("INFO"):
+        comparison = write_comparison(runs, tmp_path / "out")
+        assert [run.label for run in comparison.runs] == ["a/winner", "b/winner"]
+        assert "former" not in caplog.text
+        write_comparison(runs, tmp_path / "out")
+    assert "in the place of a former comparison" in caplog.text
+
+
 def test_a_broken_run_leaves_no_folder(tmp_path: Path) -> None:
     good = write_run(tmp_path / "good", report(), metrics())
     with pytest.raises(ConfigError, match="no such folder"):

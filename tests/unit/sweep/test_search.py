@@ -176,6 +176,12 @@ def test_a_dry_run_says_what_it_would_cost(speeches: Path, tmp_path: Path) -> No
     done = fedsim("tune", config, "--vary", RATES, "--dry-run", "--json", "--out", tmp_path / "x")
     found = json.loads(done.stdout)
     assert found["epsilon_of_a_trial_by_itself"] < found["epsilon"] <= 8.0
+    options = ("--vary", RATES, "--stopping", "poisson", "--dry-run", "--json")
+    left_out, named = (
+        json.loads(fedsim("tune", config, *options, *more).stdout)
+        for more in ((), ("--set", "privacy.accountant=rdp"))
+    )
+    assert left_out == named  # what a trial by itself would cost is under the same terms
     assert "3 candidates" in found["statement"]
     assert not (tmp_path / "x").exists()
 

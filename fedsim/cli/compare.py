@@ -61,7 +61,7 @@ def compare_command(
     budget: Annotated[
         list[str] | None,
         typer.Option(
-            "--budget", metavar="B ...", help="Expected gradients a round, as equal as samplers allow."
+            "--budget", metavar="B ...", help="Expected gradients a round, as samplers allow."
         ),
     ] = None,
     tuned: Annotated[

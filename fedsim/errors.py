@@ -26,6 +26,10 @@ class SavedModelError(RuntimeError):
     """What was saved cannot be opened, or is not what was trained: exit status 1."""
 
 
+class RunsFailedError(RuntimeError):
+    """Some runs of several failed, a line each; the others are done and written: exit status 1."""
+
+
 class DivergedError(RuntimeError):
     """Parameters or the held-out loss are not finite any more: exit status 1.
 

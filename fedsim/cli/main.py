@@ -42,6 +42,7 @@ from fedsim.errors import (
     ConfigError,
     DivergedError,
     HaltedError,
+    RunsFailedError,
     SavedModelError,
 )
 from fedsim.utils.files import disk_message
@@ -53,7 +54,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     suggest_commands=False,  # click suggests already
 )
-HALTED, DIVERGED, NOT_SAVED, DISK, WRONG_INPUT, BUDGET_SPENT, INTERRUPTED = 1, 1, 1, 1, 2, 3, 130
+HALTED, DIVERGED, FAILED, DISK, WRONG_INPUT, BUDGET_SPENT, INTERRUPTED = 1, 1, 1, 1, 2, 3, 130
 
 
 def _show_version(asked: bool) -> None:
@@ -169,9 +170,9 @@ def main() -> None:
     except DivergedError as error:
         typer.echo(f"Diverged: {error}", err=True)
         status = DIVERGED
-    except SavedModelError as error:
+    except (SavedModelError, RunsFailedError) as error:
         typer.echo(f"Error: {error}", err=True)
-        status = NOT_SAVED
+        status = FAILED
     except Exception as error:
         if (message := disk_message(error)) is None:
             raise

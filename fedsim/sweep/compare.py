@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedsim.errors import ConfigError
+from fedsim.errors import ConfigError, RunsFailedError
 from fedsim.report.comparison import Comparison
 from fedsim.report.folder import write_comparison
 from fedsim.sweep.cells import expand, parse_variation
@@ -21,10 +21,6 @@ from fedsim.sweep.jobs import (
     one_after_another,
 )
 from fedsim.utils.locks import sole_writer
-
-
-class RunsFailedError(RuntimeError):
-    """Some runs of a comparison failed; the others are done and compared."""
 
 
 @dataclass(frozen=True)

@@ -146,8 +146,8 @@ class Study:
         said = next((said for said in result.settings if "unit: user" in said), None)
         terms = {} if said is None else {"terms": said}
         for name, records in {**result.more, "table.csv": result.records}.items():
-            bare = [{**record, **({} if "relation" in record else terms)} for record in records]
-            write_atomically(out / name, to_csv(bare))
+            own = any({"relation", "terms"} & record.keys() for record in records)
+            write_atomically(out / name, to_csv([r if own else {**r, **terms} for r in records]))
         write_atomically(out / "table.md", self.page(result, quick=quick))
         stream = io.BytesIO()
         result.figure.savefig(stream, format="png", dpi=DPI)

@@ -13,12 +13,12 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from fedsim.config import Config, load_config, with_settings
+from fedsim.errors import RunsFailedError
 from fedsim.experiments.studies.common.output import Records, Result, Study, Table
 from fedsim.planner.variants import changed
 from fedsim.registry import names
 from fedsim.report.grid_result import HEADS, GridResult, captions, cells, records
 from fedsim.sweep.cells import Cell, Variation
-from fedsim.sweep.compare import RunsFailedError
 from fedsim.sweep.jobs import Runner, one_after_another
 from fedsim.sweep.measure import measure
 from fedsim.sweep.ray import OnRay

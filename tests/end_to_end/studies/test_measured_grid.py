@@ -68,6 +68,21 @@ def test_budgets_are_equal_in_expectation(measured: Path) -> None:
         assert report.cost.expected_gradients / 2 == pytest.approx(asked, rel=1e-6)
 
 
+def test_lines_that_miss_their_budget_are_named(
+    configs: Path, speeches: Path, tmp_path: Path
+) -> None:
+    """Balanced sampling takes whole passes: of two rounds everybody is in one, or in both."""
+    sampling = {"kind": "balanced", "participations": 1}
+    strategy = {"rounds": 2, "cohort_size": None, "sampling": sampling}
+    balanced = write_config(tmp_path / "balanced.toml", speeches, strategy=strategy)
+    budget = ("--budget", "12", "--out", tmp_path / "both")
+    fedsim_ok("compare", configs / "uls.toml", balanced, *budget)
+    (missed,) = (note for note in read(tmp_path / "both").notes if "not 12" in note)
+    assert missed.startswith("balanced,budget=12: ")
+    again = fedsim("compare", balanced, "--budget", "12", "12.0", "--out", tmp_path / "again")
+    assert "the same value twice" in again.complaint
+
+
 def test_the_cost_of_tuning_is_stated(measured: Path) -> None:
     tuning = read(measured).tuning
     assert tuning is not None

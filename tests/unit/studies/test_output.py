@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,23 @@ def test_labels_are_at_the_edge_and_a_note_keeps_its_letters(note: str, shown: s
     assert [pane.get_title(loc="left") for pane in axes] == ["a", "b", "c", "d"]
     assert [pane.get_xlabel() for pane in axes] == ["", "", "G", "G"]
     assert [pane.get_ylabel() for pane in axes] == ["loss", "", "loss", ""]
+
+
+@pytest.mark.parametrize("own", [{}, {"terms": "of its row"}, {"relation": "add-or-remove-one"}])
+def test_records_carry_the_terms_of_an_epsilon_once(own: dict[str, str], tmp_path: Path) -> None:
+    terms = "δ = 0.1; unit: user; neighbouring relation: add-or-remove-one user."
+    records = [{**RECORDS[0], **own}]
+
+    @study("small", "A small study", None)
+    def run(quick: bool) -> Result:
+        figure, _ = panels((2.0, 2.0), "t", "δ", [[""]], x="", y="")
+        return Result(["d = 3.", terms], Table(["ε"], [["1"]]), records, figure)
+
+    run(tmp_path, quick=True)
+    with (tmp_path / "table.csv").open(encoding="utf-8", newline="") as file:
+        (row,) = csv.DictReader(file)
+    expected = own or {"terms": terms}
+    assert row == {"epsilon": "0.5", "users": "1234", **expected}
 
 
 @pytest.mark.parametrize("notes", [(), ("2 of 3 rows.",)])

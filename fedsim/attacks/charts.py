@@ -79,7 +79,7 @@ def _roc(report: AttackReport, key: str, title: str, caption: str, *, log: bool)
     bound = report.privacy.trade_off
     if report.bound.auroc is not None and bound is not None:
         rates = zip(bound.false_positive_rates, bound.true_positive_rates, strict=True)
-        series.append(curve("the guarantee's bound for users", rates, dash="dash"))
+        series.append(curve("the guarantee's bound", rates, dash="dash"))
     return Panel(
         key,
         title,

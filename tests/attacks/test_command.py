@@ -165,7 +165,7 @@ def test_a_page_with_a_guarantee_has_its_terms_and_its_bound(found: dict[str, An
     for words in (f"{report.bound.auroc:.3f}", privacy.relation, "δ = ", "the guarantee's bound"):
         assert words in page.replace("&#39;", "'").replace("\\u0027", "'")
     ((linear, log),) = attack_chart(report).rows
-    names = ["mean of users", "mean of canaries", "guessing", "the guarantee's bound for users"]
+    names = ["mean of users", "mean of canaries", "guessing", "the guarantee's bound"]
     for panel in (linear, log):
         assert [series.name for series in panel.series] == names
         curve = report.groups[0].curves[0]

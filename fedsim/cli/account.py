@@ -176,7 +176,7 @@ def _answer(
     from fedsim.cli.answers import answer, curve_json, curve_table
 
     targets: list[float | None] = list(epsilons) if epsilons else [None]
-    numbers = [_delta(text, users) for text in deltas]
+    numbers = [delta_of(text, users) for text in deltas]
     question.check(targets)
     if tradeoff and len(targets) * len(numbers) > 1:
         raise ConfigError(
@@ -291,7 +291,7 @@ def _probability(probability: float) -> float:
     return probability
 
 
-def _delta(text: str, users: int | None) -> float:
+def delta_of(text: str, users: int | None) -> float:
     """Return δ from a number, or from n^-x, which is a power of the declared number of users."""
     base, power, exponent = text.partition("^-")
     try:

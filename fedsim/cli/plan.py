@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedsim.cli.account import warn_of_delta
+from fedsim.cli.account import delta_of, warn_of_delta
 from fedsim.cli.output import Json, Overrides
 from fedsim.errors import ConfigError
 from fedsim.utils.terminal import status_when_slow
@@ -50,7 +50,9 @@ def plan_command(
         typer.Option(help="Numbers only: examples of the largest user; the median by default."),
     ] = None,
     epsilon: Annotated[float | None, typer.Option(help="Numbers only: ε of the promise.")] = None,
-    delta: Annotated[float | None, typer.Option(help="Numbers only: δ of the promise.")] = None,
+    delta: Annotated[
+        str | None, typer.Option(help="Numbers only: δ of the promise, or n^-1.1.")
+    ] = None,
     rounds: Annotated[int | None, typer.Option(help="Numbers only: number of rounds.")] = None,
     gradient_diversity: Annotated[
         float | None,
@@ -62,8 +64,9 @@ def plan_command(
     as_json: Json = False,
 ) -> None:
     """Choose between user-level and example-level sampling, and their sizes, before training."""
+    power = None if delta is None else delta_of(delta, users)
     numbers = dict(
-        zip(_FROM_NUMBERS, (users, median_size, max_size, epsilon, delta, rounds), strict=True)
+        zip(_FROM_NUMBERS, (users, median_size, max_size, epsilon, power, rounds), strict=True)
     )
     if config is None:
         _refuse("--set", overrides, "needs CONFIG")

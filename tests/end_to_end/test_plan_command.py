@@ -169,6 +169,8 @@ def test_a_delta_that_promises_nothing_is_warned_of(config: Path) -> None:
     numbers = [*NUMBERS, "--delta", "1e-3"]
     assert "n = 1,024 users, a number declared public" in fedsim("plan", *numbers).stderr
     assert said not in fedsim("plan", *NUMBERS).stderr
+    power = fedsim("plan", *NUMBERS, "--delta", "n^-2")
+    assert "δ = 9.53675e-07" in power.stdout  # 1,024^-2, rounded up
     wide = ("plan", config, "--set", "privacy.delta=0.1")
     assert said in fedsim(*wide).stderr
     assert said not in fedsim(*wide, "--private-norms", "1.5").stderr

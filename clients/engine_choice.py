@@ -55,10 +55,13 @@ def choose_engine(
         gpu_share: of a GPU's memory, what one worker may take. In bfloat16 that decides, and not
             what is free: workers with other engines or sizes of passes would give a unit other
             gradients, and who else is there decides which worker computes it.
+
+    Raises:
+        ConfigError: "vmap" was asked for, and torch cannot vectorise the network.
     """
     if name == "auto":
         return Auto(model, tokens_per_unit, gpu_share) if task.averages_gradients else loop
-    if name == "vmap":
+    if name == "vmap":  # `Auto` has asked
         start = {key: v.to(model.device) for key, v in model.initial_parameters().items()}
         if refused := VmapEngine(model).refused(start, made_up_unit(model)):
             raise ConfigError(

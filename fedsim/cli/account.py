@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedsim.accounting.planning import delta_of_population, delta_sentence, is_promise
+from fedsim.accounting.choice_of_delta import delta_of_population, delta_sentence, is_promise
 from fedsim.cli.compare import SeveralNumbers
 from fedsim.cli.output import Json
 from fedsim.errors import ConfigError, about

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from pydantic import JsonValue
 
-from fedsim.accounting.planning import delta_sentence, is_promise
+from fedsim.accounting.choice_of_delta import delta_sentence, is_promise
 from fedsim.accounting.promise import ORIGIN, TOGETHER
 from fedsim.accounting.rounding import text_up
 from fedsim.accounting.statement import PrivacyTerms, finite_or_none

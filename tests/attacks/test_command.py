@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +23,7 @@ from fedsim.attacks.schema import AttackReport, Bound
 from fedsim.attacks.user_inference import bound_of
 from fedsim.cli.attack import _show
 from fedsim.report.schema import Privacy, TradeOffBound
+from fedsim.runner.checkpoint import load_checkpoint, save_checkpoint
 from fedsim.runner.launch import run
 from fedsim.sampling import PoissonSampling
 from tests.conftest import small_config
@@ -111,6 +113,15 @@ def test_a_checkpoint_of_another_run_is_refused(attacked: Path, tmp_path: Path) 
     first.rename(last.with_name(last.name.replace("6", "5")))
     complaint = fedsim("attack", other, "--checkpoints").complaint
     assert "round-000005.safetensors: is not of this run; remove it" in complaint
+    (kept,) = (path for path in (other / "checkpoints").glob("round-0*") if "4" in path.name)
+    state = load_checkpoint(kept)
+    (other / "checkpoints" / last.name.replace("6", "5")).unlink()
+    released = state.ledger.charge(0, RoundCost(PoissonSampling(0.5), 1.0), "another:run")
+    smaller = {name: value[:-1] for name, value in state.parameters.items()}
+    for of_another in ({"ledger": released}, {"parameters": smaller}):
+        assert save_checkpoint(kept.parent, replace(state, **of_another), keep=9) == kept
+        complaint = fedsim("attack", other, "--checkpoints").complaint
+        assert f"{kept.name}: is not of this run; remove it" in complaint
 
 
 def test_a_model_against_itself_is_guessing(attacked: Path, tmp_path: Path) -> None:

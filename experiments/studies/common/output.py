@@ -143,8 +143,8 @@ class Study:
     def write(self, result: Result, out: Path, *, quick: bool) -> None:
         """Write the files into `out`, replacing a former run's, and print the table."""
         # An ε stands with what it must be said with, where the columns do not say it.
-        said = next((said for said in result.settings if "unit: user" in said), None)
-        terms = {} if said is None else {"terms": said}
+        named = [text for text in result.settings if "unit: user" in text]
+        terms = {"terms": named[0]} if named else {}
         for name, records in {**result.more, "table.csv": result.records}.items():
             own = any({"relation", "terms"} & record.keys() for record in records)
             write_atomically(out / name, to_csv([r if own else {**r, **terms} for r in records]))

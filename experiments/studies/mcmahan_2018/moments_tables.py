@@ -18,8 +18,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
 from fedsim.accounting.accountants import epsilon
+from fedsim.accounting.choice_of_delta import delta_of_population
 from fedsim.accounting.events import RoundCost
-from fedsim.accounting.planning import delta_of_population
 from fedsim.experiments.studies.common.output import (
     Result,
     Table,

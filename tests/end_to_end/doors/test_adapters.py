@@ -215,4 +215,5 @@ def test_an_adapter_that_does_not_fit_is_refused(first: library.Run, tmp_path: P
         config.write_text(tomli_w.dumps(raw), encoding="utf-8")
         done = fedsim("run", config, "--out", tmp_path / "run")
         assert re.search(message, done.complaint), done.complaint
+        assert done.complaint.count("model.adapter") <= 1
     assert not (tmp_path / "run").exists()

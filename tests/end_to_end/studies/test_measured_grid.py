@@ -14,6 +14,7 @@ import pytest
 from fedsim.cli.compare import _measure
 from fedsim.report.grid_result import GridResult
 from fedsim.report.schema import load_report
+from fedsim.report.wording import TOGETHER
 from fedsim.sweep.cells import expand
 from fedsim.sweep.jobs import Job, Outcomes, attempt
 from fedsim.sweep.measure import OWN_TEXT, measure
@@ -81,6 +82,14 @@ def test_lines_that_miss_their_budget_are_named(
     assert missed.startswith("balanced,budget=12: ")
     again = fedsim("compare", balanced, "--budget", "12", "12.0", "--out", tmp_path / "again")
     assert "the same value twice" in again.complaint
+
+
+def test_trials_of_one_final_run_add_up_with_it(configs: Path, tmp_path: Path) -> None:
+    tuned = ("--tune", "server.learning_rate=0.001,0.01")
+    for options, more in ((tuned, True), (("--seeds", "1"), False)):
+        out = tmp_path / str(more)
+        fedsim_ok("compare", configs / "uls.toml", *options, "--out", out)
+        assert (TOGETHER in read(out).notes) is more
 
 
 def test_the_cost_of_tuning_is_stated(measured: Path) -> None:

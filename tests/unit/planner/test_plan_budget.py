@@ -140,6 +140,8 @@ def test_everybody_is_the_most(speeches: Path, materials: Materials) -> None:
     config = small_config(speeches)
     most = largest_budget(config, materials)
     assert most == materials.split.user_sizes.clip(max=3).sum()
+    capped = {"sampling": {"kind": "truncated-poisson", "max_cohort_size": 1}}
+    assert largest_budget(small_config(speeches, strategy=capped), materials) == most
     plan = build_plan(at_budget(config, materials, most), materials)
     assert plan.sampling.probability == 1.0
     with pytest.raises(ConfigError, match=rf"--budget = .*together give {most:g} gradients"):

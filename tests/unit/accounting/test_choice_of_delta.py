@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from fedsim.accounting.planning import delta_of_population, delta_sentence
+from fedsim.accounting.choice_of_delta import delta_of_population, delta_sentence
 from fedsim.errors import ConfigError
 
 

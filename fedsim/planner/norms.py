@@ -7,7 +7,6 @@ is a query on private data which nobody accounts for. `PrivateNorms` asks the sa
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -19,7 +18,7 @@ from fedsim.config import Config
 from fedsim.errors import ConfigError
 from fedsim.execution import Keys
 from fedsim.materials import Materials
-from fedsim.planner.private_median import CANDIDATES, private_median
+from fedsim.planner.private_median import CANDIDATES, private_median, rank_error
 from fedsim.planner.user_gradients import UserGradients
 from fedsim.release_seed import release_seed
 from fedsim.sampling import Relation
@@ -125,12 +124,6 @@ class PrivateNorms(Norms):
         """What one answer costs."""
         return self.epsilon / len(self.group_sizes)
 
-    @property
-    def _ranks(self) -> float:
-        """How many users' norms an answer may lie from the best candidate, 95 times of 100."""
-        sensitivity = 1.0 if self.relation is Relation.ADD_OR_REMOVE else 2.0
-        return math.ceil(sensitivity * math.log(len(CANDIDATES) / 0.05) / self.epsilon_each)
-
     def _ask(self, group_size: int) -> float:
         number = 1 + list(self.group_sizes).index(group_size)
         values = self.gradients.norms(group_size)
@@ -151,10 +144,10 @@ class PrivateNorms(Norms):
             f"{len(self.group_sizes)} medians of gradient norms ({share}) by the exponential "
             f"mechanism over {len(CANDIDATES)} public candidates cost "
             f"ε = {text_up(self.epsilon_each)}, δ = 0 each and ε = {text_up(self.epsilon)}, δ = 0 "
-            f"together, and each is within {self._ranks:,.0f} of the median in the order of the "
-            f"users' norms with probability 95 % ({terms}; sampler: a coin a user, whose "
-            "amplification is not claimed; "
-            "accountant: basic composition). They are taken off: training is left "
+            f"together, and each is within {rank_error(self.epsilon_each, self.relation):,} of the "
+            f"median in the order of the users' norms with probability 95 % ({terms}; sampler: a "
+            "coin a user, whose amplification is not claimed; accountant: basic composition). They "
+            "are taken off: training is left "
             f"ε = {text_up(epsilon_left)}, δ = {text_up(delta)}, so that {total}. "
             f"{noise_sentence(self.noise)}"
         )

@@ -39,11 +39,22 @@ def private_median(
         relation: which neighbours it holds for.
         source: one uniform is drawn.
     """
-    sensitivity = 1.0 if relation is Relation.ADD_OR_REMOVE else 2.0
-    logs = epsilon * scores(values) / sensitivity
+    logs = epsilon * scores(values) / _sensitivity(relation)
     weights = np.cumsum(np.exp(logs - logs.max()))
     drawn = float(source.random(1)[0]) * weights[-1]
     return float(CANDIDATES[min(int(np.searchsorted(weights, drawn, "right")), len(weights) - 1)])
+
+
+def rank_error(epsilon: float, relation: Relation) -> int:
+    """Return by how many users an answer's score is below the best, but for 5 times of 100.
+
+    A public number: McSherry and Talwar's bound on the exponential mechanism.
+    """
+    return math.ceil(_sensitivity(relation) * math.log(len(CANDIDATES) / 0.05) / epsilon)
+
+
+def _sensitivity(relation: Relation) -> float:
+    return 1.0 if relation is Relation.ADD_OR_REMOVE else 2.0
 
 
 def scores(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

@@ -41,6 +41,7 @@ def test_a_run_is_audited_and_no_model_is_left(speeches: Path, tmp_path: Path) -
     assert "under the add-or-remove-one user relation" in printed["statement"]
     assert "Poisson sampling of users" in printed["statement"]
     assert printed["accountant"] == "pld"
+    assert any("No ε pays for what it released" in said for said in printed["assumptions"])
     assert printed["config"] == str(config)
     assert printed["bound"]["epsilon"] <= printed["perfect"]
     assert printed["could_refute"] == (printed["perfect"] > printed["claimed_epsilon"])

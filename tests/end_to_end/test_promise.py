@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 import shutil
 from pathlib import Path
@@ -219,6 +220,8 @@ def test_what_an_attacker_can_make_of_it_is_computed_again(finished: Path, tmp_p
             (("tests", 0, "true_positive_rate"), True),
             (("priors", 1), 0.9),
             (("deltas", 0, "epsilon"), 0.5),
+            (("auroc",), 7.0),  # no rate
+            (("auroc",), math.inf),
         )
     ):
         stated = json.loads((finished / "model" / "privacy.json").read_text())["trade_off"]

@@ -50,7 +50,7 @@ def draw(
         title: of the picture.
         marks: label to position of vertical lines.
 
-    A line without a finite loss is a cross at the upper edge.
+    A line of which a run diverged, failed or ended early has a cross at the upper edge.
     """
     count = len(distinct(measurement.lines, panels))
     figure = new_figure(1.6 + 2.9 * count, 3.4, title, _note(measurement))

@@ -180,7 +180,7 @@ def test_private_answers_are_paid_for_in_equal_parts(planted: UserGradients) -> 
     said = norms.sentence(2.0, 1e-5, guaranteed=True)
     for part in (
         "holds for nobody who knows the seed",
-        "ε = 6, δ = 0 together",
+        "ε = 6, δ = 0 together, and each is within 5 of the median in the order of the users'",
         "training is left ε = 2, δ = 1e-05",
         "(ε = 8, δ = 1e-05)",
     ):

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 from scipy import stats
 
-from fedsim.planner.private_median import CANDIDATES, private_median, scores
+from fedsim.planner.private_median import CANDIDATES, private_median, rank_error, scores
 from fedsim.sampling import Relation
 from fedsim.seeding import stream
 
@@ -48,6 +48,23 @@ def test_equal_values_are_found() -> None:
     """Where counts of "below" alone would say nothing at all."""
     got = private_median(np.full(200, 7.0), 1.0, Relation.REPLACE, stream(0, "planning", 1))
     assert got == pytest.approx(7.0, rel=0.1)
+
+
+@pytest.mark.parametrize("relation", list(Relation))
+@pytest.mark.parametrize("epsilon", [0.05, 0.3, 2.0])
+@pytest.mark.parametrize("count", [1, 31, 401])
+def test_an_answer_misses_by_no_more_than_is_said(
+    epsilon: float, relation: Relation, count: int
+) -> None:
+    most = rank_error(epsilon, relation)
+
+    def chance(values: Values, error: float) -> float:
+        missed = scores(values).max() - scores(values)
+        return float(exact(values, epsilon, relation)[missed > error].sum())
+
+    assert chance(norms(count), most) <= 0.05
+    assert chance(np.full(most + 1, 3.0), most) <= 0.05  # every wrong answer misses all of them
+    assert chance(np.full(most // 2 + 1, 3.0), most / 2) > 0.2  # half of it would be no bound
 
 
 @pytest.mark.parametrize("relation", list(Relation))

@@ -32,6 +32,7 @@ from tests.unit.report.report_samples import non_private, privacy
         (0.0121, "0.013"),
         (0.0000121, "1.3e-5"),
         (0.0, "0"),
+        (1.0001e27, "1.01e+27"),
         (float("inf"), "∞"),
         (None, "–"),
     ],

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from fedsim.experiments.studies.common.output import Result, Study, Table, panels, study
+from fedsim.experiments.studies.common.series import draw
+from tests.unit.report.grid_samples import grid
 
 RECORDS = [{"epsilon": 0.5, "users": 1_234}, {"epsilon": 8.0, "users": 5}]
 
@@ -32,6 +34,14 @@ def test_labels_are_at_the_edge_and_a_note_keeps_its_letters(note: str, shown: s
     assert [pane.get_title(loc="left") for pane in axes] == ["a", "b", "c", "d"]
     assert [pane.get_xlabel() for pane in axes] == ["", "", "G", "G"]
     assert [pane.get_ylabel() for pane in axes] == ["loss", "", "loss", ""]
+
+
+def test_a_line_of_which_a_run_diverged_or_failed_has_a_cross() -> None:
+    figure = draw(grid(), x="budget", series="source", panels="epsilon", title="t")
+    crosses = [one for pane in figure.axes for one in pane.lines if one.get_marker() == "x"]
+    assert len(crosses) == 3  # one failed, one diverged, one in part
+    (note,) = (text.get_text() for text in figure.texts if "a seed diverged" in text.get_text())
+    assert "means over" in " ".join(note.split())
 
 
 @pytest.mark.parametrize("own", [{}, {"terms": "of its row"}, {"relation": "add-or-remove-one"}])

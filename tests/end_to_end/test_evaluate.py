@@ -175,6 +175,7 @@ def test_samples_of_a_start_that_was_trained_before_are_not_covered(
     ("options", "complaint"),
     [
         (("--batch-size", "4"), "--learning-rate, --batch-size: are for --personalise"),
+        (("--personalise", "1", "--batch-size", "9" * 20), "'--batch-size': 99999999999999999999"),
         (("--out", "FOLDER"), "is a folder; give a file"),
         (("--out", "FOLDER/c.toml/x.json"), "c.toml is a file; give another place"),
     ],

@@ -122,8 +122,8 @@ def resolve(group: str, name: str, field: str) -> Any:  # noqa: ANN401  (each gr
     """Load what `name` stands for in `group`.
 
     Args:
-        group: "strategies", "tasks", "client_apps", "models", "analyses", "demos", "studies",
-            "benchmarks" or "trackers".
+        group: such as "strategies", "tasks" or "models"; pyproject.toml has all, each with the
+            names of fedsim's own.
         name: the registered name.
         field: the config key or option that named it, for the message.
 

@@ -121,7 +121,7 @@ class Sampling(Protocol):
         """The probability that a given unit is drawn in a given round."""
         ...
 
-    def of(self, noun: str) -> str:
+    def in_words(self, noun: str) -> str:
         """Return what a report calls the sampling of "users" or "examples"."""
         ...
 
@@ -176,7 +176,7 @@ class PoissonSampling:
     def __post_init__(self) -> None:
         _check_probability(self.probability)
 
-    def of(self, noun: str) -> str:
+    def in_words(self, noun: str) -> str:
         """Return the sampling in words."""
         return f"Poisson sampling of {noun}"
 
@@ -218,7 +218,7 @@ class TruncatedPoissonSampling:
         _check_probability(self.probability)
         _check_count("max_units", self.max_units, self.population)
 
-    def of(self, noun: str) -> str:
+    def in_words(self, noun: str) -> str:
         """Return the sampling in words."""
         return f"Poisson sampling of {noun}, truncated at {self.max_units} a round"
 
@@ -283,7 +283,7 @@ class FixedSizeSampling:
     def __post_init__(self) -> None:
         _check_count("size", self.size, self.population)
 
-    def of(self, noun: str) -> str:
+    def in_words(self, noun: str) -> str:
         """Return the sampling in words."""
         return f"fixed-size sampling of {self.size} {noun} without replacement"
 
@@ -337,7 +337,7 @@ class ShuffledSampling:
     def __post_init__(self) -> None:
         _check_count("size", self.size, self.population)
 
-    def of(self, noun: str) -> str:
+    def in_words(self, noun: str) -> str:
         """Return the sampling in words, and the one that is accounted instead."""
         return f"shuffled passes over {noun} (accounted as Poisson sampling)"
 
@@ -415,7 +415,7 @@ class BalancedSampling:
         """1/m, of each round of a pass."""
         return 1.0 / self.pass_rounds
 
-    def of(self, noun: str) -> str:
+    def in_words(self, noun: str) -> str:
         """Return the sampling in words."""
         rounds = rounds_text(self.pass_rounds)
         if self.participations == 1:
@@ -497,7 +497,7 @@ class CyclicSampling:
         """Of a unit in a round whose group is not known."""
         return self.rate / self.groups
 
-    def of(self, noun: str) -> str:
+    def in_words(self, noun: str) -> str:
         """Return the sampling in words."""
         if self.rate == 1.0:
             return f"cyclic sampling of {noun}, one whole group of {self.groups} in turn"

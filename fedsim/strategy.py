@@ -159,7 +159,7 @@ def _checked(plan: RoundPlan, config: Config, materials: Materials) -> RoundPlan
                 f"{where}: {part.__name__} of {part.__module__}: prices are proved for fedsim's "
                 "own samplers, estimators, clips and clip policies; take one of those"
             )
-    if plan.noise_multiplier > 0.0 and plan.relation is not (meant := neighbours(config)):
+    if plan.noise_multiplier > 0.0 and plan.relation is not (meant := relation_of(config)):
         raise ConfigError(
             f"{where}: relation = {plan.relation.value!r}: the config's is {meant.value!r}; build "
             "the plan by private_plan, or change the config"
@@ -284,7 +284,7 @@ def private_plan(
     selection, scores = selection_of(config), score_rounds(config)
     noise = noise_multiplier(config, sampling, units_per_user)
     if isinstance(sampling, CyclicSampling) and matrix.feedback:
-        assumptions = (*assumptions, matrix.of(neighbours(config).unit, sampling.groups))
+        assumptions = (*assumptions, matrix.in_words(relation_of(config).unit, sampling.groups))
     if not any(re.match(rf"The number of [\w ]+, {population},", said) for said in assumptions):
         assumptions = (
             *assumptions,
@@ -303,7 +303,7 @@ def private_plan(
             estimator=estimator,
             noise_multiplier=noise,
             units_per_user=units_per_user,
-            relation=neighbours(config),
+            relation=relation_of(config),
             optimizer=server_optimizer(config),
             entropy=config.privacy.noise,
             assumptions=assumptions if sampling.guaranteed else (*assumptions, _SHUFFLED),
@@ -356,7 +356,7 @@ def public_size(
         expected = config.strategy.cohort_size or config.strategy.batch_size
         warn_if_far(declared, counted, field, noun, expected)
         return declared, f"The number of {noun}, {declared}, was declared public ({field})."
-    relation = neighbours(config)
+    relation = relation_of(config)
     if relation is Relation.FIXED_GRAPH:
         return counted, (
             f"The number of {noun}, {counted}, follows from who owns which text, and from what "
@@ -395,7 +395,7 @@ def not_hidden(counted: int, noun: str) -> str:
     )
 
 
-def neighbours(config: Config) -> Relation:
+def relation_of(config: Config) -> Relation:
     """Return the configured neighbouring relation, or the sampler's own.
 
     Raises:
@@ -609,7 +609,7 @@ def clip_policy(
         or max(expected_units / 20.0, 2.0 * noise_multiplier),
         expected_units=expected_units,
     )
-    if reason := policy.unproved(neighbours(config)):
+    if reason := policy.unproved(relation_of(config)):
         raise ConfigError(f"strategy.clip.adaptive: {reason}")
     with about("strategy.clip.adaptive."):
         policy.update_noise_multiplier(noise_multiplier)
@@ -629,7 +629,7 @@ def noise_multiplier(config: Config, sampling: Sampling, units_per_user: int) ->
     beside = [(score, len(scores))] if scores else []
     # Also where no noise is to be calibrated: a wrong name must not be found after the first round.
     try:
-        choose([unit_noise, *([score] if scores else [])], privacy.accountant, neighbours(config))
+        choose([unit_noise, *([score] if scores else [])], privacy.accountant, relation_of(config))
     except ConfigError as error:
         if not scores:
             raise
@@ -648,7 +648,7 @@ def noise_multiplier(config: Config, sampling: Sampling, units_per_user: int) ->
         epsilon=privacy.epsilon,
         delta=privacy.delta,
         accountant=privacy.accountant,
-        relation=neighbours(config),
+        relation=relation_of(config),
         selection=selection,
         beside=beside,
     )
@@ -660,7 +660,7 @@ def user_task(config: StrategyConfig) -> TaskSpec:
     Raises:
         ConfigError: a choice of texts that is for several owners alone.
     """
-    only(config, bounding=config.bounding)
+    refuse_unused(config, bounding=config.bounding)
     if config.selection == "least-demand":
         raise ConfigError(
             f'strategy.selection = "least-demand": not used by strategy {config.name!r}; take '
@@ -688,7 +688,7 @@ _INSTEAD = {
 }
 
 
-def only(config: StrategyConfig, **unused: object) -> None:
+def refuse_unused(config: StrategyConfig, **unused: object) -> None:
     """Raise `ConfigError` if a key that this strategy has no use for was set."""
     for field, value in unused.items():
         if value is not None:

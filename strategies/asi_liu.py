@@ -13,7 +13,7 @@ from fedsim.config import Config
 from fedsim.errors import ConfigError
 from fedsim.materials import Materials
 from fedsim.plan import RoundPlan
-from fedsim.strategy import not_hidden, only, private_plan, user_task
+from fedsim.strategy import not_hidden, private_plan, refuse_unused, user_task
 
 MOST_BYTES = 4 * 2**30  # of all users' gradients, which a round holds at once
 
@@ -38,7 +38,7 @@ def build(config: Config, materials: Materials) -> RoundPlan:
             gradients than fit into memory.
     """
     strategy, privacy = config.strategy, config.privacy
-    only(
+    refuse_unused(
         strategy,
         cohort_size=strategy.cohort_size,
         batch_size=strategy.batch_size,

@@ -12,7 +12,7 @@ from fedsim.evaluation.starting_losses import losses_for
 from fedsim.materials import Materials
 from fedsim.plan import RoundPlan, TaskSpec
 from fedsim.sampling import CyclicSampling
-from fedsim.strategy import build_sampling, only, private_plan, public_size
+from fedsim.strategy import build_sampling, private_plan, public_size, refuse_unused
 
 
 def build(config: Config, materials: Materials) -> RoundPlan:
@@ -27,7 +27,7 @@ def build(config: Config, materials: Materials) -> RoundPlan:
             chunks.
     """
     strategy = config.strategy
-    only(
+    refuse_unused(
         strategy,
         cohort_size=strategy.cohort_size,
         user_weight_cap=strategy.user_weight_cap,

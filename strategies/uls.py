@@ -10,7 +10,14 @@ from fedsim.estimators import ClippedDenominator, Estimator, FixedDenominator
 from fedsim.materials import Materials
 from fedsim.plan import RoundPlan
 from fedsim.sampling import Sampling
-from fedsim.strategy import build_sampling, neighbours, only, private_plan, public_size, user_task
+from fedsim.strategy import (
+    build_sampling,
+    private_plan,
+    public_size,
+    refuse_unused,
+    relation_of,
+    user_task,
+)
 
 
 def build(config: Config, materials: Materials) -> RoundPlan:
@@ -23,7 +30,7 @@ def build(config: Config, materials: Materials) -> RoundPlan:
         ConfigError: cohort_size missing or over the population, no δ, an unreachable ε.
     """
     strategy = config.strategy
-    only(
+    refuse_unused(
         strategy,
         batch_size=strategy.batch_size,
         concentration_radius=strategy.concentration_radius,
@@ -53,7 +60,7 @@ def _estimator(config: Config, sampling: Sampling, num_users: int) -> Estimator:
     if min_weight is None:
         return FixedDenominator(sampling.probability, num_users)
     estimator = ClippedDenominator(sampling.probability, min_weight)
-    if reason := estimator.unproved(sampling, neighbours(config), units_per_user=1):
+    if reason := estimator.unproved(sampling, relation_of(config), units_per_user=1):
         raise ConfigError(
             f'strategy.estimator.kind = "clipped": {reason} has no proved bound; '
             'take kind = "fixed"'

@@ -53,7 +53,7 @@ class Selection:
         ValueError: a number out of range.
 
     Examples:
-        >>> Selection(8.0, 100, 10.0).of()
+        >>> Selection(8.0, 100, 10.0).in_words()
         'each run of a search (geometric, 8 runs on average; the best by a private score counts)'
     """
 
@@ -115,7 +115,7 @@ class Selection:
                 mass *= (1.0 - self.gamma) * (1.0 if self.shape else (k - 1) / k)
         return k
 
-    def of(self) -> str:
+    def in_words(self) -> str:
         """Return where a round stands, in words, after "in"."""
         return (
             f"each run of a search ({self.stopping}, {self.trials:g} runs on average; the best by "

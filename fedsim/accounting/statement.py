@@ -183,8 +183,8 @@ class PrivacyTerms:
 
 
 def _sampler(cost: RoundCost, noun: str) -> str:
-    searched = "" if cost.selection is None else f" in {cost.selection.of()}"
-    return f"{cost.sampling.of(noun)}{searched}"
+    searched = "" if cost.selection is None else f" in {cost.selection.in_words()}"
+    return f"{cost.sampling.in_words(noun)}{searched}"
 
 
 def _mechanism(cost: RoundCost, noun: str, count: int) -> str:
@@ -192,8 +192,8 @@ def _mechanism(cost: RoundCost, noun: str, count: int) -> str:
     if cost.sampling == PoissonSampling(1.0) and cost.units_per_user == 1:
         return f"sum{plural} over all users with noise multiplier {cost.noise_multiplier:g}"
     return (
-        f"round{plural} of {cost.sampling.of(noun)} with probability {cost.sampling.probability:g} "
-        f"and noise multiplier {cost.noise_multiplier:g}"
+        f"round{plural} of {cost.sampling.in_words(noun)} with probability "
+        f"{cost.sampling.probability:g} and noise multiplier {cost.noise_multiplier:g}"
     )
 
 

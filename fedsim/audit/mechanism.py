@@ -174,7 +174,7 @@ def audit_mechanism(
     accountant, relation = choose([plan.cost], None, plan.relation)
     return MechanismAudit(
         strategy=plan.strategy,
-        sampler=plan.sampling.of(f"{plan.unit}s") + _noise(plan.matrix),
+        sampler=plan.sampling.in_words(f"{plan.unit}s") + _noise(plan.matrix),
         sampling_probability=plan.sampling.probability,
         units_per_user=replicas.target_units,
         rounds=rounds,

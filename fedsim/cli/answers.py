@@ -132,7 +132,7 @@ class Answer:
 
     @property
     def _sampler(self) -> str:
-        return self.question.sampling.of(self.question.noun)
+        return self.question.sampling.in_words(self.question.noun)
 
     def _terms(self) -> dict[str, Any]:
         question = self.question

@@ -199,10 +199,10 @@ def _listed(costs: Composition, unit: str) -> list[dict[str, Any]]:
     return [
         {
             "rounds": count,
-            "mechanism": f"{cost.sampling.of('units')}"
-            f"{'' if cost.selection is None else f' in {cost.selection.of()}'} with probability "
-            f"{cost.sampling.probability:g}, at most {cost.units_per_user} {share}, noise "
-            f"multiplier {cost.noise_multiplier:g}",
+            "mechanism": f"{cost.sampling.in_words('units')}"
+            f"{'' if cost.selection is None else f' in {cost.selection.in_words()}'} with "
+            f"probability {cost.sampling.probability:g}, at most {cost.units_per_user} {share}, "
+            f"noise multiplier {cost.noise_multiplier:g}",
         }
         for cost, count in costs
     ]

@@ -84,7 +84,7 @@ def plan_command(
     from fedsim.planner.config_file import about_clip_norm, check_target, write_config
     from fedsim.planner.owners import plan_owners
     from fedsim.runner.summary import delta_warnings
-    from fedsim.strategy import neighbours
+    from fedsim.strategy import relation_of
 
     loaded = load_config(config, overrides or [])
     if loaded.data.co_owned:
@@ -106,7 +106,7 @@ def plan_command(
             clipped = about_clip_norm(chosen)
             reasons = (comparison.recommendation.reason, *sentences(comparison), clipped)
     if private_norms is None or loaded.privacy.declared_num_users is not None:
-        for said in delta_warnings(loaded, neighbours(loaded), materials.num_protected):
+        for said in delta_warnings(loaded, relation_of(loaded), materials.num_protected):
             typer.echo(said, err=True)
     if key := _undeclared(chosen):
         typer.echo(f"privacy.{key}: {_OTHERS}", err=True)

@@ -104,7 +104,7 @@ class ConcentratedSampling:
         """Always 1."""
         return 1.0
 
-    def of(self, noun: str) -> str:
+    def in_words(self, noun: str) -> str:
         """Return the sampling in words."""
         return f"all {self.population} {noun}, tested for concentration"
 

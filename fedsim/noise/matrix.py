@@ -129,7 +129,7 @@ class NoiseMatrix:
         """Return the entries of the first column of (prefix sums)·C⁻¹."""
         return np.cumsum(_inverse(self.column(rounds)))
 
-    def of(self, unit: str, apart: int) -> str:
+    def in_words(self, unit: str, apart: int) -> str:
         """Return the noise in words, for reports; "" for independent noise.
 
         Args:

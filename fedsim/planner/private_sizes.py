@@ -30,7 +30,7 @@ from fedsim.runner.shared_ledger import open_ledger
 from fedsim.runner.summary import about_users
 from fedsim.sampling import PoissonSampling
 from fedsim.seeding import NoiseKey, noise_key, secret_noise_key
-from fedsim.strategy import neighbours
+from fedsim.strategy import relation_of
 
 QUANTILES = (0.25, 0.5, 0.75, 0.9)
 _BINS = np.unique(np.floor(2.0 ** (np.arange(0, 81) / 4.0)))  # 1, 2, 3, 4, 5, …, 2^20
@@ -70,7 +70,7 @@ def private_sizes(config: Config, materials: Materials, noise_multiplier: float)
     if config.data.co_owned:
         raise ConfigError("data.owners_column: sizes are of texts with one owner each")
     cost = RoundCost(PoissonSampling(1.0), noise_multiplier)
-    accountant, relation = choose([cost], None, neighbours(config))
+    accountant, relation = choose([cost], None, relation_of(config))
     secure = config.privacy.noise == "secure"
     seed = release_seed(config, materials, "sizes", noise_multiplier)
     key = secret_noise_key() if secure else noise_key(seed, "planning", 0)

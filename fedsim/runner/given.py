@@ -50,6 +50,8 @@ def with_given(
     Raises:
         ConfigError: a wrong config, or something of a kind that is not read.
     """
+    if isinstance(config, Config) and data is model is tokenizer is None:
+        return config
     if isinstance(config, Config | Mapping):
         raw = config.model_dump(exclude_none=True) if isinstance(config, Config) else dict(config)
     elif isinstance(config, str | os.PathLike):

@@ -145,7 +145,7 @@ class DPFedAvg(strategy.Strategy):
         plan = self._plan
         log.info(
             "%s with probability %g, clip bound %g, noise standard deviation %g (multiplier %g)",
-            plan.sampling.of("users"),
+            plan.sampling.in_words("users"),
             plan.sampling.probability,
             plan.clip.bound,
             plan.noise_stddev,

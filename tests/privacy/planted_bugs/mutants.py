@@ -404,7 +404,7 @@ def judge(mutant: Mutant, trials: int = 500, confidence: float = 0.95, seed: int
         *wrong,
         accountant.name,
         relation.phrase,
-        plan.sampling.of(f"{plan.unit}s"),
+        plan.sampling.in_words(f"{plan.unit}s"),
     )
 
 

@@ -47,13 +47,13 @@ SAID: dict[str, tuple[Sampling, bool, str]] = {
 @pytest.mark.parametrize("kind", SAID)
 def test_kind_words_and_whether_it_is_a_guarantee(kind: str) -> None:
     law, guaranteed, words = SAID[kind]
-    assert (law.kind, law.guaranteed, law.of("users")) == (kind, guaranteed, words)
+    assert (law.kind, law.guaranteed, law.in_words("users")) == (kind, guaranteed, words)
     assert law.probability == 0.25
 
 
 def test_one_pass_and_passes_of_one_round_in_words() -> None:
-    assert BalancedSampling(9, 1).of("users") == "balanced sampling of users once in 9 rounds"
-    every = BalancedSampling(3, 3).of("users")
+    assert BalancedSampling(9, 1).in_words("users") == "balanced sampling of users once in 9 rounds"
+    every = BalancedSampling(3, 3).in_words("users")
     assert every == "balanced sampling of users once in each of 3 passes of 1 round"
 
 

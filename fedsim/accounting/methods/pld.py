@@ -17,14 +17,13 @@ from dataclasses import dataclass
 import dp_accounting
 import numpy as np
 from dp_accounting import dp_event
-from dp_accounting.pld import privacy_loss_distribution
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from scipy import special, stats
 
 from fedsim.accounting.events import Composition, Profile, RoundCost
 from fedsim.accounting.methods.composition import ComposedPld
-from fedsim.accounting.methods.mixture_pld import MAX_POINTS, drawn_or_nothing, mixture_pld
-from fedsim.accounting.methods.replacing_pld import LEAST_RATE, replacing_pld
+from fedsim.accounting.methods.mixture_pld import MAX_POINTS, mixture_pld
+from fedsim.accounting.methods.replacing_pld import replacing_pld
 from fedsim.errors import ConfigError
 from fedsim.sampling import Relation
 
@@ -122,9 +121,7 @@ def single_round(cost: RoundCost, relation: Relation, width: float) -> PrivacyLo
     """
     match cost.event:
         case dp_accounting.PoissonSampledDpEvent(probability, dp_accounting.GaussianDpEvent(noise)):
-            if relation is not Relation.REPLACE:  # a mixture of one coin, built three times faster
-                return mixture_pld(noise, [0.0, 1.0], [1.0 - probability, probability], width)
-            return replacing_pld(noise, probability, width)
+            return _sampled_gaussian(noise, probability, relation, width)
         case dp_event.MixtureOfGaussiansDpEvent(noise, sensitivities, probabilities):
             return mixture_pld(noise, sensitivities, probabilities, width)
         case dp_event.TruncatedSubsampledGaussianDpEvent() as event:
@@ -135,15 +132,9 @@ def single_round(cost: RoundCost, relation: Relation, width: float) -> PrivacyLo
 def _sampled_gaussian(
     noise: float, probability: float, relation: Relation, width: float
 ) -> PrivacyLossDistribution:
-    """Return dp_accounting's PLD of plain sampling, whose directions mix with those of another."""
     if relation is Relation.REPLACE:
         return replacing_pld(noise, probability, width)
-    return privacy_loss_distribution.from_gaussian_mechanism(
-        noise,
-        sampling_prob=probability,
-        value_discretization_interval=width,
-        neighboring_relation=relation.of_dp_accounting,
-    )
+    return mixture_pld(noise, [0.0, 1.0], [1.0 - probability, probability], width)
 
 
 def _truncated(
@@ -152,30 +143,37 @@ def _truncated(
     """Return a PLD of truncated sampling that holds for every population up to the event's.
 
     Whether the *other* units reach the cap does not depend on the user, so it may be revealed:
-    the round is a mixture of two. If they do not, it is plain sampling at rate q. If they do, a
-    drawn user displaces another unit, which moves the sum twice as far: sampling at half the
-    noise, under replace-one since that costs most, and at a rate of q c / (others drawn + 1) <= q.
-    The rate is taken as q, for then the second costs at least what the first does, in both
-    directions and at every ε: at half the noise, replacing is a post-processing away from
-    replacing at the full (halve, add noise), and that costs at least what adding does (where the
-    loss is positive one of its two densities is the same, the other on the better side). So the
-    mixture costs the more, the likelier the second is, and no population up to the declared one
-    makes it likelier.
+    the round is a mixture of two. If they do not, it is plain sampling at rate q. If m >= c of
+    them do, a drawn user is kept with probability c / (m + 1) and displaces one of the c that are
+    kept without them, uniformly. Let that c and the one be revealed, too, which are drawn alike
+    with the user and without. Then under add-or-remove-one the sum is at one point without the
+    user, and with them, at a rate of q c / (m + 1) <= q, at a point at most 2 away: plain sampling
+    at half the noise. Under the other relations the user displaces in both worlds, by updates that
+    are at most 2 long: replacing at half the noise bounds it.
 
-    dp_accounting takes both probabilities at the event's population. Its second falls as that
-    grows, and its ε with it; and with q c / (c + 1) a population below a small cap, which is
-    never cut, would cost more than a larger one.
+    The rate is taken as q, for then the second costs at least what the first does, in both
+    directions and at every ε: at half the noise, each is a post-processing away from the same at
+    the full (halve, add noise), and replacing costs at least what adding does (where the loss is
+    positive one of its two densities is the same, the other on the better side). So the mixture
+    costs the more, the likelier the second is, and no population up to the declared one makes it
+    likelier.
+
+    dp_accounting takes both probabilities at the event's population, and replacing under every
+    relation. Its second probability falls as the population grows, and its ε with it; and with
+    q c / (c + 1) a population below a small cap, which is never cut, would cost more than a larger
+    one.
     """
     noise, probability = event.noise_multiplier, event.sampling_probability
-    if probability < LEAST_RATE:
-        return drawn_or_nothing(width, probability)
     others = event.dataset_size - 1
-    reached = stats.binom.sf(event.truncated_batch_size - 1, others, event.sampling_probability)
+    reached = float(stats.binom.sf(event.truncated_batch_size - 1, others, probability))
     plain = _sampled_gaussian(noise, probability, relation, width)
     if reached == 0.0:
         return plain
-    displacing = replacing_pld(noise / 2.0, probability, width)
-    return displacing.compute_mixture(plain, float(reached))
+    if relation is Relation.ADD_OR_REMOVE:
+        displacing = _sampled_gaussian(noise / 2.0, probability, relation, width)
+    else:
+        displacing = replacing_pld(noise / 2.0, probability, width)
+    return displacing.compute_mixture(plain, reached)
 
 
 def refined(at: Callable[[float], float], costs: Composition) -> tuple[float, float]:
@@ -231,9 +229,9 @@ def _span(cost: RoundCost) -> float:
     event, noise = cost.event, cost.noise_multiplier
     counts, weights = np.array([1.0]), np.array([cost.sampling.probability])
     if isinstance(event, dp_event.MixtureOfGaussiansDpEvent):
-        weights = np.asarray(event.sampling_probs)
-        counts = np.flatnonzero(weights > _NEARLY_NOTHING).astype(np.float64)
-        weights = weights[weights > _NEARLY_NOTHING]
+        weights = np.asarray(event.sampling_probs)[1:]  # with the user in: else the loss is 0
+        likely = weights >= min(_NEARLY_NOTHING, float(weights.max()))
+        counts, weights = 1.0 + np.flatnonzero(likely), weights[likely]
     highest = counts[-1] + 10.0 * noise
     losses = np.log(weights) + counts * (highest - 0.5 * counts) / noise**2
     return float(np.logaddexp(0.0, special.logsumexp(losses)))

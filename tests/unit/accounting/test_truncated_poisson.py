@@ -65,12 +65,54 @@ def test_a_declared_upper_bound_on_the_population_is_safe(max_units: int, rounds
     assert values[-1] > 1.5 * values[0]
 
 
+@pytest.mark.parametrize("relation", [Relation.ZERO_OUT, Relation.REPLACE])
 @pytest.mark.parametrize("population", [100, 400, 750, 1500, 4000])
-def test_never_below_dp_accounting_at_the_true_population(population: int) -> None:
+def test_never_below_dp_accounting_at_the_true_population(
+    population: int, relation: Relation
+) -> None:
+    """Which takes the sum to move by 2 under every relation."""
     event = dp_event.TruncatedSubsampledGaussianDpEvent(population, PROBABILITY, 15, NOISE)
     accountant = dp_accounting.pld.PLDAccountant()
     accountant.compose(dp_accounting.SelfComposedDpEvent(event, ROUNDS))
-    assert spent(15, population) >= accountant.get_epsilon(DELTA) * (1.0 - 1e-4)
+    assert spent(15, population, relation) >= accountant.get_epsilon(DELTA) * (1.0 - 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("probability", "cap", "noise", "dearer"),
+    [(1.0, 99, 10.0, 1.02), (0.9, 90, 10.0, 1.13), (0.3, 25, 5.0, 1.4)],
+)
+def test_many_rounds_of_the_worst_users_cost_nearly_what_is_stated(
+    probability: float, cap: int, noise: float, dearer: float
+) -> None:
+    """99 others add -1 and the user 1, in every round: what two such pools give is a lower bound.
+
+    Plain sampling's ε is below it.
+    """
+    pools = sums(99, probability, cap, None), sums(99, probability, cap, 1)
+    least = max(told_apart(one, other, noise) for one, other in (pools, pools[::-1]))
+    cost = RoundCost(TruncatedPoissonSampling(probability, cap, 100), noise)
+    assert least <= epsilon(cost, ROUNDS, DELTA, "pld") <= dearer * least
+    assert epsilon(RoundCost(PoissonSampling(probability), noise), ROUNDS, DELTA, "pld") < least
+
+
+def told_apart(left: dict[int, float], right: dict[int, float], noise: float) -> float:
+    """A lower bound on ε after all rounds: sums are seen rounded to a hundredth of the noise."""
+    edges = np.arange(min(*left, *right) - 9 * noise, max(*left, *right) + 9 * noise, noise / 100)
+    one, other = (
+        np.diff(sum(p * stats.norm.cdf(edges, mean, noise) for mean, p in law.items()))
+        for law in (left, right)
+    )
+    precise = (one > 1e-13) & (other > 1e-13)  # to leave sums out makes δ smaller
+    one, other, width = one[precise], other[precise], 1e-3
+    losses = np.log(one / other)
+    first = math.floor(losses.min() / width)
+    spread = np.bincount(np.floor(losses / width).astype(int) - first, weights=one)
+    size = 1 << math.ceil(math.log2(ROUNDS * len(spread)))
+    spread = np.maximum(np.fft.irfft(np.fft.rfft(spread, size) ** ROUNDS, size), 0.0)
+    at = (np.arange(size) + ROUNDS * first) * width
+    grid = np.linspace(0.0, float(at[spread.cumsum() < 1.0 - DELTA / 10][-1]), 2001)
+    deltas = [spread @ np.maximum(-np.expm1(ratio - at), 0.0) for ratio in grid]
+    return float(grid[np.searchsorted(-np.array(deltas), -DELTA) - 1])
 
 
 @pytest.mark.parametrize(

@@ -204,6 +204,7 @@ def test_numbers_show_the_two_extremes() -> None:
     [
         ("--budget 0", "--budget = 0.0: give a finite number"),
         ("--budget nan", "--budget = nan: give a finite number"),
+        ("--budget inf", "--budget = inf: give a finite number"),
         ("--budget 1e6", "--budget = 1e+06: all examples of all users give only"),
         ("--private-norms 6", "--private-norms = 6.0: give an ε above 0, below privacy.epsilon"),
         ("--private-norms -1", "--private-norms = -1.0"),

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from fedsim.grids import memory_needed
-from tests.helpers.commands import fedsim, fedsim_ok, write_config
+from tests.helpers.commands import fedsim, write_config
 
 
 @pytest.fixture
@@ -191,12 +190,3 @@ def test_a_wrong_command_line(arguments: list[str]) -> None:
     done = fedsim(*arguments)
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
-
-
-def test_a_run_without_held_out_text_says_so(speeches: Path, tmp_path: Path, out: Path) -> None:
-    sections: dict[str, dict[str, Any]] = {
-        "data": {"held_out_examples": 0.0},
-        "strategy": {"rounds": 1},
-    }
-    done = fedsim_ok("run", write_config(tmp_path / "c.toml", speeches, **sections), "--out", out)
-    assert "No text was held out" in done.stdout

@@ -61,19 +61,6 @@ def test_a_relation_has_words() -> None:
     assert [relation.unit for relation in Relation] == ["user", "user", "user", "owner"]
 
 
-def test_unknown_name_lists_the_known() -> None:
-    with pytest.raises(
-        ConfigError, match=r"'moment'.*group-privacy, mixture, moments, pld, random-allocation, rdp"
-    ):
-        choose([poisson(0.1, 1.0)], "moment")
-
-
-@pytest.mark.parametrize("name", ["rdp", "moments"])
-def test_renyi_accountants_cannot_account_several_units(name: str) -> None:
-    with pytest.raises(ConfigError, match="8 units per user; use 'mixture'"):
-        choose([poisson(0.1, 1.0, 8)], name)
-
-
 def test_what_is_out_of_range_is_named() -> None:
     cost = poisson(0.1, 1.0)
     for wrong in (0.0, 1.0, -1.0, math.nan):

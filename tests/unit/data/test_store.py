@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from fedsim.data.store import TokenStore
-from fedsim.errors import ConfigError
 from tests.unit.data.data_samples import BEGIN, END, build
 
 RECORDS = [("ann", "a"), ("bob", "bbb"), ("ann", "aa"), ("ann", "")]
@@ -62,8 +61,3 @@ def test_another_process_receives_the_path_alone(tmp_path: Path) -> None:
     sent = pickle.dumps(large)
     assert len(sent) < 1_000
     assert pickle.loads(sent).example(3).tolist() == large.example(3).tolist()  # noqa: S301
-
-
-def test_not_a_store(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="not a token store; make one with fedsim data build"):
-        TokenStore.open(tmp_path)

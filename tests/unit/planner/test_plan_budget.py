@@ -148,12 +148,6 @@ def test_everybody_is_the_most(speeches: Path, materials: Materials) -> None:
         at_budget(config, materials, most * 1.01)
 
 
-@pytest.mark.parametrize("budget", [0.0, -3.0, float("inf"), float("nan")])
-def test_no_such_budget(budget: float, speeches: Path, materials: Materials) -> None:
-    with pytest.raises(ConfigError, match="--budget"):
-        at_budget(small_config(speeches), materials, budget)
-
-
 def test_what_the_strategy_refuses_is_said(speeches: Path, materials: Materials) -> None:
     config = small_config(speeches, strategy={**ELS, "selection": "random-chunk"})
     with pytest.raises(ConfigError, match="random-chunk"):

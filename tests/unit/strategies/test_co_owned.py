@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from fedsim.accounting.accountants import epsilon
-from fedsim.config import Config
+from fedsim.config import Config, parse_config
 from fedsim.data.store.manifest import OWNERS
 from fedsim.errors import ConfigError
 from fedsim.materials import Materials, load_materials
@@ -54,13 +54,9 @@ def _rows() -> list[Row]:
     ]
 
 
-def _write(path: Path, rows: list[Row]) -> Path:
-    return write_rows(path, rows)
-
-
 @pytest.fixture(scope="module")
 def mails(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return _write(tmp_path_factory.mktemp("mails") / "mails.jsonl", _rows())
+    return write_rows(tmp_path_factory.mktemp("mails") / "mails.jsonl", _rows())
 
 
 def _with(**sections: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -138,7 +134,7 @@ def test_exchanging_what_an_owner_co_owns_moves_only_that(
     owner = max(owner for owner in _owned(materials, plan) if owner >= materials.store.num_users)
     names = (materials.store.path / OWNERS).read_text(encoding="utf-8").splitlines()
     listener = json.loads(names[owner - materials.store.num_users])
-    other = _write(tmp_path / "other.jsonl", _exchanged(_rows(), listener))
+    other = write_rows(tmp_path / "other.jsonl", _exchanged(_rows(), listener))
     updates, pools, splits = [], [], []
     for source in (mails, other):
         materials, plan = _plan(source, strategy=strategy)
@@ -161,7 +157,7 @@ def test_exchanging_what_an_owner_co_owns_moves_only_that(
 def test_one_owner_a_text_is_todays_els_to_the_bit(tmp_path: Path) -> None:
     """Store, split, pool, coins and noise: the same weights come out of the command."""
     alone = [{**row, "readers": [row["author"]]} for row in _rows()]
-    source = _write(tmp_path / "alone.jsonl", alone)
+    source = write_rows(tmp_path / "alone.jsonl", alone)
     weights = []
     for name, data in (("owners", {}), ("plain", {"owners_column": None})):
         config = write_config(tmp_path / f"{name}.toml", source, **_with(data=data))
@@ -236,23 +232,9 @@ def test_what_has_no_proof_is_wrong_input(
         raw[name] = {**raw.get(name, {}), **section}
         raw[name] = {key: value for key, value in raw[name].items() if value is not None}
     with pytest.raises(ConfigError) as found:
-        _load_and_build(raw)
+        config = parse_config(raw)
+        build_plan(config, load_materials(config.seed, config.data, config.model, "cpu"))
     assert message in str(found.value)
-
-
-def _load_and_build(raw: dict[str, Any]) -> RoundPlan:
-    from fedsim.config import parse_config  # noqa: PLC0415
-
-    config = parse_config(raw)
-    return build_plan(config, load_materials(config.seed, config.data, config.model, "cpu"))
-
-
-def test_the_command_says_it_in_one_line_and_writes_nothing(mails: Path, tmp_path: Path) -> None:
-    strategy = {"name": "uls", "batch_size": None, "cohort_size": 5.0}
-    config = write_config(tmp_path / "c.toml", mails, **_with(strategy=strategy))
-    done = fedsim("run", config, "--out", tmp_path / "run")
-    assert "has no proved price where users are sampled" in done.complaint
-    assert not (tmp_path / "run").exists()
 
 
 def test_a_plan_by_hand_of_sampled_users_is_refused(mails: Path) -> None:

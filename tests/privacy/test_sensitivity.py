@@ -84,12 +84,6 @@ def test_the_sum_is_divided_by_the_declared_weight_not_by_the_drawn_one() -> Non
     assert estimated(ESTIMATORS["fixed"], users) == pytest.approx(0.7 / 2.5)
 
 
-def test_the_clipped_denominator_follows_the_drawn_weight_above_its_floor() -> None:
-    users: list[User] = [([0.1, 0.0, 0.0, 0.0, 0.0, 0.0], 0.5)] * 8
-    assert estimated(ESTIMATORS["clipped"], users) == pytest.approx(0.1)
-    assert estimated(ESTIMATORS["clipped"], users[:1]) == pytest.approx(0.05 / 2.0)
-
-
 def test_an_update_that_is_not_finite_counts_as_zero_and_is_counted() -> None:
     users: list[User] = [([math.nan] + [1.0] * 5, 1.0), ([math.inf] * 6, 0.5)]
     summed = total(users, CLIPS["flat"])

@@ -151,18 +151,9 @@ def test_noise_and_cost_derive_from_the_other_fields(
 
 
 def test_the_release_is_named_after_what_can_be_repeated() -> None:
-    assert make_plan(seed=3).release_id == make_plan(seed=3).release_id
-    assert make_plan(seed=3).release_id != make_plan(seed=4).release_id
     secure = [make_plan(seed=seed, entropy="secure").release_id for seed in (3, 3, 4)]
     assert secure[0] == secure[1] != secure[2]  # of one run, though it cannot be repeated
     assert all(name.startswith("secure:") for name in secure)
-
-
-def test_coins_and_noise_are_different_streams() -> None:
-    plan = make_plan()
-    assert not np.array_equal(plan.coins(0).random(50), plan.noise(0).chunk("", 0).random(50))
-    assert np.array_equal(plan.coins(2).random(50), plan.coins(2).random(50))
-    assert not np.array_equal(plan.coins(0).random(50), plan.coins(1).random(50))
 
 
 def test_uls(speeches: Path, materials: Materials) -> None:

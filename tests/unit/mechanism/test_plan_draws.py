@@ -73,12 +73,6 @@ def test_noise_that_rounds_to_none_is_refused() -> None:
         make_plan(noise_multiplier=1e-310, clip=FlatClip(l2_clip_norm=1e-25))
 
 
-def test_a_plan_without_noise_says_so() -> None:
-    plan = make_plan(noise_multiplier=0.0)
-    assert plan.noise_stddev == 0.0
-    assert plan.cost.noise_multiplier == 0.0
-
-
 def test_the_defaults_are_those_that_promise_most_and_do_nothing_else() -> None:
     defaults = {field.name: field.default for field in fields(RoundPlan)}
     assert (defaults["entropy"], defaults["seed"], defaults["assumptions"]) == ("secure", 0, ())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -97,90 +98,60 @@ def test_who_shares_rows(name: str) -> None:
 class Altered:
     """A model that does something else with several sequences in a row, or with all."""
 
-    def __init__(self, model: TransformersModel) -> None:
-        self.model = model
+    def __init__(self, model: TransformersModel, logits: Callable[..., torch.Tensor]) -> None:
+        self.model, self.logits = model, partial(logits, model)
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 (whatever the model has)
         return getattr(self.model, name)
 
 
-class SeesOthers(Altered):
+def sees_others(
+    model: TransformersModel,
+    parameters: Tensors,
+    tokens: torch.Tensor,
+    positions: torch.Tensor | None = None,
+) -> torch.Tensor:
     """Positions begin anew, yet everything in front is seen, as in transformers without masks."""
-
-    def logits(
-        self, parameters: Tensors, tokens: torch.Tensor, positions: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        options = {"attention_mask": torch.ones_like(tokens), "position_ids": positions}
-        output = torch.func.functional_call(
-            self.model.module, dict(parameters), (tokens,), options, tie_weights=False
-        )
-        return torch.Tensor(output.logits)
+    options = {"attention_mask": torch.ones_like(tokens), "position_ids": positions}
+    output = torch.func.functional_call(
+        model.module, dict(parameters), (tokens,), options, tie_weights=False
+    )
+    return torch.Tensor(output.logits)
 
 
-class IgnoresPositions(Altered):
-    def logits(
-        self, parameters: Tensors, tokens: torch.Tensor, positions: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        return self.model.logits(parameters, tokens)
-
-
-class SeesNothing(Altered):
-    """Each token by itself: whether sequences are kept apart cannot be told."""
-
-    def logits(
-        self, parameters: Tensors, tokens: torch.Tensor, positions: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        return self.model.logits(parameters, tokens.flatten()[:, None]).view(*tokens.shape, -1)
-
-
-class SaysNothing(Altered):
-    def logits(
-        self, parameters: Tensors, tokens: torch.Tensor, positions: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        return 0.0 * self.model.logits(parameters, tokens)
-
-
-class TakesNoPositions(Altered):
-    def logits(self, parameters: Tensors, tokens: torch.Tensor) -> torch.Tensor:
-        return self.model.logits(parameters, tokens)
-
-
-class Fails(Altered):
-    def logits(
-        self, parameters: Tensors, tokens: torch.Tensor, positions: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        if positions is not None:
-            raise KeyError("position_ids")
-        return self.model.logits(parameters, tokens)
-
-
-class SeesOthersLater(Altered):
+def sees_others_later(
+    model: TransformersModel,
+    parameters: Tensors,
+    tokens: torch.Tensor,
+    positions: torch.Tensor | None = None,
+) -> torch.Tensor:
     """As a branch does that begins with zeros."""
-
-    def logits(
-        self, parameters: Tensors, tokens: torch.Tensor, positions: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        own = self.model.logits(parameters, tokens, positions)
-        name, start = next(iter(self.model.initial_parameters().items()))
-        return own + (parameters[name] - start).abs().max() * own.roll(8, 1)
+    own = model.logits(parameters, tokens, positions)
+    name, start = next(iter(model.initial_parameters().items()))
+    return own + (parameters[name] - start).abs().max() * own.roll(8, 1)
 
 
-@pytest.mark.parametrize(
-    "altered",
-    [
-        SeesOthers,
-        SeesOthersLater,
-        IgnoresPositions,
-        SeesNothing,
-        SaysNothing,
-        TakesNoPositions,
-        Fails,
-    ],
-)
-def test_networks_that_do_not_keep_sequences_apart(altered: type[Altered]) -> None:
+ALTERED: dict[str, Callable[..., torch.Tensor]] = {
+    "sees others": sees_others,
+    "sees others later": sees_others_later,
+    "ignores positions": lambda model, p, tokens, positions=None: model.logits(p, tokens),
+    # Each token by itself: whether sequences are kept apart cannot be told.
+    "sees nothing": lambda model, p, tokens, positions=None: model.logits(
+        p, tokens.flatten()[:, None]
+    ).view(*tokens.shape, -1),
+    "says nothing": lambda model, p, tokens, positions=None: 0.0 * model.logits(p, tokens),
+    "takes no positions": lambda model, p, tokens: model.logits(p, tokens),
+    "fails": lambda model, p, tokens, positions=None: (
+        model.logits(p, tokens) if positions is None else p["position_ids"]
+    ),
+}
+
+
+@pytest.mark.parametrize("logits", ALTERED.values(), ids=ALTERED)
+def test_networks_that_do_not_keep_sequences_apart(logits: Callable[..., torch.Tensor]) -> None:
     model, parameters = network("gpt2 in rows", torch.float32)
     assert row_tokens(model, parameters) == ROW_TOKENS
-    assert row_tokens(altered(model), parameters) == 0
+    assert row_tokens(Altered(model, logits), parameters) == 0
 
 
 def test_a_network_is_never_tried_beyond_its_positions(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -283,37 +283,33 @@ def test_each_rounds_parameters_are_asked(
     assert num_alone(parameters, 3) == 2
 
 
+def steepness_of(module: nn.Module) -> float:
+    model = Opened(module)
+    return steepness(cast(LanguageModel, model), dict(model.module.named_parameters()))
+
+
 def test_a_change_grows_by_what_the_layers_make_of_it() -> None:
     """Linear layers pass a share on as it is; a cube makes three of it; a mean takes it away."""
+
+    class Raised(nn.Module):
+        def __init__(self, power: float, factor: float = 1.0) -> None:
+            super().__init__()
+            self.power, self.factor = power, factor
+
+        def forward(self, values: torch.Tensor) -> torch.Tensor:
+            return self.factor * values**self.power
 
     def of(*layers: nn.Module) -> float:
         torch.manual_seed(0)
         table = nn.Embedding(VOCABULARY, 64)
-        head = nn.Linear(64, VOCABULARY, bias=False)
-        model = Opened(nn.Sequential(table, *layers, head).requires_grad_(False))
-        return steepness(cast(LanguageModel, model), dict(model.module.named_parameters()))
-
-    class Power(nn.Module):
-        def __init__(self, by: float) -> None:
-            super().__init__()
-            self.by = by
-
-        def forward(self, values: torch.Tensor) -> torch.Tensor:
-            return values**self.by
-
-    class Times(nn.Module):
-        def __init__(self, by: float) -> None:
-            super().__init__()
-            self.by = by
-
-        def forward(self, values: torch.Tensor) -> torch.Tensor:
-            return values * self.by
+        return steepness_of(nn.Sequential(table, *layers, nn.Linear(64, VOCABULARY, bias=False)))
 
     assert of() == pytest.approx(1.0, rel=0.05)
-    assert of(Power(3.0)) == pytest.approx(3.0, rel=0.1)
-    assert of(Power(3.0), Power(3.0)) == pytest.approx(9.0, rel=0.15)
-    assert of(Power(0.0)) == 0.0
-    assert of(Times(3e3)) > MOST > of(Times(3.0))  # a softmax goes by the size of logits
+    assert of(Raised(3.0)) == pytest.approx(3.0, rel=0.1)
+    assert of(Raised(3.0), Raised(3.0)) == pytest.approx(9.0, rel=0.15)
+    assert of(Raised(0.0)) == 0.0
+    # A softmax goes by the size of logits.
+    assert of(Raised(1.0, 3e3)) > MOST > of(Raised(1.0, 3.0))
 
 
 def test_a_recurrence_is_asked_with_a_text_as_long_as_the_datas(
@@ -354,9 +350,7 @@ def test_a_table_of_positions_that_nothing_tells_of_is_kept_to() -> None:
             logits: torch.Tensor = self.head(self.words(tokens) + places)
             return logits
 
-    model = Opened(Placed())
-    found = steepness(cast(LanguageModel, model), dict(model.module.named_parameters()))
-    assert 0.0 < found < 2.0
+    assert 0.0 < steepness_of(Placed()) < 2.0
 
 
 def test_what_cannot_be_asked_is_steep() -> None:
@@ -372,10 +366,7 @@ def test_what_cannot_be_asked_is_steep() -> None:
         def forward(self, tokens: torch.Tensor) -> torch.Tensor:
             return self.table[tokens]
 
-    looked = Opened(Looked())
-    assert (
-        steepness(cast(LanguageModel, looked), dict(looked.module.named_parameters())) == math.inf
-    )
+    assert steepness_of(Looked()) == math.inf
 
 
 @contextmanager

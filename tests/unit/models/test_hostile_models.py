@@ -6,6 +6,7 @@ import json
 import pickle
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -41,12 +42,6 @@ def pickled(folder: Path) -> None:
     (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Payload()))
 
 
-def pickled_by_torch(folder: Path) -> None:
-    weights = load_file(folder / "model.safetensors")
-    (folder / "model.safetensors").unlink()
-    torch.save(weights, folder / "pytorch_model.bin")
-
-
 def code(folder: Path) -> None:
     (folder / "evil.py").write_text(CODE, encoding="utf-8")
     names = {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}
@@ -71,53 +66,47 @@ def not_whole(folder: Path) -> None:
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def of_other_sizes(folder: Path) -> None:
-    edit(folder, "config.json", n_inner=40)
-
-
-def endless(folder: Path) -> None:
-    edit(folder, "config.json", n_layer=10**9)
-
-
-def of_another_type(folder: Path) -> None:
-    edit(folder, "config.json", n_positions=128.0)
-
-
-def odd_tokenizer(folder: Path) -> None:
-    edit(folder, "tokenizer_config.json", **{"__class__": 7})
-
-
 def no_tokenizer(folder: Path) -> None:
     for path in folder.iterdir():
         if path.name not in ("config.json", "model.safetensors"):
             path.unlink()
 
 
-CASES: dict[Callable[[Path], None], str] = {
-    pickled: r"pytorch_model\.bin.* can run code when they are read; wanted: safetensors",
-    pickled_by_torch: "can run code when they are read",
-    code: "it needs code that comes with it, which is never run",
-    elsewhere: r"'\.\./weights\.safetensors' is no file of the folder",
-    adapters: "merge them",
-    not_whole: "lack 1 of the network's weights: .*ln_2",
-    of_other_sizes: r"config\.json wants transformer\.h\.0\.mlp\.c_fc\.bias of shape \(40,\), and",
-    endless: "n_layer = 1000000000, and the weights are",
-    of_another_type: "n_positions",
-    odd_tokenizer: "__class__",
-    no_tokenizer: r"opens here: the folder has no tokenizer; save one .*\.save_pretrained$",
-}
+CASES: list[tuple[Callable[[Path], None] | dict[str, object], str]] = [
+    (pickled, r"pytorch_model\.bin.* can run code when they are read; wanted: safetensors"),
+    (code, "it needs code that comes with it, which is never run"),
+    (elsewhere, r"'\.\./weights\.safetensors' is no file of the folder"),
+    (adapters, "merge them"),
+    (not_whole, "lack 1 of the network's weights: .*ln_2"),
+    (
+        {"n_inner": 40},
+        r"config\.json wants transformer\.h\.0\.mlp\.c_fc\.bias of shape \(40,\), and",
+    ),
+    ({"n_layer": 10**9}, "n_layer = 1000000000, and the weights are"),
+    ({"n_positions": 128.0}, "n_positions"),
+    (partial(edit, name="tokenizer_config.json", __class__=7), "__class__"),
+    (no_tokenizer, r"opens here: the folder has no tokenizer; save one .*\.save_pretrained$"),
+]
+"""What is done to a folder, or changed in its config.json."""
 
 
-@pytest.mark.parametrize("harm", CASES, ids=lambda harm: harm.__name__)
+@pytest.mark.parametrize(("harm", "message"), CASES)
 def test_a_hostile_folder(
-    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: Callable[[Path], None]
+    saved: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    harm: Callable[[Path], None] | dict[str, object],
+    message: str,
 ) -> None:
     folder = tmp_path / "model"
     shutil.copytree(saved, folder)
-    harm(folder)
+    if isinstance(harm, dict):
+        edit(folder, "config.json", **harm)
+    else:
+        harm(folder)
     monkeypatch.chdir(tmp_path)
     before = sorted(tmp_path.iterdir())
-    with pytest.raises(ConfigError, match=CASES[harm]):
+    with pytest.raises(ConfigError, match=message):
         open_pretrained(str(folder))
     assert sorted(tmp_path.iterdir()) == before
     assert not list(tmp_path.rglob("executed")) + list(tmp_path.rglob("unpickled"))

@@ -17,20 +17,17 @@ from fedsim.materials import load_model
 NAMES = ["wte.weight", "h.0.attn.weight", "h.0.attn.lora_A.default.weight", "ln_f.bias"]
 
 
-def test_all_is_everything_in_order() -> None:
-    assert select_trainable(NAMES, "all") == NAMES
-
-
-def test_all_with_adapters_is_the_adapters() -> None:
-    assert select_trainable(NAMES, "all", lora=True) == ["h.0.attn.lora_A.default.weight"]
-
-
-def test_a_pattern_is_searched_anywhere() -> None:
-    assert select_trainable(NAMES, r"attn\.w|bias$") == ["h.0.attn.weight", "ln_f.bias"]
-
-
-def test_a_pattern_reaches_beyond_the_adapters_when_asked() -> None:
-    assert select_trainable(NAMES, "lora_|ln_f", lora=True) == NAMES[2:]
+@pytest.mark.parametrize(
+    ("pattern", "lora", "selected"),
+    [
+        ("all", False, NAMES),
+        ("all", True, ["h.0.attn.lora_A.default.weight"]),
+        (r"attn\.w|bias$", False, ["h.0.attn.weight", "ln_f.bias"]),
+        ("lora_|ln_f", True, NAMES[2:]),
+    ],
+)
+def test_what_is_selected_stands_in_order(pattern: str, lora: bool, selected: list[str]) -> None:
+    assert select_trainable(NAMES, pattern, lora=lora) == selected
 
 
 def test_a_pattern_without_a_match_names_the_parameters() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -102,47 +103,23 @@ def test_a_write_that_fails_leaves_the_older_checkpoint(
     assert same_state(load_checkpoint(first), state_after(1))
 
 
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-7])
+OLD = {"format": "2", "round": "1"}
+DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "cut": (lambda path: path.write_bytes(path.read_bytes()[:-7]), "cannot be read"),
+    "header": (lambda p: p.write_bytes(b"\xff" * 64 + p.read_bytes()[64:]), "cannot be read"),
+    "empty": (lambda path: path.write_bytes(b""), "cannot be read"),
+    "text": (lambda path: path.write_text("not a checkpoint at all"), "cannot be read"),
+    "gone": (Path.unlink, "cannot be read"),
+    "foreign": (lambda p: save_file({"weight": torch.zeros(3)}, p), "not a fedsim checkpoint"),
+    "old": (lambda p: save_file({"parameters/w": torch.zeros(3)}, p, OLD), "not a fedsim checkp"),
+}
 
 
-def empty(path: Path) -> None:
-    path.write_bytes(b"")
-
-
-def overwrite_header(path: Path) -> None:
-    path.write_bytes(b"\xff" * 64 + path.read_bytes()[64:])
-
-
-def text(path: Path) -> None:
-    path.write_text("not a checkpoint at all", encoding="utf-8")
-
-
-def foreign(path: Path) -> None:
-    save_file({"weight": torch.zeros(3)}, path)
-
-
-def of_another_format(path: Path) -> None:
-    save_file({"parameters/w": torch.zeros(3)}, path, {"format": "2", "round": "1"})
-
-
-@pytest.mark.parametrize(
-    ("damage", "complaint"),
-    [
-        (cut, "cannot be read"),
-        (empty, "cannot be read"),
-        (overwrite_header, "cannot be read"),
-        (text, "cannot be read"),
-        (Path.unlink, "cannot be read"),
-        (foreign, "not a fedsim checkpoint"),
-        (of_another_format, "not a fedsim checkpoint"),
-    ],
-)
+@pytest.mark.parametrize(("damage", "complaint"), DAMAGES.values(), ids=DAMAGES)
 def test_what_is_no_checkpoint_is_refused_by_name(
-    damage: object, complaint: str, tmp_path: Path
+    damage: Callable[[Path], object], complaint: str, tmp_path: Path
 ) -> None:
     path = save_checkpoint(tmp_path, state_after(1), keep=1)
-    assert callable(damage)
     damage(path)
     with pytest.raises(ConfigError, match=complaint) as raised:
         load_checkpoint(path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import psutil
 
 from fedsim.report.schema import load_report
 from tests.robustness.dirty.tiny_world import tiny_config
@@ -89,14 +89,11 @@ def _watch(process: subprocess.Popen[bytes], metrics: Path, end: float) -> list[
 
 def _look(pid: int, rounds: int) -> Sample | None:
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    except (OSError, IndexError):  # it has just ended
+        process = psutil.Process(pid)
+        cpu, memory = process.cpu_times(), process.memory_info().rss
+    except psutil.Error:  # it has just ended
         return None
-    ticks = os.sysconf("SC_CLK_TCK")
-    return Sample(
-        rounds, (int(fields[11]) + int(fields[12])) / ticks, pages * os.sysconf("SC_PAGE_SIZE")
-    )
+    return Sample(rounds, cpu.user + cpu.system, memory)
 
 
 def _rates(samples: Sequence[Sample]) -> np.ndarray:

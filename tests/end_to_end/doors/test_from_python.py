@@ -219,18 +219,34 @@ def test_a_network_that_was_changed_since_has_no_promise_but_that_of_its_start(
     assert "from `model` with" in card
 
 
+def fetched(run: fedsim.Run, hub: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the folder of a run's model, org/x, in the cache of a hub that is not reached."""
+    entry = hub / "models--org--x"
+    shutil.copytree(run.path / "model", entry / "snapshots" / ("0" * 40))
+    (entry / "refs").mkdir()
+    (entry / "refs" / "main").write_text("0" * 40)
+    for module in ("huggingface_hub.constants", "transformers.utils.hub"):
+        monkeypatch.setattr(f"{module}.HF_HUB_CACHE", str(hub), raising=False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    return entry
+
+
+def given_again(start: str, speeches: Path, change: float = 0.0) -> str:
+    """Open a network, change a weight of it, give it, and return where it was written."""
+    held, tokenizer = (
+        kind.from_pretrained(start) for kind in (AutoModelForCausalLM, AutoTokenizer)
+    )
+    with torch.no_grad():
+        next(held.parameters()).add_(change)
+    raw = light(speeches, source=str(speeches)) | {"model": {"trainable": "ln_"}}
+    return with_given(raw, model=held, tokenizer=tokenizer).model.name_or_path
+
+
 def test_a_promise_on_the_hub_goes_with_what_is_opened_from_there(
     finished: fedsim.Run, speeches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From the hub's cache, as a machine without a network has it: by name, and given as opened."""
-    hub = tmp_path / "hub"
-    snapshot = hub / "models--org--x" / "snapshots" / ("0" * 40)
-    shutil.copytree(finished.path / "model", snapshot)
-    (hub / "models--org--x" / "refs").mkdir()
-    (hub / "models--org--x" / "refs" / "main").write_text("0" * 40)
-    for module in ("huggingface_hub.constants", "transformers.utils.hub"):
-        monkeypatch.setattr(f"{module}.HF_HUB_CACHE", str(hub), raising=False)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    fetched(finished, tmp_path / "hub", monkeypatch)
     config = light(speeches, source=str(speeches))
     config["model"] = {"trainable": "ln_", "name_or_path": "org/x"}
     named = fedsim.run(config, tmp_path / "named")
@@ -252,23 +268,11 @@ def test_a_hub_that_is_not_reached_may_have_a_promise(
     finished: fedsim.Run, speeches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where the weights alone were fetched: named, and given as opened; not if it said no."""
-    hub = tmp_path / "hub"
-    entry = hub / "models--org--x"
-    shutil.copytree(finished.path / "model", entry / "snapshots" / ("0" * 40))
+    entry = fetched(finished, tmp_path / "hub", monkeypatch)
     (entry / "snapshots" / ("0" * 40) / "privacy.json").unlink()
-    (entry / "refs").mkdir()
-    (entry / "refs" / "main").write_text("0" * 40)
-    for module in ("huggingface_hub.constants", "transformers.utils.hub"):
-        monkeypatch.setattr(f"{module}.HF_HUB_CACHE", str(hub), raising=False)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     sentence = "Whether 'org/x' has a promise of its own could not be looked up"
     assert sentence in origin_of("org/x")
-    held = AutoModelForCausalLM.from_pretrained("org/x")
-    tokenizer = AutoTokenizer.from_pretrained("org/x")
-    raw = light(speeches, source=str(speeches)) | {"model": {"trainable": "ln_"}}
-    assert sentence in origin_of(
-        with_given(raw, model=held, tokenizer=tokenizer).model.name_or_path
-    )
+    assert sentence in origin_of(given_again("org/x", speeches))
     (entry / ".no_exist" / ("0" * 40)).mkdir(parents=True)
     (entry / ".no_exist" / ("0" * 40) / "privacy.json").touch()
     assert origin_of("org/x") == ""
@@ -290,12 +294,7 @@ def test_an_unfinished_run_is_no_start_of_unknown_text(
     # Given from Python, as it is or changed, and what that was written to given once more.
     start, given = str(copy / "model"), []
     for change in (0.0, 0.0, 1e-3, 0.0):
-        held = AutoModelForCausalLM.from_pretrained(start)
-        with torch.no_grad():
-            next(held.parameters()).add_(change)
-        tokenizer = AutoTokenizer.from_pretrained(start)
-        raw = light(speeches, source=str(speeches)) | {"model": {"trainable": "ln_"}}
-        start = with_given(raw, model=held, tokenizer=tokenizer).model.name_or_path
+        start = given_again(start, speeches, change)
         given.append(origin_of(start))
     assert all(f"'model' {sentence}" in said for said in given)
     assert ["and not what is there" in said for said in given] == [False, False, True, True]
@@ -307,12 +306,7 @@ def test_the_promise_of_a_start_stays_with_what_is_made_of_it(
     """Changed, written to the cache, opened from there and changed again."""
     start, statement = str(finished.path / "model"), finished.report.privacy.statement
     for _ in range(2):
-        held = AutoModelForCausalLM.from_pretrained(start)
-        with torch.no_grad():
-            next(held.parameters()).add_(1e-3)
-        tokenizer = AutoTokenizer.from_pretrained(start)
-        raw = light(speeches, source=str(speeches)) | {"model": {"trainable": "ln_"}}
-        start = with_given(raw, model=held, tokenizer=tokenizer).model.name_or_path
+        start = given_again(start, speeches, 1e-3)
         assert statement in origin_of(start)
 
 
@@ -397,9 +391,7 @@ def test_one_users_name_or_number_does_not_change_how_others_are_written() -> No
     for data in (rows, pandas.DataFrame(rows), pandas.DataFrame(rows, dtype=object)):
         assert users_of(with_given(settings(), data=data)) == ["7", "1.5"]
     for names in (["bob"], ["alice", "bob"]):
-        label = datasets.ClassLabel(names=names)
-        features = datasets.Features({"author": label, "body": datasets.Value("string")})
-        given = datasets.Dataset.from_list([{"author": "bob", "body": "a"}], features=features)
+        given = labelled(names, (names.index("bob"), "a"))
         assert users_of(with_given(settings(), data=given)) == ["bob"]
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import numpy.typing as npt
@@ -44,6 +46,18 @@ def answering(content: RecordDict) -> InProcessGrid:
         return Message(content, reply_to=message)
 
     return InProcessGrid(app)
+
+
+@contextmanager
+def no_collecting() -> Iterator[None]:
+    """Collect no garbage within the block."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def record(weights: Weights) -> ArrayRecord:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import weakref
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -27,6 +26,7 @@ from fedsim.materials import Materials, check_device
 from fedsim.tensors import Tensors
 from tests.conftest import DEVICE, small_config
 from tests.contracts.test_executors import CLIP, TASKS, client_spec
+from tests.unit.grids.flower_apps import no_collecting
 
 CPU = torch.device("cpu")
 
@@ -75,14 +75,9 @@ def test_no_part_of_a_round_waits_for_a_garbage_collection(
     executor = GridExecutor(
         Watched(app), client_spec(small_config(speeches), TASKS["fedsgd"]), shard_size=2
     )
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
+    with no_collecting():
         executor.clipped_sum(materials.model.initial_parameters(), np.arange(4), CLIP, 0)
         assert [record() for record in left] == [None] * 6  # parameters, units and sum, twice
-    finally:
-        if collecting:
-            gc.enable()
 
 
 def test_a_ray_worker_hands_the_same_record_to_all_shards_of_a_round(

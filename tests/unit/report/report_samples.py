@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
+
+from rich.console import Console
 
 from fedsim.report.schema import (
     Cost,
@@ -18,7 +21,15 @@ from fedsim.report.schema import (
     Utility,
     save_report,
 )
+from fedsim.report.tables import Table
 from fedsim.utils.files import write_atomically
+
+
+def printed(table: Table, width: int) -> str:
+    """Return a table as a terminal so wide shows it."""
+    file = io.StringIO()
+    Console(file=file, width=width).print(table.rich())
+    return file.getvalue()
 
 
 def scores(loss: float, accuracy: float = 0.3, tokens: int = 41_007) -> Scores:

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
-from rich.console import Console
 
 from fedsim.errors import ConfigError
 from fedsim.report.comparison import (
@@ -33,6 +32,7 @@ from fedsim.report.wording import outcome_text
 from tests.unit.report.report_samples import (
     metrics,
     non_private,
+    printed,
     privacy,
     report,
     scores,
@@ -58,11 +58,7 @@ def three(**changes: object) -> Comparison:
 
 
 def lines_of(comparison: Comparison, width: int = 200) -> str:
-    console = Console(file=io.StringIO(), width=width)
-    console.print(terminal_table(comparison).rich())
-    file = console.file
-    assert isinstance(file, io.StringIO)
-    return file.getvalue()
+    return printed(terminal_table(comparison), width)
 
 
 def test_rows_hold_the_reports_numbers() -> None:

@@ -24,7 +24,6 @@ from fedsim.report.schema import (
 from fedsim.sampling import PoissonSampling
 from tests.unit.report.report_samples import (
     metrics,
-    non_private,
     privacy,
     report,
     scores,
@@ -68,10 +67,6 @@ def test_a_diverged_run_is_valid_json_and_reads_back(tmp_path: Path) -> None:
 def test_an_epsilon_needs_what_gives_it_meaning(change: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         privacy(**change)
-
-
-def test_without_a_guarantee_nothing_is_required() -> None:
-    assert non_private().epsilon is None
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -25,6 +24,7 @@ from tests.unit.grids.flower_apps import (
     ManyNodes,
     Weights,
     client,
+    no_collecting,
     record,
     weights_of,
 )
@@ -197,14 +197,9 @@ def test_no_reply_waits_for_a_garbage_collection() -> None:
         return replies
 
     strategy = DPFedAvg(**EVERYBODY, noise_multiplier=1.0)
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
+    with no_collecting():
         strategy.start(Tampered(client(pulled), watched), record(START), num_rounds=1)
         assert [part() for part in left] == [None] * 6
-    finally:
-        if collecting:
-            gc.enable()
 
 
 def test_the_order_of_replies_changes_no_bit() -> None:

@@ -39,10 +39,6 @@ def small_ones(texts: Sequence[str]) -> list[npt.NDArray[np.int64]]:
     return [np.where((ids >= 65) & (ids <= 90), ~ids, ids) for ids in letters(texts)]
 
 
-def write(path: Path, rows: list[dict[str, object]]) -> Path:
-    return write_rows(path, rows)
-
-
 def read(source: Path, **data: object) -> list[tuple[str | None, object]]:
     config = DataConfig.model_validate({"source": str(source), "user_column": "u", **data})
     return [(user, json.loads(text) if text else text) for user, text in records(config)]
@@ -62,18 +58,20 @@ def test_messages_of_every_kind_of_file(tmp_path: Path) -> None:
     with (tmp_path / "x.csv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerows([("u", "m"), *((row["u"], json.dumps(row["m"])) for row in rows)])
-    for source in (write(tmp_path / "x.jsonl", rows), tmp_path / "x.parquet"):
+    for source in (write_rows(tmp_path / "x.jsonl", rows), tmp_path / "x.parquet"):
         assert read(source, messages_column="m") == wanted
     assert read(tmp_path / "x.csv", messages_column="m")[:2] == wanted[:2]
 
 
 def test_prompts_are_strings_or_messages(tmp_path: Path) -> None:
     columns = {"prompt_column": "p", "completion_column": "c"}
-    strings = write(tmp_path / "s.jsonl", [{"u": "a", "p": "Q", "c": "A"}, {"u": "a", "p": "Q"}])
+    strings = write_rows(
+        tmp_path / "s.jsonl", [{"u": "a", "p": "Q", "c": "A"}, {"u": "a", "p": "Q"}]
+    )
     assert read(strings, **columns) == [("a", {"prompt": "Q", "completion": "A"}), ("a", None)]
-    lists = write(tmp_path / "l.jsonl", [{"u": "a", "p": TALK[:1], "c": TALK[1:]}])
+    lists = write_rows(tmp_path / "l.jsonl", [{"u": "a", "p": TALK[:1], "c": TALK[1:]}])
     assert read(lists, **columns) == [("a", {"prompt": TALK[:1], "completion": TALK[1:]})]
-    mixed = write(tmp_path / "m.jsonl", [{"u": "a", "p": "Q", "c": TALK}])
+    mixed = write_rows(tmp_path / "m.jsonl", [{"u": "a", "p": "Q", "c": TALK}])
     with pytest.raises(ConfigError, match=r"completion_column = 'c': row 1: a string in one alone"):
         read(mixed, **columns)
 
@@ -98,7 +96,7 @@ def test_what_is_no_conversation_is_named(messages: object, said: str, tmp_path:
     """By the number of the first row, with how many more there are, and without its text."""
     fine: dict[str, object] = {"u": "a", "m": TALK}
     wrong = {"u": "a", "m": messages}
-    source = write(tmp_path / "x.jsonl", [*[fine] * 1003, wrong, fine, wrong])
+    source = write_rows(tmp_path / "x.jsonl", [*[fine] * 1003, wrong, fine, wrong])
     with pytest.raises(ConfigError, match=rf"^data.messages_column = 'm': row 1004: {said}") as met:
         read(source, messages_column="m")
     assert "(2 of rows 1001 to 1006 are unusable); wanted: lists of messages" in str(met.value)
@@ -190,7 +188,7 @@ def test_an_examples_key_tells_what_counts() -> None:
 
 
 def test_a_store_of_conversations_says_by_which_template(tmp_path: Path) -> None:
-    source = write(tmp_path / "chats.jsonl", [{"u": "a", "m": TALK}, {"u": "b", "m": TALK}])
+    source = write_rows(tmp_path / "chats.jsonl", [{"u": "a", "m": TALK}, {"u": "b", "m": TALK}])
     model = load_model(ModelConfig(pretraining_steps=0), sequence_length=16)
     for name in ("one", "other"):
         template = "{% for m in messages %}" + name + "{{ m.content }}{% endfor %}"
@@ -226,7 +224,7 @@ def test_steps_read_what_is_said(tmp_path: Path) -> None:
         ("prompt", [{"m": text, "c": "."} for _, text in rows]),
     ]
     for kind, cells in kinds:
-        source = write(
+        source = write_rows(
             tmp_path / f"{kind}.jsonl",
             [{"u": user} | cell for (user, _), cell in zip(rows, cells, strict=True)],
         )
@@ -243,13 +241,13 @@ def test_steps_read_what_is_said(tmp_path: Path) -> None:
 
 def test_conversations_in_which_nothing_is_said_are_empty(tmp_path: Path) -> None:
     silent = [{"role": "user", "content": " "}, {"role": "assistant", "content": ""}]
-    source = write(tmp_path / "x.jsonl", [{"u": "a", "m": silent}, {"u": "b", "m": TALK}])
+    source = write_rows(tmp_path / "x.jsonl", [{"u": "a", "m": silent}, {"u": "b", "m": TALK}])
     assert read(source, messages_column="m") == [("a", ""), ("b", {"messages": TALK})]
 
 
 def test_joined_conversations_lose_nothing(tmp_path: Path) -> None:
     """A word that begins a text and ends it is no begin and end token in one."""
-    source = write(
+    source = write_rows(
         tmp_path / "x.jsonl",
         [{"u": "a", "m": [{"role": "user", "content": text}]} for text in ("ok.", "!hello you!")],
     )

@@ -151,35 +151,6 @@ def test_evaluation_is_what_a_loop_counts(
     assert abs(found.user_loss - found.loss) > 1e-4
 
 
-def test_an_unknown_token_is_wrong_even_when_predicted(
-    store: TokenStore, parameters: dict[str, torch.Tensor]
-) -> None:
-    known = evaluate(bigram(), parameters, store, everything(store))
-    unknown = evaluate(bigram(ord("a")), parameters, store, everything(store))
-    assert known.accuracy_top1 > 0.1
-    assert unknown.accuracy_top1 < 0.05
-    assert unknown.loss == known.loss
-
-
-def test_a_long_text_counts_for_its_tokens(
-    store: TokenStore, parameters: dict[str, torch.Tensor]
-) -> None:
-    lengths = store.lengths(everything(store))
-    pair = np.array([lengths.argmin(), lengths.argmax()])
-    scores = [evaluate(bigram(), parameters, store, pair[[index]]) for index in (0, 1)]
-    weighted = sum(score.loss * score.tokens for score in scores) / sum(s.tokens for s in scores)
-    both = evaluate(bigram(), parameters, store, pair)
-    assert both.loss == pytest.approx(weighted, rel=1e-12)
-    assert abs(both.loss - (scores[0].loss + scores[1].loss) / 2) > 1e-3
-
-
-def test_the_same_parameters_give_the_same_bits(
-    store: TokenStore, parameters: dict[str, torch.Tensor]
-) -> None:
-    first = evaluate(bigram(), parameters, store, everything(store))
-    assert evaluate(bigram(), parameters, store, everything(store)) == first
-
-
 def test_no_examples_have_no_score(store: TokenStore, parameters: dict[str, torch.Tensor]) -> None:
     nothing = evaluate(bigram(), parameters, store, np.array([], dtype=np.int64))
     assert nothing.tokens == 0

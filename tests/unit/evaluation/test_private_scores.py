@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedsim.evaluation.metrics import evaluate
 from fedsim.evaluation.private_scores import SENSITIVITY, PrivateScores, private_scores
 from fedsim.evaluation.scoring import owners
 from fedsim.language_model import LanguageModel
@@ -67,8 +68,6 @@ def score(
 def test_without_noise_it_is_the_mean_over_users(materials: Materials) -> None:
     examples = materials.split.held_out_examples
     found = score(materials, examples, bound=50.0)
-    from fedsim.evaluation.metrics import evaluate  # noqa: PLC0415
-
     exact = evaluate(
         materials.model, materials.model.initial_parameters(), materials.store, examples
     )

@@ -18,7 +18,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from fedsim import materials, registry
+from fedsim import materials
 from fedsim.clients.models.loading import load
 from fedsim.clients.models.tokenizers import word_tokenizer
 from fedsim.clients.models.transformers_model import TransformersModel
@@ -290,7 +290,3 @@ def test_a_misspelt_built_in_name_is_suggested(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", unreachable)
     with pytest.raises(ConfigError, match=r"did you mean 'tiny-gpt'\? .*cannot be reached"):
         load_model(ModelConfig(name_or_path="tiny-gtp"))
-
-
-def test_the_built_in_names_are_registered() -> None:
-    assert {"tiny-gpt", "mcmahan-lstm", "transformers"} <= set(registry.names("models"))

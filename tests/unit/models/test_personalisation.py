@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from fedsim.clients.personalisation import _halves, _local_user, personalise
 from fedsim.clients.tasks.gradients import mean_gradient
@@ -71,19 +70,6 @@ def test_it_helps_users_who_repeat_themselves(model: LanguageModel, store: Token
     found = personalise(model, model.initial_parameters(), store, users, training=TRAINING, seed=7)
     assert (found.after < found.without - 0.1).all()
     assert found.without == pytest.approx(math.log(model.vocabulary_size), rel=0.1)
-
-
-def test_who_else_is_there_changes_nothing(model: LanguageModel, store: TokenStore) -> None:
-    start = model.initial_parameters()
-    alone = personalise(model, start, store, np.array([3]), training=TRAINING, seed=7)
-    together = personalise(
-        model, start, store, np.arange(store.num_users), training=TRAINING, seed=7
-    )
-    assert together.after[2] == pytest.approx(alone.after[0], rel=1e-5)
-    assert together.tokens[2] == alone.tokens[0]
-    assert all(
-        torch.equal(value, start[name]) for name, value in model.initial_parameters().items()
-    )
 
 
 def test_the_halves_are_all_of_a_user_and_do_not_meet(store: TokenStore) -> None:

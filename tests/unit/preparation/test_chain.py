@@ -54,10 +54,6 @@ def test_steps_are_taken_in_their_order(source: Path) -> None:
     assert list(prepared) == [("ann", "x"), ("bob", "y"), ("bob", "z")]
 
 
-def test_without_steps_nulls_are_left_to_the_store(source: Path) -> None:
-    assert list(records(_config(source))) == [(row["speaker"], row["text"]) for row in ROWS]
-
-
 def test_a_step_gets_the_columns_it_asks_for(source: Path) -> None:
     by_time = {"step": "sort-by-time", "column": "date"}
     assert [text for _, text in records(_config(source, by_time))] == ["z", "y", "x", "x"]

@@ -213,7 +213,6 @@ def test_users_left_out_by_name() -> None:
     ("name", "settings"),
     [
         ("min-examples", {"count": 0}),
-        ("text-length", {}),
         ("text-length", {"minimum": 3, "maximum": 2}),
         ("drop-urls", {}),
         ("drop-users", {"containing": [""]}),

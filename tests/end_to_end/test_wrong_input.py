@@ -52,6 +52,7 @@ def out(tmp_path: Path) -> Path:
         ("data.prompt_column='q'", "data: prompt_column = 'q': without a completion_column"),
         ("data.messages_column='m'", "data: text_column and messages_column: texts are of one"),
         ("data.loss_on='assistant'", "data: loss_on = 'assistant': needs data.messages_column"),
+        ("data.loss_on='completion'", "data: loss_on = 'completion': needs data.prompt_column"),
         ("data.chat_template='t.jinja'", "data: chat_template = 't.jinja': only messages go"),
         ("data.sequence_length=1", "data.sequence_length = 1"),
         ("data.sequence_length=4096", "4096"),

@@ -44,9 +44,10 @@ from fedsim.clients.models.tiny_gpt import VOCABULARY_SIZE
 from fedsim.clients.models.tokenizers import byte_pair_tokenizer, word_tokenizer
 from fedsim.clients.models.transformers_model import TransformersModel
 from fedsim.clients.tasks.gradients import mean_gradient
+from fedsim.clipping import Clip
 from fedsim.config import ModelConfig
 from fedsim.estimators import WeightedSum
-from fedsim.execution import Keys, Unit, Update
+from fedsim.execution import Engine, Keys, Unit, Update
 from fedsim.tensors import Tensors, l2_norm
 
 VOCABULARY = 60
@@ -69,11 +70,12 @@ _EXPERTS: dict[str, Any] = (
 _QWEN_EXPERTS: dict[str, Any] = _EXPERTS | {"num_experts": 5, "moe_intermediate_size": 8}
 
 
-def _gpt2(tied: bool = True, positions: int = 16, words: int = VOCABULARY) -> PreTrainedModel:
+def gpt2(**sizes: Any) -> PreTrainedModel:  # noqa: ANN401
+    """A small GPT-2 without dropout."""
+    small = {"vocab_size": VOCABULARY, "n_positions": 16, "n_embd": 12, "n_layer": 2, "n_head": 2}
     config = GPT2Config(
-        vocab_size=words, n_positions=positions, n_embd=12, n_layer=2, n_head=2,
-        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=1, eos_token_id=2,
-        tie_word_embeddings=tied,
+        **(small | sizes), resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=1,
+        eos_token_id=2,
     )  # fmt: skip
     config._attn_implementation = "eager"
     return GPT2LMHeadModel(config)
@@ -136,14 +138,14 @@ def _lstm(words: int = VOCABULARY) -> PreTrainedModel:
 
 _Make = Callable[[], PreTrainedModel]
 NETWORKS: dict[str, tuple[_Make, ModelConfig]] = {
-    "gpt2 tied": (_gpt2, ModelConfig()),
-    "gpt2 untied": (lambda: _gpt2(tied=False), ModelConfig()),
-    "gpt2 lora": (_gpt2, ModelConfig(lora_rank=2)),
-    "gpt2 norms and biases": (_gpt2, ModelConfig(trainable=r"ln_|bias")),
-    "gpt2 tied table": (_gpt2, ModelConfig(trainable="wte")),
-    "gpt2 positions": (_gpt2, ModelConfig(trainable="wpe")),
+    "gpt2 tied": (gpt2, ModelConfig()),
+    "gpt2 untied": (lambda: gpt2(tie_word_embeddings=False), ModelConfig()),
+    "gpt2 lora": (gpt2, ModelConfig(lora_rank=2)),
+    "gpt2 norms and biases": (gpt2, ModelConfig(trainable=r"ln_|bias")),
+    "gpt2 tied table": (gpt2, ModelConfig(trainable="wte")),
+    "gpt2 positions": (gpt2, ModelConfig(trainable="wpe")),
     # Long enough for several sequences in a row; those above are not.
-    "gpt2 in rows": (lambda: _gpt2(positions=64), ModelConfig()),
+    "gpt2 in rows": (lambda: gpt2(n_positions=64), ModelConfig()),
     "gpt-neo": (_gpt_neo, ModelConfig()),
     "gpt-neo in rows": (lambda: _gpt_neo(positions=64), ModelConfig()),
     "llama": (lambda: LlamaForCausalLM(LlamaConfig(**_LLAMA_LIKE)), ModelConfig()),
@@ -186,9 +188,7 @@ def network(name: str, dtype: torch.dtype) -> tuple[TransformersModel, dict[str,
 def _network(name: str, dtype: torch.dtype) -> tuple[TransformersModel, dict[str, torch.Tensor]]:
     make, config = NETWORKS[name]
     torch.manual_seed(3)
-    model = TransformersModel(
-        make(), word_tokenizer(VOCABULARY), config, origin="", sequence_length=12
-    )
+    model = opened(make(), config)
     model.module.to(dtype)
     parameters = model.initial_parameters()
     return model, {
@@ -196,12 +196,29 @@ def _network(name: str, dtype: torch.dtype) -> tuple[TransformersModel, dict[str
     }
 
 
+def opened(
+    module: PreTrainedModel,
+    config: ModelConfig | None = None,
+    length: int = 12,
+    device: str = "cpu",
+) -> TransformersModel:
+    """Any network of transformers as a language model of as many made-up words as it has."""
+    return TransformersModel(
+        module,
+        word_tokenizer(module.config.vocab_size),
+        config or ModelConfig(),
+        origin="",
+        sequence_length=length,
+        device=device,
+    )
+
+
 def small_model(config: ModelConfig, device: str = "cpu") -> TransformersModel:
     """Return a narrow tiny-gpt or mcmahan-lstm, for the ids of tiny-gpt's tokenizer."""
     torch.manual_seed(3)
     words = byte_pair_tokenizer(VOCABULARY_SIZE)
     lstm = config.name_or_path == "mcmahan-lstm"
-    module = _lstm(len(words)) if lstm else _gpt2(positions=64, words=len(words))
+    module = _lstm(len(words)) if lstm else gpt2(n_positions=64, vocab_size=len(words))
     return TransformersModel(module, words, config, origin="", device=device)
 
 
@@ -268,3 +285,10 @@ def relative(left: WeightedSum, right: WeightedSum) -> float:
     """Return ‖left − right‖/‖right‖."""
     difference = {name: left.values[name] - right.values[name] for name in right.values}
     return l2_norm(difference) / l2_norm(right.values)
+
+
+def sum_of(
+    model: OpenModel, parameters: Tensors, clip: Clip, engine: Engine, units: list[Unit]
+) -> Tensors:
+    task = GivenUnits(model, units)
+    return engine(task, parameters, task.keys, clip, 0).values

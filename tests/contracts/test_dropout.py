@@ -37,7 +37,7 @@ from fedsim.materials import Materials, load_materials, load_model
 from fedsim.tensors import l2_norm
 from tests.conftest import small_config
 from tests.contracts.definition import CLIP_MARGIN
-from tests.contracts.layer_samples import NETWORKS, VOCABULARY, relative, small_model
+from tests.contracts.layer_samples import NETWORKS, opened, relative, small_model
 from tests.contracts.test_engines import ENGINES
 
 P = 0.1
@@ -50,10 +50,7 @@ def small_network(name: str) -> TransformersModel:
     """GPT-2's and GPT-Neo's own layers, of random weights."""
     make, config = NETWORKS[name]
     torch.manual_seed(3)
-    dropping = config.model_copy(update={"dropout": P})
-    return TransformersModel(
-        make(), word_tokenizer(VOCABULARY), dropping, origin="", sequence_length=12
-    )
+    return opened(make(), config.model_copy(update={"dropout": P}))
 
 
 MODELS = ["tiny-gpt", "gpt2 lora", "gpt-neo"]  # tiny-gpt is a GPT-2 too: here a narrow one

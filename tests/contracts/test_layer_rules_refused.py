@@ -29,8 +29,11 @@ from tests.contracts.layer_samples import (
     network,
     ragged_units,
     relative,
+    sum_of,
 )
 from tests.contracts.test_engines import ENGINES
+
+CLIP = FlatClip(l2_clip_norm=0.1)
 
 
 class Base(nn.Module):
@@ -253,14 +256,13 @@ def compute(
 ) -> float:
     torch.manual_seed(0)
     model = cast(OpenModel, Opened(network))
-    parameters = {name: value.detach().clone() for name, value in network.named_parameters()}
+    parameters = model.initial_parameters()
     task = GivenUnits(model, ragged_units())
-    clip = FlatClip(l2_clip_norm=0.1)
     engine = make(model)
     for round in range(rounds):
-        total = engine(task, parameters, task.keys, clip, round)
+        total = engine(task, parameters, task.keys, CLIP, round)
     margin = norm_error(parameters)  # of a fast engine's clip, also where the loop stands in for it
-    return relative(total, loop(task, parameters, task.keys, clip, 0, norm_error=margin))
+    return relative(total, loop(task, parameters, task.keys, CLIP, 0, norm_error=margin))
 
 
 @pytest.mark.parametrize("make", [materialised, ghost])
@@ -327,13 +329,11 @@ def test_no_users_text_decides_whether_the_rules_hold(
 
     monkeypatch.setattr("fedsim.clients.engines.per_example.verification._compared", noted)
     network = Base()
-    parameters = {name: value.detach().clone() for name, value in network.named_parameters()}
     cohort = [unit for unit in ragged_units() if len(unit.lengths)]
     for first in (cohort[0], cohort[-1]):
         model = cast(OpenModel, Opened(copy.deepcopy(network)))  # tried once a network
         tried.append([])
-        task = GivenUnits(model, [first])
-        make(model)(task, parameters, task.keys, FlatClip(l2_clip_norm=0.1), 0)
+        sum_of(model, model.initial_parameters(), CLIP, make(model), [first])
         assert not any(torch.equal(tokens, first.tokens) for tokens in tried[-1])
     one, other = tried
     assert len(one) == 4  # two units, at the parameters and near them
@@ -355,7 +355,6 @@ def test_a_network_is_tried_once_at_its_start(
     model = cast(OpenModel, Opened(Base()))
     start = model.initial_parameters()
     near = {name: value + 0.1 for name, value in start.items()}
-    task = GivenUnits(model, ragged_units())
     other = ghost if make is materialised else materialised
     for engine, parameters, expected in [
         (make, start, 1),
@@ -365,7 +364,7 @@ def test_a_network_is_tried_once_at_its_start(
         (make, start, 3),
         (other, start, 4),
     ]:
-        engine(model)(task, parameters, task.keys, FlatClip(l2_clip_norm=0.1), 0)
+        sum_of(model, parameters, CLIP, engine(model), ragged_units())
         assert len(tried) == expected
 
 
@@ -378,19 +377,18 @@ def test_no_long_text_decides_how_the_others_are_computed(
     model = cast(OpenModel, Opened(WindowsOfLongTexts()))
     if known:
         model.sequence_length = 32  # type: ignore[attr-defined]
-    parameters = {n: v.detach().clone() for n, v in model.module.named_parameters()}
+    parameters = model.initial_parameters()
     tokens = torch.arange(32)[None] % VOCABULARY
     short, long = (Unit(0, tokens[:, :size], torch.tensor([size])) for size in (9, 32))
-    engine, clip = make(model), FlatClip(l2_clip_norm=0.1)
-    task = GivenUnits(model, [short])
-    engine(task, parameters, task.keys, clip, 0)
+    engine = make(model)
+    sum_of(model, parameters, CLIP, engine, [short])
     assert bool(caplog.records) == known
     task = GivenUnits(model, [short, long])
     if known:
-        engine(task, parameters, task.keys, clip, 1)
+        engine(task, parameters, task.keys, CLIP, 1)
     else:
         with pytest.raises(RuntimeError, match=r"no layer rule describes.*executor.engine = .loop"):
-            engine(task, parameters, task.keys, clip, 1)
+            engine(task, parameters, task.keys, CLIP, 1)
 
 
 @pytest.mark.parametrize("make", [materialised, ghost])
@@ -402,8 +400,7 @@ def test_a_margin_of_many_tokens_is_no_wrong_rule(
     """Terms of 700 tokens cancel, and `ghost` adds to a norm what their rounding may hide."""
     model, parameters = network("lstm", torch.float32)
     monkeypatch.setattr(model, "sequence_length", 700)
-    task = GivenUnits(model, ragged_units())
-    make(model)(task, parameters, task.keys, FlatClip(l2_clip_norm=0.1), 0)
+    sum_of(model, parameters, CLIP, make(model), ragged_units())
     assert not caplog.records
 
 
@@ -418,9 +415,8 @@ def test_a_network_that_shows_no_modules_is_left_to_the_loop(
             return parameters["words"][tokens]
 
     model = cast(OpenModel, Closed())
-    task = GivenUnits(model, ragged_units())
     parameters = {"words": torch.randn(VOCABULARY, VOCABULARY)}
-    make(model)(task, parameters, task.keys, FlatClip(l2_clip_norm=0.1), 0)
+    sum_of(model, parameters, CLIP, make(model), ragged_units())
     (warning,) = caplog.records
     assert "a network that does not show its modules" in warning.message
 
@@ -435,7 +431,7 @@ def test_a_part_that_a_text_leaves_out_has_a_gradient_of_zero(name: str) -> None
             return torch.Tensor(self.output(self.hidden(inner) if tokens.shape[1] > 12 else inner))
 
     model = cast(OpenModel, Opened(Chosen()))
-    parameters = {n: v.detach().clone() for n, v in model.module.named_parameters()}
+    parameters = model.initial_parameters()
     tokens = torch.arange(20)[None] % VOCABULARY
     task = GivenUnits(model, [Unit(0, tokens[:, :n], torch.tensor([n])) for n in (6, 20)])
     engine = ENGINES[name](model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -41,6 +42,7 @@ from tests.contracts.test_executors import TASKS, client_spec
 MKLDNN: Any = torch.backends.mkldnn
 TORCH: Any = torch.backends  # whose types do not say all that it has
 BACKENDS = (TORCH.cuda.matmul, MKLDNN.matmul, MKLDNN.conv, TORCH.cudnn.conv)
+Kind = type[Ghost | Materialised]
 BOUND = 1.1  # inside a binade: sums near it are not rounded more finely
 POSITIONS, WIDTH = 1000, 2048
 SIGNS = torch.tensor([1.0, -1.0]).repeat(POSITIONS // 2)
@@ -85,20 +87,39 @@ def rounded_up_row() -> Product:
     return Product(left, torch.ones(1, POSITIONS, 64))
 
 
-def added(make: type[Gradients], use: Term, layout: torch.Tensor) -> tuple[float, float]:
+def taken(
+    make: Kind,
+    layout: Tensors,
+    uses: Mapping[str, Term],
+    tokens: Sequence[int] | None = None,
+    room: int = 0,
+) -> Gradients:
+    """Units of one example each, of `tokens`; or one unit."""
+    num_units = 1 if tokens is None else len(tokens)
+    gradients = make(Buffers(), layout, num_units, room)
+    gradients.start_pass(Segments([1] * num_units, whole=True, tokens=tokens))
+    for name, use in uses.items():
+        gradients(name, use)
+    return gradients
+
+
+def clipped(gradients: Gradients, layout: Tensors, bound: float = BOUND) -> torch.Tensor:
+    """Return the factors of units, of which none is left out."""
+    factors, plain = clip_factors(FlatClip(l2_clip_norm=bound), layout, gradients.squares())
+    assert plain.all()
+    return factors
+
+
+def alone(gradients: Gradients, layout: Tensors, bound: float) -> list[bool]:
+    """Return whether each unit is added alone."""
+    return gradients.coarse(clipped(gradients, layout, bound), bound).tolist()
+
+
+def added(make: Kind, use: Term, layout: torch.Tensor) -> tuple[float, float]:
     """Return the norms of what one unit adds: in exact arithmetic and as it is added."""
     parameters = {"weight": layout}
-    gradients = (
-        Ghost(Buffers(), parameters, 1)
-        if make is Ghost
-        else Materialised(Buffers(), parameters, 1, 2**40)
-    )
-    gradients.start_pass(Segments([1], whole=True))
-    gradients("weight", use)
-    clip = FlatClip(l2_clip_norm=BOUND)
-    squares = gradients.squares()
-    factors, plain = clip_factors(clip, parameters, squares)
-    assert bool(plain)
+    gradients = taken(make, parameters, {"weight": use}, room=2**40)
+    factors, squares = clipped(gradients, parameters), gradients.squares()
     if make is Ghost and isinstance(use, Product) and use.left.shape[1] > 1:
         # Of what is not formed even the squares are bounds, before any margin for norms.
         unclipped = l2_norm(dict(gradients.weighted_sum(torch.ones_like(squares))))
@@ -129,7 +150,7 @@ PRODUCTS = {
 
 @pytest.mark.parametrize("make", [Ghost, Materialised])
 @pytest.mark.parametrize("make_product", PRODUCTS.values(), ids=PRODUCTS)
-def test_products_are_clipped_to_the_bound(make: type[Gradients], make_product: object) -> None:
+def test_products_are_clipped_to_the_bound(make: Kind, make_product: object) -> None:
     product = make_product()  # type: ignore[operator]
     layout = torch.zeros(product.left.shape[-1], product.right.shape[-1])
     exact, summed = added(make, product, layout)
@@ -147,15 +168,11 @@ def test_positions_whose_squares_all_underflow_have_a_margin_too() -> None:
     left = torch.cat([torch.cat([left, -left])[order], torch.randn(1, 4) * 6e-30])
     right = torch.cat([torch.cat([right, right])[order], torch.randn(1, 4) * 3e18])
     product, layout = Product(left[None], right[None]), {"weight": torch.zeros(4, 4)}
-    gradients = Ghost(Buffers(), layout, 1)
-    gradients.start_pass(Segments([1], whole=True, tokens=[2 * half + 1]))
-    gradients("weight", product)
-    clip = FlatClip(l2_clip_norm=0.9 * l2_norm({"weight": left.double().T @ right.double()}))
-    factors, plain = clip_factors(clip, layout, gradients.squares())
-    summed = l2_norm(dict(gradients.weighted_sum(factors)))
-    assert bool(plain)
-    assert summed <= clip.bound
-    assert bool(gradients.coarse(factors, clip.bound))
+    gradients = taken(Ghost, layout, {"weight": product}, [2 * half + 1])
+    bound = 0.9 * l2_norm({"weight": left.double().T @ right.double()})
+    factors = clipped(gradients, layout, bound)
+    assert l2_norm(dict(gradients.weighted_sum(factors))) <= bound
+    assert bool(gradients.coarse(factors, bound))
 
 
 def test_a_chained_product_is_clipped_to_the_bound() -> None:
@@ -165,21 +182,16 @@ def test_a_chained_product_is_clipped_to_the_bound() -> None:
     rows[0] /= 30.0
     chain = NormalisedRows(rows, unit_rows(rows).inverse)
     parameters = {"weight": rows}
-    gradients = Ghost(Buffers(), parameters, 1)
-    gradients.start_pass(Segments([1], whole=True))
     left, right = torch.randn(1, 200, 300), torch.randn(1, 200, 48)
-    gradients("weight", Product(left, right, chain))
-    factors, plain = clip_factors(FlatClip(l2_clip_norm=BOUND), parameters, gradients.squares())
-    assert bool(plain)
+    gradients = taken(Ghost, parameters, {"weight": Product(left, right, chain)})
+    factors = clipped(gradients, parameters)
     assert 0.99 * BOUND <= l2_norm(dict(gradients.weighted_sum(factors))) <= BOUND
 
 
 @pytest.mark.parametrize("make", [Ghost, Materialised])
 @pytest.mark.parametrize("kind", ["product", "total", "rows"])
 @pytest.mark.parametrize("size", [1024, 1 << 17])
-def test_entries_lost_beside_a_large_one_are_clipped(
-    make: type[Gradients], kind: str, size: int
-) -> None:
+def test_entries_lost_beside_a_large_one_are_clipped(make: Kind, kind: str, size: int) -> None:
     row = one_large_entry(size)[None, None]
     uses: dict[str, tuple[Term, torch.Tensor]] = {
         "product": (Product(torch.ones(1, 1, 1), row), torch.zeros(1, size)),
@@ -226,15 +238,13 @@ def test_terms_that_cancel_lose_nobody_elses(size: float) -> None:
 @pytest.mark.parametrize("make", [Ghost, Materialised])
 @pytest.mark.parametrize("kind", ["product", "total", "rows"])
 @pytest.mark.parametrize("whole", [True, False])
-def test_a_unit_whose_terms_cancel_is_added_alone(
-    make: type[Ghost | Materialised], kind: str, whole: bool
-) -> None:
+def test_a_unit_whose_terms_cancel_is_added_alone(make: Kind, kind: str, whole: bool) -> None:
     """Terms of ±M beside a small rest.
 
     Else how they are rounded, by the shape of the pass, is scaled up with the rest; a stationary
     point of a text that many have moved the sum by a quarter of a bound so.
     """
-    for size, alone in ((1e5, True), (20.0, True), (1.0, False)):
+    for size, expected in ((1e5, True), (20.0, True), (1.0, False)):
         row = torch.tensor([[[1.0, 0.0, 0.0]]])
         values = torch.cat([size * row, -size * row, row.roll(1, 2)], dim=1)
         values = torch.cat([values, torch.tensor([[[0.5, 0.5, 0.5]]]).expand(1, 3, 3)])
@@ -247,33 +257,25 @@ def test_a_unit_whose_terms_cancel_is_added_alone(
         gradients = make(Buffers(), {"w": like}, 2, 0)
         gradients.start_pass(Segments([1, 1], whole=whole, tokens=[3, 3]))
         gradients("w", term)
-        clip = FlatClip(l2_clip_norm=0.5)
-        factors, plain = clip_factors(clip, {"w": like}, gradients.squares())
-        assert plain.all()
-        assert gradients.coarse(factors, clip.bound).tolist() == [alone, False], size
+        assert alone(gradients, {"w": like}, 0.5) == [expected, False], size
 
 
 @pytest.mark.parametrize("make", [Ghost, Materialised])
-def test_a_unit_of_many_positions_whose_terms_cancel_is_added_alone(
-    make: type[Ghost | Materialised],
-) -> None:
+def test_a_unit_of_many_positions_whose_terms_cancel_is_added_alone(make: Kind) -> None:
     """Above the positions from which `Ghost` forms a gradient twice."""
     left, right = torch.ones(1, 1000, 4), 1e4 * torch.randn(1, 1000, 6)
     right[:, 500:] = -right[:, :500]
     right[:, 0] += 1.0
-    gradients = make(Buffers(), {"w": torch.zeros(4, 6)}, 1, 0)
-    gradients.start_pass(Segments([1], whole=True, tokens=[1000]))
-    gradients("w", Product(left, right))
-    clip, layout = FlatClip(l2_clip_norm=0.5), {"w": torch.zeros(4, 6)}
-    factors, _ = clip_factors(clip, layout, gradients.squares())
-    assert gradients.coarse(factors, clip.bound).tolist() == [True]
+    layout = {"w": torch.zeros(4, 6)}
+    gradients = taken(make, layout, {"w": Product(left, right)}, [1000])
+    assert alone(gradients, layout, 0.5) == [True]
 
 
 @pytest.mark.parametrize("make", [Ghost, Materialised])
 @pytest.mark.parametrize("rank", [2, 16, 64])
 @pytest.mark.parametrize("wide", [384, 50_000])
 def test_terms_of_adapters_that_cancel_are_seen_while_one_factor_is_small(
-    make: type[Ghost | Materialised], rank: int, wide: int
+    make: Kind, rank: int, wide: int
 ) -> None:
     """The first factor of an adapter has small terms while the second, the wider one, is small.
 
@@ -287,37 +289,30 @@ def test_terms_of_adapters_that_cancel_are_seen_while_one_factor_is_small(
         for layer in layers
         for side, shape in (("A", (rank, 128)), ("B", (wide, rank)))
     }
-    gradients = make(Buffers(), layout, 1, 0)
-    gradients.start_pass(Segments([1], whole=True, tokens=[20]))
+    uses: dict[str, Term] = {}
     inputs, inside = torch.randn(1, 20, 128), torch.randn(1, 1, rank).expand(1, 20, rank)
     for layer in layers:
         outputs = 1e5 * torch.randn(1, 10, wide)
         outputs = torch.cat([outputs, -outputs], dim=1)
         outputs[:, 0, 0] += 1.0
         name = f"h.{layer}.attn.c_attn.lora_"
-        gradients(f"{name}B", Product(outputs, inside))
-        gradients(f"{name}A", Product(1e-9 * torch.randn(1, 20, rank), inputs))
-    clip = FlatClip(l2_clip_norm=0.5)
-    factors, _ = clip_factors(clip, layout, gradients.squares())
-    assert gradients.coarse(factors, clip.bound).tolist() == [True]
+        uses[f"{name}B"] = Product(outputs, inside)
+        uses[f"{name}A"] = Product(1e-9 * torch.randn(1, 20, rank), inputs)
+    assert alone(taken(make, layout, uses, [20]), layout, 0.5) == [True]
 
 
 def test_matrices_without_terms_do_not_speak_for_others() -> None:
     """Vectors are not looked at; of the first unit nothing else has terms."""
     layout = {"h.0.up": torch.zeros(4, 4), "h.0.gate": torch.zeros(4)}
     torch.manual_seed(0)
-    gradients = Materialised(Buffers(), layout, 2, 0)
-    gradients.start_pass(Segments([1, 1], whole=True, tokens=[2, 2]))
-    gradients("h.0.gate", Total(torch.randn(2, 2, 4)))
-    inside = torch.randn(2, 2, 4)
+    gate, inside, outside = torch.randn(3, 2, 2, 4)
     inside[0] = 0.0
-    gradients("h.0.up", Product(torch.randn(2, 2, 4), inside))
-    factors, _ = clip_factors(FlatClip(l2_clip_norm=0.5), layout, gradients.squares())
-    assert gradients.coarse(factors, 0.5).tolist() == [True, False]
+    uses: dict[str, Term] = {"h.0.gate": Total(gate), "h.0.up": Product(outside, inside)}
+    assert alone(taken(Materialised, layout, uses, [2, 2]), layout, 0.5) == [True, False]
 
 
 @pytest.mark.parametrize("make", [Ghost, Materialised])
-def test_padding_decides_nothing_of_what_is_added_alone(make: type[Ghost | Materialised]) -> None:
+def test_padding_decides_nothing_of_what_is_added_alone(make: Kind) -> None:
     """A unit just within, or just over, is so beside whatever neighbour.
 
     Where masses grew with the padding, a newcomer's length had 48 others added otherwise: they
@@ -330,13 +325,10 @@ def test_padding_decides_nothing_of_what_is_added_alone(make: type[Ghost | Mater
     for size in torch.linspace(0.1, 10.0, 30).tolist():
         seen = []
         for width in (4, 64):
-            gradients = make(Buffers(), {"w": torch.zeros(3, 5)}, 1, 0)
-            gradients.start_pass(Segments([1], whole=True, tokens=[4]))
             filled = padded(right, (0, 0, 0, width - 4), value=1.0)
-            gradients("w", Product(padded(left, (0, 0, 0, width - 4)), filled))
-            clip, layout = FlatClip(l2_clip_norm=size), {"w": torch.zeros(3, 5)}
-            factors, _ = clip_factors(clip, layout, gradients.squares())
-            seen.append(gradients.coarse(torch.ones_like(factors), clip.bound).tolist())
+            use = Product(padded(left, (0, 0, 0, width - 4)), filled)
+            gradients = taken(make, {"w": torch.zeros(3, 5)}, {"w": use}, [4])
+            seen.append(gradients.coarse(torch.ones(1, 1, dtype=torch.float64), size).tolist())
         assert seen[0] == seen[1]
 
 
@@ -367,18 +359,15 @@ def test_an_ordinary_text_is_added_together(
 
 def test_a_scaled_side_that_underflows_is_added_alone() -> None:
     """A factor of 1e-27 times 1e-16 has a few bits. With fewer, 1.7 times the bound was added."""
-    for bound, alone in ((1e-25, True), (1.0, False)):
+    layout = {"w": torch.zeros(64, 128)}
+    for bound, expected in ((1e-25, True), (1.0, False)):
         eye = torch.eye(64)[None]
         product = Product(1e-16 * eye, torch.cat([1e17 * eye, 0.0 * eye], dim=2))
-        gradients = Ghost(Buffers(), {"w": torch.zeros(64, 128)}, 1)
-        gradients.start_pass(Segments([1], whole=True, tokens=[64]))
-        gradients("w", product)
-        layout = {"w": torch.zeros(64, 128)}
-        factors, plain = clip_factors(FlatClip(l2_clip_norm=bound), layout, gradients.squares())
-        assert plain.all()
-        assert bool(gradients.coarse(factors, bound)) == alone
+        gradients = taken(Ghost, layout, {"w": product}, [64])
+        factors = clipped(gradients, layout, bound)
+        assert bool(gradients.coarse(factors, bound)) == expected
         moved = l2_norm(dict(gradients.weighted_sum(factors))) / bound
-        assert moved <= 1.0 or alone
+        assert moved <= 1.0 or expected
 
 
 def test_tokens_count_at_each_of_their_experts() -> None:
@@ -388,13 +377,11 @@ def test_tokens_count_at_each_of_their_experts() -> None:
     left, right = torch.randn(units, tokens * each, 6), torch.randn(units, tokens * each, 5)
     choices = torch.rand(units, tokens, 9).topk(each).indices
     parameters = {"experts": torch.zeros(9, 6, 5)}
-    gradients = Ghost(Buffers(), parameters, units)
-    gradients.start_pass(Segments([1] * units, whole=True, tokens=[tokens] * units))
-    gradients("experts", StackedProduct(left, right, choices=choices, num_matrices=9))
-    factors, _ = clip_factors(FlatClip(l2_clip_norm=BOUND), parameters, gradients.squares())
+    use = StackedProduct(left, right, choices=choices, num_matrices=9)
+    gradients = taken(Ghost, parameters, {"experts": use}, [tokens] * units)
+    factors = clipped(gradients, parameters)
     for unit in torch.eye(units)[:, :, None]:
-        alone = dict(gradients.weighted_sum(factors * unit))
-        assert 0.9999 * BOUND <= l2_norm(alone) <= BOUND
+        assert 0.9999 * BOUND <= l2_norm(dict(gradients.weighted_sum(factors * unit))) <= BOUND
 
 
 @pytest.mark.parametrize("cut", [None, 500], ids=["one pass", "two passes"])
@@ -422,9 +409,9 @@ def test_a_unit_of_many_positions_is_formed_twice_and_clipped_to_the_bound(cut: 
     assert torch.equal(after.where(before.isfinite(), 0.0), before.where(before.isfinite(), 0.0))
     factors = factors.where(plain[:, None], 0.0)
     for unit in (0, 6, 8, 19):
-        alone = torch.zeros_like(factors)
-        alone[unit] = factors[unit]
-        assert 0.9999 * BOUND <= l2_norm(dict(gradients.weighted_sum(alone))) <= BOUND
+        only = torch.zeros_like(factors)
+        only[unit] = factors[unit]
+        assert 0.9999 * BOUND <= l2_norm(dict(gradients.weighted_sum(only))) <= BOUND
     exact = torch.einsum(
         "u,uti,utj->ij", factors[plain, 0], left[plain].double(), right[plain].double()
     )

@@ -17,8 +17,6 @@ from torch import nn
 from transformers import (
     BloomConfig,
     BloomForCausalLM,
-    GPT2Config,
-    GPT2LMHeadModel,
     PreTrainedModel,
 )
 
@@ -33,8 +31,6 @@ from fedsim.clients.engines.per_example.materialised import materialised
 from fedsim.clients.engines.steepness import MOST, steepness
 from fedsim.clients.engines.vmap import VmapEngine
 from fedsim.clients.models import cpu_kernels
-from fedsim.clients.models.tokenizers import word_tokenizer
-from fedsim.clients.models.transformers_model import TransformersModel
 from fedsim.clients.tasks.fedsgd import AveragedGradient
 from fedsim.clipping import Clip, FlatClip, NormalisedClip, PerLayerClip, layers_of
 from fedsim.config import ModelConfig
@@ -44,7 +40,15 @@ from fedsim.materials import Materials, load_materials
 from fedsim.noise.rounding import rounding_share
 from fedsim.tensors import Tensors, l2_norm
 from tests.conftest import DEVICE, small_config
-from tests.contracts.layer_samples import VOCABULARY, GivenUnits, Opened, network
+from tests.contracts.layer_samples import (
+    VOCABULARY,
+    GivenUnits,
+    Opened,
+    gpt2,
+    network,
+    opened,
+    sum_of,
+)
 from tests.contracts.test_engines import ENGINES
 
 BOUND = 0.01  # far below any user's norm: everybody is clipped
@@ -121,14 +125,9 @@ def test_a_steep_network_makes_no_more_of_who_shares_a_pass(
     parameters = {key: value * (factor if value.ndim > 1 else 1.0) for key, value in start.items()}
     clip = FlatClip(l2_clip_norm=BOUND)
     there, away = make(model), make(model)  # whom an engine meets first decides nothing either
-
-    def summed(engine: BatchedEngine, given: list[Unit]) -> Tensors:
-        task = GivenUnits(model, given)
-        return engine(task, parameters, task.keys, clip, 0).values
-
+    summed = partial(sum_of, model, parameters, clip)
     for others in (1, 5, 14):
         units = [unit_of(key + 1, 40, key) for key in range(others)]
-
         without = summed(away, units)
         for length in (3, 9):
             newcomer = replace(unit_of(0, length, NUM_UNITS), weight=0.0)
@@ -137,14 +136,7 @@ def test_a_steep_network_makes_no_more_of_who_shares_a_pass(
             assert l2_norm(moved) <= UNPROVED * others * BOUND
 
 
-def wide_gpt2(positions: int = 64, layers: int = 2) -> PreTrainedModel:
-    config = GPT2Config(
-        vocab_size=VOCABULARY, n_positions=positions, n_embd=256, n_layer=layers, n_head=4,
-        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=1, eos_token_id=2,
-        initializer_range=0.16,
-    )  # fmt: skip
-    config._attn_implementation = "eager"
-    return GPT2LMHeadModel(config)
+wide_gpt2 = partial(gpt2, n_positions=64, n_embd=256, n_head=4, initializer_range=0.16)
 
 
 def bloom() -> PreTrainedModel:
@@ -166,7 +158,7 @@ def bloom() -> PreTrainedModel:
         (bloom, "eager", [8], [3, 8, 40]),
         (wide_gpt2, "sdpa", [16] * 11, [16, 9]),
         # torch cuts a row of 192 positions otherwise than a shorter one, and one of 768.
-        (partial(wide_gpt2, 800, 1), "sdpa", [33, 200, 780], [191, 193, 769]),
+        (partial(wide_gpt2, n_positions=800, n_layer=1), "sdpa", [33, 200, 780], [191, 193, 769]),
     ],
 )
 def test_who_fills_a_pass_of_wide_layers_moves_the_others_by_what_is_stated(
@@ -183,20 +175,12 @@ def test_who_fills_a_pass_of_wide_layers_moves_the_others_by_what_is_stated(
     if not rows_keep_their_bits(by_onednn):
         pytest.skip("this processor rounds a row otherwise beside any other number of rows")
     torch.manual_seed(0)
-    config = ModelConfig(attention=attention)
-    model = TransformersModel(
-        network_of(), word_tokenizer(VOCABULARY), config, origin="", sequence_length=64
-    )
+    model = opened(network_of(), ModelConfig(attention=attention), 64)
     parameters, clip = model.initial_parameters(), FlatClip(l2_clip_norm=1e-3)
     assert steepness(model, parameters) < MOST
     units = [row_of(key + 1, length, 0) for key, length in enumerate(lengths)]
-
     there, away = make(model), make(model)  # whom an engine meets first decides nothing either
-
-    def summed(engine: BatchedEngine, given: list[Unit]) -> Tensors:
-        task = GivenUnits(model, given)
-        return engine(task, parameters, task.keys, clip, 0).values
-
+    summed = partial(sum_of, model, parameters, clip)
     without = summed(away, units)
     for length in newcomers:
         newcomer = row_of(0, length, NUM_UNITS)
@@ -257,11 +241,7 @@ def test_a_newcomer_who_shifts_every_chunk_moves_the_others_by_what_is_stated(
         for key in range(NUM_UNITS)
     ]
     clip = FlatClip(l2_clip_norm=BOUND)
-
-    def summed(given: list[Unit]) -> Tensors:
-        task = GivenUnits(model, given)
-        return engine(task, parameters, task.keys, clip, 0).values
-
+    summed = partial(sum_of, model, parameters, clip, engine)
     without = summed(units)
     for length in (3, 8, 11):
         newcomer = unit_of(0, length, NUM_UNITS)
@@ -284,28 +264,16 @@ def test_users_who_repeat_one_word_are_moved_by_less_than_a_product_may(
     The 48 that are for the adding of formed rows are not used where there is one product.
     """
     torch.manual_seed(0)
-    config = GPT2Config(
-        vocab_size=200, n_positions=128, n_embd=128, n_layer=1, n_head=4, resid_pdrop=0.0,
-        embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=1, eos_token_id=2,
-    )  # fmt: skip
-    config._attn_implementation = "eager"
-    model = TransformersModel(
-        GPT2LMHeadModel(config),
-        word_tokenizer(200),
-        ModelConfig(),
-        origin="",
-        sequence_length=128,
-    )
+    network = gpt2(vocab_size=200, n_positions=128, n_embd=128, n_layer=1, n_head=4)
+    model = opened(network, length=128)
     parameters, clip = model.initial_parameters(), FlatClip(l2_clip_norm=1e-3)
     lengths, text = torch.full((texts,), 64), torch.full((texts, 64), word)
     units = [Unit(key, text, lengths) for key in range(1, num_units + 1)]
     newcomer = replace(unit_of(0, 100, NUM_UNITS), weight=0.0)
-
-    def summed(given: list[Unit]) -> Tensors:
-        task = GivenUnits(model, given)
-        return ghost(model)(task, parameters, task.keys, clip, 0).values
-
-    without, with_it = summed(units), summed([newcomer, *units])
+    without, with_it = (
+        sum_of(model, parameters, clip, ghost(model), given)
+        for given in (units, [newcomer, *units])
+    )
     rest = l2_norm({name: with_it[name] - without[name] for name in without})
     assert 0.0 < rest <= 62.0 * 2.0**-24 * num_units * clip.bound
 
@@ -383,7 +351,7 @@ def test_terms_that_cancel_in_a_network_lose_nobody_elses(
     weights = ("output.weight",)
     module = ScoresWords(size)
     model = cast(OpenModel, Opened(module, weights))
-    parameters = {name: module.get_parameter(name).detach().clone() for name in weights}
+    parameters = model.initial_parameters()
     tokens = torch.zeros(2, 65, dtype=torch.int64)
     tokens[0, 0], tokens[1, 0], tokens[0, 1] = 1, 2, 9
     tokens[1, 1] = 9
@@ -411,7 +379,7 @@ def test_no_user_decides_that_everybody_is_computed_otherwise(
     torch.manual_seed(0)
     module = ScoresWords(1e25)
     model = cast(OpenModel, Opened(module, ("output.weight",)))
-    parameters = {"output.weight": module.output.weight.detach().clone()}
+    parameters = model.initial_parameters()
     newcomer = Unit(0, torch.tensor([[1, 9, 0, 0]]), torch.tensor([4]))
     others = [
         Unit(key, torch.randint(10, VOCABULARY, (1, 3)), torch.tensor([3])) for key in range(1, 9)
@@ -450,9 +418,7 @@ def test_no_text_decides_that_everybody_is_computed_one_by_one(
     some, every = range(5, 6), range(1, 99)
     for lengths, name in ((some, "vmap"), (every, "loop")):
         model = cast(OpenModel, Opened(RefusesVectorisation(lengths)))
-        parameters = {
-            place: value.detach().clone() for place, value in model.module.named_parameters()
-        }
+        parameters = model.initial_parameters()
         task, clip = GivenUnits(model, [*units, newcomer]), FlatClip(l2_clip_norm=1.0)
         engine = Auto(model, tokens_per_unit=8)
         caplog.clear()

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 from torch.overrides import TorchFunctionMode
-from transformers import GPT2Config, GPT2LMHeadModel
 
 import fedsim
 from fedsim.clients import app
@@ -26,8 +25,6 @@ from fedsim.clients.engines.per_example.ghost import Ghost
 from fedsim.clients.engines.per_example.gradient_terms import write_product
 from fedsim.clients.models.gpu_kernels import aligned_room
 from fedsim.clients.models.mixed_precision import MixedPrecision, in_precision
-from fedsim.clients.models.tokenizers import word_tokenizer
-from fedsim.clients.models.transformers_model import TransformersModel
 from fedsim.clients.tasks.fedavg import LocalSGD
 from fedsim.clients.tasks.fedsgd import AveragedGradient
 from fedsim.clipping import Clip, FlatClip, NoClip
@@ -42,7 +39,7 @@ from fedsim.materials import Materials, load_materials
 from fedsim.tensors import Tensors, l2_norm
 from fedsim.utils.machine import computes_on
 from tests.conftest import DEVICE, small_config
-from tests.contracts.layer_samples import GivenUnits, relative, small_model
+from tests.contracts.layer_samples import GivenUnits, gpt2, opened, relative, small_model
 from tests.contracts.test_engines import ENGINES, vmapped
 from tests.contracts.test_executors import TASKS, client_spec
 from tests.helpers.light import light_config
@@ -210,19 +207,8 @@ def test_in_bfloat16_nobody_moves_the_others_of_a_wide_network(others: int) -> N
     shares on one processor: few of many numbers are rounded otherwise, and none of that text's.
     """
     torch.manual_seed(3)
-    config = GPT2Config(
-        vocab_size=500, n_positions=64, n_embd=256, n_layer=1, n_head=4, resid_pdrop=0.0,
-        embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=1, eos_token_id=2,
-    )  # fmt: skip
-    config._attn_implementation = "eager"
-    exact = TransformersModel(
-        GPT2LMHeadModel(config),
-        word_tokenizer(500),
-        ModelConfig(),
-        origin="",
-        sequence_length=64,
-        device=DEVICE,
-    )
+    network = gpt2(vocab_size=500, n_positions=64, n_embd=256, n_layer=1, n_head=4)
+    exact = opened(network, length=64, device=DEVICE)
     model = in_precision(exact, "bfloat16")
     source = torch.Generator().manual_seed(2)
     parameters = {

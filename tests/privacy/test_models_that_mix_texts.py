@@ -29,7 +29,6 @@ from fedsim.clients.engines.per_example.capture import OpenModel
 from fedsim.clients.engines.per_example.materialised import materialised
 from fedsim.clients.engines.per_example.packing import row_tokens
 from fedsim.clients.engines.vmap import VmapEngine
-from fedsim.clients.models.tokenizers import word_tokenizer
 from fedsim.clients.models.transformers_model import TransformersModel
 from fedsim.clipping import FlatClip
 from fedsim.config import ModelConfig
@@ -40,6 +39,7 @@ from fedsim.materials import load_model
 from fedsim.runner.session import _say_unused as say_unused
 from fedsim.tensors import l2_norm
 from tests.conftest import small_config
+from tests.contracts import layer_samples
 from tests.contracts.layer_samples import NETWORKS, VOCABULARY, GivenUnits, network
 from tests.helpers.commands import fedsim
 
@@ -135,9 +135,7 @@ def masked(network: PreTrainedModel, score: float) -> PreTrainedModel:
 
 def opened(make: Callable[[], PreTrainedModel], length: int = 32) -> TransformersModel:
     torch.manual_seed(0)
-    return TransformersModel(
-        make(), word_tokenizer(VOCABULARY), ModelConfig(), origin="", sequence_length=length
-    )
+    return layer_samples.opened(make(), length=length)
 
 
 @pytest.mark.parametrize(
@@ -217,13 +215,7 @@ def test_a_newcomer_pads_nobody_elses_rows(
 @pytest.mark.parametrize("trainable", ["all", "embed_tokens"])
 def test_one_that_writes_into_its_weights_is_refused(trainable: str) -> None:
     """They are the server's, or the frozen ones, which are saved."""
-    model = TransformersModel(
-        with_norm(Rescales()),
-        word_tokenizer(VOCABULARY),
-        ModelConfig(trainable=trainable),
-        origin="",
-        sequence_length=32,
-    )
+    model = layer_samples.opened(with_norm(Rescales()), ModelConfig(trainable=trainable), 32)
     with pytest.raises(ConfigError, match=r"^model: it writes into its parameters while it"):
         check_causal(model, "model", 32)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -281,50 +281,28 @@ def _answer(*rows: Row) -> str:
     return json.dumps({"machine": {"cpus": 2}, "versions": {"torch": "2.13"}, "rows": rows})
 
 
-def test_the_page_and_the_picture(tmp_path: Path) -> None:
-    def engine(name: str, seconds: float) -> Row:
-        return Row(
-            benchmark="engines",
-            case="uls/tiny-gpt/4",
-            engine=name,
-            seconds=seconds,
-            ratio_to_floor=seconds / 2.0,
-            details={"tokens_per_second": 4096 / seconds},
-        )
+def _row(benchmark: str, case: str, engine: str, seconds: float, **more: Any) -> Row:  # noqa: ANN401
+    row = Row(benchmark=benchmark, case=case, engine=engine, seconds=seconds)
+    row.update(cast(Row, more))
+    return row
 
-    strong, whole = engine("strong floor", 1.6), engine("whole round", 2.6)
-    del strong["ratio_to_floor"]
-    strong["ratio"], whole["ratio_to_floor"] = 1.25, 1.04
+
+def test_the_page_and_the_picture(tmp_path: Path) -> None:
+    case = "uls/tiny-gpt/4"
+    memory = {"peak_bytes": 5 * 2**30}
+    large = {"goal": 1.03, "peak_bytes": 3 * 2**30, "of_arithmetic": 0.9}
+    fast = {"tokens_per_second": 1638.4}
+    broken = {"result": "RuntimeError: a | b\nand more"}
     rows = [
-        engine("floor", 2.0),
-        engine("auto", 2.5),
-        strong,
-        whole,
-        Row(
-            benchmark="engines",
-            case="memory/gpt2-small",
-            engine="ghost",
-            seconds=3.0,
-            ratio=1.25,
-            details={"peak_bytes": 5 * 2**30},
-        ),
-        Row(
-            benchmark="gpu",
-            case="350 M",
-            engine="auto",
-            seconds=2.0,
-            ratio_to_floor=1.0203,
-            details={"goal": 1.03, "peak_bytes": 3 * 2**30, "of_arithmetic": 0.9},
-        ),
-        Row(
-            benchmark="gpu",
-            case="tests",
-            engine="all",
-            seconds=60.0,
-            details={"result": "RuntimeError: a | b\nand more"},
-        ),
+        _row("engines", case, "floor", 2.0, ratio_to_floor=1.0, details={}),
+        _row("engines", case, "auto", 2.5, ratio_to_floor=1.25, details=fast),
+        _row("engines", case, "strong floor", 1.6, ratio=1.25, details={}),
+        _row("engines", case, "whole round", 2.6, ratio_to_floor=1.04, details={}),
+        _row("engines", "memory/gpt2-small", "ghost", 3.0, ratio=1.25, details=memory),
+        _row("gpu", "350 M", "auto", 2.0, ratio_to_floor=1.0203, details=large),
+        _row("gpu", "tests", "all", 60.0, details=broken),
     ]
-    peer = Row(benchmark="peers", case="uls/tiny-gpt/4", engine="pfl", seconds=5.0, ratio=2.0)
+    peer = _row("peers", case, "pfl", 5.0, ratio=2.0)
     other = Row(benchmark="store", case="open", seconds=0.5)
     part = Row(
         benchmark="server",

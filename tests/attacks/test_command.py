@@ -246,10 +246,6 @@ def test_a_run_without_held_out_users_has_nobody_to_tell_from(
     assert "data.held_out_users = 0.0: the run held no user out" in complaint
 
 
-def test_a_folder_without_a_finished_run_is_named(tmp_path: Path) -> None:
-    assert "holds no finished run" in fedsim("attack", tmp_path).complaint
-
-
 def test_a_place_that_takes_no_files_is_refused_before_the_work(
     attacked: Path, tmp_path: Path
 ) -> None:

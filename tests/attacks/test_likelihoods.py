@@ -56,15 +56,6 @@ def test_the_second_time_they_come_from_disk(
             other()
 
 
-def test_a_damaged_file_is_made_again(materials: Materials, tmp_path: Path) -> None:
-    model, start = materials.model, materials.model.initial_parameters()
-    kept = Likelihoods(materials.store, EXAMPLES, tmp_path)
-    first = kept.scores(model, start)
-    (path,) = tmp_path.iterdir()
-    path.write_bytes(path.read_bytes()[:-3])
-    assert np.array_equal(kept.scores(model, start).nats, first.nats)
-
-
 def test_a_model_that_diverged_is_no_target(materials: Materials, tmp_path: Path) -> None:
     broken = {name: value * torch.nan for name, value in _start(materials).items()}
     with pytest.raises(ConfigError, match="3 of 3 log-likelihoods are not finite"):

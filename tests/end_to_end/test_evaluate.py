@@ -128,8 +128,9 @@ def test_every_held_out_user_is_personalised_or_counted(
         assert own["loss"] != without["loss"]
 
 
-def test_a_folder_without_a_run_is_named(tmp_path: Path) -> None:
-    assert "holds no finished run" in fedsim("evaluate", tmp_path).complaint
+@pytest.mark.parametrize("command", ["evaluate", "attack"])
+def test_a_folder_without_a_run_is_named(command: str, tmp_path: Path) -> None:
+    assert "holds no finished run" in fedsim(command, tmp_path).complaint
 
 
 def test_other_texts_than_the_runs_are_refused(speeches: Path, tmp_path: Path) -> None:

@@ -109,12 +109,6 @@ def test_no_delta_below_the_infinite_mass_is_resolved() -> None:
     assert composed.get_delta_for_epsilon(1e3) == pytest.approx(7e-15)
 
 
-def test_nothing_is_lost_at_large_delta() -> None:
-    composed = ComposedPld.of([ours for ours, _ in MIXED], WIDTH)
-    assert composed.get_epsilon_for_delta(0.999999) == 0.0
-    assert epsilon(gaussian(2.0), 4, 0.9) == 0.0
-
-
 def exact_delta_of_one_round(probability: float, noise: float, epsilon_: float) -> float:
     """Removing a user from one Poisson-sampled Gaussian round, whose loss has an inverse."""
     where = noise**2 * math.log1p(math.expm1(epsilon_) / probability) + 0.5

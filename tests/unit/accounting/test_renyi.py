@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from fedsim.accounting.accountants import choose, delta, epsilon
+from fedsim.accounting.accountants import delta, epsilon
 from fedsim.accounting.events import RoundCost
 from fedsim.sampling import FixedSizeSampling, PoissonSampling, Relation
 
@@ -68,12 +68,3 @@ def test_moments_delta_inverts_epsilon() -> None:
         spent = epsilon(cost, 200, target, "moments")
         assert delta(cost, 200, spent, "moments") == pytest.approx(target, rel=1e-9)
     assert delta(cost, 200, 0.0, "moments") == 1.0
-
-
-def test_zero_out_is_add_or_remove_for_a_sampled_sum() -> None:
-    cost = RoundCost(PoissonSampling(0.02), 1.3)
-    for name in ("rdp", "moments"):
-        assert choose([cost], name, Relation.ZERO_OUT)[1] is Relation.ZERO_OUT
-        assert epsilon(cost, 100, 1e-5, name, Relation.ZERO_OUT) == pytest.approx(
-            epsilon(cost, 100, 1e-5, name), rel=1e-9
-        )

@@ -218,14 +218,18 @@ def test_a_manifest_that_cannot_be_so(store: TokenStore, changes: dict[str, obje
 
 
 @pytest.mark.parametrize(
-    "content", [DEEP, "9" * 5000, '{"value": 1}', '{"inputs": 1, "value": 2}', "another digit"]
+    "content",
+    [
+        *(DEEP, "9" * 5000, "", "{", "[]", "null", "\x00\xff", "another digit"),
+        *('{"value": 1}', '{"inputs": 1, "value": 2}', '{"value": 0.1, "inputs": {}}'),
+    ],
 )
 def test_a_damaged_number_is_computed_again(content: str) -> None:
-    key = {"case": content[:9]}
+    key = {"case": content[:15]}
     remembered("hostile", key, lambda: 1.5, lambda value: True)
     for path in (cache_dir() / "hostile").iterdir():
-        other = path.read_text(encoding="utf-8").replace('"value": 1.5', '"value": 1.4')
-        path.write_text(other if content == "another digit" else content, encoding="utf-8")
+        other = path.read_bytes().replace(b'"value": 1.5', b'"value": 1.4')
+        path.write_bytes(other if content == "another digit" else content.encode("latin-1"))
     assert remembered("hostile", key, lambda: 2.5, lambda value: True) == 2.5
     assert remembered("hostile", key, lambda: 3.5, lambda value: True) == 2.5
 
@@ -289,7 +293,9 @@ def test_damaged_starting_losses_are_computed_again(
     assert np.array_equal(again, true)
 
 
-@pytest.mark.parametrize("kind", ["float32", "bfloat16", "square", "scalar", "negative", "more"])
+@pytest.mark.parametrize(
+    "kind", ["float32", "bfloat16", "square", "scalar", "negative", "more", "cut"]
+)
 def test_damaged_likelihoods_are_computed_again(
     materials: Materials, tmp_path: Path, kind: str
 ) -> None:
@@ -302,12 +308,15 @@ def test_damaged_likelihoods_are_computed_again(
         "square": kept["nats"][:, None].clone(),
         "scalar": torch.tensor(1.0),
         "negative": -1.0 - kept["nats"],
+        "cut": kept["nats"],
     }
     if kind == "more":
         kept["correct"] = kept["tokens"] + 1
     else:
         kept["nats"] = odd[kind] if kind in odd else kept["nats"].to(getattr(torch, kind))
     save_file(kept, path)
+    if kind == "cut":
+        path.write_bytes(path.read_bytes()[:-3])
     again = likelihoods.scores(materials.model, start)
     assert np.array_equal(again.nats, true.nats)
     assert np.array_equal(again.correct, true.correct)

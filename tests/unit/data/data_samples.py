@@ -6,7 +6,7 @@ from typing import Any
 
 from fedsim.data.building.build import build_store
 from fedsim.data.building.tokenise import Record
-from fedsim.data.store import TokenStore
+from fedsim.data.store import OwnerGraph, TokenStore
 
 BEGIN, END = 256, 257
 
@@ -50,3 +50,9 @@ class ByteModel:
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         self.num_encoded += len(texts)
         return encode(texts)
+
+
+def graph_of(store: TokenStore) -> OwnerGraph:
+    """Return who owns the texts of a store in which some have several owners."""
+    assert store.graph is not None
+    return store.graph

@@ -13,7 +13,7 @@ from fedsim.data.bounding import Bounded, Bounding, Order, bound, most_examples
 from fedsim.data.selection import pool
 from fedsim.data.split import split_store
 from fedsim.data.store import OwnerGraph, TokenStore
-from tests.unit.data.data_samples import build
+from tests.unit.data.data_samples import build, graph_of
 
 Record = tuple[str | None, str | None, tuple[str, ...]]
 RULES, ORDERS = get_args(Bounding), get_args(Order)
@@ -50,8 +50,7 @@ def _kept(
 
 def _counted(store: TokenStore, kept: Bounded) -> Counter[int]:
     """Count examples by owner without the graph's own functions."""
-    graph = store.graph
-    assert graph is not None
+    graph = graph_of(store)
     offsets, owners = graph.offsets.tolist(), graph.owners.tolist()
     chosen = kept.examples.tolist()
     return Counter(owner for e in chosen for owner in set(owners[offsets[e] : offsets[e + 1]]))
@@ -72,8 +71,7 @@ def test_no_owner_is_over_the_group_size(
     if group_size == 1000:
         assert len(kept.examples) == store.num_examples
     elif rule != "random":  # nothing can be added
-        graph = store.graph
-        assert graph is not None
+        graph = graph_of(store)
         left = set(range(store.num_examples)) - set(kept.examples.tolist())
         for example in left:
             owners = graph.of(np.array([example]))[1].tolist()
@@ -94,8 +92,7 @@ def test_reasons_name_whose_room_was_missing(tmp_path: Path) -> None:
 def test_greedy_is_close_to_the_optimum_and_random_is_not(seed: int, tmp_path: Path) -> None:
     """`fedsim bench bounding` has 20 graphs of 10,000 examples; these are smaller."""
     store = _store(tmp_path, 2000, 200, seed=seed)
-    assert store.graph is not None
-    most = most_examples(store.graph, np.arange(store.num_examples), 6)
+    most = most_examples(graph_of(store), np.arange(store.num_examples), 6)
     sizes = {
         (rule, order): len(_kept(store, 6, rule, order).examples) / most
         for rule in RULES

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,17 @@ from fedsim.sampling import BalancedSampling, Sampling
 from fedsim.strategy import build_plan, noise_multiplier
 from tests.helpers.commands import fedsim, fedsim_json, fedsim_ok
 from tests.helpers.light import write_config
+
+
+def write(folder: Path, speeches: Path, **sections: dict[str, Any]) -> Path:
+    privacy = {"epsilon": 6.0, "noise_multiplier": None, **sections.pop("privacy", {})}
+    strategy = {"rounds": 8, **sections.pop("strategy", {})}
+    path = folder / "c.toml"
+    return write_config(path, speeches, strategy=strategy, privacy=privacy, **sections)
+
+
+def names_of(config: Path) -> set[str]:
+    return {row["name"] for row in fedsim_json("plan", config)["mechanisms"]}
 
 
 def test_more_users_a_round_are_no_merit_of_a_mechanism() -> None:
@@ -39,29 +51,23 @@ def test_what_cannot_be_certified_is_left_out(
         return noise_multiplier(config, sampling, **options)
 
     monkeypatch.setattr(mechanisms, "calibrated", refusing)
-    privacy = {"epsilon": 6.0, "noise_multiplier": None}
-    path = write_config(tmp_path / "c.toml", speeches, strategy={"rounds": 8}, privacy=privacy)
-    names = {row["name"] for row in fedsim_json("plan", path)["mechanisms"]}
+    names = names_of(write(tmp_path, speeches))
     assert {"poisson", "truncated-poisson"} <= names
     assert "balanced" not in names
 
 
 def test_what_has_no_proof_with_the_estimator_is_left_out(speeches: Path, tmp_path: Path) -> None:
     """A clipped denominator, where a cap lets one user displace another; a run refuses it, too."""
-    strategy = {"rounds": 8, "estimator": {"kind": "clipped", "min_weight": 20.0}}
-    privacy = {"epsilon": 6.0, "noise_multiplier": None}
-    path = write_config(tmp_path / "c.toml", speeches, strategy=strategy, privacy=privacy)
-    rows = {row["name"]: row for row in fedsim_json("plan", path)["mechanisms"]}
-    assert "truncated-poisson" not in rows
-    assert {"poisson", "balanced"} <= rows.keys()
+    estimator = {"kind": "clipped", "min_weight": 20.0}
+    names = names_of(write(tmp_path, speeches, strategy={"estimator": estimator}))
+    assert "truncated-poisson" not in names
+    assert {"poisson", "balanced"} <= names
 
 
 def test_an_accountant_that_was_asked_for_prices_every_mechanism(
     speeches: Path, tmp_path: Path
 ) -> None:
-    privacy = {"epsilon": 6.0, "noise_multiplier": None, "accountant": "pld"}
-    path = write_config(tmp_path / "c.toml", speeches, strategy={"rounds": 8}, privacy=privacy)
-    names = {row["name"] for row in fedsim_json("plan", path)["mechanisms"]}
+    names = names_of(write(tmp_path, speeches, privacy={"accountant": "pld"}))
     assert "balanced" not in names  # a run refuses its accountant beside this one
     assert {"poisson", "truncated-poisson"} <= names
 

@@ -16,6 +16,7 @@ from fedsim.strategy import build_plan
 from tests.conftest import WORDS, write_rows
 from tests.helpers.commands import fedsim, fedsim_ok
 from tests.helpers.light import light_config, write_config
+from tests.unit.data.data_samples import graph_of
 
 ELS = {"name": "els", "cohort_size": None, "batch_size": 8.0, "selection": "least-demand"}
 PRIVACY = {"epsilon": 6.0, "noise_multiplier": None, "delta": 1e-4}
@@ -53,8 +54,7 @@ def test_every_row_is_what_the_strategy_would_do(mails: Path) -> None:
         assert made.noise_multiplier == one.noise_multiplier
         assert made.sampling.probability == pytest.approx(8.0 / one.examples)
     assert plan.config.strategy.group_size == plan.group_size
-    graph = materials.store.graph
-    assert graph is not None
+    graph = graph_of(materials.store)
     degrees = graph.degrees(materials.split.train_examples)
     median = np.quantile(degrees[degrees > 0], 0.5, method="inverted_cdf")
     assert plan.group_size / 2 < median <= plan.group_size

@@ -29,6 +29,7 @@ from fedsim.strategy import build_plan
 from tests.conftest import WORDS, write_rows
 from tests.helpers.commands import fedsim, fedsim_ok
 from tests.helpers.light import light_config, write_config
+from tests.unit.data.data_samples import graph_of
 
 Row = dict[str, Any]
 
@@ -74,9 +75,7 @@ def _plan(source: Path, **sections: dict[str, Any]) -> tuple[Materials, RoundPla
 
 
 def _owned(materials: Materials, plan: RoundPlan) -> Counter[int]:
-    graph = materials.store.graph
-    assert graph is not None
-    return Counter(graph.of(plan.pool)[1].tolist())
+    return Counter(graph_of(materials.store).of(plan.pool)[1].tolist())
 
 
 @pytest.mark.parametrize("bounding", ["greedy", "random", "linear-program"])
@@ -129,8 +128,7 @@ def test_exchanging_what_an_owner_co_owns_moves_only_that(
     """The same pool, the same split, and other gradients of K examples at the most."""
     strategy = {"selection": selection, "group_size": 3}
     materials, plan = _plan(mails, strategy=strategy)
-    graph = materials.store.graph
-    assert graph is not None
+    graph = graph_of(materials.store)
     owner = max(owner for owner in _owned(materials, plan) if owner >= materials.store.num_users)
     names = (materials.store.path / OWNERS).read_text(encoding="utf-8").splitlines()
     listener = json.loads(names[owner - materials.store.num_users])

@@ -13,6 +13,7 @@ from fedsim.experiments.studies.ganesh_2025.co_owned import notes
 from fedsim.experiments.studies.ganesh_2025.scenes import KNOWN, World, texts, world
 from fedsim.report.schema import Privacy
 from fedsim.runner.folder import RunFolder
+from tests.unit.data.data_samples import graph_of
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +40,7 @@ def test_all_who_speak_in_a_scene_own_it_and_every_second_speaker_only_listens()
 
 
 def test_nothing_of_a_held_out_owner_is_trained_on_in_any_run(small: World) -> None:
-    graph, naive = small.co_owned.store.graph, small.naive
-    assert graph is not None
+    graph, naive = graph_of(small.co_owned.store), small.naive
     assert naive.store.graph is None
     owned = graph.degrees(small.train)
     assert owned[small.co_owned.split.held_out_owners].sum() == 0
@@ -51,8 +51,7 @@ def test_nothing_of_a_held_out_owner_is_trained_on_in_any_run(small: World) -> N
 
 def test_members_texts_are_trained_on_and_the_others_are_not(small: World) -> None:
     members, others = small.listeners()
-    graph = small.co_owned.store.graph
-    assert graph is not None
+    graph = graph_of(small.co_owned.store)
     assert min(len(members), len(others)) >= 5
     assert all(0 < len(known) <= KNOWN for known in [*members, *others])
     assert np.isin(np.concatenate(members), small.train).all()
@@ -65,8 +64,7 @@ def test_members_texts_are_trained_on_and_the_others_are_not(small: World) -> No
 def test_a_rule_keeps_at_most_k_of_every_owner_and_the_naive_run_does_not(
     small: World, rule: str
 ) -> None:
-    graph = small.co_owned.store.graph
-    assert graph is not None
+    graph = graph_of(small.co_owned.store)
     for size in (1, 4):
         assert graph.degrees(runs.kept(small, rule, size)).max() == size
         assert small.most(runs.kept(small, rule, size)) == size

@@ -1,8 +1,7 @@
 """Peak memory of private gradients and of a non-private step, each in its own process.
 
 `python -m fedsim.experiments.benchmarks.engines.engine_memory ghost gpt2-small 32` computes once
-and
-prints the seconds and the process's peak resident bytes, which never go down again.
+and prints the seconds and the process's peak resident bytes, which never go down again.
 """
 
 from __future__ import annotations

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 from fedsim.config import ModelConfig
 from fedsim.data.config import DataConfig
 from fedsim.experiments.benchmarks.grids.population import plan_of
 from fedsim.experiments.benchmarks.server.benchmark import MODELS
-from fedsim.experiments.benchmarks.server.run_memory import run_rows, write_words
-from fedsim.experiments.benchmarks.timing import in_own_process
+from fedsim.experiments.benchmarks.server.run_memory import measured, run_rows, write_words
 from fedsim.grids.executor import GridExecutor
 from fedsim.grids.ray_cluster import Share
 from fedsim.grids.ray_grid import RayGrid
@@ -38,15 +36,14 @@ def run() -> list[Row]:
     with tempfile.TemporaryDirectory() as folder:
         source = write_words(Path(folder) / "texts.jsonl", _USERS, 8)
         for cohort in _COHORTS:
-            started = time.perf_counter()
-            peak = in_own_process(__name__, source, cohort)
+            seconds, peak = measured(__name__, source, cohort)
             first = rows[0]["details"]["peak_bytes"] if rows else peak
             rows.append(
                 Row(
                     benchmark="memory",
                     case=f"cohort/{cohort}",
                     engine="ray",
-                    seconds=time.perf_counter() - started,
+                    seconds=seconds,
                     ratio=peak / first,
                     details={"peak_bytes": peak, "rounds": _ROUNDS, "shard_size": _SHARD_SIZE},
                 )

@@ -41,27 +41,27 @@ def run_rows(name: str, config: PretrainedConfig) -> list[Row]:
     """Return the peaks of runs of a model with random weights; `ratio` is to the floor's."""
     with TemporaryDirectory() as folder:
         save_random(config, Path(folder))
-        floors = {rank: _measured(plain_step.__name__, folder, rank) for rank in (8, 0)}
+        floors = {rank: measured(plain_step.__name__, folder, rank) for rank in (8, 0)}
         rows = [
             _row(f"{name}/{case}: plain step", floors[rank], 1.0)
             for case, rank in (("lora", 8), ("all", 0))
         ]
         for case, settings in CASES.items():
-            measured = _measured(__name__, folder, json.dumps(settings))
+            peak = measured(__name__, folder, json.dumps(settings))
             floor = floors[settings.get("model", {}).get("lora_rank", 0)]
-            rows.append(_row(f"{name}/{case}", measured, measured[1] / floor[1]))
+            rows.append(_row(f"{name}/{case}", peak, peak[1] / floor[1]))
     return rows
 
 
-def _measured(module: str, *arguments: object) -> tuple[float, int]:
+def measured(module: str, *arguments: object) -> tuple[float, int]:
     """Return seconds and peak bytes of a process."""
     started = time.perf_counter()
     peak = in_own_process(module, *arguments)
     return time.perf_counter() - started, peak
 
 
-def _row(case: str, measured: tuple[float, int], ratio: float) -> Row:
-    seconds, peak = measured
+def _row(case: str, of: tuple[float, int], ratio: float) -> Row:
+    seconds, peak = of
     details = {
         "peak_bytes": peak,
         "users": _USERS,

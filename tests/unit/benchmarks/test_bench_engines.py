@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -35,6 +35,7 @@ from fedsim.experiments.benchmarks.gpu import speed
 from fedsim.experiments.benchmarks.page import write
 from fedsim.experiments.benchmarks.peers import install, run
 from fedsim.experiments.benchmarks.peers.partner import distance
+from fedsim.experiments.benchmarks.timing import row_of
 from fedsim.language_model import LanguageModel
 from fedsim.tensors import Tensors, l2_norm
 from fedsim.utils.machine import Row, interleaved, times_as_long
@@ -281,12 +282,6 @@ def _answer(*rows: Row) -> str:
     return json.dumps({"machine": {"cpus": 2}, "versions": {"torch": "2.13"}, "rows": rows})
 
 
-def _row(benchmark: str, case: str, engine: str, seconds: float, **more: Any) -> Row:  # noqa: ANN401
-    row = Row(benchmark=benchmark, case=case, engine=engine, seconds=seconds)
-    row.update(cast(Row, more))
-    return row
-
-
 def test_the_page_and_the_picture(tmp_path: Path) -> None:
     case = "uls/tiny-gpt/4"
     memory = {"peak_bytes": 5 * 2**30}
@@ -294,15 +289,15 @@ def test_the_page_and_the_picture(tmp_path: Path) -> None:
     fast = {"tokens_per_second": 1638.4}
     broken = {"result": "RuntimeError: a | b\nand more"}
     rows = [
-        _row("engines", case, "floor", 2.0, ratio_to_floor=1.0, details={}),
-        _row("engines", case, "auto", 2.5, ratio_to_floor=1.25, details=fast),
-        _row("engines", case, "strong floor", 1.6, ratio=1.25, details={}),
-        _row("engines", case, "whole round", 2.6, ratio_to_floor=1.04, details={}),
-        _row("engines", "memory/gpt2-small", "ghost", 3.0, ratio=1.25, details=memory),
-        _row("gpu", "350 M", "auto", 2.0, ratio_to_floor=1.0203, details=large),
-        _row("gpu", "tests", "all", 60.0, details=broken),
+        row_of("engines", case, "floor", [2.0], ratio_to_floor=1.0, details={}),
+        row_of("engines", case, "auto", [2.5], ratio_to_floor=1.25, details=fast),
+        row_of("engines", case, "strong floor", [1.6], ratio=1.25, details={}),
+        row_of("engines", case, "whole round", [2.6], ratio_to_floor=1.04, details={}),
+        row_of("engines", "memory/gpt2-small", "ghost", [3.0], ratio=1.25, details=memory),
+        row_of("gpu", "350 M", "auto", [2.0], ratio_to_floor=1.0203, details=large),
+        row_of("gpu", "tests", "all", [60.0], details=broken),
     ]
-    peer = _row("peers", case, "pfl", 5.0, ratio=2.0)
+    peer = row_of("peers", case, "pfl", [5.0], ratio=2.0)
     other = Row(benchmark="store", case="open", seconds=0.5)
     part = Row(
         benchmark="server",

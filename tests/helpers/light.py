@@ -5,7 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import fedsim
 from fedsim.config import Config
+from fedsim.report.schema import load_report
+from fedsim.runner.folder import RunFolder
 from tests.conftest import small_config
 from tests.robustness.dirty.tiny_world import LONGEST, write_model
 
@@ -28,3 +31,14 @@ def write_config(path: Path, source: Path, **sections: dict[str, Any]) -> Path:
     """Write the light config on `source`, with sections laid over it, and return where."""
     path.write_text(light_config(source, **sections).to_toml(), encoding="utf-8")
     return path
+
+
+def check_going_on(config: Config, folder: RunFolder, lost: int) -> None:
+    """Cut a finished run off before its last files of checkpoints; it ends as it did before."""
+    whole, weights = load_report(folder.path).privacy, folder.model / "model.safetensors"
+    bits = weights.read_bytes()
+    for path in (folder.report, weights, *sorted(folder.checkpoints.iterdir())[-lost:]):
+        path.unlink()
+    fedsim.run(config, folder.path, resume=True)
+    assert load_report(folder.path).privacy == whole
+    assert weights.read_bytes() == bits

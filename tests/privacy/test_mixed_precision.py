@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -36,13 +35,14 @@ from fedsim.grids.executor import GridExecutor
 from fedsim.grids.in_process import InProcessGrid
 from fedsim.language_model import LanguageModel
 from fedsim.materials import Materials, load_materials
+from fedsim.runner.folder import RunFolder
 from fedsim.tensors import Tensors, l2_norm
 from fedsim.utils.machine import computes_on
 from tests.conftest import DEVICE, small_config
 from tests.contracts.layer_samples import GivenUnits, gpt2, opened, relative, small_model
 from tests.contracts.test_engines import ENGINES, vmapped
 from tests.contracts.test_executors import TASKS, client_spec
-from tests.helpers.light import light_config
+from tests.helpers.light import check_going_on, light_config
 
 BOUND = 0.001  # far below any user's norm: everybody is clipped
 CLIP = FlatClip(l2_clip_norm=BOUND)
@@ -384,15 +384,9 @@ def test_all_but_the_logits_is_the_models_own(materials: Materials) -> None:
 
 def test_a_run_resumes_to_the_same_bits(speeches: Path, tmp_path: Path) -> None:
     config = light_config(speeches, executor={"precision": "bfloat16"})
-    whole = fedsim.run(config, tmp_path / "whole").path
-    cut = tmp_path / "cut"
-    shutil.copytree(whole, cut)
-    shutil.rmtree(cut / "model")
-    saved = sorted((cut / "checkpoints").iterdir())
-    assert len(saved) > 1
-    shutil.rmtree(saved[-1]) if saved[-1].is_dir() else saved[-1].unlink()
-    fedsim.run(config, cut, resume=True)
-    weights = Path("model", "model.safetensors")
-    assert (cut / weights).read_bytes() == (whole / weights).read_bytes()
-    exact = fedsim.run(light_config(speeches), tmp_path / "exact").path
-    assert (exact / weights).read_bytes() != (whole / weights).read_bytes()
+    folder = RunFolder(fedsim.run(config, tmp_path / "run").path)
+    assert len([*folder.checkpoints.iterdir()]) > 1
+    check_going_on(config, folder, lost=1)
+    exact = RunFolder(fedsim.run(light_config(speeches), tmp_path / "exact").path)
+    found, other = (each.model / "model.safetensors" for each in (folder, exact))
+    assert found.read_bytes() != other.read_bytes()

@@ -9,7 +9,6 @@ from typing import Any
 
 import dp_accounting
 import numpy as np
-import numpy.typing as npt
 import pytest
 from dp_accounting.pld import PLDAccountant
 from scipy import stats
@@ -29,22 +28,14 @@ from fedsim.plan import RoundPlan
 from fedsim.report.schema import load_report
 from fedsim.runner.folder import RunFolder
 from fedsim.sampling import CyclicSampling, PoissonSampling, Relation
-from fedsim.seeding import secret_stream, stream
+from fedsim.seeding import secret_stream
 from fedsim.strategy import build_plan
-from tests.helpers.light import light_config
+from tests.helpers.light import check_going_on, light_config
+from tests.unit.mechanism.test_balanced import N, Table, seeded, taken
 from tests.unit.mechanism.test_plan import make_plan
 
-Table = npt.NDArray[np.int64]
-N, ROUNDS, GROUPS, RATE = 40_000, 11, 4, 0.5
+ROUNDS, GROUPS, RATE = 11, 4, 0.5
 LAW = CyclicSampling(ROUNDS, GROUPS, RATE)
-
-
-def taken(draw: Callable[[int], Table]) -> Table:
-    """Return (N, ROUNDS): 1 where a user takes part."""
-    table = np.zeros((N, ROUNDS), dtype=np.int64)
-    for round in range(ROUNDS):
-        table[draw(round), round] = 1
-    return table
 
 
 def fits(table: Table) -> bool:
@@ -71,13 +62,10 @@ def fits(table: Table) -> bool:
     return bool(min(values) > 1e-5)
 
 
-def seeded(round: int) -> np.random.Generator:
-    return stream(3, "sampling", round)
-
-
 def test_groups_take_turns_with_coins_of_their_own() -> None:
-    assert fits(taken(lambda round: LAW.draw(N, round, seeded)))
-    whole = taken(lambda round: CyclicSampling(ROUNDS, GROUPS, 1.0).draw(N, round, seeded))
+    assert fits(taken(lambda round: LAW.draw(N, round, seeded), ROUNDS))
+    everybody = CyclicSampling(ROUNDS, GROUPS, 1.0)
+    whole = taken(lambda round: everybody.draw(N, round, seeded), ROUNDS)
     assert (whole.sum(axis=1) == np.where(whole[:, 3] == 1, 2, 3)).all()  # eleven rounds of four
     with pytest.raises(ValueError, match="round = 11: the run has 11 rounds"):
         LAW.draw(N, 11, seeded)
@@ -107,7 +95,7 @@ OTHERS: dict[str, Callable[[int], Table]] = {
 
 @pytest.mark.parametrize("draw", OTHERS.values(), ids=OTHERS)
 def test_other_laws_are_told_apart(draw: Callable[[int], Table]) -> None:
-    assert not fits(taken(draw))
+    assert not fits(taken(draw, ROUNDS))
 
 
 GRID = [
@@ -167,7 +155,7 @@ def test_noise_is_calibrated_to_the_turns() -> None:
 
 def test_a_users_examples_are_in_one_group_with_coins_of_their_own() -> None:
     owners = np.repeat(np.arange(N // 4), 4)
-    table = taken(lambda round: LAW.draw_of(owners, round, seeded))
+    table = taken(lambda round: LAW.draw_of(owners, round, seeded), ROUNDS)
     together = table.reshape(-1, 4, ROUNDS).max(axis=1)
     turns = np.arange(ROUNDS) % GROUPS
     of_group = np.stack([together[:, turns == g].max(axis=1) for g in range(GROUPS)])
@@ -249,8 +237,7 @@ def test_a_run_that_was_cut_off_goes_on_to_the_same_bits(
     """In the middle of a band: noise of rounds before is drawn anew from the kept secret."""
     config = run_config(speeches, privacy={"noise": noise, "mechanism": mechanism})
     folder = RunFolder(fedsim.run(config, tmp_path / "run").path)
-    whole, weights = load_report(folder.path).privacy, folder.model / "model.safetensors"
-    bits = weights.read_bytes()
+    whole = load_report(folder.path).privacy
     assert "8 rounds of cyclic sampling of users, one whole group of 3 in turn" in whole.statement
     assert [line.get("epsilon") for line in folder.read_metrics()[2::2]] == [whole.epsilon] * 4
     promise = verify(folder.model)
@@ -258,13 +245,7 @@ def test_a_run_that_was_cut_off_goes_on_to_the_same_bits(
     said = " ".join(promise["assumptions"])
     assert words in said
     assert "the rounds of one user being at least 3 apart, 3 at most" in said
-    folder.report.unlink()
-    weights.unlink()
-    for checkpoint in sorted(folder.checkpoints.iterdir())[-2:]:
-        checkpoint.unlink()
-    fedsim.run(config, folder.path, resume=True)
-    assert load_report(folder.path).privacy == whole
-    assert weights.read_bytes() == bits
+    check_going_on(config, folder, lost=2)
 
 
 def test_els_takes_its_groups_of_users(speeches: Path, tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ from fedsim.config import ModelConfig
 from fedsim.materials import load_model
 from tests.helpers.commands import fedsim, fedsim_ok, write_config
 
+ENDPOINTS = ("huggingface_hub.constants.ENDPOINT", "huggingface_hub.hf_api.constants.ENDPOINT")
+
 
 @pytest.fixture(scope="module")
 def finished(speeches: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -133,10 +135,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, bytes]]]:
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     address = f"http://127.0.0.1:{server.server_port}"
-    for place in (
-        "huggingface_hub.constants.ENDPOINT",
-        "huggingface_hub.hf_api.constants.ENDPOINT",
-    ):
+    for place in ENDPOINTS:
         monkeypatch.setattr(place, address)
     monkeypatch.setenv("HF_TOKEN", "hf_made_up")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
@@ -167,10 +166,7 @@ def test_those_files_and_no_other_are_sent(finished: Path, hub: list[tuple[str, 
 def test_a_hub_that_is_not_there_is_one_sentence(
     finished: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for place in (
-        "huggingface_hub.constants.ENDPOINT",
-        "huggingface_hub.hf_api.constants.ENDPOINT",
-    ):
+    for place in ENDPOINTS:
         monkeypatch.setattr(place, "http://127.0.0.1:9")
     for repo, words in {
         "me/mine": "the hub cannot be reached or refuses",

@@ -21,7 +21,7 @@ from fedsim.errors import ConfigError
 from fedsim.materials import load_model
 from fedsim.tensors import l2_norm
 from tests.conftest import small_config
-from tests.helpers.commands import Done
+from tests.helpers.commands import Done, write_config
 from tests.helpers.commands import fedsim as fedsim_here
 from tests.third_party.fedsim_example.by_size import by_size
 from tests.third_party.fedsim_example.byte_model import ByteModel, load
@@ -50,8 +50,8 @@ def with_package(site: Path, *arguments: str | Path) -> Done:
 
 @pytest.fixture(scope="module")
 def config(speeches: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("config") / "theirs.toml"
-    theirs = small_config(
+    return write_config(
+        tmp_path_factory.mktemp("config") / "theirs.toml",
         speeches,
         model={"name_or_path": "example-bytes", "pretraining_steps": None, "trainable": "all"},
         strategy={"name": "uls-by-size"},
@@ -59,8 +59,6 @@ def config(speeches: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         server={"optimizer": "adam", "learning_rate": 0.01},
         training={"trackers": ("example-csv",)},
     )
-    path.write_text(theirs.to_toml(), encoding="utf-8")
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -146,14 +144,14 @@ def test_a_task_of_theirs_is_held_near_the_server(speeches: Path) -> None:
 def test_their_task_trains_at_the_price_of_user_level_sampling(
     installed: Path, speeches: Path, tmp_path: Path
 ) -> None:
-    path, run = tmp_path / "theirs.toml", tmp_path / "run"
+    run = tmp_path / "run"
     local = {"task": "fedavg", "epochs": 3, "learning_rate": 0.5}
-    theirs = small_config(
+    path = write_config(
+        tmp_path / "theirs.toml",
         speeches,
         strategy={"name": "uls-proximal", "local": local},
         privacy={"declared_num_users": 24},
     )
-    path.write_text(theirs.to_toml(), encoding="utf-8")
     done = with_package(installed, "run", path, "--out", run)
     assert done.returncode == 0, done.stderr
     privacy = fedsim.load_report(run).privacy

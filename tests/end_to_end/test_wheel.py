@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import small_config
+from tests.helpers.commands import write_config
 
 ROOT = Path(__file__).parents[2]
 OTHERS = ("clients", "strategies", "experiments")
@@ -66,8 +66,7 @@ def test_it_runs_beside_packages_and_folders_of_the_same_names(
         "print(fedsim.run('mine.toml', 'one').statement)\n"
         "sys.argv[1:] = ['run', 'mine.toml', '--out', 'two']\nm.main()\n"
     )
-    config = small_config(speeches, strategy={"rounds": 1})
-    (work / "mine.toml").write_text(config.to_toml(), encoding="utf-8")
+    write_config(work / "mine.toml", speeches, strategy={"rounds": 1})
     python = str(tmp_path / "venv" / "bin" / "python")
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     done = subprocess.run(

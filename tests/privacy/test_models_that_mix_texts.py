@@ -38,10 +38,9 @@ from fedsim.language_model import check_causal, spread, unused_parameters
 from fedsim.materials import load_model
 from fedsim.runner.session import _say_unused as say_unused
 from fedsim.tensors import l2_norm
-from tests.conftest import small_config
 from tests.contracts import layer_samples
 from tests.contracts.layer_samples import NETWORKS, VOCABULARY, GivenUnits, network
-from tests.helpers.commands import fedsim
+from tests.helpers.commands import fedsim, write_config
 
 
 def bert(zeros: bool = False) -> PreTrainedModel:
@@ -325,12 +324,9 @@ def test_the_command_refuses_it_and_writes_nothing(speeches: Path, tmp_path: Pat
     folder, run = tmp_path / "bert", tmp_path / "run"
     model = opened(bert)
     model.save(model.initial_parameters(), folder)
-    config = small_config(
-        speeches, model={"name_or_path": str(folder), "pretraining_steps": None, "trainable": "."}
-    )
-    path = tmp_path / "config.toml"
-    path.write_text(config.to_toml(), encoding="utf-8")
-    said = fedsim("run", path, "--out", run)
+    keys = {"name_or_path": str(folder), "pretraining_steps": None, "trainable": "."}
+    config = write_config(tmp_path / "config.toml", speeches, model=keys)
+    said = fedsim("run", config, "--out", run)
     assert said.returncode == 2, said.stderr
     assert f"model.name_or_path = '{folder}': its logits depend on tokens after them" in said.stderr
     assert not run.exists()

@@ -19,7 +19,7 @@ from fedsim.sweep.ray import OnRay
 from fedsim.utils.locks import LOCK
 from tests.conftest import small_config
 from tests.helpers.commands import fedsim
-from tests.helpers.light import light_config
+from tests.helpers.light import write_config
 from tests.robustness.kills.child import start
 
 STEM = "uls"
@@ -40,13 +40,13 @@ def folder(speeches: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A config beside its text, which it names as seen from there."""
     path = tmp_path_factory.mktemp("sweeps")
     shutil.copy(speeches, path / "here.jsonl")
-    config = light_config(
+    write_config(
+        path / f"{STEM}.toml",
         path / "here.jsonl",
         data={"source": "here.jsonl"},
         strategy={"rounds": ROUNDS},
         training={"evaluate_every": ROUNDS, "keep_checkpoints": ROUNDS},
     )
-    (path / f"{STEM}.toml").write_text(config.to_toml(), encoding="utf-8")
     return path
 
 

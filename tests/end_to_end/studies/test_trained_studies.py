@@ -19,7 +19,7 @@ from fedsim.sweep.jobs import Job, Outcome, attempt
 from fedsim.sweep.measure import SIZES
 from tests.conftest import small_config
 from tests.end_to_end.studies.test_studies import TRAINED
-from tests.helpers.commands import fedsim, fedsim_ok
+from tests.helpers.commands import fedsim, fedsim_ok, write_config
 from tests.robustness.dirty.tiny_world import LONGEST, write_model
 
 MORE = {  # file to its least number of lines
@@ -31,7 +31,8 @@ MORE = {  # file to its least number of lines
 @pytest.fixture(scope="module", autouse=True)
 def _small_text(speeches: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """The base config of all studies, on the small text."""
-    config = small_config(
+    path = write_config(
+        tmp_path_factory.mktemp("base") / "study.toml",
         speeches,
         data={"cutting": "join", "held_out_limit": 1},
         strategy={"cohort_size": None},
@@ -39,8 +40,6 @@ def _small_text(speeches: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
         privacy={"noise_multiplier": None, "epsilon": 8.0, "delta": 1e-3},
         server={"optimizer": "sgd", "learning_rate": 0.5},
     )
-    path = tmp_path_factory.mktemp("base") / "study.toml"
-    path.write_text(config.to_toml(), encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trained, "CONFIG", path)
         raw = small_config(speeches).model_dump(exclude_none=True)

@@ -17,14 +17,12 @@ from fedsim.errors import ConfigError
 from fedsim.sweep.cells import Variation, expand, parse_variation, run_name
 from fedsim.sweep.compare import sweep
 from fedsim.sweep.jobs import Job, Outcome, Outcomes
-from tests.conftest import small_config
+from tests.helpers.commands import write_config
 
 
 @pytest.fixture
 def config(speeches: Path, tmp_path: Path) -> Path:
-    path = tmp_path / "uls.toml"
-    path.write_text(small_config(speeches).to_toml(), encoding="utf-8")
-    return path
+    return write_config(tmp_path / "uls.toml", speeches)
 
 
 @pytest.mark.parametrize(

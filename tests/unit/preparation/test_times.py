@@ -70,3 +70,8 @@ def test_the_oldest_first_and_equals_as_they_came() -> None:
     kept, dropped = prepare(rows, step("sort-by-time", column="date"))
     assert [text for _, text in kept] == ["old", "first of two", "second of two", "new"]
     assert dropped == {"sort-by-time: no time": 1}
+
+
+def test_nobody_has_no_order() -> None:
+    kept, dropped = prepare([("ann", "x", {"date": None})], step("sort-by-time", column="date"))
+    assert (kept, dropped) == ([], {"sort-by-time: no time": 1})

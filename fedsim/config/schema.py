@@ -384,7 +384,7 @@ class TrainingConfig(Section):
     """Rounds between two scores of the held-out text."""
     checkpoint_every: Annotated[int, Field(ge=1, le=MOST)] = 10
     """Rounds between two checkpoints. A run that is killed makes those since the last again: with
-    secure noise they are paid for twice. Ctrl-C loses none that is done."""
+    secure noise they are paid for twice. One Ctrl-C waits for its round."""
     keep_checkpoints: Annotated[int, Field(ge=1, le=MOST)] = 2
     """How many of the newest stay."""
     trackers: tuple[str, ...] = ()

@@ -16,6 +16,7 @@ from flwr.serverapp import Grid
 from fedsim.accounting.budget import Budget
 from fedsim.accounting.ledger import Ledger
 from fedsim.accounting.promise import NAME, promise
+from fedsim.clipping import Clip
 from fedsim.config import Config
 from fedsim.errors import (
     BudgetSpentError,
@@ -24,8 +25,10 @@ from fedsim.errors import (
     HaltedError,
     SavedModelError,
 )
+from fedsim.estimators import WeightedSum
 from fedsim.evaluation.metrics import Evaluation, evaluate
 from fedsim.evaluation.private_scores import PrivateScores, private_scores
+from fedsim.execution import Executor, Keys
 from fedsim.grids.executor import build_executor
 from fedsim.grids.memory_needed import check_memory
 from fedsim.language_model import LanguageModel, unused_parameters
@@ -58,8 +61,10 @@ from fedsim.runner.training import (
 from fedsim.server_optimizer import is_used_up
 from fedsim.state import RoundRecord, ServerState
 from fedsim.strategy import build_plan
+from fedsim.tensors import Tensors
 from fedsim.trackers.tracking import TrackerFactory, epsilon_terms, find_trackers, tracking
 from fedsim.utils.files import shown_name, write_atomically
+from fedsim.utils.interrupts import Interrupts
 from fedsim.utils.locks import check_no_writer, sole_writer
 from fedsim.utils.machine import give_back_freed_memory, keep_freed_memory
 
@@ -209,6 +214,23 @@ def write_promise(
             write_atomically(given / "README.md", card)
 
 
+@dataclass(frozen=True, eq=False)
+class _Whole:
+    """An executor after which Ctrl-C is held back, until the round is written down.
+
+    Between a release and the checkpoint that holds it, it would be paid for twice.
+    """
+
+    inner: Executor
+    interrupts: Interrupts
+
+    def clipped_sum(self, parameters: Tensors, cohort: Keys, clip: Clip, round: int) -> WeightedSum:
+        """Return what the executor returns."""
+        total = self.inner.clipped_sum(parameters, cohort, clip, round)
+        self.interrupts.hold()
+        return total
+
+
 @dataclass
 class _Session:
     """The side effects of a run: ledger, metrics, checkpoints, model and report on disk."""
@@ -268,18 +290,24 @@ class _Session:
     def _train(self, grid: Grid, device: str) -> None:
         config = self.config
         executor = build_executor(config, self.materials, self.plan, grid, device)
-        with RoundProgress(
+        progress = RoundProgress(
             config.strategy.name,
             config.strategy.rounds,
             self.state.round,
             any_held_out=len(self.materials.split.held_out_examples) > 0,
-        ) as bar:
+        )
+        with Interrupts("this round") as interrupts, progress as bar:
+
+            def on_round(state: ServerState, record: RoundRecord) -> None:
+                bar.advance(self._on_round(state, record))
+                interrupts.release()
+
             train(
                 self.state,
                 self.plan,
-                executor,
+                _Whole(executor, interrupts),
                 config.strategy.rounds,
-                on_round=lambda state, record: bar.advance(self._on_round(state, record)),
+                on_round=on_round,
                 budget=self._budget(),
                 before_round=self._before_round,
                 score=self._score,

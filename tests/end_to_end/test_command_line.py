@@ -8,8 +8,10 @@ import signal
 import subprocess
 import sysconfig
 import time
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import dp_accounting
 import numpy as np
@@ -22,8 +24,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from fedsim.accounting.ledger import Ledger
 from fedsim.config import load_config
 from fedsim.materials import load_materials
+from fedsim.plan import RoundPlan
 from fedsim.report.schema import load_metrics, load_report
 from fedsim.runner.folder import RunFolder
+from fedsim.server_optimizer import ServerOptimizer
 from tests.helpers.commands import fedsim, fedsim_ok
 from tests.helpers.light import write_config
 from tests.robustness.kills.child import ended, start
@@ -69,30 +73,52 @@ def test_its_version_and_a_run_that_is_not_there_yet(speeches: Path, tmp_path: P
     assert "--resume" not in fedsim("run", config, "--out", tmp_path / "new").stderr
 
 
-def test_an_interrupted_run_says_how_to_go_on(
-    speeches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Python's own handler of Ctrl-C: who runs tests may ignore the signal."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
+@pytest.mark.parametrize(("times", "kept"), [(1, 3), (2, 2)])
+@pytest.mark.parametrize("at", ["noise", "step", "charge"])
+def test_an_interrupted_run_says_how_to_go_on_and_loses_no_round(
+    speeches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str, times: int, kept: int
 ) -> None:
-    """By the signal of Ctrl-C, right after a release was charged."""
-    config, charge = write_config(tmp_path / "c.toml", speeches), RunFolder.charge
+    """By the signal of Ctrl-C in the third round, its release being drawn; a second stops at once.
 
-    def interrupted(folder: RunFolder, ledger: Ledger) -> None:
-        charge(folder, ledger)
-        signal.raise_signal(signal.SIGINT)
+    With secure noise a lost round is paid for twice, and the budget ends before the last.
+    """
+    config = write_config(
+        tmp_path / "c.toml",
+        speeches,
+        strategy={"rounds": 4},
+        privacy={"noise": "secure", "epsilon": 8.0, "noise_multiplier": None, "delta": 1e-4},
+    )
+    homes = {"noise": RoundPlan, "step": ServerOptimizer, "charge": RunFolder}
+    original, calls = getattr(homes[at], at), iter(range(9))
 
-    monkeypatch.setattr(RunFolder, "charge", interrupted)
-    before = signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # who runs tests may ignore it
-    try:
-        done = fedsim("run", config, "--out", tmp_path / "run")
-    finally:
-        signal.signal(signal.SIGINT, before)
+    def interrupted(*args: Any, **named: Any) -> Any:  # noqa: ANN401  (as of each)
+        result = original(*args, **named)
+        if next(calls) == 2:
+            for _ in range(times):
+                signal.raise_signal(signal.SIGINT)
+        return result
+
+    monkeypatch.setattr(homes[at], at, interrupted)
+    done = fedsim("run", config, "--out", tmp_path / "run")
     assert (done.returncode, done.stdout) == (130, "")
+    assert "Ctrl-C: stops once this round is written down; again, and it is lost" in done.stderr
     last = done.stderr.splitlines()[-1]
     assert last.startswith("Stopped; to take the run up, give the same config and --set, --resume")
     assert last.endswith(f" --out {tmp_path / 'run'}")
     monkeypatch.undo()
-    fedsim_ok("run", config, "--out", tmp_path / "run", "--resume")
+    assert load_metrics(tmp_path / "run")[-1].round == kept
+    resumed = fedsim("run", config, "--out", tmp_path / "run", "--resume")
+    paid_twice = (at, times) == ("charge", 2)  # round 2 was checkpointed
+    assert resumed.returncode == (3 if paid_twice else 0), resumed.stderr
 
 
 def test_where_no_text_is_held_out_no_loss_of_it_is_shown(speeches: Path, tmp_path: Path) -> None:

@@ -106,7 +106,8 @@ def plan_command(
             clipped = about_clip_norm(chosen)
             reasons = (comparison.recommendation.reason, *sentences(comparison), clipped)
     if private_norms is None or loaded.privacy.declared_num_users is not None:
-        for said in delta_warnings(loaded, relation_of(loaded), materials.num_protected):
+        sampled = "example" if loaded.strategy.batch_size is not None else "user"
+        for said in delta_warnings(loaded, relation_of(loaded), materials.num_protected, sampled):
             typer.echo(said, err=True)
     if key := _undeclared(chosen):
         typer.echo(f"privacy.{key}: {_OTHERS}", err=True)

@@ -184,13 +184,16 @@ def insert(ids: Ids, piece: Ids, random: np.random.Generator, longest: int) -> I
     return np.concatenate([ids[:place], piece, ids[place:]])
 
 
-def sentence(num_canaries: int) -> tuple[str, ...]:
-    """Return what a report must say of planted users; () if there are none."""
-    if num_canaries == 0:
+def sentence(config: CanaryConfig | None) -> tuple[str, ...]:
+    """Return what is said of planted users with any guarantee; () if none were asked for.
+
+    How many there are is a sum of private coins, which a promise may not tell.
+    """
+    if config is None:
         return ()
     return (
-        f"The data contain {num_canaries} planted users (canaries), whose text was changed to be "
-        "easy to recognise: the run is for measuring attacks. A coin of each user's own decides "
-        "who becomes one, and another who of them is held out; how many users have enough text "
-        "for it was counted in private text and is treated as public.",
+        f"The data contain planted users (canaries), {config.num_users} on average, whose text was "
+        "changed to be easy to recognise: the run is for measuring attacks. A coin of each user's "
+        "own decides who becomes one, and another who of them is held out; how many users have "
+        "enough text for it was counted in private text and is treated as public.",
     )

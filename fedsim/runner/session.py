@@ -101,7 +101,7 @@ def execute(config: Config, out: Path, grid: Grid, *, resume: bool = False) -> P
             "has no private scores; remove it, or take a strategy with noise, such as uls"
         )
     if plan.noise_multiplier > 0.0:
-        for said in delta_warnings(config, plan.relation, materials.num_protected):
+        for said in delta_warnings(config, plan.relation, materials.num_protected, plan.unit):
             log.warning("%s", said)
     check_memory(config, materials.model, plan, grid, device)
     _say_unused(materials.model, config.data.sequence_length)

@@ -174,7 +174,7 @@ def _about_texts(config: Config, materials: Materials) -> tuple[str, ...]:
             materials.store.manifest["dropped"],
             co_owned=config.data.co_owned,
         ),
-        *about_canaries(len(materials.split.canaries)),
+        *about_canaries(config.data.canaries),
     )
 
 
@@ -339,7 +339,7 @@ def _assumptions(config: Config, plan: RoundPlan, origin: str, num_users: int) -
         *plan.assumptions,
         *clip_sentences(plan),
         noise,
-        *_delta(config, plan.relation, num_users),
+        *_delta(config, plan.relation, num_users, plan.unit),
         *_shared(config),
         _SETTINGS if plan.selection is None else _SEARCHED,
         f"{ORIGIN}{origin}",
@@ -395,27 +395,38 @@ def _shared(config: Config) -> tuple[str, ...]:
     )
 
 
-def delta_warnings(config: Config, relation: Relation, counted: int) -> tuple[str, ...]:
-    """Return what the report will say of a δ that promises nothing; () where it promises."""
+def delta_warnings(
+    config: Config, relation: Relation, counted: int, sampled: str
+) -> tuple[str, ...]:
+    """Return what the report will say of a δ that promises nothing; () where it promises.
+
+    Args:
+        config: of the run.
+        relation: of its guarantee.
+        counted: users, or owners, of the private data.
+        sampled: what is drawn: "user" or "example".
+    """
     delta = config.privacy.delta or 0.0
-    hollow = not is_promise(delta, _measure(config, relation, counted)[0])
-    return _delta(config, relation, counted) if hollow else ()
+    hollow = not is_promise(delta, _measure(config, relation, counted, sampled)[0])
+    return _delta(config, relation, counted, sampled) if hollow else ()
 
 
-def _delta(config: Config, relation: Relation, counted: int) -> tuple[str, ...]:
+def _delta(config: Config, relation: Relation, counted: int, sampled: str) -> tuple[str, ...]:
     if config.privacy.delta is None or counted < 2:
         return ()
-    return (delta_sentence(config.privacy.delta, *_measure(config, relation, counted)),)
+    return (delta_sentence(config.privacy.delta, *_measure(config, relation, counted, sampled)),)
 
 
-def _measure(config: Config, relation: Relation, counted: int) -> tuple[int, bool, str, str]:
+def _measure(
+    config: Config, relation: Relation, counted: int, sampled: str
+) -> tuple[int, bool, str, str]:
     """Return the number that δ is measured against, if it is public, why, and of what it is."""
     declared = config.privacy.declared_num_users
     if declared is not None:
         return declared, True, "a number declared public", "users"
     # Of users who are in a pool alone: owners can be more than the examples that they share.
     examples = config.privacy.declared_num_examples
-    pooled = relation is Relation.ADD_OR_REMOVE and config.strategy.batch_size is not None
+    pooled = relation is Relation.ADD_OR_REMOVE and sampled == "example"
     if pooled and examples is not None:
         return examples, True, "declared public, of at most as many users", "pooled examples"
     public, why = relation is not Relation.ADD_OR_REMOVE, "a number that the relation does not hide"
@@ -434,7 +445,7 @@ def _data(config: Config, materials: Materials, plan: RoundPlan) -> DataSummary:
         held_out_examples=len(held_out),
         held_out_tokens=int(store.lengths(held_out).sum()),
         canaries=len(split.canaries),
-        notices=about_canaries(len(split.canaries)),
+        notices=about_canaries(config.data.canaries),
     )
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsim.config import Config
+from fedsim.config import Config, load_config
 from fedsim.data.canaries import _chosen, insert, with_canaries
 from fedsim.data.config import CanaryConfig
 from fedsim.data.split import split_store
@@ -149,7 +149,11 @@ def test_the_report_counts_them_and_says_what_they_are_for(attacked: Path) -> No
     report = load_report(attacked)
     count = report.data.canaries
     assert count > 3
-    assert f"{count} planted users (canaries)" in report.data.notices[0]
+    asked = load_config(attacked / "config.toml").data.canaries
+    assert asked is not None
+    for said in (report.data.notices[0], (attacked / "model" / "privacy.json").read_text("utf-8")):
+        assert f"planted users (canaries), {asked.num_users} on average" in said
+        assert f" {count} planted" not in said
     assert report.data.notices[0].split("(")[0] in (attacked / "report.html").read_text("utf-8")
     assert json.loads((attacked / "report.json").read_text("utf-8"))["data"]["canaries"] == count
 

@@ -260,6 +260,18 @@ def test_els_with_a_declared_number_of_examples(speeches: Path, materials: Mater
     assert "24" not in said  # users, whom nobody declared
 
 
+def test_els_in_whole_groups_counts_declared_examples_and_no_users(
+    speeches: Path, materials: Materials
+) -> None:
+    """Without a batch size it samples examples as well."""
+    cyclic = {**ELS, "batch_size": None, "sampling": {"kind": "cyclic", "groups": 2}}
+    config = small_config(speeches, strategy=cyclic, privacy={"declared_num_examples": 90})
+    plan = build_plan(config, materials)
+    said = " ".join(privacy_block(config, plan, ServerState(0, {}), "", 24).assumptions)
+    assert "for n = 90 pooled examples, declared public" in said
+    assert "24" not in said
+
+
 def test_an_epsilon_calibrates_the_noise(speeches: Path, materials: Materials) -> None:
     config = small_config(
         speeches, privacy={"noise_multiplier": None, "epsilon": 3.0, "accountant": "rdp"}

@@ -592,6 +592,11 @@ def clip_policy(
     if asked.schedule is not None:
         schedule = asked.schedule
         scale = schedule.final_l2_clip_norm / clip.norm
+        if not 0.0 < scale < math.inf:
+            raise ConfigError(
+                f"strategy.clip.schedule.final_l2_clip_norm = {schedule.final_l2_clip_norm:g}: "
+                f"no float holds its ratio to the first round's, {clip.norm:g}"
+            )
         return ClipSchedule(schedule.kind, scale, schedule.rounds or config.strategy.rounds)
     if asked.adaptive is None:
         return ConstantClip()

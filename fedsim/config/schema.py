@@ -16,7 +16,7 @@ from pydantic import Field, ValidationError, model_validator
 from fedsim.config.errors import explain
 from fedsim.data.config import DataConfig
 from fedsim.errors import ConfigError
-from fedsim.utils.section import MOST, ClipNorm, Fraction, Positive, Section
+from fedsim.utils.section import MOST, ClipNorm, Fraction, Positive, PositiveFloat32, Section
 
 
 class ScheduleConfig(Section):
@@ -158,7 +158,7 @@ class FedAvg(Section):
     """Passes over the user's examples."""
     batch_size: Annotated[int, Field(ge=1, le=MOST)] = 8
     """Examples a local step."""
-    learning_rate: Positive = 0.1
+    learning_rate: PositiveFloat32 = 0.1
     """Of a local step."""
 
 
@@ -321,9 +321,9 @@ class ServerConfig(Section):
     optimizer: Literal["sgd", "adam", "adafactor"] = "adam"
     """SGD without momentum keeps no state, Adafactor a row and a column of each matrix, Adam two
     numbers a parameter."""
-    learning_rate: Positive = 0.01
+    learning_rate: PositiveFloat32 = 0.01
     """Of a round's step."""
-    max_gradient_norm: Positive | None = None
+    max_gradient_norm: PositiveFloat32 | None = None
     """Scale the released estimate down to this L2 norm; left out, it is taken as it is."""
 
 
@@ -369,9 +369,9 @@ class ExecutorConfig(Section):
 class PrivateEvaluation(Section):
     """Held-out scores that ε covers, by a noisy sum over users: `docs/tuning.md`."""
 
-    noise_multiplier: Positive = 10.0
+    noise_multiplier: PositiveFloat32 = 10.0
     """Of each release of the scores."""
-    loss_bound: Positive = 10.0
+    loss_bound: PositiveFloat32 = 10.0
     """What a user's mean loss is cut at, in nats."""
     every: Annotated[int, Field(ge=1, le=MOST)] | None = None
     """Rounds between two releases; left out, there is one, after the last round."""

@@ -31,6 +31,15 @@ def out(tmp_path: Path) -> Path:
         ("strategy.rounds=many", "strategy.rounds = 'many'"),
         ("strategy.clip.l2_clip_norm=-1", "strategy.clip.l2_clip_norm = -1"),
         (
+            "strategy.clip={l2_clip_norm=1e-25,schedule={kind='linear',final_l2_clip_norm=1e308}}",
+            "strategy.clip.schedule.final_l2_clip_norm = 1e+308: no float holds its ratio to the",
+        ),
+        ("server.learning_rate=1e39", "server.learning_rate = 1e+39"),
+        ("server.max_gradient_norm=1e300", "server.max_gradient_norm = 1e+300"),
+        ("strategy.local={task='fedavg',learning_rate=1e39}", "learning_rate = 1e+39"),
+        ("training.private_evaluation.loss_bound=1e308", "loss_bound = 1e+308"),
+        ("training.private_evaluation.noise_multiplier=1e39", "noise_multiplier = 1e+39"),
+        (
             "strategy.batch_size=5",
             "strategy.batch_size = 5.0: not used by strategy 'uls'; remove it and give strategy.co",
         ),

@@ -228,6 +228,7 @@ def sizes(
             "users": found.users,
             "users_stddev": found.users_stddev,
             "quantiles": {f"{q:g}": examples for q, examples in found.quantiles},
+            "shares_stddev": list(found.shares_stddev),
             "epsilon": found.terms.epsilon,
             **found.terms.to_json(),
             "statement": found.terms.sentence(),
@@ -236,15 +237,14 @@ def sizes(
         }
         typer.echo(json.dumps(answer, allow_nan=False))
         return
-    shares = ", ".join(f"{100 * q:g} % of users: {n}" for q, n in found.quantiles)
-    typer.echo(
-        f"Training users: {found.users:.0f} ± {found.users_stddev:.0f}. Examples ({shares})."
+    shares = ", ".join(
+        f"{100 * q:g} ± {100 * stddev:.0f} % of users: {n}"
+        for (q, n), stddev in zip(found.quantiles, found.shares_stddev, strict=True)
     )
-    if found.users_stddev > 0.05 * max(found.users, 1.0):
-        typer.echo(
-            "The shares of users come from counts with as much noise each: with so few users they "
-            "may be far off; less noise costs more ε."
-        )
+    typer.echo(
+        f"Training users: {found.users:.0f} ± {found.users_stddev:.0f}. Examples ({shares}). Each "
+        "± is one standard deviation of the noise."
+    )
     typer.echo(found.terms.sentence())
     where = "charged in the shared ledger" if charged else "it adds to that of runs on these people"
     typer.echo(f"This ε is of these answers by themselves; {where}. It rests on:")

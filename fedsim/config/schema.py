@@ -477,8 +477,17 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
             content = file.read(_LONGEST + 1)
         if len(content) > _LONGEST:
             raise ConfigError(f"config: {path} is longer than {_LONGEST} bytes; is it a config?")
-        raw = tomllib.loads(content.decode().replace("\r\n", "\n"))
-    except (OSError, UnicodeDecodeError) as error:
+        raw = tomllib.loads(content.decode("utf-8-sig").replace("\r\n", "\n"))
+    except FileNotFoundError:
+        raise ConfigError(f"config: {path} is not there") from None
+    except IsADirectoryError:
+        raise ConfigError(f"config: {path} is a folder; give a TOML file") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"config: {path} is not UTF-8, from byte {error.start} on; convert it, with iconv for "
+            "example"
+        ) from None
+    except OSError as error:
         raise ConfigError(f"config: cannot read {path}: {error}") from None
     except ConfigError:
         raise

@@ -46,6 +46,8 @@ class PrivateSizes:
         users_stddev: of its noise.
         quantiles: (quantile, examples): no more than that share of users have fewer, by the noisy
             histogram; the ends of bins, 19 % apart where they are large.
+        shares_stddev: of each quantile: how far off the share of users up to there may be. The
+            noise of all bins below adds up.
         terms: ε of this release by itself, with everything that it is said with.
         assumptions: what it rests on.
     """
@@ -53,6 +55,7 @@ class PrivateSizes:
     users: float
     users_stddev: float
     quantiles: Sequence[tuple[float, int]]
+    shares_stddev: Sequence[float]
     terms: PrivacyTerms
     assumptions: Sequence[str]
 
@@ -79,10 +82,16 @@ def private_sizes(config: Config, materials: Materials, noise_multiplier: float)
         hashed = hashlib.sha256(f"fedsim/sizes/{seed}".encode()).hexdigest()[:32]
         account.charge(0, cost, f"{config.privacy.noise}:{hashed}", 1, own=Ledger())
     histogram = _released(materials.split.user_sizes, noise_multiplier, key)
+    users, stddev = float(histogram[0]), noise_multiplier * _SENSITIVITY
+    quantiles = _quantiles(histogram)
     return PrivateSizes(
-        users=float(histogram[0]),
-        users_stddev=noise_multiplier * _SENSITIVITY,
-        quantiles=_quantiles(histogram),
+        users=users,
+        users_stddev=stddev,
+        quantiles=quantiles,
+        shares_stddev=[
+            stddev * math.sqrt(np.searchsorted(_BINS, size) + 1 + q**2) / max(users, 1.0)
+            for q, size in quantiles
+        ],
         terms=PrivacyTerms.of(
             cost,
             "users",

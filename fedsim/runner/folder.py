@@ -78,11 +78,15 @@ class RunFolder:
 
     def check_fresh(self) -> None:
         """Raise `ConfigError` unless the folder is absent or empty."""
-        if self.path.exists() and (
-            not self.path.is_dir() or any(map(_is_content, self.path.iterdir()))
-        ):
+        if self.path.exists() and not self.path.is_dir():
+            raise ConfigError(f"--out {self.path}: is a file; name a folder")
+        if self.config.exists():
             raise ConfigError(
                 f"--out {self.path}: already there; take it up with --resume, or name another"
+            )
+        if self.path.exists() and any(map(_is_content, self.path.iterdir())):
+            raise ConfigError(
+                f"--out {self.path}: holds files, and no run to take up; name another folder"
             )
 
     def check_resumable(self, config: Config) -> None:
@@ -99,8 +103,9 @@ class RunFolder:
         if set(config.training.trackers) < set(started.training.trackers):
             changed = [key for key in changed if key != "training.trackers"]  # one that fails
         if changed:
+            values = [f"{key} = {now.get(key)!r} and not {before.get(key)!r}" for key in changed]
             raise ConfigError(
-                f"{', '.join(changed)} differ from the run in {self.path}; "
+                f"{', '.join(values)}: not as in the run in {self.path}; "
                 "a run keeps its config, start another with another --out"
             )
 

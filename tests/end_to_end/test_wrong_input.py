@@ -150,9 +150,15 @@ def test_a_user_column_of_nulls(tmp_path: Path, out: Path) -> None:
 
 def test_a_config_that_is_not_there_or_not_toml(tmp_path: Path, out: Path) -> None:
     path = tmp_path / "c.toml"
-    assert "c.toml" in fedsim("run", path, "--out", out).complaint
+    assert "c.toml is not there" in fedsim("run", path, "--out", out).complaint
     path.write_text("seed = = 1", encoding="utf-8")
     assert "is not TOML" in fedsim("run", path, "--out", out).complaint
+    path.write_bytes(b"# \xe9")
+    complaint = fedsim("run", path, "--out", out).complaint
+    assert "is not UTF-8, from byte 2 on; convert it, with iconv" in complaint
+    assert "is a folder; give a TOML file" in fedsim("run", tmp_path, "--out", out).complaint
+    path.write_bytes(b"\xef\xbb\xbfwombat = 1\r\n")  # as Windows' Notepad writes it
+    assert "wombat: unknown key" in fedsim("run", path, "--out", out).complaint
 
 
 @pytest.mark.parametrize(
@@ -180,13 +186,15 @@ def test_resume_with_another_config_names_what_changed(config: Path, out: Path) 
     (out / "config.toml").write_text(config.read_text(encoding="utf-8"), encoding="utf-8")
     changed = ("--resume", "--set", "server.learning_rate=0.5", "--set", "seed=9")
     complaint = fedsim("run", config, "--out", out, *changed).complaint
-    assert "seed, server.learning_rate differ" in complaint
+    assert "seed = 9 and not 0, server.learning_rate = 0.5 and not 0.01: not as in" in complaint
 
 
 def test_a_taken_folder_is_not_overwritten(config: Path, out: Path) -> None:
     out.mkdir()
     (out / "thesis.txt").write_text("years of work", encoding="utf-8")
-    assert "already there" in fedsim("run", config, "--out", out).complaint
+    for resume in ((), ("--resume",)):
+        complaint = fedsim("run", config, "--out", out, *resume).complaint
+        assert "holds files, and no run to take up" in complaint
     assert [path.name for path in out.iterdir()] == ["thesis.txt"]
 
 

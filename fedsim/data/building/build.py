@@ -23,7 +23,7 @@ from fedsim.data.building.build_folder import build_folder
 from fedsim.data.building.merge import write_keys, write_merged
 from fedsim.data.building.owners import write_owners
 from fedsim.data.building.segments import Segments
-from fedsim.data.building.tokenise import BatchTokeniser, Cutting, Encode, Record
+from fedsim.data.building.tokenise import UNCOUNTED, BatchTokeniser, Cutting, Encode, Record
 from fedsim.data.building.workers import tokenise_batches
 from fedsim.data.store import TokenStore, integrity
 from fedsim.data.store.manifest import (
@@ -102,8 +102,12 @@ def build_store(
         if not segments.is_read:
             _read_all(records, segments, tokeniser, num_workers, report)
         if not segments.users:
+            reasons = ", ".join(f"{count} {reason}" for reason, count in segments.dropped.items())
+            hint = "; data.loss_on says which do, of messages by their role" * (
+                UNCOUNTED in segments.dropped
+            )
             raise ConfigError(
-                f"data.source = {source!r}: no usable record; dropped: {dict(segments.dropped)}"
+                f"data.source = {source!r}: no usable record; dropped: {reasons or 'none'}{hint}"
             )
         report(f"writing: {len(segments.users):,} users")
         joined = sequence_length if tokeniser.joins else None

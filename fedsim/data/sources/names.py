@@ -51,8 +51,8 @@ def user_name(value: object, field: str, exact: float = math.inf) -> str | None:
         value = Decimal(str(value))
     if isinstance(value, Decimal):
         value = int(value) if value == int(value) else f"{value:f}".rstrip("0")
-    if not isinstance(value, (str, int)):
-        raise ConfigError(f"{field}: holds {kind} values; wanted: strings or integers")
+    if not isinstance(value, (str, int)) or isinstance(value, bool):
+        raise ConfigError(f"{field}: holds {kind} values; wanted: strings or numbers")
     return str(value).strip() or None
 
 

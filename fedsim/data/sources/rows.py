@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import glob
 import importlib
+import json
 import logging
 import re
 import sys
@@ -21,7 +22,7 @@ from fedsim.data.sources.local_files import ON_DISK, load_saved, local_files, un
 from fedsim.data.sources.names import owner_names, user_name
 from fedsim.data.sources.records import NO_COLUMNS, RawRecord
 from fedsim.data.sources.shakespeare import BUILT_IN
-from fedsim.errors import ConfigError
+from fedsim.errors import ConfigError, kind_of
 from fedsim.utils.json_text import parse_json
 
 Batch = Mapping[str, list[Any]]
@@ -177,7 +178,7 @@ def _csv_batches(spec: SourceSpec, needed: Mapping[str, str], files: list[Path])
             continue
         lines = _csv_rows(path)
         columns = next(lines, [])
-        _check_columns(needed, columns)
+        _check_columns(needed, columns, "; the first line names them, with commas between")
         if twice := next((name for name in needed if columns.count(name) > 1), None):
             raise ConfigError(
                 f"data.{needed[twice]} = {twice!r}: {path.name} has {columns.count(twice)} columns "
@@ -283,7 +284,10 @@ def _json_values(path: Path) -> Iterator[tuple[str, Any]]:
         for number, line in enumerate(lines, start=1):
             if line.strip():
                 try:
-                    yield f"line {number}", parse_json(line, private=True)
+                    yield f"line {number}", parse_json(line.rstrip(), private=True)
+                except json.JSONDecodeError as error:  # which counts the lines of this one
+                    what = f"{error.msg} at character {error.pos + 1}"
+                    raise ValueError(f"{path.name}: line {number} is no JSON: {what}") from error
                 except ValueError as error:
                     raise ValueError(f"{path.name}: line {number} is no JSON: {error}") from error
 
@@ -308,7 +312,7 @@ def _dataset_batches(
         kinds = {name: _kind(one) for name, one in (dataset.features or {}).items()}
         for batch in dataset.iter(batch_size=_BATCH):
             height = len(next(iter(batch.values())))
-            # A later file may lack a column that the first one has.
+            # A later file may lack a column that the first one has: of nobody else, so no error.
             columns = {name: batch.get(name) or [None] * height for name in needed}
             for name in needed:
                 if (kind := kinds.get(name)) is not None:
@@ -363,13 +367,13 @@ def _no_rows(path: Path) -> bool:
     return rows == 0
 
 
-def _check_columns(needed: Mapping[str, str], columns: list[str]) -> None:
+def _check_columns(needed: Mapping[str, str], columns: list[str], hint: str = "") -> None:
     for name, field in sorted(needed.items(), key=lambda item: item[1], reverse=True):
         if name not in columns:
             known = ", ".join(map(str, columns))
             if len(known) > _SHOWN:
                 known = f"{known[:_SHOWN]}…"
-            raise ConfigError(f"data.{field} = {name!r}: no such column; columns: {known}")
+            raise ConfigError(f"data.{field} = {name!r}: no such column; columns: {known}{hint}")
 
 
 def _datasets() -> Any:  # noqa: ANN401  (an untyped module)
@@ -385,7 +389,7 @@ def _datasets() -> Any:  # noqa: ANN401  (an untyped module)
 def _texts(batch: Batch, spec: SourceSpec, before: int) -> list[str | None]:
     values, field = batch[spec.text_column], f"data.{spec.kind}_column = {spec.text_column!r}"
     if spec.kind == "text":
-        return [_text(value, spec) for value in values]
+        return [_text(value, spec, row) for row, value in enumerate(values, start=before + 1)]
     read: Callable[..., str | None] = messages_text
     cells, fields = [values], [field]
     if spec.completion_column is not None:
@@ -405,12 +409,12 @@ def _texts(batch: Batch, spec: SourceSpec, before: int) -> list[str | None]:
     return found
 
 
-def _text(value: object, spec: SourceSpec) -> str | None:
+def _text(value: object, spec: SourceSpec, row: int) -> str | None:
     if value is None:
         return None
     if isinstance(value, str):
         return whole_text(value)
-    raise _wrong_texts(spec, f"{type(value).__name__} values")
+    raise _wrong_texts(spec, f"{kind_of(value)} in row {row}")
 
 
 def _wrong_texts(spec: SourceSpec, what: str) -> ConfigError:

@@ -81,7 +81,7 @@ def test_a_line_of_100_megabytes_that_is_no_row(tmp_path: Path) -> None:
         (
             "rows.jsonl",
             b'{"speaker":"ann","text":1.5}\n{"speaker":"bob","text":2.5}',
-            "float values",
+            "a float in row 1",
         ),
         ("rows.csv", b"speaker,text\nann,1\nbob,\neve,-2.5e3\n", "nothing but numbers"),
     ],

@@ -14,9 +14,10 @@ from fedsim.accounting.events import RoundCost
 from fedsim.config import Config
 from fedsim.errors import BudgetSpentError
 from fedsim.materials import Materials, load_materials
-from fedsim.planner.private_sizes import PrivateSizes, private_sizes
+from fedsim.planner.private_sizes import _BINS, PrivateSizes, _released, private_sizes
 from fedsim.runner.shared_ledger import read_shared
 from fedsim.sampling import PoissonSampling
+from fedsim.seeding import secret_noise_key
 from tests.helpers.commands import fedsim
 from tests.helpers.light import light_config, write_config
 
@@ -52,6 +53,15 @@ def test_the_noise_has_its_deviation_and_its_price(config: Config, materials: Ma
     assert terms.noise == "secure"
 
 
+def test_a_share_of_users_is_as_far_off_as_is_said(config: Config, materials: Materials) -> None:
+    """All bins up to a size add their noise, and so does the number of users, q times."""
+    found, sizes = asked(config, materials, 5.0), materials.split.user_sizes
+    (share, size), said = found.quantiles[2], found.shares_stddev[2] * max(found.users, 1.0)
+    histograms = np.array([_released(sizes, 5.0, secret_noise_key()) for _ in range(400)])
+    up_to = histograms[:, 1:][:, size >= _BINS].sum(axis=1) - share * histograms[:, 0]
+    assert up_to.std() == pytest.approx(said, rel=0.15)
+
+
 def test_it_is_charged_in_a_shared_ledger_or_refused(speeches: Path, tmp_path: Path) -> None:
     shared = {"ledger": str(tmp_path / "shared.json"), "epsilon": 1.0, "delta": 1e-3}
     config = light_config(speeches, privacy={"shared": shared, "noise": "secure"})
@@ -69,7 +79,11 @@ def test_a_seeded_answer_is_the_same_again_and_charged_once(speeches: Path, tmp_
     shared = {"ledger": str(tmp_path / "shared.json"), "epsilon": 8.0, "delta": 1e-3}
     path = write_config(tmp_path / "c.toml", speeches, privacy={"shared": shared})
     first, again = (fedsim("data", "sizes", path, "--json") for _ in range(2))
-    assert json.loads(first.stdout) == json.loads(again.stdout)
+    answer = json.loads(first.stdout)
+    assert answer == json.loads(again.stdout)
+    off, size = answer["shares_stddev"][3], answer["quantiles"]["0.9"]
+    shown = fedsim("data", "sizes", path).stdout
+    assert f"90 ± {100 * off:.0f} % of users: {size}). Each ± is one standard" in shown
     assert read_shared(tmp_path / "shared.json").ledger.num_releases == 1
     said = fedsim("data", "sizes", path, "--noise-multiplier", "11").stdout
     assert "seeded: this holds for nobody who knows the seed" in said
@@ -85,9 +99,6 @@ def test_what_the_answer_rests_on_is_said(speeches: Path, tmp_path: Path) -> Non
     steps = [{"step": "near-duplicates", "within": "data"}]
     path = write_config(tmp_path / "c.toml", speeches, data={"preparation": steps})
     said = fedsim("data", "sizes", path).stdout
-    assert "with so few users they may be far off" in said
-    little = fedsim("data", "sizes", path, "--noise-multiplier", "0.01").stdout
-    assert "far off" not in little
     assert "The preparation looked across users (near-duplicates)" in said
     assert "One identifier in the user column is one person" in said
     answer = json.loads(fedsim("data", "sizes", path, "--json").stdout)

@@ -225,10 +225,10 @@ def test_another_config_is_refused_by_its_keys(
 ) -> None:
     folder = RunFolder(tmp_path)
     folder.begin(resumed(), {}, 0)
-    with pytest.raises(ConfigError, match=f"{named}.* differ from the run in"):
+    with pytest.raises(ConfigError, match=f"{named} = .* and not .*: not as in the run"):
         folder.check_resumable(resumed(**sections))
     RunFolder(tmp_path / "other").begin(resumed(**sections), {}, 0)
-    with pytest.raises(ConfigError, match=f"{named}.* differ from the run in"):
+    with pytest.raises(ConfigError, match=f"{named} = .* and not .*: not as in the run"):
         RunFolder(tmp_path / "other").check_resumable(resumed())
 
 

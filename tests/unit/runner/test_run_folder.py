@@ -26,8 +26,8 @@ def test_a_folder_with_anything_else_is_taken(tmp_path: Path, name: str) -> None
     RunFolder(tmp_path / "absent").check_fresh()
     RunFolder(tmp_path).check_fresh()  # empty
     (tmp_path / name).touch()
-    for taken in (tmp_path, tmp_path / name):
-        with pytest.raises(ConfigError, match="already there; take it up with --resume"):
+    for taken, why in ((tmp_path, "holds files, and no run"), (tmp_path / name, "a file")):
+        with pytest.raises(ConfigError, match=why):
             RunFolder(taken).check_fresh()
 
 

@@ -138,7 +138,7 @@ def test_a_folder_of_another_run_is_found_before_anything_is_run(
     folder = tmp_path / "out" / "uls,seed=2"
     folder.mkdir(parents=True)
     (folder / "config.toml").write_text(config.read_text(encoding="utf-8"), encoding="utf-8")
-    with pytest.raises(ConfigError, match="seed differ from the run in"):
+    with pytest.raises(ConfigError, match="seed = 2 and not 0: not as in the run"):
         sweep([config], tmp_path / "out", vary=["seed=1,2"])
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["uls,seed=2"]
 

@@ -138,6 +138,7 @@ def attack_run(
 
 def _finished(run_dir: Path) -> RunReport:
     folder = RunFolder(run_dir)
+    folder.check_there()
     if not (folder.config.exists() and folder.is_trained() and folder.report.exists()):
         raise ConfigError(
             f"RUN_DIR = {str(run_dir)!r}: holds no finished run (config.toml, model/ or adapter/, "

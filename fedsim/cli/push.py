@@ -41,6 +41,8 @@ def push_command(
     for path in found.files:
         typer.echo(f"{path.stat().st_size:>13,}  {path.name}")
     typer.echo(found.statement)
+    if found.note:
+        typer.echo(found.note)
     if dry_run:
         older = "all else there but a licence" if replace else "what an older model left there"
         typer.echo(

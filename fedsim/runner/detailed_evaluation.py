@@ -54,6 +54,7 @@ def evaluate_run(
         ConfigError: no such run, no model in it, or no held-out user to personalise for.
     """
     folder = RunFolder(run_dir)
+    folder.check_there()
     if not folder.config.exists() or not folder.is_trained():
         raise ConfigError(
             f"RUN_DIR = {str(run_dir)!r}: holds no finished run (config.toml, model/ or adapter/)"

@@ -76,6 +76,11 @@ class RunFolder:
         else:  # a run that was killed before it wrote anything starts again
             self.check_fresh()
 
+    def check_there(self) -> None:
+        """Raise `ConfigError` where there is no such folder."""
+        if not self.path.is_dir():
+            raise ConfigError(f"RUN_DIR = {str(self.path)!r}: no such folder")
+
     def check_fresh(self) -> None:
         """Raise `ConfigError` unless the folder is absent or empty."""
         if self.path.exists() and not self.path.is_dir():

@@ -11,7 +11,9 @@ from pathlib import Path
 
 from fedsim.accounting.promise import origin, verify
 from fedsim.errors import ConfigError
+from fedsim.registry import names
 from fedsim.runner.folder import RunFolder
+from fedsim.utils.files import shown_name
 
 _WRITTEN = (  # by fedsim, transformers and peft
     *("README.md", "privacy.json", "config.json", "generation_config.json", "adapter_config.json"),
@@ -32,11 +34,13 @@ class Parcel:
         folder: model/ or adapter/ of a run.
         files: its files, by name.
         statement: what is promised, as its privacy.json says, and what it began with.
+        note: of an adapter whose base nobody else has; else empty.
     """
 
     folder: Path
     files: tuple[Path, ...]
     statement: str
+    note: str
 
 
 def parcel(run_dir: Path, *, merged: bool = False) -> Parcel:
@@ -51,6 +55,7 @@ def parcel(run_dir: Path, *, merged: bool = False) -> Parcel:
             folder or a file that fedsim does not write.
     """
     run = RunFolder(run_dir)
+    run.check_there()
     if not (run.report.exists() and run.is_trained()):
         raise ConfigError(
             f"RUN_DIR = {str(run_dir)!r}: holds no finished run (report.json, model/ or adapter/)"
@@ -72,7 +77,19 @@ def parcel(run_dir: Path, *, merged: bool = False) -> Parcel:
                 f"{path}: not what fedsim writes there, and nothing else is sent; move it away"
             )
     statement = f"{content['statement']} {origin(content)}".rstrip()
-    return Parcel(folder, tuple(files), statement)
+    return Parcel(
+        folder, tuple(files), statement, _about_base(run) if folder == run.adapter else ""
+    )
+
+
+def _about_base(run: RunFolder) -> str:
+    base = run.read_config().model.name_or_path
+    if base not in names("models") and not Path(base).expanduser().exists():
+        return ""
+    return (
+        f"The adapter's base, {shown_name(base)}, is on no hub: who has the adapter alone cannot "
+        "open it. --merged sends the whole model."
+    )
 
 
 def _is_one(name: str, patterns: Sequence[str]) -> bool:

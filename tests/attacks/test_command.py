@@ -257,6 +257,6 @@ def test_a_place_that_takes_no_files_is_refused_before_the_work(
         complaint = fedsim(command, other).complaint
         assert complaint.startswith("Error: RUN_DIR = ")
         assert place in complaint
-        assert "holds no finished run" in fedsim(command, other / "config.toml").complaint
+        assert "no such folder" in fedsim(command, other / "config.toml").complaint
     elsewhere = fedsim("attack", other, "--out", tmp_path / "else").complaint
     assert elsewhere.startswith("Error: RUN_DIR = ")  # likelihoods are kept there all the same

@@ -25,6 +25,8 @@ from fedsim.data.sources.shakespeare import BUILT_IN
 from fedsim.errors import ConfigError, kind_of
 from fedsim.utils.json_text import parse_json
 
+log = logging.getLogger("fedsim")
+
 Batch = Mapping[str, list[Any]]
 
 _NO_HUB = (
@@ -296,7 +298,7 @@ def _dataset_batches(
     source: str, needed: Mapping[str, str], local: tuple[str, list[Path]] | None, scratch: str
 ) -> Iterator[Batch]:
     checked = False
-    for dataset in _load(source, local, scratch):
+    for file, dataset in _load(source, local, scratch):
         if local is None and dataset.features is None:
             raise unusable(
                 source,
@@ -309,10 +311,12 @@ def _dataset_batches(
         if not checked:
             _check_columns(needed, dataset.column_names or list(first))
             checked = True
+        for name in needed.keys() - set(dataset.column_names or first):
+            log.warning("data.%s = %r: %s has no such column", needed[name], name, file)
         kinds = {name: _kind(one) for name, one in (dataset.features or {}).items()}
         for batch in dataset.iter(batch_size=_BATCH):
             height = len(next(iter(batch.values())))
-            # A later file may lack a column that the first one has: of nobody else, so no error.
+            # A later file may lack a column that the first one has.
             columns = {name: batch.get(name) or [None] * height for name in needed}
             for name in needed:
                 if (kind := kinds.get(name)) is not None:
@@ -340,8 +344,8 @@ def _typed(cell: Any, kind: Callable[[Any], object]) -> object:  # noqa: ANN401 
 
 def _load(
     source: str, local: tuple[str, list[Path]] | None, scratch: str
-) -> Iterator[Any]:  # of an untyped module
-    """Yield datasets, streaming or memory-mapped; `scratch` receives lock files.
+) -> Iterator[tuple[str, Any]]:  # of an untyped module
+    """Yield datasets, streaming or memory-mapped, and their files; `scratch` receives lock files.
 
     Files one by one: `datasets` gives all the types and class names of the first, which would
     write the users of the others in another way.
@@ -349,16 +353,16 @@ def _load(
     datasets = _datasets()
     options = {"split": "train", "streaming": True, "cache_dir": scratch}
     if local is None:
-        yield datasets.load_dataset(source, **options)
+        yield source, datasets.load_dataset(source, **options)
         return
     loader, files = local
     if loader == ON_DISK:
-        yield load_saved(datasets, Path(source).expanduser())
+        yield source, load_saved(datasets, Path(source).expanduser())
         return
     for path in files:
         if path.stat().st_size and not (loader == "parquet" and _no_rows(path)):
             file = glob.escape(str(path.resolve()))
-            yield datasets.load_dataset(loader, data_files=[file], **options)
+            yield path.name, datasets.load_dataset(loader, data_files=[file], **options)
 
 
 def _no_rows(path: Path) -> bool:

@@ -209,6 +209,16 @@ def test_a_missing_column_is_named_beside_those_there_are(tmp_path: Path) -> Non
         list(records(_config(tmp_path / "rows.csv")))
 
 
+def test_a_later_file_without_a_column_is_named_and_its_rows_are_nulls(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    WRITERS["rows.parquet"](tmp_path / "a.parquet")
+    alone = list(records(_config(tmp_path)))
+    pq.write_table(pa.Table.from_pylist([{"speaker": "eve", "Text": "a"}]), tmp_path / "b.parquet")
+    assert list(records(_config(tmp_path))) == [*alone, ("eve", None)]
+    assert "data.text_column = 'text': b.parquet has no such column" in caplog.text
+
+
 @pytest.mark.parametrize("place", [0, 999, 1000, 2500])
 def test_where_in_the_file_texts_are_missing_changes_nothing(tmp_path: Path, place: int) -> None:
     without = [{"speaker": "ann"}] * 1500
@@ -358,7 +368,7 @@ def test_a_hub_id_without_types_is_refused_and_one_with_types_is_read(
     typed = datasets.Dataset.from_list(rows)
 
     def found(loaded: object) -> list[tuple[str | None, str | None]]:
-        monkeypatch.setattr("fedsim.data.sources.rows._load", lambda *_: iter([loaded]))
+        monkeypatch.setattr("fedsim.data.sources.rows._load", lambda *_: iter([("", loaded)]))
         return list(records(config))
 
     assert found(typed.to_iterable_dataset()) == [("007", "the king")]

@@ -13,6 +13,10 @@ case of one unit.
 | under bound | unchanged                | divided by the clip norm |
 | over bound  | scaled to the bound      | scaled to norm 1         |
 | NaN or inf  | never gets here: execution drops it to zero and counts it      |
+
+A new kind is a member of `Clip` (below), a word of `strategy.clip.kind` (`config/schema.py`), made
+by `strategy.build_clip`, and said where audits ask which parameters a bound is of
+(`audit/canaries.py`, `audit/replicas.py`).
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@ events.py        what one round costs, as a value
 accountants.py   rounds to ε or δ, by name; the methods are in methods/
 trade_off.py     what an attacker can make of it, from every (ε, δ) at once
 calibration.py   the least noise that keeps a promised ε
-ledger.py        every release of a run; budget.py says what is left of an (ε, δ)
+ledger.py        every release of a run, as a round charges it (fedsim/round.py); budget.py says
+                 what is left of an (ε, δ)
 statement.py     an ε with everything that it must be said with, in words and as JSON
 promise.py       that beside a model's weights, and whether it still holds
 earlier_training.py  what a starting point was trained on before, which counts too

@@ -1,8 +1,8 @@
 """Grids: where clients run, in this process, on Ray, or on Flower's runtimes.
 
 Start at `executor.py`, which cuts a cohort into shards, sends them and folds the replies;
-`ray_grid.py` gives the shards of a lost worker to another. A secure aggregation's mask would be put
-on in `records.py` (`ShardReply`), where a sum leaves its worker, and taken off in `executor.py`
-(`_fold`), which now checks the norm of each worker's sum. The only folder that touches the inside
-of Flower and Ray.
+`ray_grid.py` gives the shards of a lost worker to another, up to five times, else the round fails;
+on other grids it fails at once. A secure aggregation's mask would be put on in `records.py`
+(`ShardReply`), where a sum leaves its worker, and taken off in `executor.py` once all are added up,
+where each worker's norm is checked now. The only folder that touches the inside of Flower and Ray.
 """

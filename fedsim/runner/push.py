@@ -77,12 +77,11 @@ def parcel(run_dir: Path, *, merged: bool = False) -> Parcel:
                 f"{path}: not what fedsim writes there, and nothing else is sent; move it away"
             )
     statement = f"{content['statement']} {origin(content)}".rstrip()
-    return Parcel(
-        folder, tuple(files), statement, _about_base(run) if folder == run.adapter else ""
-    )
+    return Parcel(folder, tuple(files), statement, about_base(run) if folder == run.adapter else "")
 
 
-def _about_base(run: RunFolder) -> str:
+def about_base(run: RunFolder) -> str:
+    """Return what is said of an adapter whose base nobody else has; else an empty string."""
     base = run.read_config().model.name_or_path
     if base not in names("models") and not Path(base).expanduser().exists():
         return ""

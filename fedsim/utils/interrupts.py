@@ -50,8 +50,8 @@ class Interrupts:
 
     def release(self) -> None:
         """Raise `KeyboardInterrupt` if one came, and let the next one through."""
-        self._holding = False
-        if self._came:
+        came, self._holding, self._came = self._came, False, False
+        if came:
             raise KeyboardInterrupt
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:

@@ -286,7 +286,7 @@ def _json_values(path: Path) -> Iterator[tuple[str, Any]]:
         for number, line in enumerate(lines, start=1):
             if line.strip():
                 try:
-                    yield f"line {number}", parse_json(line.rstrip(), private=True)
+                    yield f"line {number}", parse_json(line, private=True)
                 except json.JSONDecodeError as error:  # which counts the lines of this one
                     what = f"{error.msg} at character {error.pos + 1}"
                     raise ValueError(f"{path.name}: line {number} is no JSON: {what}") from error

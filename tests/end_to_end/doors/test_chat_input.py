@@ -67,6 +67,15 @@ def test_it_is_refused_in_one_sentence(
     assert not (tmp_path / "run").exists()
 
 
+def test_chats_of_other_roles_than_those_that_count(tmp_path: Path) -> None:
+    source = written(tmp_path, {"messages": turns("user", "bot")})
+    data = {"text_column": None, "messages_column": "messages", "loss_on": "assistant"}
+    config = write_config(tmp_path / "config.toml", source, data=data)
+    complaint = fedsim("run", config, "--out", tmp_path / "run").complaint
+    assert "no usable record; dropped: 30 examples without a token that counts; " in complaint
+    assert "data.loss_on says which do, of messages by their role" in complaint
+
+
 @pytest.mark.parametrize("kind", ["text", "messages"])
 def test_half_a_character_of_one_user_does_not_end_everybodys_run(
     kind: str, tmp_path: Path

@@ -14,6 +14,8 @@ import pytest
 
 from fedsim.config import ModelConfig
 from fedsim.materials import load_model
+from fedsim.runner.folder import RunFolder
+from fedsim.runner.push import about_base
 from tests.helpers.commands import fedsim, fedsim_ok, write_config
 
 ENDPOINTS = ("huggingface_hub.constants.ENDPOINT", "huggingface_hub.hf_api.constants.ENDPOINT")
@@ -80,6 +82,17 @@ def test_a_file_of_somebody_else_an_edited_promise_and_an_unfinished_run_are_ref
             "card": "no model goes without its card",
         }
         assert words.get(name, "not what fedsim writes there") in done.complaint
+    done = fedsim("push", tmp_path / "nothing", "me/mine", "--dry-run")
+    assert "nothing': no such folder" in done.complaint
+
+
+@pytest.mark.parametrize(("base", "is_noted"), [("tiny-gpt", True), ("owner/name", False)])
+def test_a_base_of_fedsims_own_is_on_no_hub(
+    speeches: Path, tmp_path: Path, base: str, is_noted: bool
+) -> None:
+    model = {"name_or_path": base, "pretraining_steps": None}
+    write_config(tmp_path / "config.toml", speeches, model=model)
+    assert about_base(RunFolder(tmp_path)).startswith(f"The adapter's base, {base},") == is_noted
 
 
 class _Hub(http.server.BaseHTTPRequestHandler):

@@ -92,6 +92,12 @@ def test_a_text_column_of_numbers(tmp_path: Path, name: str, content: bytes, wha
         list(records(_config(tmp_path / name, content)))
 
 
+def test_a_number_among_the_texts_of_json_is_named_by_its_row(tmp_path: Path) -> None:
+    lines = [b'{"speaker": "ann", "text": "a"}\n'] * 1200 + [b'{"speaker": "bob", "text": 7}\n']
+    with pytest.raises(ConfigError, match="holds an int in row 1201; wanted: strings"):
+        list(records(_config(tmp_path / "rows.jsonl", b"".join(lines))))
+
+
 def test_a_number_among_texts_is_a_text(tmp_path: Path) -> None:
     config = _config(tmp_path / "rows.csv", b"speaker,text\nann,1\nbob,hi\n")
     assert list(records(config)) == [("ann", "1"), ("bob", "hi")]

@@ -1,0 +1,58 @@
+"""Ctrl-C is held back between `hold` and `release`, by Python's own handler alone."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from fedsim.utils.interrupts import Interrupts
+
+
+@pytest.fixture(autouse=True)
+def own_handler() -> Iterator[None]:
+    """Python's own: who runs tests may ignore the signal."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_one_is_kept_for_the_release_or_the_end_and_a_second_stops_at_once() -> None:
+    with Interrupts("it") as interrupts:
+        interrupts.hold()
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            interrupts.release()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt), Interrupts("it") as interrupts:
+        interrupts.hold()
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_an_error_goes_first_and_the_handler_is_pythons_again() -> None:
+    with pytest.raises(ValueError, match="it"), Interrupts("it") as interrupts:
+        interrupts.hold()
+        signal.raise_signal(signal.SIGINT)
+        raise ValueError("it")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_another_handler_stays_and_so_does_a_thread_without_signals() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with Interrupts("it"):
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def elsewhere() -> None:
+        with Interrupts("it") as interrupts:
+            interrupts.hold()
+            interrupts.release()
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(elsewhere).result()

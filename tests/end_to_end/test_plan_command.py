@@ -163,7 +163,7 @@ def test_people_get_a_table_and_are_told_what_was_replaced(
     assert "choose the learning rate anew" in written.read_text(encoding="utf-8")
 
 
-def test_a_delta_that_promises_nothing_is_warned_of(config: Path) -> None:
+def test_a_delta_that_promises_nothing_is_warned_of(config: Path, speeches: Path) -> None:
     """Not by the counted users where the plan's norms are private."""
     said = "publishing everything about one user"
     numbers = [*NUMBERS, "--delta", "1e-3"]
@@ -174,6 +174,13 @@ def test_a_delta_that_promises_nothing_is_warned_of(config: Path) -> None:
     wide = ("plan", config, "--set", "privacy.delta=0.1")
     assert said in fedsim(*wide).stderr
     assert said not in fedsim(*wide, "--private-norms", "1.5").stderr
+    write_config(
+        config,
+        speeches,
+        strategy={"name": "els", "cohort_size": None, "batch_size": 9},
+        privacy={**PROMISE, "declared_num_examples": 90},
+    )
+    assert "n = 90 pooled examples, declared public" in fedsim(*wide).stderr
 
 
 def test_numbers_show_the_two_extremes() -> None:

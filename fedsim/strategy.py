@@ -646,17 +646,18 @@ def noise_multiplier(config: Config, sampling: Sampling, units_per_user: int) ->
         return privacy.noise_multiplier
     if privacy.epsilon is None:
         raise ConfigError("privacy: give epsilon (with delta) or noise_multiplier")
-    return calibrate_noise_multiplier(
-        sampling=sampling,
-        units_per_user=units_per_user,
-        rounds=config.strategy.rounds,
-        epsilon=privacy.epsilon,
-        delta=privacy.delta,
-        accountant=privacy.accountant,
-        relation=relation_of(config),
-        selection=selection,
-        beside=beside,
-    )
+    with about("privacy: "):
+        return calibrate_noise_multiplier(
+            sampling=sampling,
+            units_per_user=units_per_user,
+            rounds=config.strategy.rounds,
+            epsilon=privacy.epsilon,
+            delta=privacy.delta,
+            accountant=privacy.accountant,
+            relation=relation_of(config),
+            selection=selection,
+            beside=beside,
+        )
 
 
 def user_task(config: StrategyConfig) -> TaskSpec:

@@ -72,7 +72,7 @@ def recommend(els: Noise, uls: Noise) -> Recommendation:
     if holds == (ratio <= 1.0):  # not so with the clipped denominator, which (7) does not know
         sign = "≤" if holds else ">"
         reason += (
-            f"; condition (7): L_ELS σ_ELS / (L_ULS σ_ULS) = {left:.4g} {sign} {per_user:.4g} "
-            "gradients a user"
+            "; condition (7) of Charles et al. 2024, with clips L and noise multipliers σ: "
+            f"L_ELS σ_ELS / (L_ULS σ_ULS) = {left:.4g} {sign} {per_user:.4g} gradients a user"
         )
     return Recommendation(less.strategy, f"{reason}.", left, per_user, ratio)

@@ -81,17 +81,21 @@ class RunFolder:
         if not self.path.is_dir():
             raise ConfigError(f"RUN_DIR = {str(self.path)!r}: no such folder")
 
-    def check_fresh(self) -> None:
-        """Raise `ConfigError` unless the folder is absent or empty."""
+    def check_fresh(self, begun: str = "config.toml") -> None:
+        """Raise `ConfigError` unless the folder is absent or empty.
+
+        Args:
+            begun: the file in it that shows that it can be taken up.
+        """
         if self.path.exists() and not self.path.is_dir():
             raise ConfigError(f"--out {self.path}: is a file; name a folder")
-        if self.config.exists():
+        if (self.path / begun).exists():
             raise ConfigError(
                 f"--out {self.path}: already there; take it up with --resume, or name another"
             )
         if self.path.exists() and any(map(_is_content, self.path.iterdir())):
             raise ConfigError(
-                f"--out {self.path}: holds files, and no run to take up; name another folder"
+                f"--out {self.path}: holds files, and nothing to take up; name another folder"
             )
 
     def check_resumable(self, config: Config) -> None:

@@ -191,7 +191,7 @@ def run_search(
         asked = _asked(cells, trials, stopping)
         data_seed = _begun(out, asked) if resume else None
         if data_seed is None:
-            RunFolder(out).check_fresh()
+            RunFolder(out).check_fresh(STATE)
         search = prepare(cells, trials, stopping, data_seed)
         log.info("%s", search.sentence())
         winner = out / WINNER

@@ -194,7 +194,7 @@ def test_a_taken_folder_is_not_overwritten(config: Path, out: Path) -> None:
     (out / "thesis.txt").write_text("years of work", encoding="utf-8")
     for resume in ((), ("--resume",)):
         complaint = fedsim("run", config, "--out", out, *resume).complaint
-        assert "holds files, and no run to take up" in complaint
+        assert "holds files, and nothing to take up" in complaint
     assert [path.name for path in out.iterdir()] == ["thesis.txt"]
 
 

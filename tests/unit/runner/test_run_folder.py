@@ -26,7 +26,7 @@ def test_a_folder_with_anything_else_is_taken(tmp_path: Path, name: str) -> None
     RunFolder(tmp_path / "absent").check_fresh()
     RunFolder(tmp_path).check_fresh()  # empty
     (tmp_path / name).touch()
-    for taken, why in ((tmp_path, "holds files, and no run"), (tmp_path / name, "a file")):
+    for taken, why in ((tmp_path, "holds files, and nothing"), (tmp_path / name, "a file")):
         with pytest.raises(ConfigError, match=why):
             RunFolder(taken).check_fresh()
 

@@ -132,6 +132,22 @@ def test_a_run_is_resumed_with_the_ledger_that_it_was_begun_with(
     assert read_shared(here / "people.json").ledger.costs == [(COST, 3)]
 
 
+def test_a_run_that_only_lacks_its_report_is_refused_another_ledger_too(
+    speeches: Path, tmp_path: Path
+) -> None:
+    """It charges nothing more, and its report would say that the other ledger pays for it."""
+    here, there, run = tmp_path / "here", tmp_path / "there", tmp_path / "run"
+    here.mkdir()
+    there.mkdir()
+    config = write(tmp_path / "c.toml", speeches, Path("people.json"), budget_for(4, 1e-3))
+    fedsim_ok("run", config, "--out", run, folder=here)
+    (run / "report.json").unlink()
+    done = fedsim("run", config, "--out", run, "--resume", folder=there)
+    assert "lacks 4 releases of this run; resume it with the ledger that" in done.complaint
+    assert not (run / "report.json").exists()
+    fedsim_ok("run", config, "--out", run, "--resume", folder=here)
+
+
 def test_the_same_seeded_run_is_charged_once(speeches: Path, tmp_path: Path) -> None:
     ledger = tmp_path / "people.json"
     config = write(tmp_path / "mine.toml", speeches, ledger, budget_for(4, 1e-3))

@@ -141,7 +141,7 @@ def test_no_superlink_at_the_address(tmp_path: Path) -> None:
     ("source", "options", "complaint"),
     [
         ("x.jsonl", ["--workers", "0"], "--workers"),
-        ("x.jsonl", ["--out", "taken"], "--out taken: already there"),
+        ("x.jsonl", ["--out", "taken"], "--out taken: holds files, and nothing to take up"),
         ("x.jsonl", ["--superlink", "127.0.0.1:1"], "data.source = 'x.jsonl': on a SuperLink"),
     ],
 )

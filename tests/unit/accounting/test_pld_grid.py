@@ -27,7 +27,7 @@ REGIMES: dict[str, Regime] = {
     "little-noise": (1e-3, 0.3, 1, 100, 1e-12),
     "everyone": (1.0, 20.0, 1, 100, 1e-9),
     "charles": (0.01, 2.0, 32, 2000, 1e-6),
-    "tiny-mixture": (2.5e-7, 25.0, 8, 5 * 10**6, 1e-9),
+    "tiny-mixture": (1e-6, 100.0, 32, 10**5, 1e-9),
 }
 FINE = {  # powers of four of the width compared with: well below what the adaptive grid ends at
     "many-tiny-rounds": -4,
@@ -41,7 +41,7 @@ FINE = {  # powers of four of the width compared with: well below what the adapt
     "little-noise": 1,
     "everyone": -1,
     "charles": 1,
-    "tiny-mixture": -9,
+    "tiny-mixture": -8,
 }
 
 

@@ -110,9 +110,12 @@ def told_apart(left: dict[int, float], right: dict[int, float], noise: float) ->
     size = 1 << math.ceil(math.log2(ROUNDS * len(spread)))
     spread = np.maximum(np.fft.irfft(np.fft.rfft(spread, size) ** ROUNDS, size), 0.0)
     at = (np.arange(size) + ROUNDS * first) * width
-    grid = np.linspace(0.0, float(at[spread.cumsum() < 1.0 - DELTA / 10][-1]), 2001)
-    deltas = [spread @ np.maximum(-np.expm1(ratio - at), 0.0) for ratio in grid]
-    return float(grid[np.searchsorted(-np.array(deltas), -DELTA) - 1])
+    lower, upper = 0.0, 100.0
+    for _ in range(30):
+        middle = (lower + upper) / 2.0
+        told = spread @ np.maximum(-np.expm1(middle - at), 0.0) > DELTA
+        lower, upper = (middle, upper) if told else (lower, middle)
+    return lower
 
 
 @pytest.mark.parametrize(

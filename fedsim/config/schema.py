@@ -384,7 +384,8 @@ class TrainingConfig(Section):
     """Rounds between two scores of the held-out text."""
     checkpoint_every: Annotated[int, Field(ge=1, le=MOST)] = 10
     """Rounds between two checkpoints. A run that is killed makes those since the last again: with
-    secure noise they are paid for twice. One Ctrl-C waits for its round."""
+    secure noise they are paid for twice. Ctrl-C stops the run once its round is written down, and
+    loses none; a second one stops it at once."""
     keep_checkpoints: Annotated[int, Field(ge=1, le=MOST)] = 2
     """How many of the newest stay."""
     trackers: tuple[str, ...] = ()

@@ -58,4 +58,4 @@ class Interrupts:
         if not self._holding or self._came:
             raise KeyboardInterrupt
         self._came = True
-        log.info("Ctrl-C: stops once %s is written down; again, and it is lost", self._what)
+        log.info("Ctrl-C: stops once %s is written down; another stops at once", self._what)

@@ -16,7 +16,7 @@ LEAST_BOUND = 1e-25
 ClipNorm = Annotated[float, Field(ge=LEAST_BOUND, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 PositiveFloat32 = Annotated[float, Field(gt=0.0, le=3e38, allow_inf_nan=False)]
-"""Of what float32 tensors are multiplied with, and of what is multiplied with another such."""
+"""Of a factor of float32 tensors, or of another factor: float32 ends at 3.4e38."""
 
 
 class Section(BaseModel):

@@ -110,7 +110,7 @@ def test_an_interrupted_run_says_how_to_go_on_and_loses_no_round(
     monkeypatch.setattr(homes[at], at, interrupted)
     done = fedsim("run", config, "--out", tmp_path / "run")
     assert (done.returncode, done.stdout) == (130, "")
-    assert "Ctrl-C: stops once this round is written down; again, and it is lost" in done.stderr
+    assert "Ctrl-C: stops once this round is written down; another stops at once" in done.stderr
     last = done.stderr.splitlines()[-1]
     assert last.startswith("Stopped; to take the run up, give the same config and --set, --resume")
     assert last.endswith(f" --out {tmp_path / 'run'}")

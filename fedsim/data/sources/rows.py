@@ -287,11 +287,11 @@ def _json_values(path: Path) -> Iterator[tuple[str, Any]]:
             if line.strip():
                 try:
                     yield f"line {number}", parse_json(line, private=True)
-                except json.JSONDecodeError as error:  # which counts the lines of this one
-                    what = f"{error.msg} at character {error.pos + 1}"
-                    raise ValueError(f"{path.name}: line {number} is no JSON: {what}") from error
                 except ValueError as error:
-                    raise ValueError(f"{path.name}: line {number} is no JSON: {error}") from error
+                    what = str(error)
+                    if isinstance(error, json.JSONDecodeError):  # which counts lines of its own
+                        what = f"{error.msg} at character {error.pos + 1}"
+                    raise ValueError(f"{path.name}: line {number} is no JSON: {what}") from error
 
 
 def _dataset_batches(

@@ -13,6 +13,8 @@ from scipy import stats
 
 from fedsim.accounting.accountants import delta, epsilon
 from fedsim.accounting.events import RoundCost
+from fedsim.accounting.methods.mixture_pld import mixture_pld
+from fedsim.accounting.rounding import text_up
 from fedsim.sampling import PoissonSampling, Relation, TruncatedPoissonSampling
 
 NOISE, PROBABILITY, ROUNDS, DELTA = 4.0, 0.02, 100, 1e-6
@@ -93,6 +95,34 @@ def test_many_rounds_of_the_worst_users_cost_nearly_what_is_stated(
     cost = RoundCost(TruncatedPoissonSampling(probability, cap, 100), noise)
     assert least <= epsilon(cost, ROUNDS, DELTA, "pld") <= dearer * least
     assert epsilon(RoundCost(PoissonSampling(probability), noise), ROUNDS, DELTA, "pld") < least
+
+
+@pytest.mark.parametrize(
+    ("cap", "stated", "unsafe"),
+    [(1, 2.27, 1.41), (2, 3.12, 2.56), (5, 4.25, 3.98), (20, 5.67, 5.59), (100, 5.59, 5.59)],
+)
+def test_the_table_of_small_caps(cap: int, stated: float, unsafe: float) -> None:
+    """Of docs/accounting.md: by a fixed grid, at the full rate and at the rate of those kept."""
+    rate, others = 2.0 * cap / 3.0 / 1000.0, 999
+    reached, width = float(stats.binom.sf(cap - 1, others, rate)), 1e-4
+    plain = mixture_pld(1.0, [0.0, 1.0], [1.0 - rate, rate], width)
+    for kept, shown in ((rate, stated), (rate * cap / (cap + 1), unsafe)):
+        displacing = mixture_pld(0.5, [0.0, 1.0], [1.0 - kept, kept], width)
+        run = displacing.compute_mixture(plain, reached).self_compose(100)
+        assert run.get_epsilon_for_delta(1e-6) == pytest.approx(shown, abs=0.011)
+    cost = RoundCost(TruncatedPoissonSampling(rate, cap, 1000), 1.0)
+    assert text_up(epsilon(cost, 100, 1e-6), 3) == f"{stated:g}"
+
+
+def test_dp_accounting_charges_twice_as_much_where_half_of_all_rounds_are_cut() -> None:
+    """The example of docs/accounting.md."""
+    event = dp_event.TruncatedSubsampledGaussianDpEvent(10_000, 0.1, 1000, 10.0)
+    accountant = dp_accounting.pld.PLDAccountant()
+    accountant.compose(dp_accounting.SelfComposedDpEvent(event, 3000))
+    assert accountant.get_epsilon(1e-6) == pytest.approx(8.21, abs=0.005)
+    cost = RoundCost(TruncatedPoissonSampling(0.1, 1000, 10_000), 10.0)
+    assert epsilon(cost, 3000, 1e-6) == pytest.approx(4.23, abs=0.005)
+    assert epsilon(cost, 3000, 1e-6, "pld", Relation.ZERO_OUT) == pytest.approx(8.43, abs=0.005)
 
 
 def told_apart(left: dict[int, float], right: dict[int, float], noise: float) -> float:

@@ -8,7 +8,6 @@ same fields. A plan that cannot be kept is refused here.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -30,26 +29,13 @@ from fedsim.noise.matrix import INDEPENDENT, NoiseMatrix
 from fedsim.noise.memory import NoiseMemory
 from fedsim.noise.rounding import rounding_share
 from fedsim.sampling import CyclicSampling, PoissonSampling, Relation, Sampling
-from fedsim.seeding import (
-    NoiseKey,
-    Purpose,
-    RandomSource,
-    noise_key,
-    secret_noise_key,
-    secret_stream,
-    stream,
-)
+from fedsim.seeding import Draws
 from fedsim.server_optimizer import ServerOptimizer
 from fedsim.state import ServerState
 from fedsim.tensors import parameters_digest
 from fedsim.utils.section import LEAST_BOUND
 
 __all__ = ["RoundPlan", "TaskSpec", "TestingEstimator"]
-
-_OF_A_SCORE = ":score"
-
-_DRAWN_FOR: dict[tuple[int, Purpose, int, int], str] = {}
-"""What noise of a secret seed was drawn for, in this process: a digest of the release."""
 
 
 class TestingEstimator(Estimator, Protocol):
@@ -266,7 +252,7 @@ class RoundPlan:
         if self.sampling.test is None:
             return executor
         return cast(TestingEstimator, self.estimator).around(
-            executor, self.sampling, self.test_coins
+            executor, self.sampling, self.draws.test_coins
         )
 
     def at(self, state: ServerState) -> RoundPlan:
@@ -288,7 +274,7 @@ class RoundPlan:
 
     def next_clip(self, state: ServerState, total: WeightedSum) -> NextClip:
         """Return the next round's clip after the round that `state` was about to do."""
-        key = self._kept_key("clip", state.round) if self.repeats else secret_noise_key()
+        key = self.draws.noise(state.round, "clip")
         return self.clip_policy.after(state.round, state.clip_scale, total, key)
 
     @property
@@ -333,35 +319,10 @@ class RoundPlan:
             selection=self.selection,
         )
 
-    @property
-    def release_id(self) -> str:
-        """The id of a round's noise draw in the ledger: a seeded one can be repeated.
-
-        A ledger is shared and kept apart from the seed, so it holds a one-way hash of the seed
-        (128 bits): the noise cannot be computed from it. With secure noise it names the run.
-        """
-        hashed = hashlib.sha256(f"fedsim/release-id/{self.seed}".encode()).hexdigest()
-        kind = "kept" if self.repeats and self.entropy == "secure" else self.entropy
-        return f"{kind}:{hashed[:32]}"
-
     @cached_property
     def score_cost(self) -> RoundCost:
         """What one private score costs: a Gaussian mechanism that every user is in."""
         return RoundCost(PoissonSampling(1.0), self.score_noise_multiplier)
-
-    @property
-    def score_release_id(self) -> str:
-        """The id of the noise of a private score in the ledger."""
-        return f"{self.release_id}{_OF_A_SCORE}"
-
-    @property
-    def release_ids(self) -> tuple[str, str]:
-        """The ids of the run's own noise draws: of its rounds and of its private scores."""
-        return self.release_id, self.score_release_id
-
-    def score_key(self, round: int) -> NoiseKey:
-        """Return the key of the noise of the private score after so many rounds."""
-        return self._kept_key("scores", round) if self.repeats else secret_noise_key()
 
     def scores_after(self, round: int) -> list[tuple[RoundCost, int]]:
         """Return the cost of the private scores after later rounds than this, and how many.
@@ -378,45 +339,22 @@ class RoundPlan:
         """
         if round not in self.score_rounds or self.selection is not None:
             return ledger
-        return ledger.charge(round, self.score_cost, self.score_release_id)
+        return ledger.charge(round, self.score_cost, self.draws.score_release_id)
 
     @property
-    def repeats(self) -> bool:
-        """Whether a round that is done again gives the same release.
+    def draws(self) -> Draws:
+        """Where coins and noise of its rounds come from.
 
-        Also with secure noise where a whole run has one price: that pays for each round once. Its
-        seed is then the secret, kept as that of the texts' split is.
+        A round that is done again has the same ones where they are seeded, and with secure noise
+        where a whole run has one price: that pays for each round once.
         """
-        return self.entropy == "seeded" or self.cost.run_rounds is not None
+        return Draws(self.seed, self.entropy, once=self.cost.run_rounds is not None)
 
     def cohort(self, round: int) -> npt.NDArray[np.int64]:
         """Draw the units of a round, by their indices in the data."""
         if isinstance(self.sampling, CyclicSampling) and self.owners is not None:
-            return self.pool[self.sampling.draw_of(self.owners, round, self.coins)]
-        return self.pool[self.sampling.draw(len(self.pool), round, self.coins)]
-
-    def coins(self, round: int) -> RandomSource:
-        """Return the source of a round's sampling coins."""
-        if not self.repeats:
-            return secret_stream()
-        if self.entropy == "secure":
-            return self._kept_key("sampling", round).chunk("coins", 0)
-        return stream(self.seed, "sampling", round)
-
-    def test_coins(self, round: int, unit: int, answer: str) -> RandomSource:
-        """Return a source of the noise of a test that a run makes of its rounds: see `TestCoins`.
-
-        Raises:
-            ValueError: this process drew it for another answer before: see `earlier_noise`.
-        """
-        if self.entropy == "seeded":
-            return stream(self.seed, "concentration", round, unit)
-        self._draw_once("concentration", round, unit, answer)
-        return self._kept_key("concentration", round).chunk("coins", unit)
-
-    def noise(self, round: int) -> NoiseKey:
-        """Return the key of a round's noise."""
-        return self._kept_key("noise", round) if self.repeats else secret_noise_key()
+            return self.pool[self.sampling.draw_of(self.owners, round, self.draws.coins)]
+        return self.pool[self.sampling.draw(len(self.pool), round, self.draws.coins)]
 
     def earlier_noise(self, round: int, total: WeightedSum) -> NoiseMemory | None:
         """Return the memory from which a round's noise is made; None for independent noise.
@@ -425,33 +363,12 @@ class RoundPlan:
             ValueError: this process drew this round's kept secret noise for another release: with
                 the same noise the difference of two has none, and one price pays for one.
         """
-        if self.entropy == "secure" and self.repeats:
+        draws = self.draws
+        if draws.kept:
             scales = (self.clip, self.estimator, self.noise_stddev, self.matrix)
             numbers = (self.estimator.factor(total), total.num_unclipped)
             made_from = f"{parameters_digest(total.values)} {numbers} {scales}"
-            self._draw_once("noise", round, 0, made_from)
+            draws.draw_once("noise", round, 0, made_from)
         if not self.matrix.feedback or not self.noise_stddev:
             return None
-        return self.memory.before(round, self.matrix, self.noise_stddev, self.noise, total.values)
-
-    def _draw_once(self, purpose: Purpose, round: int, unit: int, made_from: str) -> None:
-        """Raise `ValueError` if kept secret noise was drawn for something else in this process."""
-        if _DRAWN_FOR.setdefault((self.seed, purpose, round, unit), made_from) != made_from:
-            raise ValueError(
-                f"round {round}: the noise of this plan was drawn for another release before; "
-                "`build_plan` makes a plan with draws of its own"
-            )
-
-    def _kept_key(self, purpose: Purpose, round: int) -> NoiseKey:
-        """Return the key of an address; the seed is all that is secret of it."""
-        if self.entropy == "secure" and self.seed < 2**64:
-            raise ValueError(
-                f"seed = {self.seed}: with secure noise and {self.sampling.kind!r} sampling all "
-                "rounds are drawn from it, so it must be a secret of 128 bits; `build_plan` sets it"
-            )
-        return noise_key(self.seed, purpose, round)
-
-
-def is_score(release: str) -> bool:
-    """Whether an id of the ledger is that of private scores, of this plan or of an earlier one."""
-    return release.endswith(_OF_A_SCORE)
+        return self.memory.before(round, self.matrix, self.noise_stddev, draws.noise, total.values)

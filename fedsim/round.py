@@ -32,9 +32,9 @@ def run_round(
     factor = plan.estimator.factor(total)
     earlier = plan.earlier_noise(state.round, total)
     release, estimate_norm = release_(  # takes the sum's memory
-        total.values, factor, plan.noise_stddev, plan.noise(state.round), earlier
+        total.values, factor, plan.noise_stddev, plan.draws.noise(state.round), earlier
     )
-    ledger = state.ledger.charge(state.round, plan.cost, plan.release_id)
+    ledger = state.ledger.charge(state.round, plan.cost, plan.draws.release_id)
     next_clip = plan.next_clip(state, total)
     record = RoundRecord(
         num_units=total.num_units,

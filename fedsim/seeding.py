@@ -11,7 +11,7 @@ few enough to try them all and subtract the noise.
 The noise of a release is addressed further, by parameter and position: see `NoiseKey`.
 
 Secure runs draw their coins from `secret_stream` and their noise under `secret_noise_key`: keys of
-the operating system, which have no address.
+the operating system, which have no address. Which of the two a run draws from, `Draws` knows.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ import numpy.typing as npt
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import AES128
 from cryptography.hazmat.primitives.ciphers.modes import CTR
+
+_OF_A_SCORE = ":score"
 
 _ZEROS = memoryview(bytes(2**20))  # what is encrypted; to write them anew takes a third of the time
 
@@ -49,6 +51,10 @@ Purpose = Literal[
     "scores",
     "tuning",
 ]
+
+
+_DRAWN_FOR: dict[tuple[int, Purpose, int, int], str] = {}
+"""What noise of a secret seed was drawn for, in this process: a digest of the release."""
 
 
 class RandomSource(Protocol):
@@ -157,3 +163,100 @@ def noise_key(seed: int, purpose: Purpose, round: int) -> NoiseKey:
 def secret_noise_key() -> NoiseKey:
     """Return a key that is drawn now, kept nowhere and never drawn again."""
     return NoiseKey(secrets.token_bytes(32))
+
+
+@dataclass(frozen=True)
+class Draws:
+    """The coins and the noise of a run's rounds.
+
+    Attributes:
+        seed: of addressed draws; a secret of 128 bits where those of a secure run are.
+        entropy: "secure" draws from new keys of the operating system, "seeded" from `seed`.
+        once: whether a secure run, too, has one draw for each round, from a seed that is kept as
+            that of the texts' split is: where one price pays for the run, with each round once.
+    """
+
+    seed: int = field(repr=False)
+    entropy: Literal["seeded", "secure"]
+    once: bool = False
+
+    @property
+    def repeat(self) -> bool:
+        """Whether a round that is done again has the same draws."""
+        return self.once or self.entropy == "seeded"
+
+    @property
+    def kept(self) -> bool:
+        """Whether they are secret and repeat: each must be for one release alone."""
+        return self.once and self.entropy == "secure"
+
+    @property
+    def release_id(self) -> str:
+        """The id of a round's noise draw in the ledger: a seeded one can be repeated.
+
+        A ledger is shared and kept apart from the seed, so it holds a one-way hash of the seed
+        (128 bits): the noise cannot be computed from it. With secure noise it names the run.
+        """
+        hashed = hashlib.sha256(f"fedsim/release-id/{self.seed}".encode()).hexdigest()
+        kind = "kept" if self.kept else self.entropy
+        return f"{kind}:{hashed[:32]}"
+
+    @property
+    def score_release_id(self) -> str:
+        """The id of the noise of a private score in the ledger."""
+        return f"{self.release_id}{_OF_A_SCORE}"
+
+    @property
+    def release_ids(self) -> tuple[str, str]:
+        """The ids of the run's own noise draws: of its rounds and of its private scores."""
+        return self.release_id, self.score_release_id
+
+    def coins(self, round: int) -> RandomSource:
+        """Return the source of a round's sampling coins."""
+        if self.entropy == "seeded":
+            return stream(self.seed, "sampling", round)
+        return self._key("sampling", round).chunk("coins", 0) if self.once else secret_stream()
+
+    def noise(self, round: int, purpose: Purpose = "noise") -> NoiseKey:
+        """Return the key of a round's noise, or of that of another release at the same time."""
+        return self._key(purpose, round) if self.repeat else secret_noise_key()
+
+    def test_coins(self, round: int, unit: int, answer: str) -> RandomSource:
+        """Return a source of the noise of a test of a run's rounds: see `estimators.TestCoins`.
+
+        Raises:
+            ValueError: this process drew it for another answer before.
+        """
+        if self.entropy == "seeded":
+            return stream(self.seed, "concentration", round, unit)
+        self.draw_once("concentration", round, unit, answer)
+        return self._key("concentration", round).chunk("coins", unit)
+
+    def draw_once(self, purpose: Purpose, round: int, unit: int, made_from: str) -> None:
+        """Raise `ValueError` if an address was drawn for something else in this process.
+
+        Args:
+            purpose: as of `stream`.
+            round: the same.
+            unit: the same.
+            made_from: what the draw is for; the difference of two with the same noise has none.
+        """
+        if _DRAWN_FOR.setdefault((self.seed, purpose, round, unit), made_from) != made_from:
+            raise ValueError(
+                f"round {round}: the noise of this plan was drawn for another release before; "
+                "`build_plan` makes a plan with draws of its own"
+            )
+
+    def _key(self, purpose: Purpose, round: int) -> NoiseKey:
+        """Return the key of an address; the seed is all that is secret of it."""
+        if self.entropy == "secure" and self.seed < 2**64:
+            raise ValueError(
+                f"seed = {self.seed}: with secure noise and one price for a run all rounds are "
+                "drawn from it, so it must be a secret of 128 bits; `build_plan` sets it"
+            )
+        return noise_key(self.seed, purpose, round)
+
+
+def is_score(release: str) -> bool:
+    """Whether an id of the ledger is that of private scores, of this run or of another."""
+    return release.endswith(_OF_A_SCORE)

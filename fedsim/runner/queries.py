@@ -5,10 +5,11 @@ from __future__ import annotations
 from fedsim.accounting.events import RoundCost
 from fedsim.clip_policy import AdaptiveClip
 from fedsim.config import Config
-from fedsim.plan import RoundPlan, is_score
+from fedsim.plan import RoundPlan
 from fedsim.report.schema import Query
 from fedsim.runner.shared_ledger import shared_account
 from fedsim.sampling import Relation
+from fedsim.seeding import is_score
 from fedsim.state import ServerState
 
 _NOTHING = "nothing pays for it"

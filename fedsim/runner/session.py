@@ -179,7 +179,7 @@ def _going_on(plan: RoundPlan, folder: RunFolder) -> RoundPlan:
             nor for another threshold that rounds are tested against.
     """
     charged = folder.read_ledger()
-    if all(item.release in plan.release_ids for item in charged.items):
+    if all(item.release in plan.draws.release_ids for item in charged.items):
         return plan
     if plan.cost.run_rounds is not None:
         once = "one threshold" if plan.sampling.test is not None else "everybody's rounds once"
@@ -276,7 +276,9 @@ class _Session:
         plan, rounds = self.plan, self.config.strategy.rounds
         if self.account is None:
             return
-        paid = self.account.affordable(plan.cost, rounds, plan.release_id, plan.scores_after(0))
+        paid = self.account.affordable(
+            plan.cost, rounds, plan.draws.release_id, plan.scores_after(0)
+        )
         if paid < rounds:
             log.warning(
                 "privacy.shared.ledger = %r: pays for %d of the %d rounds of this run, which ends "
@@ -332,7 +334,12 @@ class _Session:
             plan, ahead = self.plan, self.config.strategy.rounds - state.round
             scores = plan.scores_after(state.round)
             self.account.charge(
-                state.round, plan.cost, plan.release_id, ahead, own=state.ledger, beside=scores
+                state.round,
+                plan.cost,
+                plan.draws.release_id,
+                ahead,
+                own=state.ledger,
+                beside=scores,
             )
 
     def _score(self, state: ServerState) -> ServerState:
@@ -344,7 +351,9 @@ class _Session:
         if self.account is not None and charged is not state.ledger:
             own = self.folder.read_ledger()
             with self._ended_by_others():
-                self.account.charge(state.round, plan.score_cost, plan.score_release_id, 1, own=own)
+                self.account.charge(
+                    state.round, plan.score_cost, plan.draws.score_release_id, 1, own=own
+                )
         self.folder.charge(charged)
         self.scores = private_scores(
             self.materials.model,
@@ -353,7 +362,7 @@ class _Session:
             self.materials.split.held_out_examples,
             loss_bound=asked.loss_bound,
             noise_multiplier=plan.score_noise_multiplier,
-            key=plan.score_key(state.round),
+            key=plan.draws.noise(state.round, "scores"),
         )
         return replace(state, ledger=charged)
 
@@ -386,7 +395,7 @@ class _Session:
                 self._charge_shared(replace(state, round=round))
             if self.account is not None and plan.selection is None:
                 for at in (at for at in plan.score_rounds if at > state.round):
-                    release = at, plan.score_cost, plan.score_release_id, 1
+                    release = at, plan.score_cost, plan.draws.score_release_id, 1
                     self.account.charge(*release, own=state.ledger)
         self.state = self._planned()
         self.folder.charge(self.state.ledger)
@@ -463,7 +472,7 @@ class _Session:
         Not with fresh noise, nor where an earlier version drew from other addresses.
         """
         charged = {item.release for item in self.folder.read_ledger().items}
-        return self.plan.repeats and charged <= set(self.plan.release_ids)
+        return self.plan.draws.repeat and charged <= set(self.plan.draws.release_ids)
 
     def _log_start(self) -> None:
         held_out = self._held_out(self.state)

@@ -325,7 +325,7 @@ def _assumptions(config: Config, plan: RoundPlan, origin: str, num_users: int) -
     )
     noise = (
         kept
-        if plan.entropy == "secure" and plan.repeats
+        if plan.entropy == "secure" and plan.draws.repeat
         else "Coins and noise were drawn under keys of the operating system that were not kept; "
         "who is held out and which examples take part, from a seed that is kept outside of the "
         "run folder."

@@ -126,7 +126,7 @@ def planned(state: ServerState, plan: RoundPlan, rounds: int) -> Ledger:
     """Return the state's ledger with all rounds and private scores to come charged as well."""
     ledger = with_scores(state, plan)
     for round in range(state.round, rounds):
-        ledger = ledger.charge(round, plan.cost, plan.release_id)
+        ledger = ledger.charge(round, plan.cost, plan.draws.release_id)
     return ledger
 
 

@@ -80,7 +80,7 @@ class Search:
     @property
     def release_id(self) -> str:
         """The id of the search in ledgers: a one-way hash of `seed`."""
-        kind = self.plan.release_id.partition(":")[0]
+        kind = self.plan.draws.release_id.partition(":")[0]
         hashed = hashlib.sha256(f"fedsim/search-id/{self.seed}".encode()).hexdigest()
         return f"{kind}:{hashed[:32]}"
 
@@ -279,7 +279,7 @@ def _what_fits(search: Search, account: SharedAccount) -> str:
         except ConfigError:
             break
         rounds = config.strategy.rounds
-        if account.affordable(plan.cost, rounds, plan.release_id) == rounds:
+        if account.affordable(plan.cost, rounds, plan.draws.release_id) == rounds:
             return f"; a search with privacy.epsilon = {smaller:g} would fit"
     return ""
 

@@ -186,7 +186,7 @@ class DPFedAvg(strategy.Strategy):
         """Flip a coin for every connected node; return the messages to those drawn, maybe none."""
         state, plan = self._state, self._plan
         if self._budget is not None:  # raises before any client is asked
-            self._budget.charge(state.ledger, state.round, plan.cost, plan.release_id)
+            self._budget.charge(state.ledger, state.round, plan.cost, plan.draws.release_id)
         self._state = dataclasses.replace(state, parameters=parameters_of(arrays, plan.clip))
         self._nodes = _connected(grid)
         self._plan = dataclasses.replace(plan, pool=np.arange(len(self._nodes)))

@@ -114,7 +114,7 @@ def test_an_audit_has_draws_of_its_own(config: Config, monkeypatch: pytest.Monke
     for coin_seed in (0, 1):
         audit_run(config, 10, coin_seed=coin_seed)
     found = load_materials(config.seed, config.data, config.model, "cpu")
-    ids = {plan.release_id for plan in (build_plan(config, found), *seen)}
+    ids = {plan.draws.release_id for plan in (build_plan(config, found), *seen)}
     assert len(ids) == 3
 
 

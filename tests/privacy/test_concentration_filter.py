@@ -154,7 +154,7 @@ def test_released_noise_is_the_plans() -> None:
 def test_outliers_have_no_part_in_the_mean() -> None:
     spread = 1.0  # 200 apart in norm: τ is 1
     plan = plan_of(20, 1e6, 0.0)
-    filtered = Filtered(Planted(spread), halting_test(10, 1e6), RADIUS, plan.test_coins)
+    filtered = Filtered(Planted(spread), halting_test(10, 1e6), RADIUS, plan.draws.test_coins)
     total = filtered.clipped_sum(
         LAYOUT, np.arange(20), plan.clip, 0
     )  # a score of 13.6, halted below 8
@@ -239,16 +239,16 @@ def test_secret_noise_of_a_test_is_kept_and_drawn_for_one_answer() -> None:
     other = dataclasses.replace(secret, seed=2**127 + 6)
 
     def draws(plan: RoundPlan, round: int, unit: int, answer: str) -> list[float]:
-        return list(plan.test_coins(round, unit, answer).random(4))
+        return list(plan.draws.test_coins(round, unit, answer).random(4))
 
     addresses = [(secret, 0, 0, ""), (secret, 0, 1, "7"), (secret, 1, 1, "7"), (other, 0, 0, "")]
     drawn = [draws(*address) for address in addresses]
     assert drawn == [draws(*address) for address in addresses]
     assert len({number for numbers in drawn for number in numbers}) == 16
     with pytest.raises(ValueError, match="round 1: the noise of this plan was drawn for another"):
-        secret.test_coins(1, 1, "8")
+        secret.draws.test_coins(1, 1, "8")
     with pytest.raises(ValueError, match="must be a secret of 128 bits"):
-        dataclasses.replace(secret, seed=5).test_coins(0, 0, "")
+        dataclasses.replace(secret, seed=5).draws.test_coins(0, 0, "")
 
 
 def test_the_probability_of_a_wrong_test_is_bounded() -> None:

@@ -113,7 +113,7 @@ def test_epsilon_is_of_the_rounds_that_were_made(speeches: Path, materials: Mate
     plan = build_plan(config, materials)
     ledger = Ledger()
     for round in range(3):
-        ledger = ledger.charge(round, plan.cost, plan.release_id)
+        ledger = ledger.charge(round, plan.cost, plan.draws.release_id)
     privacy = privacy_block(config, plan, ServerState(3, {}, ledger=ledger), "", 24)
     assert plan.cost == RoundCost(PoissonSampling(6 / 48), 1.0)
     assert privacy.epsilon == epsilon(plan.cost, 3, 1e-3)

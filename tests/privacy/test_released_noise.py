@@ -88,14 +88,14 @@ def test_noise_differs_between_rounds_and_repeats_with_the_address(
     speeches: Path, materials: Materials
 ) -> None:
     plan = build_plan(small_config(speeches, server={"optimizer": "sgd"}), materials)
-    first, again, next_one = (plan.noise(r).chunk("w", 0).random(1000) for r in (0, 0, 1))
+    first, again, next_one = (plan.draws.noise(r).chunk("w", 0).random(1000) for r in (0, 0, 1))
     assert np.array_equal(first, again)
     assert abs(np.corrcoef(first, next_one)[0, 1]) < 0.15
 
 
 def test_secure_noise_never_repeats(speeches: Path, materials: Materials) -> None:
     plan = build_plan(small_config(speeches, privacy={"noise": "secure"}), materials)
-    assert plan.noise(0) != plan.noise(0)
+    assert plan.draws.noise(0) != plan.draws.noise(0)
 
 
 def test_expected_stddev_by_hand(speeches: Path, materials: Materials) -> None:

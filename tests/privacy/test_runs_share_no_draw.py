@@ -49,11 +49,11 @@ CHANGES = [
 
 
 def noise(config: Config, materials: Materials) -> list[float]:
-    return [float(x) for x in build_plan(config, materials).noise(3).chunk("", 0).random(20)]
+    return [float(x) for x in build_plan(config, materials).draws.noise(3).chunk("", 0).random(20)]
 
 
 def coins(config: Config, materials: Materials) -> list[float]:
-    return [float(x) for x in build_plan(config, materials).coins(3).random(20)]
+    return [float(x) for x in build_plan(config, materials).draws.coins(3).random(20)]
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
@@ -83,7 +83,7 @@ def test_the_ledger_tells_the_draws_of_two_configs_apart(
 ) -> None:
     first = small_config(speeches)
     second = with_settings(first, ["server.learning_rate=0.5"])
-    ids = {build_plan(config, materials).release_id for config in (first, second)}
+    ids = {build_plan(config, materials).draws.release_id for config in (first, second)}
     assert len(ids) == 2
     assert np.all([name.startswith("seeded:") for name in ids])
 
@@ -392,7 +392,7 @@ def test_another_noise_level_of_the_same_config_is_another_draw(
     monkeypatch.setattr("fedsim.strategy.resolve", lambda *_: lambda *_: louder)
     after = build_plan(config, materials)
     assert after.seed != before.seed
-    assert after.noise(0) != before.noise(0)
+    assert after.draws.noise(0) != before.draws.noise(0)
 
 
 def test_other_settings_of_a_network_with_the_same_weights_are_another_draw(

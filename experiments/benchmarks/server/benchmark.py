@@ -104,21 +104,21 @@ def _parts(model: str, shapes: Mapping[str, torch.Size]) -> list[Row]:
             copy[name].copy_(value).add_(value)
 
     def estimate() -> dict[str, torch.Tensor]:
-        return release_(total, 1.0, 0.0, plan.noise(0))[0]
+        return release_(total, 1.0, 0.0, plan.draws.noise(0))[0]
 
     def step() -> ServerState:
         return replace(state, parameters=plan.optimizer.step(values, dict(total), moments)[0])
 
     def server() -> None:
         release = estimate()
-        ledger = Ledger().charge(1, plan.cost, plan.release_id)
+        ledger = Ledger().charge(1, plan.cost, plan.draws.release_id)
         parameters, after = plan.optimizer.step(values, release, moments)
         check_parameters(ServerState(2, parameters, after, ledger))
 
     tasks: dict[str, Callable[[], Any]] = {
         "copy and add": copy_and_add,
         "estimate": estimate,
-        "ledger": lambda: Ledger().charge(1, plan.cost, plan.release_id),
+        "ledger": lambda: Ledger().charge(1, plan.cost, plan.draws.release_id),
         "Adam's step": step,
         "is finite": lambda: check_parameters(state),
         "all but noise": server,

@@ -139,12 +139,12 @@ def simulate(population: Population, plans: Sequence[RoundPlan], rounds: int) ->
     dimension = population.examples.shape[-1]
     estimate = torch.zeros(trials, len(plans), dimension)
     for round in range(rounds):
-        units = first.sampling.draw(trials * len(first.pool), round, first.coins)
+        units = first.sampling.draw(trials * len(first.pool), round, first.draws.coins)
         values, present = _by_trial(
             unit_values(population, units, first, round), units // len(first.pool), trials
         )
         zeros = {"estimate": torch.zeros(trials * dimension, dtype=torch.float64)}
-        noise, _ = release_(zeros, 1.0, 1.0, first.noise(round))
+        noise, _ = release_(zeros, 1.0, 1.0, first.draws.noise(round))
         blocks = [slice(start, start + _BLOCK) for start in range(0, trials, _BLOCK)]
         sums = [clipped_sum(estimate[b], values[b], present[b], largest) for b in blocks]
         release = torch.cat(sums).mul_(scale)

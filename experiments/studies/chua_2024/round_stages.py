@@ -211,7 +211,7 @@ def _tasks(
         "executor": lambda: run.executor.clipped_sum(parameters, cohort, plan.clip, round),
         "release": lambda: _release(plan, total, round),
         "step": lambda: plan.optimizer.step(parameters, dict(released), state.optimizer_state),
-        "charge": lambda: state.ledger.charge(round, plan.cost, plan.release_id),
+        "charge": lambda: state.ledger.charge(round, plan.cost, plan.draws.release_id),
         "whole": lambda: run_round(replace(state, ledger=Ledger()), plan, run.executor),
     }
 
@@ -222,7 +222,9 @@ def _floor_name(batch_size: int) -> str:
 
 def _release(plan: RoundPlan, total: WeightedSum, round: int) -> dict[str, torch.Tensor]:
     values = {name: value.clone() for name, value in total.values.items()}  # of many repetitions
-    return release_(values, plan.estimator.factor(total), plan.noise_stddev, plan.noise(round))[0]
+    return release_(
+        values, plan.estimator.factor(total), plan.noise_stddev, plan.draws.noise(round)
+    )[0]
 
 
 def _check_budget(run: Prepared) -> None:

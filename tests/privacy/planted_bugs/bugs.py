@@ -29,7 +29,7 @@ from fedsim.execution import Accumulator, Keys, Update
 from fedsim.noise.matrix import NoiseMatrix
 from fedsim.plan import RoundPlan
 from fedsim.sampling import Coins, CyclicSampling, Indices, PoissonSampling
-from fedsim.seeding import AesStream, NoiseKey
+from fedsim.seeding import AesStream, Draws, NoiseKey, Purpose
 from fedsim.tensors import add_, l2_norm
 from tests.privacy.planted_bugs.game import ChoosingExecutor
 
@@ -78,17 +78,17 @@ class RealisedDenominator(FixedDenominator):
         return 1.0 / max(1, total.num_units)
 
 
-class SameNoise(RoundPlan):
+class NoiseOfRound0(Draws):
     """Adds round 0's noise to every round."""
 
-    def noise(self, round: int) -> NoiseKey:
-        return super().noise(0)
+    def noise(self, round: int, purpose: Purpose = "noise") -> NoiseKey:
+        return super().noise(0, purpose)
 
 
-class SharedStream(RoundPlan):
+class NoiseOfCoins(Draws):
     """Draws the noise from the stream that drew the cohort."""
 
-    def noise(self, round: int) -> NoiseKey:
+    def noise(self, round: int, purpose: Purpose = "noise") -> NoiseKey:
         coins = self.coins(round)
 
         class OfCoins(AesStream):
@@ -103,6 +103,22 @@ class SharedStream(RoundPlan):
                 return OfCoins(self.key)
 
         return Shared(bytes(16))
+
+
+class SameNoise(RoundPlan):
+    """Has the first of them."""
+
+    @property
+    def draws(self) -> Draws:
+        return NoiseOfRound0(self.seed, self.entropy)
+
+
+class SharedStream(RoundPlan):
+    """Has the second."""
+
+    @property
+    def draws(self) -> Draws:
+        return NoiseOfCoins(self.seed, self.entropy)
 
 
 @dataclass(frozen=True)

@@ -158,17 +158,17 @@ def apart(seen: Sequence[Tensors]) -> float:
 
 def no_stream_is_used_twice(plan: RoundPlan) -> bool:
     """Check that coins and noise of a few rounds begin with different bits, all of them."""
-    sources = [plan.coins(round) for round in range(4)]
-    sources += [plan.noise(round).chunk("weight", 0) for round in range(4)]
+    sources = [plan.draws.coins(round) for round in range(4)]
+    sources += [plan.draws.noise(round).chunk("weight", 0) for round in range(4)]
     begins = [tuple(source.random(4).tolist()) for source in sources]
     return len(set(begins)) == len(begins)
 
 
 def the_ledger_does_not_tell_the_noise(plan: RoundPlan) -> bool:
     """Check that no number in the id of a release is a seed of its noise."""
-    told = re.findall(r"[0-9a-f]+", plan.release_id)
+    told = re.findall(r"[0-9a-f]+", plan.draws.release_id)
     seeds = {int(word, 16) for word in told} | {int(word) for word in told if word.isdigit()}
-    return all(noise_key(seed, "noise", 0) != plan.noise(0) for seed in seeds)
+    return all(noise_key(seed, "noise", 0) != plan.draws.noise(0) for seed in seeds)
 
 
 def mutants() -> list[Mutant]:

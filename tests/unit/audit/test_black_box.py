@@ -192,7 +192,7 @@ def test_an_audit_has_draws_of_its_own(config: Config, monkeypatch: pytest.Monke
     for coin_seed, temperature in ((0, np.inf), (1, np.inf), (0, 5.0)):
         attack(config, 10, temperature, coin_seed)
     found = load_materials(config.seed, config.data, config.model, "cpu")
-    assert len({plan.release_id for plan in (build_plan(config, found), *seen)}) == 4
+    assert len({plan.draws.release_id for plan in (build_plan(config, found), *seen)}) == 4
 
 
 SEARCHED = {

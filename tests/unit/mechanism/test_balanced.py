@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -123,20 +124,20 @@ def test_a_round_of_a_secret_seed_is_the_same_again() -> None:
         balanced_plan(entropy="secure", seed=seed) for seed in (SECRET, SECRET, SECRET + 1)
     )
     for round in range(ROUNDS):
-        assert one.noise(round) == same.noise(round) != other.noise(round)
+        assert one.draws.noise(round) == same.draws.noise(round) != other.draws.noise(round)
         assert list(one.cohort(round)) == list(same.cohort(round))
-    assert len({one.noise(round) for round in range(ROUNDS)}) == ROUNDS
+    assert len({one.draws.noise(round) for round in range(ROUNDS)}) == ROUNDS
     assert any(list(one.cohort(r)) != list(other.cohort(r)) for r in range(ROUNDS))
-    assert one.release_id.startswith("kept:")
+    assert one.draws.release_id.startswith("kept:")
     with pytest.raises(ValueError, match="round = 12: the run has 12 rounds"):
         one.cohort(12)
 
 
-@pytest.mark.parametrize("draw", ["noise", "cohort"])
+@pytest.mark.parametrize("draw", ["draws.noise", "cohort"])
 def test_secure_noise_is_not_drawn_from_a_seed_that_is_public(draw: str) -> None:
     with pytest.raises(ValueError, match=r"seed = 7: with secure noise .* a secret of 128 bits"):
-        getattr(balanced_plan(entropy="secure", seed=7), draw)(0)
-    getattr(balanced_plan(entropy="seeded", seed=7), draw)(0)
+        attrgetter(draw)(balanced_plan(entropy="secure", seed=7))(0)
+    attrgetter(draw)(balanced_plan(entropy="seeded", seed=7))(0)
 
 
 def run_config(speeches: Path, **sections: dict[str, Any]) -> fedsim.Config:
@@ -153,12 +154,12 @@ def test_a_secret_plan_without_a_secret_seed_of_the_data_has_one_of_its_own(spee
     """As who builds a plan in Python: what was loaded has the config's seed."""
     config = run_config(speeches, privacy={"noise": "secure"})
     public = load_materials(config.seed, config.data, config.model, "cpu")
-    assert build_plan(config, public).noise(0) != build_plan(config, public).noise(0)
+    assert build_plan(config, public).draws.noise(0) != build_plan(config, public).draws.noise(0)
     other = load_materials(config.seed, config.data, config.model, "cpu", 5)  # public as well
-    assert build_plan(config, other).noise(0) != build_plan(config, other).noise(0)
+    assert build_plan(config, other).draws.noise(0) != build_plan(config, other).draws.noise(0)
     assert str(build_plan(config, other).seed) not in repr(build_plan(config, other))
     secret = load_materials(config.seed, config.data, config.model, "cpu", new_data_seed(config))
-    assert build_plan(config, secret).noise(0) == build_plan(config, secret).noise(0)
+    assert build_plan(config, secret).draws.noise(0) == build_plan(config, secret).draws.noise(0)
 
 
 def test_the_noise_of_a_plan_is_not_added_to_another_release() -> None:

@@ -269,7 +269,7 @@ def test_another_matrix_for_the_same_config_draws_other_noise(
     assert one.seed == build_plan(config, loaded).seed
     other = NoiseMatrix("banded", 8, 3, (0.4, 0.2))
     monkeypatch.setattr("fedsim.strategy.banded_matrix", lambda rounds, bands: other)
-    assert build_plan(config, loaded).noise(0) != one.noise(0)
+    assert build_plan(config, loaded).draws.noise(0) != one.draws.noise(0)
 
 
 CHANGED: dict[str, dict[str, Any]] = {

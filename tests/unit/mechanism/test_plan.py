@@ -151,7 +151,7 @@ def test_noise_and_cost_derive_from_the_other_fields(
 
 
 def test_the_release_is_named_after_what_can_be_repeated() -> None:
-    secure = [make_plan(seed=seed, entropy="secure").release_id for seed in (3, 3, 4)]
+    secure = [make_plan(seed=seed, entropy="secure").draws.release_id for seed in (3, 3, 4)]
     assert secure[0] == secure[1] != secure[2]  # of one run, though it cannot be repeated
     assert all(name.startswith("secure:") for name in secure)
 

@@ -21,9 +21,9 @@ from tests.unit.mechanism.test_plan import make_plan
 def test_draws_have_the_address_of_their_purpose(round: int) -> None:
     """A run that is taken up by a later version must draw what it drew."""
     plan = make_plan(seed=11)
-    coins = plan.coins(round).random(9)
+    coins = plan.draws.coins(round).random(9)
     assert np.array_equal(coins, stream(11, "sampling", round).random(9))
-    assert plan.noise(round) == noise_key(11, "noise", round)
+    assert plan.draws.noise(round) == noise_key(11, "noise", round)
 
 
 @dataclass(frozen=True)
@@ -49,19 +49,19 @@ def test_a_secure_plan_has_a_new_key_for_every_draw(monkeypatch: pytest.MonkeyPa
     keys = iter(range(100))
     monkeypatch.setattr("secrets.token_bytes", lambda size: bytes([next(keys)]) * size)
     plan = make_plan(entropy="secure")
-    noise = [plan.noise(round).chunk("w", 0) for round in (0, 0, 1)]
-    drawn = [plan.coins(0), plan.coins(0), *noise]
+    noise = [plan.draws.noise(round).chunk("w", 0) for round in (0, 0, 1)]
+    drawn = [plan.draws.coins(0), plan.draws.coins(0), *noise]
     assert next(keys) == len(drawn)
     assert len({source.random(1)[0] for source in drawn}) == len(drawn)
-    assert plan.release_id.startswith("secure:")
+    assert plan.draws.release_id.startswith("secure:")
 
 
 def test_the_id_of_a_seeded_release_does_not_tell_the_seed() -> None:
     """A ledger holds it, and is shared: from the seed everybody can compute the noise."""
     seed = 15_472_036_982_700_610_505
-    name = make_plan(seed=seed).release_id
-    assert name == make_plan(seed=seed).release_id
-    assert name != make_plan(seed=seed + 1).release_id
+    name = make_plan(seed=seed).draws.release_id
+    assert name == make_plan(seed=seed).draws.release_id
+    assert name != make_plan(seed=seed + 1).draws.release_id
     assert name.startswith("seeded:")
     assert len(name) == len("seeded:") + 32
     for told in (str(seed), f"{seed:x}", hashlib.sha256(str(seed).encode()).hexdigest()[:32]):

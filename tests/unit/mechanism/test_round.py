@@ -105,7 +105,7 @@ def test_the_cohort_is_what_the_rounds_coins_say() -> None:
     plan, pull = make_plan(), Pull()
     train(start(), plan, pull, 3)
     for round, cohort in enumerate(pull.cohorts):
-        expected = 100 + np.flatnonzero(plan.coins(round).random(20) < 0.25)
+        expected = 100 + np.flatnonzero(plan.draws.coins(round).random(20) < 0.25)
         assert cohort.tolist() == expected.tolist()
 
 
@@ -113,7 +113,7 @@ def test_a_round_charges_once_and_counts_itself() -> None:
     plan = make_plan()
     after, _ = run_round(start(), plan, Pull())
     assert after.round == 1
-    assert after.ledger == Ledger().charge(0, plan.cost, plan.release_id)
+    assert after.ledger == Ledger().charge(0, plan.cost, plan.draws.release_id)
     again, _ = run_round(ServerState(0, start().parameters, {}, after.ledger), plan, Pull())
     assert again.ledger == after.ledger  # the same seeded release is not paid for twice
     third, _ = run_round(after, plan, Pull())
@@ -148,7 +148,7 @@ def test_an_empty_cohort_releases_noise_and_is_charged() -> None:
     plan, pull = rare(), Pull()
     after, record = run_round(start(), plan, pull)
     assert [cohort.tolist() for cohort in pull.cohorts] == [[]]
-    noise, step = plan.noise(0), grid_step(plan.noise_stddev)
+    noise, step = plan.draws.noise(0), grid_step(plan.noise_stddev)
     for name in sorted(start().parameters):
         before = start().parameters[name]
         drawn = torch.zeros(before.numel(), dtype=torch.float64)

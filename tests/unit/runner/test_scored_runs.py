@@ -144,7 +144,7 @@ def test_scores_of_earlier_draws_are_no_rounds(speeches: Path) -> None:
     ledger = Ledger()
     for drawn, rounds in ((earlier, (0, 1, 2)), (plan, (2, 3))):
         for number in rounds:
-            ledger = ledger.charge(number, drawn.cost, drawn.release_id)
+            ledger = ledger.charge(number, drawn.cost, drawn.draws.release_id)
             ledger = drawn.charged_score(ledger, number + 1)
     rows = queries(config, plan, ServerState(4, {}, ledger=ledger))
     assert [(row.times, row.paid_by) for row in rows if row.covered] == [

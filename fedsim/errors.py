@@ -18,6 +18,10 @@ class BudgetSpentError(RuntimeError):
     """The privacy budget does not allow another release: exit status 3."""
 
 
+class SharedBudgetSpentError(BudgetSpentError):
+    """The budget of a ledger that runs share does not allow it: what is left, others decided."""
+
+
 class HaltedError(RuntimeError):
     """A strategy's own rule ended the run: what was released before stays valid. Exit status 1."""
 

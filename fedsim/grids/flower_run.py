@@ -14,7 +14,13 @@ from importlib.resources import as_file, files
 from pathlib import Path
 
 from fedsim.config import ExecutorConfig
-from fedsim.errors import BudgetSpentError, ConfigError, DivergedError, HaltedError
+from fedsim.errors import (
+    BudgetSpentError,
+    ConfigError,
+    DivergedError,
+    HaltedError,
+    SharedBudgetSpentError,
+)
 from fedsim.grids.flower_command import FlowerCommand, FlowerCommandError, RunStatus
 from fedsim.grids.ray_cluster import Share, import_ray, require_here
 from fedsim.grids.superlink import simulation_superlink
@@ -174,7 +180,8 @@ def _raise_what_went_wrong(status: RunStatus, log: str) -> None:
     if status.completed:
         return
     _, _, words = status.details.partition(" failed with exception: ")
-    for kind in (ConfigError, BudgetSpentError, HaltedError, DivergedError):
+    own = (ConfigError, BudgetSpentError, SharedBudgetSpentError, HaltedError, DivergedError)
+    for kind in own:
         if words and f"{kind.__module__}.{kind.__qualname__}: {words}" in log:
             raise kind(words)
     last = "\n".join(log.splitlines()[-_SHOWN:])

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -24,6 +25,7 @@ from fedsim.errors import (
     DivergedError,
     HaltedError,
     SavedModelError,
+    SharedBudgetSpentError,
 )
 from fedsim.estimators import WeightedSum
 from fedsim.evaluation.metrics import Evaluation, evaluate
@@ -115,7 +117,8 @@ def execute(config: Config, out: Path, grid: Grid, *, resume: bool = False) -> P
     plan = replace(plan, uncharged=None)  # charged by the account, or by the search
     with sole_writer(out):
         folder.check(config, resume)  # another process may have had it meanwhile
-        session = _Session(config, folder, materials, plan, trackers, account)
+        ended_before = folder.diverged() is not None
+        session = _Session(config, folder, materials, plan, trackers, account, ended_before)
         with run_log(out):
             if folder.report.exists():
                 if (reason := folder.diverged()) is not None:
@@ -127,14 +130,13 @@ def execute(config: Config, out: Path, grid: Grid, *, resume: bool = False) -> P
             except KeyboardInterrupt:
                 session.keep()
                 raise
-            except BudgetSpentError:
+            except BudgetSpentError as error:
                 session.keep()
-                session.finish()
+                session.finish(error)
                 raise
             except (HaltedError, DivergedError) as error:
                 if isinstance(error, DivergedError):
                     mark_diverged(folder.identity, str(error))
-                session.charge_halt()
                 session.finish(error)
                 raise
             session.finish()
@@ -233,7 +235,11 @@ class _Whole:
 
 @dataclass
 class _Session:
-    """The side effects of a run: ledger, metrics, checkpoints, model and report on disk."""
+    """The side effects of a run: ledger, metrics, checkpoints, model and report on disk.
+
+    Attributes:
+        ended_before: it diverged, and was killed before all was charged and said.
+    """
 
     config: Config
     folder: RunFolder
@@ -241,14 +247,11 @@ class _Session:
     plan: RoundPlan
     trackers: Sequence[TrackerFactory]
     account: SharedAccount | None
+    ended_before: bool
     tell: Callable[[RoundMetrics], None] = field(init=False)
     state: ServerState = field(init=False)
     started: float = field(init=False, default_factory=time.monotonic)
-    epsilon_of_all: float | None = field(init=False, default=None)
     final: Evaluation | None = field(init=False, default=None)
-    cut_short: bool = field(init=False, default=False)
-    charged_until: int | None = field(init=False, default=None)  # a round, run or not
-    ended_before: bool = field(init=False, default=False)  # it diverged, and was killed then
     scores: PrivateScores | None = field(init=False, default=None)
     warned: bool = field(init=False, default=False)  # of updates that are not finite
 
@@ -257,7 +260,6 @@ class _Session:
         self.folder.begin(self.config, sources(self.config, self.materials), self.materials.seed)
         # Of one that diverged before, all planned rounds are charged here, and there as far as the
         # budget went; that its ledger is still there is checked all the same.
-        self.ended_before = self.folder.diverged() is not None
         if self.account is not None and not (self.ended_before and self.account.path.exists()):
             self.account.check_holds(self.folder.read_ledger())
         taken_up = self.folder.take_up(secure=not self._repeats())
@@ -311,22 +313,9 @@ class _Session:
                 config.strategy.rounds,
                 on_round=on_round,
                 budget=self._budget(),
-                before_round=self._before_round,
+                before_round=self._charge_shared,
                 score=self._score,
             )
-
-    def _before_round(self, state: ServerState) -> None:
-        with self._ended_by_others():
-            self._charge_shared(state)
-
-    @contextmanager
-    def _ended_by_others(self) -> Iterator[None]:
-        """Note where a shared ledger ends the run."""
-        try:
-            yield
-        except BudgetSpentError:
-            self.cut_short = True
-            raise
 
     def _charge_shared(self, state: ServerState) -> None:
         """Charge the round in the ledger that other runs share, before anything of it is done."""
@@ -350,10 +339,9 @@ class _Session:
         charged = plan.charged_score(state.ledger, state.round)
         if self.account is not None and charged is not state.ledger:
             own = self.folder.read_ledger()
-            with self._ended_by_others():
-                self.account.charge(
-                    state.round, plan.score_cost, plan.draws.score_release_id, 1, own=own
-                )
+            self.account.charge(
+                state.round, plan.score_cost, plan.draws.score_release_id, 1, own=own
+            )
         self.folder.charge(charged)
         self.scores = private_scores(
             self.materials.model,
@@ -382,7 +370,7 @@ class _Session:
             return None
         return Budget(privacy.epsilon, privacy.delta, self.plan.accountant, self.plan.relation)
 
-    def charge_halt(self) -> None:
+    def _charge_halt(self) -> None:
         """Charge all planned rounds: when a run halts or diverges is seen and depends on the text.
 
         What is proved is the price of the mechanism with its whole number of rounds. The price of
@@ -397,21 +385,18 @@ class _Session:
                 for at in (at for at in plan.score_rounds if at > state.round):
                     release = at, plan.score_cost, plan.draws.score_release_id, 1
                     self.account.charge(*release, own=state.ledger)
-        self.state = self._planned()
-        self.folder.charge(self.state.ledger)
 
-    def _planned(self) -> ServerState:
-        """Return the state with all planned rounds charged."""
-        self.charged_until = self._last_round()
-        charged = planned(self.state, self.plan, self.charged_until)
-        return replace(self.state, ledger=charged)
+    def _charge_planned(self) -> int:
+        """Charge all planned rounds in the state, and return the round that they end with.
 
-    def _last_round(self) -> int:
-        """Return the round after which the run would have ended: its own budget may come first."""
+        Its own budget may come before the last.
+        """
         rounds, budget = self.config.strategy.rounds, self._budget()
-        if budget is None or self.plan.cost.run_rounds is not None:
-            return rounds
-        return max(self.state.round, rounds_paid_for(budget, self.state, self.plan, rounds))
+        if budget is not None and self.plan.cost.run_rounds is None:
+            paid = rounds_paid_for(budget, self.state, self.plan, rounds)
+            rounds = max(self.state.round, paid)
+        self.state = replace(self.state, ledger=planned(self.state, self.plan, rounds))
+        return rounds
 
     def keep(self) -> None:
         """Save the state that the run ended in: taken up, it makes no round again.
@@ -429,16 +414,21 @@ class _Session:
         self._elapsed(save=True)
         save_checkpoint(self.folder.checkpoints, state, self.config.training.keep_checkpoints)
 
-    def finish(self, ended: HaltedError | DivergedError | None = None) -> None:
+    def finish(self, ended: HaltedError | DivergedError | BudgetSpentError | None = None) -> None:
         """Write the model, unless the last round already did, or it diverged, and the reports.
 
         Where a shared budget ended the run, what is said counts all planned rounds, as for a halt:
         what others spent of it may have been decided after looking at this run. The ledgers keep
         what was released.
         """
-        if self.cut_short:
-            self.state = self._planned()
-        diverged = isinstance(ended, DivergedError)
+        halted, diverged = isinstance(ended, HaltedError), isinstance(ended, DivergedError)
+        cut_short, until = isinstance(ended, SharedBudgetSpentError), None
+        if halted or diverged:
+            self._charge_halt()
+        if halted or diverged or cut_short:
+            until = self._charge_planned()
+        if halted or diverged:
+            self.folder.charge(self.state.ledger)
         if diverged:
             self.final = without_scores(self.materials, self.folder.model, self.folder.adapter)
         final = self.final or self._evaluate_saved(self.state)
@@ -452,9 +442,9 @@ class _Session:
             title=self.folder.path.resolve().name,
             seconds=self._elapsed(),
             diverged=str(ended) if diverged else None,
-            halted=str(ended) if isinstance(ended, HaltedError) else None,
-            cut_short=self.cut_short,
-            charged_until=self.charged_until,
+            halted=str(ended) if halted else None,
+            cut_short=cut_short,
+            charged_until=until,
         )
         if self.plan.selection is None:  # of the runs of a search the winner alone is paid for
             write_promise(self.folder, self.config, self.plan, self.state, report)
@@ -561,10 +551,13 @@ class _Session:
             return None
         if self.plan.cost.run_rounds is None:
             return state.ledger.epsilon(delta, self.plan.accountant, self.plan.relation)
-        if self.epsilon_of_all is None:
-            whole = self._planned().ledger
-            self.epsilon_of_all = whole.epsilon(delta, self.plan.accountant, self.plan.relation)
-        return self.epsilon_of_all
+        return self._epsilon_of_all
+
+    @cached_property
+    def _epsilon_of_all(self) -> float | None:
+        delta, plan = self.config.privacy.delta, self.plan
+        whole = planned(self.state, plan, self.config.strategy.rounds)
+        return None if delta is None else whole.epsilon(delta, plan.accountant, plan.relation)
 
     def _elapsed(self, save: bool = False) -> float:
         before = self.folder.read_seconds()

@@ -19,7 +19,7 @@ from fedsim.accounting.events import Composition, RoundCost, costs_from_json, co
 from fedsim.accounting.ledger import Ledger, Releases
 from fedsim.accounting.privacy_filter import RenyiFilter, best_order
 from fedsim.config import Config, SharedLedgerConfig
-from fedsim.errors import BudgetSpentError, ConfigError, about
+from fedsim.errors import ConfigError, SharedBudgetSpentError, about
 from fedsim.materials import materials_of
 from fedsim.plan import RoundPlan
 from fedsim.sampling import Relation
@@ -318,7 +318,7 @@ class SharedAccount:
             beside: other releases that the run still plans.
 
         Raises:
-            BudgetSpentError: it would exceed the budget.
+            SharedBudgetSpentError: it would exceed the budget.
             ConfigError: the file cannot be read, has another budget, lacks releases of this run
                 (it was removed or replaced meanwhile), or cannot be locked.
         """
@@ -332,7 +332,7 @@ class SharedAccount:
                 shared = shared.registering([(cost, ahead), *beside])
             written = replace(shared, ledger=charged)
             if not written.keeps_budget:
-                raise BudgetSpentError(
+                raise SharedBudgetSpentError(
                     f"round {round}: this release would exceed its budget, with what the ledger "
                     f"{self.path} holds already{self._why(shared)}; fedsim account ledger "
                     f"{self.path} says what is spent, and by what"

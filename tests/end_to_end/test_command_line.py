@@ -83,7 +83,7 @@ def interruptible() -> Iterator[None]:
 
 @pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize(("times", "kept"), [(1, 3), (2, 2)])
-@pytest.mark.parametrize("at", ["noise", "step", "charge"])
+@pytest.mark.parametrize("at", ["earlier_noise", "step", "charge"])
 def test_an_interrupted_run_says_how_to_go_on_and_loses_no_round(
     speeches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str, times: int, kept: int
 ) -> None:
@@ -97,7 +97,7 @@ def test_an_interrupted_run_says_how_to_go_on_and_loses_no_round(
         strategy={"rounds": 4},
         privacy={"noise": "secure", "epsilon": 8.0, "noise_multiplier": None, "delta": 1e-4},
     )
-    homes = {"noise": RoundPlan, "step": ServerOptimizer, "charge": RunFolder}
+    homes = {"earlier_noise": RoundPlan, "step": ServerOptimizer, "charge": RunFolder}
     original, calls = getattr(homes[at], at), iter(range(9))
 
     def interrupted(*args: Any, **named: Any) -> Any:  # noqa: ANN401  (as of each)

@@ -198,8 +198,10 @@ def _small_run(folder: Path, device: str) -> Config:
 
 def _started(config: Path, out: Path) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "fedsim.cli.main", "run", str(config), "--out", str(out)]
+    # As many threads as here: with others, sums on a CPU are rounded in another order.
+    env = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
     with out.with_suffix(".log").open("wb") as log:
-        return subprocess.Popen(command, stdout=log, stderr=log)  # noqa: S603
+        return subprocess.Popen(command, stdout=log, stderr=log, env=env)  # noqa: S603
 
 
 def _ended(process: subprocess.Popen[bytes], out: Path, status: int) -> None:

@@ -14,7 +14,7 @@ from flwr.cli.config_utils import load_and_validate
 
 from fedsim.clients.app import app as client_app
 from fedsim.config import ExecutorConfig
-from fedsim.errors import BudgetSpentError, ConfigError
+from fedsim.errors import BudgetSpentError, ConfigError, SharedBudgetSpentError
 from fedsim.grids import flower_run
 from fedsim.grids.executor import wait_for_nodes
 from fedsim.grids.flower_command import (
@@ -76,7 +76,7 @@ def test_an_answer_that_is_none_is_an_error(parse: Callable[[str], object], text
         parse(text)
 
 
-@pytest.mark.parametrize("kind", [ConfigError, BudgetSpentError])
+@pytest.mark.parametrize("kind", [ConfigError, BudgetSpentError, SharedBudgetSpentError])
 def test_the_apps_own_errors_come_through_as_they_were(kind: type[Exception]) -> None:
     """Told by the traceback: Flower hands on the words alone."""
     status = RunStatus("finished", "failed", "Simulation failed with exception: two\nlines")

@@ -57,6 +57,15 @@ class UsedAgainByHand(Base):
         return torch.Tensor(self.output(inner))
 
 
+class ScaledInPlace(Base):
+    """What the table of words returns is changed in place, as in CTRL."""
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        words = self.words(tokens)
+        words *= 2.0
+        return torch.Tensor(self.output(torch.tanh(self.hidden(words))))
+
+
 class OwnParameter(Base):
     """A parameter of a module without a rule."""
 
@@ -266,10 +275,11 @@ def compute(
 
 
 @pytest.mark.parametrize("make", [materialised, ghost])
+@pytest.mark.parametrize("kind", [Base, ScaledInPlace])
 def test_a_plain_network_is_covered(
-    make: Callable[[OpenModel], BatchedEngine], caplog: pytest.LogCaptureFixture
+    make: Callable[[OpenModel], BatchedEngine], kind: type[Base], caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert 0.0 < compute(make, Base()) < 1e-5
+    assert 0.0 < compute(make, kind()) < 1e-5
     assert not caplog.records
 
 

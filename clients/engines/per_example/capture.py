@@ -191,7 +191,7 @@ class _LayerHooks:
         if not torch.is_grad_enabled():
             return None
         if self._sink is None:
-            tensor = tensor.detach().requires_grad_()
+            tensor = self._start(tensor.detach())
         else:
             tensor = args[0] if self._hooks_input else self._start(self._spread(tensor))
             inputs = args[0].detach()
@@ -217,7 +217,8 @@ class _LayerHooks:
         return output
 
     def _start(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor if tensor.requires_grad else tensor.detach().requires_grad_()
+        # A copy: some networks change an output in place, which torch allows of no leaf.
+        return tensor if tensor.requires_grad else tensor.detach().requires_grad_().clone()
 
     def _deliver(
         self,

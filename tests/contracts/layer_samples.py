@@ -11,6 +11,12 @@ import numpy as np
 import torch
 from torch import nn
 from transformers import (
+    Cohere2Config,
+    Cohere2ForCausalLM,
+    CohereConfig,
+    CohereForCausalLM,
+    FalconConfig,
+    FalconForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
@@ -25,6 +31,8 @@ from transformers import (
     LlamaForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
+    NemotronConfig,
+    NemotronForCausalLM,
     OPTConfig,
     OPTForCausalLM,
     PreTrainedModel,
@@ -64,6 +72,7 @@ _LLAMA_LIKE: dict[str, Any] = {
 }
 _GEMMA: dict[str, Any] = _LLAMA_LIKE | {"head_dim": 6}
 _ONE_LAYER: dict[str, Any] = {"num_hidden_layers": 1}
+_COHERE: dict[str, Any] = _LLAMA_LIKE | _ONE_LAYER | {"bos_token_id": 1, "eos_token_id": 2}
 _EXPERTS: dict[str, Any] = (
     _LLAMA_LIKE | _ONE_LAYER | {"num_experts_per_tok": 2, "experts_implementation": "eager"}
 )
@@ -116,6 +125,28 @@ def _opt() -> PreTrainedModel:
     return OPTForCausalLM(config)
 
 
+def _cohere() -> PreTrainedModel:
+    return CohereForCausalLM(CohereConfig(**_COHERE))
+
+
+def _cohere2() -> PreTrainedModel:
+    config = Cohere2Config(**_COHERE, sliding_window=4, layer_types=["sliding_attention"])
+    return Cohere2ForCausalLM(config)
+
+
+def _falcon() -> PreTrainedModel:
+    sizes = {name: _LLAMA_LIKE[name] for name in ("vocab_size", "hidden_size", "pad_token_id")}
+    config = FalconConfig(**sizes, **_ONE_LAYER, num_attention_heads=2, bias=True)
+    config._attn_implementation = "eager"
+    return FalconForCausalLM(config)
+
+
+def _nemotron() -> PreTrainedModel:
+    rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0}
+    config = NemotronConfig(**_LLAMA_LIKE | _ONE_LAYER, rope_parameters=rope)
+    return NemotronForCausalLM(config)
+
+
 def _mixtral() -> PreTrainedModel:
     # The routers' logits are asked for: transformers would make a loss of them beside its own.
     settings: dict[str, Any] = {"num_local_experts": 4, "output_router_logits": True}
@@ -160,6 +191,10 @@ NETWORKS: dict[str, tuple[_Make, ModelConfig]] = {
     "gemma2": (_gemma2, ModelConfig()),
     "gemma3": (_gemma3, ModelConfig()),
     "opt": (_opt, ModelConfig()),
+    "cohere": (_cohere, ModelConfig()),
+    "cohere2": (_cohere2, ModelConfig()),
+    "falcon": (_falcon, ModelConfig()),
+    "nemotron": (_nemotron, ModelConfig()),
     "mixtral": (_mixtral, ModelConfig()),
     "mixtral down": (_mixtral, ModelConfig(trainable="down_proj")),
     "qwen2-moe": (_qwen2_moe, ModelConfig()),

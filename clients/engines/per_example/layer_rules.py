@@ -109,17 +109,19 @@ def positional_embedding(call: Call) -> Mapping[str, Term]:
 
 
 def layer_norm(call: Call) -> Mapping[str, Term]:
-    """Rule of y = w ⊙ (x − mean)/std + b."""
-    module = call.module
-    plain = F.layer_norm(call.input, module.normalized_shape, eps=module.eps)
+    """Rule of y = w ⊙ (x − mean)/std + b, and of 1 + w in the place of w, of Nemotron."""
+    plain = F.layer_norm(call.input, call.input.shape[-1:], eps=_eps(call.module))
     return {"weight": Total(call.gradient * plain), "bias": Total(call.gradient)}
 
 
 def rms_norm(call: Call) -> Mapping[str, Term]:
     """Rule of y = w ⊙ x/rms(x), of Llama, Mistral and Qwen, and of (1 + w) ⊙ x/rms(x), of Gemma."""
-    module, size = call.module, (call.input.shape[-1],)
-    eps = module.variance_epsilon if hasattr(module, "variance_epsilon") else module.eps
-    return {"weight": Total(call.gradient * F.rms_norm(call.input, size, eps=eps))}
+    plain = F.rms_norm(call.input, call.input.shape[-1:], eps=_eps(call.module))
+    return {"weight": Total(call.gradient * plain)}
+
+
+def _eps(norm: Any) -> float:  # noqa: ANN401 (transformers sets the attributes)
+    return float(norm.variance_epsilon if hasattr(norm, "variance_epsilon") else norm.eps)
 
 
 def router(call: Call) -> Mapping[str, Term]:
@@ -188,12 +190,17 @@ def _plain_embedding(module: nn.Module) -> bool:
     return special == (None, None) and not module.scale_grad_by_freq and not module.sparse
 
 
-def _over_the_last_size(module: nn.LayerNorm) -> bool:
-    return len(module.normalized_shape) == 1
+def _over_the_last_size(module: nn.Module) -> bool:
+    return isinstance(module, nn.LayerNorm) and len(module.normalized_shape) == 1
 
 
 def _only_a_weight(module: nn.Module) -> bool:
     return [name for name, _ in module.named_parameters()] == ["weight"]
+
+
+def _only_a_vector(module: nn.Module) -> bool:
+    """Whether its one weight scales the last size: others have one for each head, as Cohere's."""
+    return _only_a_weight(module) and all(value.ndim == 1 for value in module.parameters())
 
 
 def _plain_router(module: nn.Module) -> bool:
@@ -217,9 +224,13 @@ RULES: dict[type[nn.Module], Rule] = {
     UnitScores: Rule(unit_scores, borrows=lambda module: {"embedding": module.embedding.weight}),
 }
 # Every model family of transformers has classes of its own with the same arithmetic: how their
-# names end.
+# names end. Of a "LayerNorm" they say little: T5's is no layer norm, xLSTM's is one of each head.
 BY_NAME: dict[str, Rule] = {
-    "RMSNorm": Rule(rms_norm, fits=_only_a_weight),
+    "RMSNorm": Rule(rms_norm, fits=_only_a_vector),
+    "CohereLayerNorm": Rule(layer_norm, fits=_only_a_vector),
+    "Cohere2LayerNorm": Rule(layer_norm, fits=_only_a_vector),
+    "NemotronLayerNorm1P": Rule(layer_norm, fits=_over_the_last_size),
+    "FalconLinear": Rule(linear),
     "ScaledWordEmbedding": Rule(scaled_embedding, fits=_plain_embedding),
     "LearnedPositionalEmbedding": Rule(positional_embedding, fits=_plain_embedding),
     "TopKRouter": Rule(router, part=1, fits=_plain_router),

@@ -31,7 +31,8 @@ from tests.contracts.layer_samples import NETWORKS, VOCABULARY, GivenUnits, netw
 CPU = torch.device("cpu")
 IN_ROWS = {
     "gpt2 in rows", "gpt-neo in rows", "llama", "llama lora", "qwen2", "qwen3", "gemma",
-    "gemma lora", "gemma2", "gemma3", "mixtral", "mixtral down", "qwen2-moe", "qwen3-moe",
+    "gemma lora", "gemma2", "gemma3", "cohere", "cohere2", "nemotron", "mixtral", "mixtral down",
+    "qwen2-moe", "qwen3-moe",
 }  # fmt: skip
 
 

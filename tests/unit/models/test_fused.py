@@ -48,8 +48,8 @@ def test_it_computes_what_it_computed_before_without_the_slow_module() -> None:
     assert kinds.count(nn.GELU) == 2
 
 
-# Attention weights that are capped, a recurrence, and an older form of attention.
-REFUSED = {"gemma2", "lstm", "gpt-neo"}
+# Attention weights that are capped, a recurrence, and older forms of attention.
+REFUSED = {"gemma2", "lstm", "gpt-neo", "falcon"}
 
 
 def of(module: PreTrainedModel, config: ModelConfig) -> TransformersModel:

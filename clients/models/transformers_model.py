@@ -306,7 +306,8 @@ def max_positions(module: nn.Module) -> int | None:
     config = getattr(module, "config", None)
     if not isinstance(config, PretrainedConfig):
         return None
-    return getattr(config.get_text_config(), "max_position_embeddings", None)
+    positions: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return None if positions == -1 else positions  # XLNet's word for no limit
 
 
 def _check_fit(

@@ -28,6 +28,7 @@ from fedsim.errors import ConfigError
 from fedsim.language_model import LanguageModel, check_causal
 from fedsim.materials import load_materials, load_model
 from tests.conftest import write_rows
+from tests.contracts.layer_samples import opened
 
 WORDS = ["<unk>", "<s>", "</s>", "<pad>", "a", "b", "c", "ab"]
 
@@ -214,6 +215,12 @@ def test_a_network_whose_settings_take_no_absent_padding_id_opens() -> None:
     model = TransformersModel(network, word_tokenizer(60), ModelConfig(), origin="")
     check_causal(model, "model", 16)
     assert network.config.pad_token_id is None
+
+
+def test_positions_without_a_limit_are_no_limit() -> None:
+    config = LlamaConfig(vocab_size=60, hidden_size=8, num_hidden_layers=1, num_attention_heads=1)
+    config.max_position_embeddings = -1  # as XLNet says it
+    assert opened(LlamaForCausalLM(config)).sequence_length == 12
 
 
 def test_targets_without_adapters_are_refused() -> None:

@@ -10,6 +10,7 @@ from typing import cast
 
 import torch
 from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model
+from peft.tuners.lora import ParamWrapper
 from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
 from safetensors import SafetensorError
 from torch import nn
@@ -85,15 +86,12 @@ def add_lora(module: PreTrainedModel, config: ModelConfig) -> PeftModel:
     Args:
         module: the network; it is changed in place.
         config: `lora_rank` > 0; `lora_alpha`, by default twice that; `lora_target_modules`, by
-            default peft's for the architecture, or every linear layer but the output layer where
-            peft has none; `dropout`, 0 for none.
+            default peft's for the architecture; where peft has none, every linear layer but the
+            output layer, of a mixture of experts those of attention; `dropout`, 0 for none.
 
     Raises:
         ConfigError: no module is called so, or it is of a kind that has no adapter.
     """
-    default = TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING.get(
-        module.config.model_type, "all-linear"
-    )
     targets = list(config.lora_target_modules)
     parts = {f".{name}": part for name, part in module.named_modules()}
     linear = [name for name, part in parts.items() if isinstance(part, _ADAPTED)]
@@ -111,17 +109,47 @@ def add_lora(module: PreTrainedModel, config: ModelConfig) -> PeftModel:
         lora_alpha=config.lora_alpha or 2 * config.lora_rank,
         use_rslora=config.lora_rank_stabilised,
         lora_dropout=config.dropout,
-        target_modules=targets or default,
+        target_modules=targets or _default_targets(module),
         fan_in_fan_out=any(isinstance(part, Conv1D) for part in module.modules()),
     )
+    field = f"model.lora_target_modules = {targets}"
     try:
         with quietly():
-            return get_peft_model(module, adapters)
+            adapted = get_peft_model(module, adapters)
     except ValueError as error:
         reason = str(error).splitlines()[0]
-        raise ConfigError(
-            f"model.lora_target_modules = {targets}: {reason} Known: {known}"
-        ) from error
+        raise ConfigError(f"{field}: {reason} Known: {known}") from error
+    _check_none_is_stacked(adapted, field)
+    return adapted
+
+
+def _default_targets(module: PreTrainedModel) -> list[str] | str:
+    known = TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING.get(module.config.model_type)
+    if known is not None:
+        return cast("list[str] | str", known)
+    # For every linear layer of a mixture of experts, peft takes the stacked weights too.
+    weights = module.named_parameters()
+    if not any(".experts." in name and value.ndim > 2 for name, value in weights):
+        return "all-linear"
+    inside, outside = set[str](), set[str]()
+    for name, part in module.named_modules():
+        if type(part) is nn.Linear:
+            (inside if "attn" in name else outside).add(name.rpartition(".")[2])
+    return sorted(inside - outside) or "all-linear"
+
+
+def _check_none_is_stacked(adapted: PeftModel, field: str) -> None:
+    """Raise `ConfigError` where peft adapted stacked weights, which it puts in place at each call.
+
+    It takes those of experts for the names that their matrices had apart.
+    """
+    for name, part in adapted.named_modules():
+        if isinstance(part, ParamWrapper):
+            raise ConfigError(
+                f"{field}: for it peft adapts {part.parameter_name!r} of "
+                f"{name.removeprefix('base_model.model.')!r}, which is no layer; take adapters of "
+                "layers, such as those of attention"
+            )
 
 
 def open_adapter(module: PreTrainedModel, folder: str, base: str) -> PeftModel:
@@ -161,6 +189,7 @@ def open_adapter(module: PreTrainedModel, folder: str, base: str) -> PeftModel:
     absent = [name for name in loaded.missing_keys if ".lora_" in name]
     if wrong := [*absent, *loaded.unexpected_keys]:
         raise ConfigError(f"{field}: is of another network than {base!r}: {wrong[0]}")
+    _check_none_is_stacked(adapted, field)
     return cast(PeftModel, adapted)
 
 

@@ -102,7 +102,8 @@ class ModelConfig(Section):
     lora_freeze_a: bool = False
     """Train the second matrices alone (FFA-LoRA)."""
     lora_target_modules: tuple[str, ...] = ()
-    """Ends of the names of modules that get adapters, such as "q_proj"; empty for peft's choice."""
+    """Ends of the names of modules that get adapters, such as "q_proj"; empty for peft's choice, or
+    where it has none for every linear layer (of a mixture of experts those of attention)."""
     adapter: str | None = None
     """A folder of peft's with adapters of this model, to start from in place of new ones."""
     merged: bool = True

@@ -12,7 +12,9 @@ from fedsim.clients.models.trainable import select_trainable
 from fedsim.clients.models.transformers_model import TransformersModel
 from fedsim.config import ModelConfig
 from fedsim.errors import ConfigError
+from fedsim.language_model import check_causal
 from fedsim.materials import load_model
+from tests.contracts.layer_samples import NETWORKS, opened
 
 NAMES = ["wte.weight", "h.0.attn.weight", "h.0.attn.lora_A.default.weight", "ln_f.bias"]
 
@@ -67,6 +69,18 @@ def test_an_adapter_on_a_tied_weight_is_refused_where_it_would_be_merged(module:
                 lora_target_modules=("embedding",),
             )
         )
+
+
+def test_experts_are_not_adapted() -> None:
+    """For names that their matrices had apart, peft writes into their stack at each call."""
+    make, _ = NETWORKS["qwen3-moe"]
+    model = opened(make(), ModelConfig(lora_rank=2))
+    places = {name.split(".lora_")[0].rpartition(".")[2] for name in model.initial_parameters()}
+    assert places == {"q_proj", "k_proj", "v_proj", "o_proj"}
+    check_causal(model, "model", 16)
+    message = r"'gate'\]: for it peft adapts 'weight' of 'model\.layers"
+    with pytest.raises(ConfigError, match=message):
+        opened(make(), ModelConfig(lora_rank=2, lora_target_modules=("q_proj", "gate")))
 
 
 def test_a_pattern_that_is_none_is_refused() -> None:

@@ -72,7 +72,7 @@ class ClipConfig(Section):
 
 Precision = Literal["float32", "bfloat16"]
 Attention = Literal["eager", "sdpa"]
-Selection = Literal[
+SelectionRule = Literal[
     "random",
     "longest",
     "shortest",
@@ -222,7 +222,7 @@ class StrategyConfig(Section):
     """Expected examples a round, where examples are sampled ("els", "group-privacy")."""
     group_size: Annotated[int, Field(ge=1, le=MOST)] = 8
     """The most examples of a user: in a round ("uls"), or in the whole pool ("els")."""
-    selection: Selection = "random"
+    selection: SelectionRule = "random"
     """Which of a user's examples take part, where there are more."""
     bounding: Bounding | None = None
     """Where texts have several owners: how the examples are chosen of which no owner has more than

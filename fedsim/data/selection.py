@@ -25,7 +25,7 @@ _TABLE = 1 << 17  # hashes that are compared together
 _LAST = np.uint64(2**64 - 1)
 
 
-class Selection(NamedTuple):
+class SelectedExamples(NamedTuple):
     """The examples that users bring, user after user.
 
     Attributes:
@@ -46,7 +46,7 @@ def select(
     rule: Rule,
     base: int,
     losses: Losses | None = None,
-) -> Selection:
+) -> SelectedExamples:
     """Choose at most `group_size` of each user's training examples.
 
     Args:
@@ -91,7 +91,7 @@ def select(
         chosen = np.nonzero(_smallest(keys, inside, group_size))[1]
         into = (ends - counts)[rows, None] + np.arange(group_size)
         places[into] = chosen.reshape(len(rows), group_size)
-    return Selection(split.train_examples[np.repeat(starts, counts) + places], counts)
+    return SelectedExamples(split.train_examples[np.repeat(starts, counts) + places], counts)
 
 
 def _alike(sizes: Indices, group_size: int) -> list[tuple[Indices, int]]:

@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from fedsim.config import ModelConfig, Selection
+from fedsim.config import ModelConfig, SelectionRule
 from fedsim.data.inspection import PRIVATE_NOTE
 from fedsim.data.selection import cohort_block
 from fedsim.data.split import split_store
@@ -22,7 +22,7 @@ _SEED = 0
 _USERS_AT_ONCE = 1000
 
 
-_RULES = [rule for rule in get_args(Selection) if rule != "least-demand"]  # of several owners
+_RULES = [rule for rule in get_args(SelectionRule) if rule != "least-demand"]  # of several owners
 
 
 def selection_table(store: TokenStore, model_name: str, group_size: int) -> dict[str, Any]:
@@ -50,7 +50,9 @@ def selection_table(store: TokenStore, model_name: str, group_size: int) -> dict
     }
 
 
-def _row(materials: Materials, rule: Selection, group_size: int, longest: int) -> dict[str, Any]:
+def _row(
+    materials: Materials, rule: SelectionRule, group_size: int, longest: int
+) -> dict[str, Any]:
     model, split = materials.model, materials.split
     start = {n: value.to(model.device) for n, value in model.initial_parameters().items()}
     sequences = tokens = predicted = short = 0

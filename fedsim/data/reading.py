@@ -207,7 +207,8 @@ def _check_text_kind(
         return
     for key in _TEXTS:
         given, default = getattr(config, key), DataConfig.model_fields[key].default
-        if given not in (default, stored.get(key)):
+        # Conversations have to be called so: the promise says what it does not cover of them.
+        if given != stored.get(key) and (key != "text_column" or given != default):
             raise ConfigError(
                 f"data.{key} = {given!r}: the store {config.source!r} was made of "
                 f"{', '.join(f'{name} = {stored[name]!r}' for name in _TEXTS if name in stored)}; "
@@ -265,6 +266,7 @@ def _fitting(store: TokenStore, config: DataConfig, model: LanguageModel) -> Tok
             f"{model.name!r} ({model.tokenizer_fingerprint[:12]}…); build it with "
             f"--tokenizer {model.name}"
         )
+    _check_text_kind(manifest.get("text_kind"), config, model)
     configured_as = {
         "sequence_length": config.sequence_length,
         "cutting": config.cutting,
@@ -283,7 +285,6 @@ def _fitting(store: TokenStore, config: DataConfig, model: LanguageModel) -> Tok
             f"data.user_column = {config.user_column!r}: the users of the store {config.source!r} "
             f"are those of the column {by!r}; leave it out, or build another store"
         )
-    _check_text_kind(manifest.get("text_kind"), config, model)
     if config.co_owned != ("owners" in manifest):
         knows = "does not say who owns its texts; build another with --owners-column"
         if "owners" in manifest:

@@ -213,6 +213,9 @@ def test_a_store_of_conversations_says_by_which_template(tmp_path: Path) -> None
     ]:
         with pytest.raises(ConfigError, match=said):
             opened(**changes)
+    # A report would not say that others who speak in a conversation are promised nothing.
+    with pytest.raises(ConfigError, match=r"messages_column = None: .* = 'm'; set it so"):
+        opened(messages_column=None)
 
 
 def test_steps_read_what_is_said(tmp_path: Path) -> None:

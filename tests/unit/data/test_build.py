@@ -307,6 +307,10 @@ def test_a_store_as_source_is_opened(tmp_path: Path) -> None:
             {"text_kind": {"text_column": "body"}},
             "data.text_column = 'other': .* was made of text_column = 'body'; set it so",
         ),
+        (  # not that `loss_on` be set to "assistant", which is refused of a text column
+            {"text_kind": {"messages_column": "body"}, "loss_on": "assistant"},
+            "data.text_column = 'other': .* was made of messages_column = 'body'; set it so",
+        ),
     ],
 )
 def test_a_store_that_does_not_fit_the_run(

@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedsim.data.store import integrity
-from fedsim.data.store.keys import Hashes
+from fedsim.data.store.keys import AT_ONCE, Hashes
 from fedsim.data.store.manifest import (
     EXAMPLE_KEYS,
     EXAMPLE_OFFSETS,
@@ -112,7 +112,9 @@ class TokenStore:
         if self.manifest["loss_on"] == "all":
             return self.num_tokens - self.num_examples
         firsts = self._tokens[self._example_offsets[:-1]] >= 0  # a first token is never predicted
-        return int(np.count_nonzero(self._tokens >= 0)) - int(np.count_nonzero(firsts))
+        starts = range(0, self.num_tokens, AT_ONCE)  # a mask of all would be half of the store
+        parts = (self._tokens[start : start + AT_ONCE] >= 0 for start in starts)
+        return int(sum(map(np.count_nonzero, parts)) - np.count_nonzero(firsts))
 
     def user_examples(self, user: int) -> Indices:
         """Return the indices of one user's examples, ascending, never empty.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,10 +19,11 @@ from hypothesis import strategies as st
 from fedsim.config import ModelConfig
 from fedsim.data.building.tokenise import UNCOUNTED, BatchTokeniser, Cutting
 from fedsim.data.config import DataConfig
+from fedsim.data.inspection import inspect_store
 from fedsim.data.reading import build as build_from
 from fedsim.data.reading import encoder, open_or_build, records
 from fedsim.data.store import TokenStore
-from fedsim.data.store.keys import example_keys
+from fedsim.data.store.keys import AT_ONCE, example_keys
 from fedsim.errors import ConfigError
 from fedsim.materials import load_model
 from tests.conftest import write_rows
@@ -147,8 +149,9 @@ def test_cutting_keeps_which_tokens_count(texts: list[str], cutting: Cutting, lo
     assert (cut.pieces > 0).all()
 
 
-def test_a_store_gives_back_what_counts(tmp_path: Path) -> None:
+def test_a_store_gives_back_what_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A user without a token that counts is not in it; padding and ids are as ever."""
+    monkeypatch.setattr("fedsim.data.store.token_store.AT_ONCE", 5)
     rows = [("a", "abC"), ("b", "XYZ"), ("a", "Xy"), ("c", "abcdefghXYZabc")]
     store = build(rows, tmp_path / "store", encode=small_ones, loss_on="assistant")
     assert (store.num_users, store.manifest["loss_on"]) == (2, "assistant")
@@ -158,7 +161,8 @@ def test_a_store_gives_back_what_counts(tmp_path: Path) -> None:
     assert store.example(0).tolist() == [97, 98, ~67]
     assert tokens[1].tolist() == [~88, 121, 0, 0, 0, 0, 0, 0]
     assert tokens[3].tolist() == [104, ~88, ~89, ~90, 97, 98, 99, 0]
-    assert store.num_counted == 1 + 1 + 7 + 3  # a first token is not predicted
+    counted = inspect_store(store)["counted_tokens"]
+    assert json.dumps(counted) == f"{1 + 1 + 7 + 3}"  # a first token is not predicted
     store.verify()
 
 
@@ -268,3 +272,20 @@ def test_joined_conversations_lose_nothing(tmp_path: Path) -> None:
     )
     store = open_or_build(config, model)
     assert model.decode(store.example(0).tolist()) == "ok.!hello you!"
+
+
+def test_counting_tokens_takes_no_memory_of_their_number(tmp_path: Path) -> None:
+    """A mask of all tokens of a store is half of its size."""
+    store = build(
+        [("a", "abC" * AT_ONCE)],
+        tmp_path / "store",
+        encode=small_ones,
+        loss_on="assistant",
+        sequence_length=1000,
+    )
+    tracemalloc.start()
+    try:
+        assert 0 < store.num_counted < store.num_tokens
+        assert tracemalloc.get_traced_memory()[1] < 2 * AT_ONCE
+    finally:
+        tracemalloc.stop()

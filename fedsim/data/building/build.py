@@ -172,10 +172,11 @@ def _read_all(
     if before:
         report(f"passing over {before:,} texts that are done")
     rest = _batches(islice(records, before, None))
-    started = time.monotonic()
+    first: tuple[int, float] | None = None  # what was passed over, and read for it, is no speed
     for batch in tokenise_batches(rest, tokeniser, num_workers):
         segments.add(batch)
-        rate = (segments.num_records - before) / max(time.monotonic() - started, 1e-3)
+        first = first or (segments.num_records, time.monotonic())
+        rate = (segments.num_records - first[0]) / max(time.monotonic() - first[1], 1e-3)
         report(
             f"tokenising: {segments.num_records:,} texts of {len(segments.users):,} users, "
             f"{rate:,.0f} texts/s"

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -73,6 +74,24 @@ def test_what_is_done_is_not_tokenised_again(tmp_path: Path) -> None:
 
     build(_until(None), tmp_path / "store", key="k", encode=counted)
     assert 10 <= len(encoded) < 40 - 3 * done + 3
+
+
+def test_what_is_passed_over_is_no_part_of_the_speed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A minute of passing over millions of texts looked as if tokenising had become slow."""
+    with pytest.raises(Stopped):
+        build(_until(30), tmp_path / "store", key="k")
+    clock, lines = [0.0], list[str]()
+
+    def slowly() -> Iterator[tuple[str, str]]:
+        for number, record in enumerate(_until(None)):
+            clock[0] += 1000.0 if number == 0 else 1.0
+            yield record
+
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    build(slowly(), tmp_path / "store", key="k", num_workers=0, progress=lines.append)
+    assert any(line.endswith(", 1 texts/s") for line in lines)
 
 
 def test_the_parts_of_another_content_are_thrown_away(tmp_path: Path) -> None:

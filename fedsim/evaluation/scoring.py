@@ -13,6 +13,7 @@ from fedsim.data.store import Indices, TokenStore
 from fedsim.evaluation.losses import predicted_mask, token_ids, token_losses
 from fedsim.language_model import LanguageModel
 from fedsim.tensors import Tensors
+from fedsim.utils.terminal import every_half_minute
 
 # Tokens of a forward pass; logits over a large vocabulary, of which there are two copies at once,
 # are what costs memory.
@@ -62,9 +63,14 @@ def score_examples(
     zeros = np.zeros(len(examples), np.int64)
     scores = ExampleScores(zeros.astype(np.float64), zeros.copy(), zeros.copy())
     on_device = {name: value.to(model.device) for name, value in parameters.items()}
-    for places in batches_by_length(store.lengths(examples), model.vocabulary_size):
+    lengths, done = store.lengths(examples), 0
+    all_tokens = int(lengths.sum())
+    tell = every_half_minute("scoring (no ε covers these numbers)")
+    for places in batches_by_length(lengths, model.vocabulary_size):
         nats, correct, tokens = score_padded(model, on_device, *store.padded(examples[places]))
         scores.nats[places], scores.correct[places], scores.tokens[places] = nats, correct, tokens
+        done += int(lengths[places].sum())  # not examples, of which the short ones come first
+        tell(f"{100 * done // all_tokens} % of {all_tokens:,} tokens of {len(examples):,} texts")
     return scores
 
 

@@ -238,7 +238,7 @@ def sizes(
         typer.echo(json.dumps(answer, allow_nan=False))
         return
     shares = ", ".join(
-        f"{100 * q:g} ± {100 * stddev:.0f} % of users: {n}"
+        f"{100 * q:g} ± {100 * stddev:.3g} % of users: {n}"
         for (q, n), stddev in zip(found.quantiles, found.shares_stddev, strict=True)
     )
     typer.echo(

@@ -83,7 +83,7 @@ def test_a_seeded_answer_is_the_same_again_and_charged_once(speeches: Path, tmp_
     assert answer == json.loads(again.stdout)
     off, size = answer["shares_stddev"][3], answer["quantiles"]["0.9"]
     shown = fedsim("data", "sizes", path).stdout
-    assert f"90 ± {100 * off:.0f} % of users: {size}). Each ± is one standard" in shown
+    assert f"90 ± {100 * off:.3g} % of users: {size}). Each ± is one standard" in shown
     assert read_shared(tmp_path / "shared.json").ledger.num_releases == 1
     said = fedsim("data", "sizes", path, "--noise-multiplier", "11").stdout
     assert "seeded: this holds for nobody who knows the seed" in said
@@ -105,3 +105,10 @@ def test_what_the_answer_rests_on_is_said(speeches: Path, tmp_path: Path) -> Non
     assert any("looked across users" in sentence for sentence in answer["assumptions"])
     plain = write_config(tmp_path / "plain.toml", speeches)
     assert "looked across users" not in fedsim("data", "sizes", plain).stdout
+
+
+def test_of_many_users_the_noise_is_small_and_not_none(speeches: Path, tmp_path: Path) -> None:
+    """Of 140,000 users with noise multiplier 10 each share was said to be off by 0 %."""
+    path = write_config(tmp_path / "c.toml", speeches)
+    shown = fedsim("data", "sizes", path, "--noise-multiplier", "0.001").stdout
+    assert "± 0 %" not in shown and "± 0." in shown

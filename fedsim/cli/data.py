@@ -198,6 +198,12 @@ def _check_given(given: dict[str, Any]) -> None:
         raise ConfigError(f"give {', '.join(missing)}, or --recipe; see fedsim data recipes")
 
 
+_OTHERS = (
+    " A run holds out other users than this answer did (data.held_out_users, secret coins), and as "
+    "many by chance: its numbers differ by that too."
+)
+
+
 @app.command()
 def sizes(
     *,
@@ -244,6 +250,8 @@ def sizes(
     typer.echo(
         f"Training users: {found.users:.0f} ± {found.users_stddev:.0f}. Examples ({shares}). Each "
         "± is one standard deviation of the noise."
+        + _OTHERS
+        * (loaded.data.held_out_users > 0.0 and loaded.privacy.noise == "secure")
     )
     typer.echo(found.terms.sentence())
     where = "charged in the shared ledger" if charged else "it adds to that of runs on these people"

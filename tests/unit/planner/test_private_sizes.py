@@ -112,3 +112,15 @@ def test_of_many_users_the_noise_is_small_and_not_none(speeches: Path, tmp_path:
     path = write_config(tmp_path / "c.toml", speeches)
     shown = fedsim("data", "sizes", path, "--noise-multiplier", "0.001").stdout
     assert "± 0 %" not in shown and "± 0." in shown
+
+
+def test_who_is_held_out_by_secret_coins_is_not_counted_in_the_noise(
+    speeches: Path, tmp_path: Path
+) -> None:
+    """Of 200,000 users with 0.3 held out ± 14 was said, and runs had some hundred others."""
+    path = write_config(tmp_path / "c.toml", speeches)
+    some, secure = "data.held_out_users=0.3", "privacy.noise='secure'"
+    said = "A run holds out other users than this answer did"
+    assert said in fedsim("data", "sizes", path, "--set", some, "--set", secure).stdout
+    assert said not in fedsim("data", "sizes", path, "--set", some).stdout
+    assert said not in fedsim("data", "sizes", path, "--set", secure).stdout

@@ -129,6 +129,7 @@ def _load(
         data.held_out_users,
         rule=data.held_out_rule,
         limit=data.held_out_limit,
+        from_users=data.held_out_from,
         canaries=canaries,
     )
     earlier = earlier_training(model.name_or_path, model.adapter)

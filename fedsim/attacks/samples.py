@@ -88,6 +88,7 @@ def known_samples(
         0.0,
         rule=data.held_out_rule,
         limit=data.held_out_limit,
+        from_users=data.held_out_from,
     )
     samples = _not_trained_on(store, everyone)
     whose = owners(store, samples)

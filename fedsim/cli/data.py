@@ -199,8 +199,8 @@ def _check_given(given: dict[str, Any]) -> None:
 
 
 _OTHERS = (
-    " A run holds out other users than this answer did (data.held_out_users, secret coins), and as "
-    "many by chance: its numbers differ by that too."
+    " Each run holds out other users than this answer (data.held_out_users, by secret coins), and "
+    "another number of them: its numbers differ by that too."
 )
 
 
@@ -247,11 +247,11 @@ def sizes(
         f"{100 * q:g} ± {100 * stddev:.3g} % of users: {n}"
         for (q, n), stddev in zip(found.quantiles, found.shares_stddev, strict=True)
     )
+    drawn_anew = loaded.data.held_out_users > 0.0 and loaded.privacy.noise == "secure"
+    others = _OTHERS if drawn_anew else ""
     typer.echo(
         f"Training users: {found.users:.0f} ± {found.users_stddev:.0f}. Examples ({shares}). Each "
-        "± is one standard deviation of the noise."
-        + _OTHERS
-        * (loaded.data.held_out_users > 0.0 and loaded.privacy.noise == "secure")
+        f"± is one standard deviation of the noise.{others}"
     )
     typer.echo(found.terms.sentence())
     where = "charged in the shared ledger" if charged else "it adds to that of runs on these people"

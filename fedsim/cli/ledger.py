@@ -49,14 +49,16 @@ def _table(releases: list[dict[str, Any]]) -> Table:
 
 
 def verify_command(
-    folder: Annotated[Path, typer.Argument(help="A model or adapter that fedsim wrote.")],
+    folder: Annotated[
+        Path, typer.Argument(help="A model or adapter that fedsim wrote, or its privacy.json.")
+    ],
     *,
     as_json: Json = False,
 ) -> None:
     """Compute a model's ε again from its privacy.json; refuse one that was edited."""
-    from fedsim.accounting.promise import origin, verify
+    from fedsim.accounting.promise import NAME, origin, verify
 
-    content = verify(folder)
+    content = verify(folder.parent if folder.name == NAME else folder)
     if as_json:
         typer.echo(json.dumps(content, allow_nan=False))
         return

@@ -136,6 +136,8 @@ class DataConfig(Section):
     """Which of a user's examples are held out."""
     held_out_limit: Annotated[int, Field(ge=1, le=MOST)] | None = None
     """The most of a user."""
+    held_out_from: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    """The probability that a user has held-out examples; of very many users few are enough."""
     preparation: tuple[AnyStep, ...] = ()
     """Steps between source and tokenizer: `docs/data.md#steps-of-a-preparation`."""
     canaries: CanaryConfig | None = None

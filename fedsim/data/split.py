@@ -23,7 +23,7 @@ from fedsim.data.store import Indices, TokenStore
 from fedsim.data.store.keys import Hashes, base, hashes, in_order_of
 from fedsim.errors import ConfigError
 
-_EXAMPLES, _USERS = 0, 1  # the round in the address stream(seed, "split", round)
+_EXAMPLES, _USERS, _FROM = 0, 1, 2  # the round in the address stream(seed, "split", round)
 
 _NOBODY: Indices = np.zeros(0, np.int64)
 
@@ -83,6 +83,7 @@ def split_store(
     *,
     rule: Rule = "random",
     limit: int | None = None,
+    from_users: float = 1.0,
     canaries: Indices | None = None,
 ) -> Split:
     """Split a store.
@@ -96,6 +97,8 @@ def split_store(
             examples and round the number up: so Charles et al. 2024, Table 1, come to users with
             one training and one held-out example.
         limit: most held-out examples a user has; None for no limit.
+        from_users: the probability, (0, 1], that a user has held-out examples, by a coin of their
+            own: of the others all are trained on.
         held_out_users: the probability, [0, 1), that a user is wholly held out; each flips its own
             coin, independent of the other users.
         canaries: planted users, ascending: their coins are fair, whatever `held_out_users`.
@@ -114,6 +117,9 @@ def split_store(
         is_held_out = _held_out_examples(store, sizes, seed, counts)
     else:
         is_held_out = _at_the_end(store.user_offsets, sizes, counts, rule)
+    if from_users < 1.0:
+        coins = hashes(base(seed, "split", _FROM), store.user_keys)
+        is_held_out &= np.repeat(coins < np.uint64(int(from_users * 2.0**64)), sizes)
     in_training_user = np.repeat(~is_held_out_user, sizes)
     is_train = in_training_user & ~is_held_out
     if graph is not None:

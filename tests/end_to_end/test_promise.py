@@ -105,7 +105,7 @@ def test_the_card_says_the_promise_and_nothing_measured(finished: Path) -> None:
         assert all(sentence in card for sentence in report.privacy.assumptions)
         for score in (report.utility.final.loss, report.utility.final.perplexity):
             assert f"{score:.3f}" not in card
-        done = fedsim("account", "verify", finished / folder, "--json")
+        done = fedsim("account", "verify", finished / folder / "privacy.json", "--json")
         assert json.loads(done.stdout)["statement"] == report.privacy.statement
 
 

@@ -251,14 +251,14 @@ def test_rows_in_another_order_change_nothing(
         assert after.held_out() == before.held_out()
 
 
-@pytest.mark.parametrize("rule", ["first", "last"])
-def test_a_users_first_and_last_are_held_out_whoever_else_is_there(
-    write: Callable[[list[Row]], Path], rule: str
+@pytest.mark.parametrize(
+    "way", [{"held_out_rule": "first"}, {"held_out_rule": "last"}, {"held_out_from": 0.5}], ids=str
+)
+def test_what_is_held_out_of_a_user_is_so_whoever_else_is_there(
+    write: Callable[[list[Row]], Path], way: dict[str, Any]
 ) -> None:
     for change in CHANGES.values():
-        before, after = (
-            world(_config(write(rows), "split", {}, held_out_rule=rule)) for rows in (ROWS, change)
-        )
+        before, after = (world(_config(write(rows), "split", {}, **way)) for rows in (ROWS, change))
         assert others(after.held_out()) == others(before.held_out())
 
 

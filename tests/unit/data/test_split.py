@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsim.data.split import Split, split_store
+from fedsim.data.split import Rule, Split, split_store
 from fedsim.data.store import TokenStore
 from fedsim.errors import ConfigError
 from tests.unit.data.data_samples import build
@@ -96,6 +96,20 @@ def test_users_are_held_out_by_coins_of_their_own(tmp_path: Path) -> None:
     many = split_store(large, 4, 0.0, 0.3).held_out_users
     assert few.tolist() == many[many < 500].tolist()
     assert abs(len(many) - 210) < 5 * np.sqrt(700 * 0.3 * 0.7)
+
+
+@pytest.mark.parametrize("rule", ["random", "last"])
+def test_of_some_users_by_coins_of_their_own_no_example_is_held_out(
+    tmp_path: Path, rule: Rule
+) -> None:
+    small, large = _store([2] * 500, tmp_path / "small"), _store([2] * 700, tmp_path / "large")
+    few, many, whole = (
+        split_store(store, 4, 0.5, 0.3, rule=rule, from_users=share).held_out_examples
+        for store, share in ((small, 0.2), (large, 0.2), (large, 1.0))
+    )
+    assert few.tolist() == many[many < 1000].tolist()
+    assert set(many) < set(whole)
+    assert abs(len(many) - 0.2 * len(whole)) < 5 * np.sqrt(len(whole) * 0.2 * 0.8)
 
 
 def test_nobody_left_to_train_on(tmp_path: Path) -> None:

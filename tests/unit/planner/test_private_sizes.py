@@ -120,7 +120,7 @@ def test_who_is_held_out_by_secret_coins_is_not_counted_in_the_noise(
     """Of 200,000 users with 0.3 held out ± 14 was said, and runs had some hundred others."""
     path = write_config(tmp_path / "c.toml", speeches)
     some, secure = "data.held_out_users=0.3", "privacy.noise='secure'"
-    said = "A run holds out other users than this answer did"
+    said = "Each run holds out other users than this answer"
     assert said in fedsim("data", "sizes", path, "--set", some, "--set", secure).stdout
     assert said not in fedsim("data", "sizes", path, "--set", some).stdout
     assert said not in fedsim("data", "sizes", path, "--set", secure).stdout

@@ -7,18 +7,24 @@ The modules beside this file are the mechanism of private training. Read them in
 
 round.py             one round: sample, sum, estimate, noise, charge the ledger, step
 plan.py, state.py    what every round does, as one frozen value; what a round passes on
-sampling.py          samplers and neighbouring relations
-clipping.py          what one unit (a user in ULS, an example in ELS) can add
+sampling.py          samplers and neighbouring relations; what each costs is in accounting/
+clipping.py          what one unit (a user in ULS, an example in ELS) can add: norms and factors
 clip_policy.py       how the clip moves from round to round
 estimators.py        denominators, and the sensitivity of the estimate
 noise/               Gaussian noise, drawn and added
 server_optimizer.py  the server's step
 execution.py         interfaces between server and clients: Unit, Update, Task, Engine, Executor
-seeding.py           random streams; release_seed.py: the seed of a run's streams
+seeding.py           random streams, and the coins and noise keys that a run draws from them
+release_seed.py      the seed of a run's draws
 strategy.py          from a config to a plan: its sampler, clip and noise, for all strategies
 materials.py         the model, texts and split of a run
 language_model.py    the interface of a network; tensors.py: arithmetic on dictionaries of tensors
 registry.py          plug-ins by name (entry points); errors.py: errors with an exit status
+
+The folders, from what is read to what is written: config/ and data/; accounting/, what rounds cost;
+grids/, where clients run; evaluation/; runner/, one run, begun or taken up; sweep/, many runs;
+report/ and trackers/; planner/ before training, attacks/ and audit/ after it; cli/. The clients,
+the strategies and the experiments are packages beside this one, linked from here.
 
 Examples:
     >>> import fedsim

@@ -218,7 +218,8 @@ class TransformersModel:
 
     def _twin(self, parameters: Tensors) -> nn.Module:
         check_same_layout(self._trainable, parameters)
-        twin = copy.deepcopy(self.module)
+        twin = copy.deepcopy(self.module.to("cpu"))  # a GPU may have no room for a second network
+        self.module.to(self.device)
         with torch.no_grad():
             for name, value in _subset(twin, list(parameters)).items():
                 value.copy_(parameters[name])

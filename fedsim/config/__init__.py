@@ -1,6 +1,7 @@
 """Config: the keys of a run's TOML file, their types and defaults, and errors that help.
 
 Start at `schema.py`; the keys of `[data]` are in `fedsim/data/config.py`, which it imports.
+`page.py` writes docs/config.md from the keys' own docstrings.
 """
 
 from fedsim.config.schema import (

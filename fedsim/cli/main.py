@@ -132,7 +132,21 @@ app.add_typer(account_app, name="account")
 
 
 class _ToStandardError(logging.StreamHandler[TextIO]):
-    """Writes to what is standard error when a line comes: a bar takes it over while it is shown."""
+    """Writes to what is standard error when a line comes: a bar takes it over while it is shown.
+
+    A warning once: what is said of the data is said of each of fifty candidates of a search.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._warned: set[str] = set()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a line."""
+        words = record.getMessage()
+        if record.levelno != logging.WARNING or words not in self._warned:
+            self._warned |= {words}
+            super().emit(record)
 
     @property
     def stream(self) -> TextIO:

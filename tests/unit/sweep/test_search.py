@@ -253,6 +253,7 @@ def test_what_a_search_says_before_it_begins_has_all_terms(speeches: Path, tmp_p
     config = write(tmp_path / "c.toml", speeches, declared_num_users=None)
     options = [f"--set={key}={value}" for key, value in sampling.items()]
     done = fedsim_ok("tune", config, "--vary", RATES, "--dry-run", *options)
+    assert done.stderr.count("was counted in the private data") == 1  # for all candidates
     assert "Hypothetical, not a guarantee for this run" in done.stdout
     assert "by the pld accountant" in done.stdout
     drawn = "--set=privacy.noise='secure'"

@@ -247,7 +247,8 @@ def parameters_digest(tensors: Tensors) -> str:
     """Return a SHA-256 (hex) of the names, shapes, dtypes and bits of tensors.
 
     The order of the dict, the device and the strides do not matter; -0.0 and 0.0 differ. One
-    tensor at a time is on the CPU, and none is copied there that is contiguous already.
+    tensor at a time is on the CPU, and none is copied there that is contiguous already. One of
+    bfloat16 counts as the same numbers in float32: frozen weights may be kept in either.
 
     Examples:
         >>> parameters_digest({"a": torch.zeros(2)}) == parameters_digest({"a": torch.zeros(2, 1)})
@@ -256,6 +257,7 @@ def parameters_digest(tensors: Tensors) -> str:
     digest = hashlib.sha256()
     for name in sorted(tensors):
         value = tensors[name].detach().cpu().contiguous()
+        value = value.float() if value.dtype == torch.bfloat16 else value
         digest.update(json.dumps([name, list(value.shape), str(value.dtype)]).encode())
-        digest.update(value.reshape(-1).view(torch.uint8).numpy().data)  # numpy has no bfloat16
+        digest.update(value.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()

@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from fedsim.clients.models.mixed_precision import NarrowLinear
+
 if TYPE_CHECKING:  # which takes a second, and a worker that only sums needs none of it
     from transformers import PreTrainedModel
 
@@ -16,7 +18,7 @@ if TYPE_CHECKING:  # which takes a second, and a worker that only sums needs non
 _NUMBERS = 8
 
 
-class AlignedLinear(nn.Linear):
+class AlignedLinear(NarrowLinear):
     """A linear layer whose outputs are computed with some more, in bfloat16 on a GPU."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 (nn.Linear's own name)
@@ -24,10 +26,6 @@ class AlignedLinear(nn.Linear):
         if input.is_cuda and torch.is_autocast_enabled("cuda") and self.out_features % _NUMBERS:
             return self.padded(input, torch.get_autocast_dtype("cuda"))
         return super().forward(input)
-
-    def _get_name(self) -> str:
-        # As torch prints it: a run's draws go by the printed layers, and this is the same layer.
-        return "Linear"
 
     def padded(self, input: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:  # noqa: A002
         """Return the outputs as a part of more, of weights in another type."""

@@ -220,6 +220,8 @@ class TransformersModel:
         check_same_layout(self._trainable, parameters)
         twin = copy.deepcopy(self.module.to("cpu"))  # a GPU may have no room for a second network
         self.module.to(self.device)
+        for value in twin.parameters():  # frozen ones may be in bfloat16: see `mixed_precision`
+            value.data = value.data.to(torch.float32)
         with torch.no_grad():
             for name, value in _subset(twin, list(parameters)).items():
                 value.copy_(parameters[name])

@@ -12,7 +12,7 @@ from fedsim.estimators import WeightedSum
 from fedsim.execution import Task, Unit
 from fedsim.language_model import LanguageModel
 from fedsim.materials import Materials
-from fedsim.tensors import zeros_like
+from fedsim.tensors import Tensors, zeros_like
 
 CLIP_MARGIN = 2e-4  # relative, by which fast engines clip more than they must, for their rounding
 
@@ -44,8 +44,11 @@ class Case:
         return WeightedSum(values, weight, len(self.updates), num_unclipped=unclipped)
 
 
-def plain_mean(model: LanguageModel, unit: Unit) -> dict[str, torch.Tensor]:
-    parameters = model.initial_parameters()
+def plain_mean(
+    model: LanguageModel, unit: Unit, parameters: Tensors | None = None
+) -> dict[str, torch.Tensor]:
+    """Return the mean over a unit's examples of ∇ of their mean loss, at the start by default."""
+    parameters = model.initial_parameters() if parameters is None else parameters
     mean = zeros_like(parameters)
     for row, length in zip(unit.tokens, unit.lengths.tolist(), strict=True):
         leaves = {name: value.clone().requires_grad_() for name, value in parameters.items()}
@@ -56,7 +59,7 @@ def plain_mean(model: LanguageModel, unit: Unit) -> dict[str, torch.Tensor]:
         if not counts.any():
             continue
         loss = torch.nn.functional.cross_entropy(logits[0, :-1][counts], ids[0, 1:][counts])
-        gradients = torch.autograd.grad(loss, list(leaves.values()))
+        gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
         for name, gradient in zip(leaves, gradients, strict=True):
             mean[name] += gradient / len(unit.lengths)
     return mean

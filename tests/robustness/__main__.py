@@ -6,7 +6,7 @@ import json
 import logging
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated
@@ -26,6 +26,9 @@ PARTS = {
 }
 """Modules with `run(folder, seconds, seed) -> Outcome`, imported when their turn comes."""
 
+ARCHITECTURES = "architectures"
+"""No part: it says what there is as well, and takes names."""
+
 log = logging.getLogger("tests.robustness")
 
 
@@ -35,19 +38,27 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @app.command()
 def main(
     parts: Annotated[
-        list[str] | None, typer.Argument(metavar="[PART]...", help=f"All of: {', '.join(PARTS)}.")
+        list[str] | None,
+        typer.Argument(
+            metavar="[PART]...",
+            help=f"All of: {', '.join(PARTS)}. Or: architectures [NAME]...",
+        ),
     ] = None,
     seconds: Annotated[float, typer.Option(min=1.0, help="A part may take about so long.")] = 900.0,
     kills: Annotated[int, typer.Option(min=1, help="Kills of the part kills.")] = 100,
     seed: Annotated[int, typer.Option(help="What random moments are drawn from.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="A JSON file for the outcome.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="A JSON file for the outcome, or JSON lines.")
+    ] = None,
 ) -> None:
     """Torture runs and count what is lost: exit status 0 if that is nothing, else 1."""
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    log.setLevel(logging.INFO)
+    if parts and parts[0] == ARCHITECTURES:
+        raise typer.Exit(1 if _architectures(parts[1:], out) else 0)
     names = parts or list(PARTS)
     if unknown := [name for name in names if name not in PARTS]:
         raise typer.BadParameter(f"{', '.join(unknown)}: expected of {', '.join(PARTS)}")
-    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
-    log.setLevel(logging.INFO)
     options: Mapping[str, Mapping[str, int]] = {"kills": {"kills": kills}}
     outcomes = []
     for name in names:
@@ -64,6 +75,16 @@ def main(
         ]
         out.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
     raise typer.Exit(1 if lost else 0)
+
+
+def _architectures(names: Sequence[str], out: Path | None) -> bool:
+    """Try architectures of transformers, by default all; return whether one failed."""
+    sweep = import_module("tests.robustness.architectures")
+    if unknown := sorted({*names} - {*sweep.NAMES}):
+        raise typer.BadParameter(f"{', '.join(unknown)}: transformers has no such architecture")
+    rows = sweep.sweep(names or sweep.NAMES, out)
+    typer.echo(sweep.markdown(rows))
+    return any(row.failures for row in rows)
 
 
 def _carried_out(name: str, seconds: float, seed: int, options: Mapping[str, int]) -> Outcome:

@@ -46,12 +46,15 @@ from tests.contracts.layer_samples import GivenUnits, ragged_units
 from tests.robustness.small_networks import LENGTH, WORDS, small_network
 
 NAMES = tuple(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
-BOUND = 1e-5  # relative; of clipped sums CLIP_MARGIN
+BOUNDS = {"clipped": CLIP_MARGIN, "definition": 5e-5, "": 1e-5}
+"""The most of a relative difference that is called so; rows of the definition have other lengths,
+by which Gemma 4 rounds by 1.03e-5."""
+
 SECONDS, MEMORY = 300, 12 << 30  # of one architecture
 AT_ONCE = 2
 
 _TIES = "which of several keys of one score sparse attention takes depends on the padded length"
-KNOWN = dict.fromkeys(("deepseek_v32", "deepseek_v4", "glm_moe_dsa"), _TIES)
+KNOWN = dict.fromkeys(("deepseek_v32", "deepseek_v4", "glm_moe_dsa", "hy_v4"), _TIES)
 """Differences that are no failure, and why."""
 
 log = logging.getLogger("tests.robustness")
@@ -87,19 +90,19 @@ class Row:
     @property
     def failures(self) -> list[str]:
         """The error, and differences beyond the bound that are not known."""
-        far = {
-            what: value
+        lines = [
+            f"{what}: {value:.1e}"
             for what, value in self.differences.items()
-            if not value <= (CLIP_MARGIN if "clipped" in what else BOUND)  # also NaN
-        }
-        lines = [f"{what}: {value:.1e}" for what, value in far.items() if self.name not in KNOWN]
+            if not value <= next(most for name, most in BOUNDS.items() if name in what)  # also NaN
+            and self.name not in KNOWN
+        ]
         return [self.error, *lines] if self.error else lines
 
 
 def tried(name: str, folder: Path) -> Row:
     """Build, load, check and compute an architecture; what goes wrong is in the row."""
     row = _tried(Row(name), folder / "plain")
-    if not row.trained and getattr(CONFIG_MAPPING[name](), "is_decoder", None) is False:
+    if not row.trained and hasattr(CONFIG_MAPPING[name], "is_decoder"):
         decoder = _tried(Row(name, decoder=True), folder / "decoder", is_decoder=True)
         row = decoder if decoder.trained or row.not_tried else row
     return row
@@ -129,7 +132,8 @@ def _tried(row: Row, folder: Path, **given: object) -> Row:
             found = _computed(row, kind, model, parameters) | _read_back(model, parameters, folder)
             row.differences |= {f"{kind}, {what}": value for what, value in found.items()}
         except Exception as error:
-            row.error = f"{kind}: {_in_a_line(error)}"
+            line = f"{kind}: {_in_a_line(error)}".replace(str(folder), row.name)
+            row.error = row.error or line
     return row
 
 
@@ -176,19 +180,20 @@ def _computed(
 
 
 def _read_back(model: TransformersModel, parameters: Tensors, folder: Path) -> dict[str, float]:
-    model.save(parameters, folder / "saved")
-    places = {"saved": ModelConfig(name_or_path=str(folder / "saved"))}
-    if model.is_adapter:
-        base, adapter = str(folder / "base"), folder / "adapter"
-        model.save_adapter(parameters, adapter)
-        places["adapter"] = ModelConfig(name_or_path=base, adapter=str(adapter))
     tokens, found = torch.arange(1, 25).view(2, 12), {}
     with torch.no_grad():
-        wanted = model.logits(parameters, tokens)
+        # Before it is saved, as in a run: CTRL keeps a tensor of the engine `vmap` until then.
+        wanted = {"": model.logits(parameters, tokens)}
+        model.save(parameters, folder / "saved")
+        places = {"saved": ModelConfig(name_or_path=str(folder / "saved"))}
+        if model.is_adapter:
+            base, adapter = str(folder / "base"), folder / "adapter"
+            model.save_adapter(parameters, adapter)
+            places["adapter"] = ModelConfig(name_or_path=base, adapter=str(adapter))
         for name, config in places.items():
             again = load(config, sequence_length=LENGTH)
-            computed = again.logits(again.initial_parameters(), tokens)
-            found[f"{name}, read back"] = _apart({"": computed}, {"": wanted})
+            computed = {"": again.logits(again.initial_parameters(), tokens)}
+            found[f"{name}, read back"] = _apart(computed, wanted)
     return found
 
 

@@ -50,14 +50,17 @@ OTHERS: dict[str, dict[str, Any]] = {
     "falcon_h1": {"mamba_d_head": 16},
     "gemma3n_text": {"intermediate_size": 40},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    "lfm2": {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "mamba2": {"head_dim": 16},
     "recurrent_gemma": {"num_hidden_layers": 3},  # the third has attention
     "reformer": {"axial_pos_embds": False},
+    "xlm": {"causal": True},
     "zamba2": {
         "num_hidden_layers": 4,
         "layers_block_type": ["mamba", "hybrid"] * 2,
         "attention_head_dim": 16,
+        "attention_hidden_size": 64,
     },
 }
 """What a small network of a type needs besides."""

@@ -182,9 +182,8 @@ def _computed(
 def _read_back(model: TransformersModel, parameters: Tensors, folder: Path) -> dict[str, float]:
     tokens, found = torch.arange(1, 25).view(2, 12), {}
     with torch.no_grad():
-        # Before it is saved, as in a run: CTRL keeps a tensor of the engine `vmap` until then.
-        wanted = {"": model.logits(parameters, tokens)}
         model.save(parameters, folder / "saved")
+        wanted = {"": model.logits(parameters, tokens)}
         places = {"saved": ModelConfig(name_or_path=str(folder / "saved"))}
         if model.is_adapter:
             base, adapter = str(folder / "base"), folder / "adapter"

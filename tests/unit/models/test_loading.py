@@ -11,6 +11,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
+    AutoModelForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     ModernBertDecoderConfig,
@@ -19,16 +20,19 @@ from transformers import (
 )
 
 from fedsim import materials
+from fedsim.clients.engines.vmap import VmapEngine
 from fedsim.clients.models.loading import load
 from fedsim.clients.models.tokenizers import word_tokenizer
 from fedsim.clients.models.transformers_model import TransformersModel
+from fedsim.clipping import NoClip
 from fedsim.config import ModelConfig
 from fedsim.data.config import DataConfig
 from fedsim.errors import ConfigError
 from fedsim.language_model import LanguageModel, check_causal
 from fedsim.materials import load_materials, load_model
 from tests.conftest import write_rows
-from tests.contracts.layer_samples import opened
+from tests.contracts.layer_samples import GivenUnits, opened, ragged_units
+from tests.robustness.small_networks import small_network
 
 WORDS = ["<unk>", "<s>", "</s>", "<pad>", "a", "b", "c", "ab"]
 
@@ -221,6 +225,18 @@ def test_positions_without_a_limit_are_no_limit() -> None:
     config = LlamaConfig(vocab_size=60, hidden_size=8, num_hidden_layers=1, num_attention_heads=1)
     config.max_position_embeddings = -1  # as XLNet says it
     assert opened(LlamaForCausalLM(config)).sequence_length == 12
+
+
+def test_a_network_that_keeps_a_tensor_of_the_last_pass_is_saved(tmp_path: Path) -> None:
+    """After the engine `vmap`, whose tensors cannot be copied."""
+    model = opened(small_network("ctrl"))
+    start = model.initial_parameters()
+    task = GivenUnits(model, ragged_units())
+    VmapEngine(model)(task, start, task.keys, NoClip(), 0)
+    model.save(start, tmp_path / "model")
+    saved, text = AutoModelForCausalLM.from_pretrained(tmp_path / "model"), torch.arange(8)[None]
+    with torch.no_grad():
+        assert torch.allclose(saved(text).logits, model.logits(start, text), atol=1e-5)
 
 
 def test_targets_without_adapters_are_refused() -> None:

@@ -218,9 +218,9 @@ class TransformersModel:
 
     def _twin(self, parameters: Tensors) -> nn.Module:
         check_same_layout(self._trainable, parameters)
-        with torch.no_grad():  # CTRL and others keep a tensor of the last pass: one of `vmap` is
-            one = torch.zeros(1, 1, dtype=torch.int64, device=self.device)  # nothing to copy
-            self.logits(self._trainable, one)
+        # RecurrentGemma keeps a tensor of its last pass, which with a gradient cannot be copied.
+        with torch.no_grad():
+            self.logits(self._trainable, torch.zeros(1, 1, dtype=torch.int64, device=self.device))
         twin = copy.deepcopy(self.module.to("cpu"))  # a GPU may have no room for a second network
         self.module.to(self.device)
         for value in twin.parameters():  # frozen ones may be in bfloat16: see `mixed_precision`

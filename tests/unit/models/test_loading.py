@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from fedsim import materials
-from fedsim.clients.engines.vmap import VmapEngine
+from fedsim.clients.engines.loop import loop
 from fedsim.clients.models.loading import load
 from fedsim.clients.models.tokenizers import word_tokenizer
 from fedsim.clients.models.transformers_model import TransformersModel
@@ -228,11 +228,11 @@ def test_positions_without_a_limit_are_no_limit() -> None:
 
 
 def test_a_network_that_keeps_a_tensor_of_the_last_pass_is_saved(tmp_path: Path) -> None:
-    """After the engine `vmap`, whose tensors cannot be copied."""
-    model = opened(small_network("ctrl"))
+    """A tensor with a gradient behind it cannot be copied."""
+    model = opened(small_network("recurrent_gemma"))
     start = model.initial_parameters()
     task = GivenUnits(model, ragged_units())
-    VmapEngine(model)(task, start, task.keys, NoClip(), 0)
+    loop(task, start, task.keys, NoClip(), 0)
     model.save(start, tmp_path / "model")
     saved, text = AutoModelForCausalLM.from_pretrained(tmp_path / "model"), torch.arange(8)[None]
     with torch.no_grad():

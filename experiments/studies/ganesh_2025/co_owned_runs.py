@@ -20,12 +20,12 @@ from fedsim.data.bounding import Bounding, Order, most_examples
 from fedsim.data.selection import pool
 from fedsim.data.store import Indices
 from fedsim.evaluation.metrics import evaluate
+from fedsim.experiments.studies.common.runs import trained_once
 from fedsim.experiments.studies.ganesh_2025.scenes import World
 from fedsim.language_model import LanguageModel
 from fedsim.materials import load_model
-from fedsim.report.schema import Privacy, load_report
+from fedsim.report.schema import Privacy
 from fedsim.runner.folder import RunFolder
-from fedsim.runner.launch import run as train
 from fedsim.sampling import PoissonSampling, Relation
 from fedsim.seeding import stream
 
@@ -242,11 +242,7 @@ def finished(world: World, case: Case, rate: float, scale: Scale, folder: Path) 
     config = case.config(world, scale, rate)
     name = f"{case.rule}-{case.group_size}-{case.epsilon}-{rate}-{world.seed}"
     run = RunFolder(folder / name.replace(", ", "-").replace(" ", "-"))
-    if run.config.exists():
-        run.check_resumable(config)
-    if not run.report.exists():
-        train(config, run.path, resume=True)
-    report = load_report(run.path)
+    report = trained_once(config, run.path)
     examples = world.train
     if case.group_size is not None:
         examples = kept(world, case.rule, case.group_size)

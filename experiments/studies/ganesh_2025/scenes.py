@@ -17,9 +17,9 @@ from fedsim.data.reading import open_or_build
 from fedsim.data.sources.shakespeare import private_scenes
 from fedsim.data.store import Indices, TokenStore
 from fedsim.data.store.manifest import OWNERS, USERS
+from fedsim.experiments.studies.common.runs import written
 from fedsim.materials import Materials, load_materials
 from fedsim.seeding import stream
-from fedsim.utils.files import write_atomically
 
 LISTENERS = 2  # every second speaker's own speeches are left out
 SCORED = 10  # every tenth speech is scored and never trained on
@@ -123,7 +123,7 @@ def world(
         "held_out_examples": 0.0,
     }
     named = {"owners_column": "listeners", "held_out_users": held_out}
-    data = {True: {**common, **named, "source": _written(folder / "texts.jsonl", rows)}}
+    data = {True: {**common, **named, "source": str(written(folder / "texts.jsonl", rows))}}
     co_owned = load_materials(seed, DataConfig(**data[True]), model, "cpu")
     names = [
         json.loads(line)
@@ -133,19 +133,11 @@ def world(
     out = {names[owner] for owner in co_owned.split.held_out_owners}
     allowed = [row for row in rows if not out & {row["speaker"], *row["listeners"]}]
     alone = [{key: row[key] for key in ("speaker", "text")} for row in allowed]
-    data[False] = {**common, "source": _written(folder / f"speakers-{seed}.jsonl", alone)}
+    data[False] = {**common, "source": str(written(folder / f"speakers-{seed}.jsonl", alone))}
     naive = load_materials(seed, DataConfig(**data[False]), model, "cpu")
     ours = co_owned.store.padded(co_owned.split.train_examples)[0]
     theirs = naive.store.padded(naive.split.train_examples)[0]
     if not np.array_equal(ours, theirs):
         raise RuntimeError("the naïve run would train on other texts")
-    whole = DataConfig(**common, source=_written(folder / "scored.jsonl", scored))
+    whole = DataConfig(**common, source=str(written(folder / "scored.jsonl", scored)))
     return World(seed, co_owned, naive, open_or_build(whole, co_owned.model), data)
-
-
-def _written(path: Path, rows: Sequence[Mapping[str, Any]]) -> str:
-    """Write JSONL, unless it is there: a store goes by the file's time."""
-    content = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    if not path.exists() or path.read_text(encoding="utf-8") != content:
-        write_atomically(path, content)
-    return str(path)

@@ -32,6 +32,7 @@ from fedsim.experiments.studies.common.output import (
     steps,
     study_of_runs,
 )
+from fedsim.experiments.studies.common.runs import trained_once
 from fedsim.experiments.studies.kandpal_2023.user_inference_runs import (
     BATCH_SIZE,
     CLIP,
@@ -44,11 +45,8 @@ from fedsim.experiments.studies.kandpal_2023.user_inference_runs import (
     Scale,
     cases,
 )
-from fedsim.report.schema import load_report
 from fedsim.report.style import INK, MUTED, colour
 from fedsim.report.wording import terms_text
-from fedsim.runner.folder import RunFolder
-from fedsim.runner.launch import run as train
 
 EXAMPLE_TERMS = (
     f"The row of example-level DP is calibrated to ε = 8 at δ = {EXAMPLE_DELTA:g}; unit: example; "
@@ -105,13 +103,10 @@ def beyond_bound(row: Row) -> float | None:
 def attacked(case: Case, folder: Path) -> Row:
     """Train the case if there is no finished run of it, attack it, and return the result."""
     out = folder / case.name.replace(" ", "-").replace(",", "").replace("=", "")
-    if RunFolder(out).config.exists():
-        RunFolder(out).check_resumable(case.config)
-    if not RunFolder(out).report.exists():
-        train(case.config, out, resume=True)
+    start = trained_once(case.config, out).utility.initial
     report = attack_run(out, samples=SAMPLES, checkpoints=case.kind == "none")
     write_attack(report, out / "attack")
-    return Row(case, report, load_report(out).utility.initial.loss)
+    return Row(case, report, start.loss)
 
 
 def _rate(value: float | None) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -15,10 +14,10 @@ from fedsim.accounting.calibration import calibrate_noise_multiplier
 from fedsim.attacks.schema import AttackReport, Group, Measured
 from fedsim.config import Config, parse_config
 from fedsim.data.sources.shakespeare import private_speeches
+from fedsim.experiments.studies.common.runs import written
 from fedsim.materials import load_materials
 from fedsim.report.wording import epsilon_text
 from fedsim.sampling import PoissonSampling
-from fedsim.utils.files import write_atomically
 
 SAMPLES = (1, 2, 4, 8)  # of a user, given to the attack
 
@@ -261,7 +260,7 @@ def write_texts(path: Path, texts: int, users: int | None, *, repeated: bool) ->
     user share, like the signature of an e-mail.
 
     Args:
-        path: of the file, which is left alone if it is the same: a store goes by its time.
+        path: of the file.
         texts: different speeches of a speaker, the first ones that are not short.
         users: most speakers, None for all.
         repeated: whether every third of them stands there twice.
@@ -271,15 +270,12 @@ def write_texts(path: Path, texts: int, users: int | None, *, repeated: bool) ->
         known = speeches.setdefault(user, [])
         if len(speech) >= SHORTEST and speech not in known and len(known) < texts:
             known.append(speech)
-    lines = []
+    rows = []
     enough = [user for user, known in speeches.items() if len(known) == texts]
     for user in enough[:users]:
         name = user.partition("/")[2].title()
         for place, speech in enumerate(speeches[user]):
             row = {"speaker": user, "text": f"{name}. {speech}"}
             copies = 2 if repeated and place % REPEATED == REPEATED - 1 else 1
-            lines += [json.dumps(row, ensure_ascii=False) + "\n"] * copies
-    content = "".join(lines)
-    if not path.exists() or path.read_text(encoding="utf-8") != content:
-        write_atomically(path, content)
-    return path
+            rows += [row] * copies
+    return written(path, rows)

@@ -12,9 +12,8 @@ thrown anew. They count how often f-DP shows at least as much, and how often a b
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
-from importlib.resources import files
+from importlib.resources import as_file, files
 from typing import Any
 
 import numpy as np
@@ -26,29 +25,28 @@ from fedsim.accounting.events import RoundCost
 from fedsim.audit.black_box import SHARES, Attack, attack
 from fedsim.audit.f_dp import Family, bound_in_family, own_family
 from fedsim.audit.one_run import bound_from_canaries
-from fedsim.config import Config, parse_config
+from fedsim.config import Config, load_config
 from fedsim.experiments.studies.common.output import Result, Table, legend, panels, steps, study
+from fedsim.planner.variants import changed
 from fedsim.report.style import colour
 from fedsim.sampling import PoissonSampling, Relation
 
 CONFIG = files("fedsim.experiments") / "configs" / "audit.toml"
 CANARIES, CONFIDENCE = 400, 0.95
-Changes = Mapping[tuple[str, str], Any]
+Changes = Mapping[str, Mapping[str, Any]]
+"""Section to keys that are laid over the config; None takes a key away."""
 ELS: Changes = {
-    ("strategy", "name"): "els",
-    ("strategy", "cohort_size"): None,
-    ("strategy", "batch_size"): 2703,
-    ("strategy", "group_size"): 4,
-    ("privacy", "declared_num_examples"): 2703,
+    "strategy": {"name": "els", "cohort_size": None, "batch_size": 2703, "group_size": 4},
+    "privacy": {"declared_num_examples": 2703},
 }
 RUNS: dict[str, Changes] = {
     "uls, embeddings": {},
-    "uls, embeddings, half of the users a round": {("strategy", "cohort_size"): 449},
+    "uls, embeddings, half of the users a round": {"strategy": {"cohort_size": 449}},
     "els, embeddings": ELS,
-    "uls, LoRA of rank 4": {("model", "trainable"): "all", ("model", "lora_rank"): 4},
-    "uls, all parameters": {("model", "trainable"): "all"},
+    "uls, LoRA of rank 4": {"model": {"trainable": "all", "lora_rank": 4}},
+    "uls, all parameters": {"model": {"trainable": "all"}},
 }
-QUICK: Changes = {("model", "pretraining_steps"): 0, ("strategy", "rounds"): 2}
+QUICK: Changes = {"model": {"pretraining_steps": 0}, "strategy": {"rounds": 2}}
 GAMES, NULLS = 100, 200
 TERMS = (
     "unit: user; relation: add-or-remove-one user; Poisson sampling; claims by the accountant that "
@@ -71,7 +69,7 @@ def run(quick: bool) -> Result:
     seeds = (0,) if quick else (0, 1)
     rows, done = [], []
     for name, seed in steps([(name, seed) for name in names for seed in seeds], "runs"):
-        config = configured({**RUNS[name], **(QUICK if quick else {})})
+        config = configured(RUNS[name], *([QUICK] if quick else []))
         done.append(attack(config, canaries, np.inf, seed))
         rows.append({"run": name, "coin_seed": seed, **bounded(done[-1])})
     games = counts(done[0], canaries, *((4, 8) if quick else (GAMES, NULLS)))
@@ -118,19 +116,13 @@ def bounded(done: Attack) -> Row:
     }
 
 
-def configured(changes: Changes) -> Config:
-    """Return the config with keys laid over it; None takes a key away."""
-    raw = tomllib.loads(CONFIG.read_text(encoding="utf-8"))
-    for (section, key), value in changes.items():
-        raw[section][key] = value
-    return parse_config(
-        {
-            name: {key: value for key, value in section.items() if value is not None}
-            if isinstance(section, dict)
-            else section
-            for name, section in raw.items()
-        }
-    )
+def configured(*changes: Changes) -> Config:
+    """Return the config of the audits with keys laid over it."""
+    with as_file(CONFIG) as path:
+        config = load_config(path)
+    for sections in changes:
+        config = changed(config, **sections)
+    return config
 
 
 def strength(scores: npt.NDArray[np.float64], included: npt.NDArray[np.bool_]) -> float:

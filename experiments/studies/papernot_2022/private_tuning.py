@@ -30,12 +30,12 @@ from fedsim.experiments.studies.common.output import (
     steps,
     study_of_runs,
 )
+from fedsim.experiments.studies.common.runs import trained_once
 from fedsim.report.grid_result import interval
 from fedsim.report.schema import RunReport, load_report
 from fedsim.report.style import colour
 from fedsim.report.wording import terms_text
 from fedsim.runner.folder import RunFolder
-from fedsim.runner.launch import run as train
 from fedsim.sweep.cells import Cell, Variation, expand
 from fedsim.sweep.search import WINNER, run_search
 
@@ -141,9 +141,7 @@ def _trained(cell: Cell, folder: Path) -> RunReport:
     training = cell.config.training.model_copy(update={"private_evaluation": None})
     config = cell.config.model_copy(update={"training": training})
     out = folder / f"rate-{config.server.learning_rate:g}-{config.seed}"
-    if not RunFolder(out).report.exists():
-        train(config, out, resume=True)
-    return load_report(out)
+    return trained_once(config, out)
 
 
 def _loss(report: RunReport) -> float:

@@ -29,7 +29,7 @@ def test_every_run_of_the_study_is_a_config() -> None:
 
 def test_a_quick_one_has_a_row_and_counts(speeches: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = small_config(speeches, model={"trainable": "wte"}, **EVERYBODY)
-    monkeypatch.setattr(black_box, "configured", lambda _: config)
+    monkeypatch.setattr(black_box, "configured", lambda *_: config)
     result = black_box.run.compute(True)
     (row,) = result.records
     assert 0.0 <= row["steinke"] <= 4.0

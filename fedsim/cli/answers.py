@@ -68,85 +68,68 @@ class Question:
 
 @dataclass(frozen=True)
 class Answer:
-    """A question with its noise multiplier and its (ε, δ)."""
+    """A question with the cost of its noise, and its ε with all that it is said with."""
 
     question: Question
-    accountant: str
+    cost: RoundCost
     relation: Relation
-    noise_multiplier: float
-    epsilon: float
     delta: float
+    terms: PrivacyTerms
 
     @property
     def diverges(self) -> bool:
         """Whether black-box group privacy has no answer although there is noise."""
         return (
-            self.accountant == "group-privacy"
-            and math.isinf(self.epsilon)
-            and self.noise_multiplier > 0.0
+            self.terms.accountant == "group-privacy"
+            and math.isinf(self.terms.epsilon)
+            and self.cost.noise_multiplier > 0.0
         )
 
     def point(self) -> dict[str, float | None]:
         """Return ε, δ and the noise multiplier; an infinite ε is null."""
         return {
-            "epsilon": finite_or_none(self.epsilon),
+            "epsilon": finite_or_none(self.terms.epsilon),
             "delta": self.delta,
-            "noise_multiplier": self.noise_multiplier,
+            "noise_multiplier": self.cost.noise_multiplier,
         }
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that `--json` prints."""
-        return {**self.point(), **self._terms(), "diverges": self.diverges}
+        return {**self.point(), **self.facts(), "diverges": self.diverges}
+
+    def facts(self) -> dict[str, Any]:
+        """Return as JSON values what several answers have in common."""
+        terms = self.terms
+        return {
+            "sampling_probability": terms.sampling_probability,
+            "rounds": terms.rounds,
+            "accountant": terms.accountant,
+            "relation": terms.relation,
+            "unit": terms.unit,
+            "sampler": terms.sampler,
+            "group_size": terms.units_per_user if self.question.noun == "examples" else None,
+            "guaranteed": terms.guaranteed,
+            "secrecy": noise_sentence(None) if math.isfinite(terms.epsilon) else None,
+        }
 
     def trade_off(self) -> TradeOff | None:
         """Return what an attacker can make of it; None without a finite ε."""
-        question = self.question
-        cost = RoundCost(question.sampling, self.noise_multiplier, question.units_per_user)
-        return TradeOff.of([(cost, question.rounds)], self.delta, self.accountant, self.relation)
+        rounds = [(self.cost, self.terms.rounds)]
+        return TradeOff.of(rounds, self.delta, self.terms.accountant, self.relation)
 
     def sentence(self) -> str:
         """Return the same in words."""
-        question = self.question
+        terms = self.terms
         if self.diverges:
             return (
-                f"No finite ε: black-box group privacy diverges for {question.units_per_user} "
-                f"{question.noun} of one {self.relation.unit} at δ = {text_up(self.delta)} under "
-                f"the {self.relation.phrase} relation ({rounds_text(question.rounds)} of "
-                f"{self._sampler} with probability {question.sampling.probability:g}, noise "
-                f"multiplier {self.noise_multiplier:g}): no δ for one example that the PLD "
+                f"No finite ε: black-box group privacy diverges for {terms.units_per_user} "
+                f"{self.question.noun} of one {terms.unit} at δ = {text_up(self.delta)} "
+                f"under the {terms.relation} relation ({rounds_text(terms.rounds)} of "
+                f"{terms.sampler} with probability {terms.sampling_probability:g}, noise "
+                f"multiplier {terms.noise_multiplier:g}): no δ for one example that the PLD "
                 "resolves is small enough. --accountant mixture has an answer."
             )
-        return PrivacyTerms(
-            epsilon=self.epsilon,
-            delta=self.delta,
-            relation=self.relation.phrase,
-            sampler=self._sampler,
-            sampling_probability=question.sampling.probability,
-            noise_multiplier=self.noise_multiplier,
-            rounds=question.rounds,
-            units_per_user=question.units_per_user,
-            accountant=self.accountant,
-            guaranteed=question.sampling.guaranteed,
-            unit=self.relation.unit,
-        ).sentence()
-
-    @property
-    def _sampler(self) -> str:
-        return self.question.sampling.in_words(self.question.noun)
-
-    def _terms(self) -> dict[str, Any]:
-        question = self.question
-        return {
-            "sampling_probability": question.sampling.probability,
-            "rounds": question.rounds,
-            "accountant": self.accountant,
-            "relation": self.relation.phrase,
-            "unit": self.relation.unit,
-            "sampler": self._sampler,
-            "group_size": question.units_per_user if question.noun == "examples" else None,
-            "guaranteed": question.sampling.guaranteed,
-            "secrecy": noise_sentence(None) if math.isfinite(self.epsilon) else None,
-        }
+        return terms.sentence()
 
 
 def answer(question: Question, target: float | None, delta: float) -> Answer:
@@ -183,33 +166,42 @@ def answer(question: Question, target: float | None, delta: float) -> Answer:
         lambda: epsilon_of(cost, question.rounds, delta, accountant.name, relation),
         lambda value: value >= 0.0,  # infinite where nothing is promised; never NaN
     )
-    return Answer(question, accountant.name, relation, noise, spent, delta)
+    terms = PrivacyTerms.of(
+        cost,
+        question.noun,
+        rounds=question.rounds,
+        delta=delta,
+        epsilon=spent,
+        accountant=accountant.name,
+        relation=relation,
+    )
+    return Answer(question, cost, relation, delta, terms)
 
 
 def curve_json(answers: Sequence[Answer]) -> dict[str, Any]:
     """Return one object for several answers: the common terms, and ε, δ and noise as lists."""
     points = [one.point() for one in answers]
     lists = {key: [point[key] for point in points] for key in points[0]}
-    first = next((one for one in answers if math.isfinite(one.epsilon)), answers[0])
-    return {**lists, **first._terms(), "curve": points}
+    first = next((one for one in answers if math.isfinite(one.terms.epsilon)), answers[0])
+    return {**lists, **first.facts(), "curve": points}
 
 
 def curve_table(answers: Sequence[Answer]) -> Table:
     """Return a table of ε, δ and noise multipliers, with what they are an ε of as its title."""
-    first = answers[0]
-    question = first.question
-    several = question.units_per_user > 1
-    share = f", at most {question.units_per_user} of one {first.relation.unit}" if several else ""
-    label = "" if question.sampling.guaranteed else "HYPOTHETICAL, no guarantee for a run: "
+    terms = answers[0].terms
+    several = terms.units_per_user > 1
+    share = f", at most {terms.units_per_user} of one {terms.unit}" if several else ""
+    label = "" if terms.guaranteed else "HYPOTHETICAL, no guarantee for a run: "
     table = table_of(
-        f"{label}one {first.relation.unit}, {first.relation.phrase}; "
-        f"{rounds_text(question.rounds)} of {first._sampler}{share}, probability "
-        f"{question.sampling.probability:g}; {first.accountant} accountant; "
+        f"{label}one {terms.unit}, {terms.relation}; "
+        f"{rounds_text(terms.rounds)} of {terms.sampler}{share}, probability "
+        f"{terms.sampling_probability:g}; {terms.accountant} accountant; "
         "an ε takes coins and noise that stay secret",
         ("ε", "δ", "noise multiplier"),
     )
     for one in answers:
         infinite = "diverges" if one.diverges else "no finite ε"
-        epsilon = text_up(one.epsilon, 4) if math.isfinite(one.epsilon) else infinite
-        table.add_row(epsilon, text_up(one.delta), f"{one.noise_multiplier:g}")
+        spent = one.terms.epsilon
+        epsilon = text_up(spent, 4) if math.isfinite(spent) else infinite
+        table.add_row(epsilon, text_up(one.delta), f"{one.cost.noise_multiplier:g}")
     return table

@@ -16,6 +16,7 @@ from fedsim.accounting.accountants import certified, epsilon
 from fedsim.accounting.calibration import calibrate_noise_multiplier
 from fedsim.accounting.events import RoundCost
 from fedsim.accounting.methods import pld
+from fedsim.experiments.benchmarks.timing import row_of
 from fedsim.sampling import PoissonSampling, binomial_probabilities
 from fedsim.utils.machine import Row, interleaved
 
@@ -128,12 +129,11 @@ def _rows(
     seconds = interleaved(tasks, order)
     slowest = seconds.get("dp_accounting")
     return [
-        Row(
-            benchmark="accounting",
-            case=case,
-            engine=engine,
-            seconds=median(taken),
-            repetitions=len(taken),
+        row_of(
+            "accounting",
+            case,
+            engine,
+            taken,
             ratio=None if slowest is None else median(slowest) / median(taken),
             details={**details, "result": results[engine]},
         )

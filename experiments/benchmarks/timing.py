@@ -5,24 +5,18 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from statistics import median
 from typing import Any
 
-from fedsim.utils.machine import Row
+from fedsim.utils.machine import Row, interleaved
 
 _REPETITIONS = 5
 
 
 def repeated(task: Callable[[], Any], repetitions: int = _REPETITIONS) -> list[float]:
     """Return the wall-clock seconds of each repetition, after one that is not counted."""
-    seconds = []
-    for _ in range(1 + repetitions):
-        started = time.perf_counter()
-        task()
-        seconds.append(time.perf_counter() - started)
-    return seconds[1:]
+    return interleaved({"": task}, [""] * (1 + repetitions))[""][1:]
 
 
 def in_own_process(module: str, *arguments: object) -> Any:  # noqa: ANN401  (any JSON value)

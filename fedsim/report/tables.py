@@ -39,11 +39,13 @@ class Table:
     records: Sequence[Mapping[str, object]] = ()
 
     def markdown(self) -> str:
-        """Return a pipe table, and the notes as a list below it."""
+        """Return a pipe table, and the notes, if there are any, as a list below it."""
         rule = [":---" if number in self.left else "---:" for number in range(len(self.heads))]
         body = [[escape_markdown(cell) for cell in row] for row in self.rows]
-        table = "\n".join(f"| {' | '.join(row)} |" for row in (self.heads, rule, *body))
-        return f"{table}\n\n" + "\n".join(f"- {escape_markdown(n)}" for n in self.notes) + "\n"
+        lines = [f"| {' | '.join(row)} |" for row in (self.heads, rule, *body)]
+        if self.notes:
+            lines += ["", *(f"- {escape_markdown(note)}" for note in self.notes)]
+        return "\n".join(lines) + "\n"
 
     def csv(self) -> str:
         """Return the records; absent values are empty cells."""

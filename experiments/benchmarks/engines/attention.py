@@ -9,14 +9,12 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from functools import partial
-from statistics import median
 from typing import cast, get_args
 
 from fedsim.config import Attention
 from fedsim.experiments.benchmarks.engines.cases import Case, workload
 from fedsim.experiments.benchmarks.engines.measured import AUTO, Contestant
-from fedsim.experiments.benchmarks.timing import in_own_process
+from fedsim.experiments.benchmarks.timing import in_own_process, row_of
 from fedsim.utils.machine import (
     Row,
     interleaved,
@@ -53,22 +51,22 @@ def _of_length(model: str, length: int, lengths: Sequence[int], repetitions: int
     peaks = {
         kind: in_own_process(__name__, kind, length, model, units)["peak_bytes"] for kind in _KINDS
     }
-    row = partial(Row, benchmark="attention")
     case, details = f"{model}, {length} tokens", {"units": units, "tokens": units * length}
     return [
         *(
-            row(
-                case=case,
-                engine=kind,
-                seconds=median(seconds[kind]),
-                repetitions=repetitions,
+            row_of(
+                "attention",
+                case,
+                kind,
+                seconds[kind],
                 ratio=times_as_long(seconds["eager"], seconds[kind]),
                 details=details,
             )
             for kind in _KINDS
         ),
         *(
-            row(
+            Row(
+                benchmark="attention",
                 case=f"{case}: peak memory",
                 engine=kind,
                 seconds=None,

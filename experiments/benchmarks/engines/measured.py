@@ -24,6 +24,7 @@ from fedsim.experiments.benchmarks.engines.floor import (
     num_examples,
 )
 from fedsim.experiments.benchmarks.engines.whole_round import WholeRound
+from fedsim.experiments.benchmarks.timing import row_of
 from fedsim.tensors import Tensors, l2_norm
 from fedsim.utils.machine import Row, interleaved, keep_freed_memory, times_as_long
 
@@ -104,16 +105,15 @@ def measured(
         ratio = times_as_long(seconds[AUTO], seconds[RECTANGULAR])
         extra[AUTO] |= {"ratio_to_rectangular": ratio}
     return [
-        Row(
-            benchmark="engines",
-            case=case.name,
-            engine=name,
-            seconds=median(taken),
-            repetitions=len(taken),
+        row_of(
+            "engines",
+            case.name,
+            name,
+            taken,
             details=_details(case, plain if name in _PLAIN else work, median(taken))
             | extra.get(name, {})
             | peaks.get(name, {}),
-            **ratios[name],  # type: ignore[typeddict-item]
+            **ratios[name],
         )
         for name, taken in seconds.items()
     ]

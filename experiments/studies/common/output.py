@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -14,14 +14,13 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from rich import box, table
 from rich.progress import track
 from rich.text import Text
 
 from fedsim.accounting.rounding import round_up
 from fedsim.errors import ConfigError
+from fedsim.report import tables
 from fedsim.report.style import INK, MUTED, RULE
-from fedsim.report.tables import to_csv
 from fedsim.utils.files import write_atomically
 from fedsim.utils.terminal import every_half_minute, progress_console, table_console
 
@@ -51,11 +50,10 @@ DPI = 160
 
 
 @dataclass(frozen=True)
-class Table:
-    """A table for people: cells are texts."""
+class Table(tables.Table):
+    """A table for people: every column to the right."""
 
-    heads: Sequence[str]
-    rows: Sequence[Sequence[str]]
+    left: Collection[int] = ()
 
     @classmethod
     def of(cls, records: Records, columns: Mapping[str, tuple[str, Form]]) -> Table:
@@ -74,20 +72,6 @@ class Table:
             for record in records
         ]
         return cls([*columns], rows)
-
-    def markdown(self) -> str:
-        """Return the table as Markdown, every column to the right."""
-        lines = [self.heads, ["---:"] * len(self.heads), *self.rows]
-        return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-    def rich(self) -> table.Table:
-        """Return the table for a terminal."""
-        shown = table.Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-        for head in self.heads:
-            shown.add_column(head, justify="right", overflow="fold")
-        for row in self.rows:
-            shown.add_row(*map(Text, row))
-        return shown
 
 
 @dataclass(frozen=True)
@@ -147,7 +131,8 @@ class Study:
         terms = {"terms": named[0]} if named else {}
         for name, records in {**result.more, "table.csv": result.records}.items():
             own = any({"relation", "terms"} & record.keys() for record in records)
-            write_atomically(out / name, to_csv([r if own else {**r, **terms} for r in records]))
+            rows = records if own else [{**record, **terms} for record in records]
+            write_atomically(out / name, tables.to_csv(rows))
         write_atomically(out / "table.md", self.page(result, quick=quick))
         stream = io.BytesIO()
         result.figure.savefig(stream, format="png", dpi=DPI)
@@ -167,7 +152,7 @@ class Study:
             if lines:
                 parts += [f"## {head}", "\n".join(f"- {line}" for line in lines)]
         for head, shown in {"Table": result.table, **result.further}.items():
-            parts += [f"## {head}", shown.markdown()]
+            parts += [f"## {head}", shown.markdown().strip()]
         return "\n\n".join(parts) + "\n"
 
 

@@ -88,7 +88,10 @@ def prepare(request: dict[str, Any]) -> tuple[Compute, dict[str, Any]]:
     network, tied = _network(request["weights"], mode)
     network.train()
     reference = _loop(copy.deepcopy(network), tokens, clip)
-    compute = (_flat if mode == "flat" else _two_passes)(network, tokens, clip, mode)
+    if mode == "flat":
+        compute = _flat(network, tokens, clip)
+    else:
+        compute = _two_passes(network, tokens, clip, ghost=mode == "ghost")
     return compute, {"tied": tied, "relative_difference": _distance(compute(), reference)}
 
 
@@ -101,16 +104,20 @@ def _network(path: str, mode: str) -> tuple[nn.Module, bool]:
     return PositionedGpt(Gpt(config, state), tied=tied), tied
 
 
-def _flat(network: nn.Module, tokens: torch.Tensor, clip: float, mode: str) -> Compute:
-    del mode
-    module = GradSampleModule(network, loss_reduction="sum", strict=False)
-    optimizer = DPOptimizer(
+def _optimizer(kind: type[Any], module: nn.Module, tokens: torch.Tensor, clip: float) -> Any:  # noqa: ANN401 (Opacus has no types)
+    """Return an optimizer that clips and sums, and adds no noise."""
+    return kind(
         torch.optim.SGD(module.parameters(), lr=1.0),
         noise_multiplier=0.0,
         max_grad_norm=clip,
         expected_batch_size=len(tokens),
         loss_reduction="sum",
     )
+
+
+def _flat(network: nn.Module, tokens: torch.Tensor, clip: float) -> Compute:
+    module = GradSampleModule(network, loss_reduction="sum", strict=False)
+    optimizer = _optimizer(DPOptimizer, module, tokens, clip)
 
     def compute() -> dict[str, torch.Tensor]:
         optimizer.zero_grad()
@@ -123,21 +130,15 @@ def _flat(network: nn.Module, tokens: torch.Tensor, clip: float, mode: str) -> C
     return compute
 
 
-def _two_passes(network: nn.Module, tokens: torch.Tensor, clip: float, mode: str) -> Compute:
+def _two_passes(network: nn.Module, tokens: torch.Tensor, clip: float, *, ghost: bool) -> Compute:
     module = GradSampleModuleFastGradientClipping(
         network,
         loss_reduction="sum",
         max_grad_norm=clip,
-        use_ghost_clipping=mode == "ghost",
+        use_ghost_clipping=ghost,
         strict=False,
     )
-    optimizer = DPOptimizerFastGradientClipping(
-        torch.optim.SGD(module.parameters(), lr=1.0),
-        noise_multiplier=0.0,
-        max_grad_norm=clip,
-        expected_batch_size=len(tokens),
-        loss_reduction="sum",
-    )
+    optimizer = _optimizer(DPOptimizerFastGradientClipping, module, tokens, clip)
 
     def compute() -> dict[str, torch.Tensor]:
         optimizer.zero_grad(set_to_none=True)

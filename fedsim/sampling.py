@@ -152,8 +152,17 @@ class Sampling(Protocol):
         """
 
 
+class _ByRound:
+    """What samplers say alike whose rounds each have a price, where they do not say otherwise."""
+
+    accountant: ClassVar[str | None] = None
+    test: ClassVar[str | None] = None
+    run_rounds: ClassVar[int | None] = None
+    events: ClassVar[int] = 1
+
+
 @dataclass(frozen=True)
-class PoissonSampling:
+class PoissonSampling(_ByRound):
     """Every unit flips its own coin: the cohort's size is Binomial(num_units, probability).
 
     This is the sampling that the amplification theorems are about (Charles et al. 2024,
@@ -168,10 +177,6 @@ class PoissonSampling:
     guaranteed: ClassVar[bool] = True
     hides_size: ClassVar[bool] = True
     displaces: ClassVar[bool] = False
-    accountant: ClassVar[str | None] = None
-    test: ClassVar[str | None] = None
-    run_rounds: ClassVar[int | None] = None
-    events: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         _check_probability(self.probability)
@@ -190,7 +195,7 @@ class PoissonSampling:
 
 
 @dataclass(frozen=True)
-class TruncatedPoissonSampling:
+class TruncatedPoissonSampling(_ByRound):
     """Poisson sampling, but of a cohort above `max_units` a uniform subset of that size is kept.
 
     Memory and time of a round are bounded. A user can now displace another, so the price is
@@ -209,10 +214,6 @@ class TruncatedPoissonSampling:
     guaranteed: ClassVar[bool] = True
     hides_size: ClassVar[bool] = True
     displaces: ClassVar[bool] = True
-    accountant: ClassVar[str | None] = None
-    test: ClassVar[str | None] = None
-    run_rounds: ClassVar[int | None] = None
-    events: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         _check_probability(self.probability)
@@ -259,7 +260,23 @@ class TruncatedPoissonSampling:
 
 
 @dataclass(frozen=True)
-class FixedSizeSampling:
+class _SameSize(_ByRound):
+    """Cohorts of the same size in every round."""
+
+    size: int
+    population: int
+
+    def __post_init__(self) -> None:
+        _check_count("size", self.size, self.population)
+
+    @property
+    def probability(self) -> float:
+        """Size / population, of shuffled passes the rate of what is accounted instead."""
+        return self.size / self.population
+
+
+@dataclass(frozen=True)
+class FixedSizeSampling(_SameSize):
     """Every round a uniform subset of the same size, drawn without replacement.
 
     Accounted by RDP under replace-one (Wang et al. 2019), where the number of users is public.
@@ -269,28 +286,15 @@ class FixedSizeSampling:
         population: the number of units, which the draw insists on.
     """
 
-    size: int
-    population: int
     kind: ClassVar[str] = "fixed-size"
     guaranteed: ClassVar[bool] = True
     hides_size: ClassVar[bool] = False
     displaces: ClassVar[bool] = True
     accountant: ClassVar[str | None] = "rdp"
-    test: ClassVar[str | None] = None
-    run_rounds: ClassVar[int | None] = None
-    events: ClassVar[int] = 1
-
-    def __post_init__(self) -> None:
-        _check_count("size", self.size, self.population)
 
     def in_words(self, noun: str) -> str:
         """Return the sampling in words."""
         return f"fixed-size sampling of {self.size} {noun} without replacement"
-
-    @property
-    def probability(self) -> float:
-        """Size / population."""
-        return self.size / self.population
 
     def draw(self, num_units: int, round: int, coins: Coins) -> Indices:
         """Return a uniform subset of `size` units."""
@@ -312,7 +316,7 @@ class FixedSizeSampling:
 
 
 @dataclass(frozen=True)
-class ShuffledSampling:
+class ShuffledSampling(_SameSize):
     """Passes over the units in random order, `size` at a time; a remainder waits for the next.
 
     Charles et al. 2024 and Chua et al. 2024 (B.3) train so and account it as Poisson: that ε is
@@ -323,28 +327,14 @@ class ShuffledSampling:
         population: the number of units, which the draw insists on.
     """
 
-    size: int
-    population: int
     kind: ClassVar[str] = "shuffled"
     guaranteed: ClassVar[bool] = False
     hides_size: ClassVar[bool] = True
     displaces: ClassVar[bool] = False
-    accountant: ClassVar[str | None] = None
-    test: ClassVar[str | None] = None
-    run_rounds: ClassVar[int | None] = None
-    events: ClassVar[int] = 1
-
-    def __post_init__(self) -> None:
-        _check_count("size", self.size, self.population)
 
     def in_words(self, noun: str) -> str:
         """Return the sampling in words, and the one that is accounted instead."""
         return f"shuffled passes over {noun} (accounted as Poisson sampling)"
-
-    @property
-    def probability(self) -> float:
-        """Size / population, the rate of the Poisson sampling that is accounted instead."""
-        return self.size / self.population
 
     def draw(self, num_units: int, round: int, coins: Coins) -> Indices:
         """Return the next `size` units of the pass that this round belongs to.

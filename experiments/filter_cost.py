@@ -14,6 +14,7 @@ to the same ε at the budget's δ.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable
 
 from fedsim.accounting.accountants import epsilon
@@ -63,11 +64,7 @@ def row(
 
 def _most(fits: Callable[[int], bool]) -> int:
     """Return the largest number of runs that fits; what does not fit, more do not."""
-    few, many = 0, _MOST
-    while many - few > 1:
-        middle = (few + many) // 2
-        few, many = (middle, many) if fits(middle) else (few, middle)
-    return few
+    return bisect_left(range(1, _MOST), True, key=lambda runs: not fits(runs))
 
 
 def main() -> None:

@@ -80,6 +80,7 @@ def audit_command(  # noqa: PLR0917 (each is an option)
     path = (out or Path("runs/audit")) / _FILE
     check_out(path)
     console = progress_console() if as_json else table_console()
+    number = 1000 if canaries is None else canaries
     if config is not None:
         file = config / "config.toml" if config.is_dir() else config
         loaded = load_config(file, overrides or [])
@@ -88,7 +89,7 @@ def audit_command(  # noqa: PLR0917 (each is an option)
 
             audit = audit_black_box(
                 loaded,
-                1000 if canaries is None else canaries,
+                number,
                 method=method_of(bound or "f-dp"),
                 temperature=float("inf") if temperature is None else temperature,
                 coin_seed=coin_seed or 0,
@@ -96,9 +97,7 @@ def audit_command(  # noqa: PLR0917 (each is an option)
         else:
             from fedsim.audit.real_run import audit_run
 
-            audit = audit_run(
-                loaded, 1000 if canaries is None else canaries, coin_seed=coin_seed or 0
-            )
+            audit = audit_run(loaded, number, coin_seed=coin_seed or 0)
         answer, holds = {"config": str(file), **audit.to_json()}, audit.holds
         _show_run(audit, console)
     else:

@@ -8,7 +8,7 @@ from fedsim.config import Config
 from fedsim.errors import ConfigError
 from fedsim.materials import Materials
 from fedsim.plan import RoundPlan
-from fedsim.planner.variants import changed, tried
+from fedsim.planner.variants import changed, tried, with_noise
 from fedsim.runner.summary import expected_gradients
 
 _KEYS = ("cohort_size", "batch_size")
@@ -57,7 +57,7 @@ def at_budget(config: Config, materials: Materials, budget: float) -> Config:
         size = float(max(1, round(size)))
     planned = _with_size(config, key, size)
     if config.strategy.sampling.kind == "truncated-poisson":
-        cut = tried(changed(planned, privacy=_GIVEN_NOISE), materials)
+        cut = tried(with_noise(planned, 1.0), materials)
         if (met := expected_gradients(planned, materials, cut)) < 0.99 * budget:
             raise ConfigError(
                 f"--budget = {budget:g}: strategy.sampling.max_cohort_size keeps a round to "
@@ -79,16 +79,10 @@ def largest_budget(config: Config, materials: Materials, probe: RoundPlan | None
     return expected_gradients(config, materials, probe) / probe.sampling.probability
 
 
-_GIVEN_NOISE = {"epsilon": None, "noise_multiplier": 1.0}
-
-
 def _probe(config: Config, materials: Materials) -> tuple[str, RoundPlan]:
-    """Return the key that the strategy takes, and its plan for one unit a round.
-
-    The noise multiplier is given, so that no accountant is asked.
-    """
+    """Return the key that the strategy takes, and its plan for one unit a round."""
     given = [key for key in _KEYS if getattr(config.strategy, key) is not None]
-    cheap = changed(config, privacy=_GIVEN_NOISE)
+    cheap = with_noise(config, 1.0)
     # Of passes, or whole groups, or cut.
     if config.strategy.sampling.kind in ("balanced", "cyclic", "truncated-poisson"):
         independent = {"mechanism": "independent", "bands": None, "buffers": None}

@@ -21,7 +21,7 @@ from fedsim.planner.doubling import Doubling, Point, estimate_and_double
 from fedsim.planner.noise import Recommendation, recommend
 from fedsim.planner.norms import Norms, PrivateNorms, coin_users, draws, random_users
 from fedsim.planner.user_gradients import UserGradients
-from fedsim.planner.variants import changed, tried
+from fedsim.planner.variants import changed, tried, with_noise
 from fedsim.registry import distribution
 from fedsim.runner.summary import expected_gradients
 from fedsim.strategy import warn_if_far
@@ -133,9 +133,8 @@ def compare_strategies(
 
 
 def _own_budget(config: Config, materials: Materials) -> float:
-    cheap = changed(config, privacy={"epsilon": None, "noise_multiplier": 1.0})
     try:
-        return expected_gradients(config, materials, tried(cheap, materials))
+        return expected_gradients(config, materials, tried(with_noise(config, 1.0), materials))
     except ConfigError as error:
         raise ConfigError(f"{error}; or give --budget") from None
 
@@ -156,14 +155,8 @@ def _norms(
     config: Config, materials: Materials, private: float | None, group_sizes: list[int]
 ) -> Norms:
     num_users, public = materials.split.num_users, _public_users(config, materials)
-    task = tried(
-        changed(
-            as_uls(config, 1),
-            strategy={"cohort_size": 1.0},
-            privacy={"epsilon": None, "noise_multiplier": 1.0},
-        ),
-        materials,
-    )
+    single = changed(as_uls(config, 1), strategy={"cohort_size": 1.0})
+    task = tried(with_noise(single, 1.0), materials)
     if private is None:
         users = random_users(draws(config, materials)(0), num_users)
         return Norms(UserGradients(materials, task.task, users))

@@ -98,7 +98,7 @@ class Norms:
         return self.gradients.median_norm(group_size)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class PrivateNorms(Norms):
     """Differentially private medians, an equal part of `epsilon` for each of a fixed set of G.
 
@@ -112,12 +112,12 @@ class PrivateNorms(Norms):
             charged, whether or not they are asked.
     """
 
-    unit: str = field(kw_only=True)
-    draws: Draws = field(kw_only=True)
-    noise: Noise = field(kw_only=True)
-    relation: Relation = field(kw_only=True)
-    epsilon: float = field(kw_only=True)
-    group_sizes: Sequence[int] = field(kw_only=True)
+    unit: str
+    draws: Draws
+    noise: Noise
+    relation: Relation
+    epsilon: float
+    group_sizes: Sequence[int]
 
     @property
     def epsilon_each(self) -> float:

@@ -95,13 +95,8 @@ def _random(shapes: Mapping[str, torch.Size], dtype: torch.dtype) -> dict[str, t
 def _parts(model: str, shapes: Mapping[str, torch.Size]) -> list[Row]:
     plan = plan_of(1_000, 100)
     values, total = _random(shapes, torch.float32), _random(shapes, torch.float64)
-    copy = {name: torch.empty_like(value) for name, value in values.items()}
     _, moments = plan.optimizer.step(values, dict(total), {})
     state = ServerState(1, values, moments)
-
-    def copy_and_add() -> None:
-        for name, value in values.items():
-            copy[name].copy_(value).add_(value)
 
     def estimate() -> dict[str, torch.Tensor]:
         return release_(total, 1.0, 0.0, plan.draws.noise(0))[0]
@@ -116,7 +111,7 @@ def _parts(model: str, shapes: Mapping[str, torch.Size]) -> list[Row]:
         check_parameters(ServerState(2, parameters, after, ledger))
 
     tasks: dict[str, Callable[[], Any]] = {
-        "copy and add": copy_and_add,
+        "copy and add": _copy_and_add(values),
         "estimate": estimate,
         "ledger": lambda: Ledger().charge(1, plan.cost, plan.draws.release_id),
         "Adam's step": step,
@@ -126,17 +121,23 @@ def _parts(model: str, shapes: Mapping[str, torch.Size]) -> list[Row]:
     return _rows(model, shapes, tasks, "copy and add")
 
 
+def _copy_and_add(values: Tensors) -> Callable[[], None]:
+    """Return the floor: one pass that copies the values and adds to the copy."""
+    copy = zeros_like(values)
+
+    def task() -> None:
+        for name, value in values.items():
+            copy[name].copy_(value).add_(value)
+
+    return task
+
+
 def _sums(model: str, shapes: Mapping[str, torch.Size]) -> list[Row]:
     """Return the row of taking in what so many workers send: their norms, and the sum of all."""
     sums = [_random(shapes, torch.float32) for _ in range(SUMS)]
-    total, copy = zeros_like(sums[0], torch.float64), zeros_like(sums[0])
-
-    def copy_and_add() -> None:
-        for name, value in sums[0].items():
-            copy[name].copy_(value).add_(value)
-
+    total = zeros_like(sums[0], torch.float64)
     tasks: dict[str, Callable[[], Any]] = {
-        "copy and add": copy_and_add,
+        "copy and add": _copy_and_add(sums[0]),
         f"sums of {SUMS} workers": lambda: fold_(total, sums),
     }
     return _rows(model, shapes, tasks, "copy and add")[1:]

@@ -31,11 +31,11 @@ from fedsim.errors import ConfigError
 from fedsim.experiments.studies.charles_2024.doubling_analysis import suboptimality
 from fedsim.experiments.studies.charles_2024.doubling_picture import Compared, Spread, draw, means
 from fedsim.experiments.studies.common.output import check_folder
-from fedsim.experiments.studies.common.trained import Trained, base, cell, with_noise
+from fedsim.experiments.studies.common.trained import Trained, base, cell
 from fedsim.materials import load_materials
 from fedsim.planner.norms import Norms, draws, random_users
 from fedsim.planner.user_gradients import UserGradients
-from fedsim.planner.variants import tried
+from fedsim.planner.variants import tried, with_noise
 from fedsim.report.grid_result import CellResult, GridResult
 from fedsim.sweep.cells import Cell, parse_variation
 

@@ -13,9 +13,10 @@ from itertools import product
 from fedsim.accounting.calibration import calibrate_noise_multiplier
 from fedsim.config import Config
 from fedsim.experiments.studies.common.series import picture
-from fedsim.experiments.studies.common.trained import Trained, base, cell, with_noise
+from fedsim.experiments.studies.common.trained import Trained, base, cell
 from fedsim.materials import load_materials
 from fedsim.planner.budget import at_budget
+from fedsim.planner.variants import with_noise
 from fedsim.sampling import PoissonSampling
 from fedsim.strategy import build_plan
 from fedsim.sweep.cells import Cell, parse_variation

@@ -115,11 +115,6 @@ def base(*overrides: str, model: str | None = None) -> Config:
     return config if model is None else changed(config, model={"name_or_path": model})
 
 
-def with_noise(config: Config, noise_multiplier: float) -> Config:
-    """Return the config with a noise multiplier in the place of its ε."""
-    return changed(config, privacy={"epsilon": None, "noise_multiplier": noise_multiplier})
-
-
 def cell(source: str, settings: Mapping[str, object], config: Config, quick: bool) -> Cell:
     """Return a cell called after its settings; a quick one trains two rounds."""
     texts = tuple((key, str(value)) for key, value in settings.items())

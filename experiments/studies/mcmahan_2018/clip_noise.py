@@ -12,7 +12,8 @@ training.
 from __future__ import annotations
 
 from fedsim.experiments.studies.common.series import picture
-from fedsim.experiments.studies.common.trained import Trained, base, cell, with_noise
+from fedsim.experiments.studies.common.trained import Trained, base, cell
+from fedsim.planner.variants import with_noise
 from fedsim.sweep.cells import Cell
 
 # Norms of the updates of a user are about 1.3 at the start: the least clip cuts nearly all.

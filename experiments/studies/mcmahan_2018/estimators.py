@@ -14,7 +14,8 @@ where noise counts: the clipped one pays twice the sensitivity.
 from __future__ import annotations
 
 from fedsim.experiments.studies.common.series import picture
-from fedsim.experiments.studies.common.trained import Trained, base, cell, with_noise
+from fedsim.experiments.studies.common.trained import Trained, base, cell
+from fedsim.planner.variants import with_noise
 from fedsim.sweep.cells import Cell
 
 COHORT = 64

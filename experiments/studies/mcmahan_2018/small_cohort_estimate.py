@@ -12,7 +12,8 @@ larger ε of their own report, or none worth naming.
 from __future__ import annotations
 
 from fedsim.experiments.studies.common.series import picture
-from fedsim.experiments.studies.common.trained import Trained, base, cell, with_noise
+from fedsim.experiments.studies.common.trained import Trained, base, cell
+from fedsim.planner.variants import with_noise
 from fedsim.sweep.cells import Cell
 
 LARGE, SMALL = 256, (16, 64)

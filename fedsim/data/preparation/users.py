@@ -153,13 +153,8 @@ class MinExamples(Step):
 
     def apply(self, records: Iterator[Record], dropped: Counter[str]) -> Iterator[Record]:
         """Yield the records of the users who have enough of them."""
-        with Spool() as spool:
-            sizes = _counted(records, spool)
-            for record in spool.read():
-                if sizes[record.user] >= self.count:
-                    yield record
-                else:
-                    dropped[self.reason(f"user has fewer than {self.count}")] += 1
+        reason = self.reason(f"user has fewer than {self.count}")
+        yield from _of_sizes(records, lambda size: size >= self.count, dropped, reason)
 
 
 class MaxExamples(Step):
@@ -176,13 +171,8 @@ class MaxExamples(Step):
         if self.then == "keep-first":
             yield from self._first(records, dropped)
             return
-        with Spool() as spool:
-            sizes = _counted(records, spool)
-            for record in spool.read():
-                if sizes[record.user] <= self.count:
-                    yield record
-                else:
-                    dropped[self.reason(f"user has more than {self.count}")] += 1
+        reason = self.reason(f"user has more than {self.count}")
+        yield from _of_sizes(records, lambda size: size <= self.count, dropped, reason)
 
     def _first(self, records: Iterator[Record], dropped: Counter[str]) -> Iterator[Record]:
         seen: Counter[str] = Counter()
@@ -262,9 +252,17 @@ class UserWords(Step):
         return record if len(words) <= room else record._replace(text=" ".join(words[:room]))
 
 
-def _counted(records: Iterator[Record], spool: Spool) -> Counter[str]:
-    sizes: Counter[str] = Counter()
-    for record in records:
-        sizes[record.user] += 1
-        spool.add(record)
-    return sizes
+def _of_sizes(
+    records: Iterator[Record], fits: Callable[[int], bool], dropped: Counter[str], reason: str
+) -> Iterator[Record]:
+    """Yield the records of users who have a fitting number of them; count what is dropped."""
+    with Spool() as spool:
+        sizes: Counter[str] = Counter()
+        for record in records:
+            sizes[record.user] += 1
+            spool.add(record)
+        for record in spool.read():
+            if fits(sizes[record.user]):
+                yield record
+            else:
+                dropped[reason] += 1

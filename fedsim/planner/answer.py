@@ -112,24 +112,18 @@ def of_numbers(numbers: Numbers, supposed: list[Scenario]) -> dict[str, Any]:
     }
 
 
-def statement(one: Candidate) -> str:
-    """Return the promise that the candidate's run will make."""
-    privacy = one.config.privacy
-    if privacy.epsilon is None or privacy.delta is None:
-        raise AssertionError("a candidate has a promise")
-    return plan_terms(one.config, one.plan, privacy.epsilon, drawn=False).sentence()
-
-
 def _strategy(comparison: StrategyComparison, one: Candidate) -> dict[str, Any]:
     noise, d = one.noise, comparison.norms.gradients.num_parameters
     noise_norm = noise.stddev * d**0.5
+    epsilon = one.config.privacy.epsilon or 0.0  # there is one: see `check_plannable`
+    promised = plan_terms(one.config, one.plan, epsilon, drawn=False)
     signal = comparison.signals[noise.strategy]
     return (
         _noise(noise)
-        | plan_terms(one.config, one.plan).to_json()
+        | promised.to_json()
         | {
-            "epsilon": one.config.privacy.epsilon,
-            "statement": statement(one),
+            "epsilon": epsilon,
+            "statement": promised.sentence(),
             "noise_norm": noise_norm,
             "signal": signal,
             "signal_to_noise": None if signal is None else signal / noise_norm,

@@ -25,24 +25,24 @@ _PLAIN, _GHOST = "non-private", "ghost"
 _MODEL, _UNITS = "gpt2-small", 32
 
 
-def memory_rows(model: str = _MODEL, units: int = _UNITS) -> list[Row]:
-    """Return a row each for the non-private step and for `ghost`, of so many units of 64 tokens.
+def memory_rows() -> list[Row]:
+    """Return a row each for the non-private step and for `ghost`, of 32 units of 64 tokens.
 
     `ratio` is of peaks here: of the row's to the non-private step's.
     """
     measured = {
-        engine: in_own_process(__name__, engine, model, units) for engine in (_PLAIN, _GHOST)
+        engine: in_own_process(__name__, engine, _MODEL, _UNITS) for engine in (_PLAIN, _GHOST)
     }
     reference = measured[_PLAIN]["peak_bytes"]
     return [
         Row(
             benchmark="engines",
-            case=f"memory/{model}",
+            case=f"memory/{_MODEL}",
             engine=engine,
             seconds=peak["seconds"],
             repetitions=1,
             ratio=peak["peak_bytes"] / reference,
-            details={"units": units, "peak_bytes": peak["peak_bytes"]},
+            details={"units": _UNITS, "peak_bytes": peak["peak_bytes"]},
         )
         for engine, peak in measured.items()
     ]

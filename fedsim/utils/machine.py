@@ -31,7 +31,7 @@ def peak_memory_bytes() -> int:
     `exec` begins with the peak of the one that started it.
     """
     with suppress(OSError, ValueError):
-        return _kilobytes(_STATUS, "VmHWM")
+        return proc_bytes(_STATUS, "VmHWM")
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
@@ -70,8 +70,8 @@ def memory_for_this_process() -> int | None:
     What is free or can be freed, swap included; in a container, no more than it is allowed.
     """
     try:
-        free = _kilobytes(_MEMINFO, "MemAvailable") + _kilobytes(_MEMINFO, "SwapFree")
-        own = _kilobytes(_STATUS, "RssAnon")
+        free = proc_bytes(_MEMINFO, "MemAvailable") + proc_bytes(_MEMINFO, "SwapFree")
+        own = proc_bytes(_STATUS, "RssAnon")
     except (OSError, ValueError):
         return None
     try:
@@ -82,8 +82,8 @@ def memory_for_this_process() -> int | None:
     return own + min(free, most - of_all)
 
 
-def _kilobytes(path: Path, name: str) -> int:
-    """Return the bytes of a line "name: 123 kB"."""
+def proc_bytes(path: Path, name: str) -> int:
+    """Return the bytes of a line "name: 123 kB" of Linux; errors where there is none."""
     found = re.search(rf"^{name}:\s+(\d+) kB$", path.read_text(), re.MULTILINE)
     if found is None:
         raise ValueError(f"{path} has no {name}")

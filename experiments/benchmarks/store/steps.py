@@ -14,6 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from fedsim.utils.machine import peak_memory_bytes, proc_bytes
+
 
 def build(folder: Path, users: int, examples: int) -> dict[str, Any]:
     """Build the made-up store through the real builder; seconds, peak bytes, sizes."""
@@ -39,7 +41,7 @@ def build(folder: Path, users: int, examples: int) -> dict[str, Any]:
     of_workers = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
     return {
         "seconds": seconds,
-        "peak_bytes": _kilobytes("status", "VmHWM"),
+        "peak_bytes": peak_memory_bytes(),
         "peak_bytes_of_a_worker_at_most": of_workers,
         "workers": default_workers(),
         "users": store.num_users,
@@ -54,11 +56,11 @@ def open_store(folder: Path, users: int, examples: int) -> dict[str, Any]:
     """Open the store; seconds, and the process's anonymous memory before and after."""
     from fedsim.data.store import TokenStore  # noqa: PLC0415
 
-    before = _kilobytes("smaps_rollup", "Anonymous")
+    before = _anonymous_bytes()
     started = time.perf_counter()
     store = TokenStore.open(folder / "store")
     seconds = time.perf_counter() - started
-    after = _kilobytes("smaps_rollup", "Anonymous")
+    after = _anonymous_bytes()
     return {
         "seconds": seconds,
         "users": store.num_users,
@@ -77,15 +79,10 @@ def verify(folder: Path, users: int, examples: int) -> dict[str, Any]:
     return {"seconds": time.perf_counter() - started}
 
 
-def _kilobytes(file: str, field: str) -> int:
-    """Return a number of /proc/self in bytes; 0 where there is no such file."""
-    path = Path("/proc/self") / file
-    if not path.exists():
-        return 0
-    for line in path.read_text(encoding="ascii").splitlines():
-        if line.startswith(f"{field}:"):
-            return int(line.split()[1]) * 1024
-    return 0
+def _anonymous_bytes() -> int:
+    """Return this process's anonymous memory; 0 where the system does not tell."""
+    path = Path("/proc/self/smaps_rollup")
+    return proc_bytes(path, "Anonymous") if path.exists() else 0
 
 
 STEPS: dict[str, Callable[[Path, int, int], dict[str, Any]]] = {

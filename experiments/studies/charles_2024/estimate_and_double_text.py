@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import product
 from pathlib import Path
 
@@ -56,17 +56,16 @@ def run(out: Path, *, quick: bool) -> None:
         ConfigError: `out` is not a folder for a study.
     """
     check_folder(out)
-    study(starting_norms(grid(quick)[0].config))(out, quick=quick)
+    study(starting_norms(next(grid(quick)).config))(out, quick=quick)
 
 
-def grid(quick: bool) -> list[Cell]:
-    """Return ULS at every ε and every split G·M of the budgets up to the largest."""
+def grid(quick: bool) -> Iterator[Cell]:
+    """Yield ULS at every ε and every split G·M of the budgets up to the largest."""
     epsilons, sizes, cohorts, largest = (
         (QUICK_EPSILONS, QUICK_GROUP_SIZES, QUICK_COHORT_SIZES, QUICK_LARGEST)
         if quick
         else (EPSILONS, GROUP_SIZES, COHORT_SIZES, LARGEST)
     )
-    cells = []
     for epsilon, size, cohort in product(epsilons, sizes, cohorts):
         if size * cohort > largest:
             continue
@@ -76,8 +75,7 @@ def grid(quick: bool) -> list[Cell]:
             f"strategy.cohort_size={cohort}",
         )
         settings = {"epsilon": epsilon, "group_size": size, "cohort_size": cohort}
-        cells.append(cell("uls", settings, config, quick))
-    return cells
+        yield cell("uls", settings, config, quick)
 
 
 def starting_norms(config: Config) -> Norms:

@@ -9,6 +9,7 @@ and 2,000 rounds).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import product
 
 import numpy as np
@@ -24,14 +25,13 @@ EPSILONS, BUDGETS, GROUP_SIZES = (1.0, 8.0), (32, 128), (1, 3, 9, 27, 81)
 QUICK_EPSILONS, QUICK_BUDGETS, QUICK_GROUP_SIZES = (8.0,), (16,), (2, 9)
 
 
-def grid(quick: bool) -> list[Cell]:
-    """Return ELS at every ε, budget and cap."""
+def grid(quick: bool) -> Iterator[Cell]:
+    """Yield ELS at every ε, budget and cap."""
     values = (
         (QUICK_EPSILONS, QUICK_BUDGETS, QUICK_GROUP_SIZES)
         if quick
         else (EPSILONS, BUDGETS, GROUP_SIZES)
     )
-    cells = []
     for epsilon, budget, size in product(*values):
         config = base(
             "strategy.name=els",
@@ -40,8 +40,7 @@ def grid(quick: bool) -> list[Cell]:
             f"strategy.group_size={size}",
         )
         settings = {"epsilon": f"{epsilon:g}", "budget": budget, "group_size": size}
-        cells.append(cell("els", settings, config, quick))
-    return cells
+        yield cell("els", settings, config, quick)
 
 
 def median_size() -> float:

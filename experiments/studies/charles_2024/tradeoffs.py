@@ -13,7 +13,7 @@ and ELS in front on CC-News where the budget or ε is small.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache, partial
 from itertools import product
 from pathlib import Path
@@ -44,17 +44,15 @@ def planned(epsilon: int, budget: int, model: str | None = None) -> StrategyComp
         return compare_strategies(config, materials, budget=budget)
 
 
-def grid(quick: bool, model: str | None = None) -> list[Cell]:
-    """Return the planned config of both strategies, at every budget and ε."""
+def grid(quick: bool, model: str | None = None) -> Iterator[Cell]:
+    """Yield the planned config of both strategies, at every budget and ε."""
     whole = (BUDGETS, EPSILONS) if model is None else (PRETRAINED_BUDGETS, PRETRAINED_EPSILONS)
     values = (QUICK_BUDGETS, QUICK_EPSILONS) if quick else whole
-    cells = []
     for budget, epsilon in product(*values):
         for candidate in planned(epsilon, budget, model).candidates:
             name = candidate.config.strategy.name
             settings = {"epsilon": epsilon, "budget": budget}
-            cells.append(cell(name, settings, candidate.config, quick))
-    return cells
+            yield cell(name, settings, candidate.config, quick)
 
 
 class Recommendation(NamedTuple):

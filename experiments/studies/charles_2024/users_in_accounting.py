@@ -8,6 +8,7 @@ The paper finds that ELS gains more from users, and ULS more from compute (CC-Ne
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import product
 
 from fedsim.accounting.calibration import calibrate_noise_multiplier
@@ -26,9 +27,8 @@ TIMES, BUDGETS = (1, 10, 100), (32, 128)
 ULS, ELS = ("strategy.group_size=2",), ("strategy.name=els", "strategy.group_size=9")
 
 
-def grid(quick: bool) -> list[Cell]:
-    """Return both samplers at every budget, with noise for 1, 10 and 100 times the users."""
-    cells = []
+def grid(quick: bool) -> Iterator[Cell]:
+    """Yield both samplers at every budget, with noise for 1, 10 and 100 times the users."""
     for (name, overrides), budget, times in product(
         (("uls", ULS), ("els", ELS)),
         BUDGETS[:1] if quick else BUDGETS,
@@ -39,8 +39,7 @@ def grid(quick: bool) -> list[Cell]:
         sized = at_budget(config, materials, budget)
         noise = hypothetical_noise(sized, times)
         settings = {"budget": budget, "users": f"{times}x"}
-        cells.append(cell(name, settings, with_noise(sized, noise), quick))
-    return cells
+        yield cell(name, settings, with_noise(sized, noise), quick)
 
 
 def hypothetical_noise(config: Config, times: int) -> float:

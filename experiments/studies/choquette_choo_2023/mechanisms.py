@@ -10,7 +10,7 @@ noise with amplification and correlated noise without it (CIFAR-10 and Stack Ove
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import product
 
 from fedsim.experiments.studies.common.series import picture
@@ -48,17 +48,15 @@ def _ways(cohort: int, quick: bool) -> dict[str, tuple[str, ...]]:
     }
 
 
-def grid(quick: bool) -> list[Cell]:
-    """Return ULS with each sampler and matrix, at each ε and cohort."""
-    cells = []
+def grid(quick: bool) -> Iterator[Cell]:
+    """Yield ULS with each sampler and matrix, at each ε and cohort."""
     cohorts = list(PASSES)[: 1 if quick else None]
     for epsilon, cohort in product(EPSILONS[-1:] if quick else EPSILONS, cohorts):
         for way, keys in _ways(cohort, quick).items():
             common = (f"privacy.epsilon={epsilon}", f"strategy.rounds={ROUNDS}", *keys)
             ends = (f"training.{key}_every={ROUNDS}" for key in ("evaluate", "checkpoint"))
             settings = {"epsilon": epsilon, "cohort": cohort, "mechanism": way}
-            cells.append(cell("uls", settings, base(*common, *ends), quick))
-    return cells
+            yield cell("uls", settings, base(*common, *ends), quick)
 
 
 def notes(result: GridResult) -> Sequence[str]:

@@ -9,6 +9,7 @@ influence (GPT-2, Enron and BookSum).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import product
 
 from fedsim.experiments.studies.common.series import picture
@@ -22,17 +23,15 @@ WAYS = {
 }
 
 
-def grid(quick: bool) -> list[Cell]:
-    """Return ULS with all parameters, and with adapters of each rank."""
-    cells = []
+def grid(quick: bool) -> Iterator[Cell]:
+    """Yield ULS with all parameters, and with adapters of each rank."""
     for epsilon, way in product(EPSILONS[-1:] if quick else EPSILONS, WAYS):
         if quick and way in ("rank 16", "rank 32"):
             continue
         cohort = f"strategy.cohort_size={8 if quick else 64}"
         config = base(cohort, f"privacy.epsilon={epsilon}", *WAYS[way])
         settings = {"epsilon": epsilon, "parameters": way}
-        cells.append(cell("uls", settings, config, quick))
-    return cells
+        yield cell("uls", settings, config, quick)
 
 
 run = Trained(

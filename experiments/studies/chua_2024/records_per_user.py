@@ -12,6 +12,7 @@ accountant (`els`), which came later.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import product
 
 from fedsim.experiments.studies.common.series import picture
@@ -22,9 +23,8 @@ EPSILONS, RECORDS = (1, 8), (1, 2, 4, 8)
 SIZES = {"group-privacy": "batch_size", "els": "batch_size", "uls": "cohort_size"}
 
 
-def grid(quick: bool) -> list[Cell]:
-    """Return three strategies with 1 to 8 records a user."""
-    cells = []
+def grid(quick: bool) -> Iterator[Cell]:
+    """Yield three strategies with 1 to 8 records a user."""
     for strategy, epsilon, records in product(
         SIZES, EPSILONS[-1:] if quick else EPSILONS, RECORDS[:2] if quick else RECORDS
     ):
@@ -34,8 +34,7 @@ def grid(quick: bool) -> list[Cell]:
             f"privacy.epsilon={epsilon}",
         )
         settings = {"epsilon": epsilon, "records": records}
-        cells.append(cell(strategy, settings, config, quick))
-    return cells
+        yield cell(strategy, settings, config, quick)
 
 
 run = Trained(

@@ -11,6 +11,7 @@ and random chunks best for User-wise DP-SGD on both.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import product
 
 from fedsim.experiments.studies.common.series import picture
@@ -22,9 +23,8 @@ EPSILONS = (1, 8)
 SIZES = {"group-privacy": "batch_size", "uls": "cohort_size"}
 
 
-def grid(quick: bool) -> list[Cell]:
-    """Return Group Privacy and User-wise DP-SGD with every selection that they take."""
-    cells = []
+def grid(quick: bool) -> Iterator[Cell]:
+    """Yield Group Privacy and User-wise DP-SGD with every selection that they take."""
     for strategy, epsilon in product(SIZES, EPSILONS[-1:] if quick else EPSILONS):
         rules = RULES if strategy == "group-privacy" else (*RULES, "random-chunk")
         for rule in rules[:2] if quick else rules:
@@ -36,8 +36,7 @@ def grid(quick: bool) -> list[Cell]:
                 "data.cutting=truncate",
             )
             settings = {"epsilon": epsilon, "selection": rule}
-            cells.append(cell(strategy, settings, config, quick))
-    return cells
+            yield cell(strategy, settings, config, quick)
 
 
 run = Trained(

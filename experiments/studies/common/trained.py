@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.resources import as_file, files
@@ -52,7 +52,7 @@ class Trained:
     name: str
     title: str
     explanation: str | None
-    cells: Callable[[bool], Sequence[Cell]]
+    cells: Callable[[bool], Iterable[Cell]]
     draw: Callable[[GridResult], Figure]
     notes: Callable[[GridResult], Sequence[str]] = lambda _: ()
     more: Callable[[GridResult], Mapping[str, Records]] = lambda _: {}
@@ -76,7 +76,7 @@ class Trained:
 
     def compute(self, out: Path, quick: bool) -> Result:
         """Run the cells that are not finished in `out/runs`, and write `out/measurement.json`."""
-        grid = self.cells(quick)
+        grid = [*self.cells(quick)]
         measurement = measure(
             grid,
             out / RUNS,

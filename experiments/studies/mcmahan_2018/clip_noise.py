@@ -11,6 +11,8 @@ training.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from fedsim.experiments.studies.common.series import picture
 from fedsim.experiments.studies.common.trained import Trained, base, cell
 from fedsim.planner.variants import with_noise
@@ -22,11 +24,10 @@ KINDS = ("flat", "per-layer")
 RATE = 0.6  # of a step whose update was not clipped
 
 
-def grid(quick: bool) -> list[Cell]:
-    """Return clips without noise, and clips at two noise multipliers, flat and per layer."""
+def grid(quick: bool) -> Iterator[Cell]:
+    """Yield clips without noise, and clips at two noise multipliers, flat and per layer."""
     clips = CLIPS[1:3] if quick else CLIPS
     multipliers = MULTIPLIERS[:1] if quick else MULTIPLIERS
-    cells = []
     for kind in KINDS:
         for multiplier in multipliers:
             for norm in clips:
@@ -37,8 +38,7 @@ def grid(quick: bool) -> list[Cell]:
                     f"server.learning_rate={RATE}",
                 )
                 settings = {"kind": kind, "noise_multiplier": multiplier, "clip": norm}
-                cells.append(cell("uls", settings, with_noise(config, multiplier), quick))
-    return cells
+                yield cell("uls", settings, with_noise(config, multiplier), quick)
 
 
 run = Trained(

@@ -13,6 +13,8 @@ where noise counts: the clipped one pays twice the sensitivity.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from fedsim.experiments.studies.common.series import picture
 from fedsim.experiments.studies.common.trained import Trained, base, cell
 from fedsim.planner.variants import with_noise
@@ -30,16 +32,14 @@ WAYS = {
 NOISE = (0.0, 0.5)
 
 
-def grid(quick: bool) -> list[Cell]:
-    """Return every way to average, without noise and with the same noise multiplier."""
-    cells = []
+def grid(quick: bool) -> Iterator[Cell]:
+    """Yield every way to average, without noise and with the same noise multiplier."""
     for way, overrides in WAYS.items():
         for noise in NOISE[:1] if quick else NOISE:
             cohort = f"strategy.cohort_size={8 if quick else COHORT}"
             config = with_noise(base(cohort, *overrides), noise)
             settings = {"noise_multiplier": f"{noise:g}", "average": way}
-            cells.append(cell("uls", settings, config, quick))
-    return cells
+            yield cell("uls", settings, config, quick)
 
 
 run = Trained(

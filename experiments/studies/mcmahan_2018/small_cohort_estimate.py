@@ -11,6 +11,8 @@ larger ε of their own report, or none worth naming.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from fedsim.experiments.studies.common.series import picture
 from fedsim.experiments.studies.common.trained import Trained, base, cell
 from fedsim.planner.variants import with_noise
@@ -20,9 +22,8 @@ LARGE, SMALL = 256, (16, 64)
 MULTIPLIERS = (1.0, 4.0)  # of the large cohort
 
 
-def grid(quick: bool) -> list[Cell]:
-    """Return the large cohort, and smaller ones with the noise of its average."""
-    cells = []
+def grid(quick: bool) -> Iterator[Cell]:
+    """Yield the large cohort, and smaller ones with the noise of its average."""
     for multiplier in MULTIPLIERS[:1] if quick else MULTIPLIERS:
         for cohort in (16, 8) if quick else (LARGE, *SMALL):
             largest = 16 if quick else LARGE
@@ -31,8 +32,7 @@ def grid(quick: bool) -> list[Cell]:
                 base(f"strategy.cohort_size={cohort}"), multiplier * cohort / largest
             )
             settings = {"noise": f"as z={multiplier:g} at M={largest}", "cohort_size": cohort}
-            cells.append(cell("uls", settings, config, quick))
-    return cells
+            yield cell("uls", settings, config, quick)
 
 
 run = Trained(

@@ -112,7 +112,7 @@ def test_budgets_from_a_diverged_run_on_are_left_out() -> None:
 
 @pytest.mark.parametrize("quick", [False, True])
 def test_the_grid_has_every_split_of_its_budgets(quick: bool) -> None:
-    cells = grid(quick)
+    cells = [*grid(quick)]
     keys = [
         (float(of["epsilon"]), int(of["group_size"]), int(of["cohort_size"]))
         for of in (dict(cell.settings) for cell in cells)

@@ -29,14 +29,18 @@ Chosen = Callable[[Excess], bool]
 
 
 @dataclass(frozen=True, eq=False)
-class Spread:
-    """Sub-optimality, measured and with the trials drawn again.
+class Compared:
+    """Comparison of the strategies on one task.
 
     Attributes:
-        rows: as measured.
-        resampled: (samples, rows), of the same rows.
+        name: of the task, such as "σ₂ = 4".
+        losses: by (ε, G, M).
+        rows: sub-optimality of each strategy at each ε and budget.
+        resampled: (samples, rows), of the same rows with the trials drawn again.
     """
 
+    name: str
+    losses: dict[tuple[float, int, int], float]
     rows: list[Excess]
     resampled: npt.NDArray[np.float64]
 
@@ -46,25 +50,6 @@ class Spread:
         value = np.mean([row.suboptimality for row in self.rows if chosen(row)])
         low, high = np.percentile(self.resampled[:, some].mean(axis=1), [2.5, 97.5])
         return Interval(float(value), float(low), float(high))
-
-
-@dataclass(frozen=True, eq=False)
-class Compared:
-    """Comparison of the strategies on one task.
-
-    Attributes:
-        name: of the task, such as "σ₂ = 4".
-        losses: by (ε, G, M).
-        rows: sub-optimality of each strategy at each ε and budget.
-        spread: the same with intervals.
-        at_edge: sweeps whose best learning rate is on the edge.
-    """
-
-    name: str
-    losses: dict[tuple[float, int, int], float]
-    rows: list[Excess]
-    spread: Spread
-    at_edge: int
 
 
 def chosen(strategy: str, epsilon: float | None = None) -> Chosen:
@@ -79,7 +64,7 @@ def shown(interval: Interval) -> str:
 
 def means(task: Compared) -> str:
     """Return every strategy's mean sub-optimality with its interval, on one line."""
-    listed = (f"{name} {shown(task.spread.interval(chosen(name)))}" for name in STRATEGIES)
+    listed = (f"{name} {shown(task.interval(chosen(name)))}" for name in STRATEGIES)
     return f"{task.name}, mean sub-optimality: {', '.join(listed)}."
 
 

@@ -27,7 +27,6 @@ from fedsim.experiments.studies.charles_2024.doubling_analysis import (
 )
 from fedsim.experiments.studies.charles_2024.doubling_picture import (
     Compared,
-    Spread,
     chosen,
     draw,
     shown,
@@ -118,17 +117,16 @@ class Task(NamedTuple):
 def run(quick: bool) -> Result:
     """Compute the losses of the grid, and compare the strategies."""
     scale = QUICK if quick else FULL
-    compared = [compare(compute(scale, spread)) for spread in scale.spreads]
+    tasks = [compute(scale, spread) for spread in scale.spreads]
+    compared = [compare(task) for task in tasks]
     terms = (
         f"each loss is of an (ε, δ = {DELTA:g})-DP estimate, ε = {listed(scale.epsilons)}; unit: "
         f"user; neighbouring relation: add-or-remove-one user; {scale.rounds} rounds of Poisson "
         "sampling of users, pld accountant; clip, learning rate, G and M were chosen by looking "
         "at data, for which no ε accounts"
     )
-    edges, sweeps = (
-        sum(task.at_edge for task in compared),
-        sum(len(task.losses) for task in compared),
-    )
+    edges = sum(task.at_edge for task in tasks)
+    sweeps = sum(len(task.errors) for task in tasks)
     return Result(
         settings=settings(scale, terms),
         notes=[f"The best learning rate is on the edge of {edges} of {sweeps} sweeps."],
@@ -187,8 +185,7 @@ def compare(task: Task) -> Compared:
         resampled.append([row.suboptimality for row in task.excess(losses)])
     losses = task.losses(trials)
     rows = task.excess(losses)
-    spread = Spread(rows, np.array(resampled))
-    return Compared(f"σ₂ = {task.within_user_stddev:g}", losses, rows, spread, task.at_edge)
+    return Compared(f"σ₂ = {task.within_user_stddev:g}", losses, rows, np.array(resampled))
 
 
 def settings(scale: Scale, terms: str) -> list[str]:
@@ -219,9 +216,9 @@ def table(scale: Scale, compared: list[Compared]) -> Table:
     rows = []
     for within, task in zip(scale.spreads, compared, strict=True):
         for strategy in STRATEGIES:
-            cells = [task.spread.interval(chosen(strategy, epsilon)) for epsilon in epsilons]
+            cells = [task.interval(chosen(strategy, epsilon)) for epsilon in epsilons]
             values = [f"{cell.value:.4f}" for cell in cells]
-            overall = shown(task.spread.interval(chosen(strategy)))
+            overall = shown(task.interval(chosen(strategy)))
             rows.append([f"{within:g}", strategy, *values, overall])
     heads = [f"ε = {epsilon:g}" for epsilon in epsilons]
     return Table(("σ₂", "mean sub-optimality of", *heads, "all ε"), rows)

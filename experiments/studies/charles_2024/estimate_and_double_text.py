@@ -29,7 +29,7 @@ import numpy.typing as npt
 from fedsim.config import Config
 from fedsim.errors import ConfigError
 from fedsim.experiments.studies.charles_2024.doubling_analysis import suboptimality
-from fedsim.experiments.studies.charles_2024.doubling_picture import Compared, Spread, draw, means
+from fedsim.experiments.studies.charles_2024.doubling_picture import Compared, draw, means
 from fedsim.experiments.studies.common.output import check_folder
 from fedsim.experiments.studies.common.trained import Trained, base, cell
 from fedsim.materials import load_materials
@@ -122,7 +122,7 @@ def compare(measurement: GridResult, gradient_norm: Callable[[int], float]) -> C
         rows = suboptimality(redrawn, [gradient_norm], lambda *key: sigmas[key])
         resampled.append([row.suboptimality for row in rows])
     rows = suboptimality(losses, [gradient_norm], lambda *key: sigmas[key])
-    return Compared("Shakespeare", losses, rows, Spread(rows, np.array(resampled)), at_edge=0)
+    return Compared("Shakespeare", losses, rows, np.array(resampled))
 
 
 def standard_errors(by_seed: Mapping[Key, npt.NDArray[np.float64]]) -> dict[float, float]:

@@ -58,7 +58,7 @@ def by_noise(spread: float) -> GridResult:
 
 def test_strategies_on_the_mean_losses() -> None:
     task = compare(by_noise(0.0), alike)
-    intervals = {name: task.spread.interval(chosen(name)) for name in STRATEGIES}
+    intervals = {name: task.interval(chosen(name)) for name in STRATEGIES}
     # Beyond the best, M = B: 0 at B = 16; at B = 32 and 64 what G costs.
     costs = [0.0, 1.6 / 16 - 1.6 / 32, 1.6 / 16 - 1.6 / 64]
     assert intervals[MAX_GROUP].value == pytest.approx(sum(costs) / 3)
@@ -82,7 +82,7 @@ def test_what_a_seed_shares_is_no_spread() -> None:
 
 def test_the_interval_is_as_wide_as_the_seeds_differ() -> None:
     def width(measurement: GridResult) -> float:
-        interval = compare(measurement, alike).spread.interval(chosen(MAX_GROUP))
+        interval = compare(measurement, alike).interval(chosen(MAX_GROUP))
         return interval.high - interval.low
 
     once = measured({split: [5.0 + 1.6 / split[1]] for split in SPLITS})

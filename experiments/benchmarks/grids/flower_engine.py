@@ -11,6 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,8 @@ from flwr.simulation import run_simulation
 
 from fedsim.experiments.benchmarks.grids.null_client import CLIP, null_spec, parameters_of
 from fedsim.experiments.benchmarks.grids.null_client import app as client_app
-from fedsim.grids.executor import GridExecutor
+from fedsim.grids.executor import GridExecutor, wait_for_nodes
+from fedsim.utils.machine import interleaved
 
 
 class TimedFedAvg(FedAvg):
@@ -60,18 +62,14 @@ def rounds_of(grid: Grid, parameters: int, nodes: int, rounds: int, stock: bool)
             a cohort of 200 users.
     """
     values = parameters_of(parameters)
-    while len(list(grid.get_node_ids())) < nodes:
-        time.sleep(0.1)
+    wait_for_nodes(grid, nodes)
     if stock:
         strategy = TimedFedAvg(nodes)
         strategy.start(grid, ArrayRecord(values), num_rounds=rounds)
         return strategy.seconds
-    executor, seconds = GridExecutor(grid, null_spec()), []
-    for round in range(rounds):
-        started = time.perf_counter()
-        executor.clipped_sum(values, np.arange(200), CLIP, round)
-        seconds.append(time.perf_counter() - started)
-    return seconds
+    executor = GridExecutor(grid, null_spec())
+    one_round = partial(executor.clipped_sum, values, np.arange(200), CLIP, 0)
+    return interleaved({"": one_round}, [""] * rounds)[""]
 
 
 def main(settings: dict[str, Any]) -> None:

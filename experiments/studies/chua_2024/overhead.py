@@ -35,9 +35,8 @@ from fedsim.experiments.studies.common import trained
 from fedsim.experiments.studies.common.output import (
     Result,
     Table,
-    clean,
     legend,
-    new_figure,
+    panels,
     steps,
     study,
 )
@@ -211,9 +210,8 @@ def rows(measured: Sequence[Measured]) -> list[dict[str, object]]:
 
 def draw(measured: Sequence[Measured], note: str) -> Figure:
     """Draw a stacked bar of seconds for each strategy; what is below zero is left out."""
-    figure = new_figure(9.0, 3.4, "Where the seconds of a private round go", note)
-    axes = figure.subplots()
-    clean(axes, x="seconds a round")
+    title = "Where the seconds of a private round go"
+    figure, (axes,) = panels((9.0, 3.4), title, note, [[""]], x="seconds a round", y="")
     names = [strategy.name.upper() for strategy in measured]
     left = np.zeros(len(measured))
     for index, (field, label) in enumerate(NAMES.items()):

@@ -27,8 +27,7 @@ from fedsim.experiments.studies.common.output import (
     Form,
     Result,
     Table,
-    clean,
-    new_figure,
+    panels,
     steps,
     study_of_runs,
 )
@@ -200,9 +199,8 @@ def draw(rows: Sequence[Row]) -> Figure:
     )
     if any(row.case.kind == "example-level" for row in rows):
         note += f". {EXAMPLE_TERMS}"
-    figure = new_figure(9.0, 1.7 + 0.3 * len(rows), TITLE, note)
-    axes = figure.subplots()
-    clean(axes, x=f"AUROC with {max(SAMPLES)} samples a user")
+    size, label = (9.0, 1.7 + 0.3 * len(rows)), f"AUROC with {max(SAMPLES)} samples a user"
+    figure, (axes,) = panels(size, TITLE, note, [[""]], x=label, y="")
     kinds = list(dict.fromkeys(row.case.kind for row in rows))
     for place, row in enumerate(rows):
         _dot(axes, place, row, colour(kinds.index(row.case.kind)))

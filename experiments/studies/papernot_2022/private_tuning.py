@@ -24,9 +24,8 @@ from fedsim.accounting.rounding import text_up
 from fedsim.experiments.studies.common.output import (
     Result,
     Table,
-    clean,
     listed,
-    new_figure,
+    panels,
     steps,
     study_of_runs,
 )
@@ -211,9 +210,9 @@ def _settings(scale: Scale, seeds: Sequence[Seed]) -> list[str]:
 
 
 def _figure(lines: Mapping[str, Sequence[float]], first: Seed) -> Figure:
-    figure = new_figure(8.0, 3.6, TITLE, f"Tuned: {terms_text(first.tuned.privacy)}")
-    axes = figure.subplots()
-    clean(axes, y="held-out loss minus that of defaults, nats")
+    note = f"Tuned: {terms_text(first.tuned.privacy)}"
+    label = "held-out loss minus that of defaults, nats"
+    figure, (axes,) = panels((8.0, 3.6), TITLE, note, [[""]], x="", y=label)
     defaults = np.array(lines["defaults"])
     shown = [name for name in lines if not name.startswith("rate ")]
     for place, name in enumerate(shown):

@@ -76,7 +76,7 @@ def timed_reply(
     return Message(ShardReply(request.shard, total).to_content(), reply_to=message), taken
 
 
-def large_round(name: str, config: PretrainedConfig, cohort_size: int = _COHORT) -> Row:
+def large_round(name: str, config: PretrainedConfig) -> Row:
     """Return the seconds of whole rounds with all parameters moving; `outside` is of them.
 
     Random weights of the model's shape, on the speakers with the most text, every coin fallen.
@@ -93,8 +93,8 @@ def large_round(name: str, config: PretrainedConfig, cohort_size: int = _COHORT)
             device="cpu",
         )
         materials = load_materials(spec.seed, spec.data, spec.model, spec.device)
-        largest = np.argsort(materials.split.user_sizes)[-cohort_size:]
-        plan = replace(plan_of(cohort_size, cohort_size), pool=np.sort(largest).astype(np.int64))
+        largest = np.argsort(materials.split.user_sizes)[-_COHORT:]
+        plan = replace(plan_of(_COHORT, _COHORT), pool=np.sort(largest).astype(np.int64))
         state = ServerState(0, materials.model.initial_parameters())
         seconds, outside = [], []
         with RayGrid(NAME, _TWO) as grid:
@@ -112,7 +112,7 @@ def large_round(name: str, config: PretrainedConfig, cohort_size: int = _COHORT)
         seconds[1:],
         details={
             "outside": median(outside[1:]),
-            "users": cohort_size,
+            "users": _COHORT,
             "tokens_per_user": _GROUP_SIZE * _LENGTH,
             "bytes": watched.num_bytes,
         },

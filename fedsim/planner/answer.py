@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -115,7 +116,7 @@ def of_numbers(numbers: Numbers, supposed: list[Scenario]) -> dict[str, Any]:
 def _strategy(comparison: StrategyComparison, one: Candidate) -> dict[str, Any]:
     noise, d = one.noise, comparison.norms.gradients.num_parameters
     noise_norm = noise.stddev * d**0.5
-    epsilon = one.config.privacy.epsilon or 0.0  # there is one: see `check_plannable`
+    epsilon = one.config.privacy.epsilon or math.inf  # there is one: see `check_plannable`
     promised = plan_terms(one.config, one.plan, epsilon, drawn=False)
     signal = comparison.signals[noise.strategy]
     return (

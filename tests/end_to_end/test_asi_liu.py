@@ -51,8 +51,7 @@ def test_concentrated_users_train(speeches: Path, tmp_path: Path) -> None:
     assert "all 24 users, tested for concentration" in done.stdout
     assert "by the above-threshold accountant" in done.stdout
     privacy = load_report(out).privacy
-    assert privacy.epsilon is not None
-    assert 150 < privacy.epsilon <= 200
+    assert privacy.epsilon is not None and 150 < privacy.epsilon <= 200
     assert privacy.noise_multiplier is not None
     assert privacy.noise_stddev == pytest.approx(privacy.noise_multiplier * 24 * 1.0 / 24)
     assert privacy.estimator["kind"] == "filtered-mean"

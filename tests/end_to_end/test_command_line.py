@@ -237,8 +237,7 @@ def assert_mixture_epsilon(run: Path) -> None:
 
 
 def assert_just_above(printed: float | None, reference: float) -> None:
-    assert printed is not None
-    assert reference * (1 - 1e-4) <= printed <= reference * (1 + 1e-3)
+    assert printed is not None and reference * (1 - 1e-4) <= printed <= reference * (1 + 1e-3)
 
 
 def test_compare_runs_configs_and_reads_folders(
@@ -307,6 +306,5 @@ def test_the_budget_stops_a_run_that_lost_secure_rounds(speeches: Path, tmp_path
     assert stopped.returncode == 3, stopped.stderr
     assert "budget" in stopped.stderr
     report = load_report(out)
-    assert report.privacy.epsilon is not None
-    assert report.privacy.epsilon <= 3.0
+    assert report.privacy.epsilon is not None and report.privacy.epsilon <= 3.0
     assert (report.privacy.rounds, report.cost.rounds, report.cost.planned_rounds) == (4, 2, 4)

@@ -97,8 +97,7 @@ def test_samples_are_the_models_own_and_in_the_report(
     finished: Path, found: dict[str, Any]
 ) -> None:
     samples = load_report(finished).samples
-    assert samples is not None
-    assert list(samples.initial) == found["stages"]["initial"]["samples"]
+    assert samples is not None and list(samples.initial) == found["stages"]["initial"]["samples"]
     assert len(samples.final) == 3
     assert samples.final != samples.initial
     page = (finished / "report.html").read_text(encoding="utf-8")

@@ -93,8 +93,7 @@ def test_the_planned_config_runs_as_it_is(
     check_candidate(found, load_config(written), materials)
     fedsim_ok("run", written, "--out", tmp_path / "run")
     privacy = load_report(tmp_path / "run").privacy
-    assert privacy.epsilon is not None
-    assert privacy.epsilon <= 6.0
+    assert privacy.epsilon is not None and privacy.epsilon <= 6.0
     assert privacy.noise_stddev == pytest.approx(found["strategies"][chosen]["noise_stddev"])
 
 

@@ -62,8 +62,7 @@ def test_rounds_that_are_repeated_are_charged_once_and_others_again(
     after = load_report(folder.path).privacy
     assert (before.rounds, after.rounds) == (4, 6)  # rounds 3 and 4 released twice, differently
     assert before.epsilon is not None
-    assert after.epsilon is not None
-    assert after.epsilon > before.epsilon
+    assert after.epsilon is not None and after.epsilon > before.epsilon
     again = "2 of the 6 releases were made again"
     assert [again in " ".join(found.assumptions) for found in (before, after)] == [False, True]
     # From round 0 again: rounds 3 and 4 now begin from other parameters than when they were drawn.

@@ -94,8 +94,7 @@ def test_trials_of_one_final_run_add_up_with_it(configs: Path, tmp_path: Path) -
 
 def test_the_cost_of_tuning_is_stated(measured: Path) -> None:
     tuning = read(measured).tuning
-    assert tuning is not None
-    assert tuning.runs == 8
+    assert tuning is not None and tuning.runs == 8
     ran = [load_report(path.parent) for path in (measured / "tuning").glob("*/report.json")]
     assert tuning.gradients == sum(report.cost.gradients for report in ran)
     assert "no ε here accounts for" in (measured / "comparison.md").read_text(encoding="utf-8")
@@ -200,8 +199,7 @@ def test_tuning_says_what_of_the_reported_text_chose(
     chosen = ("--set", f'data.held_out_rule="{rule}"')
     fedsim_ok("compare", configs / "uls.toml", *tuned, *chosen, "--out", tmp_path)
     tuning = read(tmp_path).tuning
-    assert tuning is not None
-    assert said in tuning.statement
+    assert tuning is not None and said in tuning.statement
     assert tuning.statement in (tmp_path / "comparison.html").read_text(encoding="utf-8")
 
 

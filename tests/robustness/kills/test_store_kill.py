@@ -25,8 +25,7 @@ def _begin(destination: Path, num_workers: int) -> subprocess.Popen[str]:
         text=True,
         start_new_session=True,
     )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "begins\n"
+    assert process.stdout is not None and process.stdout.readline() == "begins\n"
     return process
 
 

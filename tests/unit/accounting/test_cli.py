@@ -282,8 +282,7 @@ def test_tradeoff_adds_what_an_attacker_can_make_of_it() -> None:
     command = f"{ULS} --sampling-probability 0.02 --noise-multiplier 2 --tradeoff"
     found = answer(command)
     curve = TradeOff.of([(RoundCost(PoissonSampling(0.02), 2.0), 100)], 1e-5)
-    assert curve is not None
-    assert found["trade_off"] == curve.to_json()
+    assert curve is not None and found["trade_off"] == curve.to_json()
     said = CliRunner().invoke(app, shlex.split(command), catch_exceptions=False).stdout
     assert said.splitlines()[1] == attacker_sentence(curve.to_json(), "user", "add-or-remove-one")
     with pytest.raises(ConfigError, match="--tradeoff with 2 pairs of ε and δ"):

@@ -163,8 +163,7 @@ def test_a_run_with_a_tenth_of_its_noise_is_refuted(
     monkeypatch.setattr(black_box, "attack", lambda *_: done)
     audit = audit_black_box(config, 600)
     assert not audit.holds
-    assert audit.p_value is not None
-    assert audit.p_value < 0.05
+    assert audit.p_value is not None and audit.p_value < 0.05
     assert audit.bound.epsilon > 0.99 * audit.claimed_epsilon
     assert 2.0 < done.bound("steinke", 0.95)[0].epsilon < audit.bound.epsilon
 

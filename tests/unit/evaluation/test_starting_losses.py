@@ -44,8 +44,7 @@ def test_they_are_each_training_examples_loss_and_are_kept(
     np.testing.assert_allclose(losses, expected, rtol=1e-6)
     monkeypatch.setattr(starting_losses, "score_examples", refuse)
     again = losses_for(fresh, "lowest-perplexity")
-    assert again is not None
-    assert np.array_equal(again, losses)
+    assert again is not None and np.array_equal(again, losses)
 
 
 def test_another_split_takes_its_own_out_of_what_is_kept(

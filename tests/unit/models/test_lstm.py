@@ -75,8 +75,7 @@ def test_a_row_of_zeros_gives_finite_logits_and_gradients() -> None:
         network.embedding.weight[2] = 0.0
     network(torch.tensor([[1, 2, 3]])).logits.sum().backward()
     gradient = network.embedding.weight.grad
-    assert gradient is not None
-    assert bool(torch.isfinite(gradient).all())
+    assert gradient is not None and bool(torch.isfinite(gradient).all())
 
 
 def test_words_outside_the_dictionary_are_unknown() -> None:

@@ -82,8 +82,7 @@ def test_the_noise_is_in_the_unit_of_the_gradients(
         factor = norm if clip.normalise else 1.0
         assert one.noise.stddev == pytest.approx(plan.noise_stddev * factor)
         signal = found.signals[one.noise.strategy]
-        assert signal is not None
-        assert 0.0 <= signal <= norm
+        assert signal is not None and 0.0 <= signal <= norm
     els = found.els.noise
     rounded = 1.0 + rounding_share(found.els.plan.estimator.rounded_weight)
     assert els.stddev == pytest.approx(els.noise_multiplier * els.l2_clip_norm * rounded / els.size)

@@ -102,8 +102,7 @@ def test_whole_cohorts_come_as_near_as_they_can(speeches: Path, materials: Mater
     config = small_config(speeches, strategy={"sampling": {"kind": "fixed-size"}})
     met = at_budget(config, materials, BUDGET)
     size = met.strategy.cohort_size
-    assert size is not None
-    assert size == int(size)
+    assert size is not None and size == int(size)
     mean = materials.split.user_sizes.clip(max=3).mean()
     assert abs(gradients(met, materials) - BUDGET) <= mean / 2 + 1e-9
 

@@ -28,8 +28,7 @@ from tests.unit.report.report_samples import printed, privacy, report, scores
 def test_the_interval_is_students() -> None:
     """Against a table: t at 97.5 % with 2 degrees of freedom is 4.302653."""
     found = interval([1.0, 2.0, 3.0])
-    assert found is not None
-    assert found.mean == 2.0
+    assert found is not None and found.mean == 2.0
     assert found.high - 2.0 == pytest.approx(4.302653 / math.sqrt(3), rel=1e-6)
     assert 2.0 - found.low == pytest.approx(found.high - 2.0)
 

@@ -86,8 +86,7 @@ def test_a_page_loads_nothing_and_forbids_every_request(text: str) -> None:
     assert not re.search(r"https?://|//cdn|@import|url\(", own(text))
     policies = [a["content"] for t, a in page.tags if a.get("http-equiv")]
     assert len(policies) == 1
-    assert policies[0] is not None
-    assert "default-src 'none'" in policies[0]
+    assert policies[0] is not None and "default-src 'none'" in policies[0]
     assert "http" not in policies[0]
 
 
@@ -172,8 +171,7 @@ def test_hostile_names_stay_text() -> None:
     assert "<img" not in both
     # plotly reads HTML in its texts, so a name must reach it escaped.
     loss = re.search(r'id="figure-loss">(.*?)</script>', both)
-    assert loss is not None
-    assert "<" not in json.loads(loss[1])["data"][0]["name"]
+    assert loss is not None and "<" not in json.loads(loss[1])["data"][0]["name"]
 
 
 def test_what_was_dropped_and_left_out_is_counted() -> None:

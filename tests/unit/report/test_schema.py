@@ -162,5 +162,4 @@ def test_blank_lines_are_skipped_and_nan_of_json_dumps_is_read(tmp_path: Path) -
     (tmp_path / "metrics.jsonl").write_text("\n" + json.dumps(line) + "\n\n")
     (only,) = load_metrics(tmp_path)
     assert isinstance(only, RoundMetrics)
-    assert only.estimate_norm is not None
-    assert math.isnan(only.estimate_norm)
+    assert only.estimate_norm is not None and math.isnan(only.estimate_norm)

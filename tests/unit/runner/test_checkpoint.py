@@ -156,8 +156,7 @@ def test_a_half_line_ends_the_metrics(folder: RunFolder) -> None:
 
 def test_taking_up_cuts_the_metrics_back_to_the_checkpoint(folder: RunFolder) -> None:
     state = folder.take_up(secure=False)
-    assert state is not None
-    assert same_state(state, state_after(2))
+    assert state is not None and same_state(state, state_after(2))
     assert lines_of(folder) == [0, 1, 2]
     folder.append_metrics('{"round":3}')
     assert folder.metrics.read_text(encoding="utf-8").splitlines()[2:] == [
@@ -176,8 +175,7 @@ def test_secure_releases_that_were_charged_stay_charged(tmp_path: Path) -> None:
     save_checkpoint(folder.checkpoints, early, keep=1)
     folder.charge(late.ledger)
     taken = folder.take_up(secure=True)
-    assert taken is not None
-    assert taken.round == 2
+    assert taken is not None and taken.round == 2
     assert taken.ledger == late.ledger
     assert taken.ledger.num_releases == 5
     assert train(taken, plan, Pull(), 3).ledger.num_releases == 6

@@ -76,8 +76,7 @@ def test_they_stand_in_metrics_report_card_and_trackers_as_covered(finished: Pat
     assert [line.round for line in lines if line.private_scores] == [2, 4]
     assert "and 2 sums over all users with noise multiplier 4" in str(lines[-1].epsilon_terms)
     scores = load_report(finished).private_scores
-    assert scores is not None
-    assert scores == lines[-1].private_scores
+    assert scores is not None and scores == lines[-1].private_scores
     assert 0.0 <= scores.loss <= 6.0
     tags = {name for name, _ in scalars(lines[-1], "terms")}
     assert "private_scores/loss" in tags
@@ -284,8 +283,7 @@ def test_balanced_sampling_pays_for_scores_too(speeches: Path, tmp_path: Path) -
     strategy = {"cohort_size": None, "sampling": {"kind": "balanced", "participations": 2}}
     report = run(scored(speeches, strategy=strategy), tmp_path / "run").report.privacy
     assert report.accountant == "random-allocation"
-    assert report.epsilon is not None
-    assert report.epsilon <= 6.0
+    assert report.epsilon is not None and report.epsilon <= 6.0
 
 
 def test_the_command_line_says_them(speeches: Path, tmp_path: Path) -> None:

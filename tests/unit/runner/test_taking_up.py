@@ -62,14 +62,12 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(
     flip(newest(folder), 8 * newest(folder).stat().st_size - 1)
     with caplog.at_level(logging.WARNING, "fedsim"):
         state = folder.take_up(secure=False)
-    assert state is not None
-    assert same_state(state, state_after(2))
+    assert state is not None and same_state(state, state_after(2))
     assert [line["round"] for line in folder.read_metrics()] == [0, 1, 2]
     (warning,) = caplog.messages
     assert str(newest(folder)) in warning
     fresh = folder.take_up(secure=True)
-    assert fresh is not None
-    assert (fresh.round, fresh.ledger.num_releases) == (2, 4)
+    assert fresh is not None and (fresh.round, fresh.ledger.num_releases) == (2, 4)
 
 
 def test_charges_are_not_lost_with_a_damaged_checkpoint(folder: RunFolder) -> None:

@@ -87,5 +87,4 @@ def test_the_report_names_the_accountant(speeches: Path, tmp_path: Path) -> None
     privacy = load_report(tmp_path / "run").privacy
     assert privacy.accountant == "group-privacy"
     assert "by the group-privacy accountant" in privacy.statement
-    assert privacy.epsilon is not None
-    assert 20 * 0.998 <= privacy.epsilon <= 20
+    assert privacy.epsilon is not None and 20 * 0.998 <= privacy.epsilon <= 20

@@ -91,8 +91,7 @@ def test_the_winner_is_the_best_score_and_all_that_stays(
     ledger = Ledger.from_json(json.loads((out / "ledger.json").read_text()))
     assert ledger.num_releases == report.cost.rounds
     assert report.privacy.epsilon == pytest.approx(ledger.epsilon(1e-3), abs=1e-12)
-    assert report.privacy.epsilon is not None
-    assert 7.9 < report.privacy.epsilon <= 8.0
+    assert report.privacy.epsilon is not None and 7.9 < report.privacy.epsilon <= 8.0
     assert "search" in report.privacy.statement
     (cost, _), *_ = ledger.costs
     assert epsilon_of_composition(cost.trial, 1e-3) < report.privacy.epsilon

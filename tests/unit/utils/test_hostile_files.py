@@ -289,8 +289,7 @@ def test_damaged_starting_losses_are_computed_again(
     else:
         np.save(path, odd[kind] if kind in odd else kept.astype(kind))
     again = losses_for(materials, "highest-perplexity")
-    assert again is not None
-    assert np.array_equal(again, true)
+    assert again is not None and np.array_equal(again, true)
 
 
 @pytest.mark.parametrize(

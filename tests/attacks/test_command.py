@@ -68,11 +68,7 @@ def test_who_was_trained_on_can_be_told_and_a_canary_better(found: dict[str, Any
 @pytest.mark.parametrize("noise", ["seeded", "secure"])
 @pytest.mark.parametrize("trained", ["starting point", "reference"])
 def test_what_another_training_kept_is_not_bounded(
-    attacked: Path,
-    letters: Path,
-    tmp_path: Path,
-    noise: Literal["seeded", "secure"],
-    trained: str,
+    attacked: Path, letters: Path, tmp_path: Path, noise: Literal["seeded", "secure"], trained: str
 ) -> None:
     """One seed holds out the same users of both runs; secret ones have nothing in common."""
     before = str(shutil.copytree(attacked / "model", tmp_path / "before"))

@@ -143,8 +143,7 @@ def test_monotone(name: str, kind: str, units: int, relation: Relation) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "kind", "units"),
-    [row[:3] for row in ROWS if row[3] is Relation.ADD_OR_REMOVE],
+    ("name", "kind", "units"), [row[:3] for row in ROWS if row[3] is Relation.ADD_OR_REMOVE]
 )
 def test_zeroing_out_costs_what_adding_does(name: str, kind: str, units: int) -> None:
     """Of truncated sampling but for what its grids round."""

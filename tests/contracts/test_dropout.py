@@ -237,11 +237,7 @@ def test_layers_that_see_tokens_without_their_texts_are_refused() -> None:
     for target, refused in (("q_proj", False), ("up_proj", True)):
         adapters = ModelConfig(lora_rank=2, lora_target_modules=(target,), dropout=P)
         make = partial(
-            TransformersModel,
-            Qwen2MoeForCausalLM(config),
-            word_tokenizer(60),
-            adapters,
-            origin="",
+            TransformersModel, Qwen2MoeForCausalLM(config), word_tokenizer(60), adapters, origin=""
         )
         if refused:
             with pytest.raises(ConfigError, match=r"model\.dropout = .* texts as rows"):

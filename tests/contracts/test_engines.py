@@ -418,10 +418,7 @@ def test_a_weight_over_one_is_refused() -> None:
 
 
 def test_choosing(materials: Materials) -> None:
-    averaged, local = (
-        AveragedGradient(materials, group_size=1),
-        LocalSGD(materials, group_size=1),
-    )
+    averaged, local = (AveragedGradient(materials, group_size=1), LocalSGD(materials, group_size=1))
     assert choose_engine("auto", local, materials.model) is loop  # shares a pass with nobody
     assert choose_engine("loop", local, materials.model) is loop
     assert isinstance(choose_engine("auto", averaged, materials.model), Auto)

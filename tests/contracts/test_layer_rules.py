@@ -225,9 +225,7 @@ def test_auto_takes_each_unit_of_a_mixture_of_experts_alone(
     assert "choice of experts" in line
 
 
-def test_auto_knows_mixtures_of_experts_by_their_settings(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_auto_knows_mixtures_of_experts_by_their_settings(caplog: pytest.LogCaptureFixture) -> None:
     """A part may have any name, as Doge's `DogeCDMoE`."""
     config = PretrainedConfig()
     module = nn.Sequential(nn.Embedding(VOCABULARY, VOCABULARY))

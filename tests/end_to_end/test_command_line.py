@@ -227,9 +227,7 @@ def assert_mixture_epsilon(run: Path) -> None:
     assert probability is not None
     counts = range(units + 1)
     event = dp_accounting.dp_event.MixtureOfGaussiansDpEvent(
-        privacy.noise_multiplier,
-        list(counts),
-        [binom.pmf(k, units, probability) for k in counts],
+        privacy.noise_multiplier, list(counts), [binom.pmf(k, units, probability) for k in counts]
     )
     accountant = dp_accounting.pld.PLDAccountant(value_discretization_interval=1e-3)
     accountant.compose(dp_accounting.SelfComposedDpEvent(event, privacy.rounds))

@@ -66,8 +66,7 @@ def _cases() -> dict[str, Case]:
             *("budget-1", "els", spot.budget, spot.loss.mean, spot.loss.high, interval),
         ),
         "lines": Case(
-            lambda: render_grid(alone),
-            *("lines", "only", only.mean, 0, 0, f"{only.mean:.4f}"),
+            lambda: render_grid(alone), *("lines", "only", only.mean, 0, 0, f"{only.mean:.4f}")
         ),
     }
 

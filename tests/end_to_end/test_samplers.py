@@ -73,16 +73,12 @@ def test_shuffled_is_never_called_a_guarantee(name: str, speeches: Path, tmp_pat
 def test_zero_out_and_replace_one(speeches: Path, tmp_path: Path) -> None:
     plain, _ = run(speeches, tmp_path / "plain", privacy={"noise_multiplier": 1.0})
     zero, _ = run(
-        speeches,
-        tmp_path / "zero",
-        privacy={"noise_multiplier": 1.0, "relation": "zero-out-one"},
+        speeches, tmp_path / "zero", privacy={"noise_multiplier": 1.0, "relation": "zero-out-one"}
     )
     assert zero.epsilon == plain.epsilon
     assert zero.relation == "zero-out-one user"
     replace, _ = run(
-        speeches,
-        tmp_path / "replace",
-        privacy={"noise_multiplier": 1.0, "relation": "replace-one"},
+        speeches, tmp_path / "replace", privacy={"noise_multiplier": 1.0, "relation": "replace-one"}
     )
     assert (replace.epsilon or 0) > 1.2 * (plain.epsilon or 9)
 
@@ -111,10 +107,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         "strategy.cohort_size = 6.5: fixed-size sampling needs a whole number",
     ),
     "a fixed size insists on the true number": (
-        {
-            "strategy": {"sampling": {"kind": "fixed-size"}},
-            "privacy": {"declared_num_users": 30},
-        },
+        {"strategy": {"sampling": {"kind": "fixed-size"}}, "privacy": {"declared_num_users": 30}},
         "population of 30, but there are .* users; declare the true number",
     ),
     "a truncated population is an upper bound": (

@@ -237,8 +237,7 @@ def test_no_epsilon_without_a_promise(speeches: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "needed"),
-    [("tensorboard", "tensorboard"), ("wandb", "wandb"), ("mlflow", "mlflow")],
+    ("name", "needed"), [("tensorboard", "tensorboard"), ("wandb", "wandb"), ("mlflow", "mlflow")]
 )
 def test_a_tracker_whose_package_is_not_there_is_named_first(
     speeches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, needed: str

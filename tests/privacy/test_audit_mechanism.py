@@ -22,12 +22,7 @@ from fedsim.estimators import ClippedDenominator
 from fedsim.execution import Accumulator, Update
 from fedsim.materials import Materials
 from fedsim.noise.matrix import INDEPENDENT, NoiseMatrix, banded_matrix, buffered_matrix
-from fedsim.sampling import (
-    BalancedSampling,
-    CyclicSampling,
-    FixedSizeSampling,
-    PoissonSampling,
-)
+from fedsim.sampling import BalancedSampling, CyclicSampling, FixedSizeSampling, PoissonSampling
 from fedsim.strategy import build_plan
 from tests.conftest import small_config
 from tests.unit.mechanism.test_plan import make_plan
@@ -36,10 +31,7 @@ ELS = {"name": "els", "cohort_size": None, "batch_size": 20, "group_size": 4}
 STRATEGIES: dict[str, dict[str, Any]] = {
     "uls": {"cohort_size": 12},
     "uls per-layer": {"cohort_size": 12, "clip": {"kind": "per-layer", "l2_clip_norm": 0.3}},
-    "uls balanced": {
-        "cohort_size": None,
-        "sampling": {"kind": "balanced", "participations": 2},
-    },
+    "uls balanced": {"cohort_size": None, "sampling": {"kind": "balanced", "participations": 2}},
     "uls banded": {"cohort_size": None, "sampling": {"kind": "cyclic", "groups": 2}},
     "els": ELS,
     "els normalised": ELS | {"clip": {"kind": "flat", "l2_clip_norm": 0.3, "normalise": True}},

@@ -14,11 +14,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from transformers import (
-    BloomConfig,
-    BloomForCausalLM,
-    PreTrainedModel,
-)
+from transformers import BloomConfig, BloomForCausalLM, PreTrainedModel
 
 from fedsim.clients.engine_choice import Auto
 from fedsim.clients.engines.clipped_sums import sum_of_rows

@@ -38,11 +38,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
             data={"held_out_users": 0.4},
             strategy={"name": name, "rounds": 2, "batch_size": 6 if name == "els" else None}
             | ({"cohort_size": None} if name == "els" else {}),
-            privacy={
-                "epsilon": 8.0,
-                "noise_multiplier": None,
-                "declared_num_users": NUM_USERS,
-            },
+            privacy={"epsilon": 8.0, "noise_multiplier": None, "declared_num_users": NUM_USERS},
             training={"trackers": ["tensorboard", "wandb", "mlflow"] if name == "uls" else []},
         )
         (folder / f"{name}.toml").write_text(config.to_toml(), encoding="utf-8")

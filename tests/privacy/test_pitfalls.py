@@ -143,11 +143,7 @@ def test_the_report_says_what_no_epsilon_pays_for(
 
 
 @pytest.mark.parametrize(
-    "alone",
-    [
-        {"executor": {"engine": "loop"}},
-        {"strategy": {"local": {"task": "fedavg"}}},
-    ],
+    "alone", [{"executor": {"engine": "loop"}}, {"strategy": {"local": {"task": "fedavg"}}}]
 )
 def test_units_that_share_no_pass_need_no_measured_bound(
     speeches: Path, materials: Materials, alone: dict[str, dict[str, Any]]

@@ -23,10 +23,7 @@ from fedsim.strategy import build_plan
 from fedsim.tensors import Tensors
 from tests.conftest import DEVICE, small_config
 
-LAYOUT = {
-    "wide": torch.zeros(150, 200, device=DEVICE),
-    "bias": torch.zeros(30_000, device=DEVICE),
-}
+LAYOUT = {"wide": torch.zeros(150, 200, device=DEVICE), "bias": torch.zeros(30_000, device=DEVICE)}
 
 CASES: dict[str, dict[str, Any]] = {
     "uls": {},

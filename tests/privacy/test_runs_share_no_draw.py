@@ -145,8 +145,7 @@ def test_no_worker_computes_with_other_frozen_weights_than_the_server(
     for factor in (1.0, 1.1):
         start.save(scale(start.initial_parameters(), factor), folder)
         config = small_config(
-            speeches,
-            model={"name_or_path": str(folder), "pretraining_steps": None, "lora_rank": 2},
+            speeches, model={"name_or_path": str(folder), "pretraining_steps": None, "lora_rank": 2}
         )
         loaded = load_materials(config.seed, config.data, config.model, "cpu")
         plan = build_plan(config, loaded)

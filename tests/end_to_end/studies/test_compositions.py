@@ -48,10 +48,7 @@ RUNS: dict[str, dict[str, dict[str, Any]]] = {
     "non-private, by example": {
         "strategy": {"name": "non-private", "cohort_size": None, "batch_size": 7}
     },
-    "bfloat16, dropout": {
-        "model": {"dropout": 0.1},
-        "executor": {"precision": "bfloat16"},
-    },
+    "bfloat16, dropout": {"model": {"dropout": 0.1}, "executor": {"precision": "bfloat16"}},
     "no held-out text": {"data": {"held_out_examples": 0.0}},
 }
 

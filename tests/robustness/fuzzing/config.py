@@ -131,7 +131,4 @@ def _read_name(place: Path) -> None:
             resolve(group, name, "a name")
 
 
-TARGETS = (
-    Target("config", _write, _read),
-    Target("names", _write_name, _read_name),
-)
+TARGETS = (Target("config", _write, _read), Target("names", _write_name, _read_name))

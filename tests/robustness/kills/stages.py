@@ -4,16 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-STAGES = (
-    "base model",
-    "store",
-    "begin",
-    "charge",
-    "evaluate",
-    "checkpoint",
-    "model",
-    "report",
-)
+STAGES = ("base model", "store", "begin", "charge", "evaluate", "checkpoint", "model", "report")
 """In the order of a life. "evaluate" ends with the line of the metrics that the scores are in."""
 
 EARLY_STAGES = STAGES[:2]

@@ -24,12 +24,7 @@ def poisson(probability: float, noise_multiplier: float, units_per_user: int = 1
 
 
 @pytest.mark.parametrize(
-    ("name", "units", "meant"),
-    [
-        (None, 1, "pld"),
-        (None, 2, "mixture"),
-        ("pld", 2, "mixture"),
-    ],
+    ("name", "units", "meant"), [(None, 1, "pld"), (None, 2, "mixture"), ("pld", 2, "mixture")]
 )
 def test_names(name: str | None, units: int, meant: str) -> None:
     accountant, relation = choose([poisson(0.1, 1.0, units)], name)

@@ -23,13 +23,7 @@ from fedsim.accounting.privacy_filter import ORDERS, RenyiFilter
 from fedsim.accounting.selection import Selection, Stopping
 from fedsim.accounting.statement import PrivacyTerms
 from fedsim.errors import ConfigError
-from fedsim.sampling import (
-    BalancedSampling,
-    FixedSizeSampling,
-    PoissonSampling,
-    Relation,
-    Sampling,
-)
+from fedsim.sampling import BalancedSampling, FixedSizeSampling, PoissonSampling, Relation, Sampling
 
 DELTA = 1e-5
 STOPPINGS: tuple[Stopping, ...] = ("geometric", "logarithmic", "poisson")

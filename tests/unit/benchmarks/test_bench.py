@@ -183,9 +183,7 @@ def test_without_a_reference_there_is_no_ratio() -> None:
     assert row["ratio"] is None
 
 
-def test_one_that_cannot_run_here_costs_the_others_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_one_that_cannot_run_here_costs_the_others_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Unless it was asked for by name."""
 
     def absent() -> list[Row]:

@@ -238,10 +238,7 @@ def test_steps_read_what_is_said(tmp_path: Path) -> None:
         config: dict[str, object] = {f"{kind}_column": "m"}
         if kind == "prompt":
             config["completion_column"] = "c"
-        steps = [
-            {"step": "text-length", "unit": "words", "minimum": 3},
-            {"step": "drop-forwards"},
-        ]
+        steps = [{"step": "text-length", "unit": "words", "minimum": 3}, {"step": "drop-forwards"}]
         found = read(source, preparation=steps, **config)
         assert [user for user, _ in found] == ["long"], kind
 

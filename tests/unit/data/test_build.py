@@ -222,8 +222,7 @@ def test_the_second_time_the_cache_answers(source: DataConfig) -> None:
 
 
 @pytest.mark.parametrize(
-    "change",
-    [{"sequence_length": 9}, {"cutting": "truncate"}, {"text_column": "other"}],
+    "change", [{"sequence_length": 9}, {"cutting": "truncate"}, {"text_column": "other"}]
 )
 def test_whatever_changes_the_content_changes_the_store(
     source: DataConfig, change: dict[str, object]

@@ -49,9 +49,7 @@ def test_public_speeches_are_the_histories(private: list[tuple[str, str]]) -> No
     )
 
 
-def test_no_markup_direction_or_heading_is_left_in_a_speech(
-    private: list[tuple[str, str]],
-) -> None:
+def test_no_markup_direction_or_heading_is_left_in_a_speech(private: list[tuple[str, str]]) -> None:
     texts = [*shakespeare.public_speeches(), *(text for _, text in private)]
     assert all(text == text.strip() and text for text in texts)
     assert not [text for text in texts if set("_*#[]\\") & set(text)]
@@ -70,9 +68,7 @@ def test_one_character_has_one_name(spelling: str) -> None:
     assert shakespeare._normalise(spelling) == "first lord"
 
 
-def test_the_source_named_shakespeare_is_the_private_part(
-    private: list[tuple[str, str]],
-) -> None:
+def test_the_source_named_shakespeare_is_the_private_part(private: list[tuple[str, str]]) -> None:
     assert list(records(DataConfig())) == private
     assert source_fingerprint(DataConfig()) == source_fingerprint(DataConfig(user_column="other"))
 

@@ -128,12 +128,7 @@ def test_large_gradients_of_users_with_little_text_have_passes_that_they_fill(
 ) -> None:
     """The numbers of 350 M parameters on a GPU of 80 GB: a user is as large as 7 rows."""
     found = chunks.limits_for_passes(
-        56 * 10**9,
-        1_419_000_000,
-        1_540_000,
-        128,
-        torch.device("cuda"),
-        rows_per_unit=rows_per_unit,
+        56 * 10**9, 1_419_000_000, 1_540_000, 128, torch.device("cuda"), rows_per_unit=rows_per_unit
     )
     assert (found.tokens, found.units) == (rows * 128, units)
     if rows_per_unit is not None:

@@ -304,10 +304,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"strategy": {"cohort_size": 6.0}},
         r"cohort_size = 6 with strategy.sampling.participations = 2: .* give one",
     ),
-    "neither": (
-        {"strategy": {"sampling": {"kind": "balanced"}}},
-        r"strategy.cohort_size: missing",
-    ),
+    "neither": ({"strategy": {"sampling": {"kind": "balanced"}}}, r"strategy.cohort_size: missing"),
     "a user of several examples": (
         {"strategy": {"name": "els", "batch_size": None}},
         "no proved cost for 2 units per user",

@@ -217,10 +217,7 @@ UNPROVED: dict[str, tuple[NoiseMatrix, dict[str, Any]]] = {
         MATRICES["blt"],
         {"sampling": CyclicSampling(9, 3, 0.75), "estimator": FixedDenominator(0.25, 20)},
     ),
-    "a clip that changes": (
-        MATRICES["banded"],
-        {"clip_policy": ClipSchedule("linear", 0.5, 9)},
-    ),
+    "a clip that changes": (MATRICES["banded"], {"clip_policy": ClipSchedule("linear", 0.5, 9)}),
 }
 
 

@@ -145,11 +145,7 @@ def test_noise_is_calibrated_to_the_turns() -> None:
     assert found[0] == pytest.approx(found[1], rel=2e-3)
     with pytest.raises(ConfigError, match=r"delta = 0\.5: at least the probability 0\.41"):
         calibrate_noise_multiplier(
-            sampling=CyclicSampling(40, 8, 0.1),
-            units_per_user=1,
-            rounds=40,
-            epsilon=2.0,
-            delta=0.5,
+            sampling=CyclicSampling(40, 8, 0.1), units_per_user=1, rounds=40, epsilon=2.0, delta=0.5
         )
 
 

@@ -130,8 +130,7 @@ def test_adapters_of_an_architecture_that_peft_knows(llama: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("special", "expected"),
-    [({"bos_token": "<s>"}, [1, 4, 1]), ({"eos_token": "</s>"}, [2, 4, 2])],
+    ("special", "expected"), [({"bos_token": "<s>"}, [1, 4, 1]), ({"eos_token": "</s>"}, [2, 4, 2])]
 )
 def test_one_special_token_stands_at_both_ends(
     tmp_path: Path, special: dict[str, str], expected: list[int]
@@ -158,10 +157,7 @@ def test_sequences_longer_than_the_positions_are_refused(llama: Path) -> None:
     ("loader", "said"),
     [
         (lambda config, **_: None, r"its loader gave a NoneType without decode, .*LanguageModel$"),
-        (
-            lambda config: None,
-            r"its loader is called with seed, sequence_length, device: got",
-        ),
+        (lambda config: None, r"its loader is called with seed, sequence_length, device: got"),
     ],
 )
 def test_a_plug_in_that_is_no_model_is_named(

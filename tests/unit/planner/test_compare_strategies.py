@@ -29,11 +29,7 @@ def weighed(speeches: Path, materials: Materials, **sections: dict[str, Any]) ->
 
 @pytest.mark.parametrize(("declared", "said"), [(24, 0), (240, 1)])
 def test_that_the_data_are_far_from_the_declared_number_is_said_once(
-    speeches: Path,
-    materials: Materials,
-    caplog: pytest.LogCaptureFixture,
-    declared: int,
-    said: int,
+    speeches: Path, materials: Materials, caplog: pytest.LogCaptureFixture, declared: int, said: int
 ) -> None:
     weighed(speeches, materials, privacy={"declared_num_users": declared})
     line = "privacy.declared_num_users = 240, but the data have 24 to train on (no ε"

@@ -80,12 +80,7 @@ def test_every_mechanism_pays_for_the_scores_too(
         tmp_path / "c.toml",
         speeches,
         data={"held_out_examples": 0.4},
-        privacy={
-            "epsilon": 6.0,
-            "delta": 1e-3,
-            "noise_multiplier": None,
-            "declared_num_users": 30,
-        },
+        privacy={"epsilon": 6.0, "delta": 1e-3, "noise_multiplier": None, "declared_num_users": 30},
         training={"private_evaluation": scores},
     )
     done = fedsim_ok("plan", path, "--json")

@@ -62,11 +62,7 @@ def test_every_row_is_what_the_strategy_would_do(mails: Path) -> None:
 
 def test_the_command_writes_a_config_that_runs(mails: Path, tmp_path: Path) -> None:
     config = write_config(
-        tmp_path / "c.toml",
-        mails,
-        strategy=ELS,
-        privacy=PRIVACY,
-        data={"owners_column": "readers"},
+        tmp_path / "c.toml", mails, strategy=ELS, privacy=PRIVACY, data={"owners_column": "readers"}
     )
     done = fedsim_ok("plan", config, "--json", "--set", "privacy.noise='secure'")
     found = json.loads(done.stdout)

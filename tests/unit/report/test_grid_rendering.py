@@ -184,10 +184,7 @@ def test_tuning_shows_what_was_tried_and_chosen() -> None:
 
 
 def test_names_are_text_in_the_page_and_in_the_plots() -> None:
-    for lines in (
-        [line(HOSTILE), line("b")],
-        [line(HOSTILE, epsilon="1"), line("b", epsilon="4")],
-    ):
+    for lines in ([line(HOSTILE), line("b")], [line(HOSTILE, epsilon="1"), line("b", epsilon="4")]):
         page = own(of(*lines))
         assert "<script>alert" not in page
         assert "<img" not in page

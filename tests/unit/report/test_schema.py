@@ -22,13 +22,7 @@ from fedsim.report.schema import (
     save_report,
 )
 from fedsim.sampling import PoissonSampling
-from tests.unit.report.report_samples import (
-    metrics,
-    privacy,
-    report,
-    scores,
-    write_run,
-)
+from tests.unit.report.report_samples import metrics, privacy, report, scores, write_run
 
 
 def test_a_report_and_its_metrics_survive_the_round_trip(tmp_path: Path) -> None:

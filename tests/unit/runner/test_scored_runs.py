@@ -92,10 +92,7 @@ def test_what_was_made_again_is_said_where_the_budget_ends_the_run(
 ) -> None:
     """Three rounds and a score before it was cut off, under other noise than those that count."""
     config = scored(
-        speeches,
-        every=2,
-        strategy={"rounds": 6},
-        privacy={**PROMISE, "noise": "secure"},
+        speeches, every=2, strategy={"rounds": 6}, privacy={**PROMISE, "noise": "secure"}
     )
     path = tmp_path / "run"
 

@@ -23,12 +23,7 @@ from fedsim.data.building import build
 from fedsim.experiments.studies.common.output import steps
 from fedsim.runner.progress import CountProgress
 from fedsim.utils import terminal
-from fedsim.utils.terminal import (
-    is_terminal,
-    progress_console,
-    status_when_slow,
-    table_console,
-)
+from fedsim.utils.terminal import is_terminal, progress_console, status_when_slow, table_console
 
 
 @pytest.fixture(autouse=True)

@@ -21,6 +21,11 @@ from fedsim.materials import Materials, load_materials
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
 
+# Short names, so that a test and what it asks for stand in one line.
+Patch = pytest.MonkeyPatch
+Log = pytest.LogCaptureFixture
+Capture = pytest.CaptureFixture[str]
+
 DEVICE = os.environ.get("FEDSIM_TEST_DEVICE", "cpu")
 """Where the tests compute that `fedsim.experiments.benchmarks.gpu` runs on a GPU."""
 

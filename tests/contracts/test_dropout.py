@@ -35,7 +35,7 @@ from fedsim.execution import Engine, Keys, Unit
 from fedsim.language_model import LanguageModel
 from fedsim.materials import Materials, load_materials, load_model
 from fedsim.tensors import l2_norm
-from tests.conftest import small_config
+from tests.conftest import Log, Patch, small_config
 from tests.contracts.definition import CLIP_MARGIN
 from tests.contracts.layer_samples import NETWORKS, opened, relative, small_model
 from tests.contracts.test_engines import ENGINES
@@ -102,10 +102,7 @@ def by_loop(stuff: Materials) -> dict[int, WeightedSum]:
 
 @pytest.mark.parametrize("make_engine", ENGINES.values(), ids=ENGINES)
 def test_every_engine_drops_what_the_loop_drops(
-    stuff: Materials,
-    by_loop: dict[int, WeightedSum],
-    make_engine: Make,
-    caplog: pytest.LogCaptureFixture,
+    stuff: Materials, by_loop: dict[int, WeightedSum], make_engine: Make, caplog: Log
 ) -> None:
     total = make_engine(stuff.model)(FewIds(stuff), start(stuff.model), USERS, CLIP, 1)
     assert relative(total, by_loop[1]) < CLIP_MARGIN
@@ -252,9 +249,7 @@ def test_a_network_without_dropout_layers_is_refused() -> None:
         load_model(config)
 
 
-def test_local_training_drops_anew_at_each_step(
-    speeches: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_local_training_drops_anew_at_each_step(speeches: Path, monkeypatch: Patch) -> None:
     config = small_config(speeches, model={"dropout": P})
     stuff = load_materials(0, config.data, config.model, "cpu")
     task = LocalSGD(stuff, group_size=2, epochs=2, learning_rate=0.1)

@@ -40,6 +40,7 @@ from fedsim.clipping import Clip, FlatClip, NoClip, NormalisedClip, PerLayerClip
 from fedsim.estimators import WeightedSum
 from fedsim.execution import Unit, Update
 from fedsim.tensors import Tensors, l2_norm
+from tests.conftest import Log, Patch
 from tests.contracts.definition import CLIP_MARGIN
 from tests.contracts.layer_samples import (
     NETWORKS,
@@ -53,7 +54,6 @@ from tests.contracts.layer_samples import (
 )
 
 Make = Callable[[OpenModel], BatchedEngine]
-Patch = pytest.MonkeyPatch
 ENGINES: dict[str, tuple[Make, Callable[..., bool] | None]] = {
     "materialised": (materialised, None),
     "ghost, chosen": (ghost, None),
@@ -127,7 +127,7 @@ def same_counts(total: WeightedSum, expected: WeightedSum) -> None:
 
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("make_engine", ["materialised", "ghost, chosen"], indirect=True)
-def test_rules_are_exact(make_engine: Make, name: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_rules_are_exact(make_engine: Make, name: str, caplog: Log) -> None:
     clips = FlatClip(l2_clip_norm=0.1), NoClip()
     assert max(compare(make_engine, name, torch.float64, *clips)) < exactness(name)
     clipped, plain = compare(make_engine, name, torch.float32, *clips)
@@ -199,9 +199,7 @@ def test_no_expert_is_ever_full(name: str) -> None:
     torch.testing.assert_close(crowd, alone.expand_as(crowd), rtol=0.0, atol=1e-6)
 
 
-def test_experts_by_the_kernels_that_transformers_takes(
-    make_engine: Make, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_experts_by_the_kernels_that_transformers_takes(make_engine: Make, caplog: Log) -> None:
     """Grouped products, which have no float64."""
     model, parameters = deepcopy(network("mixtral", torch.float32))
     model.module.set_experts_implementation("grouped_mm")  # type: ignore[operator]
@@ -211,9 +209,7 @@ def test_experts_by_the_kernels_that_transformers_takes(
     assert not caplog.records
 
 
-def test_auto_takes_each_unit_of_a_mixture_of_experts_alone(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_auto_takes_each_unit_of_a_mixture_of_experts_alone(caplog: Log) -> None:
     model, parameters = network("mixtral", torch.float32)
     task, clip = GivenUnits(model, ragged_units()), FlatClip(l2_clip_norm=0.1)
     with caplog.at_level("INFO"):
@@ -225,7 +221,7 @@ def test_auto_takes_each_unit_of_a_mixture_of_experts_alone(
     assert "choice of experts" in line
 
 
-def test_auto_knows_mixtures_of_experts_by_their_settings(caplog: pytest.LogCaptureFixture) -> None:
+def test_auto_knows_mixtures_of_experts_by_their_settings(caplog: Log) -> None:
     """A part may have any name, as Doge's `DogeCDMoE`."""
     config = PretrainedConfig()
     module = nn.Sequential(nn.Embedding(VOCABULARY, VOCABULARY))
@@ -285,7 +281,7 @@ def test_positions_that_cancel_are_not_taken_from_pairs() -> None:
 
 
 def test_out_of_memory_halves_the_chunk_and_goes_on(
-    make_engine: Make, monkeypatch: Patch, caplog: pytest.LogCaptureFixture
+    make_engine: Make, monkeypatch: Patch, caplog: Log
 ) -> None:
     model, parameters = network("gpt2 tied", torch.float64)
     task = GivenUnits(model, ragged_units())
@@ -358,9 +354,7 @@ MUTATIONS: dict[str, tuple[str, type[nn.Module] | None, object, str]] = {
 
 @pytest.mark.parametrize("mutation", MUTATIONS.values(), ids=MUTATIONS)
 def test_a_broken_rule_is_noticed(
-    mutation: tuple[str, type[nn.Module] | None, object, str],
-    monkeypatch: Patch,
-    caplog: pytest.LogCaptureFixture,
+    mutation: tuple[str, type[nn.Module] | None, object, str], monkeypatch: Patch, caplog: Log
 ) -> None:
     name, layer, wrong, place = mutation
     clip = FlatClip(l2_clip_norm=0.1)

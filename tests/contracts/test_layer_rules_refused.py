@@ -22,6 +22,7 @@ from fedsim.clients.engines.per_example.verification import _compared, verified
 from fedsim.clipping import FlatClip, NoClip
 from fedsim.execution import Unit
 from fedsim.tensors import Tensors
+from tests.conftest import Log, Patch
 from tests.contracts.layer_samples import (
     VOCABULARY,
     GivenUnits,
@@ -277,7 +278,7 @@ def compute(
 @pytest.mark.parametrize("make", [materialised, ghost])
 @pytest.mark.parametrize("kind", [Base, ScaledInPlace])
 def test_a_plain_network_is_covered(
-    make: Callable[[OpenModel], BatchedEngine], kind: type[Base], caplog: pytest.LogCaptureFixture
+    make: Callable[[OpenModel], BatchedEngine], kind: type[Base], caplog: Log
 ) -> None:
     assert 0.0 < compute(make, kind()) < 1e-5
     assert not caplog.records
@@ -304,10 +305,7 @@ def test_a_plain_network_is_covered(
     ],
 )
 def test_what_no_rule_describes_is_left_to_the_loop(
-    make: Callable[[OpenModel], BatchedEngine],
-    kind: type[Base],
-    place: str,
-    caplog: pytest.LogCaptureFixture,
+    make: Callable[[OpenModel], BatchedEngine], kind: type[Base], place: str, caplog: Log
 ) -> None:
     assert compute(make, kind(), rounds=3) == 0.0
     (warning,) = caplog.records  # one, however many rounds
@@ -317,7 +315,7 @@ def test_what_no_rule_describes_is_left_to_the_loop(
 
 @pytest.mark.parametrize("make", [materialised, ghost])
 def test_inputs_that_are_changed_in_place_are_never_used(
-    make: Callable[[OpenModel], BatchedEngine], caplog: pytest.LogCaptureFixture
+    make: Callable[[OpenModel], BatchedEngine], caplog: Log
 ) -> None:
     # Automatic differentiation refuses such a network as well, so the loop says so in the end.
     with pytest.raises(RuntimeError, match="inplace operation"):
@@ -328,7 +326,7 @@ def test_inputs_that_are_changed_in_place_are_never_used(
 
 @pytest.mark.parametrize("make", [materialised, ghost])
 def test_no_users_text_decides_whether_the_rules_hold(
-    make: Callable[[OpenModel], BatchedEngine], monkeypatch: pytest.MonkeyPatch
+    make: Callable[[OpenModel], BatchedEngine], monkeypatch: Patch
 ) -> None:
     """The rules are verified on made-up units: the engine's margins must not move with a user."""
     tried: list[list[torch.Tensor]] = []
@@ -352,7 +350,7 @@ def test_no_users_text_decides_whether_the_rules_hold(
 
 @pytest.mark.parametrize("make", [materialised, ghost])
 def test_a_network_is_tried_once_at_its_start(
-    make: Callable[[OpenModel], BatchedEngine], monkeypatch: pytest.MonkeyPatch
+    make: Callable[[OpenModel], BatchedEngine], monkeypatch: Patch
 ) -> None:
     """A later run of a sweep need not, unless it begins elsewhere or by another engine."""
     tried: list[str] = []
@@ -381,7 +379,7 @@ def test_a_network_is_tried_once_at_its_start(
 @pytest.mark.parametrize("make", [materialised, ghost])
 @pytest.mark.parametrize("known", [True, False])
 def test_no_long_text_decides_how_the_others_are_computed(
-    make: Callable[[OpenModel], BatchedEngine], known: bool, caplog: pytest.LogCaptureFixture
+    make: Callable[[OpenModel], BatchedEngine], known: bool, caplog: Log
 ) -> None:
     """A row of the longest text is tried before; where its length is not known the round fails."""
     model = cast(OpenModel, Opened(WindowsOfLongTexts()))
@@ -403,9 +401,7 @@ def test_no_long_text_decides_how_the_others_are_computed(
 
 @pytest.mark.parametrize("make", [materialised, ghost])
 def test_a_margin_of_many_tokens_is_no_wrong_rule(
-    make: Callable[[OpenModel], BatchedEngine],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    make: Callable[[OpenModel], BatchedEngine], monkeypatch: Patch, caplog: Log
 ) -> None:
     """Terms of 700 tokens cancel, and `ghost` adds to a norm what their rounding may hide."""
     model, parameters = network("lstm", torch.float32)
@@ -416,7 +412,7 @@ def test_a_margin_of_many_tokens_is_no_wrong_rule(
 
 @pytest.mark.parametrize("make", [materialised, ghost])
 def test_a_network_that_shows_no_modules_is_left_to_the_loop(
-    make: Callable[[OpenModel], BatchedEngine], caplog: pytest.LogCaptureFixture
+    make: Callable[[OpenModel], BatchedEngine], caplog: Log
 ) -> None:
     class Closed:
         name, device, vocabulary_size = "closed", torch.device("cpu"), VOCABULARY

@@ -35,7 +35,7 @@ from fedsim.language_model import LanguageModel
 from fedsim.materials import Materials, load_materials
 from fedsim.noise.rounding import rounding_share
 from fedsim.tensors import Tensors, l2_norm
-from tests.conftest import DEVICE, small_config
+from tests.conftest import DEVICE, Log, Patch, small_config
 from tests.contracts.layer_samples import (
     VOCABULARY,
     GivenUnits,
@@ -87,7 +87,7 @@ def test_a_user_moves_the_sum_by_at_most_the_bound(
 
 
 def test_a_worker_with_less_memory_free_gives_the_same_sum(
-    on_device: Materials, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    on_device: Materials, monkeypatch: Patch, caplog: Log
 ) -> None:
     """It may take another engine, and a newcomer decides which worker computes a user."""
     task = AveragedGradient(on_device, group_size=3)
@@ -113,7 +113,7 @@ def unit_of(key: int, length: int, seed: int) -> Unit:
 @pytest.mark.parametrize("make", [materialised, ghost])
 @pytest.mark.parametrize("factor", [3.0, 5.0, 8.0, 16.0, 20.0])
 def test_a_steep_network_makes_no_more_of_who_shares_a_pass(
-    make: Callable[..., BatchedEngine], factor: float, monkeypatch: pytest.MonkeyPatch
+    make: Callable[..., BatchedEngine], factor: float, monkeypatch: Patch
 ) -> None:
     """A recurrence with large weights makes any distance of a last bit, which the pass decides."""
     model, start = network("lstm", torch.float32)
@@ -164,7 +164,7 @@ def test_who_fills_a_pass_of_wide_layers_moves_the_others_by_what_is_stated(
     lengths: list[int],
     newcomers: list[int],
     by_onednn: bool,
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: Patch,
 ) -> None:
     """Products of many terms are summed otherwise for few rows: up to 191, and up to 15."""
     monkeypatch.setattr(cpu_kernels, "is_faster", lambda: by_onednn)
@@ -212,7 +212,7 @@ def row_of(key: int, length: int, seed: int) -> Unit:
 @pytest.mark.parametrize("alike", [True, False], ids=["all alike", "all different"])
 @pytest.mark.parametrize("make", [materialised, ghost])
 def test_a_newcomer_who_shifts_every_chunk_moves_the_others_by_what_is_stated(
-    make: Callable[..., BatchedEngine], alike: bool, monkeypatch: pytest.MonkeyPatch
+    make: Callable[..., BatchedEngine], alike: bool, monkeypatch: Patch
 ) -> None:
     """One in front moves the last unit of each chunk to the next; all alike are off alike.
 
@@ -368,9 +368,7 @@ def test_terms_that_cancel_in_a_network_lose_nobody_elses(
     assert l2_norm(moved) <= rounding_share(len(units)) * clip.bound
 
 
-def test_no_user_decides_that_everybody_is_computed_otherwise(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_no_user_decides_that_everybody_is_computed_otherwise(monkeypatch: Patch) -> None:
     """Layer rules are verified on made-up tokens: the loop clips with another margin."""
     torch.manual_seed(0)
     module = ScoresWords(1e25)
@@ -404,9 +402,7 @@ class RefusesVectorisation(nn.Module):
         return torch.Tensor(self.words(tokens) @ self.words.weight.T * self.scale)
 
 
-def test_no_text_decides_that_everybody_is_computed_one_by_one(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_no_text_decides_that_everybody_is_computed_one_by_one(caplog: Log) -> None:
     """Whether vmap can is tried on made-up tokens; a text that it cannot take ends the run."""
     torch.manual_seed(0)
     units = [Unit(key, torch.randint(VOCABULARY, (1, 4)), torch.tensor([4])) for key in range(4)]

@@ -38,7 +38,7 @@ from fedsim.materials import Materials, load_materials
 from fedsim.runner.folder import RunFolder
 from fedsim.tensors import Tensors, l2_norm
 from fedsim.utils.machine import computes_on
-from tests.conftest import DEVICE, small_config
+from tests.conftest import DEVICE, Log, Patch, small_config
 from tests.contracts.layer_samples import GivenUnits, gpt2, opened, relative, small_model
 from tests.contracts.test_engines import ENGINES, vmapped
 from tests.contracts.test_executors import TASKS, client_spec
@@ -91,9 +91,7 @@ def start(materials: Materials) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 def test_the_bound_holds_and_types_stay_wide(
-    exact: Materials,
-    way: tuple[Callable[[LanguageModel], Engine], bool],
-    caplog: pytest.LogCaptureFixture,
+    exact: Materials, way: tuple[Callable[[LanguageModel], Engine], bool], caplog: Log
 ) -> None:
     """Nobody moves the others either, but by `vmap`, which a config cannot ask for."""
     make, averages = way
@@ -151,7 +149,7 @@ def mixed(materials: Materials) -> Materials:
 
 @pytest.mark.parametrize("by", list(KERNELS))
 def test_in_bfloat16_nobody_moves_anybody_else(
-    by: str, mixed: Materials, monkeypatch: pytest.MonkeyPatch
+    by: str, mixed: Materials, monkeypatch: Patch
 ) -> None:
     """Units share passes of fixed shapes, or none, where kernels round by who else is there."""
     honest = MixedPrecision.logits
@@ -255,9 +253,7 @@ def test_products_over_any_number_of_words_are_summed_in_float32(words: int, add
         torch.testing.assert_close(out[unit].double(), exact[unit], rtol=1e-5, atol=1e-4)
 
 
-def test_in_bfloat16_free_memory_decides_nothing(
-    mixed: Materials, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_in_bfloat16_free_memory_decides_nothing(mixed: Materials, monkeypatch: Patch) -> None:
     """Workers have not the same free, and who else is there decides which of them computes whom."""
 
     def refused(_device: torch.device) -> int:
@@ -278,7 +274,7 @@ def test_workers_are_of_one_kind_where_another_gives_other_updates(
     refused: bool,
     speeches: Path,
     materials: Materials,
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: Patch,
 ) -> None:
     """A newcomer shifts users from worker to worker: it would move them by what these differ."""
     kinds = itertools.cycle(["one GPU", "another GPU"])
@@ -297,7 +293,7 @@ def test_workers_are_of_one_kind_where_another_gives_other_updates(
 
 @pytest.mark.parametrize("variable", ["ONEDNN_MAX_CPU_ISA", "MKL_CBWR", "ATEN_CPU_CAPABILITY"])
 def test_what_chooses_among_kernels_makes_another_kind_of_worker(
-    variable: str, monkeypatch: pytest.MonkeyPatch
+    variable: str, monkeypatch: Patch
 ) -> None:
     """One processor with other kernels rounds otherwise; each node has variables of its own."""
     kind = computes_on(torch.device("cpu"))
@@ -343,7 +339,7 @@ def away_from_zero(value: torch.Tensor) -> torch.Tensor:
 
 
 def test_a_norm_taken_of_other_numbers_than_the_sum_breaks_the_bound(
-    mixed: Materials, monkeypatch: pytest.MonkeyPatch
+    mixed: Materials, monkeypatch: Patch
 ) -> None:
     """The mutation that the tests above are for: the sum of gradients rounded after the norm.
 

@@ -28,7 +28,7 @@ from fedsim.data.reading import records
 from fedsim.errors import ConfigError
 from fedsim.report.schema import load_metrics
 from fedsim.runner.given import with_given
-from tests.conftest import small_config
+from tests.conftest import Capture, Patch, small_config
 from tests.helpers.light import light_config
 
 
@@ -85,11 +85,7 @@ def test_what_is_public_is_listed_and_a_comparison_takes_names(
 
 @pytest.mark.parametrize("ours", [False, True])
 def test_a_run_is_seen_unless_the_program_has_set_up_logging(
-    ours: bool,
-    speeches: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    ours: bool, speeches: Path, tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     """As in a notebook, which has no terminal for a bar."""
     log = logging.getLogger("fedsim")  # which the command line sets up for its process
@@ -102,7 +98,7 @@ def test_a_run_is_seen_unless_the_program_has_set_up_logging(
     assert (log.handlers, log.level) == ([], logging.NOTSET)
 
 
-def test_it_shows_itself(finished: fedsim.Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_shows_itself(finished: fedsim.Run, capsys: Capture) -> None:
     finished.show()
     said = capsys.readouterr().out
     assert said.startswith(finished.statement)
@@ -135,9 +131,7 @@ def test_however_it_is_given_it_is_the_same_run(
         assert run.report.utility == finished.report.utility
 
 
-def test_a_new_folder_each_time(
-    speeches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_new_folder_each_time(speeches: Path, tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.chdir(tmp_path)
     config = light_config(speeches, strategy={"rounds": 1})
     paths = [fedsim.run(config).path for _ in range(2)]
@@ -145,7 +139,7 @@ def test_a_new_folder_each_time(
 
 
 def test_a_network_that_one_holds(
-    finished: fedsim.Run, speeches: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    finished: fedsim.Run, speeches: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     folder = finished.path / "model"
     held = AutoModelForCausalLM.from_pretrained(folder)
@@ -182,7 +176,7 @@ def test_a_network_whose_weights_are_not_all_there_is_not_opened(
 
 
 def test_a_network_that_was_changed_since_has_no_promise_but_that_of_its_start(
-    finished: fedsim.Run, speeches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    finished: fedsim.Run, speeches: Path, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     """What is given is compared with where it was opened: a name alone says nothing of weights."""
     folder = finished.path / "model"
@@ -219,7 +213,7 @@ def test_a_network_that_was_changed_since_has_no_promise_but_that_of_its_start(
     assert "from `model` with" in card
 
 
-def fetched(run: fedsim.Run, hub: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def fetched(run: fedsim.Run, hub: Path, monkeypatch: Patch) -> Path:
     """Return the folder of a run's model, org/x, in the cache of a hub that is not reached."""
     entry = hub / "models--org--x"
     shutil.copytree(run.path / "model", entry / "snapshots" / ("0" * 40))
@@ -243,7 +237,7 @@ def given_again(start: str, speeches: Path, change: float = 0.0) -> str:
 
 
 def test_a_promise_on_the_hub_goes_with_what_is_opened_from_there(
-    finished: fedsim.Run, speeches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    finished: fedsim.Run, speeches: Path, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     """From the hub's cache, as a machine without a network has it: by name, and given as opened."""
     fetched(finished, tmp_path / "hub", monkeypatch)
@@ -265,7 +259,7 @@ def test_a_promise_on_the_hub_goes_with_what_is_opened_from_there(
 
 
 def test_a_hub_that_is_not_reached_may_have_a_promise(
-    finished: fedsim.Run, speeches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    finished: fedsim.Run, speeches: Path, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     """As where the weights alone were fetched: named, and given as opened; not if it said no."""
     entry = fetched(finished, tmp_path / "hub", monkeypatch)
@@ -316,7 +310,7 @@ def origin_of(start: str) -> str:
 
 
 def test_what_a_start_has_behind_it_is_found_by_its_files(
-    finished: fedsim.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    finished: fedsim.Run, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     model, statement = finished.path / "model", finished.report.privacy.statement
     links = tmp_path / "links"
@@ -460,7 +454,7 @@ def test_a_frame_keeps_every_digit_and_its_missing_users_rename_nobody() -> None
 
 
 def test_a_guess_of_the_text_cannot_be_held_against_the_path(
-    speeches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    speeches: Path, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     """Another cache has another key; the same one finds what it has."""
     rows = rows_of(speeches)
@@ -474,9 +468,7 @@ def test_a_guess_of_the_text_cannot_be_held_against_the_path(
     assert left == {".key", named[0]}
 
 
-def test_no_text_is_written_for_what_is_refused(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_no_text_is_written_for_what_is_refused(monkeypatch: Patch, tmp_path: Path) -> None:
     monkeypatch.setenv("FEDSIM_CACHE", str(tmp_path / "cache"))
     twice = pandas.DataFrame([["a", "one", "two"]], columns=["author", "body", "body"])
     tree = pandas.DataFrame(

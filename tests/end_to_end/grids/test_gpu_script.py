@@ -11,14 +11,13 @@ import pytest
 from fedsim.experiments.benchmarks.gpu import speed
 from fedsim.experiments.benchmarks.gpu.__main__ import SECTIONS, main, measure
 from fedsim.utils.machine import Row
+from tests.conftest import Capture, Patch
 
 
 # Ray leaves its own log files open and its own processes to the end of this one.
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_all_sections_pass_at_their_smallest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_sections_pass_at_their_smallest(tmp_path: Path, monkeypatch: Patch) -> None:
     out = tmp_path / "gpu.json"
     monkeypatch.setattr("sys.argv", ["gpu", "--quick", "--out", str(out)])
     assert main() == 0
@@ -77,9 +76,7 @@ def test_a_case_that_there_is_not(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("given", [["speed"], ["--quick", "parity", "speed"]])
-def test_a_section_that_there_is_not(
-    given: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_section_that_there_is_not(given: list[str], tmp_path: Path, capsys: Capture) -> None:
     with pytest.raises(SystemExit) as ended:
         main([*given, "--out", str(tmp_path / "gpu.json")])
     assert ended.value.code == 2

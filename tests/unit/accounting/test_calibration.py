@@ -17,6 +17,7 @@ from fedsim.errors import ConfigError
 from fedsim.sampling import FixedSizeSampling, PoissonSampling, Relation, TruncatedPoissonSampling
 from fedsim.utils.cache import _entry
 from fedsim.utils.files import cache_dir
+from tests.conftest import Patch
 
 EASY: dict[str, Any] = {
     "sampling": PoissonSampling(0.1),
@@ -28,7 +29,7 @@ EASY: dict[str, Any] = {
 
 
 @pytest.fixture(autouse=True)
-def _empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _empty_cache(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setenv("FEDSIM_CACHE", str(tmp_path))
 
 
@@ -71,7 +72,7 @@ def test_on_the_safe_side_and_near(change: dict[str, Any]) -> None:
     assert float(f"{noise:.4e}") == noise  # five significant digits
 
 
-def test_few_evaluations(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_evaluations(monkeypatch: Patch) -> None:
     """The target of the demonstration: eight examples a user for 60 rounds within ε = 8."""
     evaluated = []
 
@@ -88,7 +89,7 @@ def test_few_evaluations(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(evaluated) <= 6
 
 
-def test_where_little_noise_diverges_the_search_goes_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_little_noise_diverges_the_search_goes_up(monkeypatch: Patch) -> None:
     """As black-box group privacy does: infinite below an edge, finite and falling above it."""
 
     def diverging(costs: Composition, *_: object) -> float:
@@ -101,9 +102,7 @@ def test_where_little_noise_diverges_the_search_goes_up(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("edge", [0.0731234, 1.23456, 55.5])
-def test_a_stubborn_curve_still_ends_on_the_safe_side(
-    edge: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stubborn_curve_still_ends_on_the_safe_side(edge: float, monkeypatch: Patch) -> None:
     """A cliff has no ε near the target: the bracket closes to neighbouring five-digit numbers."""
     calls = 0
 
@@ -139,7 +138,7 @@ def test_what_cannot_be_is_named(change: dict[str, Any], message: str) -> None:
         calibrate_noise_multiplier(**{**EASY, **change})
 
 
-def test_the_cache_saves_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_saves_the_search(monkeypatch: Patch) -> None:
     first = calibrate_noise_multiplier(**EASY)
 
     def fail(*_: object) -> float:
@@ -161,9 +160,7 @@ def test_a_kept_number_that_is_no_noise_is_made_again() -> None:
     assert path.read_text() == sound
 
 
-def test_a_cache_that_cannot_be_written_is_no_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path, monkeypatch: Patch) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")
     monkeypatch.setenv("FEDSIM_CACHE", str(blocked))

@@ -26,6 +26,7 @@ from scipy import optimize, special
 from fedsim.accounting.methods import mixture_pld as module
 from fedsim.accounting.methods.mixture_pld import mixture_pld
 from fedsim.sampling import binomial_probabilities
+from tests.conftest import Patch
 
 ROUNDING = 1e-14  # of probabilities that are near 1
 
@@ -186,11 +187,7 @@ def test_the_same_as_dp_accountings(
 @pytest.mark.parametrize("log_discarded", [-50.0, -20.0, -5.0])
 @pytest.mark.parametrize(("noise", "units", "probability"), [(1.0, 8, 0.05), (4.0, 512, 0.01)])
 def test_what_is_left_out_is_charged(
-    noise: float,
-    units: int,
-    probability: float,
-    log_discarded: float,
-    monkeypatch: pytest.MonkeyPatch,
+    noise: float, units: int, probability: float, log_discarded: float, monkeypatch: Patch
 ) -> None:
     """Components of up to e^-5 of mass are cut off here: far more than rounding could hide."""
     monkeypatch.setattr(module, "_LOG_DISCARDED", log_discarded)

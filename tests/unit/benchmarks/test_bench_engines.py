@@ -39,6 +39,7 @@ from fedsim.experiments.benchmarks.timing import row_of
 from fedsim.language_model import LanguageModel
 from fedsim.tensors import Tensors, l2_norm
 from fedsim.utils.machine import Row, interleaved, times_as_long
+from tests.conftest import Patch
 
 
 def small(kind: Kind, group_size: int = 2) -> Case:
@@ -50,7 +51,7 @@ def measure(case: Case, *names: str) -> list[Row]:
 
 
 @pytest.fixture
-def seconds(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[float]]:
+def seconds(monkeypatch: Patch) -> dict[str, list[float]]:
     """Seconds of each turn of the case that is measured, by the task's name."""
     taken: dict[str, list[float]] = {}
 
@@ -139,9 +140,7 @@ def test_the_strong_floor_trains_by_the_floors_gradient(model: str, attention: s
 
 
 @pytest.mark.parametrize("fast", [True, False])
-def test_the_faster_of_compiled_and_not_is_kept(
-    fast: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_faster_of_compiled_and_not_is_kept(fast: bool, monkeypatch: Patch) -> None:
     times = iter([2.0, 1.0 if fast else 3.0])
     monkeypatch.setattr(StrongFloor, "_seconds", lambda _self: next(times))
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
@@ -151,9 +150,7 @@ def test_the_faster_of_compiled_and_not_is_kept(
     strong()
 
 
-def test_without_a_compiler_the_strong_floor_is_not_compiled(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_a_compiler_the_strong_floor_is_not_compiled(monkeypatch: Patch) -> None:
     def absent(*_args: object, **_: object) -> None:
         raise RuntimeError("no compiler")
 
@@ -163,9 +160,7 @@ def test_without_a_compiler_the_strong_floor_is_not_compiled(
     strong()
 
 
-def test_the_floor_takes_the_batch_size_that_was_fastest_at_its_best(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_floor_takes_the_batch_size_that_was_fastest_at_its_best(monkeypatch: Patch) -> None:
     """One slow try does not decide; where a try takes long there is one of each size."""
     clock, seconds = [0.0], {2: [9.0, 0.5, 0.5, 0.5], 4: [0.6, 0.6, 0.6, 0.6]}
     tried: dict[int, list[float]] = {2: [], 4: []}
@@ -187,9 +182,7 @@ def test_the_floor_takes_the_batch_size_that_was_fastest_at_its_best(
     assert (len(tried[2]), len(tried[4])) == (1, 1)
 
 
-def test_an_engine_that_computes_something_else_is_no_result(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_engine_that_computes_something_else_is_no_result(monkeypatch: Patch) -> None:
     def choose(name: str, task: Task, model: LanguageModel, tokens: float) -> Engine:
         right = choose_engine(name, task, model, tokens)
 
@@ -238,7 +231,7 @@ def test_the_cases_are_those_that_were_promised() -> None:
 
 
 def test_peers_without_their_environment_say_how_to_build_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: Patch
 ) -> None:
     monkeypatch.setenv("FEDSIM_CACHE", str(tmp_path))
     with pytest.raises(ConfigError, match=r"python -m fedsim.experiments.benchmarks.peers.install"):
@@ -331,7 +324,7 @@ def test_a_file_that_is_no_answer_is_named(tmp_path: Path) -> None:
     assert not (tmp_path / "benchmarks.md").exists()
 
 
-def test_attention_of_either_kind_has_seconds_and_a_peak(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attention_of_either_kind_has_seconds_and_a_peak(monkeypatch: Patch) -> None:
     def peak(module: str, kind: str, *_: object) -> dict[str, int]:  # a process takes ten seconds
         assert module == attention.__name__
         return {"peak_bytes": 400 if kind == "eager" else 100}

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import cast
 
 import numpy as np
-import pytest
 import torch
 from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.serverapp import Grid
@@ -27,7 +26,7 @@ from fedsim.materials import Materials
 from fedsim.round import run_round
 from fedsim.state import ServerState
 from fedsim.utils.machine import Row
-from tests.conftest import small_config
+from tests.conftest import Patch, small_config
 from tests.contracts.test_executors import TASKS, client_spec
 
 
@@ -119,9 +118,7 @@ def test_the_peak_counts_the_rounds_copies() -> None:
     assert 5.0 < peak["float32_copies"] < 20.0
 
 
-def test_a_runs_peak_is_over_the_plain_step_that_trains_as_much(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_runs_peak_is_over_the_plain_step_that_trains_as_much(monkeypatch: Patch) -> None:
     peaks = {"8": 200, "0": 400, "lora": 250, "all": 300}
 
     def peak(module: str, folder: str, what: object) -> int:

@@ -6,20 +6,17 @@ import io
 from collections.abc import Mapping
 from pathlib import Path
 
-import pytest
-
 from fedsim.experiments.benchmarks import processes
+from tests.conftest import Capture, Patch
 
 
-def test_a_process_says_what_it_did(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_process_says_what_it_did(monkeypatch: Patch, capsys: Capture) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("go\n"))
     assert processes._work(0.05) > 0.0
     assert capsys.readouterr().out.startswith("ready, ")
 
 
-def test_what_processes_did_is_added_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_processes_did_is_added_up(tmp_path: Path, monkeypatch: Patch) -> None:
     script = (
         f'#!/bin/sh\ntest "$1 $2" = "-m {processes.__name__}" || exit 1\necho ready\nread go\n'
         'echo "{\\"units_per_second\\": $OMP_NUM_THREADS.5}"\n'
@@ -30,7 +27,7 @@ def test_what_processes_did_is_added_up(tmp_path: Path, monkeypatch: pytest.Monk
     assert processes.units_a_second(2, {"OMP_NUM_THREADS": "1"}, 0.05) == 3.0
 
 
-def test_ratios_are_to_the_way_that_the_row_names(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ratios_are_to_the_way_that_the_row_names(monkeypatch: Patch) -> None:
     def rate(count: int, environment: Mapping[str, str], seconds: float) -> float:
         assert seconds == 3.0
         return 100.0 if count == 1 else 80.0 if "OMP_WAIT_POLICY" in environment else 40.0

@@ -14,7 +14,7 @@ import pytest
 from fedsim.data.config import DataConfig
 from fedsim.data.reading import records
 from fedsim.errors import ConfigError
-from tests.conftest import write_rows
+from tests.conftest import Patch, write_rows
 
 ROWS = [{"author": "a", "body": "one"}, {"author": "b", "body": "two"}]
 
@@ -62,9 +62,7 @@ class Payload:
 
 
 @pytest.mark.parametrize("name", ["load.py", "rows.pkl", "folder", "rows.jsonl", "rows.parquet"])
-def test_scripts_and_pickles_are_no_texts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_scripts_and_pickles_are_no_texts(tmp_path: Path, monkeypatch: Patch, name: str) -> None:
     monkeypatch.chdir(tmp_path)
     path = tmp_path / name
     if name == "folder":
@@ -79,9 +77,7 @@ def test_scripts_and_pickles_are_no_texts(
     assert [found.name for found in tmp_path.iterdir()] == [name]
 
 
-def test_reading_a_local_file_asks_no_server(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reading_a_local_file_asks_no_server(tmp_path: Path, monkeypatch: Patch) -> None:
     """`datasets` counts loads, also of files on this machine, unless it is told not to."""
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
     asked: list[str] = []

@@ -15,6 +15,7 @@ from fedsim.data.building import build as build_module
 from fedsim.data.building import segments
 from fedsim.data.store import TokenStore
 from fedsim.errors import ConfigError
+from tests.conftest import Patch
 from tests.unit.data.data_samples import build, encode
 
 RECORDS = [(f"user {index * 7 % 5}", "x" * (1 + index)) for index in range(40)]
@@ -32,7 +33,7 @@ def _until(stop: int | None) -> Iterator[tuple[str, str]]:
 
 
 @pytest.fixture(autouse=True)
-def _small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+def _small_batches(monkeypatch: Patch) -> None:
     monkeypatch.setattr(build_module, "_BATCH_TEXTS", 3)
     monkeypatch.setattr(segments, "SEGMENT_TOKENS", 100)
 
@@ -76,9 +77,7 @@ def test_what_is_done_is_not_tokenised_again(tmp_path: Path) -> None:
     assert 10 <= len(encoded) < 40 - 3 * done + 3
 
 
-def test_what_is_passed_over_is_no_part_of_the_speed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_passed_over_is_no_part_of_the_speed(tmp_path: Path, monkeypatch: Patch) -> None:
     """A minute of passing over millions of texts looked as if tokenising had become slow."""
     with pytest.raises(Stopped):
         build(_until(30), tmp_path / "store", key="k")
@@ -110,9 +109,7 @@ def test_a_segment_that_lost_bytes_is_made_again(tmp_path: Path) -> None:
     assert _same(build(RECORDS, tmp_path / "undisturbed"), store)
 
 
-def test_a_source_that_was_read_is_not_opened_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_source_that_was_read_is_not_opened_again(tmp_path: Path, monkeypatch: Patch) -> None:
     def stopped(*arguments: object) -> None:
         raise Stopped
 
@@ -153,9 +150,7 @@ class _Prepared:
                 self.dropped["too old"] += 1
 
 
-def test_what_the_source_kept_back_is_counted_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_source_kept_back_is_counted_once(tmp_path: Path, monkeypatch: Patch) -> None:
     def stopped(*arguments: object) -> None:
         raise Stopped
 

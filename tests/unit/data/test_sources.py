@@ -15,7 +15,7 @@ import pytest
 from fedsim.data.config import DataConfig
 from fedsim.data.reading import records, source_fingerprint
 from fedsim.errors import ConfigError
-from tests.conftest import write_rows
+from tests.conftest import Log, Patch, write_rows
 from tests.unit.data.data_samples import build
 
 ROWS: list[dict[str, str | None]] = [
@@ -210,7 +210,7 @@ def test_a_missing_column_is_named_beside_those_there_are(tmp_path: Path) -> Non
 
 
 def test_a_later_file_without_a_column_is_named_and_its_rows_are_nulls(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: Log
 ) -> None:
     WRITERS["rows.parquet"](tmp_path / "a.parquet")
     alone = list(records(_config(tmp_path)))
@@ -289,9 +289,7 @@ def test_a_folder_without_data_or_with_two_kinds(tmp_path: Path) -> None:
         list(records(_config(tmp_path)))
 
 
-def test_a_hub_id_goes_to_the_hub_and_its_failure_is_a_config_error(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_hub_id_goes_to_the_hub_and_its_failure_is_a_config_error(monkeypatch: Patch) -> None:
     asked: list[tuple[str, object]] = []
 
     def unreachable(name: str, **options: object) -> None:
@@ -308,9 +306,7 @@ def test_a_hub_id_goes_to_the_hub_and_its_failure_is_a_config_error(
     assert asked == [("owner/name", True)]
 
 
-def test_streaming_leaves_nothing_in_the_home(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_streaming_leaves_nothing_in_the_home(tmp_path: Path, monkeypatch: Patch) -> None:
     cache = tmp_path / "cache"
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", cache)
     WRITERS["rows.parquet"](tmp_path / "rows.parquet")
@@ -354,7 +350,7 @@ def test_nobody_renames_others_by_a_name_of_another_type(
 
 
 def test_a_hub_id_without_types_is_refused_and_one_with_types_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: Patch
 ) -> None:
     """`datasets` guesses the types of CSV rows by rows: "007" is 7 where no name has a letter."""
     path = tmp_path / "rows.csv"

@@ -32,6 +32,7 @@ from fedsim.execution import Engine, Unit, Update
 from fedsim.language_model import LanguageModel
 from fedsim.materials import load_model
 from fedsim.tensors import Tensors
+from tests.conftest import Log, Patch
 from tests.contracts.layer_samples import NETWORKS, VOCABULARY, GivenUnits, Opened, network
 
 ENGINES = [materialised, ghost, VmapEngine]
@@ -195,7 +196,7 @@ def test_short_rows_that_are_padded_count_as_long() -> None:
 @pytest.mark.parametrize("make", [materialised, ghost])
 @pytest.mark.parametrize(("name", "shape"), [("lstm", (16, 12)), ("gpt2 in rows", (6, 32))])
 def test_engines_take_them(
-    make: type, name: str, shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+    make: type, name: str, shape: tuple[int, int], monkeypatch: Patch
 ) -> None:
     model, parameters = network(name, torch.float32)
     shapes: list[tuple[int, int]] = []
@@ -215,7 +216,7 @@ def test_engines_take_them(
         torch.testing.assert_close(total.values[name], value, rtol=1e-3, atol=1e-5)
 
 
-def test_vmap_fills_small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vmap_fills_small_batches(monkeypatch: Patch) -> None:
     model, parameters = network("gpt2 in rows", torch.float32)
     sizes: list[tuple[int, int]] = []
 
@@ -237,11 +238,7 @@ def test_vmap_fills_small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("make", ENGINES)
 @pytest.mark.parametrize(("factor", "alone"), [(1.0, False), (1e-3, False), (20.0, True)])
 def test_how_steep_a_network_is_decides_who_is_computed_together(
-    make: Callable[[OpenModel], Engine],
-    factor: float,
-    alone: bool,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    make: Callable[[OpenModel], Engine], factor: float, alone: bool, caplog: Log, monkeypatch: Patch
 ) -> None:
     """Not a text: a steep one makes any distance of the rounding that company decides."""
     model, start = network("lstm", torch.float32)
@@ -262,7 +259,7 @@ def test_how_steep_a_network_is_decides_who_is_computed_together(
 
 @pytest.mark.parametrize("make", ENGINES)
 def test_each_rounds_parameters_are_asked(
-    make: Callable[[OpenModel], Engine], monkeypatch: pytest.MonkeyPatch
+    make: Callable[[OpenModel], Engine], monkeypatch: Patch
 ) -> None:
     """Those that are steep only later, also where they were changed in place."""
     model, parameters = network("lstm", torch.float32)
@@ -312,9 +309,7 @@ def test_a_change_grows_by_what_the_layers_make_of_it() -> None:
     assert of(Raised(1.0, 3e3)) > MOST > of(Raised(1.0, 3.0))
 
 
-def test_a_recurrence_is_asked_with_a_text_as_long_as_the_datas(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_recurrence_is_asked_with_a_text_as_long_as_the_datas(monkeypatch: Patch) -> None:
     model, start = network("lstm", torch.float32)
     parameters = {k: v * 8.0 if v.ndim > 1 else v for k, v in start.items()}
     found = []

@@ -33,7 +33,7 @@ from fedsim.sampling import (
 from fedsim.server_optimizer import ServerOptimizer
 from fedsim.state import ServerState
 from fedsim.strategy import build_plan
-from tests.conftest import small_config
+from tests.conftest import Log, small_config
 
 ELS: dict[str, Any] = {"name": "els", "cohort_size": None, "batch_size": 9}
 NON_PRIVATE: dict[str, Any] = {"name": "non-private"}
@@ -186,11 +186,7 @@ def test_uls_with_a_declared_number_of_users(speeches: Path, materials: Material
 
 @pytest.mark.parametrize(("declared", "said"), [(20, False), (30, False), (18, True), (31, True)])
 def test_a_declared_number_that_is_far_from_the_data_is_said_to_who_runs_it(
-    speeches: Path,
-    materials: Materials,
-    caplog: pytest.LogCaptureFixture,
-    declared: int,
-    said: bool,
+    speeches: Path, materials: Materials, caplog: Log, declared: int, said: bool
 ) -> None:
     """Of 24: in the log alone, as it tells of the private number."""
     config = small_config(speeches, privacy={"declared_num_users": declared})

@@ -17,6 +17,7 @@ from fedsim.clients.models import cpu_kernels as onednn_products
 from fedsim.clients.models.cpu_kernels import is_faster
 from fedsim.clients.models.cpu_kernels import onednn_products as by_onednn
 from fedsim.materials import Materials
+from tests.conftest import Patch
 from tests.contracts.layer_samples import network
 
 ROWS, WIDTH, COLUMNS = 600, 96, 1000
@@ -36,7 +37,7 @@ SPELLINGS: dict[str, Product] = {
 
 
 @pytest.fixture
-def _everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def _everywhere(monkeypatch: Patch) -> None:
     monkeypatch.setattr(onednn_products, "is_faster", lambda: True)
 
 
@@ -187,11 +188,7 @@ def test_a_networks_logits_are_the_same_up_to_rounding(materials: Materials) -> 
     ],
 )
 def test_only_amds_processors_with_avx512_gain(
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    capability: str,
-    vendor: str | None,
-    wanted: bool,
+    monkeypatch: Patch, tmp_path: Path, capability: str, vendor: str | None, wanted: bool
 ) -> None:
     cpuinfo = tmp_path / "cpuinfo"
     if vendor is not None:

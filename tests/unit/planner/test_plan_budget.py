@@ -15,7 +15,7 @@ from fedsim.materials import Materials
 from fedsim.planner.budget import at_budget, largest_budget
 from fedsim.runner.summary import expected_gradients
 from fedsim.strategy import build_plan
-from tests.conftest import small_config
+from tests.conftest import Log, Patch, small_config
 
 BUDGET = 20.0
 ELS = {"name": "els", "cohort_size": None, "batch_size": 5.0}
@@ -154,10 +154,7 @@ def test_what_the_strategy_refuses_is_said(speeches: Path, materials: Materials)
 
 
 def test_no_accountant_is_asked_and_nothing_is_logged(
-    speeches: Path,
-    materials: Materials,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    speeches: Path, materials: Materials, monkeypatch: Patch, caplog: Log
 ) -> None:
     def never(*_: object, **__: object) -> float:
         raise AssertionError("calibrated")

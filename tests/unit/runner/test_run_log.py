@@ -12,6 +12,7 @@ from fedsim.runner import log as module
 from fedsim.runner.folder import RunFolder
 from fedsim.runner.launch import run
 from fedsim.runner.log import LOG, LOGGER, run_log
+from tests.conftest import Capture, Log, Patch
 from tests.helpers.light import light_config
 
 
@@ -35,10 +36,7 @@ def test_our_messages_and_nobody_elses(tmp_path: Path) -> None:
 
 
 def test_a_run_names_parameters_that_no_text_uses(
-    speeches: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    speeches: Path, tmp_path: Path, monkeypatch: Patch, caplog: Log
 ) -> None:
     unused = [f"tower.{number}" for number in range(9)]
     monkeypatch.setattr("fedsim.runner.session.unused_parameters", lambda *_: unused)
@@ -49,7 +47,7 @@ def test_a_run_names_parameters_that_no_text_uses(
     assert "tower.7, ...; if none ever does, noise alone moves it: leave it out" in said[0]
 
 
-def test_it_rotates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_rotates(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr(module, "_BYTES", 2_000)
     with run_log(tmp_path):
         for number in range(200):
@@ -68,9 +66,7 @@ def test_an_error_is_named_by_its_type_alone(tmp_path: Path) -> None:
     assert "wrote" not in text
 
 
-def test_a_full_disk_is_no_error_of_the_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_full_disk_is_no_error_of_the_run(tmp_path: Path, capsys: Capture) -> None:
     full = Path("/dev/full")
     if not full.exists():
         pytest.skip("no /dev/full here")
@@ -97,11 +93,7 @@ def test_a_log_alone_does_not_take_the_folder(tmp_path: Path) -> None:
     ],
 )
 def test_a_delta_that_promises_nothing_is_warned_of_before_the_run(
-    privacy: dict[str, float],
-    said: str,
-    speeches: Path,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
+    privacy: dict[str, float], said: str, speeches: Path, tmp_path: Path, caplog: Log
 ) -> None:
     """By the public number of users where there is one; not in the run's folder."""
     strategy = {"rounds": 1, "cohort_size": 6}
@@ -114,7 +106,7 @@ def test_a_delta_that_promises_nothing_is_warned_of_before_the_run(
 
 @pytest.mark.parametrize("wrong", [0, 3])
 def test_rows_that_were_dropped_are_said_before_the_run(
-    wrong: int, speeches: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    wrong: int, speeches: Path, tmp_path: Path, caplog: Log
 ) -> None:
     caplog.set_level(logging.INFO, "fedsim")
     light = light_config(speeches, strategy={"rounds": 1, "cohort_size": 6})

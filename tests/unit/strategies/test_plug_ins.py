@@ -26,7 +26,7 @@ from fedsim.runner.folder import RunFolder
 from fedsim.sampling import Indices, PoissonSampling, Relation
 from fedsim.state import ServerState
 from fedsim.strategy import build_plan, private_plan
-from tests.conftest import small_config
+from tests.conftest import Patch, small_config
 from tests.contracts.test_engines import ENGINES
 from tests.end_to_end.grids.ray_runs import plugin
 
@@ -113,20 +113,14 @@ WRONG: dict[str, tuple[Change, str]] = {
 }
 
 
-def build(
-    monkeypatch: pytest.MonkeyPatch, config: Config, materials: Materials, plan: object
-) -> RoundPlan:
+def build(monkeypatch: Patch, config: Config, materials: Materials, plan: object) -> RoundPlan:
     monkeypatch.setattr("fedsim.strategy.resolve", lambda *_: lambda *_: plan)
     return build_plan(config, materials)
 
 
 @pytest.mark.parametrize(("change", "complaint"), WRONG.values(), ids=WRONG)
 def test_a_plan_whose_price_is_not_that_of_its_pool_is_refused(
-    change: Change,
-    complaint: str,
-    speeches: Path,
-    materials: Materials,
-    monkeypatch: pytest.MonkeyPatch,
+    change: Change, complaint: str, speeches: Path, materials: Materials, monkeypatch: Patch
 ) -> None:
     config = small_config(speeches)
     plan = built(config, materials, **change(materials))
@@ -147,7 +141,7 @@ TASKS: list[tuple[str, dict[str, Any], str]] = [
 
 
 def test_a_task_is_made_before_anything_is_written(
-    speeches: Path, materials: Materials, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    speeches: Path, materials: Materials, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     site = plugin(tmp_path, LACKING, {"fedsim.tasks lacking": "lacks:Task"}, name="lacks")
     monkeypatch.syspath_prepend(site)
@@ -160,7 +154,7 @@ def test_a_task_is_made_before_anything_is_written(
 
 
 def test_what_is_no_plan_is_refused_and_an_honest_one_is_not(
-    speeches: Path, materials: Materials, monkeypatch: pytest.MonkeyPatch
+    speeches: Path, materials: Materials, monkeypatch: Patch
 ) -> None:
     config = small_config(speeches)
     honest = built(config, materials)
@@ -183,7 +177,7 @@ def test_what_is_no_plan_is_refused_and_an_honest_one_is_not(
 
 
 def test_a_clip_policy_of_ones_own_is_refused(
-    speeches: Path, materials: Materials, monkeypatch: pytest.MonkeyPatch
+    speeches: Path, materials: Materials, monkeypatch: Patch
 ) -> None:
     class Following(ConstantClip):
         """As one that would follow the updates without a price."""
@@ -195,7 +189,7 @@ def test_a_clip_policy_of_ones_own_is_refused(
 
 
 def test_another_relation_than_the_configs_is_refused(
-    speeches: Path, materials: Materials, monkeypatch: pytest.MonkeyPatch
+    speeches: Path, materials: Materials, monkeypatch: Patch
 ) -> None:
     config = small_config(speeches)
     plan = replace(built(config, materials), relation=Relation.ZERO_OUT)
@@ -258,7 +252,7 @@ def test_a_task_gives_each_user_their_own_unit_and_no_other_weight(
 
 
 def test_a_name_that_two_packages_registered_and_one_that_cannot_be_imported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: Patch
 ) -> None:
     own = plugin(tmp_path / "one", "build = 1", {"fedsim.strategies uls": "px:build"}, name="px")
     monkeypatch.syspath_prepend(own)
@@ -272,9 +266,7 @@ def test_a_name_that_two_packages_registered_and_one_that_cannot_be_imported(
         resolve("tasks", "gone", "task")
 
 
-def test_the_planner_knows_no_plug_in(
-    speeches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_planner_knows_no_plug_in(speeches: Path, tmp_path: Path, monkeypatch: Patch) -> None:
     offers = {"fedsim.strategies mine": "pz:build"}
     monkeypatch.syspath_prepend(plugin(tmp_path, "build = 1", offers, name="pz"))
     with pytest.raises(ConfigError, match=r"'mine': the plan compares uls and els, and knows no"):

@@ -24,18 +24,17 @@ from fedsim.experiments.studies.common.output import steps
 from fedsim.runner.progress import CountProgress
 from fedsim.utils import terminal
 from fedsim.utils.terminal import is_terminal, progress_console, status_when_slow, table_console
+from tests.conftest import Capture, Log, Patch
 
 
 @pytest.fixture(autouse=True)
-def _no_columns(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _no_columns(monkeypatch: Patch) -> Iterator[None]:
     for name in ("COLUMNS", "TERM", "JPY_PARENT_PID", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
     yield
 
 
-def test_counts_of_private_texts_are_marked_on_a_terminal_too(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_counts_of_private_texts_are_marked_on_a_terminal_too(monkeypatch: Patch) -> None:
     shown = io.StringIO()
     console = Console(file=shown, force_terminal=True, width=120)
     monkeypatch.setattr(build, "is_terminal", lambda _: True)
@@ -45,16 +44,14 @@ def test_counts_of_private_texts_are_marked_on_a_terminal_too(
     assert "900 users (no ε covers these numbers)" in shown.getvalue()
 
 
-def test_a_pipe_is_wide_unless_columns_says_otherwise(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_pipe_is_wide_unless_columns_says_otherwise(monkeypatch: Patch, capsys: Capture) -> None:
     assert table_console().width == 200
     monkeypatch.setenv("COLUMNS", "90")
     assert table_console().width == 90
 
 
 def test_a_terminal_is_as_wide_as_it_is_but_not_a_notebooks(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: Patch, capsys: Capture
 ) -> None:
     """The shell escape of a notebook has a terminal of 80 columns, and keeps what is written."""
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
@@ -66,9 +63,7 @@ def test_a_terminal_is_as_wide_as_it_is_but_not_a_notebooks(
     assert table_console().width == 200
 
 
-def test_a_file_gets_no_colours_whatever_is_forced(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_gets_no_colours_whatever_is_forced(monkeypatch: Patch, capsys: Capture) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     assert not progress_console().is_terminal
     table = Table("ε")
@@ -77,7 +72,7 @@ def test_a_file_gets_no_colours_whatever_is_forced(
     assert "\x1b" not in capsys.readouterr().out
 
 
-def test_a_stand_in_that_only_writes_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stand_in_that_only_writes_is_no_terminal(monkeypatch: Patch) -> None:
     """As a program has that copies what is written to a logger."""
     said = io.StringIO()
     monkeypatch.setattr(sys, "stderr", SimpleNamespace(write=said.write, flush=said.flush))
@@ -100,7 +95,7 @@ def test_what_is_logged_goes_to_what_is_standard_error_then() -> None:
     assert said.getvalue() == "a line\n"
 
 
-def test_a_spinner_leaves_standard_error_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_spinner_leaves_standard_error_where_it_is(monkeypatch: Patch) -> None:
     """It starts in a thread, also while a library's warnings are kept from standard error."""
 
     class AtOnce(threading.Timer):
@@ -123,16 +118,14 @@ def test_a_spinner_leaves_standard_error_where_it_is(monkeypatch: pytest.MonkeyP
     assert "scoring" in shown.getvalue()
 
 
-def test_a_sentence_is_one_line_in_a_file(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sentence_is_one_line_in_a_file(capsys: Capture) -> None:
     sentence = "Every user has ε of all that follows; " * 9
     table_console().print(sentence)
     assert capsys.readouterr().out == f"{sentence}\n"
 
 
 def test_long_work_says_something_where_there_is_no_bar(
-    caplog: pytest.LogCaptureFixture,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    caplog: Log, capsys: Capture, monkeypatch: Patch
 ) -> None:
     with caplog.at_level(logging.INFO), CountProgress("audit", 25) as bar:
         for _ in range(25):
@@ -157,9 +150,7 @@ def test_long_work_says_something_where_there_is_no_bar(
 
 
 def test_a_wait_says_that_it_goes_on_and_ends_with_the_work(
-    caplog: pytest.LogCaptureFixture,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    caplog: Log, capsys: Capture, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(terminal, "_QUIET", 0.01)
     with caplog.at_level(logging.INFO), status_when_slow("planning"):

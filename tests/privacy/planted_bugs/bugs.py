@@ -155,12 +155,20 @@ class ByPlace(ChoosingExecutor):
         return np.arange(len(cohort))
 
 
-class TellsSeed(RoundPlan):
+class NamedBySeed(Draws):
     """Names its releases in the ledger by the seed that their noise is drawn from."""
 
     @property
     def release_id(self) -> str:
         return f"seeded:{self.seed}"
+
+
+class TellsSeed(RoundPlan):
+    """Has such draws."""
+
+    @property
+    def draws(self) -> Draws:
+        return NamedBySeed(self.seed, self.entropy)
 
 
 class AddsLosses(RenyiFilter):

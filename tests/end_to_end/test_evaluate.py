@@ -135,7 +135,7 @@ def test_a_folder_without_a_run_is_named(command: str, tmp_path: Path) -> None:
 def test_other_texts_than_the_runs_are_refused(speeches: Path, tmp_path: Path) -> None:
     """Users who came later would be called trained on; what was held out would be another."""
     path = Path(shutil.copy(speeches, tmp_path / "mine.jsonl"))
-    config = small_config(path, data={"held_out_users": 0.3}, strategy={"rounds": 1})
+    config = light_config(path, data={"held_out_users": 0.3}, strategy={"rounds": 1})
     out = run(config, tmp_path / "run").path
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps({"author": "new", "body": "the king shall ride"}) + "\n")
@@ -153,7 +153,7 @@ def test_samples_are_covered_where_there_is_a_guarantee(
     privacy: dict[str, Any] | None, said: str, speeches: Path, tmp_path: Path
 ) -> None:
     free = {"name": "non-private"} if privacy is None else {}
-    config = small_config(speeches, strategy={"rounds": 1, **free}, privacy=privacy or {})
+    config = light_config(speeches, strategy={"rounds": 1, **free}, privacy=privacy or {})
     out = run(config, tmp_path / "run").path
     assert fedsim("evaluate", out).stdout.rstrip().endswith(f"covered by no {said}.")
 
@@ -162,10 +162,10 @@ def test_samples_of_a_start_that_was_trained_before_are_not_covered(
     speeches: Path, tmp_path: Path
 ) -> None:
     """What it writes may be of text that nothing protects."""
-    free = small_config(speeches, strategy={"rounds": 1, "name": "non-private"}, privacy={})
+    free = light_config(speeches, strategy={"rounds": 1, "name": "non-private"}, privacy={})
     before = run(free, tmp_path / "before").path / "model"
     start = {"name_or_path": str(before), "pretraining_steps": None}
-    config = small_config(speeches, strategy={"rounds": 1}, model=start)
+    config = light_config(speeches, strategy={"rounds": 1}, model=start)
     out = run(config, tmp_path / "run").path
     said = fedsim_ok("evaluate", out).stdout.rstrip()
     assert said.endswith("covered by no guarantee, the samples neither.")
@@ -241,7 +241,7 @@ def test_with_fused_attention_nothing_of_a_run_computes_the_other(
         raise AssertionError("attention that keeps its weights")
 
     monkeypatch.setattr(modeling_gpt2, "eager_attention_forward", eager)
-    config = small_config(
+    config = light_config(
         speeches,
         data={"held_out_users": 0.3},
         model={"attention": "sdpa", **model},
@@ -251,4 +251,4 @@ def test_with_fused_attention_nothing_of_a_run_computes_the_other(
     done = fedsim_ok("evaluate", tmp_path / "run", "--personalise", "1")
     assert "(epochs 1, batch size 8, learning rate 0.1)" in " ".join(done.stdout.split())
     with pytest.raises(AssertionError, match="keeps its weights"):  # where it would have been seen
-        run(small_config(speeches, strategy={"rounds": 2}), tmp_path / "eager")
+        run(light_config(speeches, strategy={"rounds": 2}), tmp_path / "eager")

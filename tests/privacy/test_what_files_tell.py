@@ -23,6 +23,7 @@ from fedsim.tensors import Tensors, l2_norm
 from tests.conftest import small_config
 from tests.end_to_end.test_run_identity import holding
 from tests.helpers.commands import fedsim as command
+from tests.helpers.light import light_config
 
 PAGE = Path(__file__).parents[2] / "docs" / "privacy.md"
 LEDGER = "people.json"
@@ -44,12 +45,14 @@ def table() -> dict[str, str]:
 def place(speeches: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a cache of its own: a seeded run, and all that can be run of a secure one."""
     folder = tmp_path_factory.mktemp("files")
+    trackers = ["tensorboard", "wandb", "mlflow"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDSIM_CACHE", str(folder / "cache"))
         for noise in ("seeded", "secure"):
-            config = small_config(
+            config = light_config(
                 speeches,
                 data={"held_out_users": 0.4, "cutting": "split"},
+                model={"trainable": "all"},
                 strategy={"selection": "highest-perplexity"},
                 privacy={
                     "noise": noise,
@@ -60,14 +63,14 @@ def place(speeches: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
                     },
                 },
                 server={"optimizer": "sgd", "learning_rate": 1.0},
-                training={"trackers": ["tensorboard", "wandb", "mlflow"]},
+                training={"trackers": trackers if noise == "secure" else []},
             )
             (folder / noise).mkdir()
             (folder / noise / "my.toml").write_text(config.to_toml(), encoding="utf-8")
             run = folder / noise / "run"
             promise = {"noise": noise, "epsilon": 4.0, "noise_multiplier": None}
             adapters = {"lora_rank": 2, "trainable": "all"}
-            other = small_config(speeches, privacy=promise, model=adapters)
+            other = small_config(speeches, privacy=promise, model=adapters)  # of a built-in model
             (folder / noise / "other.toml").write_text(other.to_toml(), encoding="utf-8")
             everything = (
                 ("run", folder / noise / "my.toml", "--out", run),

@@ -19,7 +19,8 @@ from fedsim.sweep.jobs import Job, Outcome, attempt
 from fedsim.sweep.measure import SIZES
 from tests.conftest import small_config
 from tests.end_to_end.studies.test_studies import TRAINED
-from tests.helpers.commands import fedsim, fedsim_ok, write_config
+from tests.helpers.commands import fedsim, fedsim_ok
+from tests.helpers.light import write_config
 from tests.robustness.dirty.tiny_world import LONGEST, write_model
 
 MORE = {  # file to its least number of lines
@@ -30,7 +31,7 @@ MORE = {  # file to its least number of lines
 
 @pytest.fixture(scope="module", autouse=True)
 def _small_text(speeches: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The base config of all studies, on the small text."""
+    """The base config of all studies, on the small text and a network of one layer."""
     path = write_config(
         tmp_path_factory.mktemp("base") / "study.toml",
         speeches,
@@ -50,17 +51,6 @@ def _small_text(speeches: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
     tradeoffs.planned.cache_clear()
 
 
-@pytest.fixture
-def _one_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The base config on a network of one layer, which nobody pre-trains: grids are many runs."""
-    network = {"name_or_path": str(write_model(tmp_path / "network", 0))}
-    text = {"sequence_length": LONGEST}
-    config = changed(trained.base(), data=text, model={"pretraining_steps": None, **network})
-    path = tmp_path / "study.toml"
-    path.write_text(config.to_toml(), encoding="utf-8")
-    monkeypatch.setattr(trained, "CONFIG", path)
-
-
 def quick(name: str, out: Path, *options: str) -> tuple[list[dict[str, str]], str]:
     """Run a study; return the rows of its table and its page."""
     fedsim_ok("study", name, "--quick", "--out", out, *options)
@@ -69,7 +59,6 @@ def quick(name: str, out: Path, *options: str) -> tuple[list[dict[str, str]], st
         return list(csv.DictReader(file)), (out / "table.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.usefixtures("_one_layer")
 @pytest.mark.parametrize("name", TRAINED)
 def test_a_quick_run_leaves_table_picture_and_runs(name: str, tmp_path: Path) -> None:
     out = tmp_path / "study"
@@ -106,7 +95,6 @@ def test_tradeoffs_of_a_pretrained_model(tmp_path: Path, monkeypatch: pytest.Mon
         assert str(tmp_path) not in (out / name).read_text(encoding="utf-8")
 
 
-@pytest.mark.usefixtures("_one_layer")
 def test_a_study_of_which_a_run_failed_says_so_in_its_status(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,7 +130,6 @@ def test_gradient_diversity(tmp_path: Path) -> None:
         assert term in page
 
 
-@pytest.mark.usefixtures("_one_layer")
 def test_overhead(tmp_path: Path) -> None:
     rows, page = quick("overhead", tmp_path / "study")
     assert len(rows) == 2 * 7

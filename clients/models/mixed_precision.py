@@ -96,7 +96,7 @@ _NARROW: dict[type[nn.Module], type[nn.Module]] = {
     nn.Linear: NarrowLinear,
     nn.Embedding: NarrowEmbedding,
 }
-_TOKENS = 8  # of a made-up text
+_TOKENS = 8  # of a made-up text, at most
 
 
 @torch.no_grad()
@@ -152,5 +152,6 @@ def _try(model: LanguageModel) -> list[torch.Tensor]:
     parameters = {
         name: value.to(model.device) for name, value in model.initial_parameters().items()
     }
-    text = torch.arange(_TOKENS, device=model.device)[None] % model.vocabulary_size
+    length = min(_TOKENS, getattr(model, "sequence_length", _TOKENS))
+    text = torch.arange(length, device=model.device)[None] % model.vocabulary_size
     return [each.logits(parameters, text) for each in (in_float32(model), model)]

@@ -220,7 +220,7 @@ class TransformersModel:
         check_same_layout(self._trainable, parameters)
         # RecurrentGemma keeps a tensor of its last pass, which with a gradient cannot be copied.
         with torch.no_grad():
-            self.logits(self._trainable, torch.zeros(1, 1, dtype=torch.int64, device=self.device))
+            self.logits(self._trainable, torch.zeros(1, 2, dtype=torch.int64, device=self.device))
         twin = copy.deepcopy(self.module.to("cpu"))  # a GPU may have no room for a second network
         self.module.to(self.device)
         for value in twin.parameters():  # frozen ones may be in bfloat16: see `mixed_precision`

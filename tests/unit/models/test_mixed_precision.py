@@ -19,7 +19,7 @@ from fedsim.clients.models.transformers_model import TransformersModel
 from fedsim.clipping import FlatClip
 from fedsim.config import ModelConfig
 from fedsim.language_model import network_digest
-from tests.contracts.layer_samples import VOCABULARY, GivenUnits, opened, ragged_units
+from tests.contracts.layer_samples import VOCABULARY, GivenUnits, gpt2, opened, ragged_units
 
 LORA = ModelConfig(lora_rank=2)
 CLIP = FlatClip(l2_clip_norm=0.1)
@@ -33,7 +33,11 @@ def llama(*, tied: bool = True, published_in: torch.dtype = torch.bfloat16) -> P
         num_attention_heads=2, max_position_embeddings=16, tie_word_embeddings=tied,
     )  # fmt: skip
     config._attn_implementation = "eager"
-    network = LlamaForCausalLM(config)
+    return rounded(LlamaForCausalLM(config), published_in)
+
+
+def rounded(network: PreTrainedModel, published_in: torch.dtype) -> PreTrainedModel:
+    """Return it with weights that the type holds, in float32."""
     for value in network.parameters():
         value.data = value.data.to(published_in).to(torch.float32)
     return network
@@ -116,6 +120,12 @@ def test_what_is_trained_stays() -> None:
     whole = opened(llama(), ModelConfig())
     in_precision(whole, "bfloat16")
     assert not kept_in_bfloat16(whole)
+
+
+def test_tables_of_few_positions_are_tried_on_a_text_that_fits() -> None:
+    model = opened(rounded(gpt2(n_positions=4), torch.bfloat16), LORA, length=4)
+    in_precision(model, "bfloat16")
+    assert kept_in_bfloat16(model) == {"wte", "wpe"}
 
 
 class _ByHand(nn.Module):

@@ -10,8 +10,7 @@ from typing import Any
 from fedsim.config import Config
 from fedsim.data.building.build import build_store
 from fedsim.runner.launch import run
-from tests.conftest import WORDS, write_rows
-from tests.helpers.light import light_config
+from tests.conftest import WORDS, small_config, write_rows
 
 RUN, STORE, TEXTS = "run", "store", "texts.jsonl"
 
@@ -30,9 +29,9 @@ def texts(valid: Path) -> Path:
 
 def run_config(valid: Path) -> Config:
     """Return the config of a run of two rounds."""
-    return light_config(
+    return small_config(
         texts(valid),
-        data={"held_out_users": 0.3},
+        data={"sequence_length": 16, "held_out_users": 0.3},
         strategy={"rounds": 2, "cohort_size": 4, "clip": None},
         training={"evaluate_every": 1, "checkpoint_every": 1},
     )

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedsim.config import Precision
-from fedsim.language_model import LanguageModel
+from fedsim.language_model import LanguageModel, made_up_text
 from fedsim.tensors import Tensors
 
 Model = TypeVar("Model", bound=LanguageModel)
@@ -152,6 +152,5 @@ def _try(model: LanguageModel) -> list[torch.Tensor]:
     parameters = {
         name: value.to(model.device) for name, value in model.initial_parameters().items()
     }
-    length = min(_TOKENS, getattr(model, "sequence_length", _TOKENS))
-    text = torch.arange(length, device=model.device)[None] % model.vocabulary_size
+    text = made_up_text(model, min(_TOKENS, getattr(model, "sequence_length", _TOKENS)), 0)
     return [each.logits(parameters, text) for each in (in_float32(model), model)]

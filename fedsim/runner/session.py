@@ -393,8 +393,7 @@ class _Session:
         """
         rounds, budget = self.config.strategy.rounds, self._budget()
         if budget is not None and self.plan.cost.run_rounds is None:
-            paid = rounds_paid_for(budget, self.state, self.plan, rounds)
-            rounds = max(self.state.round, paid)
+            rounds = rounds_paid_for(budget, self.state, self.plan, rounds)
         self.state = replace(self.state, ledger=planned(self.state, self.plan, rounds))
         return rounds
 

@@ -32,6 +32,18 @@ def test_nobody_is_attacked_with_what_was_trained_on(attacked: Path) -> None:
     assert np.array_equal(known.counts, expected)
 
 
+def test_users_of_whom_nothing_was_held_out_are_not_attacked(speeches: Path) -> None:
+    """On either side: what a trained one has was trained on."""
+    shares = {"held_out_users": 0.4, "held_out_examples": 0.4, "held_out_from": 0.5}
+    config = small_config(speeches, data=shares)
+    materials = load_materials(config.seed, config.data, config.model, "cpu")
+    split = materials.split
+    known = known_samples(materials.store, split, config.data, config.seed)
+    of_members = np.sort(known.samples[np.repeat(known.member, known.counts)])
+    assert np.array_equal(of_members, split.held_out_examples)
+    assert 0 < (~known.member).sum() < len(split.held_out_users)
+
+
 @pytest.mark.parametrize("co_owned", [False, True])
 def test_a_text_that_its_user_has_twice_is_no_sample(tmp_path: Path, co_owned: bool) -> None:
     """Of neither side: only a trained user's other copy is trained on."""

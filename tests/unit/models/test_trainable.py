@@ -77,6 +77,11 @@ def test_experts_are_not_adapted() -> None:
     model = opened(make(), ModelConfig(lora_rank=2))
     places = {name.split(".lora_")[0].rpartition(".")[2] for name in model.initial_parameters()}
     assert places == {"q_proj", "k_proj", "v_proj", "o_proj"}
+    shared, _ = NETWORKS["qwen2-moe"]  # has linear layers beside its experts
+    assert {
+        name.split(".lora_")[0].rpartition(".")[2]
+        for name in opened(shared(), ModelConfig(lora_rank=2)).initial_parameters()
+    } == places
     check_causal(model, "model", 16)
     message = r"'gate'\]: for it peft adapts 'weight' of 'model\.layers"
     with pytest.raises(ConfigError, match=message):

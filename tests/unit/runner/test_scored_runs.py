@@ -6,6 +6,7 @@ import html
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -14,6 +15,7 @@ from fedsim.accounting.events import RoundCost
 from fedsim.accounting.ledger import Ledger
 from fedsim.config import Config, TrainingConfig
 from fedsim.errors import BudgetSpentError, ConfigError
+from fedsim.evaluation.private_scores import private_scores
 from fedsim.materials import Materials, load_materials
 from fedsim.report.schema import RoundMetrics, load_metrics, load_report
 from fedsim.runner.finished import Run
@@ -249,6 +251,20 @@ def test_what_is_released_beside_the_rounds_has_draws_of_its_own(speeches: Path)
         materials = load_materials(config.seed, config.data, config.model, "cpu")
         seeds.add(build_plan(config, materials).seed)
     assert len(seeds) == 4
+
+
+def test_a_score_has_another_key_than_the_rounds(
+    speeches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted = Mock(wraps=private_scores)
+    monkeypatch.setattr("fedsim.runner.session.private_scores", noted)
+    config = scored(speeches, every=2)
+    run(config, tmp_path / "run")
+    keys = [call.kwargs["key"] for call in noted.call_args_list]
+    materials = load_materials(config.seed, config.data, config.model, "cpu")
+    draws, rounds = build_plan(config, materials).draws, range(config.strategy.rounds + 1)
+    assert len(set(keys)) == len(keys) > 1
+    assert not {draws.noise(round) for round in rounds} & set(keys)
 
 
 @pytest.mark.parametrize(

@@ -20,19 +20,18 @@ import torch
 from fedsim.clients.engine_choice import choose_engine
 from fedsim.clipping import FlatClip
 from fedsim.experiments.benchmarks.engines.cases import Case, workload
-from fedsim.utils.machine import Row
+from fedsim.utils.machine import BRIEF_WAITING, Row
 
 _SECONDS, _TURNS = 10.0, 5
 
 _WAYS: Mapping[str, tuple[int, str, Mapping[str, str]]] = {
     # case: processes, what it is compared with, environment of each
     "alone, as torch waits by itself": (1, "alone, as torch waits by itself", {}),
-    "alone, passive": (1, "alone, as torch waits by itself", {"OMP_WAIT_POLICY": "PASSIVE"}),
+    "alone, as fedsim lets it wait": (1, "alone, as torch waits by itself", BRIEF_WAITING),
     "two, a thread each": (2, "two, a thread each", {"OMP_NUM_THREADS": "1"}),
     "two, as torch waits by itself": (2, "two, a thread each", {}),
-    "two, passive": (2, "two, a thread each", {"OMP_WAIT_POLICY": "PASSIVE"}),
+    "two, as fedsim lets them wait": (2, "two, a thread each", BRIEF_WAITING),
 }
-"""`fedsim` sets the passive policy, for itself and for what it starts."""
 
 
 def run(seconds: float = _SECONDS, turns: int = _TURNS) -> list[Row]:
@@ -65,7 +64,7 @@ def units_a_second(processes: int, environment: Mapping[str, str], seconds: floa
     inherited = {
         name: value
         for name, value in os.environ.items()
-        if name not in ("OMP_WAIT_POLICY", "OMP_NUM_THREADS")
+        if name not in (*BRIEF_WAITING, "OMP_NUM_THREADS")
     }
     command = [sys.executable, "-m", __name__, str(seconds)]
     started = [

@@ -9,14 +9,16 @@ import sys
 from pathlib import Path
 from typing import Annotated, TextIO
 
+from fedsim.utils.machine import BRIEF_WAITING, collect_garbage_rarely
+
 # Set before flwr, transformers and datasets are imported: nothing phones home, and a missing
 # hub is an error at once instead of minutes of retries.
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-# A thread of torch that waits for the others sleeps: spinning beside other busy processes, which
-# keep those others from a core, took a run 1.6 times as long.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+if "OMP_WAIT_POLICY" not in os.environ:
+    for _name, _value in BRIEF_WAITING.items():
+        os.environ.setdefault(_name, _value)
 # Torch asks for huge pages: a fresh copy of a large model takes half the time.
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
@@ -46,7 +48,6 @@ from fedsim.errors import (
     SavedModelError,
 )
 from fedsim.utils.files import disk_message
-from fedsim.utils.machine import collect_garbage_rarely
 
 app = typer.Typer(
     name="fedsim",

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import io
+import os
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
+
+import pytest
 
 from fedsim.experiments.benchmarks import processes
 from tests.conftest import Capture, Patch
@@ -34,7 +39,26 @@ def test_ratios_are_to_the_way_that_the_row_names(monkeypatch: Patch) -> None:
 
     monkeypatch.setattr(processes, "units_a_second", rate)
     rows = {row["case"]: row for row in processes.run(seconds=3.0, turns=2)}
-    assert rows["two, passive"]["ratio"] == 2.0
+    assert rows["two, as fedsim lets them wait"]["ratio"] == 2.0
     assert rows["two, as torch waits by itself"]["ratio"] == 1.0
-    assert rows["alone, passive"]["ratio"] == 1.0
-    assert rows["alone, passive"]["details"]["ratio_to"] == "alone, as torch waits by itself"
+    alone = rows["alone, as fedsim lets it wait"]
+    assert alone["ratio"] == 1.0
+    assert alone["details"]["ratio_to"] == "alone, as torch waits by itself"
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ({}, ["PASSIVE", "4000"]),
+        ({"GOMP_SPINCOUNT": "7"}, ["PASSIVE", "7"]),
+        ({"OMP_WAIT_POLICY": "ACTIVE"}, ["ACTIVE", "None"]),
+    ],
+)
+def test_fedsim_sets_how_threads_wait_unless_it_is_set(
+    asked: Mapping[str, str], expected: list[str]
+) -> None:
+    names = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+    others = {name: value for name, value in os.environ.items() if name not in names}
+    script = f"import os, fedsim.cli.main; print(*map(os.environ.get, {names}))"
+    printed = subprocess.check_output([sys.executable, "-c", script], env={**others, **asked})
+    assert printed.decode().split() == expected

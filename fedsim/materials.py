@@ -241,6 +241,12 @@ def materials_of(
     return load_materials(config.seed, config.data, config.model, device, data_seed)
 
 
+def load_beside(config: Config, model: ModelConfig) -> LanguageModel:
+    """Load another model for a config's texts, on the device that a run of it computes on."""
+    device = default_device(config.executor.gpus_per_worker)
+    return load_model(model, config.seed, config.data.sequence_length, device)
+
+
 def default_device(gpus_per_worker: float) -> str:
     """Return "cuda" where a worker was given a share of a GPU and there is one, else "cpu"."""
     return "cuda" if gpus_per_worker > 0 and torch.cuda.is_available() else "cpu"

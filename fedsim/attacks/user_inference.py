@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 
 from fedsim.accounting.earlier_training import BUILT_IN
-from fedsim.attacks.likelihoods import Likelihoods
 from fedsim.attacks.measuring import (
     RESAMPLES,
     LogRatios,
@@ -33,8 +32,10 @@ from fedsim.attacks.schema import AttackReport, Bound
 from fedsim.config import Config, ModelConfig
 from fedsim.data.store import Indices, TokenStore
 from fedsim.errors import ConfigError, about
+from fedsim.evaluation.score_cache import ScoreCache
+from fedsim.evaluation.scoring import ExampleScores
 from fedsim.language_model import LanguageModel
-from fedsim.materials import Materials, load_model, materials_of
+from fedsim.materials import Materials, load_beside, materials_of
 from fedsim.plan import RoundPlan
 from fedsim.report.schema import Privacy, RunReport, load_report
 from fedsim.runner.checkpoint import checkpoints_in, load_checkpoint, round_of
@@ -65,7 +66,8 @@ def attack_run(
 ) -> AttackReport:
     """Attack a finished run.
 
-    Log-likelihoods are kept in RUN_DIR/attack/likelihoods, so that a second attack is quick.
+    Log-likelihoods are kept in RUN_DIR/attack/likelihoods: a second attack is quick, and one that
+    was cut off goes on.
 
     Args:
         run_dir: of a finished run with held-out users, or with canaries.
@@ -81,7 +83,7 @@ def attack_run(
     folder, report = RunFolder(run_dir), _finished(run_dir)
     config = folder.read_config()
     data_seed = folder.data_seed(config)
-    materials = materials_of(config, data_seed, "cpu")
+    materials = materials_of(config, data_seed)
     split, store = materials.split, materials.store
     pooled = None if store.graph is None else _pooled(build_plan(config, materials))
     known = known_samples(store, split, config.data, data_seed, pooled)
@@ -89,12 +91,16 @@ def attack_run(
     folder.check_texts(materials)
     numbers = list(samples) or default_samples(known, groups.values())
     sides = {name: choose_sides(known, group, max(numbers)) for name, group in groups.items()}
-    likelihoods = Likelihoods(store, known.samples, folder.path / "attack" / "likelihoods")
-    start = _model(config.model.start, config)
+    cache = ScoreCache(store, folder.path / "attack" / "likelihoods")
+
+    def likelihoods(model: LanguageModel, parameters: Tensors) -> ExampleScores:
+        return finite_scores(cache, model, parameters, known.samples)
+
+    start = load_beside(config, config.model.start)
     compared = start if reference is None else _reference(reference, config, materials)
-    before = likelihoods.scores(compared, compared.initial_parameters())
-    saved = _model(folder.served(config), config)
-    after = likelihoods.scores(saved, saved.initial_parameters())
+    before = likelihoods(compared, compared.initial_parameters())
+    saved = load_beside(config, folder.served(config))
+    after = likelihoods(saved, saved.initial_parameters())
     ratios = LogRatios(before.nats - after.nats, known.offsets)
     measured = [
         measure_group(name, side, ratios, numbers, config.seed) for name, side in sides.items()
@@ -104,7 +110,7 @@ def attack_run(
     look = partial(after_round, known=known, sides=first, before=before, samples=max(numbers))
     states = []
     for state in _kept(folder, start_of_run) if checkpoints else ():
-        scores = likelihoods.scores(materials.model, state.parameters)
+        scores = likelihoods(materials.model, state.parameters)
         states.append(look(state.round, after=scores))
     # A seed draws the same people to be held out of each run on the same data.
     earlier = materials.earlier_training or report.privacy.earlier_training
@@ -134,6 +140,24 @@ def attack_run(
         resamples=RESAMPLES,
         note=NOTE,
     )
+
+
+def finite_scores(
+    cache: ScoreCache, model: LanguageModel, parameters: Tensors, samples: Indices
+) -> ExampleScores:
+    """Return the scores of samples.
+
+    Raises:
+        ConfigError: a log-likelihood is not finite: no statistic could be made of it.
+    """
+    scores = cache.scores(model, parameters, samples)
+    wrong = len(np.unique(samples[~np.isfinite(scores.nats)]))
+    if wrong:
+        raise ConfigError(
+            f"{model.name}: {wrong} of {len(np.unique(samples))} log-likelihoods are not finite: "
+            "the model diverged, and there is nothing to attack"
+        )
+    return scores
 
 
 def _finished(run_dir: Path) -> RunReport:
@@ -190,7 +214,7 @@ def _groups(
 
 def _reference(name: str, config: Config, materials: Materials) -> LanguageModel:
     with about(f"--reference {name!r}: ", (ConfigError,)):
-        model = _model(ModelConfig(name_or_path=name), config)
+        model = load_beside(config, ModelConfig(name_or_path=name))
     if model.tokenizer_fingerprint != materials.model.tokenizer_fingerprint:
         raise ConfigError(
             f"--reference {name!r}: has another vocabulary than the run's "
@@ -198,10 +222,6 @@ def _reference(name: str, config: Config, materials: Materials) -> LanguageModel
             "give a model with the same tokenizer"
         )
     return model
-
-
-def _model(model: ModelConfig, config: Config) -> LanguageModel:
-    return load_model(model, config.seed, config.data.sequence_length)
 
 
 _NO_ABSENCE = {

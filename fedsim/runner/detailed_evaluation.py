@@ -10,18 +10,20 @@ import numpy as np
 import numpy.typing as npt
 
 from fedsim.config import Config
-from fedsim.data.store import Indices, TokenStore
+from fedsim.data.store import Indices
 from fedsim.errors import ConfigError
 from fedsim.evaluation.generation import SAMPLE_TOKENS, SAMPLES, sample_texts
 from fedsim.evaluation.head_words import head_word_histogram, most_frequent
 from fedsim.evaluation.metrics import summary
-from fedsim.evaluation.scoring import owners, score_examples
+from fedsim.evaluation.score_cache import ScoreCache
+from fedsim.evaluation.scoring import owners
 from fedsim.language_model import LanguageModel
-from fedsim.materials import Materials, load_model, materials_of
+from fedsim.materials import Materials, load_beside, materials_of
 from fedsim.registry import resolve
 from fedsim.report.schema import load_report
 from fedsim.runner.folder import RunFolder
 from fedsim.tensors import Tensors
+from fedsim.utils.files import cache_dir
 
 _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
@@ -44,7 +46,8 @@ def evaluate_run(
 ) -> dict[str, Any]:
     """Return what `fedsim evaluate` prints, for any run folder that has a model.
 
-    Everything but the samples is computed on private text and covered by no guarantee.
+    Everything but the samples is computed on private text and covered by no guarantee. Scores are
+    kept under the cache folder: what was cut off goes on.
 
     Args:
         run_dir: of a finished run.
@@ -60,7 +63,7 @@ def evaluate_run(
             f"RUN_DIR = {str(run_dir)!r}: holds no finished run (config.toml, model/ or adapter/)"
         )
     config = folder.read_config()
-    materials = materials_of(config, folder.data_seed(config), "cpu")
+    materials = materials_of(config, folder.data_seed(config))
     folder.check_texts(materials)
     stages = _stages(config, folder, materials)
     split, store = materials.split, materials.store
@@ -70,12 +73,13 @@ def evaluate_run(
         "held_out_users": np.concatenate([*everyone, np.zeros(0, np.int64)]),
     }
     frequent = most_frequent(store, split.train_examples, materials.model.vocabulary_size)
+    cache = ScoreCache(store, cache_dir() / "scores")
     longest = min(SAMPLE_TOKENS, config.data.sequence_length)
     result: dict[str, Any] = {
         "run": str(run_dir),
         "stages": {
             name: {
-                **{what: _scores(weights, store, part) for what, part in texts.items()},
+                **{what: _scores(weights, cache, part) for what, part in texts.items()},
                 "head_words": head_word_histogram(
                     *weights, store, split.held_out_examples, frequent
                 ),
@@ -88,7 +92,7 @@ def evaluate_run(
     }
     if personalisation is not None:
         if config.model.merged:  # all parameters of what was saved move, whichever the run trained
-            start = load_model(config.model.start, config.seed, config.data.sequence_length)
+            start = load_beside(config, config.model.start)
             stages["initial"] = (start, start.initial_parameters())
         result["personalisation"] = _personalised(config, materials, stages, personalisation)
     return result
@@ -108,17 +112,17 @@ def _is_promised(folder: RunFolder) -> bool:
 
 
 def _stages(config: Config, folder: RunFolder, materials: Materials) -> dict[str, Weights]:
-    saved = load_model(folder.served(config), sequence_length=config.data.sequence_length)
+    saved = load_beside(config, folder.served(config))
     return {
         "initial": (materials.model, materials.model.initial_parameters()),
         "final": (saved, saved.initial_parameters()),
     }
 
 
-def _scores(weights: Weights, store: TokenStore, examples: Indices) -> dict[str, Any]:
+def _scores(weights: Weights, cache: ScoreCache, examples: Indices) -> dict[str, Any]:
     """Return means weighted both ways, and how the users' losses are spread."""
-    scores = score_examples(*weights, store, examples)
-    users = owners(store, examples)
+    scores = cache.scores(*weights, examples)
+    users = owners(cache.store, examples)
     by_user = scores.summed_by(np.unique(users, return_inverse=True)[1])
     losses = by_user.mean_nats()[by_user.tokens > 0]
     return {**asdict(summary(scores, users)), "user_loss_quantiles": _quantiles(losses)}

@@ -20,13 +20,16 @@ from fedsim.accounting.trade_off import TradeOff
 from fedsim.attacks.charts import attack_chart
 from fedsim.attacks.folder import render_attack
 from fedsim.attacks.schema import AttackReport, Bound
-from fedsim.attacks.user_inference import bound_of
+from fedsim.attacks.user_inference import attack_run, bound_of
 from fedsim.cli.attack import _show
+from fedsim.evaluation import scoring
+from fedsim.language_model import LanguageModel
 from fedsim.report.schema import Privacy, TradeOffBound
 from fedsim.runner.checkpoint import load_checkpoint, save_checkpoint
+from fedsim.runner.detailed_evaluation import evaluate_run
 from fedsim.runner.launch import run
 from fedsim.sampling import PoissonSampling
-from tests.conftest import small_config
+from tests.conftest import Patch, small_config
 from tests.helpers.commands import fedsim, fedsim_json, fedsim_ok
 from tests.unit.report.report_samples import privacy as of_a_run
 
@@ -130,6 +133,26 @@ def test_a_model_against_itself_is_guessing(attacked: Path, tmp_path: Path) -> N
         "attack.html",
         "attack.png",
     }
+
+
+def test_attack_and_evaluation_compute_where_the_run_did(
+    attacked: Path, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    """Of a processor there is one, but it has two names."""
+    monkeypatch.setenv("FEDSIM_CACHE", str(tmp_path / "cache"))
+    folder = shutil.copytree(attacked, tmp_path / "run", ignore=shutil.ignore_patterns("attack"))
+    monkeypatch.setattr("fedsim.materials.default_device", lambda share: f"cpu:{share:g}")
+    score, devices = scoring.score_padded, []
+
+    def noted(model: LanguageModel, *given: Any) -> Any:  # noqa: ANN401
+        devices.append(str(model.device))
+        return score(model, *given)
+
+    monkeypatch.setattr(scoring, "score_padded", noted)
+    for command in (attack_run, evaluate_run):
+        devices.clear()
+        command(folder)
+        assert len(devices) > 1 and set(devices) == {"cpu:0"}
 
 
 def test_the_table_names_the_promise_and_the_page(attacked: Path) -> None:

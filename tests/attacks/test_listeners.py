@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsim.attacks import likelihoods
 from fedsim.attacks.charts import attack_chart
 from fedsim.attacks.folder import render_attack
 from fedsim.attacks.samples import known_samples
@@ -17,7 +16,8 @@ from fedsim.attacks.schema import AttackReport
 from fedsim.attacks.user_inference import attack_run
 from fedsim.config import Config
 from fedsim.data.split import split_store
-from fedsim.evaluation.scoring import score_examples
+from fedsim.evaluation import score_cache
+from fedsim.evaluation.scoring import Scoring
 from fedsim.materials import Materials, load_materials
 from fedsim.runner.launch import run
 from fedsim.strategy import build_plan
@@ -130,11 +130,12 @@ def test_a_text_is_scored_once_however_many_have_it(
     folder = run(config_of(mail), tmp_path / "run").path
     scored: list[int] = []
 
-    def counting(model: Any, parameters: Any, store: Any, examples: Any) -> Any:  # noqa: ANN401
-        scored.extend(examples.tolist())
-        return score_examples(model, parameters, store, examples)
+    class Counting(Scoring):
+        def __init__(self, model: Any, store: Any, examples: Any) -> None:  # noqa: ANN401
+            scored.extend(examples.tolist())
+            super().__init__(model, store, examples)
 
-    monkeypatch.setattr(likelihoods, "score_examples", counting)
+    monkeypatch.setattr(score_cache, "Scoring", Counting)
     attack_run(folder, samples=[1])
     assert len(scored) == 2 * len(set(scored))  # before and after
 

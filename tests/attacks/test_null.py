@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
-from fedsim.attacks.likelihoods import Likelihoods
 from fedsim.attacks.measuring import LogRatios
 from fedsim.attacks.roc import auroc, bootstrap
 from fedsim.attacks.samples import known_samples
 from fedsim.config import ModelConfig, load_config
+from fedsim.evaluation.score_cache import ScoreCache
 from fedsim.materials import load_materials, load_model
 from fedsim.seeding import stream
 
@@ -19,12 +19,15 @@ def test_halves_of_the_held_out_users_are_not_told_apart(attacked: Path, tmp_pat
     config = load_config(attacked / "config.toml")
     materials = load_materials(config.seed, config.data, config.model, "cpu")
     known = known_samples(materials.store, materials.split, config.data, config.seed)
-    kept = Likelihoods(materials.store, known.samples, tmp_path)
+    kept = ScoreCache(materials.store, tmp_path)
     start, final = (
         load_model(ModelConfig(name_or_path=name, pretraining_steps=steps), 0, 16)
         for name, steps in (("tiny-gpt", 0), (str(attacked / "model"), None))
     )
-    nats = [kept.scores(model, model.initial_parameters()).nats for model in (start, final)]
+    nats = [
+        kept.scores(model, model.initial_parameters(), known.samples).nats
+        for model in (start, final)
+    ]
     ratios = LogRatios(nats[0] - nats[1], known.offsets)
     scores = ratios.of(np.flatnonzero(~known.member)).statistic("mean", 2)
     assert len(scores) == 15

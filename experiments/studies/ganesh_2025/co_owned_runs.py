@@ -12,14 +12,15 @@ import numpy as np
 from fedsim.accounting.accountants import epsilon as epsilon_of
 from fedsim.accounting.calibration import calibrate_noise_multiplier
 from fedsim.accounting.events import RoundCost
-from fedsim.attacks.likelihoods import Likelihoods
 from fedsim.attacks.measuring import RESAMPLES
 from fedsim.attacks.roc import Scores, auroc, bootstrap
+from fedsim.attacks.user_inference import finite_scores
 from fedsim.config import Config, ModelConfig, parse_config
 from fedsim.data.bounding import Bounding, Order, most_examples
 from fedsim.data.selection import pool
 from fedsim.data.store import Indices
 from fedsim.evaluation.metrics import evaluate
+from fedsim.evaluation.score_cache import ScoreCache
 from fedsim.experiments.studies.common.runs import trained_once
 from fedsim.experiments.studies.ganesh_2025.scenes import World
 from fedsim.language_model import LanguageModel
@@ -276,10 +277,10 @@ def log_ratios(world: World, run: RunFolder, examples: Indices) -> Scores:
         (examples of the store,) float64, NaN for those that were not asked for.
     """
     store, start = world.co_owned.store, world.co_owned.model
-    cached = Likelihoods(store, examples, run.path.parent / "likelihoods")
-    before = cached.scores(start, start.initial_parameters())
+    cache = ScoreCache(store, run.path.parent / "likelihoods")
+    before = finite_scores(cache, start, start.initial_parameters(), examples)
     model = _trained(world, run)
-    after = cached.scores(model, model.initial_parameters())
+    after = finite_scores(cache, model, model.initial_parameters(), examples)
     ratios = np.full(store.num_examples, np.nan)
     ratios[examples] = before.nats - after.nats
     return ratios

@@ -1,8 +1,7 @@
-"""Hostile caches: numbers, losses, likelihoods, notes and stores that were kept."""
+"""Hostile caches: numbers, scores, notes and stores that were kept."""
 
 from __future__ import annotations
 
-import io
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,8 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from fedsim.attacks.likelihoods import Likelihoods
 from fedsim.data.store import TokenStore, integrity
-from fedsim.evaluation.starting_losses import losses_for
+from fedsim.evaluation.score_cache import ScoreCache
 from fedsim.materials import load_materials
 from fedsim.utils.cache import remembered
 from tests.robustness.fuzzing.mutations import Dice, changed_bytes, changed_tree, odd_value, pick
@@ -26,7 +24,6 @@ from tests.robustness.fuzzing.samples import (
     token_store,
     write_json,
 )
-from tests.robustness.fuzzing.store import Payload
 from tests.robustness.fuzzing.target import Target, believe
 
 _KEPT = "kept"
@@ -66,38 +63,6 @@ def _read_number(place: Path) -> None:
     believe(value == _TRUE, f"the number {value!r}")
 
 
-def _write_array(valid: Path, place: Path, dice: Dice) -> None:
-    """What may lie where the starting model's losses are kept."""
-    count = int(pick(dice, [0, 1, 33, 1000]))
-    losses = np.full(count, pick(dice, [1.0, np.nan, -1.0, np.inf]))
-    kind = pick(dice, ["f4", "f8", "i8", "S3"])
-    buffer = io.BytesIO()
-    if dice.random() < 0.15:
-        np.save(buffer, np.array([Payload()], dtype=object), allow_pickle=True)
-    else:
-        with np.errstate(invalid="ignore"):
-            np.save(buffer, losses.astype(kind))
-    content = buffer.getvalue()
-    if dice.random() < 0.5:
-        content = changed_bytes(dice, content)
-    (place / _KEPT).write_bytes(content)
-
-
-def _read_losses(place: Path) -> None:
-    valid = place.parent / "valid"
-    config = run_config(valid)
-    materials = load_materials(config.seed, config.data, config.model, "cpu")
-    with _cache(place):
-        true = losses_for(materials, "highest-perplexity")
-        shutil.copy(place / _KEPT, _only_file(place, "*.npy"))
-        again = losses_for(materials, "highest-perplexity")
-    believe(true is not None and again is not None, "no losses")
-    if true is None or again is None:
-        return
-    believe(again.shape == true.shape and again.dtype == np.float32, "losses of others")
-    believe(not np.isnan(again).any() and bool((again >= 0.0).all()), "losses that are none")
-
-
 def _write_scores(valid: Path, place: Path, dice: Dice) -> None:
     count = int(pick(dice, [0, 1, 5, 5, 5, 1000]))
     kinds = [torch.float64, torch.float64, torch.int64, torch.float32, torch.bool, torch.bfloat16]
@@ -106,6 +71,9 @@ def _write_scores(valid: Path, place: Path, dice: Dice) -> None:
         for name in ("nats", "correct", "tokens", "x")
         if dice.random() < 0.9
     }
+    if dice.random() < 0.9:
+        passes = torch.tensor(pick(dice, [0, 1, -1, 9, [1, 1], 0.5]))
+        tensors["passes"] = passes.to(pick(dice, [*kinds, torch.int64]))
     if tensors and dice.random() < 0.3:
         tensors["nats"] = pick(dice, [torch.zeros(count, 2), torch.tensor(1.0)])
     save_file(tensors, place / _KEPT)
@@ -117,11 +85,11 @@ def _read_scores(place: Path) -> None:
     valid = place.parent / "valid"
     config = run_config(valid)
     materials = load_materials(config.seed, config.data, config.model, "cpu")
-    likelihoods = Likelihoods(materials.store, np.arange(5), place / "likelihoods")
+    cache, examples = ScoreCache(materials.store, place / "scores"), np.arange(5)
     start = materials.model.initial_parameters()
-    true = likelihoods.scores(materials.model, start)
+    true = cache.scores(materials.model, start, examples)
     shutil.copy(place / _KEPT, _only_file(place, "*.safetensors"))
-    again = likelihoods.scores(materials.model, start)
+    again = cache.scores(materials.model, start, examples)
     believe(again.nats.shape == true.nats.shape, "scores of others")
     believe(again.nats.dtype == np.float64, "scores of another type")
     believe(bool((again.tokens == true.tokens).all()), "tokens of others")
@@ -151,7 +119,6 @@ def _read_note(place: Path) -> None:
 
 TARGETS = (
     Target("cached number", _write_number, _read_number),
-    Target("cached losses", _write_array, _read_losses, prepare=finished_run),
-    Target("cached likelihoods", _write_scores, _read_scores, prepare=finished_run),
+    Target("cached scores", _write_scores, _read_scores, prepare=finished_run),
     Target("note of a whole store", _write_note, _read_note, prepare=token_store),
 )

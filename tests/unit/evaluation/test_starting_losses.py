@@ -13,7 +13,7 @@ import torch
 from fedsim.config import ModelConfig, parse_config
 from fedsim.data.split import split_store
 from fedsim.errors import ConfigError
-from fedsim.evaluation import starting_losses
+from fedsim.evaluation import scoring
 from fedsim.evaluation.scoring import score_examples
 from fedsim.evaluation.starting_losses import losses_for
 from fedsim.language_model import LanguageModel
@@ -42,7 +42,7 @@ def test_they_are_each_training_examples_loss_and_are_kept(
     start, examples = fresh.model.initial_parameters(), fresh.split.train_examples
     expected = score_examples(fresh.model, start, fresh.store, examples).mean_nats()
     np.testing.assert_allclose(losses, expected, rtol=1e-6)
-    monkeypatch.setattr(starting_losses, "score_examples", refuse)
+    monkeypatch.setattr(scoring, "score_padded", refuse)
     again = losses_for(fresh, "lowest-perplexity")
     assert again is not None and np.array_equal(again, losses)
 
@@ -51,7 +51,7 @@ def test_another_split_takes_its_own_out_of_what_is_kept(
     fresh: Materials, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     losses_for(fresh, "highest-perplexity")
-    monkeypatch.setattr(starting_losses, "score_examples", refuse)
+    monkeypatch.setattr(scoring, "score_padded", refuse)
     other = replace(fresh, split=split_store(fresh.store, 5, 0.3, 0.0))
     examples = other.split.train_examples
     assert not np.array_equal(examples, fresh.split.train_examples)
@@ -68,7 +68,7 @@ def test_another_model_or_text_is_scored_anew(
 ) -> None:
     """Down to the last bit of one weight, which moves no likeliest word."""
     losses_for(fresh, "highest-perplexity")
-    monkeypatch.setattr(starting_losses, "score_examples", refuse)
+    monkeypatch.setattr(scoring, "score_padded", refuse)
     start = fresh.model.initial_parameters()
     first = next(iter(start))
     nudged = {**start, first: torch.nextafter(start[first], torch.tensor(10.0))}
@@ -98,7 +98,7 @@ class Started:
 
 
 def test_other_rules_score_nothing(fresh: Materials, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(starting_losses, "score_examples", refuse)
+    monkeypatch.setattr(scoring, "score_padded", refuse)
     for rule in ("random", "longest", "shortest", "random-chunk"):
         assert losses_for(fresh, rule) is None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -12,16 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 import fedsim
-from fedsim.attacks.likelihoods import Likelihoods
 from fedsim.config import load_config, parse_config
 from fedsim.data.store import TokenStore
 from fedsim.data.store.integrity import facts
 from fedsim.data.store.manifest import FILES, MANIFEST, fingerprint
 from fedsim.errors import ConfigError
-from fedsim.evaluation.starting_losses import losses_for
+from fedsim.evaluation.score_cache import ScoreCache
 from fedsim.materials import Materials
 from fedsim.runner import checkpoint as sealing
 from fedsim.runner.checkpoint import load_checkpoint, save_checkpoint
@@ -271,51 +271,32 @@ def test_all_that_a_price_is_computed_by_is_among_the_sources() -> None:
     }
 
 
-@pytest.mark.parametrize("kind", ["f8", "i8", "short", "nan", "negative", "pickle", "bytes"])
-def test_damaged_starting_losses_are_computed_again(
-    materials: Materials, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str
-) -> None:
-    monkeypatch.setenv("FEDSIM_CACHE", str(tmp_path))
-    true = losses_for(materials, "highest-perplexity")
-    assert true is not None
-    true = np.array(true)
-    (path,) = tmp_path.rglob("*.npy")
-    kept = np.load(path)
-    odd = {"short": kept[:-1], "nan": kept * np.nan, "negative": -kept - 1}
-    if kind == "bytes":
-        path.write_bytes(b"\x93NUMPY\x01\x00v\x00{")
-    elif kind == "pickle":
-        np.save(path, np.array([len], dtype=object), allow_pickle=True)
-    else:
-        np.save(path, odd[kind] if kind in odd else kept.astype(kind))
-    again = losses_for(materials, "highest-perplexity")
-    assert again is not None and np.array_equal(again, true)
-
-
 @pytest.mark.parametrize(
-    "kind", ["float32", "bfloat16", "square", "scalar", "negative", "more", "cut"]
+    "kind",
+    ["float32", "bfloat16", "square", "scalar", "negative", "more", "cut", "far", "some", "NaN"],
 )
-def test_damaged_likelihoods_are_computed_again(
-    materials: Materials, tmp_path: Path, kind: str
-) -> None:
-    likelihoods = Likelihoods(materials.store, np.arange(5), tmp_path)
+def test_damaged_scores_are_computed_again(materials: Materials, tmp_path: Path, kind: str) -> None:
+    cache, examples = ScoreCache(materials.store, tmp_path), np.arange(5)
     start = materials.model.initial_parameters()
-    true = likelihoods.scores(materials.model, start)
+    true = cache.scores(materials.model, start, examples)
     (path,) = tmp_path.iterdir()
-    kept = {name: torch.from_numpy(value) for name, value in vars(true).items()}
+    kept = load_file(path)
+    passes = {"far": torch.tensor(99), "some": torch.tensor([1, 1]), "NaN": torch.tensor(math.nan)}
     odd = {
         "square": kept["nats"][:, None].clone(),
         "scalar": torch.tensor(1.0),
         "negative": -1.0 - kept["nats"],
         "cut": kept["nats"],
     }
-    if kind == "more":
+    if kind in passes:
+        kept |= {"passes": passes[kind], "nats": kept["nats"] + 1.0}
+    elif kind == "more":
         kept["correct"] = kept["tokens"] + 1
     else:
         kept["nats"] = odd[kind] if kind in odd else kept["nats"].to(getattr(torch, kind))
     save_file(kept, path)
     if kind == "cut":
         path.write_bytes(path.read_bytes()[:-3])
-    again = likelihoods.scores(materials.model, start)
+    again = cache.scores(materials.model, start, examples)
     assert np.array_equal(again.nats, true.nats)
     assert np.array_equal(again.correct, true.correct)

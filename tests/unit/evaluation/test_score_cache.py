@@ -1,19 +1,23 @@
-"""Log-likelihoods by a plain loop, from disk the second time, and never those of other weights."""
+"""Scores by a plain loop, from disk the second time, and never those of other weights."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from fedsim.attacks import likelihoods as module
-from fedsim.attacks.likelihoods import Likelihoods
+from fedsim.attacks.user_inference import finite_scores
 from fedsim.clients.models.transformers_model import TransformersModel
 from fedsim.errors import ConfigError
+from fedsim.evaluation import score_cache as module
+from fedsim.evaluation import scoring
+from fedsim.evaluation.score_cache import ScoreCache
+from fedsim.evaluation.scoring import ExampleScores
 from fedsim.language_model import LanguageModel
 from fedsim.materials import Materials
 
@@ -23,7 +27,7 @@ EXAMPLES = np.array([7, 0, 3], np.int64)
 def test_whole_sequences_are_summed_not_averaged(materials: Materials, tmp_path: Path) -> None:
     model, store = materials.model, materials.store
     start = model.initial_parameters()
-    scores = Likelihoods(store, EXAMPLES, tmp_path).scores(model, start)
+    scores = ScoreCache(store, tmp_path).scores(model, start, EXAMPLES)
     for example, nats in zip(EXAMPLES.tolist(), scores.nats, strict=True):
         ids = torch.from_numpy(store.example(example).astype(np.int64))
         log_probabilities = model.logits(start, ids[None])[0].double().log_softmax(dim=-1)
@@ -35,21 +39,21 @@ def test_the_second_time_they_come_from_disk(
     materials: Materials, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, start = materials.model, materials.model.initial_parameters()
-    kept = Likelihoods(materials.store, EXAMPLES, tmp_path)
-    first = kept.scores(model, start)
+    kept = ScoreCache(materials.store, tmp_path)
+    first = kept.scores(model, start, EXAMPLES)
     assert {path.suffix for path in tmp_path.iterdir()} == {".safetensors"}
 
     def refuse(*_: object) -> None:
         raise AssertionError("scored again")
 
-    monkeypatch.setattr(module, "score_examples", refuse)
-    again = kept.scores(model, start)
+    monkeypatch.setattr(scoring, "score_padded", refuse)
+    again = kept.scores(model, start, EXAMPLES)
     assert np.array_equal(first.nats, again.nats)
     assert np.array_equal(first.tokens, again.tokens)
     others: list[Callable[[], object]] = [
-        lambda: kept.scores(_with_other_heads(model), start),
-        lambda: Likelihoods(materials.store, EXAMPLES[:2], tmp_path).scores(model, start),
-        lambda: kept.scores(model, _nudged(start)),
+        lambda: kept.scores(_with_other_heads(model), start, EXAMPLES),
+        lambda: kept.scores(model, start, EXAMPLES[:2]),
+        lambda: kept.scores(model, _nudged(start), EXAMPLES),
     ]
     for other in others:
         with pytest.raises(AssertionError, match="scored again"):
@@ -59,7 +63,40 @@ def test_the_second_time_they_come_from_disk(
 def test_a_model_that_diverged_is_no_target(materials: Materials, tmp_path: Path) -> None:
     broken = {name: value * torch.nan for name, value in _start(materials).items()}
     with pytest.raises(ConfigError, match="3 of 3 log-likelihoods are not finite"):
-        Likelihoods(materials.store, EXAMPLES, tmp_path).scores(materials.model, broken)
+        finite_scores(ScoreCache(materials.store, tmp_path), materials.model, broken, EXAMPLES)
+
+
+@pytest.mark.parametrize("passes_before", [1, 2, 3])
+def test_a_scoring_that_was_cut_off_goes_on_and_ends_in_the_same_bits(
+    materials: Materials, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, passes_before: int
+) -> None:
+    monkeypatch.setattr(module, "_SECONDS", 0.0)
+    monkeypatch.setattr(scoring, "_MOST_EXAMPLES", 2)
+    model, start, examples = materials.model, _start(materials), np.arange(9)[::-1].copy()
+    whole = ScoreCache(materials.store, tmp_path / "whole").scores(model, start, examples)
+    cache = ScoreCache(materials.store, tmp_path / "cut")
+    taken: list[int] = []
+
+    def score(*given: Any) -> Any:  # noqa: ANN401
+        if len(taken) == passes_before:
+            raise KeyboardInterrupt
+        taken.append(len(given[-1]))
+        return scoring_of_a_pass(*given)
+
+    scoring_of_a_pass = scoring.score_padded
+    monkeypatch.setattr(scoring, "score_padded", score)
+    with pytest.raises(KeyboardInterrupt):
+        cache.scores(model, start, examples)
+    before, taken[:] = sum(taken), []
+    passes_before = 99
+    again = cache.scores(model, start, examples)
+    assert before + sum(taken) == 9 and len(taken) < 5
+    for one, other in zip(_parts(again), _parts(whole), strict=True):
+        assert np.array_equal(one, other)
+
+
+def _parts(scores: ExampleScores) -> list[np.ndarray[Any, Any]]:
+    return [scores.nats, scores.correct, scores.tokens]
 
 
 def _with_other_heads(model: LanguageModel) -> LanguageModel:

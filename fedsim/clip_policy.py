@@ -1,4 +1,8 @@
-"""Clip-norm schedules: constant, linear, exponential, adaptive."""
+"""Clip-norm schedules: constant, linear, exponential, adaptive.
+
+A policy scales the whole clip: all layers of a per-layer clip move by one factor, which is what the
+state of a run and its checkpoints keep (`clip_scale`).
+"""
 
 from __future__ import annotations
 

@@ -15,8 +15,9 @@ case of one unit.
 | NaN or inf  | never gets here: execution drops it to zero and counts it      |
 
 A new kind is a member of `Clip` (below), a word of `strategy.clip.kind` (`config/schema.py`), made
-by `strategy.build_clip`, and said where audits ask which parameters a bound is of
-(`audit/canaries.py`, `audit/replicas.py`).
+by `strategy.build_clip`, said where audits ask which parameters a bound is of
+(`audit/canaries.py`, `audit/replicas.py`) and in reports (`runner/summary.py`), and a row of
+`tests/contracts/test_clips.py`.
 """
 
 from __future__ import annotations

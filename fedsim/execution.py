@@ -171,7 +171,11 @@ class Executor(Protocol):
 
 
 class Accumulator:
-    """Adds units to a sum in place: the one spot where an update is checked, clipped, weighted.
+    """Adds units to a sum in place, each checked, clipped and weighted.
+
+    Engines that add many units at once do the same to their norms and factors
+    (`clients/engines/clipped_sums.py`) and give this one the units that float32 is too coarse for:
+    a change of the rule is a change of both.
 
     Args:
         layout: of the updates.

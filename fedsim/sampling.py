@@ -1,15 +1,22 @@
 """Samplers, each drawn and accounted by the same value; and the neighbouring relations.
 
-Six samplers, each drawn exactly as it is accounted, save one that says that it is not:
+Six samplers, each drawn exactly as it is accounted, save one that says that it is not; a seventh,
+of Asi & Liu, is in `fedsim/concentration`:
 
 | sampler | cohort | accounted as | relation |
 |---|---|---|---|
-| Poisson | Binomial | Poisson | all |
-| truncated Poisson | Binomial, cut to a cap | truncated Poisson | all three |
+| Poisson | Binomial | Poisson | all four |
+| truncated Poisson | Binomial, cut to a cap | truncated Poisson | of users |
 | fixed size | always the same | sampling without replacement (RDP) | replace-one |
-| balanced | Binomial, everybody once a pass | random allocation, a whole run | the first two |
-| cyclic | Binomial, of one group in turn | a Poisson round a turn, a whole run | all three |
+| balanced | Binomial, everybody once a pass | random allocation, a whole run | no replace-one |
+| cyclic | Binomial, of one group in turn | a Poisson round a turn, a whole run | of users |
 | shuffled | always the same | Poisson, which it is not: no guarantee | of Poisson |
+
+A new one is a `Sampling` (below) with a proof: a word of `strategy.sampling.kind`
+(`config/schema.py`), made by `strategy.build_sampling` and, for `fedsim account`, in
+`cli/account.py`, read from files by `accounting/events.py`, priced by an accountant in
+`accounting/methods`, in `tests/contracts/test_accountants.py` and tested for its law in
+`tests/privacy/test_other_samplers.py`. Relations "of users" are the first three of `Relation`.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Models: networks as values, parameters in and logits out.
+"""Models: functions of parameters and tokens that return logits (`fedsim/language_model.py`).
 
-Start at `transformers_model.py`, or copy `tiny_gpt.py`, the smallest. Models are registered under
-the entry points `fedsim.models`. `loading.py` opens transformers folders, GGUF files and hub ids.
+Start at `transformers_model.py`, or copy `tiny_gpt.py`, the smallest; a network of your own:
+docs/how-to/own-model.md. Models are registered under the entry points `fedsim.models`. `loading.py`
+opens transformers folders, GGUF files and hub ids.
 """

@@ -198,7 +198,7 @@ class RunFolder:
                 "[data] that the run began with"
             )
 
-    def charge(self, ledger: Ledger) -> None:
+    def write_ledger(self, ledger: Ledger) -> None:
         """Put the ledger on disk. Comes before anything that a release has touched.
 
         A seeded run that was taken up makes releases again that the file has; it never shrinks.

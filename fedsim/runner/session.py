@@ -342,7 +342,7 @@ class _Session:
             self.account.charge(
                 state.round, plan.score_cost, plan.draws.score_release_id, 1, own=own
             )
-        self.folder.charge(charged)
+        self.folder.write_ledger(charged)
         self.scores = private_scores(
             self.materials.model,
             state.parameters,
@@ -427,7 +427,7 @@ class _Session:
         if halted or diverged or cut_short:
             until = self._charge_planned()
         if halted or diverged:
-            self.folder.charge(self.state.ledger)
+            self.folder.write_ledger(self.state.ledger)
         if diverged:
             self.final = without_scores(self.materials, self.folder.model, self.folder.adapter)
         final = self.final or self._evaluate_saved(self.state)
@@ -469,7 +469,7 @@ class _Session:
 
     def _on_round(self, state: ServerState, record: RoundRecord) -> RoundMetrics:
         self.state = state
-        self.folder.charge(state.ledger)  # first: nothing of the round is on disk before it
+        self.folder.write_ledger(state.ledger)  # first: nothing of the round is on disk before it
         due = self._due(state.round)
         epsilon = self._epsilon(state) if due else None
         line = RoundMetrics.model_validate(

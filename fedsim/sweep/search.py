@@ -264,7 +264,7 @@ def _begin(search: Search, out: Path, asked: Mapping[str, Any]) -> None:
             if isinstance(error, ConfigError):
                 raise
             raise BudgetSpentError(f"{error}{_what_fits(search, account)}") from None
-    RunFolder(out).charge(ledger)
+    RunFolder(out).write_ledger(ledger)
 
 
 def _what_fits(search: Search, account: SharedAccount) -> str:

@@ -2,8 +2,8 @@
 
 A rule is found by a module's exact class, since a subclass may compute something else, or by the
 name that transformers gives a kind of layer in every family of models. A model with a layer without
-a rule is computed by `loop`; that a rule fits is verified by numbers before it is used
-(`verification.py`).
+a rule is computed by `vmap` where torch can, else by `loop`; that a rule fits is verified by
+numbers before it is used (`verification.py`).
 """
 
 from __future__ import annotations

@@ -146,7 +146,7 @@ def folder(tmp_path: Path) -> RunFolder:
     with folder.metrics.open("a", encoding="utf-8") as file:
         file.write('{"round": 5, "lo')
     save_checkpoint(folder.checkpoints, state_after(2), keep=2)
-    folder.charge(state_after(4).ledger)
+    folder.write_ledger(state_after(4).ledger)
     return folder
 
 
@@ -173,7 +173,7 @@ def test_secure_releases_that_were_charged_stay_charged(tmp_path: Path) -> None:
     for round in range(3):
         folder.append_metrics(line_of(round))
     save_checkpoint(folder.checkpoints, early, keep=1)
-    folder.charge(late.ledger)
+    folder.write_ledger(late.ledger)
     taken = folder.take_up(secure=True)
     assert taken is not None and taken.round == 2
     assert taken.ledger == late.ledger

@@ -46,7 +46,7 @@ def folder(tmp_path: Path) -> RunFolder:
     folder.begin(parse_config({}), {}, 0)
     for round in range(5):
         folder.append_metrics(line_of(round))
-    folder.charge(state_after(4).ledger)
+    folder.write_ledger(state_after(4).ledger)
     for rounds in (2, 4):
         save_checkpoint(folder.checkpoints, state_after(rounds), keep=2)
     return folder
@@ -74,7 +74,7 @@ def test_charges_are_not_lost_with_a_damaged_checkpoint(folder: RunFolder) -> No
     """The ledger on disk lacks rounds that the damaged file's name bears witness to."""
     newest(folder).write_bytes(b"")
     folder.ledger.unlink()
-    folder.charge(state_after(3).ledger)
+    folder.write_ledger(state_after(3).ledger)
     with pytest.raises(ConfigError, match=r"round-000004\..*charges are missing"):
         folder.take_up(secure=False)
 
@@ -95,7 +95,7 @@ def test_nor_before_the_first_checkpoint(folder: RunFolder, secure: bool) -> Non
     for ledger in (None, state_after(3).ledger):
         folder.ledger.unlink(missing_ok=True)
         if ledger is not None:
-            folder.charge(ledger)
+            folder.write_ledger(ledger)
         with pytest.raises(ConfigError, match=r"metrics\.jsonl has 4 .*charges are missing"):
             folder.take_up(secure)
     assert folder.metrics.read_bytes() == before
@@ -125,7 +125,7 @@ def test_without_a_whole_checkpoint_a_run_is_refused(folder: RunFolder) -> None:
 
 def test_the_ledger_on_disk_never_shrinks(folder: RunFolder) -> None:
     """A seeded run that makes rounds again has them charged already."""
-    folder.charge(state_after(3).ledger)
+    folder.write_ledger(state_after(3).ledger)
     assert folder.read_ledger() == state_after(4).ledger
-    folder.charge(state_after(5).ledger)
+    folder.write_ledger(state_after(5).ledger)
     assert folder.read_ledger() == state_after(5).ledger

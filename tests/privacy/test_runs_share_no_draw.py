@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from fedsim import registry
 from fedsim.clients.app import app, prepared
-from fedsim.config import Config, ModelConfig, with_settings
+from fedsim.config import Config, ExecutorConfig, ModelConfig, TrainingConfig, with_settings
 from fedsim.errors import ConfigError
 from fedsim.grids.executor import GridExecutor, build_executor
 from fedsim.grids.in_process import InProcessGrid
@@ -78,6 +78,16 @@ def test_who_computes_and_when_it_is_saved_changes_no_release(
     second = with_settings(first, ["executor.shard_size=3", "training.checkpoint_every=1"])
     assert noise(first, materials) == noise(second, materials)
     assert coins(first, materials) == coins(second, materials)
+
+
+def test_a_new_key_of_these_sections_must_be_decided_about() -> None:
+    """Whether it changes what is released; then `release_seed` has to name it."""
+    named = {"precision", "private_evaluation"}
+    elsewhere = set(["grid", "workers", "cpus_per_worker", "gpus_per_worker", "address", "shard_size"])
+    same_sums = {"engine", "checkpointing"}  # up to rounding
+    looks = {"evaluate_every", "checkpoint_every", "keep_checkpoints", "trackers"}
+    keys = set(ExecutorConfig.model_fields) | set(TrainingConfig.model_fields)
+    assert keys == named | elsewhere | same_sums | looks
 
 
 def test_the_same_config_on_other_texts_is_another_draw(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def test_who_computes_and_when_it_is_saved_changes_no_release(
 def test_a_new_key_of_these_sections_must_be_decided_about() -> None:
     """Whether it changes what is released; then `release_seed` has to name it."""
     named = {"precision", "private_evaluation"}
-    elsewhere = set(["grid", "workers", "cpus_per_worker", "gpus_per_worker", "address", "shard_size"])
+    elsewhere = {"grid", "workers", "cpus_per_worker", "gpus_per_worker", "address", "shard_size"}
     same_sums = {"engine", "checkpointing"}  # up to rounding
     looks = {"evaluate_every", "checkpoint_every", "keep_checkpoints", "trackers"}
     keys = set(ExecutorConfig.model_fields) | set(TrainingConfig.model_fields)

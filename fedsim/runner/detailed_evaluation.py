@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedsim.accounting import PROMISE
 from fedsim.config import Config
 from fedsim.data.store import Indices
 from fedsim.errors import ConfigError
@@ -102,8 +103,10 @@ def _is_promised(folder: RunFolder) -> bool:
     """Whether the model has a guarantee, which what it writes is covered by.
 
     What the start was trained on before may be private too: no guarantee of this run covers it.
+    Of the runs of a search the winner alone is paid for, and has a promise when all are over.
     """
-    if not folder.report.exists():
+    given = (folder.model / PROMISE, folder.adapter / PROMISE)
+    if not folder.report.exists() or not any(path.exists() for path in given):
         return False
     privacy = load_report(folder.path).privacy
     if privacy.hypothetical or privacy.earlier_training:

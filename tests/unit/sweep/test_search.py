@@ -15,6 +15,7 @@ from fedsim.accounting.ledger import Ledger
 from fedsim.config import load_config
 from fedsim.errors import BudgetSpentError, HaltedError
 from fedsim.report.schema import load_report
+from fedsim.runner.detailed_evaluation import evaluate_run
 from fedsim.runner.folder import RunFolder
 from fedsim.runner.launch import run
 from fedsim.runner.shared_ledger import read_shared
@@ -213,6 +214,22 @@ def test_a_trial_is_no_run_by_itself(speeches: Path, tmp_path: Path) -> None:
     assert read_shared(tmp_path / "shared.json").ledger.num_releases == 1
     said = load_report(winner).privacy.assumptions
     assert any("All runs that share its ledger" in sentence for sentence in said)
+
+
+def test_what_a_trial_writes_is_covered_once_it_has_won(speeches: Path, tmp_path: Path) -> None:
+    """Before that, all of the trials can be looked at, of which the price pays for one."""
+    before: list[str] = []
+
+    def looked_at(jobs: Sequence[Job]) -> Outcomes:
+        for job in jobs:
+            outcome = attempt(job)
+            before.append(evaluate_run(job.out)["note"])
+            yield outcome
+
+    config = write(tmp_path / "c.toml", speeches)
+    winner = run_search(cells_of(config), tmp_path / "out", trials=2.0, runner=looked_at)
+    assert all(note.endswith("the samples neither") for note in before) and before
+    assert evaluate_run(winner)["note"].endswith("but for the samples")
 
 
 def test_one_secret_file_is_all_that_a_search_keeps(

@@ -265,6 +265,8 @@ class _Session:
         taken_up = self.folder.take_up(secure=not self._repeats())
         self.state = taken_up or self._start()
         if (reason := self.folder.diverged()) is not None:  # killed before it was said
+            if taken_up is None:  # then all lines went with the rounds that no checkpoint holds
+                self.folder.append_metrics(self._first_line().model_dump_json(exclude_none=True))
             raise DivergedError(reason)
         config = self.config
         with tracking(self.trackers, self.folder.path, config, self._terms) as self.tell:
@@ -464,8 +466,11 @@ class _Session:
         return self.plan.draws.repeat and charged <= set(self.plan.draws.release_ids)
 
     def _log_start(self) -> None:
+        self._write(self._first_line())
+
+    def _first_line(self) -> RoundMetrics:
         held_out = self._held_out(self.state)
-        self._write(RoundMetrics(round=0, epsilon=0.0 if self.private else None, held_out=held_out))
+        return RoundMetrics(round=0, epsilon=0.0 if self.private else None, held_out=held_out)
 
     def _on_round(self, state: ServerState, record: RoundRecord) -> RoundMetrics:
         self.state = state

@@ -99,6 +99,28 @@ def test_a_diverged_run_never_goes_on(
     assert not said or (out / "ledger.json").read_bytes() == before
 
 
+def test_one_that_diverged_before_its_first_checkpoint_says_so_again(
+    speeches: Path, tmp_path: Path
+) -> None:
+    """Killed before its report was written: the try that writes it is the last that charges."""
+    ledger, out = tmp_path / "people.json", tmp_path / "o"
+    privacy = {"noise": "secure", "noise_multiplier": 1e3}
+    shared = {"ledger": str(ledger), "epsilon": 20.0, "delta": 1e-2}
+    far = {"server": FAR, "privacy": {**privacy, "shared": shared}}
+    config = write(tmp_path / "far.toml", speeches, "uls", **far)
+    assert fedsim("run", config, "--out", out).returncode == 1
+    whole = load_report(out)
+    (out / "report.json").unlink()
+    for _ in range(2):
+        done = fedsim("run", config, "--out", out, "--resume")
+        assert done.returncode == 1
+        assert "Diverged: round 1: " in done.stderr
+        assert RunFolder(out).read_ledger().num_releases == 12
+        assert read_shared(ledger).ledger.num_releases == 13  # with the round that diverged
+    assert [line.round for line in load_metrics(out)] == [0]
+    assert load_report(out).utility.initial == whole.utility.initial
+
+
 def test_parameters_that_are_not_finite_end_the_run(speeches: Path, tmp_path: Path) -> None:
     """Noise times the learning rate is beyond float32 at once; it is charged all the same."""
     config = write(

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import logging
+import time
+from contextlib import ExitStack
 from typing import Self
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fedsim.report.schema import RoundMetrics
 from fedsim.report.wording import NOT_COVERED
-from fedsim.utils.terminal import progress_console
-
-log = logging.getLogger("fedsim")
+from fedsim.utils.terminal import progress_console, told_when_quiet
 
 
 class _Bar:
-    """A bar of rounds on standard error, where that is a terminal."""
+    """A bar of rounds on standard error, where that is a terminal; else lines of a log.
+
+    A round may take hours, and few of them be scored: a half minute without a line has one.
+    """
 
     def __init__(self, title: str, rounds: int, done: int = 0) -> None:
         console = progress_console()
@@ -29,13 +31,30 @@ class _Bar:
             disable=not console.is_terminal,
         )
         self._task = self._progress.add_task(title, total=rounds, completed=done, note="")
+        self._title, self._rounds, self._done = title, rounds, done
+        self._began = time.monotonic()  # the round that is being made
+        self._open = ExitStack()
 
     def __enter__(self) -> Self:
         self._progress.start()
+        self._began = time.monotonic()
+        if self._progress.disable:
+            self._say = self._open.enter_context(told_when_quiet(self._still))
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._open.close()
         self._progress.stop()
+
+    def _count(self) -> None:
+        self._progress.advance(self._task)
+        self._done += 1
+        self._began = time.monotonic()
+
+    def _still(self) -> str:
+        seconds = time.monotonic() - self._began
+        done = f"{self._done} of {self._rounds} rounds done"
+        return f"{self._title}: {done}, {seconds:.0f} seconds at the next so far"
 
 
 class RoundProgress(_Bar):
@@ -50,39 +69,32 @@ class RoundProgress(_Bar):
 
     def __init__(self, title: str, rounds: int, done: int, *, any_held_out: bool) -> None:
         super().__init__(title, rounds, done)
-        self._title = title
-        self._rounds = rounds
         self._any_held_out = any_held_out
         self._said = not any_held_out
 
     def advance(self, line: RoundMetrics) -> None:
         """Show one more round."""
+        self._count()
         if line.held_out is None:
-            self._progress.advance(self._task)
             return
         note = f"held-out loss {line.held_out.loss:.4f}"
         beside = f"{note} (not covered by ε)"
         if not self._any_held_out:
             note = beside = "no text is held out"
-        self._progress.update(self._task, advance=1, note=beside)
+        self._progress.update(self._task, note=beside)
         if self._progress.disable:
             if not self._said:  # once: a run may have thousands of lines
-                log.info("%s: held-out losses are %s", self._title, NOT_COVERED)
+                self._say(f"{self._title}: held-out losses are {NOT_COVERED}")
                 self._said = True
-            log.info("%s: round %d of %d, %s", self._title, line.round, self._rounds, note)
+            self._say(f"{self._title}: round {line.round} of {self._rounds}, {note}")
 
 
 class CountProgress(_Bar):
-    """Counts rounds on standard error: a bar on a terminal, else ten lines at most."""
-
-    def __init__(self, title: str, rounds: int) -> None:
-        super().__init__(title, rounds)
-        self._title, self._rounds, self._done = title, rounds, 0
+    """Counts rounds on standard error: a bar on a terminal, else ten lines, and signs of life."""
 
     def advance(self, *_: object) -> None:
         """Count one more, as `train` asks for it after each round."""
-        self._progress.advance(self._task)
-        self._done += 1
+        self._count()
         tenths = [10 * done // self._rounds for done in (self._done - 1, self._done)]
         if self._progress.disable and tenths[0] != tenths[1]:
-            log.info("%s: round %d of %d", self._title, self._done, self._rounds)
+            self._say(f"{self._title}: round {self._done} of {self._rounds}")

@@ -109,18 +109,36 @@ def status_when_slow(message: str) -> Iterator[None]:
 
 @contextmanager
 def _still_at(message: str) -> Iterator[None]:
-    ended, began = threading.Event(), time.monotonic()
+    began = time.monotonic()
+    with told_when_quiet(lambda: f"{message}: {time.monotonic() - began:.0f} seconds so far"):
+        yield
 
-    def tell() -> None:
-        while not ended.wait(_QUIET):
-            log.info("%s: %d seconds so far", message, time.monotonic() - began)
 
-    thread = threading.Thread(target=tell, daemon=True)
+@contextmanager
+def told_when_quiet(line: Callable[[], str]) -> Iterator[Callable[[str], None]]:
+    """Give what logs a line, and log `line()` after each half minute in which it logged none."""
+    said, ended = threading.Event(), threading.Event()
+
+    def watch() -> None:
+        while True:
+            quiet = not said.wait(_QUIET)
+            said.clear()  # before the look at the end, which is set first
+            if ended.is_set():
+                return
+            if quiet:
+                log.info("%s", line())
+
+    def tell(words: str) -> None:
+        said.set()
+        log.info("%s", words)
+
+    thread = threading.Thread(target=watch, daemon=True)
     thread.start()
     try:
-        yield
+        yield tell
     finally:
         ended.set()
+        said.set()
         thread.join()
 
 

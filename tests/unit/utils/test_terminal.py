@@ -21,7 +21,8 @@ from rich.table import Table
 from fedsim.cli.main import _ToStandardError
 from fedsim.data.building import build
 from fedsim.experiments.studies.common.output import steps
-from fedsim.runner.progress import CountProgress
+from fedsim.report.schema import RoundMetrics
+from fedsim.runner.progress import CountProgress, RoundProgress
 from fedsim.utils import terminal
 from fedsim.utils.terminal import is_terminal, progress_console, status_when_slow, table_console
 from tests.conftest import Capture, Log, Patch
@@ -147,6 +148,25 @@ def test_long_work_says_something_where_there_is_no_bar(
     with caplog.at_level(logging.INFO):
         assert list(steps("abc", "noise of the filter")) == ["a", "b", "c"]
     assert [record.message for record in caplog.records] == ["noise of the filter: 2 of 3"]
+
+
+def test_a_round_of_hours_and_rounds_without_a_score_say_something(
+    caplog: Log, capsys: Capture, monkeypatch: Patch
+) -> None:
+    monkeypatch.setattr(terminal, "_QUIET", 0.2)
+    runs, audit = RoundProgress("uls", 9, 3, any_held_out=True), CountProgress("audit", 9)
+    of_round = {"units": 1, "gradients": 1, "non_finite": 0, "estimate_norm": 1.0}
+    line = RoundMetrics.model_validate({"round": 4, "epsilon": None, **of_round})
+    with caplog.at_level(logging.INFO):
+        for bar, advance, said in (
+            (runs, lambda: runs.advance(line), "uls: 4 of 9 rounds done, "),
+            (audit, audit.advance, "audit: 1 of 9 rounds done, "),
+        ):
+            caplog.clear()
+            with bar:
+                advance()
+                time.sleep(0.5)
+            assert [record.message.startswith(said) for record in caplog.records[-2:]] == [True] * 2
 
 
 def test_a_wait_says_that_it_goes_on_and_ends_with_the_work(

@@ -7,9 +7,12 @@ under the model that training started from and under the one that it gave away.
 
 from __future__ import annotations
 
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Literal, cast, get_args
 
 import numpy as np
@@ -36,6 +39,7 @@ from fedsim.runner.training import train
 from fedsim.state import ServerState
 from fedsim.tensors import Tensors
 from fedsim.utils.files import cache_dir
+from fedsim.utils.locks import LOCK, locked
 
 Method = Literal["f-dp", "steinke"]
 
@@ -181,9 +185,8 @@ def train_with(
     rounds = config.strategy.rounds
     device = default_device(config.executor.gpus_per_worker)
     start = materials.model.initial_parameters()
-    cache_dir().mkdir(parents=True, exist_ok=True)  # the text stays where it is kept already
-    with TemporaryDirectory(prefix="audit-", dir=cache_dir()) as folder:
-        store = Path(folder) / "store"
+    with scratch(cache_dir() / "audits") as folder:  # the text stays where it is kept already
+        store = folder / "store"
         add_users(materials, texts, included, copies(config), store)
         planted = _reading(config, plan, store)
         found = load_materials(planted.seed, planted.data, planted.model, device, materials.seed)
@@ -193,6 +196,24 @@ def train_with(
             executor = build_executor(planted, found, plan, grid, device)
             state = train(ServerState(0, start), plan, executor, rounds, on_round=bar.advance)
     return state.parameters
+
+
+@contextmanager
+def scratch(base: Path) -> Iterator[Path]:
+    """Give an empty folder in `base`, gone after the block, and remove what killed blocks left."""
+    for left in base.glob("*"):
+        with suppress(BlockingIOError), locked(left / LOCK, _pass_over, without=_pass_over):
+            shutil.rmtree(left, ignore_errors=True)
+    folder = base / secrets.token_hex(8)
+    with locked(folder / LOCK, _pass_over, without=lambda _: None):
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder)
+
+
+def _pass_over(_: object) -> None:
+    raise BlockingIOError
 
 
 def _reading(config: Config, plan: RoundPlan, store: Path) -> Config:

@@ -45,6 +45,18 @@ def claiming(speeches: Path, epsilon: float, **sections: dict[str, Any]) -> Conf
     return small_config(speeches, **least)
 
 
+def test_texts_that_a_killed_audit_left_are_removed_by_the_next(tmp_path: Path) -> None:
+    left = tmp_path / "left" / "store"
+    left.mkdir(parents=True)
+    (left / "tokens.bin").write_bytes(b"what a user wrote")
+    with black_box.scratch(tmp_path) as other:
+        (other / "tokens.bin").touch()
+        with black_box.scratch(tmp_path) as own:
+            assert set(tmp_path.iterdir()) == {own, other}
+            assert (other / "tokens.bin").exists()  # of an audit that still runs
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_text_is_one_token_of_its_own_again_and_again(materials: Materials) -> None:
     texts = draw_texts(materials.model, 300, 24, np.inf, 1)
     assert texts.shape == (300, 24)

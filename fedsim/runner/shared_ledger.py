@@ -230,15 +230,16 @@ def _register(configs: Sequence[Config]) -> None:
 def _known_beforehand(config: Config) -> bool:
     """Whether a run's cost is known before its secret split is drawn.
 
-    Where users or examples are held out at random, or of texts with several owners those are kept
-    that a secret order says, and their number is not declared, a secure run counts who is left
-    when it begins: it registers itself then.
+    Where users, canaries or examples are held out at random, or of texts with several owners those
+    are kept that a secret order says, and their number is not declared, a secure run counts who is
+    left when it begins: it registers itself then.
     """
     privacy, data = config.privacy, config.data
     declared = privacy.declared_num_users is not None
     if config.strategy.batch_size is not None:
         declared = privacy.declared_num_examples is not None
-    drawn = data.held_out_users > 0.0 or data.held_out_examples > 0.0 or data.co_owned
+    held_out = data.held_out_users > 0.0 or data.held_out_examples > 0.0
+    drawn = held_out or data.canaries is not None or data.co_owned
     return privacy.noise == "seeded" or declared or not drawn
 
 

@@ -273,6 +273,7 @@ def test_only_runs_that_share_are_registered_together(speeches: Path, tmp_path: 
         ({"owners_column": "readers"}, {"declared_num_examples": 90}, True),
         ({"owners_column": "readers"}, {"noise": "seeded"}, True),
         ({"held_out_examples": 0.1}, {}, False),
+        ({"canaries": {"num_users": 2, "num_examples": 2, "shared_tokens": 3}}, {}, False),
     ],
 )
 def test_what_a_secret_order_keeps_is_not_known_beforehand(

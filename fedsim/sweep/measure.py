@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fedsim.config import with_settings
+from fedsim.config import Config, with_settings
 from fedsim.errors import ConfigError, about
 from fedsim.materials import materials_of
 from fedsim.planner.budget import at_budget
@@ -163,10 +163,17 @@ def _missed(cells: Sequence[Cell], ended: Sequence[Job]) -> list[str]:
         met = cost.expected_gradients / cost.rounds
         if abs(met - asked) > 0.01 * asked:
             found.append(
-                f"{cell.name}: {met:,.4g} gradients a round and not {asked:g}: its sampler takes "
-                "whole units, passes or groups. Compare it with lines of as many."
+                f"{cell.name}: {met:,.4g} gradients a round and not {asked:g}: "
+                f"{why_missed(cell.config)}. Compare it with lines of as many."
             )
     return found
+
+
+def why_missed(config: Config) -> str:
+    """Return why a run's expected gradients are not those that its size was computed for."""
+    if config.strategy.sampling.kind == "poisson":
+        return "with secure noise it holds out other text than its size was computed on"
+    return "its sampler takes whole units, passes or groups"
 
 
 def _check(cells: Sequence[Cell], keys: Sequence[Variation], seeds: int) -> None:

@@ -17,7 +17,9 @@ from fedsim.errors import ConfigError
 from fedsim.sweep.cells import Variation, expand, parse_variation, run_name
 from fedsim.sweep.compare import sweep
 from fedsim.sweep.jobs import Job, Outcome, Outcomes
+from fedsim.sweep.measure import why_missed
 from tests.helpers.commands import write_config
+from tests.helpers.light import light_config
 
 
 @pytest.fixture
@@ -211,3 +213,12 @@ def test_epsilon_is_short_for_varying_it(
     assert app(arguments, standalone_mode=False) == 1
     assert [job.config.privacy.epsilon for job in asked] == [2.0, 4.0, 8.0]
     assert [job.name for job in asked] == ["uls,epsilon=2", "uls,epsilon=4", "uls,epsilon=8"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"), [("poisson", "it holds out other text"), ("fixed-size", "its sampler")]
+)
+def test_a_missed_budget_has_its_own_reason(kind: str, reason: str, speeches: Path) -> None:
+    """A Poisson cohort may be of any size: there, the text that a secure run holds out differs."""
+    config = light_config(speeches, strategy={"sampling": {"kind": kind}})
+    assert reason in why_missed(config)

@@ -91,8 +91,9 @@ def recommended(found: list[Mechanism]) -> str:
     sized = any(setting.startswith(_COHORT) for setting in best.settings)
     instead = "" if sized else f", without {_COHORT}"
     return (
-        f"Less noise for the same promise: {best.name}, {best.sum_noise / first.sum_noise:.2g} "
-        "times Poisson's in the sums of rounds, which under SGD is the noise of the parameters "
+        f"Less noise for the same promise and as many users a round: {best.name}, "
+        f"{best.sum_noise / first.sum_noise:.2g} times Poisson's in the sums of rounds, which "
+        "under SGD is the noise of the parameters "
         f"(with Adam it is a guide): {'; '.join(best.settings)}{instead}."
     )
 

@@ -338,7 +338,8 @@ class ExecutorConfig(Section):
     cpus_per_worker: Positive = 1.0
     """Cores that Ray reserves for a worker."""
     gpus_per_worker: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 0.0
-    """GPUs that Ray reserves for a worker; 0.5 for two workers on one."""
+    """GPUs that Ray reserves for a worker; 0.5 for two workers on one. Above 0, this process too
+    computes on a GPU, if it has one."""
     address: str = ""
     """Of a Ray cluster that runs, such as "auto"; "" starts one on this machine."""
     engine: Literal["auto", "loop", "materialised", "ghost", "vmap"] = "auto"

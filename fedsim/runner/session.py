@@ -93,6 +93,11 @@ def execute(config: Config, out: Path, grid: Grid, *, resume: bool = False) -> P
     folder.check(config, resume)
     trackers = find_trackers(config.training.trackers)
     device = default_device(config.executor.gpus_per_worker)
+    if config.executor.gpus_per_worker and config.executor.grid == "in-process" and device == "cpu":
+        log.warning(
+            "executor.gpus_per_worker = %g: torch sees no GPU here; the run computes on the CPU",
+            config.executor.gpus_per_worker,
+        )
     data_seed = folder.data_seed(config)
     materials = materials_of(config, data_seed)
     _say_dropped(materials)

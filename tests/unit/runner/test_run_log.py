@@ -47,6 +47,17 @@ def test_a_run_names_parameters_that_no_text_uses(
     assert "tower.7, ...; if none ever does, noise alone moves it: leave it out" in said[0]
 
 
+@pytest.mark.parametrize("gpus", [0, 1])
+def test_a_gpu_that_is_not_there_is_said(
+    gpus: int, speeches: Path, tmp_path: Path, monkeypatch: Patch, caplog: Log
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    asked = {"gpus_per_worker": gpus}
+    run(light_config(speeches, strategy={"rounds": 1}, executor=asked), tmp_path / "run")
+    said = [text for text in caplog.messages if "sees no GPU here" in text]
+    assert len(said) == gpus
+
+
 def test_it_rotates(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr(module, "_BYTES", 2_000)
     with run_log(tmp_path):

@@ -25,6 +25,13 @@ def print_inspection(found: dict[str, Any]) -> None:
     console.print(_dropped(found["dropped"]))
     if "owners" in found:
         _print_owners(console, found["owners"], found["examples"])
+    if found["users_alike"]:
+        console.print(
+            f"{found['users_alike']:,} users have a name that is another's but for case or Unicode "
+            "form: if that is one person, the ε of one user is not theirs; merge them, as by "
+            'step = "user-name", transform = "lower-case".',
+            markup=False,
+        )
     group = found["group_size"]
     console.print(
         f"group_size of the heuristic for els: {group['els_median']}, the median user "

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from typing import Any
+from unicodedata import normalize
 
 import numpy as np
 import numpy.typing as npt
 
 from fedsim.data.bounding import Bounding, Order, bound
 from fedsim.data.store import OwnerGraph, TokenStore
+from fedsim.data.store.manifest import USERS
 
 PRIVATE_NOTE = (
     "These numbers are computed on private data: no epsilon covers them; do not publish them, "
@@ -32,6 +36,7 @@ def inspect_store(store: TokenStore) -> dict[str, Any]:
         "store": str(store.path),
         "source": store.manifest["source"],
         "users": store.num_users,
+        "users_alike": _alike(store),
         "examples": store.num_examples,
         "tokens": store.num_tokens,
         "loss_on": store.manifest["loss_on"],
@@ -57,6 +62,13 @@ def inspect_store(store: TokenStore) -> dict[str, Any]:
         "dropped": store.manifest["dropped"],
         "note": PRIVATE_NOTE,
     }
+
+
+def _alike(store: TokenStore) -> int:
+    """Return how many users have a name that is another's but for case or Unicode form."""
+    with (store.path / USERS).open(encoding="utf-8") as lines:
+        folded = Counter(normalize("NFKC", json.loads(line)).casefold() for line in lines)
+    return sum(count for count in folded.values() if count > 1)
 
 
 _KEPT_FOR = (1, 2, 4, 8, 16, 32, 64, 128)

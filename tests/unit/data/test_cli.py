@@ -176,6 +176,16 @@ def test_inspect_for_people(tmp_path: Path) -> None:
     assert "computed on private data" in printed
 
 
+def test_inspect_counts_names_that_differ_in_case_or_form_alone(tmp_path: Path) -> None:
+    names = ("Ann", "ann", "ANN", "Jos\u00e9", "Jose\u0301", "bob", "\ud800")
+    build([(name, "x") for name in names], tmp_path / "store")
+    printed = _run(["inspect", str(tmp_path / "store")])
+    assert "5 users have a name that is another's but for case" in " ".join(printed.split())
+    assert json.loads(_run(["inspect", str(tmp_path / "store"), "--json"]))["users_alike"] == 5
+    build([("ann", "x"), ("bob", "x")], tmp_path / "other")
+    assert "name that is another's" not in _run(["inspect", str(tmp_path / "other")])
+
+
 def test_inspect_something_else(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="not a token store"):
         _run(["inspect", str(tmp_path)])

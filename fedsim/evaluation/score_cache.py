@@ -26,7 +26,8 @@ from fedsim.language_model import LanguageModel, network_digest
 from fedsim.tensors import Tensors
 from fedsim.utils.files import write_atomically
 
-_VERSION = 3  # raise it when the same weights and examples would score differently
+# Raise it when the same weights and examples would score differently, or in other passes.
+_VERSION = 3
 _SECONDS = 60.0  # between two writings of what is half done
 
 

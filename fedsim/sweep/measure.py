@@ -172,7 +172,7 @@ def _missed(cells: Sequence[Cell], ended: Sequence[Job]) -> list[str]:
 def why_missed(config: Config) -> str:
     """Return why a run's expected gradients are not those that its size was computed for."""
     if config.strategy.sampling.kind == "poisson":
-        return "with secure noise it holds out other text than its size was computed on"
+        return "it held out other text than its size was computed on"
     return "its sampler takes whole units, passes or groups"
 
 

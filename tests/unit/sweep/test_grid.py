@@ -216,9 +216,9 @@ def test_epsilon_is_short_for_varying_it(
 
 
 @pytest.mark.parametrize(
-    ("kind", "reason"), [("poisson", "it holds out other text"), ("fixed-size", "its sampler")]
+    ("kind", "reason"), [("poisson", "it held out other text"), ("fixed-size", "its sampler")]
 )
 def test_a_missed_budget_has_its_own_reason(kind: str, reason: str, speeches: Path) -> None:
-    """A Poisson cohort may be of any size: there, the text that a secure run holds out differs."""
+    """A Poisson cohort may be of any size: there, the text that a run holds out differs."""
     config = light_config(speeches, strategy={"sampling": {"kind": kind}})
     assert reason in why_missed(config)

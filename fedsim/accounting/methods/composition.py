@@ -21,6 +21,7 @@ from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from scipy import fft, optimize
 
 from fedsim.accounting.methods.mixture_pld import Losses
+from fedsim.errors import ConfigError
 
 Array = npt.NDArray[np.float64]
 
@@ -28,11 +29,16 @@ _LOG_OUTSIDE = math.log(1e-17)  # of the tilted mass on either side of the windo
 _SPREADS = np.array([0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0])  # tilts tried for the window's ends
 _FURTHER = np.geomspace(1e-9, 1.0, 64)  # the same where those are far off: rates below 1e-10
 _LONG = 1 << 20  # points of a window that is worth a second look
+_LONGEST = 1 << 22  # 10^7 rounds; a dozen arrays of so many points are in memory at once
 _ROUNDING = 2e-16  # of one operation, relative
 _NEGLIGIBLE = 1e-3  # of δ: a rounding error this small changes ε by 1e-4 of it at most
 _NARROW = 0.01  # tilted spread, in widths, beyond which more tilt is of no use
 _AT_ONCE = 1024  # losses that are summed before a look at whether the sum is enough
 _TILT_ACCURACY = 1e-2  # relative: where the bulk lies need not be exact
+
+
+class LongWindowError(ConfigError):
+    """So many rounds that the bulk of their losses takes too many points of a grid."""
 
 
 @dataclass(frozen=True)
@@ -189,9 +195,18 @@ class LossSum:
         """Return the sum's distribution where its tilted mass is.
 
         Tilted mass below the losses wraps around to their top: a rounding up.
+
+        Raises:
+            LongWindowError: it does not fit into memory.
         """
         log_moment, mean, variance = self._moments(tilt)
         bottom, top, beyond = self._window(tilt, mean, math.sqrt(variance))
+        if top - bottom > _LONGEST:
+            raise LongWindowError(
+                f"rounds = {sum(p.count for p in self.parts):,}: their privacy losses take "
+                f"{top - bottom:.1e} points of a grid, more than fit into memory; give fewer "
+                "rounds, or accountant 'rdp'"
+            )
         length = fft.next_fast_len(top - bottom + 1, real=True)
         spectrum = np.ones(length // 2 + 1, dtype=np.complex128)
         for part in self.parts:

@@ -21,7 +21,7 @@ from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from scipy import special, stats
 
 from fedsim.accounting.events import Composition, Profile, RoundCost
-from fedsim.accounting.methods.composition import ComposedPld
+from fedsim.accounting.methods.composition import ComposedPld, LongWindowError
 from fedsim.accounting.methods.mixture_pld import MAX_POINTS, mixture_pld
 from fedsim.accounting.methods.replacing_pld import replacing_pld
 from fedsim.errors import ConfigError
@@ -184,7 +184,8 @@ def refined(at: Callable[[float], float], costs: Composition) -> tuple[float, fl
         costs: the rounds.
 
     Raises:
-        ConfigError: so little noise that losses reach further than any grid.
+        ConfigError: so little noise that losses reach further than any grid, or so many rounds
+            that they do.
     """
     span = max(_span(cost) for cost, _ in costs)
     if span / _WIDEST > _MOST_UPWARD / _REFINEMENT:
@@ -197,7 +198,12 @@ def refined(at: Callable[[float], float], costs: Composition) -> tuple[float, fl
     values: list[float] = []
     for exponent in itertools.count(power, -1):
         width = WIDTH * float(_REFINEMENT) ** exponent
-        values.append(at(width))
+        try:
+            values.append(at(width))
+        except LongWindowError:
+            if not values:
+                raise
+            return values[-1], width * _REFINEMENT
         too_many = _REFINEMENT * span / width > _MOST_UPWARD
         if too_many or _settled(values, _TOLERANCE if width > WIDTH else _TOLERANCE_BEYOND):
             return values[-1], width

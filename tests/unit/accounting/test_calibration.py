@@ -130,7 +130,12 @@ def test_a_stubborn_curve_still_ends_on_the_safe_side(edge: float, monkeypatch: 
             {"sampling": PoissonSampling(1e-7), "delta": 1e-5},
             "delta = 1e-05: at least the probability 1e-05",
         ),
-        ({"delta": 1e-25}, r"epsilon = 0.1, delta = 1e-25.*cannot certify"),
+        ({"delta": 1e-25}, r"epsilon = 0.1, delta = 1e-25.*cannot certify.* on a grid that fits"),
+        (
+            {"epsilon": 1e-7, "delta": 1e-9, "accountant": "rdp"},
+            "'rdp' cannot certify this with any noise that was tried; give fewer rounds, a larger "
+            "delta or a larger epsilon",
+        ),
     ],
 )
 def test_what_cannot_be_is_named(change: dict[str, Any], message: str) -> None:

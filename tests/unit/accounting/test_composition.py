@@ -14,8 +14,11 @@ from scipy import optimize, stats
 
 from fedsim.accounting.accountants import delta, epsilon, epsilon_of_composition, most_apart
 from fedsim.accounting.events import RoundCost
+from fedsim.accounting.methods import composition
 from fedsim.accounting.methods.composition import ComposedPld
+from fedsim.errors import ConfigError
 from fedsim.sampling import PoissonSampling, Relation
+from tests.conftest import Patch
 
 WIDTH = 0.25
 
@@ -46,6 +49,19 @@ def test_many_rounds_at_tiny_deltas_against_the_closed_form(
     exact = dp_accounting.get_epsilon_gaussian(noise / math.sqrt(rounds), at)
     found = epsilon(gaussian(noise), rounds, at)
     assert exact <= found <= exact * (1 + 5e-4)
+
+
+def test_so_many_rounds_that_no_finer_grid_fits_have_the_bound_of_a_coarser_one(
+    monkeypatch: Patch,
+) -> None:
+    """10^11 rounds asked for tens of gigabytes, and a machine without them ended the program."""
+    within, least = gaussian(900.0), dp_accounting.get_epsilon_gaussian(0.9, 1e-9)
+    monkeypatch.setattr(composition, "_LONGEST", 20_000)
+    found = epsilon(within, 10**6, 1e-9)
+    assert least <= found <= 1.5 * least
+    monkeypatch.setattr(composition, "_LONGEST", 1)
+    with pytest.raises(ConfigError, match=r"rounds = 1,000,000: .* fit into memory; give fewer"):
+        epsilon(within, 10**6, 1e-8)
 
 
 @pytest.mark.parametrize(("noise", "rounds"), [(3.0, 100), (1000.0, 10**4), (0.5, 3)])

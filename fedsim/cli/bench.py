@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from fedsim.cli.output import Json
-from fedsim.utils.terminal import progress_console, table_console, table_of
+from fedsim.utils.terminal import status_when_slow, table_console, table_of
 
 
 def bench_command(
@@ -31,9 +31,8 @@ def bench_command(
     # All are resolved before the first runs: a typing error in the last costs no minutes.
     chosen = [resolve("benchmarks", name, "bench") for name in benchmarks or names("benchmarks")]
     keep_freed_memory()  # as a run does
-    console = progress_console()
     rows: list[Mapping[str, Any]] = []
-    with console.status("measuring …"):
+    with status_when_slow("measuring"):
         for run in chosen:
             try:
                 rows += run()

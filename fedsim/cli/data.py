@@ -18,6 +18,7 @@ from fedsim.data.inspection import inspect_store
 from fedsim.data.store import TokenStore
 from fedsim.errors import ConfigError, about
 from fedsim.registry import names
+from fedsim.utils.terminal import status_when_slow
 
 app = typer.Typer(no_args_is_help=True, help="Make a token store, and look at one.")
 
@@ -154,7 +155,8 @@ def selections(
     """Compare what each selection would train on: length and perplexity (Chua et al., Table 7)."""
     from fedsim.evaluation.selection_table import print_table, selection_table
 
-    found = selection_table(TokenStore.open(store), model, group_size)
+    with status_when_slow("scoring"):
+        found = selection_table(TokenStore.open(store), model, group_size)
     if as_json:
         typer.echo(json.dumps(found))
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from rich.text import Text
 
 from fedsim.cli.output import check_not_given_away
 from fedsim.errors import about
+from fedsim.utils.files import write_atomically
 from fedsim.utils.terminal import table_console
 
 _BAR_WIDTH = 40
@@ -77,8 +79,10 @@ def draw_histogram(found: dict[str, Any], path: Path) -> None:
     axes.set(xlabel="examples of a user", ylabel="users", title=Path(found["store"]).name)
     axes.legend()
     figure.text(0.99, 0.01, "computed on private data, not DP", ha="right", fontsize=7)
+    stream, kind = io.BytesIO(), path.suffix.removeprefix(".") or "png"
     with about(f"--out {str(path)!r}: cannot be drawn: ", (OSError, ValueError)):
-        figure.savefig(path, dpi=150)
+        figure.savefig(stream, format=kind, dpi=150)
+        write_atomically(path, stream.getvalue())
 
 
 def _facts(found: dict[str, Any]) -> Table:

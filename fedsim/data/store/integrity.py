@@ -44,7 +44,7 @@ from fedsim.data.store.manifest import (
 from fedsim.data.store.rows import Scalar, open_row
 from fedsim.utils import files as paths
 from fedsim.utils.json_text import parse_json, read_json
-from fedsim.utils.terminal import is_terminal, progress_console
+from fedsim.utils.terminal import every_half_minute, is_terminal, progress_console
 
 _AT_ONCE = 1 << 20
 
@@ -243,9 +243,16 @@ def _place(folder: Path) -> Path:
 
 @contextmanager
 def _progress(total: int) -> Iterator[Callable[[int], None]]:
-    """Show how much of a large store has been read, if standard error is a terminal."""
+    """Show how much has been read: a bar for a large store, else a line of log a half minute."""
     if total < 1 << 30 or not is_terminal(sys.stderr):
-        yield lambda count: None
+        tell, done = every_half_minute("checking the store"), 0
+
+        def advance(count: int) -> None:
+            nonlocal done
+            done += count
+            tell(f"{100 * done // total} % of {total:,} bytes")
+
+        yield advance
         return
     from rich.progress import Progress  # noqa: PLC0415  (opening a store need not wait for it)
 

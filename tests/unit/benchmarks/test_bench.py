@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 import platform
+import time
 from collections.abc import Callable, Sequence
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
@@ -21,6 +23,7 @@ from fedsim.errors import ConfigError
 from fedsim.experiments.benchmarks import accounting
 from fedsim.sampling import PoissonSampling
 from fedsim.utils import machine as benchmarking
+from fedsim.utils import terminal
 from fedsim.utils.files import cache_dir
 from fedsim.utils.machine import Row, interleaved, machine, times_as_long, versions
 
@@ -47,6 +50,21 @@ def register(monkeypatch: pytest.MonkeyPatch, **functions: Benchmark) -> None:
         return EntryPoints(Entry(name, "none", group) for name in functions)
 
     monkeypatch.setattr(registry, "_read", read)
+
+
+def test_measuring_of_minutes_says_so_in_a_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(terminal, "_QUIET", 0.05)
+
+    def slow() -> list[Row]:
+        time.sleep(0.3)
+        return sleeping()
+
+    register(monkeypatch, slow=slow)
+    with caplog.at_level(logging.INFO):
+        assert CliRunner().invoke(app, ["bench", "slow", "--json"]).exit_code == 0
+    assert "measuring: 0 seconds so far" in caplog.messages
 
 
 @pytest.fixture

@@ -1,11 +1,15 @@
 """`fedsim data build` and `inspect`, with the model replaced by bytes."""
 
+import errno
+import io
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 from PIL import Image
 from typer.testing import CliRunner
 
@@ -133,7 +137,25 @@ def test_the_histogram_as_a_picture(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--out .*sizes\.xyz': cannot be drawn: "):
         _run(["inspect", str(tmp_path / "store"), "--out", str(tmp_path / "sizes.xyz")])
     with pytest.raises(ConfigError, match=r"--out .*cannot be drawn: "):
-        _run(["inspect", str(tmp_path / "store"), "--out", str(tmp_path / "no" / "sizes.png")])
+        _run(["inspect", str(tmp_path / "store"), "--out", str(tmp_path / "run.json" / "x.png")])
+
+
+def test_a_picture_that_a_full_disk_cuts_off_leaves_the_former_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build([("ann", "x"), ("bob", "x")], tmp_path / "store")
+    picture = tmp_path / "sizes.png"
+    picture.write_bytes(b"the former one")
+
+    def full(_figure: Figure, to: Path | io.BytesIO, **_: object) -> None:
+        with to.open("wb") if isinstance(to, Path) else to as file:
+            file.write(b"half")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Figure, "savefig", full)
+    with pytest.raises(ConfigError, match=r"--out .*cannot be drawn: "):
+        _run(["inspect", str(tmp_path / "store"), "--out", str(picture)])
+    assert picture.read_bytes() == b"the former one"
 
 
 def test_a_preparation_on_the_command_line(arguments: list[str], tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """A damaged store is refused, and the file is named."""
 
 import json
+import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,8 @@ import pytest
 
 from fedsim.data.store import TokenStore, integrity, manifest
 from fedsim.errors import ConfigError
+from fedsim.utils import terminal
+from tests.conftest import Log
 from tests.unit.data.data_samples import build
 
 FILES = [
@@ -100,6 +103,15 @@ def test_a_large_store_that_was_found_whole_is_not_read_again(
     assert not read
     large.verify()
     assert len(read) == len(FILES) - 1
+
+
+def test_to_read_every_byte_says_in_a_log_how_far_it_is(
+    large: TokenStore, caplog: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(terminal, "_QUIET", 0.0)
+    with caplog.at_level(logging.INFO):
+        large.verify()
+    assert caplog.records[-1].message.startswith("checking the store: 100 % of ")
 
 
 def test_a_store_is_read_when_it_comes_to_another_machine(

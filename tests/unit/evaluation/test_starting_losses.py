@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +21,8 @@ from fedsim.language_model import LanguageModel
 from fedsim.materials import Materials, load_materials, load_model
 from fedsim.strategy import build_plan
 from fedsim.tensors import Tensors
-from tests.helpers.commands import fedsim_json
+from fedsim.utils import terminal
+from tests.helpers.commands import fedsim_ok
 from tests.helpers.light import light_config
 
 
@@ -122,11 +124,16 @@ def test_example_level_sampling_pools_by_perplexity_and_refuses_chunks(speeches:
 
 
 def test_the_table_has_a_row_a_rule_with_what_it_chooses(
-    materials: Materials, tmp_path: Path
+    materials: Materials,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     materials.model.save(materials.model.initial_parameters(), tmp_path / "model")
+    monkeypatch.setattr(terminal, "_QUIET", 0.01)  # and says that it is at it
     options = ("--group-size", "1", "--model", tmp_path / "model")
-    found = fedsim_json("data", "selections", materials.store.path, *options)
+    done = fedsim_ok("data", "selections", materials.store.path, *options, "--json")
+    assert "scoring: 0 seconds so far" in done.stderr
+    found = json.loads(done.stdout)
     rows = {row["selection"]: row for row in found["rows"]}
     assert set(rows) == {
         "random",

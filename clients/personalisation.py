@@ -20,6 +20,7 @@ from fedsim.language_model import LanguageModel
 from fedsim.runner.detailed_evaluation import Personalisation
 from fedsim.seeding import stream
 from fedsim.tensors import Tensors
+from fedsim.utils.terminal import every_half_minute
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +56,7 @@ def personalise(
     on_device = {name: value.to(model.device) for name, value in parameters.items()}
     pairs = [_halves(store, user, seed) for user in eligible]
     without, after, tokens = (np.zeros(len(eligible)) for _ in range(3))
+    tell = every_half_minute("personalising (no ε covers these numbers)")
     for place, (user, (own, reserved)) in enumerate(zip(eligible, pairs, strict=True)):
         unit, batches = _local_user(store, user, own, training, seed)
         trained, _ = local_steps(model, on_device, unit, batches, training.learning_rate)
@@ -62,6 +64,7 @@ def personalise(
         then = score_examples(model, trained, store, reserved)
         tokens[place] = before.tokens.sum()
         without[place], after[place] = before.nats.sum(), then.nats.sum()
+        tell(f"{place + 1:,} of {len(eligible):,} users")
     with np.errstate(invalid="ignore", divide="ignore"):
         without, after = without / tokens, after / tokens
     left_out = len(users) - len(eligible)

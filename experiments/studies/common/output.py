@@ -22,6 +22,7 @@ from fedsim.errors import ConfigError
 from fedsim.report import tables
 from fedsim.report.style import INK, MUTED, RULE
 from fedsim.utils.files import write_atomically
+from fedsim.utils.locks import LOCK, sole_writer
 from fedsim.utils.terminal import every_half_minute, progress_console, table_console
 
 Step = TypeVar("Step")
@@ -45,6 +46,7 @@ FILES = {
     "comparison.md",
     "comparison.png",
     "runs",
+    LOCK,
 }
 DPI = 160
 
@@ -119,10 +121,11 @@ class Study:
         """Compute, and write table, page and picture into `out`.
 
         Raises:
-            ConfigError: `out` is not a folder for a study.
+            ConfigError: `out` is not a folder for a study, or another process is at one in it.
         """
         check_folder(out)
-        self.write(self.compute(quick), out, quick=quick)
+        with sole_writer(out):
+            self.write(self.compute(quick), out, quick=quick)
 
     def write(self, result: Result, out: Path, *, quick: bool) -> None:
         """Write the files into `out`, replacing a former run's, and print the table."""

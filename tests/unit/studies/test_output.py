@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from fedsim.errors import ConfigError
 from fedsim.experiments.studies.common.output import Result, Study, Table, panels, study
 from fedsim.experiments.studies.common.series import draw
+from fedsim.utils.locks import sole_writer
 from tests.unit.report.grid_samples import grid
 
 RECORDS = [{"epsilon": 0.5, "users": 1_234}, {"epsilon": 8.0, "users": 5}]
@@ -76,3 +78,14 @@ def test_a_study_writes_what_its_function_returns(notes: tuple[str, ...], tmp_pa
     assert "- ε at δ = 0.1.\n- Made by `fedsim study small --quick`." in page
     assert ("## Notes\n\n- 2 of 3 rows." in page) == bool(notes)
     assert {path.name for path in tmp_path.iterdir()} == {"table.csv", "table.md", "picture.png"}
+
+
+def test_two_of_one_study_do_not_write_over_each_other(tmp_path: Path) -> None:
+    def compute(quick: bool) -> Result:
+        raise AssertionError("computed beside another process")
+
+    with (
+        sole_writer(tmp_path),
+        pytest.raises(ConfigError, match="is being written by another process, pid"),
+    ):
+        Study("small", "A small study", None, compute)(tmp_path, quick=True)

@@ -97,7 +97,9 @@ def test_a_row_is_padded_by_its_own_tokens_and_never_beyond_what_the_network_has
     st.sampled_from([0, 20, 64]),
 )
 @example([[20, 20]], [20, 20], 1, 64, PassShape(), 0)  # a pass has room for three rows
-@example([[5, 5]], [5], 0, 64, PassShape(50, least_tokens=192, token_step=4), 20)  # they share a row
+@example(
+    [[5, 5]], [5], 0, 64, PassShape(50, least_tokens=192, token_step=4), 20
+)  # they share a row
 def test_nobody_decides_how_the_rows_of_another_are_padded_or_cut(
     others: list[list[int]],
     own: list[int],

@@ -146,7 +146,7 @@ def test_overhead(tmp_path: Path) -> None:
 
 
 def test_co_owned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    small = QUICK._replace(pretraining_steps=0)
+    small = QUICK._replace(scenes=30, pretraining_steps=0)
     monkeypatch.setattr("fedsim.experiments.studies.ganesh_2025.co_owned.QUICK", small)
     rows, page = quick("co-owned", tmp_path)
     naive = "naïve: no ε covers listeners"

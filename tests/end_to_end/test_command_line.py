@@ -83,7 +83,7 @@ def interruptible() -> Iterator[None]:
 
 @pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize(("times", "kept"), [(1, 3), (2, 2)])
-@pytest.mark.parametrize("at", ["earlier_noise", "step", "charge"])
+@pytest.mark.parametrize("at", ["earlier_noise", "step", "write_ledger"])
 def test_an_interrupted_run_says_how_to_go_on_and_loses_no_round(
     speeches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str, times: int, kept: int
 ) -> None:
@@ -97,7 +97,7 @@ def test_an_interrupted_run_says_how_to_go_on_and_loses_no_round(
         strategy={"rounds": 4},
         privacy={"noise": "secure", "epsilon": 8.0, "noise_multiplier": None, "delta": 1e-4},
     )
-    homes = {"earlier_noise": RoundPlan, "step": ServerOptimizer, "charge": RunFolder}
+    homes = {"earlier_noise": RoundPlan, "step": ServerOptimizer, "write_ledger": RunFolder}
     original, calls = getattr(homes[at], at), iter(range(9))
 
     def interrupted(*args: Any, **named: Any) -> Any:  # noqa: ANN401  (as of each)
@@ -117,7 +117,7 @@ def test_an_interrupted_run_says_how_to_go_on_and_loses_no_round(
     monkeypatch.undo()
     assert load_metrics(tmp_path / "run")[-1].round == kept
     resumed = fedsim("run", config, "--out", tmp_path / "run", "--resume")
-    paid_twice = (at, times) == ("charge", 2)  # round 2 was checkpointed
+    paid_twice = (at, times) == ("write_ledger", 2)  # round 2 was checkpointed
     assert resumed.returncode == (3 if paid_twice else 0), resumed.stderr
 
 

@@ -93,7 +93,6 @@ class Scoring:
         """Whether every example has its scores."""
         return self.passes == self.all_passes
 
-    @torch.no_grad()
     def steps(self, parameters: Tensors) -> Iterator[None]:
         """Score what is still to come, yielding after each pass."""
         model, scores = self._model, self.scores

@@ -7,6 +7,7 @@ import re
 import shutil
 import tomllib
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -149,7 +150,7 @@ def test_attack_and_evaluation_compute_where_the_run_did(
         return score(model, *given)
 
     monkeypatch.setattr(scoring, "score_padded", noted)
-    for command in (attack_run, evaluate_run):
+    for command in (partial(attack_run, checkpoints=True), evaluate_run):
         devices.clear()
         command(folder)
         assert len(devices) > 1 and set(devices) == {"cpu:0"}

@@ -52,6 +52,7 @@ def test_the_second_time_they_come_from_disk(
     assert np.array_equal(first.tokens, again.tokens)
     others: list[Callable[[], object]] = [
         lambda: kept.scores(_with_other_heads(model), start, EXAMPLES),
+        lambda: kept.scores(_renamed(model), start, EXAMPLES),
         lambda: kept.scores(model, start, EXAMPLES[:2]),
         lambda: kept.scores(model, _nudged(start), EXAMPLES),
     ]
@@ -105,6 +106,13 @@ def _with_other_heads(model: LanguageModel) -> LanguageModel:
     other = copy.copy(model)
     other.module = copy.deepcopy(model.module)
     vars(other.module)["config"].n_head *= 2
+    return other
+
+
+def _renamed(model: LanguageModel) -> LanguageModel:
+    """Of a network that cannot be looked into, the name alone tells which it is."""
+    other = copy.copy(model)
+    vars(other)["name"] = "another"
     return other
 
 

@@ -15,7 +15,8 @@ from fedsim.config import ModelConfig, parse_config
 from fedsim.data.split import split_store
 from fedsim.errors import ConfigError
 from fedsim.evaluation import scoring
-from fedsim.evaluation.scoring import score_examples
+from fedsim.evaluation.score_cache import ScoreCache
+from fedsim.evaluation.scoring import ExampleScores, score_examples
 from fedsim.evaluation.starting_losses import losses_for
 from fedsim.language_model import LanguageModel
 from fedsim.materials import Materials, load_materials, load_model
@@ -47,6 +48,16 @@ def test_they_are_each_training_examples_loss_and_are_kept(
     monkeypatch.setattr(scoring, "score_padded", refuse)
     again = losses_for(fresh, "lowest-perplexity")
     assert again is not None and np.array_equal(again, losses)
+
+
+def test_a_text_of_which_nothing_is_predicted_is_no_likely_one(
+    fresh: Materials, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    none = np.zeros(fresh.store.num_examples, np.int64)
+    scores = ExampleScores(none.astype(np.float64), none, none)
+    monkeypatch.setattr(ScoreCache, "scores", lambda *_: scores)
+    losses = losses_for(fresh, "lowest-perplexity")
+    assert losses is not None and np.isposinf(losses).all()
 
 
 def test_another_split_takes_its_own_out_of_what_is_kept(

@@ -16,6 +16,11 @@ from hypothesis import HealthCheck, settings
 
 from fedsim.config import Config, parse_config
 from fedsim.materials import Materials, load_materials
+from fedsim.utils.machine import collect_garbage_rarely
+
+# Until the first test, as a command does: half a million objects are made that stay.
+_AS_OFTEN_AS_PYTHON_DOES = gc.get_threshold()
+collect_garbage_rarely()
 
 # How long an example takes says what else the machine does.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -37,9 +42,11 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keep stores and models of the tests away from the user's cache, and threads few.
 
     Garbage is collected as often as by default, also after a command in this process: what Ray
-    leaves open is warned of in the test that left it.
+    leaves open is warned of in the test that left it. What was made before is no garbage.
     """
     torch.set_num_threads(1)
+    gc.freeze()
+    gc.set_threshold(*_AS_OFTEN_AS_PYTHON_DOES)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gc, "set_threshold", lambda *_: None)
         patch.setenv("FEDSIM_CACHE", str(tmp_path_factory.mktemp("cache")))

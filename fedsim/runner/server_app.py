@@ -20,6 +20,7 @@ from fedsim.config import load_config
 from fedsim.errors import ConfigError
 from fedsim.grids.executor import wait_for_nodes
 from fedsim.runner.session import execute
+from fedsim.utils.machine import collect_garbage_rarely
 
 app = ServerApp()
 
@@ -32,6 +33,7 @@ def main(grid: Grid, context: Context) -> None:
         raise ConfigError("run config: give config, the path of a TOML file")
     path = Path(str(options["config"]))
     _show_progress()
+    collect_garbage_rarely()  # Flower's process is for this run alone
     config = load_config(path)
     out = Path(str(options.get("out") or Path("runs") / path.stem))
     wait_for_nodes(grid, int(options.get("workers") or config.executor.workers))

@@ -9,28 +9,21 @@ from pathlib import Path
 import pytest
 
 from fedsim.experiments.benchmarks.gpu import speed
-from fedsim.experiments.benchmarks.gpu.__main__ import SECTIONS, main, measure
+from fedsim.experiments.benchmarks.gpu.__main__ import main, measure
 from fedsim.utils.machine import Row
-from tests.conftest import Capture, Patch
+from tests.conftest import Capture
 
 
-# Ray leaves its own log files open and its own processes to the end of this one.
-@pytest.mark.filterwarnings("ignore::ResourceWarning")
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_all_sections_pass_at_their_smallest(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_what_needs_no_other_process_passes_at_its_smallest(tmp_path: Path) -> None:
+    """The other sections start processes; `.ci/run` has all of them, by the command."""
     out = tmp_path / "gpu.json"
-    monkeypatch.setattr("sys.argv", ["gpu", "--quick", "--out", str(out)])
-    assert main() == 0
+    assert main(["parity", "ratios", "--quick", "--out", str(out)]) == 0
     answer = json.loads(out.read_text(encoding="utf-8"))
     assert {"machine", "versions", "command", "rows"} == set(answer)
-    assert "--quick" in answer["command"]
     rows = answer["rows"]
     assert all(row["benchmark"] == "gpu" for row in rows)
     ends = {row["case"]: row["details"]["result"] for row in rows if row.get("engine") == "all"}
-    assert ends == dict.fromkeys(SECTIONS, "passed")
-    said = {row["case"]: row["details"].get("result") for row in rows}
-    assert said["killed and resumed"] == "equal to the bit"
-    assert any("1 passed" in str(result) for result in said.values())
+    assert ends == {"parity": "passed", "ratios": "passed"}
     engines = {row["engine"] for row in rows if row["case"].startswith("parity:")}
     assert engines == {"loop", "auto", "vmap", "materialised", "ghost"}
 

@@ -7,7 +7,6 @@ import re
 from functools import partial
 from typing import cast
 
-from torch import nn
 from transformers import PretrainedConfig
 
 from fedsim.clients.engines.clipped_sums import norm_error
@@ -23,7 +22,7 @@ from fedsim.clipping import Clip
 from fedsim.errors import ConfigError
 from fedsim.estimators import WeightedSum
 from fedsim.execution import Engine, Keys, Task
-from fedsim.language_model import LanguageModel
+from fedsim.language_model import LanguageModel, module_of
 from fedsim.tensors import Tensors
 
 log = logging.getLogger(__name__)
@@ -193,10 +192,9 @@ def _chooses_experts(model: LanguageModel) -> bool:
     The bits depend on who shares the pass, so that a user could move others' gradients. Known by
     the names of its parts or of its settings, as mixtures of experts have none in common.
     """
-    module = getattr(model, "module", None)
-    parts = module.modules() if isinstance(module, nn.Module) else ()
+    module = module_of(model)
     config = getattr(module, "config", None)
     settings = config.to_dict() if isinstance(config, PretrainedConfig) else {}
-    names = [type(part).__name__ for part in parts]
+    names = [type(part).__name__ for part in module.modules()]
     names += [name for name, value in settings.items() if value not in (None, 0, 1, False)]
     return any(_EXPERTS.search(name) for name in names)

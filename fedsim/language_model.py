@@ -139,6 +139,12 @@ class AdapterModel(LanguageModel, Protocol):
         ...
 
 
+def module_of(model: LanguageModel) -> torch.nn.Module:
+    """Return the network of a model, or an empty one where it does not show it."""
+    module = getattr(model, "module", None)
+    return module if isinstance(module, torch.nn.Module) else torch.nn.Module()
+
+
 def network_digest(model: LanguageModel, parameters: Tensors) -> str:
     """Return a SHA-256 (hex) of all that decides which logits a network computes.
 
@@ -178,8 +184,7 @@ def check_causal(model: LanguageModel, field: str, sequence_length: int) -> None
         n: value.to(model.device) for n, value in model.initial_parameters().items()
     }
     first, second, third = (made_up_text(model, size, n) for n in range(3))
-    module = getattr(model, "module", None)
-    frozen = list(module.parameters()) if isinstance(module, torch.nn.Module) else []
+    frozen = list(module_of(model).parameters())
     longest = torch.cat([first, made_up_text(model, max(size, sequence_length - size), 1)], dim=1)
     for nudge in (0.0, NUDGE) if size else ():
         parameters = nudged(parameters, nudge)

@@ -20,7 +20,13 @@ from fedsim.data.split import Split, split_store
 from fedsim.data.store import TokenStore
 from fedsim.data.store.manifest import is_store
 from fedsim.errors import ConfigError, about, kind_of
-from fedsim.language_model import MODEL_HAS, LanguageModel, check_causal, network_digest
+from fedsim.language_model import (
+    MODEL_HAS,
+    LanguageModel,
+    check_causal,
+    module_of,
+    network_digest,
+)
 from fedsim.registry import names, resolve
 from fedsim.tensors import parameters_digest
 from fedsim.utils.files import stamp
@@ -57,10 +63,7 @@ class Materials:
 
         Server and workers compare it: they send each other only what moves.
         """
-        module, places = getattr(self.model, "module", None), getattr(self.model, "places", {})
-        if not isinstance(module, torch.nn.Module):
-            return ""
-        weights = module.state_dict()
+        weights, places = module_of(self.model).state_dict(), getattr(self.model, "places", {})
         frozen = {name: weights[name] for name in weights.keys() - places.keys()}
         return parameters_digest(frozen) if frozen else ""
 

@@ -10,10 +10,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from fedsim.clients.engines.steepness import module_of
 from fedsim.clients.models.lstm_recurrence import RECURRENT
 from fedsim.clients.models.transformers_model import max_positions
-from fedsim.language_model import LanguageModel
+from fedsim.language_model import LanguageModel, module_of
 
 # Rows are padded to these lengths: so many steps from one power of two to the next, each a multiple
 # of `_STEP`. A pass has rows of one length, so fewer steps are more padding and fewer passes: a GPU

@@ -19,7 +19,7 @@ from torch import nn
 from fedsim.clients.models.lstm_recurrence import RECURRENT
 from fedsim.clients.models.mixed_precision import in_float32
 from fedsim.clients.models.transformers_model import max_positions
-from fedsim.language_model import LanguageModel, made_up_text
+from fedsim.language_model import LanguageModel, made_up_text, module_of
 from fedsim.tensors import Tensors
 
 log = logging.getLogger(__name__)
@@ -92,12 +92,6 @@ def _share(distance: torch.Tensor, whole: torch.Tensor) -> float:
     if not math.isfinite(length + of):
         return math.inf
     return length / of if of else 0.0
-
-
-def module_of(model: LanguageModel) -> nn.Module:
-    """Return the network of a model, or an empty one where it does not show it."""
-    module = getattr(model, "module", None)
-    return module if isinstance(module, nn.Module) else nn.Module()
 
 
 class Steepness:

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedsim.config import Precision
-from fedsim.language_model import LanguageModel, made_up_text
+from fedsim.language_model import LanguageModel, made_up_text, module_of
 from fedsim.tensors import Tensors
 
 Model = TypeVar("Model", bound=LanguageModel)
@@ -110,9 +110,7 @@ def narrow_frozen_(model: LanguageModel) -> None:
     Args:
         model: in mixed precision; its network is changed in place.
     """
-    module, moving = getattr(model, "module", None), getattr(model, "places", {})
-    if not isinstance(module, nn.Module):
-        return
+    module, moving = module_of(model), getattr(model, "places", {})
     layers: dict[nn.Parameter, list[nn.Module]] = {}
     for place, value in module.named_parameters(remove_duplicate=False):
         above, _, name = place.rpartition(".")

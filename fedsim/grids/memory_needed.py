@@ -6,18 +6,17 @@ pass through the network leaves behind. Interpreter, fragments and larger batche
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
 from flwr.serverapp import Grid
-from torch import nn
 
 from fedsim.config import Config
 from fedsim.errors import ConfigError
 from fedsim.grids.in_process import InProcessGrid
 from fedsim.grids.ray_grid import RayGrid
-from fedsim.language_model import LanguageModel
+from fedsim.language_model import LanguageModel, module_of
 from fedsim.materials import worker_device
 from fedsim.plan import RoundPlan
 from fedsim.utils.machine import memory_for_this_process
@@ -153,11 +152,10 @@ def _what_would_fit(
 
 def _sizes(config: Config, model: LanguageModel, plan: RoundPlan, workers: int) -> _Round:
     moving = model.initial_parameters()
-    module = getattr(model, "module", None)
-    everything = dict(module.named_parameters()) if isinstance(module, nn.Module) else moving
+    everything: Iterable[torch.Tensor] = list(module_of(model).parameters()) or moving.values()
     widths = sum(
         sum(value.shape)
-        for value in everything.values()
+        for value in everything
         if value.ndim == 2 and model.vocabulary_size not in value.shape
     )
     local, engine = config.strategy.local.task == "fedavg", config.executor.engine

@@ -17,7 +17,7 @@ from typing import Protocol
 
 import numpy as np
 
-from fedsim.accounting.events import Composition, Profile, RoundCost
+from fedsim.accounting.events import Composition, Profile, RoundCost, merged
 from fedsim.accounting.methods.above_threshold import AboveThresholdAccountant
 from fedsim.accounting.methods.group_privacy import GroupPrivacyAccountant
 from fedsim.accounting.methods.pld import PldAccountant
@@ -354,12 +354,10 @@ def most_apart(costs: Composition) -> float:
 
 def _released(costs: Composition) -> Composition:
     """Return each cost once, with all its rounds: a search, or a run, has one price."""
-    counts: dict[RoundCost, int] = {}
-    for cost, rounds in costs:
+    for _, rounds in costs:
         if not rounds >= 0 or rounds % 1:  # a NaN too
             raise ConfigError(f"rounds = {rounds!r}: give an integer >= 0")
-        counts[cost] = counts.get(cost, 0) + rounds
-    return [(cost, rounds) for cost, rounds in counts.items() if rounds > 0]
+    return merged(costs)
 
 
 def _resolved(costs: Composition) -> Composition:

@@ -92,9 +92,6 @@ class Budget:
         return charged
 
     def _fits(self, ledger: Ledger, cost: RoundCost, rounds: int) -> bool:
-        counts = dict(ledger.costs)
-        counts[cost] = counts.get(cost, 0) + rounds
-        total = epsilon_of_composition(
-            list(counts.items()), self.delta, self.accountant, self.relation
-        )
+        costs = [*ledger.costs, (cost, rounds)]
+        total = epsilon_of_composition(costs, self.delta, self.accountant, self.relation)
         return total <= self.epsilon

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -189,6 +190,14 @@ Composition = Sequence[tuple[RoundCost, int]]
 
 Profile = Callable[[npt.NDArray[np.float64]], npt.NDArray[np.float64]]
 """Upper bounds on δ, (n,), in both directions, at each ε >= 0, (n,) ascending."""
+
+
+def merged(costs: Composition) -> tuple[tuple[RoundCost, int], ...]:
+    """Return each cost once, with all its rounds, in order of first appearance; none with 0."""
+    counts: Counter[RoundCost] = Counter()
+    for cost, rounds in costs:
+        counts[cost] += rounds
+    return tuple((cost, rounds) for cost, rounds in counts.items() if rounds)
 
 
 def costs_to_json(costs: Composition) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from fedsim.accounting.accountants import choose, epsilon_of_composition
 from fedsim.accounting.budget import Budget
-from fedsim.accounting.events import Composition, RoundCost, costs_from_json, costs_to_json
+from fedsim.accounting.events import Composition, RoundCost, costs_from_json, costs_to_json, merged
 from fedsim.accounting.ledger import Ledger, Releases
 from fedsim.accounting.privacy_filter import RenyiFilter, best_order
 from fedsim.config import Config, SharedLedgerConfig
@@ -139,14 +139,6 @@ class SharedLedger:
             "registered": costs_to_json(self.registered),
             "ledger": self.ledger.to_json(),
         }
-
-
-def merged(costs: Composition) -> tuple[tuple[RoundCost, int], ...]:
-    """Return each cost once, with all its rounds, in order of first appearance; none with 0."""
-    counts: Counter[RoundCost] = Counter()
-    for cost, rounds in costs:
-        counts[cost] += rounds
-    return tuple((cost, rounds) for cost, rounds in counts.items() if rounds)
 
 
 def read_shared(path: Path) -> SharedLedger:

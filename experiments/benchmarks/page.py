@@ -168,11 +168,6 @@ def _detail(key: str, form: str) -> Callable[[Result], str]:
     return lambda row: _number(row["details"].get(key), form)
 
 
-def _ratio(row: Result) -> str:
-    """Return either kind of ratio."""
-    return _number(row.get("ratio_to_floor", row.get("ratio")), ".3f")
-
-
 def _result(row: Result) -> str:
     """Return what a check found: its first line, or how far it is from the reference."""
     details = row["details"]
@@ -200,7 +195,7 @@ _GPU_COLUMNS: Columns = {
     "case": _CASE,
     "by": lambda row: row.get("engine", "–"),
     "seconds": lambda row: _number(row["seconds"], ".3g"),
-    "ratio": _ratio,
+    "ratio": lambda row: _number(row.get("ratio_to_floor", row.get("ratio")), ".3f"),
     "goal": _detail("goal", ".2f"),
     "tokens/s": _detail("tokens_per_second", ",.0f"),
     "of arithmetic": _detail("of_arithmetic", ".2f"),

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from itertools import pairwise
 from types import NoneType
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, cast, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
@@ -42,8 +42,8 @@ def page() -> str:
 def described(section: type[Section]) -> dict[str, str]:
     """Return the text under each key of a section, on one line."""
     texts = {}
-    nodes = [node for top in ast.parse(inspect.getsource(section)).body for node in _body(top)]
-    for field, below in pairwise(nodes):
+    (definition,) = ast.parse(inspect.getsource(section)).body
+    for field, below in pairwise(cast(ast.ClassDef, definition).body):
         match field, below:
             case (
                 ast.AnnAssign(target=ast.Name(id=key)),
@@ -51,10 +51,6 @@ def described(section: type[Section]) -> dict[str, str]:
             ):
                 texts[key] = " ".join(text.split())
     return texts
-
-
-def _body(node: ast.stmt) -> list[ast.stmt]:
-    return node.body if isinstance(node, ast.ClassDef) else []
 
 
 def tables(name: str, section: type[Section]) -> Iterator[tuple[str, type[Section]]]:

@@ -276,7 +276,7 @@ class _Session:
         config = self.config
         with tracking(self.trackers, self.folder.path, config, self._terms) as self.tell:
             if taken_up is None:
-                self._log_start()
+                self._write(self._first_line())
                 self._warn_of_ledger()
             self._train(grid, device)
 
@@ -390,8 +390,9 @@ class _Session:
                 self._charge_shared(replace(state, round=round))
             if self.account is not None and plan.selection is None:
                 for at in (at for at in plan.score_rounds if at > state.round):
-                    release = at, plan.score_cost, plan.draws.score_release_id, 1
-                    self.account.charge(*release, own=state.ledger)
+                    self.account.charge(
+                        at, plan.score_cost, plan.draws.score_release_id, 1, own=state.ledger
+                    )
 
     def _charge_planned(self) -> int:
         """Charge all planned rounds in the state, and return the round that they end with.
@@ -469,9 +470,6 @@ class _Session:
         """
         charged = {item.release for item in self.folder.read_ledger().items}
         return self.plan.draws.repeat and charged <= set(self.plan.draws.release_ids)
-
-    def _log_start(self) -> None:
-        self._write(self._first_line())
 
     def _first_line(self) -> RoundMetrics:
         held_out = self._held_out(self.state)

@@ -181,7 +181,9 @@ class Ghost:
         self, name: str, terms: Sequence[Term], segment: Segment, ways: Sequence[_Way]
     ) -> torch.Tensor:
         """Return bounds and masses, (units, 2), of units with all their sequences in one pass."""
-        both = torch.zeros(segment.num_units, 2, dtype=torch.float64, device=self._device(name))
+        both = torch.zeros(
+            segment.num_units, 2, dtype=torch.float64, device=self._layout[name].device
+        )
         # Runs of neighbours with the same way are computed together.
         for way, run in groupby(range(len(ways)), ways.__getitem__):
             indices = list(run)
@@ -271,9 +273,6 @@ class Ghost:
             # the group's other products are rounded, against when their norms were taken.
             gradients[unit - group.units.start] = 0.0
         return gradients
-
-    def _device(self, name: str) -> torch.device:
-        return self._layout[name].device
 
     def drop(self, units: torch.Tensor) -> None:
         """Put zeros for these units: their NaN times a factor of 0 would be NaN."""

@@ -120,7 +120,8 @@ def _write_by_owner(folder: Path, num_owners: int) -> None:
         folder / layout.OWNER_EXAMPLES, "w+", np.dtype("<i8"), (len(owners),)
     )
     place = owner_offsets[:-1].copy()
-    for first, last in _spans(len(offsets) - 1):
+    for first in range(0, len(offsets) - 1, _AT_ONCE):
+        last = min(first + _AT_ONCE, len(offsets) - 1)
         low, high = int(offsets[first]), int(offsets[last])
         whose = np.asarray(owners[low:high])
         example = np.repeat(np.arange(first, last), np.diff(offsets[first : last + 1]))
@@ -155,7 +156,3 @@ def _write_example_keys(folder: Path, keys: npt.NDArray[np.uint64]) -> None:
             place = np.empty(len(alike), np.int64)
             place[order] = ranks(np.diff(np.append(fresh, len(alike))))
             file.write(hashes(alike, place).astype("<u8").tobytes())
-
-
-def _spans(count: int) -> list[tuple[int, int]]:
-    return [(start, min(start + _AT_ONCE, count)) for start in range(0, count, _AT_ONCE)]

@@ -81,15 +81,19 @@ class WeightedSum:
 
 
 class TestCoins(Protocol):
-    """A run's sources of the noise of a test of its rounds; the same ones after a resume."""
+    """Where the noise of a test of each round (`Sampling.test`) is drawn from.
+
+    A run that is taken up draws the same noise again.
+    """
 
     def __call__(self, round: int, unit: int, answer: str) -> RandomSource:
-        """Return the source at an address; `answer` says what it hides, "" for what is no data's.
+        """Return the source of the noise on a round's answer, or on the run's threshold.
 
         Args:
-            round: from 0.
-            unit: 0 for the threshold of a run, which has round 0; 1 for the answer of a round.
-            answer: one address must never hide two.
+            round: from 0; of the threshold 0.
+            unit: 0 for the threshold, 1 for an answer.
+            answer: what the noise is added to, "" for the threshold, which is no private number:
+                one noise must never hide two answers.
         """
         ...
 

@@ -182,11 +182,11 @@ class RoundPlan:
                 "sums are rounded by more than the noise covers"
             )
         costs = [cost, *self._scores()]
-        if self.noise_stddev:  # refuses noise without a bound, and more than all for a count
-            choose(costs, self.accountant, self.relation)  # or what has no proof
+        if self.noise_stddev:  # raises for an infinite bound, and a count that takes all the noise
+            choose(costs, self.accountant, self.relation)  # raises for what has no proof
 
     def _scores(self) -> list[RoundCost]:
-        """Return the cost of private scores, if there are some that the search does not pay for."""
+        """Check the private scores, and return their cost where no search pays for them."""
         if self.score_rounds and not (self.score_noise_multiplier > 0.0 < self.noise_multiplier):
             raise ValueError(
                 f"score_noise_multiplier = {self.score_noise_multiplier}, noise_multiplier = "
@@ -284,14 +284,14 @@ class RoundPlan:
 
     @property
     def update_noise_multiplier(self) -> float:
-        """The estimate's share of the noise: above `noise_multiplier` if a count has its own."""
+        """The multiplier of the estimate's noise: larger if an adaptive clip's count costs too."""
         return self.clip_policy.update_noise_multiplier(self.noise_multiplier)
 
     @cached_property
     def noise_stddev(self) -> float:
-        """The standard deviation of the noise that pays for a round by itself, on each entry.
+        """The standard deviation of a round's noise as it is priced, on each entry.
 
-        Of correlated noise every round adds `fresh_noise_stddev`.
+        With a matrix a round draws more, `fresh_noise_stddev`, and takes earlier noise back.
         """
         if self.noise_multiplier == 0.0:
             return 0.0

@@ -102,9 +102,12 @@ class Sampling(Protocol):
     guaranteed: ClassVar[bool]
     """Whether `event` describes `draw`. If not, an ε computed from it is hypothetical."""
     hides_size: ClassVar[bool]
-    """Whether the number of units may stay private: add-or-remove-one; else replace-one."""
+    """Whether the number of units may stay private.
+
+    By default the relation is then add-or-remove-one, else replace-one.
+    """
     displaces: ClassVar[bool]
-    """Whether, as it is accounted, a unit that comes can push another one out of the cohort."""
+    """Whether, in what is accounted, adding a unit can push another one out of the cohort."""
     accountant: ClassVar[str | None]
     """The accountant that is meant for it; None: a PLD."""
     test: ClassVar[str | None]
@@ -120,7 +123,7 @@ class Sampling(Protocol):
 
     @property
     def events(self) -> int:
-        """How many times `event` the price is: of a round, or of the run where that has one."""
+        """How many times `event` is composed: for one round, or for all `run_rounds` of a run."""
         ...
 
     @property
@@ -147,8 +150,8 @@ class Sampling(Protocol):
     def event(self, noise_multiplier: float, units_per_user: int) -> dp_accounting.DpEvent:
         """Return what one round costs a user who owns at most `units_per_user` units.
 
-        Of a run with one price it is a part of that, see `events`; `UnsupportedDpEvent` where only
-        an accountant of its own can tell.
+        A run with one price costs `events` of these; `UnsupportedDpEvent` where only the sampler's
+        own accountant has a price.
 
         Args:
             noise_multiplier: noise standard deviation over what one unit can add, > 0.
@@ -160,7 +163,7 @@ class Sampling(Protocol):
 
 
 class _ByRound:
-    """What samplers say alike whose rounds each have a price, where they do not say otherwise."""
+    """Defaults of samplers whose every round has a price of its own."""
 
     accountant: ClassVar[str | None] = None
     test: ClassVar[str | None] = None
@@ -509,7 +512,7 @@ class CyclicSampling:
         return self.draw_of(np.arange(num_units), round, coins)
 
     def draw_of(self, owners: Indices, round: int, coins: Coins) -> Indices:
-        """Return the same of units in whose group all units of their owner are.
+        """Return the same where owners, not units, draw groups: a user's units take turns together.
 
         Args:
             owners: (num_units,) numbers of owners, from 0.

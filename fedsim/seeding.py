@@ -54,7 +54,7 @@ Purpose = Literal[
 
 
 _DRAWN_FOR: dict[tuple[int, Purpose, int, int], str] = {}
-"""What noise of a secret seed was drawn for, in this process: a digest of the release."""
+"""By its address, what a secret draw was made for in this process: see `Draws.draw_once`."""
 
 
 class RandomSource(Protocol):
@@ -172,8 +172,9 @@ class Draws:
     Attributes:
         seed: of addressed draws; a secret of 128 bits where those of a secure run are.
         entropy: "secure" draws from new keys of the operating system, "seeded" from `seed`.
-        once: whether a secure run, too, has one draw for each round, from a seed that is kept as
-            that of the texts' split is: where one price pays for the run, with each round once.
+        once: whether a secure run, too, draws from `seed`, so that a round that is done again has
+            the same draws: where one price pays for the whole run, each round once. The seed is
+            then kept where that of the texts' split is.
     """
 
     seed: int = field(repr=False)
@@ -187,7 +188,7 @@ class Draws:
 
     @property
     def kept(self) -> bool:
-        """Whether they are secret and repeat: each must be for one release alone."""
+        """Whether draws are secret and yet repeat: then each may make one release alone."""
         return self.once and self.entropy == "secure"
 
     @property
@@ -233,7 +234,7 @@ class Draws:
         return self._key("concentration", round).chunk("coins", unit)
 
     def draw_once(self, purpose: Purpose, round: int, unit: int, made_from: str) -> None:
-        """Raise `ValueError` if an address was drawn for something else in this process.
+        """Raise `ValueError` if this process drew from an address for another release before.
 
         Args:
             purpose: as of `stream`.

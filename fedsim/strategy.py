@@ -222,7 +222,11 @@ def _check_finite(plan: RoundPlan, config: Config) -> None:
 
 
 def _released(relation: Relation) -> str:
-    """Return the relation as far as releases differ by it: with one owner a text they are equal."""
+    """Return the relation as the seed has it.
+
+    Where each text has one owner, fixed-graph and add-or-remove-one make the same releases: they
+    get the same draws.
+    """
     released = Relation.ADD_OR_REMOVE if relation is Relation.FIXED_GRAPH else relation
     return str(released.value)
 
@@ -535,6 +539,7 @@ def noise_matrix(config: Config, sampling: Sampling) -> NoiseMatrix:
 
 
 def _check_true(holds: bool, kind: str, public: int, what: str) -> None:
+    """Raise `ConfigError` unless a price that rests on the population's size has the true one."""
     if not holds:
         raise ConfigError(
             f"strategy.sampling.kind = {kind!r}: the price rests on a population of {public}, "

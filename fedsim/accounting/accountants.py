@@ -1,9 +1,8 @@
 """Accountants by name: ε, δ and ε curves of composed rounds.
 
 All numbers are upper bounds under a named neighbouring relation. The error of floating point is
-bounded by a model of it (`composition.py`), not by a proof. Every function
-takes an accountant by name, or None for the default of the mechanism; and a relation, or None
-for the sampler's own.
+bounded by a model of it (`composition.py`), not by a proof. Every function takes an accountant by
+name, or None for the default of the mechanism; and a relation, or None for the sampler's own.
 """
 
 from __future__ import annotations
@@ -94,11 +93,11 @@ def choose(
 ) -> tuple[Accountant, Relation]:
     """Return the accountant and the relation for these rounds, by name or by default.
 
-    No name means "rdp" for a fixed cohort size, else "pld" for one unit per user and "mixture"
-    for more; there "pld" is accepted as another word for "mixture", which is the PLD of that
-    mechanism; "above-threshold" for rounds that test for concentration, and "random-allocation" for
-    balanced sampling. No relation means
-    replace-one for a fixed or full cohort, else add-or-remove-one.
+    No name means the sampler's own accountant: "rdp" for a fixed cohort size, "above-threshold" for
+    rounds that test for concentration, "random-allocation" for balanced sampling; else "pld" for
+    one unit per user and "mixture" for more. There "pld" is another word for "mixture", which is
+    the PLD of that mechanism. No relation means replace-one for a fixed or full cohort, else
+    add-or-remove-one.
 
     Raises:
         ConfigError: an unknown name, or what the accountant cannot prove.
@@ -210,7 +209,7 @@ def delta(
         return 0.0
     if cost.noise_multiplier == 0.0:
         return 1.0
-    if (distance := most_apart(parts)) < _NOTHING:
+    if (distance := total_variation(parts)) < _NOTHING:
         return distance
     return _delta(chosen, _resolved(parts), epsilon, relation)
 
@@ -240,7 +239,7 @@ def epsilon_of_composition(
         return 0.0
     if any(cost.noise_multiplier == 0.0 for cost, _ in parts):
         return float("inf")
-    if most_apart(parts) <= delta:
+    if total_variation(parts) <= delta:
         return 0.0
     return certified(chosen, tuple(_resolved(parts)), delta, relation)
 
@@ -270,7 +269,7 @@ def profile_of_composition(
         return np.zeros_like
     if any(cost.noise_multiplier == 0.0 for cost, _ in parts):
         return np.ones_like
-    if (distance := most_apart(parts)) < _NOTHING:
+    if (distance := total_variation(parts)) < _NOTHING:
         return lambda epsilons: np.full(len(epsilons), distance)
     return _profile(chosen, _resolved(parts), delta, relation)
 
@@ -326,15 +325,14 @@ def _shift(chosen: Accountant, cost: RoundCost, relation: Relation) -> float:
     return cost.selection.shift(of_trial(TRIED), TRIED)
 
 
-def most_apart(costs: Composition) -> float:
-    """Return a bound on the δ of these rounds at ε = 0, infinite where none is known.
+def total_variation(costs: Composition) -> float:
+    """Return a bound on the total variation, which is the δ at ε = 0; inf where none is known.
 
     Each round, of cyclic sampling each turn, a user's coins fall with probability at most
     units · q, and then what is released moves by at most 2 units of sensitivity, replacing and
-    displacing included, which is
-    erf(2 units/(z√8)) in total variation; the rounds add up. Or all rounds together, as if every
-    coin had fallen, are one Gaussian mechanism. Where this is below δ no accountant is asked: its
-    grid would have no width.
+    displacing included, which is erf(2 units/(z√8)) in total variation; the rounds add up. Or all
+    rounds together, as if every coin had fallen, are one Gaussian mechanism. Where this is below δ
+    no accountant is asked: its grid would have no width.
     """
     if any(cost.sampling.test is not None or cost.selection is not None for cost, _ in costs):
         return math.inf

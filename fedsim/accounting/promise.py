@@ -54,11 +54,11 @@ _KEYS = (
 _WHERE = ("false_positive_rate", "priors", "epsilon")  # of what a trade-off has bounds on
 _POINTS = ("false_positive_rates", "true_positive_rates")  # of a picture
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
-_TRUTH = "hypothetical"
+_BOOLEAN = "hypothetical"  # the one of these that is true or false
 _VALUES: dict[str, tuple[object, ...]] = {
     "unit": ("user", "hypothetical user", "owner", "hypothetical owner"),
     "noise": ("secure", "seeded", None),
-    _TRUTH: (True, False),
+    _BOOLEAN: (True, False),
     "sampled": ("users", "examples"),
 }
 _NO_NOISE = re.compile(r"No privacy guarantee: the releases of \d+ rounds? have no finite ε\.")
@@ -163,7 +163,7 @@ def verify(folder: Path) -> dict[str, Any]:
 def _check_values(path: Path, content: Mapping[str, Any]) -> None:
     """Refuse words that fedsim does not write."""
     for key, allowed in _VALUES.items():
-        if content[key] not in allowed or isinstance(content[key], bool) is not (key == _TRUTH):
+        if content[key] not in allowed or isinstance(content[key], bool) is not (key == _BOOLEAN):
             raise ConfigError(f"{path}: {key} = {_shown(content[key])}: not what fedsim writes")
     accountant = content["accountant"]
     if content["epsilon"] is not None and not (isinstance(accountant, str) and accountant):

@@ -26,6 +26,11 @@ PLACEHOLDER = "0" * 64
 
 _LENGTH_BYTES = 8  # of the header's length, with which the file begins
 _BUFFER = 1 << 20
+_FORMAT = 3
+_NAME = re.compile(r"round-\d+\.safetensors")
+_KEY = "fedsim"
+
+log = logging.getLogger("fedsim")
 
 
 def seal(path: Path) -> None:
@@ -67,11 +72,6 @@ def _digest(header: bytes, rest: BinaryIO) -> str:
     while block := rest.read(_BUFFER):
         digest.update(block)
     return digest.hexdigest()
-
-
-_FORMAT = 3
-_NAME = re.compile(r"round-\d+\.safetensors")
-_KEY = "fedsim"
 
 
 def save_checkpoint(folder: Path, state: ServerState, keep: int) -> Path:
@@ -156,9 +156,6 @@ def _part(tensors: Tensors, prefix: str) -> Tensors:
         for name, value in tensors.items()
         if name.startswith(prefix)
     }
-
-
-log = logging.getLogger("fedsim")
 
 
 def newest_whole_state(folder: Path, charged: Ledger) -> ServerState | None:

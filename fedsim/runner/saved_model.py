@@ -16,6 +16,10 @@ from fedsim.language_model import AdapterModel, LanguageModel
 from fedsim.tensors import Tensors
 from fedsim.utils.files import folder_beside, naming, rename_synced, sync_all
 
+_EXAMPLES = 32
+# Of an example's nats: merging adapters rounds weights, and kernels sum in another order.
+_RELATIVE = 1e-3
+
 
 def save_model(model: LanguageModel, parameters: Tensors, folder: Path) -> None:
     """Save the whole network in `folder`; see `_save`."""
@@ -45,11 +49,6 @@ def _save(write: Callable[[Path], None], folder: Path) -> None:
         with folder_beside(folder.with_name(f"{folder.name}.old")) as old:
             folder.rename(old)  # an empty folder may be replaced
             rename_synced(new, folder)
-
-
-_EXAMPLES = 32
-# Of an example's nats: merging adapters rounds weights, and kernels sum in another order.
-_RELATIVE = 1e-3
 
 
 def check_served(

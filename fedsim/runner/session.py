@@ -177,7 +177,7 @@ def _say_dropped(materials: Materials) -> None:
 
 
 def _going_on(plan: RoundPlan, folder: RunFolder) -> RoundPlan:
-    """Return the plan, with draws of its own where releases of other draws came before it.
+    """Return the plan, under another seed where the run's ledger has releases of another seed.
 
     As when a seeded run is taken up with another version of what computes.
 
@@ -222,10 +222,10 @@ def write_promise(
 
 
 @dataclass(frozen=True, eq=False)
-class _Whole:
+class _HoldingInterrupts:
     """An executor after which Ctrl-C is held back, until the round is written down.
 
-    Between a release and the checkpoint that holds it, it would be paid for twice.
+    Interrupted between its release and its checkpoint, a round would be made and paid for twice.
     """
 
     inner: Executor
@@ -263,8 +263,8 @@ class _Session:
     def run(self, grid: Grid, device: str) -> None:
         """Begin or take up the run and train to its end."""
         self.folder.begin(self.config, sources(self.config, self.materials), self.materials.seed)
-        # Of one that diverged before, all planned rounds are charged here, and there as far as the
-        # budget went; that its ledger is still there is checked all the same.
+        # A run that diverged charged all planned rounds in its own ledger, and in the shared one
+        # only what the budget allowed: that need not hold all of them, but must still be there.
         if self.account is not None and not (self.ended_before and self.account.path.exists()):
             self.account.check_holds(self.folder.read_ledger())
         taken_up = self.folder.take_up(secure=not self._repeats())
@@ -316,7 +316,7 @@ class _Session:
             train(
                 self.state,
                 self.plan,
-                _Whole(executor, interrupts),
+                _HoldingInterrupts(executor, interrupts),
                 config.strategy.rounds,
                 on_round=on_round,
                 budget=self._budget(),

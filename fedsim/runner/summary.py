@@ -48,6 +48,8 @@ from fedsim.sampling import Relation, TruncatedPoissonSampling
 from fedsim.state import ServerState
 from fedsim.utils.machine import peak_memory_bytes
 
+_PACKAGES = ("fedsim-dp", "torch", "transformers", "flwr", "dp-accounting", "numpy", "datasets")
+
 
 def clip_facts(plan: RoundPlan, state: ServerState) -> dict[str, JsonValue]:
     """Return the first round's clip, and, where it moves, how, and where it is in `state`."""
@@ -81,9 +83,6 @@ def clip_sentences(plan: RoundPlan) -> tuple[str, ...]:
         f"noise cost together what {plan.noise_multiplier:.6g} costs alone. clip_norm and "
         f"released_share in the metrics follow from these releases. {first}",
     )
-
-
-_PACKAGES = ("fedsim-dp", "torch", "transformers", "flwr", "dp-accounting", "numpy", "datasets")
 
 
 def summarise(

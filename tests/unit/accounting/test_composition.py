@@ -12,7 +12,7 @@ from dp_accounting.pld import pld_pmf
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from scipy import optimize, stats
 
-from fedsim.accounting.accountants import delta, epsilon, epsilon_of_composition, most_apart
+from fedsim.accounting.accountants import delta, epsilon, epsilon_of_composition, total_variation
 from fedsim.accounting.events import RoundCost
 from fedsim.accounting.methods import composition
 from fedsim.accounting.methods.composition import ComposedPld
@@ -208,6 +208,6 @@ def test_what_hardly_tells_anything_apart_is_answered_without_a_grid(relation: R
 def test_the_bound_without_a_grid_is_one(rate: float, noise: float, units: int) -> None:
     cost = RoundCost(PoissonSampling(rate), noise, units)
     for rounds in (1, 5, 40):
-        bound = most_apart([(cost, rounds)])
+        bound = total_variation([(cost, rounds)])
         assert delta(cost, rounds, 0.0) <= bound * (1 + 1e-6)
         assert bound <= 30 * delta(cost, rounds, 0.0)  # so that it says something

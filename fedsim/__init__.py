@@ -8,7 +8,7 @@ The modules beside this file are the mechanism of private training. Read them in
 round.py             one round: sample, sum, estimate, noise, charge the ledger, step
 plan.py, state.py    what every round does, as one frozen value; what a round passes on
 sampling.py          samplers and neighbouring relations; what each costs is in accounting/
-clipping.py          what one unit (a user in ULS, an example in ELS) can add: norms and factors
+clipping.py          the kinds of clip: what one unit (a user in ULS, an example in ELS) can add
 clip_policy.py       how the clip moves from round to round
 estimators.py        denominators, and the sensitivity of the estimate
 noise/               Gaussian noise, drawn and added

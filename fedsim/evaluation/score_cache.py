@@ -1,7 +1,8 @@
 """Scores of examples under a model's weights, kept on disk, half done ones too.
 
-A file's name is a SHA-256 of the network, every bit of its weights, and of what the examples are,
-so it never has to be refreshed. safetensors: nothing that executes when read.
+A file's name is a SHA-256 of the network, every bit of its weights, of the code that computes with
+them, and of what the examples are, so it never has to be refreshed. safetensors: nothing that
+executes when read.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import json
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +26,17 @@ from safetensors.torch import load_file, save
 from fedsim.data.store import Indices, TokenStore
 from fedsim.evaluation.scoring import ExampleScores, Scoring
 from fedsim.language_model import LanguageModel, network_digest
+from fedsim.materials import loader_name
+from fedsim.registry import distribution
 from fedsim.tensors import Tensors
 from fedsim.utils.files import write_atomically
 
 # Raise it when the same weights and examples would score differently, or in other passes.
 _VERSION = 3
 _SECONDS = 60.0  # between two writings of what is half done
+_COMPUTE = ("torch", "transformers", "peft")
+
+version = lru_cache(metadata.version)  # of what is imported, which stays as it is
 
 
 @dataclass(frozen=True)
@@ -70,6 +78,8 @@ class ScoreCache:
 
     def _key(self, model: LanguageModel, parameters: Tensors, examples: Indices) -> str:
         identity = [_VERSION, model.name, model.tokenizer_fingerprint]
+        # A choice by perplexity decides what is released, and noise is of these versions too.
+        identity += [distribution("models", loader_name(model.name)), *map(version, _COMPUTE)]
         identity.append(self.store.manifest["sha256"])
         digest = hashlib.sha256(json.dumps(identity).encode())
         digest.update(network_digest(model, parameters).encode())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,38 @@ def test_the_second_time_they_come_from_disk(
     for other in others:
         with pytest.raises(AssertionError, match="scored again"):
             other()
+
+
+@pytest.mark.parametrize("package", ["torch", "transformers", "peft"])
+def test_what_another_version_computed_is_scored_again(
+    materials: Materials, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str
+) -> None:
+    """A seeded run has other noise with it, and must choose by its own losses."""
+    found = {name: metadata.version(name) for name in ("torch", "transformers", "peft")}
+    monkeypatch.setattr(module, "version", found.__getitem__)
+    assert not _scored_again(materials, tmp_path, lambda: None)
+    assert _scored_again(materials, tmp_path, lambda: found.update({package: "99.0"}))
+
+
+def test_what_a_plug_in_computed_before_it_was_edited_is_scored_again(
+    materials: Materials, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The weights, and the layers as they are printed, may be the same."""
+
+    def edit() -> None:
+        monkeypatch.setattr(module, "distribution", lambda *_: "other 1.0 other:load 0a1b")
+
+    assert _scored_again(materials, tmp_path, edit)
+
+
+def _scored_again(materials: Materials, folder: Path, change: Callable[[], None]) -> bool:
+    """Whether examples that were scored are scored again after a change."""
+    kept = ScoreCache(materials.store, folder)
+    kept.scores(materials.model, _start(materials), EXAMPLES)
+    before = set(folder.iterdir())
+    change()
+    kept.scores(materials.model, _start(materials), EXAMPLES)
+    return set(folder.iterdir()) != before
 
 
 def test_a_model_that_diverged_is_no_target(materials: Materials, tmp_path: Path) -> None:

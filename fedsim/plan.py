@@ -261,8 +261,14 @@ class RoundPlan:
         The plan itself where the clip is unchanged.
 
         Raises:
-            ConfigError: its config names a shared ledger, which only a run charges.
+            ConfigError: its config names a shared ledger, which only a run charges; or its pool
+                has a unit more often than it says of a user.
         """
+        if (times := self._most_often) > self.units_per_user:
+            raise ConfigError(
+                f"pool: has one {self.unit} {times} times, each with coins and an update of its "
+                f"own, and the price is of units_per_user = {self.units_per_user}; give it once"
+            )
         if self.uncharged is not None:
             raise ConfigError(
                 f"privacy.shared.ledger = {self.uncharged}: rounds made one by one charge no "
@@ -271,6 +277,13 @@ class RoundPlan:
         if state.clip_scale == 1.0:
             return self
         return replace(self, clip=self.clip.scaled(state.clip_scale))
+
+    @cached_property
+    def _most_often(self) -> int:
+        """How many times the most frequent unit stands in the pool."""
+        if (np.diff(self.pool) > 0).all():  # as in the strategies' own: at once
+            return 1
+        return int(np.unique(self.pool, return_counts=True)[1].max())
 
     def next_clip(self, state: ServerState, total: WeightedSum) -> NextClip:
         """Return the next round's clip after the round that `state` was about to do."""

@@ -122,6 +122,29 @@ def test_a_plan_that_cannot_be_kept_is_refused(changes: dict[str, Any], complain
         make_plan(**changes)
 
 
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"pool": np.array([100, 102, 101, 100])}, "pool: has one user 2 times"),
+        (
+            {"pool": np.array([5, 5, 6, 5]), "unit": "example", "units_per_user": 2},
+            "pool: has one example 3 times",
+        ),
+    ],
+)
+def test_no_round_is_made_of_a_pool_that_has_a_unit_too_often(
+    changes: dict[str, Any], complaint: str
+) -> None:
+    """Each has coins and an update of its own: one user would move the sum by more than is paid."""
+    start = ServerState(0, {})
+    with pytest.raises(ConfigError, match=complaint):
+        make_plan(**changes).at(start)
+    twice = make_plan(pool=np.array([5, 6, 5]), unit="example", units_per_user=2)
+    assert twice.at(start) is twice
+    backwards = make_plan(pool=np.arange(120, 100, -1))
+    assert backwards.at(start) is backwards
+
+
 def test_a_refusal_holds_for_changed_copies_too() -> None:
     with pytest.raises(ValueError, match="differs from"):
         dataclasses.replace(make_plan(), sampling=PoissonSampling(0.5))

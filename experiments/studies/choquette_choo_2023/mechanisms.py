@@ -21,13 +21,14 @@ from fedsim.sweep.cells import Cell
 USERS, ROUNDS = 898, 56
 EPSILONS = (1, 4, 16)
 PASSES = {32: 2, 128: 8}  # of balanced sampling, which then has that cohort
+QUICK_COHORT = 8
 
 
 def _ways(cohort: int, quick: bool) -> dict[str, tuple[str, ...]]:
     """Return the keys of each way for a cohort of about that many users."""
     if quick:
         groups = ("strategy.sampling.kind=cyclic", "strategy.sampling.groups=2")
-        size = "strategy.cohort_size=8"
+        size = f"strategy.cohort_size={cohort}"
         return {"Poisson": (size,), "2 bands": (size, *groups, "privacy.mechanism=banded")}
     passes = PASSES[cohort]
     size = f"strategy.cohort_size={USERS * passes / ROUNDS}"
@@ -50,7 +51,7 @@ def _ways(cohort: int, quick: bool) -> dict[str, tuple[str, ...]]:
 
 def grid(quick: bool) -> Iterator[Cell]:
     """Yield ULS with each sampler and matrix, at each ε and cohort."""
-    cohorts = list(PASSES)[: 1 if quick else None]
+    cohorts = [QUICK_COHORT] if quick else list(PASSES)
     for epsilon, cohort in product(EPSILONS[-1:] if quick else EPSILONS, cohorts):
         for way, keys in _ways(cohort, quick).items():
             common = (f"privacy.epsilon={epsilon}", f"strategy.rounds={ROUNDS}", *keys)

@@ -149,7 +149,12 @@ class Study:
     def page(self, result: Result, *, quick: bool) -> str:
         """Return the study as Markdown: title, explanation, settings, counts and table."""
         command = f"fedsim study {self.name}{self.options}{' --quick' if quick else ''}"
-        lists = {"Settings": (*result.settings, f"Made by `{command}`."), "Notes": result.notes}
+        made = [f"Made by `{command}`."]
+        if quick:
+            made.append(
+                "Of a quick run sizes, rounds and seeds may be below what the text above says."
+            )
+        lists = {"Settings": (*result.settings, *made), "Notes": result.notes}
         parts = [f"# {self.title}", (self.explanation or "").strip(), "![the picture](picture.png)"]
         for head, lines in lists.items():
             if lines:

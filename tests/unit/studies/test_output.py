@@ -63,6 +63,14 @@ def test_records_carry_the_terms_of_an_epsilon_once(own: dict[str, str], tmp_pat
     assert row == {"epsilon": "0.5", "users": "1234", **expected}
 
 
+@pytest.mark.parametrize("quick", [True, False])
+def test_the_page_of_a_quick_run_says_that_its_text_is_of_a_whole_one(quick: bool) -> None:
+    figure, _ = panels((2.0, 2.0), "t", "δ", [[""]], x="", y="")
+    result = Result(["ε at δ = 0.1."], Table(["ε"], [["1"]]), RECORDS, figure)
+    page = Study("small", "A small study", "56 rounds.", lambda _: result).page(result, quick=quick)
+    assert ("may be below what the text above says" in page) == quick
+
+
 @pytest.mark.parametrize("notes", [(), ("2 of 3 rows.",)])
 def test_a_study_writes_what_its_function_returns(notes: tuple[str, ...], tmp_path: Path) -> None:
     @study("small", "A small study", "Of a paper.\n\nIts table.\n")

@@ -16,6 +16,7 @@ from fedsim.evaluation.metrics import perplexity
 from fedsim.evaluation.scoring import batches_by_length, score_padded
 from fedsim.evaluation.starting_losses import losses_for
 from fedsim.materials import Materials, load_model
+from fedsim.registry import names
 from fedsim.utils.terminal import table_console, table_of
 
 _SEED = 0
@@ -37,9 +38,17 @@ def selection_table(store: TokenStore, model_name: str, group_size: int) -> dict
         ConfigError: the model is of another tokenizer.
     """
     longest = int(store.manifest["sequence_length"])
-    model = load_model(ModelConfig(name_or_path=model_name), sequence_length=longest)
+    # The tokenizer is looked at before a built-in model is pre-trained, which takes minutes.
+    steps = 0 if model_name in names("models") else None
+    untrained = ModelConfig(name_or_path=model_name, pretraining_steps=steps)
+    model = load_model(untrained, sequence_length=longest)
     if model.tokenizer_fingerprint != store.manifest["tokenizer_fingerprint"]:
-        raise ConfigError(f"--model = {model_name!r}: the store was made with another tokenizer")
+        raise ConfigError(
+            f"--model = {model_name!r}: the store was made with another tokenizer; give the model "
+            "that it was built for (--tokenizer of fedsim data build)"
+        )
+    if steps is not None:
+        model = load_model(ModelConfig(name_or_path=model_name), sequence_length=longest)
     materials = Materials(model, store, split_store(store, _SEED, 0.0, 0.0), _SEED)
     return {
         "store": str(store.path),

@@ -32,11 +32,12 @@ def attack_command(  # noqa: PLR0917 (each is an option)
     """Tell users who were trained on from users who were not; leave JSON, a page and a picture."""
     from fedsim.attacks.folder import write_attack
     from fedsim.attacks.user_inference import attack_run
+    from fedsim.runner.folder import RunFolder
 
     folder = out or run_dir / "attack"
-    if run_dir.is_dir():
-        check_out(run_dir / "attack" / "likelihoods" / "any", "RUN_DIR")
-        check_out(folder / "attack.json", "RUN_DIR" if out is None else "--out", key="auroc")
+    RunFolder(run_dir).check_there()
+    check_out(run_dir / "attack" / "likelihoods" / "any", "RUN_DIR")
+    check_out(folder / "attack.json", "RUN_DIR" if out is None else "--out", key="auroc")
     with status_when_slow("scoring"):
         report = attack_run(
             run_dir, samples=samples or (), reference=reference, checkpoints=checkpoints

@@ -38,6 +38,7 @@ def evaluate_command(  # noqa: PLR0917 (each is an option)
     """Score a run's start and end: tokens and users, head words, samples, personalisation."""
     from fedsim.errors import ConfigError
     from fedsim.runner.detailed_evaluation import Personalisation, evaluate_run
+    from fedsim.runner.folder import RunFolder
     from fedsim.utils.files import write_atomically
 
     if not personalise and (learning_rate is not None or batch_size is not None):
@@ -47,8 +48,8 @@ def evaluate_command(  # noqa: PLR0917 (each is an option)
         raise ConfigError(f"--learning-rate = {rate}: give a finite number > 0")
     local = Personalisation(personalise, batch_size or 8, rate) if personalise else None
     place = out or run_dir / "evaluation.json"
-    if run_dir.is_dir():
-        check_out(place, "RUN_DIR" if out is None else "--out", key="stages")
+    RunFolder(run_dir).check_there()
+    check_out(place, "RUN_DIR" if out is None else "--out", key="stages")
     with status_when_slow("scoring"):
         answer = evaluate_run(run_dir, personalisation=local)
     plain = to_jsonable_python(answer, inf_nan_mode="null")

@@ -77,9 +77,14 @@ class RunFolder:
             self.check_fresh()
 
     def check_there(self) -> None:
-        """Raise `ConfigError` where there is no such folder."""
+        """Raise `ConfigError` where there is no such folder, or it is only a part of a run's."""
         if not self.path.is_dir():
             raise ConfigError(f"RUN_DIR = {str(self.path)!r}: no such folder")
+        whole = RunFolder(self.path.resolve().parent)
+        if whole.identity.is_file() and self.path.resolve() in (whole.model, whole.adapter):
+            raise ConfigError(
+                f"RUN_DIR = {str(self.path)!r}: is a part of a run; give {str(whole.path)!r}"
+            )
 
     def check_fresh(self, begun: str = "config.toml") -> None:
         """Raise `ConfigError` unless the folder is absent or empty.

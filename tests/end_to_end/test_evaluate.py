@@ -132,6 +132,18 @@ def test_a_folder_without_a_run_is_named(command: str, tmp_path: Path) -> None:
     assert "holds no finished run" in fedsim(command, tmp_path).complaint
 
 
+@pytest.mark.parametrize("command", [("evaluate",), ("attack",), ("push", "me/it", "--dry-run")])
+@pytest.mark.parametrize("part", ["model", "adapter"])
+def test_for_a_part_of_a_run_the_run_is_named(
+    command: tuple[str, ...], part: str, tmp_path: Path
+) -> None:
+    (tmp_path / part).mkdir()
+    (tmp_path / "run.json").touch()
+    wanted = f"RUN_DIR = '{tmp_path / part}': is a part of a run; give '{tmp_path}'"
+    assert wanted in fedsim(command[0], tmp_path / part, *command[1:]).complaint
+    assert not list((tmp_path / part).iterdir())
+
+
 def test_other_texts_than_the_runs_are_refused(speeches: Path, tmp_path: Path) -> None:
     """Users who came later would be called trained on; what was held out would be another."""
     path = Path(shutil.copy(speeches, tmp_path / "mine.jsonl"))

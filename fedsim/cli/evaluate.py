@@ -88,7 +88,8 @@ def _show(answer: dict[str, Any], console: Console) -> None:
 
 def _show_personalisation(answer: dict[str, Any], console: Console) -> None:
     settings = ", ".join(f"{key.replace('_', ' ')} {v}" for key, v in answer["settings"].items())
-    who = f"{answer['users']:,} held-out users, {answer['users_left_out']:,} others have one text"
+    left = f"without {answer['users_left_out']:,} who have one text each"
+    who = f"{answer['users']:,} held-out users, {left}"
     title = f"Personalised for {who} ({settings})"
     heads = ("", "parameters", "loss without", "personalised", "users helped", "diverged")
     table = table_of(title, heads)

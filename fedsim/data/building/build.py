@@ -102,9 +102,10 @@ def build_store(
         if not segments.is_read:
             _read_all(records, segments, tokeniser, num_workers, report)
         if not segments.users:
-            reasons = ", ".join(f"{count} {reason}" for reason, count in segments.dropped.items())
-            hint = "; data.loss_on says which do, of messages by their role" * (
-                UNCOUNTED in segments.dropped
+            counted = ((count, why) for why, count in segments.dropped.items() if count)
+            reasons = ", ".join(f"{count} {why}" for count, why in counted)
+            hint = "; data.loss_on says which do, of messages by their role" * bool(
+                segments.dropped[UNCOUNTED]
             )
             raise ConfigError(
                 f"data.source = {source!r}: no usable record; dropped: {reasons or 'none'}{hint}"

@@ -135,6 +135,12 @@ def test_wrong_input_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_reasons_that_no_record_has_are_not_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as refused:
+        build([("ann", "")] * 3, tmp_path / "store", loss_on="assistant")
+    assert str(refused.value).endswith("no usable record; dropped: 3 empty text")
+
+
 class _Prepared:
     """Records of which some are kept back on the way."""
 

@@ -28,27 +28,34 @@ if TYPE_CHECKING:  # accountants take a second to import, which no other command
     from fedsim.cli.answers import Question
 
 app = typer.Typer(
-    no_args_is_help=True, help="What a run costs in privacy, or what noise a budget asks for."
+    no_args_is_help=True,
+    help="Compute ε from noise, or noise from ε; read ledgers and verify a model's ε.",
 )
 
 Rounds = Annotated[int, typer.Option(help="Number of rounds (noisy releases).")]
 NoiseMultiplier = Annotated[
-    float | None, typer.Option(help="Noise standard deviation over what one unit can add.")
+    float | None,
+    typer.Option(help="Noise standard deviation divided by the most that one unit can add."),
 ]
 Epsilon = Annotated[
     list[float] | None,
-    typer.Option(help="Target ε; the noise is found for it. Several give a curve."),
+    typer.Option(help="Target ε, in place of --noise-multiplier. Several values give a curve."),
 ]
 Delta = Annotated[
     list[str],
-    typer.Option(help="δ of the guarantee, or n^-1.1 with --users. Several give a curve."),
+    typer.Option(
+        help="δ of the guarantee, or n^-1.1, n being --users. Several values give a curve."
+    ),
 ]
-RelationName = Annotated[Relation | None, typer.Option(help="Neighbouring relation.")]
+RelationName = Annotated[
+    Relation | None, typer.Option(help="Neighbouring relation (default: that of the sampler).")
+]
 Users = Annotated[int | None, typer.Option(help="Number of users, a public value.")]
 TradeOffFlag = Annotated[
     bool,
     typer.Option(
-        "--tradeoff", help="Say what an attacker can make of it: the bound on every test's errors."
+        "--tradeoff",
+        help="Also say the most that an attacker can achieve: the bound on every test's errors.",
     ),
 ]
 
@@ -59,40 +66,51 @@ def uls(
     rounds: Rounds,
     delta: Delta,
     sampling_probability: Annotated[
-        float | None, typer.Option(help="Probability of a user's coin in a round.")
+        float | None,
+        typer.Option(
+            help="Probability that a user is drawn in a round; or give --users and --cohort-size."
+        ),
     ] = None,
     users: Users = None,
-    cohort_size: Annotated[float | None, typer.Option(help="Expected users a round.")] = None,
+    cohort_size: Annotated[
+        float | None, typer.Option(help="Expected number of users per round.")
+    ] = None,
     sampler: Annotated[
         str,
-        typer.Option(help="poisson, truncated-poisson, fixed-size, shuffled, balanced or cyclic."),
+        typer.Option(
+            help="How users are drawn: poisson, truncated-poisson, fixed-size, shuffled, balanced "
+            "or cyclic."
+        ),
     ] = "poisson",
     max_cohort_size: Annotated[
-        int | None, typer.Option(help="Cap on the cohort, with --sampler truncated-poisson.")
+        int | None, typer.Option(help="With --sampler truncated-poisson: most users of a round.")
     ] = None,
     participations: Annotated[
         int | None,
-        typer.Option(help="Rounds of each user, one in each pass, with --sampler balanced."),
+        typer.Option(help="With --sampler balanced: rounds of each user, one in each pass."),
     ] = None,
     groups: Annotated[
-        int | None, typer.Option(help="Groups that take turns, with --sampler cyclic.")
+        int | None, typer.Option(help="With --sampler cyclic: number of groups that take turns.")
     ] = None,
     noise_multiplier: NoiseMultiplier = None,
     epsilon: Epsilon = None,
     accountant: Annotated[
         str | None,
-        typer.Option(help="pld, rdp, moments, random-allocation, mixture or group-privacy."),
+        typer.Option(
+            help="pld, rdp, moments, random-allocation, mixture or group-privacy (default: that of "
+            "the sampler)."
+        ),
     ] = None,
     relation: RelationName = None,
     tradeoff: TradeOffFlag = False,
     as_json: Json = False,
 ) -> None:
-    """User-level sampling: each round every user is drawn by a coin of their own.
+    """User-level sampling (ULS): by default each round draws every user independently.
 
-    With --sampler balanced each user is once in each of --participations passes over the rounds.
-    With --sampler cyclic --groups take turns, as correlated noise needs it: banded with any cohort,
-    blt with whole groups, for which no cohort is given. The price of both is that of all rounds: to
-    stop early is no cheaper.
+    With --sampler balanced each user takes part once in each of --participations passes over the
+    rounds. With --sampler cyclic the users take turns in --groups groups, as correlated noise needs
+    it: "banded" with any cohort size, "blt" with whole groups only, for which no cohort size is
+    given. For both samplers the ε is that of all rounds: to stop early costs no less.
     """
     from fedsim.cli.answers import Question
 
@@ -138,20 +156,22 @@ def uls(
 def els(
     *,
     rounds: Rounds,
-    group_size: Annotated[int, typer.Option(help="Examples a user contributes at most.")],
+    group_size: Annotated[int, typer.Option(help="Most examples that a user contributes.")],
     sampling_probability: Annotated[
-        float, typer.Option(help="Probability of an example's coin in a round.")
+        float, typer.Option(help="Probability that an example is drawn in a round.")
     ],
     delta: Delta,
     users: Users = None,
     noise_multiplier: NoiseMultiplier = None,
     epsilon: Epsilon = None,
-    accountant: Annotated[str | None, typer.Option(help="mixture or group-privacy.")] = None,
+    accountant: Annotated[
+        str | None, typer.Option(help="mixture or group-privacy (default: mixture).")
+    ] = None,
     relation: RelationName = None,
     tradeoff: TradeOffFlag = False,
     as_json: Json = False,
 ) -> None:
-    """Example-level sampling of capped examples, accounted at user level."""
+    """Example-level sampling (ELS) with a cap on the examples of a user, accounted per user."""
     from fedsim.cli.answers import Question
 
     if group_size < 1:

@@ -18,18 +18,30 @@ def attack_command(  # noqa: PLR0917 (each is an option)
     run_dir: RunDir,
     samples: Annotated[
         list[int] | None,
-        typer.Option(min=1, help="Texts of a user that the attacker has; several are compared."),
+        typer.Option(
+            min=1,
+            help="How many texts of a user the attacker has; repeat it to compare several numbers "
+            "(default: 1, 2, 4, … as far as half of the users have so many).",
+        ),
     ] = None,
     reference: Annotated[
-        str | None, typer.Option(help="Another reference model than the run's starting point.")
+        str | None,
+        typer.Option(
+            help="Name or path of the reference model (default: the run's initial model)."
+        ),
     ] = None,
     checkpoints: Annotated[
-        bool, typer.Option("--checkpoints", help="Also attack every checkpoint that was kept.")
+        bool, typer.Option("--checkpoints", help="Also attack every checkpoint that the run kept.")
     ] = False,
-    out: Annotated[Path | None, typer.Option(help="RUN_DIR/attack by default.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder to write (default: RUN_DIR/attack).")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Tell users who were trained on from users who were not; leave JSON, a page and a picture."""
+    """Run a user-inference attack on a trained model; write JSON, a page and a picture.
+
+    The attack tells users whose text was trained on from users whose text was not.
+    """
     from fedsim.attacks.folder import write_attack
     from fedsim.attacks.user_inference import attack_run
     from fedsim.runner.folder import RunFolder

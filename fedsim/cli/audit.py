@@ -22,7 +22,7 @@ def audit_command(  # noqa: PLR0917 (each is an option)
     config: Annotated[
         Path | None,
         typer.Argument(
-            help="A config, or a run's folder; without one, fedsim's own mechanisms are audited."
+            help="A config, or a run's folder (default: audit fedsim's own mechanisms)."
         ),
     ] = None,
     canaries: Annotated[
@@ -30,39 +30,55 @@ def audit_command(  # noqa: PLR0917 (each is an option)
         typer.Option(
             min=2,
             max=1_000_000,
-            help="Canary users, 1000 by default; a fair coin puts each in or leaves it out.",
+            help="Number of canary users (default: 1000); each is in or out by a fair coin.",
         ),
     ] = None,
     black_box: Annotated[
         bool,
         typer.Option(
-            "--black-box", help="Canaries are texts; the attacker sees the final model's losses."
+            "--black-box",
+            help="Canaries are users who have texts; the attacker sees only losses of texts, "
+            "before and after training.",
         ),
     ] = False,
     bound: Annotated[
         str | None,
-        typer.Option(help="With --black-box, chosen before: f-dp (default), or steinke."),
+        typer.Option(
+            help="With --black-box: the bound, f-dp or steinke (default: f-dp); choose it before "
+            "you see a result."
+        ),
     ] = None,
     temperature: Annotated[
         float | None,
-        typer.Option(help="With --black-box: of the canaries' tokens; by default all alike."),
+        typer.Option(
+            help="With --black-box: temperature at which the tokens of canaries are drawn "
+            "(default: inf, all tokens equally likely)."
+        ),
     ] = None,
     overrides: Overrides = None,
     coin_seed: Annotated[
         int | None,
-        typer.Option(help="Of canaries and their coins, 0 by default; another is a fresh audit."),
+        typer.Option(
+            help="Seed of canaries and their coins; another seed is a fresh audit (default: 0)."
+        ),
     ] = None,
     repetitions: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Without CONFIG: audits of each mechanism; 100 show the stated confidence."
+            min=1,
+            help="Without CONFIG: number of audits of each mechanism; 100 show whether the stated "
+            "confidence holds (default: 1).",
         ),
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Without CONFIG: fewer trials.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Folder for audit.json; runs/audit.")] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Without CONFIG: use fewer trials.")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for audit.json (default: runs/audit).")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Show how much of a claimed ε can be proved lost; exit 1 if it is more than was claimed."""
+    """Compute a lower bound on ε by an attack; exit with 1 if it refutes the claimed ε."""
     from fedsim.config import load_config
     from fedsim.errors import ConfigError
     from fedsim.utils.files import write_atomically

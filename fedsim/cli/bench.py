@@ -16,11 +16,12 @@ from fedsim.utils.terminal import status_when_slow, table_console, table_of
 
 def bench_command(
     benchmarks: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME]...", help="Which; all by default.")
+        list[str] | None,
+        typer.Argument(metavar="[NAME]...", help="Benchmarks to run (default: all)."),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure, and print each case with its seconds."""
+    """Run benchmarks on this machine; print the seconds that each case takes."""
     # Benchmarks download nothing, but networks named like one on the hub would be looked up there:
     # half a minute each without a network.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")

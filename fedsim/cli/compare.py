@@ -22,9 +22,22 @@ _SEVERAL = ("--epsilon", "--delta", "--budget")
 
 
 SweepGrid = Literal["in-process", "ray"]
-GridOption = Annotated[SweepGrid, typer.Option(help="One run after another, or Ray tasks.")]
-Workers = Annotated[int | None, typer.Option(min=1, help="With --grid ray: the most runs at once.")]
-Address = Annotated[str, typer.Option(help="With --grid ray: of a cluster; else one starts here.")]
+GridOption = Annotated[
+    SweepGrid,
+    typer.Option(help="in-process: one run after another; ray: runs side by side on Ray."),
+]
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        min=1, help="With --grid ray: most runs at the same time (default: all that fit)."
+    ),
+]
+Address = Annotated[
+    str,
+    typer.Option(
+        help="With --grid ray: address of a running Ray cluster (default: start one here)."
+    ),
+]
 
 
 class SeveralNumbers(TyperCommand):
@@ -49,10 +62,15 @@ class SeveralNumbers(TyperCommand):
 
 def compare_command(
     *,
-    sources: Annotated[list[Path], typer.Argument(help="Configs to run, finished run folders.")],
+    sources: Annotated[
+        list[Path], typer.Argument(help="Configs to run, or folders of finished runs.")
+    ],
     vary: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY.PATH=V,V,...", help="Run each config with each of the values."),
+        typer.Option(
+            metavar="KEY.PATH=V,V,...",
+            help="Run each config with each of these values; if repeated, every combination.",
+        ),
     ] = None,
     epsilon: Annotated[
         list[str] | None,
@@ -61,7 +79,10 @@ def compare_command(
     budget: Annotated[
         list[str] | None,
         typer.Option(
-            "--budget", metavar="B ...", help="Expected gradients a round, as samplers allow."
+            "--budget",
+            metavar="B ...",
+            help="Run each config at these expected numbers of gradients per round, as near as "
+            "samplers allow.",
         ),
     ] = None,
     tuned: Annotated[
@@ -69,22 +90,27 @@ def compare_command(
         typer.Option(
             "--tune",
             metavar="KEY.PATH=V,V,...",
-            help="Choose the best of the values, line by line.",
+            help="For each line of the table, choose the best of these values of a key.",
         ),
     ] = None,
     seeds: Annotated[
-        int | None, typer.Option(min=1, help="Repeat every line over so many seeds: intervals.")
+        int | None,
+        typer.Option(min=1, help="Repeat every line with so many seeds, for 95 % intervals."),
     ] = None,
     overrides: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY.PATH=VALUE", help="Lay a value over all configs."),
+        typer.Option(
+            "--set", metavar="KEY.PATH=VALUE", help="Override one key of all configs; repeatable."
+        ),
     ] = None,
     grid: GridOption = "in-process",
     workers: Workers = None,
     address: Address = "",
-    out: Annotated[Path, typer.Option(help="The comparison's folder.")] = Path("runs/comparison"),
+    out: Annotated[Path, typer.Option(help="Folder for the runs and the comparison.")] = Path(
+        "runs/comparison"
+    ),
 ) -> None:
-    """Put several runs, or a grid of them, into one table and one picture."""
+    """Compare several runs, or a grid of runs, in one table and one picture."""
     variations = list(vary or [])
     if epsilon:
         variations.append(f"privacy.epsilon={','.join(epsilon)}")

@@ -20,7 +20,10 @@ from fedsim.errors import ConfigError, about
 from fedsim.registry import names
 from fedsim.utils.terminal import status_when_slow
 
-app = typer.Typer(no_args_is_help=True, help="Make a token store, and look at one.")
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Build a token store (text tokenised and ordered by user) and inspect it.",
+)
 
 
 @app.command()
@@ -31,54 +34,83 @@ def build(
         typer.Argument(help='A file, a folder, a Hugging Face hub id or "shakespeare".'),
     ] = None,
     user_column: Annotated[
-        str | None, typer.Option(help="The column that says whose a text is.")
+        str | None, typer.Option(help="The column with the user of a text.")
     ] = None,
-    text_column: Annotated[str | None, typer.Option(help="The column that holds the text.")] = None,
+    text_column: Annotated[str | None, typer.Option(help="The column with the text.")] = None,
     messages_column: Annotated[
-        str | None, typer.Option(help="Or the column of conversations: lists of role and content.")
+        str | None,
+        typer.Option(
+            help="In place of --text-column: column of conversations, lists of role and content."
+        ),
     ] = None,
-    prompt_column: Annotated[str | None, typer.Option(help="Or the column of prompts…")] = None,
-    completion_column: Annotated[str | None, typer.Option(help="…and that of answers.")] = None,
+    prompt_column: Annotated[
+        str | None,
+        typer.Option(
+            help="In place of --text-column: column of prompts; needs --completion-column."
+        ),
+    ] = None,
+    completion_column: Annotated[
+        str | None, typer.Option(help="With --prompt-column: column of answers.")
+    ] = None,
     chat_template: Annotated[
         str | None,
-        typer.Option(help="A Jinja file, or `tokenizer`: strings too go through its template."),
+        typer.Option(
+            help="A Jinja file with a chat template; or `tokenizer`: its own template, also for "
+            "prompts that are plain strings."
+        ),
     ] = None,
     owners_column: Annotated[
-        str | None, typer.Option(help="The column that lists who owns a text beside its user.")
+        str | None, typer.Option(help="The column that lists who owns a text besides its user.")
     ] = None,
     owners_separator: Annotated[
-        str | None, typer.Option(help="What stands between owners where they are one string.")
+        str | None, typer.Option(help="Separator of the owners, if --owners-column is one string.")
     ] = None,
     loss_on: Annotated[
-        str | None, typer.Option(help="Tokens that count: all, assistant or completion.")
+        str | None,
+        typer.Option(help="Tokens that the loss is computed on: all, assistant or completion."),
     ] = None,
     recipe: Annotated[
-        str | None, typer.Option(help="Take what is not given from a recipe of `data recipes`.")
+        str | None,
+        typer.Option(
+            help="Recipe that fills in the options that are not given; see `data recipes`."
+        ),
     ] = None,
     prepare: Annotated[
         list[str] | None,
-        typer.Option(metavar="STEP", help="A step as TOML; in the place of a recipe's."),
+        typer.Option(
+            metavar="STEP",
+            help="A preparation step as TOML; repeatable. Replaces the steps of a recipe.",
+        ),
     ] = None,
     tokenizer: Annotated[
-        str, typer.Option(help="A built-in model, or a transformers folder or hub id.")
+        str,
+        typer.Option(
+            help="The tokenizer: of a built-in model, or of a transformers folder or hub id."
+        ),
     ],
-    out: Annotated[Path, typer.Option(help="The folder to make.")],
+    out: Annotated[Path, typer.Option(help="The folder to create.")],
     sequence_length: Annotated[
-        int | None, typer.Option(help="Most tokens of an example; 64 by default.")
+        int | None, typer.Option(help="Most tokens of an example (default: 64).")
     ] = None,
     cutting: Annotated[
-        str | None, typer.Option(help="split (default) or truncate long texts, or join a user's.")
+        str | None,
+        typer.Option(
+            help="What to do with long texts: split or truncate; or join all texts of a user "
+            "(default: split)."
+        ),
     ] = None,
     workers: Annotated[
         int | None,
         typer.Option(
-            min=0, help="Processes that tokenise; 0 for none. By default one a CPU, eight at most."
+            min=0,
+            help="Number of extra processes that tokenise; 0 for none (default: one per CPU, at "
+            "most 8).",
         ),
     ] = None,
 ) -> None:
-    """Tokenise a source once, by user, into the folder --out.
+    """Tokenise a source and write it, ordered by user, to a token store in the folder --out.
 
-    A build that was killed goes on where it was when the same command is given again.
+    To continue a build that was killed, give the same command again.
     """
     given = {
         "recipe": recipe,
@@ -123,14 +155,18 @@ def build(
 def inspect(
     store: Annotated[Path, typer.Argument(help="A folder that fedsim data build made.")],
     out: Annotated[
-        Path | None, typer.Option(help="Draw the histogram into this file, such as sizes.png.")
+        Path | None,
+        typer.Option(
+            help="Draw the histogram of examples per user into this file, such as sizes.png."
+        ),
     ] = None,
     verify: Annotated[
-        bool, typer.Option("--verify", help="Read every byte and compare the checksums.")
+        bool,
+        typer.Option("--verify", help="Read every byte and check it against the stored checksums."),
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Show a store's users, examples and tokens, their sizes, and what was dropped."""
+    """Show a store's number of users, examples and tokens, quantiles, and what was dropped."""
     opened = TokenStore.open(store)
     if verify:
         opened.verify()
@@ -147,12 +183,17 @@ def inspect(
 def selections(
     store: Annotated[Path, typer.Argument(help="A folder that fedsim data build made.")],
     model: Annotated[
-        str, typer.Option(help="Whose perplexity: a built-in model, a folder or a hub id.")
+        str,
+        typer.Option(
+            help="Model that measures perplexity: a built-in model, a folder or a hub id."
+        ),
     ] = "tiny-gpt",
-    group_size: Annotated[int, typer.Option(min=1, help="Records of a user.")] = 8,
+    group_size: Annotated[
+        int, typer.Option(min=1, help="Most records that are selected of a user.")
+    ] = 8,
     as_json: Json = False,
 ) -> None:
-    """Compare what each selection would train on: length and perplexity (Chua et al., Table 7)."""
+    """Compare what each selection rule picks: length and perplexity (Chua et al., Table 7)."""
     from fedsim.evaluation.selection_table import print_table, selection_table
 
     with status_when_slow("scoring"):
@@ -167,7 +208,7 @@ def selections(
 def recipes(
     as_json: Json = False,
 ) -> None:
-    """List the papers' data sets, as `data.recipe` and `data build --recipe` take them."""
+    """List the recipes: papers' data sets, for `data.recipe` and `data build --recipe`."""
     found = {name: load_recipe(name).model_dump() for name in recipe_names()}
     if as_json:
         typer.echo(json.dumps(found))
@@ -209,17 +250,21 @@ _OTHERS = (
 @app.command()
 def sizes(
     *,
-    config: Annotated[Path, typer.Argument(help="A run's config, with its δ.")],
+    config: Annotated[Path, typer.Argument(help="A run's config, with privacy.delta.")],
     noise_multiplier: Annotated[
-        float, typer.Option(help="Of the histogram: the number of users is off by 1.4 times it.")
+        float,
+        typer.Option(
+            help="Noise multiplier of the histogram. The noise on the number of users has a "
+            "standard deviation of 1.4 times this."
+        ),
     ] = 10.0,
     overrides: Overrides = None,
     as_json: Json = False,
 ) -> None:
-    """Release how many users there are and how many examples they have, with noise and a charge.
+    """Release the number of users and quantiles of their numbers of examples, with noise.
 
-    It is charged in the ledger of privacy.shared, if the config has one; else its ε adds to that of
-    the runs on the same people.
+    The release costs ε. This ε is charged to the ledger of privacy.shared if the config has one;
+    otherwise it adds to the ε of the runs on the same people.
     """
     from fedsim.config import load_config
     from fedsim.materials import materials_of, new_data_seed

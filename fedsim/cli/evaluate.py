@@ -19,23 +19,34 @@ from fedsim.utils.terminal import status_when_slow, table_console, table_of
 def evaluate_command(  # noqa: PLR0917 (each is an option)
     run_dir: RunDir,
     personalise: Annotated[
-        int, typer.Option(min=0, help="Local epochs on half of each held-out user's text.")
+        int,
+        typer.Option(
+            min=0,
+            help="Local epochs on half of each held-out user's text; the other half is scored. "
+            "0: leave this out.",
+        ),
     ] = 0,
     learning_rate: Annotated[
-        float | None, typer.Option(help="With --personalise: of the local steps, 0.1 by default.")
+        float | None,
+        typer.Option(help="With --personalise: learning rate of the local steps (default: 0.1)."),
     ] = None,
     batch_size: Annotated[
         int | None,
         typer.Option(
-            min=1, max=MOST, help="With --personalise: examples a local step, 8 by default."
+            min=1, max=MOST, help="With --personalise: examples per local step (default: 8)."
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="The JSON file; RUN_DIR/evaluation.json by default.")
+        Path | None, typer.Option(help="The JSON file to write (default: RUN_DIR/evaluation.json).")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Score a run's start and end: tokens and users, head words, samples, personalisation."""
+    """Score a run's initial and final model on held-out text.
+
+    Losses averaged over tokens and over users, how often the ten likeliest tokens are head words
+    (the most frequent ones), samples of generated text, and with --personalise the losses after
+    local training.
+    """
     from fedsim.errors import ConfigError
     from fedsim.runner.detailed_evaluation import Personalisation, evaluate_run
     from fedsim.runner.folder import RunFolder

@@ -19,17 +19,29 @@ _FAILED = 1
 
 def flower_command(
     config: Annotated[Path, typer.Argument(help="The run's config, a TOML file.")],
-    out: Annotated[Path | None, typer.Option(help="The run folder; runs/NAME by default.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Take up the run in --out.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="The run folder (default: runs/NAME, for a NAME.toml).")
+    ] = None,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="Continue the run in --out; start it if there is none yet."),
+    ] = False,
     workers: Annotated[
         int | None,
-        typer.Option(min=1, help="SuperNodes, simulated or to wait for; executor.workers."),
+        typer.Option(
+            min=1,
+            help="Number of SuperNodes: to simulate, or with --superlink to wait for (default: "
+            "executor.workers).",
+        ),
     ] = None,
     superlink: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="A SuperLink that runs; else one is simulated.")
+        str,
+        typer.Option(
+            metavar="HOST:PORT", help="A running SuperLink (default: start a simulation)."
+        ),
     ] = "",
 ) -> None:
-    """Do what `fedsim run` does, by Flower's `flwr run`: simulated, or on a SuperLink."""
+    """Do what `fedsim run` does through Flower's `flwr run`: simulated, or on a SuperLink."""
     from fedsim.config import load_config
     from fedsim.grids.flower_command import FlowerCommandError
     from fedsim.grids.flower_run import FlowerRun, FlowerRunError, run_on_superlink, run_simulated

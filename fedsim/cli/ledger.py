@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 
 def ledger_command(
-    file: Annotated[Path, typer.Argument(help="The file that privacy.shared.ledger names.")],
+    file: Annotated[Path, typer.Argument(help="The ledger file that privacy.shared.ledger names.")],
     *,
     as_json: Json = False,
 ) -> None:
-    """What runs that share a ledger are promised together, by which rule, and what is spent."""
+    """Show the (ε, δ) of all runs that share a ledger, by which rule, and how much is spent."""
     from fedsim.runner.shared_ledger import read_shared
 
     found = facts(read_shared(file))
@@ -50,12 +50,13 @@ def _table(releases: list[dict[str, Any]]) -> Table:
 
 def verify_command(
     folder: Annotated[
-        Path, typer.Argument(help="A model or adapter that fedsim wrote, or its privacy.json.")
+        Path,
+        typer.Argument(help="Folder of a model or adapter that fedsim wrote, or its privacy.json."),
     ],
     *,
     as_json: Json = False,
 ) -> None:
-    """Compute a model's ε again from its privacy.json; refuse one that was edited."""
+    """Recompute a model's ε from its privacy.json; refuse a file that was edited."""
     from fedsim.accounting.promise import NAME, origin, verify
 
     content = verify(folder.parent if folder.name == NAME else folder)

@@ -70,7 +70,9 @@ def _show_version(asked: bool) -> None:
 def callback(
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_show_version, is_eager=True, help="Print it and exit."),
+        typer.Option(
+            "--version", callback=_show_version, is_eager=True, help="Print the version and exit."
+        ),
     ] = False,
 ) -> None:
     """Fine-tune language models with user-level differential privacy, and see what it costs."""
@@ -79,10 +81,15 @@ def callback(
 def run_command(
     config: Annotated[Path, typer.Argument(help="The run's config, a TOML file.")],
     overrides: Overrides = None,
-    out: Annotated[Path | None, typer.Option(help="The run folder; runs/NAME by default.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Take up the run in --out.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="The run folder (default: runs/NAME, for a NAME.toml).")
+    ] = None,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="Continue the run in --out; start it if there is none yet."),
+    ] = False,
 ) -> None:
-    """Train as CONFIG says; leave a run folder with the model and a report."""
+    """Train a model as CONFIG says; write a run folder with the model and a report."""
     from fedsim.config import load_config
 
     laid_over, folder = load_config(config, overrides or []), out or Path("runs") / config.stem
@@ -105,9 +112,11 @@ def run_command(
 
 
 def demo_command(
-    out: Annotated[Path, typer.Option(help="The demo's folder.")] = Path("runs/demo"),
+    out: Annotated[Path, typer.Option(help="Folder for the runs and their comparison.")] = Path(
+        "runs/demo"
+    ),
 ) -> None:
-    """ULS, ELS and non-private training on Shakespeare's speakers, side by side."""
+    """Compare ULS, ELS and non-private training, with Shakespeare's speakers as users."""
     from fedsim.registry import resolve
 
     resolve("demos", "demo", "demo")(out)

@@ -13,10 +13,12 @@ from fedsim.utils.json_text import read_json
 RUN = "run.json"
 """The file that a folder is known by as a run's; see `RunFolder.identity`."""
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
 Overrides = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY.PATH=VALUE", help="Lay a value over the config."),
+    typer.Option(
+        "--set", metavar="KEY.PATH=VALUE", help="Override one key of the config; repeatable."
+    ),
 ]
 RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A finished run's folder.")]
 

@@ -23,47 +23,56 @@ _FROM_NUMBERS = ("users", "median_size", "max_size", "epsilon", "delta", "rounds
 def plan_command(
     *,
     config: Annotated[
-        Path | None, typer.Argument(help="A run's config; without one, give the numbers.")
+        Path | None,
+        typer.Argument(
+            help="A run's config; without one, give --budget and the options for that case."
+        ),
     ] = None,
     budget: Annotated[
         float | None,
-        typer.Option(help="Expected gradients a round; the config's own by default."),
+        typer.Option(help="Expected example gradients per round (default: those of the config)."),
     ] = None,
     overrides: Overrides = None,
     private_norms: Annotated[
         float | None,
         typer.Option(
             metavar="EPSILON",
-            help="Ask for the clip norms with differential privacy; taken off privacy.epsilon.",
+            help="Spend this ε, out of privacy.epsilon, on clip norms with differential privacy.",
         ),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="The config to write; CONFIG.plan.toml beside CONFIG by default."),
+        typer.Option(help="The config to write (default: CONFIG.plan.toml beside CONFIG)."),
     ] = None,
-    users: Annotated[int | None, typer.Option(help="Numbers only: how many users.")] = None,
+    users: Annotated[int | None, typer.Option(help="Without CONFIG: number of users.")] = None,
     median_size: Annotated[
-        int | None, typer.Option(help="Numbers only: examples of the median user.")
+        int | None, typer.Option(help="Without CONFIG: number of examples of the median user.")
     ] = None,
     max_size: Annotated[
         int | None,
-        typer.Option(help="Numbers only: examples of the largest user; the median by default."),
+        typer.Option(help="Without CONFIG: examples of the largest user (default: --median-size)."),
     ] = None,
-    epsilon: Annotated[float | None, typer.Option(help="Numbers only: ε of the promise.")] = None,
+    epsilon: Annotated[
+        float | None, typer.Option(help="Without CONFIG: ε of the guarantee.")
+    ] = None,
     delta: Annotated[
-        str | None, typer.Option(help="Numbers only: δ of the promise, or n^-1.1.")
+        str | None,
+        typer.Option(help="Without CONFIG: δ of the guarantee, or n^-1.1, n being --users."),
     ] = None,
-    rounds: Annotated[int | None, typer.Option(help="Numbers only: number of rounds.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Without CONFIG: number of rounds.")] = None,
     gradient_diversity: Annotated[
         float | None,
         typer.Option(
-            help="Numbers only: 1 minus the cosine of two gradients of a user, in [0, 1]; shown "
-            "besides the extremes 0 (alike) and 1 (diverse)."
+            help="Without CONFIG: 1 minus the cosine of two gradients of a user, in [0, 1]. Adds a "
+            "case to the two that are always shown, 0 (alike) and 1 (diverse)."
         ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Choose between user-level and example-level sampling, and their sizes, before training."""
+    """Recommend user-level or example-level sampling, with sizes and noise, before training.
+
+    With CONFIG it also writes a config for the recommendation.
+    """
     power = None if delta is None else delta_of(delta, users)
     numbers = dict(
         zip(_FROM_NUMBERS, (users, median_size, max_size, epsilon, power, rounds), strict=True)

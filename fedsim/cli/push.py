@@ -12,27 +12,30 @@ from fedsim.utils.terminal import status_when_slow
 
 def push_command(
     run_dir: RunDir,
-    repo: Annotated[str, typer.Argument(metavar="REPO", help="OWNER/NAME on the hub.")],
+    repo: Annotated[
+        str, typer.Argument(metavar="REPO", help="Repository on the Hugging Face hub, OWNER/NAME.")
+    ],
     *,
     merged: Annotated[
-        bool, typer.Option("--merged", help="The whole model where there is an adapter, too.")
+        bool, typer.Option("--merged", help="Upload the whole model, also if there is an adapter.")
     ] = False,
     public: Annotated[
-        bool, typer.Option("--public", help="Make a new repository public; private by default.")
+        bool, typer.Option("--public", help="Make a new repository public (default: private).")
     ] = False,
     replace: Annotated[
         bool,
         typer.Option(
-            "--replace", help="Delete what else REPO has, of whatever kind, but its licence."
+            "--replace", help="Delete all other files of REPO, of any kind, except its licence."
         ),
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="List what would leave this machine; send nothing.")
+        bool,
+        typer.Option("--dry-run", help="List the files that would be uploaded; upload nothing."),
     ] = False,
 ) -> None:
-    """Upload a run's adapter (or model), its card and its privacy.json, and no other file.
+    """Upload a run's adapter (or model) with its model card and privacy.json, and no other file.
 
-    What REPO has of an older model is deleted; its history keeps it.
+    Files of an older model in REPO are deleted; the history of REPO keeps them.
     """
     from fedsim.runner.push import check_repo, parcel, send
 

@@ -12,20 +12,26 @@ from fedsim.errors import ConfigError
 
 
 def study_command(
-    name: Annotated[str | None, typer.Argument(help="The study; --list prints them.")] = None,
-    listing: Annotated[bool, typer.Option("--list", help="Print the names, one a line.")] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer points: seconds.")] = False,
+    name: Annotated[
+        str | None, typer.Argument(help="Name of the study; --list prints all names.")
+    ] = None,
+    listing: Annotated[
+        bool, typer.Option("--list", help="Print the names of all studies, one per line.")
+    ] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Compute fewer points; takes seconds.")
+    ] = False,
     out: Annotated[
-        Path | None, typer.Option(help="The study's folder; runs/studies/NAME by default.")
+        Path | None, typer.Option(help="Folder for the results (default: runs/studies/NAME).")
     ] = None,
     model: Annotated[
         str | None,
         typer.Option(
-            help="Train adapters of this model: a folder, GGUF file or hub id. Only tradeoffs."
+            help="Only for tradeoffs: train adapters of this model, a folder, GGUF file or hub id."
         ),
     ] = None,
 ) -> None:
-    """Recompute a figure, a table or a claim of the papers; leave a table and a picture."""
+    """Recompute a figure, a table or a claim of the papers; write a table and a picture."""
     from fedsim.registry import names, resolve
 
     if listing:

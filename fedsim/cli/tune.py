@@ -14,19 +14,23 @@ from fedsim.cli.output import Json, Overrides
 
 def tune_command(
     *,
-    config: Annotated[Path, typer.Argument(help="The config of a run, with its ε and δ.")],
+    config: Annotated[Path, typer.Argument(help="A run's config, with its ε and δ.")],
     vary: Annotated[
         list[str],
-        typer.Option(metavar="KEY.PATH=V,V,...", help="The candidates: each combination."),
+        typer.Option(
+            metavar="KEY.PATH=V,V,...",
+            help="Values of a key to try; if repeated, every combination is a candidate.",
+        ),
     ],
     trials: Annotated[
-        float, typer.Option(help="How many trials there are on average; their number is secret.")
+        float,
+        typer.Option(help="Average number of trials; the actual number is random and secret."),
     ] = 8.0,
     stopping: Annotated[
         Literal["geometric", "logarithmic", "poisson"],
         typer.Option(
-            help="The law of their number: geometric; logarithmic (cheaper, often one trial); "
-            "poisson (accountant rdp; none now and then)."
+            help="Distribution of the number of trials: geometric; logarithmic (cheaper, often one "
+            "trial); poisson (needs accountant rdp; now and then no trial)."
         ),
     ] = "geometric",
     overrides: Overrides = None,
@@ -34,18 +38,20 @@ def tune_command(
     workers: Workers = None,
     address: Address = "",
     out: Annotated[
-        Path | None, typer.Option(help="The search's folder; runs/NAME.tune by default.")
+        Path | None,
+        typer.Option(help="Folder of the search (default: runs/NAME.tune, for a NAME.toml)."),
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Take up the search in --out.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the search in --out.")] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what the search would cost; train nothing.")
+        bool, typer.Option("--dry-run", help="Print what the search would cost; train nothing.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Try settings on private text and keep the best, under one ε for everything that is kept.
+    """Search for the best settings on private text; one ε covers all that the search keeps.
 
-    Each trial is a whole run with a private score of its model (training.private_evaluation). Only
-    the best one is kept, as a run folder, OUT/winner; do not show the others, nor their number.
+    Each trial is a whole run, and its model gets a private score (training.private_evaluation).
+    Only the best trial is kept, as the run folder OUT/winner. Do not show the other trials, nor
+    their number.
     """
     from fedsim.errors import ConfigError
     from fedsim.report.schema import CoveredScores, load_report

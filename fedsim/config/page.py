@@ -22,11 +22,13 @@ from fedsim.utils.section import Section
 _INTRODUCTION = """\
 # Config: every key
 
-A run is one TOML file. A key that is left out has its default; an unknown one is an error, which
-names the nearest. On the command line `--set server.learning_rate=0.003` lays a value over the
-file's (`fedsim flower` has none); from Python `fedsim.run` takes the same keys as a dictionary.
-What a run had resolved them to is in its `config.toml`. This page is written by
-`python -m fedsim.config.page`.
+The config of a run is one TOML file. A key that is left out has its default. An unknown key is an
+error, and the message names the nearest known key. On the command line
+`--set server.learning_rate=0.003` overrides a value of the file (`fedsim flower` has no `--set`).
+From Python `fedsim.run` takes the same keys as a dictionary. The values that a run used are in the
+`config.toml` of its folder. "left out" in the tables means: if the key is not given.
+
+This page is written by `python -m fedsim.config.page`.
 """
 _KINDS = {bool: "true or false", int: "whole number", float: "number", str: "text"}
 _PAGE = re.compile(r"`docs/([\w-]+)\.md(#[\w-]+)?`")  # in a docstring a link would be of its page
@@ -117,7 +119,7 @@ def _signs(limits: list[Any]) -> list[str]:
 
 def _default(field: FieldInfo) -> str:
     if field.is_required():
-        return "none: give it"
+        return "required"
     if field.default is None or _inner(field):
         return "–"
     return f"`{_toml(field.default)}`"

@@ -20,44 +20,47 @@ from fedsim.utils.section import MOST, ClipNorm, Fraction, Positive, PositiveFlo
 
 
 class ScheduleConfig(Section):
-    """A clip that moves from `l2_clip_norm` to another bound."""
+    """A clip norm that moves on a fixed schedule from `l2_clip_norm` to another value."""
 
     kind: Literal["linear", "exponential"]
-    """By equal differences, or by equal ratios."""
+    """Whether the clip norm changes by equal differences per round, or by equal ratios."""
     final_l2_clip_norm: ClipNorm
-    """The bound at the end, held from then on."""
+    """The clip norm at the end of the schedule; it is kept in all later rounds."""
     rounds: Annotated[int, Field(ge=1, le=MOST)] | None = None
-    """How long it takes; left out, all rounds."""
+    """Number of rounds that the change takes; left out, all rounds of the run."""
 
 
 class AdaptiveConfig(Section):
-    """A clip after a quantile of the updates' norms (Andrew et al. 2021): `fedsim.clip_policy`."""
+    """A clip norm that follows a quantile of norms (Andrew et al. 2021): `fedsim.clip_policy`."""
 
     quantile: Annotated[float, Field(ge=0.0, le=1.0)] = 0.5
-    """The share of updates that the bound shall leave as they are."""
+    """The share of updates that the clip norm should leave unchanged."""
     learning_rate: Positive = 0.2
-    """Of the bound's logarithm, a round."""
+    """Learning rate for the logarithm of the clip norm, which moves once per round."""
     count_noise_stddev: Positive | None = None
-    """Of the noise on the count of updates under the bound, in units (σ_b). Left out, a twentieth
-    of the expected cohort, as the paper recommends, but twice the noise multiplier where that is
-    more: then the count takes 3 % of the noise on the updates, not most of it."""
+    """Standard deviation (σ_b) of the noise on the count of updates within the clip norm, in units.
+    Left out, it is a twentieth of the expected cohort, as the paper recommends, or twice the noise
+    multiplier if that is larger: then the noise on the updates grows by only 3 % because of the
+    count."""
 
 
 class ClipConfig(Section):
-    """How large one unit's update may be."""
+    """How a unit's update is clipped: how large it may be."""
 
     kind: Literal["flat", "per-layer"] = "flat"
-    """One bound on the whole update, or one for each of its m layers: l2_clip_norm / √m."""
+    """One bound on the whole update, or one on each of its m layers: l2_clip_norm / √m."""
     l2_clip_norm: ClipNorm | None = None
-    """The bound on the update's L2 norm; 1.0 where there is no `[strategy.clip]`."""
+    """The largest L2 norm of a unit's update; longer updates are scaled down to it. 1.0 if there is
+    no `[strategy.clip]`."""
     l2_clip_norms: dict[str, ClipNorm] | None = None
-    """With "per-layer", and in place of `l2_clip_norm`: a bound for each layer by its name."""
+    """With "per-layer", in place of `l2_clip_norm`: a bound for each layer, by the name of the
+    layer."""
     normalise: bool = False
-    """Scale smaller updates up to the bound too."""
+    """Also scale smaller updates up to the bound."""
     schedule: ScheduleConfig | None = None
-    """A bound that moves as it was planned."""
+    """A clip norm that moves on a schedule fixed in advance."""
     adaptive: AdaptiveConfig | None = None
-    """A bound that follows the updates, at a price that the ledger counts."""
+    """A clip norm that follows the norms of the updates; the ledger charges what this costs."""
 
     @model_validator(mode="after")
     def _one_bound_and_one_policy(self) -> ClipConfig:
@@ -88,36 +91,39 @@ _LONGEST = 1 << 16  # bytes; a dotted key takes the parser the square of its dep
 
 
 class ModelConfig(Section):
-    """Which network starts, and which of its parameters move: `docs/models.md`."""
+    """Which model training starts from and which parameters it trains: `docs/models.md`."""
 
     name_or_path: str = "tiny-gpt"
-    """A built-in model ("tiny-gpt", "mcmahan-lstm"), or a folder, GGUF file or hub id of a causal
-    language model of transformers."""
+    """A built-in model ("tiny-gpt", "mcmahan-lstm"), or a folder, a GGUF file or a hub id of a
+    causal language model of transformers."""
     lora_rank: Annotated[int, Field(ge=0, le=MOST)] = 0
-    """Of new low-rank adapters, which are trained in place of the network; 0 for none."""
+    """Rank of new LoRA adapters, which are trained in place of the network; 0 for no adapters."""
     lora_alpha: Annotated[int, Field(ge=1, le=MOST)] | None = None
-    """The adapters' scale times their rank; left out, twice the rank."""
+    """LoRA's alpha: the scale of the adapters times their rank; left out, twice the rank."""
     lora_rank_stabilised: bool = False
-    """Divide `lora_alpha` by the rank's root in place of the rank (rsLoRA)."""
+    """Divide `lora_alpha` by the square root of the rank, not by the rank (rsLoRA)."""
     lora_freeze_a: bool = False
-    """Train the second matrices alone (FFA-LoRA)."""
+    """Train only the second matrix (B) of each adapter, not the first (FFA-LoRA)."""
     lora_target_modules: tuple[str, ...] = ()
-    """Ends of the names of modules that get adapters, such as "q_proj"; empty for peft's choice, or
-    where it has none for every linear layer (of a mixture of experts those of attention)."""
+    """Modules that get adapters: endings of their names, such as "q_proj". If empty, those that
+    peft chooses for the architecture, or, if it has no choice, every linear layer (in a mixture of
+    experts those of attention)."""
     adapter: str | None = None
-    """A folder of peft's with adapters of this model, to start from in place of new ones."""
+    """A peft folder with adapters of this model; training starts from them in place of new ones."""
     merged: bool = True
-    """Leave `model/` too, with the adapters merged in; false leaves `adapter/` alone."""
+    """Also write `model/`, the model with the adapters merged in; false writes only `adapter/`."""
     trainable: str = "all"
-    """A regular expression: parameters in whose names it is found are trained; or "all"."""
+    """Which parameters are trained: "all", or those in whose names this regular expression is
+    found."""
     pretraining_steps: Annotated[int, Field(ge=0, le=MOST)] | None = None
-    """Of a built-in model, on public text, once; left out, the model's own number."""
+    """Steps for which a built-in model is pre-trained on public text, once; left out, the model's
+    own number."""
     dropout: Fraction = 0.0
-    """Of all `nn.Dropout` layers of the network and its adapters in training, except those of
-    attention weights: no attention weight is ever dropped."""
+    """Dropout probability in training, for all `nn.Dropout` layers of the network and its adapters,
+    except those of attention weights: no attention weight is ever dropped."""
     attention: Attention = "eager"
-    """How attention is computed, by transformers' names: "eager" keeps every attention weight for
-    the gradient, "sdpa" none."""
+    """How attention is computed, named as in transformers: "eager" keeps every attention weight in
+    memory for the gradient, "sdpa" (fused kernels) keeps none."""
 
     @model_validator(mode="after")
     def _targets_with_adapters(self) -> ModelConfig:
@@ -146,31 +152,32 @@ class ModelConfig(Section):
 
 
 class FedSGD(Section):
-    """The averaged gradient of a user's examples (DP-FedSGD)."""
+    """Each user computes the averaged gradient of their examples (DP-FedSGD)."""
 
     task: Literal["fedsgd"] = "fedsgd"
 
 
 class FedAvg(Section):
-    """Local SGD; the update is the difference of the parameters (DP-FedAvg)."""
+    """Local SGD by each user; the update is the difference of the parameters (DP-FedAvg)."""
 
     task: Literal["fedavg"]
     epochs: Annotated[int, Field(ge=1, le=MOST)] = 1
-    """Passes over the user's examples."""
+    """Passes over the user's examples in a round."""
     batch_size: Annotated[int, Field(ge=1, le=MOST)] = 8
-    """Examples a local step."""
+    """Examples per local step."""
     learning_rate: PositiveFloat32 = 0.1
-    """Of a local step."""
+    """Learning rate of the local steps."""
 
 
 class EstimatorConfig(Section):
-    """What the sum of clipped updates is divided by."""
+    """The denominator: what the sum of clipped updates is divided by."""
 
     kind: Literal["fixed", "clipped"] = "fixed"
-    """The expected weight of a cohort, or the drawn one, where it is not too small."""
+    """Divide by the expected weight of a cohort ("fixed"), or by the weight of the drawn cohort, if
+    that is not too small ("clipped")."""
     min_weight: Positive | None = None
-    """With "clipped": the denominator is max(q * min_weight, the drawn weight), q the sampling
-    probability."""
+    """With "clipped": the denominator is max(q * min_weight, the drawn weight), where q is the
+    sampling probability."""
 
     @model_validator(mode="after")
     def _min_weight_with_clipped(self) -> EstimatorConfig:
@@ -180,18 +187,20 @@ class EstimatorConfig(Section):
 
 
 class SamplingConfig(Section):
-    """The sampler: `docs/strategies.md`; which accountant proves it: `docs/accounting.md`."""
+    """The sampler that draws units: `docs/strategies.md`; its accountant: `docs/accounting.md`."""
 
     kind: Literal[
         "poisson", "truncated-poisson", "fixed-size", "shuffled", "balanced", "cyclic"
     ] = "poisson"
-    """How the units of a round are drawn."""
+    """The sampler that draws the users or examples of a round."""
     max_cohort_size: Annotated[int, Field(ge=1, le=MOST)] | None = None
-    """Of "truncated-poisson": the most units of a round; more are cut at random."""
+    """With "truncated-poisson": the most units of a round; if more are drawn, a random choice of
+    them is left out."""
     participations: Annotated[int, Field(ge=1, le=MOST)] | None = None
-    """Of "balanced": the rounds of each user; left out, found by `cohort_size`."""
+    """With "balanced": the number of rounds in which each user takes part; left out, computed from
+    `cohort_size`."""
     groups: Annotated[int, Field(ge=1, le=MOST)] | None = None
-    """Of "cyclic": how many groups of users take turns."""
+    """With "cyclic": the number of groups of users that take turns."""
 
     @model_validator(mode="after")
     def _cap_with_truncated(self) -> SamplingConfig:
@@ -207,98 +216,106 @@ class SamplingConfig(Section):
 
 
 class StrategyConfig(Section):
-    """What is sampled, what a unit computes, how it is bounded: `docs/strategies.md`."""
+    """What is sampled, what a unit computes, how its update is clipped: `docs/strategies.md`."""
 
     name: str = "uls"
-    """What is sampled and how it is priced: "uls", "els", "group-privacy", "asi-liu",
-    "non-private", or what a plug-in brings."""
+    """What is sampled and how it is accounted: "uls" (users), "els" (examples), "group-privacy",
+    "asi-liu", "non-private", or the name of a plug-in's strategy."""
     rounds: Annotated[int, Field(ge=1, le=MOST)] = 100
-    """Steps of the server, each with one release."""
+    """Number of rounds: steps of the server, each with one noisy release."""
     sampling: SamplingConfig = SamplingConfig()
-    """How the units of a round are drawn."""
+    """How the users or examples of a round are drawn."""
     cohort_size: Positive | None = None
-    """Expected users a round, where users are sampled ("uls"; "non-private" takes one of both)."""
+    """Expected number of users per round, for strategies that sample users ("uls"; "non-private"
+    takes this or `batch_size`)."""
     batch_size: Positive | None = None
-    """Expected examples a round, where examples are sampled ("els", "group-privacy")."""
+    """Expected number of examples per round, for strategies that sample examples ("els",
+    "group-privacy")."""
     group_size: Annotated[int, Field(ge=1, le=MOST)] = 8
-    """The most examples of a user: in a round ("uls"), or in the whole pool ("els")."""
+    """The most examples of a user: in each round ("uls"), or in the whole pool ("els")."""
     selection: SelectionRule = "random"
-    """Which of a user's examples take part, where there are more."""
+    """Which examples of a user are taken, if there are more."""
     bounding: Bounding | None = None
-    """Where texts have several owners: how the examples are chosen of which no owner has more than
+    """For texts with several owners: how to choose examples so that no owner has more than
     `group_size`, in the order of `selection`; left out, "greedy"."""
     user_weight_cap: Annotated[int, Field(ge=1, le=MOST)] | None = None
-    """Weigh a user's update by min(their examples / cap, 1); left out, all weigh the same."""
+    """Weigh a user's update by min(number of their examples / cap, 1); left out, all users weigh
+    the same."""
     local: Annotated[FedSGD | FedAvg, Field(discriminator="task")] = FedSGD()
-    """What a user computes: a gradient, or local training."""
+    """What a user computes in a round: a gradient, or local training."""
     clip: ClipConfig = ClipConfig(l2_clip_norm=1.0)
-    """How large one unit's update may be."""
+    """How a unit's update is clipped: how large it may be."""
     estimator: EstimatorConfig = EstimatorConfig()
-    """What the sum of clipped updates is divided by."""
+    """The denominator: what the sum of clipped updates is divided by."""
     concentration_radius: Positive | None = None
-    """Of "asi-liu" alone: the distance within which two updates count as close."""
+    """Only for "asi-liu": the distance within which two updates count as close."""
 
 
 class SharedLedgerConfig(Section):
-    """A budget that runs on the same people keep together.
+    """One privacy budget for several runs on the same people.
 
     See `docs/privacy.md#several-runs-on-the-same-people`.
     """
 
     ledger: str
-    """The file that all of them name."""
+    """Path of the ledger file; all runs that share the budget name the same file."""
     epsilon: Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
-    """Of all of them together."""
+    """ε of all these runs together."""
     delta: Annotated[float, Field(gt=0.0, lt=1.0)]
-    """Of all of them together."""
+    """δ of all these runs together."""
 
 
 class SelectionConfig(Section):
-    """The search that the run is a trial of; `fedsim tune` writes it: `docs/tuning.md`."""
+    """The search that this run is a trial of; `fedsim tune` writes these keys: `docs/tuning.md`."""
 
     trials: Annotated[float, Field(gt=1.0, le=500.0)]
-    """How many there are on average."""
+    """Average number of trials of the search."""
     stopping: Literal["geometric", "logarithmic", "poisson"] = "geometric"
-    """The distribution of their number."""
+    """Distribution of the number of trials."""
     trial: Annotated[int, Field(ge=0)] | None = None
-    """A number that tells this one from the others."""
+    """A number that tells this trial from the others of the search."""
 
 
 class PrivacyConfig(Section):
-    """The promise. Sizes of the population are public only if they are declared here."""
+    """The guarantee. Numbers of users and examples are public only if they are declared here."""
 
     epsilon: Positive | None = None
-    """The ε to keep; the noise is calibrated to it. Give it or `noise_multiplier`."""
+    """The ε to keep; the noise is calibrated to it. Give this or `noise_multiplier`."""
     noise_multiplier: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] | None = None
-    """The noise's standard deviation over the estimate's sensitivity; ε follows from it."""
+    """The noise's standard deviation divided by the sensitivity of the estimate; ε follows from
+    it."""
     delta: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
-    """The δ of the ε: far below one over the number of users."""
+    """The δ that belongs to the ε; it should be far below one over the number of users."""
     accountant: str | None = None
-    """What adds up the rounds; left out, the tightest that is proved for the sampler:
-    `docs/accounting.md`."""
+    """The accountant, which computes ε from the rounds; left out, the tightest that is proved for
+    the sampler: `docs/accounting.md`."""
     relation: Literal["add-or-remove-one", "zero-out-one", "replace-one", "fixed-graph"] | None = (
         None
     )
-    """Which pairs of data sets the ε is about; left out, "fixed-graph" where texts have several
-    owners, "replace-one" with "fixed-size" sampling and "asi-liu", else "add-or-remove-one"."""
+    """The neighbouring relation: which pairs of data sets the ε is about. Left out, "fixed-graph"
+    if texts have several owners, "replace-one" with "fixed-size" sampling and "asi-liu", else
+    "add-or-remove-one"."""
     noise: Literal["secure", "seeded"] = "secure"
-    """Noise and coins under secret keys, or from `seed`, for experiments that must be repeated."""
+    """Draw noise and coins under secret keys, or from `seed`, for experiments that must be
+    repeated."""
     mechanism: Literal["independent", "banded", "blt"] = "independent"
-    """Whether the noise of later rounds takes back part of what earlier ones added."""
+    """Independent noise in each round, or noise that is correlated over rounds ("banded", "blt"):
+    later rounds take back part of the noise of earlier ones."""
     bands: Annotated[int, Field(ge=1, le=MOST)] | None = None
-    """Of "banded": how many rounds a column of its matrix C spans, its own counted; left out, the
-    sampler's `groups`."""
+    """With "banded": how many rounds a column of its matrix C spans, its own round included; left
+    out, the `groups` of the sampler."""
     buffers: Annotated[int, Field(ge=1, le=6)] | None = None
-    """Of "blt": the sums that it remembers; left out, 3."""
+    """With "blt": the number of running sums that it keeps; left out, 3."""
     declared_num_users: Annotated[int, Field(ge=1, le=MOST)] | None = None
-    """How many users there are, as a public number; of "truncated-poisson" an upper bound. Left
-    out, it is counted in the data, and the report says so."""
+    """The number of users, as a public number; with "truncated-poisson" an upper bound. Left out,
+    the users are counted in the data, and the report says so."""
     declared_num_examples: Annotated[int, Field(ge=1, le=MOST)] | None = None
-    """The same of pooled examples, for "els"."""
+    """The number of pooled examples, as a public number, for "els". Left out, they are counted
+    likewise."""
     shared: SharedLedgerConfig | None = None
-    """A budget that several runs keep together."""
+    """One privacy budget for several runs."""
     selection: SelectionConfig | None = None
-    """The search that the run is a trial of."""
+    """The search that this run is a trial of."""
 
     @model_validator(mode="after")
     def _not_both(self) -> PrivacyConfig:
@@ -317,41 +334,44 @@ class PrivacyConfig(Section):
 
 
 class ServerConfig(Section):
-    """The optimizer that takes the released estimate as its gradient."""
+    """The optimizer of the server, which takes the released estimate as its gradient."""
 
     optimizer: Literal["sgd", "adam", "adafactor"] = "adam"
-    """SGD without momentum keeps no state, Adafactor a row and a column of each matrix, Adam two
-    numbers a parameter."""
+    """SGD is without momentum and keeps no state; Adafactor keeps a row and a column for each
+    matrix, Adam two numbers for each parameter."""
     learning_rate: PositiveFloat32 = 0.01
-    """Of a round's step."""
+    """Learning rate of the server's step, one step per round."""
     max_gradient_norm: PositiveFloat32 | None = None
-    """Scale the released estimate down to this L2 norm; left out, it is taken as it is."""
+    """Scale the released estimate down to this L2 norm if it is longer; left out, it is used as it
+    is."""
 
 
 class ExecutorConfig(Section):
-    """Where clients compute, and how."""
+    """Where and how clients compute."""
 
     grid: Literal["in-process", "ray"] = "in-process"
-    """This process, or workers of Ray: `docs/cluster.md`."""
+    """Compute in this process, or on workers of Ray: `docs/cluster.md`."""
     workers: Annotated[int, Field(ge=1, le=MOST)] = 1
-    """How many, of Ray."""
+    """Number of workers; more than 1 needs grid "ray"."""
     cpus_per_worker: Positive = 1.0
-    """Cores that Ray reserves for a worker."""
+    """CPU cores that Ray reserves for each worker."""
     gpus_per_worker: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 0.0
-    """GPUs that Ray reserves for a worker; 0.5 for two workers on one. Above 0, this process too
-    computes on a GPU, if it has one."""
+    """GPUs that Ray reserves for each worker; with 0.5 two workers share a GPU. If it is above 0,
+    this process also computes on a GPU, if there is one."""
     address: str = ""
-    """Of a Ray cluster that runs, such as "auto"; "" starts one on this machine."""
+    """Address of a running Ray cluster, such as "auto"; "" starts Ray on this machine."""
     engine: Literal["auto", "loop", "materialised", "ghost", "vmap"] = "auto"
-    """How clipped gradients are computed; "auto" chooses by the model, the most tokens that a unit
-    may have and the memory, and is "loop" in local training."""
+    """How clipped gradients are computed. "auto" chooses by the model, by the most tokens that a
+    unit may have and by the memory; for local training it is "loop"."""
     precision: Precision = "float32"
     """With "bfloat16" the workers' networks multiply in bfloat16; parameters, norms, sums and noise
     keep their width, and the server evaluates in float32."""
     checkpointing: bool = False
-    """Compute a network's blocks again in the backward pass in place of keeping activations."""
+    """Gradient checkpointing: compute a network's blocks again in the backward pass, which saves
+    the memory of their activations."""
     shard_size: Annotated[int, Field(ge=0, le=MOST)] = 0
-    """Units a message to a worker; 0 cuts a cohort by work, one shard a worker."""
+    """Units per message to a worker; 0 cuts each cohort into one shard per worker, of about equal
+    work."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> ExecutorConfig:
@@ -369,29 +389,32 @@ class ExecutorConfig(Section):
 
 
 class PrivateEvaluation(Section):
-    """Held-out scores that ε covers, by a noisy sum over users: `docs/tuning.md`."""
+    """Held-out scores that ε covers, released as a noisy sum over users: `docs/tuning.md`."""
 
     noise_multiplier: PositiveFloat32 = 10.0
-    """Of each release of the scores."""
+    """Noise multiplier of each release of the scores."""
     loss_bound: PositiveFloat32 = 10.0
-    """What a user's mean loss is cut at, in nats."""
+    """A user's mean loss is clipped at this value, in nats per token."""
     every: Annotated[int, Field(ge=1, le=MOST)] | None = None
-    """Rounds between two releases; left out, there is one, after the last round."""
+    """Number of rounds between two releases; left out, there is one release, after the last
+    round."""
 
 
 class TrainingConfig(Section):
-    """How often to look and to save, and who is shown the metrics."""
+    """How often to evaluate and to save, and where metrics are sent."""
 
     evaluate_every: Annotated[int, Field(ge=1, le=MOST)] = 10
-    """Rounds between two scores of the held-out text."""
+    """Number of rounds between two evaluations on the held-out text. The starting point and
+    the last round are always evaluated too."""
     checkpoint_every: Annotated[int, Field(ge=1, le=MOST)] = 10
-    """Rounds between two checkpoints. A run that is killed makes those since the last again: with
-    secure noise they are paid for twice. Ctrl-C stops the run once its round is written down, and
-    loses none; a second one stops it at once."""
+    """Number of rounds between two checkpoints. A run that was killed repeats the rounds since its
+    last checkpoint; with secure noise these are charged twice. Ctrl-C stops the run after the
+    current round is saved, and no round is lost; a second Ctrl-C stops it at once."""
     keep_checkpoints: Annotated[int, Field(ge=1, le=MOST)] = 2
-    """How many of the newest stay."""
+    """How many checkpoints are kept, the newest ones."""
     trackers: tuple[str, ...] = ()
-    """Who is shown the metrics: "tensorboard", "wandb", "mlflow", or what a plug-in brings."""
+    """Trackers that get the metrics: "tensorboard", "wandb", "mlflow", or the name of a plug-in's
+    tracker; none by default."""
     private_evaluation: PrivateEvaluation | None = None
     """Held-out scores that ε covers."""
 
@@ -400,22 +423,23 @@ class Config(Section):
     """A whole run."""
 
     seed: int = 0
-    """Of the model's start and, where `privacy.noise` is "seeded", of every other draw: else who is
-    held out, the pool, dropout, coins and noise are drawn under secret keys."""
+    """Seed of the model's initial parameters and, with `privacy.noise = "seeded"`, of every other
+    draw. With "secure" noise all others are drawn under secret keys: who is held out, the pool,
+    dropout, coins and noise."""
     data: DataConfig = DataConfig()
-    """The text, and whose it is."""
+    """The text and its users."""
     model: ModelConfig = ModelConfig()
-    """Which network starts, and which of its parameters move."""
+    """Which model training starts from, and which of its parameters are trained."""
     strategy: StrategyConfig = StrategyConfig()
-    """What is sampled, what one unit computes, how units are bounded."""
+    """What is sampled, what each unit computes, and how its update is bounded."""
     privacy: PrivacyConfig = PrivacyConfig()
-    """The promise."""
+    """The guarantee."""
     server: ServerConfig = ServerConfig()
-    """The optimizer."""
+    """The optimizer of the server."""
     executor: ExecutorConfig = ExecutorConfig()
-    """Where clients compute, and how."""
+    """Where and how clients compute."""
     training: TrainingConfig = TrainingConfig()
-    """How often to look and to save."""
+    """How often to evaluate and to save."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> Config:

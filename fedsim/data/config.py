@@ -77,15 +77,15 @@ def with_recipe(name: str, given: dict[str, Any]) -> dict[str, Any]:
 
 
 class CanaryConfig(Section):
-    """Canary users, Kandpal et al. 2023, D.2: `docs/attacks.md`."""
+    """Planted users that an attack looks for (Kandpal et al. 2023, D.2): `docs/attacks.md`."""
 
     num_users: Annotated[int, Field(ge=2)]
-    """How many are planted on average, by a coin for each user with enough text; each is trained on
-    or held out by another, which is fair."""
+    """Average number of canaries: a coin for each user with enough text decides who becomes one. A
+    second, fair coin decides whether a canary is trained on or held out."""
     num_examples: Annotated[int, Field(ge=1, le=MOST)]
-    """Of each of them, held-out ones counted."""
+    """Number of examples of each canary, held-out ones included."""
     shared_tokens: Annotated[int, Field(ge=1, le=100)]
-    """Tokens in a row that all examples of one of them share."""
+    """Number of consecutive tokens that all examples of a canary share."""
 
 
 TextKind = Literal["text", "messages", "prompt"]
@@ -98,52 +98,58 @@ _COUNTED: dict[TextKind, LossOn] = {
 
 
 class DataConfig(Section):
-    """The source of the text, its columns, its preparation, what is held out: `docs/data.md`."""
+    """The text: its source, columns and preparation, and what is held out: `docs/data.md`."""
 
     recipe: str | None = None
-    """A paper's data set by name; it gives the keys that are not given themselves."""
+    """Name of a recipe, a paper's data set; it sets the keys that are not given."""
     source: Text = "shakespeare"
-    """A file or folder of JSON lines, JSON, CSV, Parquet or Arrow, a store of `fedsim data build`,
-    a hub id, or "shakespeare" or "shakespeare-chat"."""
+    """A file or folder of JSON lines, JSON, CSV, Parquet or Arrow; a store of `fedsim data build`;
+    a hub id; or "shakespeare" or "shakespeare-chat"."""
     user_column: str = "speaker"
-    """Who is protected: everything under one value is one user."""
+    """The column with the user, whom the guarantee protects: all rows with the same value are one
+    user."""
     text_column: str = "text"
-    """The text of a row."""
+    """The column with the text."""
     messages_column: str | None = None
-    """In place of `text_column`: a list of {role, content} a row."""
+    """In place of `text_column`: a column of conversations, each a list of {role, content}."""
     prompt_column: str | None = None
-    """In place of `text_column`, with `completion_column`: what is asked."""
+    """In place of `text_column`, with `completion_column`: the column with the prompt."""
     completion_column: str | None = None
-    """What is answered."""
+    """With `prompt_column`: the column with the answer."""
     chat_template: str | None = None
-    """A Jinja file in place of the tokenizer's template; for prompts also "tokenizer"."""
+    """A Jinja file with a chat template, in place of that of the tokenizer; for prompts also
+    "tokenizer", for its own template."""
     owners_column: str | None = None
-    """A list of who owns the text beside its user; `els` and its relatives bound and price them."""
+    """A column that lists who owns the text besides its user; "els" and related strategies cap the
+    examples of each owner, and their ε is for an owner."""
     owners_separator: Text | None = None
-    """What stands between the names, where `owners_column` is one string."""
+    """The separator between the names, if `owners_column` is one string."""
     loss_on: LossOn | None = None
-    """Which tokens are trained on; left out, "assistant" for messages, "completion" for prompts,
-    "all" for texts."""
+    """Which tokens the loss is computed on; left out, "assistant" for messages, "completion" for
+    prompts, "all" for texts."""
     sequence_length: Annotated[int, Field(ge=2)] = 64
     """The most tokens of an example."""
     cutting: Literal["split", "truncate", "join"] = "split"
-    """How longer texts become examples; "join" takes all of a user's texts end to end."""
+    """How longer texts become examples: "split" cuts them into several, "truncate" keeps only the
+    beginning, "join" first puts all texts of a user end to end."""
     held_out_examples: Fraction = 0.1
-    """The share of each user's examples that is scored and never trained on."""
+    """The share of each user's examples that is used for evaluation and never trained on."""
     held_out_users: Fraction = 0.0
-    """The probability that a user is never trained on; an attack needs some, say 0.5."""
+    """The probability that a user is never trained on; an attack needs some such users, for example
+    0.5."""
     held_out_rule: Literal["random", "first", "last"] = "random"
-    """Which of a user's examples are held out."""
+    """Which examples of a user are held out."""
     held_out_limit: Annotated[int, Field(ge=1, le=MOST)] | None = None
-    """The most of a user."""
+    """The most examples of one user that are held out; left out, no limit."""
     held_out_from: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
-    """The probability that a user has held-out examples; of very many users few are enough."""
+    """The probability that a user has held-out examples; with very many users a small share is
+    enough."""
     preparation: tuple[AnyStep, ...] = ()
     """Steps between source and tokenizer: `docs/data.md#steps-of-a-preparation`."""
     canaries: CanaryConfig | None = None
-    """Users that are planted, to look for them afterwards."""
+    """Planted users, for an attack to look for after training."""
     made_up_by: str | None = None
-    """What made the users up, where they are no people: reports then call them hypothetical."""
+    """What made the users up, if they are not people: reports then call them hypothetical."""
 
     @property
     def unit(self) -> str:

@@ -25,7 +25,8 @@ def push_command(
     replace: Annotated[
         bool,
         typer.Option(
-            "--replace", help="Delete all other files of REPO, of any kind, except its licence."
+            "--replace",
+            help="Delete all other files of REPO, of any kind, but its licence and .gitattributes.",
         ),
     ] = False,
     dry_run: Annotated[

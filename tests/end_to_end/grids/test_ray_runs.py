@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -136,7 +137,8 @@ def two_nodes(scene: Path, tmp_path: Path) -> Iterator[TwoNodes]:
         yield TwoNodes(process, scene / "busy")
     finally:
         for child in [*process.children(recursive=True), process]:
-            child.kill()
+            with suppress(psutil.NoSuchProcess):  # it ended with another one of them
+                child.kill()
         process.communicate()
 
 

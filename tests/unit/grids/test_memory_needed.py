@@ -1,4 +1,4 @@
-"""What a round needs at least; what a user sees of it is in tests/end_to_end/test_wrong_input.py."""
+"""What a round needs at least; what users see of it: tests/end_to_end/test_wrong_input.py."""
 
 from __future__ import annotations
 

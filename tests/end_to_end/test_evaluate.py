@@ -142,6 +142,8 @@ def test_for_a_part_of_a_run_the_run_is_named(
     wanted = f"RUN_DIR = '{tmp_path / part}': is a part of a run; give '{tmp_path}'"
     assert wanted in fedsim(command[0], tmp_path / part, *command[1:]).complaint
     assert not list((tmp_path / part).iterdir())
+    (tmp_path / "run.json").unlink()
+    assert "part of a run" not in fedsim(command[0], tmp_path / part, *command[1:]).complaint
 
 
 def test_other_texts_than_the_runs_are_refused(speeches: Path, tmp_path: Path) -> None:

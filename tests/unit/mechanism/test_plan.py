@@ -126,6 +126,7 @@ def test_a_plan_that_cannot_be_kept_is_refused(changes: dict[str, Any], complain
     ("changes", "complaint"),
     [
         ({"pool": np.array([100, 102, 101, 100])}, "pool: has one user 2 times"),
+        ({"pool": np.array([100, 100, 101])}, "pool: has one user 2 times"),
         (
             {"pool": np.array([5, 5, 6, 5]), "unit": "example", "units_per_user": 2},
             "pool: has one example 3 times",

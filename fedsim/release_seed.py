@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from functools import lru_cache
-from importlib import metadata
 from pathlib import Path
 
 from fedsim.accounting.ledger import Ledger
@@ -16,8 +15,8 @@ from fedsim.state import ServerState
 from fedsim.tensors import parameters_digest
 from fedsim.utils.files import file_digest, stamp
 from fedsim.utils.json_text import digest
+from fedsim.utils.machine import version
 
-version = lru_cache(metadata.version)  # of what is imported, which stays as it is
 _COMPUTE = ("fedsim-dp", "dp-accounting", "torch", "transformers", "peft", "numpy", "scipy")
 
 

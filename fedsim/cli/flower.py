@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedsim.cli.output import say_what_came_out
+from fedsim.cli.output import ConfigFile, Resume, RunOut, say_what_came_out
 from fedsim.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -18,14 +18,9 @@ _FAILED = 1
 
 
 def flower_command(
-    config: Annotated[Path, typer.Argument(help="The run's config, a TOML file.")],
-    out: Annotated[
-        Path | None, typer.Option(help="The run folder (default: runs/NAME, for a NAME.toml).")
-    ] = None,
-    resume: Annotated[
-        bool,
-        typer.Option("--resume", help="Continue the run in --out; start it if there is none yet."),
-    ] = False,
+    config: ConfigFile,
+    out: RunOut = None,
+    resume: Resume = False,
     workers: Annotated[
         int | None,
         typer.Option(

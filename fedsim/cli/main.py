@@ -34,7 +34,7 @@ from fedsim.cli.data import app as data_app
 from fedsim.cli.evaluate import evaluate_command
 from fedsim.cli.flower import flower_command
 from fedsim.cli.ledger import ledger_command, verify_command
-from fedsim.cli.output import Overrides, say_what_came_out
+from fedsim.cli.output import ConfigFile, Overrides, Resume, RunOut, say_what_came_out
 from fedsim.cli.plan import plan_command
 from fedsim.cli.push import push_command
 from fedsim.cli.study import study_command
@@ -79,15 +79,10 @@ def callback(
 
 
 def run_command(
-    config: Annotated[Path, typer.Argument(help="The run's config, a TOML file.")],
+    config: ConfigFile,
     overrides: Overrides = None,
-    out: Annotated[
-        Path | None, typer.Option(help="The run folder (default: runs/NAME, for a NAME.toml).")
-    ] = None,
-    resume: Annotated[
-        bool,
-        typer.Option("--resume", help="Continue the run in --out; start it if there is none yet."),
-    ] = False,
+    out: RunOut = None,
+    resume: Resume = False,
 ) -> None:
     """Train a model as CONFIG says; write a run folder with the model and a report."""
     from fedsim.config import load_config

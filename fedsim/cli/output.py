@@ -20,6 +20,14 @@ Overrides = Annotated[
         "--set", metavar="KEY.PATH=VALUE", help="Override one key of the config; repeatable."
     ),
 ]
+ConfigFile = Annotated[Path, typer.Argument(help="The run's config, a TOML file.")]
+RunOut = Annotated[
+    Path | None, typer.Option("--out", help="The run folder (default: runs/NAME, for a NAME.toml).")
+]
+Resume = Annotated[
+    bool,
+    typer.Option("--resume", help="Continue the run in --out; start it if there is none yet."),
+]
 RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A finished run's folder.")]
 
 

@@ -12,8 +12,6 @@ import json
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +28,12 @@ from fedsim.materials import loader_name
 from fedsim.registry import distribution
 from fedsim.tensors import Tensors
 from fedsim.utils.files import write_atomically
+from fedsim.utils.machine import version
 
 # Raise it when the same weights and examples would score differently, or in other passes.
 _VERSION = 3
 _SECONDS = 60.0  # between two writings of what is half done
 _COMPUTE = ("torch", "transformers", "peft")
-
-version = lru_cache(metadata.version)  # of what is imported, which stays as it is
 
 
 @dataclass(frozen=True)

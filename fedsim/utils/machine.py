@@ -13,13 +13,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
-from importlib.metadata import version
+from importlib import metadata
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, TypedDict
 
 if TYPE_CHECKING:
     import torch
+
+version = cache(metadata.version)  # of what is imported, which stays as it is
 
 _STATUS = Path("/proc/self/status")
 

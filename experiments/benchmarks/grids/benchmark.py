@@ -33,6 +33,7 @@ from fedsim.utils.machine import Row
 _SIZES = {"1M": 1_000_000, "10M": 10_000_000}
 _COHORT = 200
 _FEWER = 20  # one-user messages of ten million parameters: a round of 200 would take a minute
+_FEW, _OFTEN = 5, 20  # a store's memory is fresh, and slow, in most of its first ten rounds
 _TWO = Share(workers=2, cpus=1.0, gpus=0.0)
 
 
@@ -52,12 +53,12 @@ def _case(name: str, parameters: int) -> list[Row]:
         details = {"users": users, "milliseconds_per_user": 1e3 * median(seconds) / users}
         rows.append(row_of("grids", f"round/{name}", engine, seconds, details=details))
 
-    measured("in-process", _COHORT, _rounds(InProcessGrid(app), parameters, _COHORT, 0))
+    measured("in-process", _COHORT, _rounds(InProcessGrid(app), parameters, _COHORT, 0, _OFTEN))
     measured(
         "in-process, a user a message", single, _rounds(InProcessGrid(app), parameters, single, 1)
     )
     with RayGrid(NAME, _TWO) as grid:
-        measured("ray", _COHORT, _rounds(grid, parameters, _COHORT, 0))
+        measured("ray", _COHORT, _rounds(grid, parameters, _COHORT, 0, _OFTEN))
         measured("ray, a user a message", single, _rounds(grid, parameters, single, 1))
     measured("flower, fedsim's shards", _COHORT, _flower(parameters, nodes=2, stock=False))
     measured("flower, a user a message", single, _flower(parameters, nodes=single, stock=True))
@@ -72,10 +73,12 @@ def with_ratios(rows: list[Row]) -> list[Row]:
     return rows
 
 
-def _rounds(grid: Grid, parameters: int, users: int, shard_size: int) -> list[float]:
+def _rounds(
+    grid: Grid, parameters: int, users: int, shard_size: int, repetitions: int = _FEW
+) -> list[float]:
     executor = GridExecutor(grid, null_spec(), shard_size)
     values, cohort = parameters_of(parameters), np.arange(users)
-    return repeated(lambda: executor.clipped_sum(values, cohort, CLIP, 0))
+    return repeated(lambda: executor.clipped_sum(values, cohort, CLIP, 0), repetitions)
 
 
 def _flower(parameters: int, nodes: int, stock: bool) -> list[float]:

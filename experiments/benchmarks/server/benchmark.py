@@ -18,6 +18,7 @@ from dataclasses import replace
 from statistics import median
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, LlamaConfig, PretrainedConfig
 
@@ -147,7 +148,8 @@ def _noise(model: str, shapes: Mapping[str, torch.Size]) -> list[Row]:
     total = _random(shapes, torch.float64)
     count = sum(map(torch.Size.numel, shapes.values()))
     tasks: dict[str, Callable[[], Any]] = {
-        "fastest generator": lambda: _fastest(count),
+        "fastest generator": lambda: _drawn(count, _normals_of_torch),
+        "numpy's fastest in float64": lambda: _drawn(count, _normals_of_numpy),
         "estimate and noise, seeded": lambda: release_(total, 1.0, 1.0, noise_key(0, "noise", 0)),
         "estimate and noise, secure": lambda: release_(total, 1.0, 1.0, secret_noise_key()),
     }
@@ -173,18 +175,29 @@ def _correlated(total: dict[str, torch.Tensor], matrix: NoiseMatrix) -> Callable
     return release
 
 
-def _fastest(count: int) -> None:
-    """Draw so many normals on all cores in float32, kept in the cache: torch's own."""
+def _drawn(count: int, generator: Callable[[int], Callable[[], object]]) -> None:
+    """Draw so many normals on all cores, a chunk at a time, which is kept in the cache."""
     threads = torch.get_num_threads()
 
     def draw(thread: int) -> None:
-        generator = torch.Generator().manual_seed(thread)
-        room = torch.empty(CHUNK)
+        chunk = generator(thread)
         for _ in range(count // CHUNK // threads):
-            room.normal_(generator=generator)
+            chunk()
 
     with ThreadPoolExecutor(threads) as pool:
         list(pool.map(draw, range(threads)))
+
+
+def _normals_of_torch(seed: int) -> Callable[[], object]:
+    """Return what draws a chunk in float32."""
+    generator, room = torch.Generator().manual_seed(seed), torch.empty(CHUNK)
+    return lambda: room.normal_(generator=generator)
+
+
+def _normals_of_numpy(seed: int) -> Callable[[], object]:
+    """Return what draws a chunk in float64, as our noise is, from numpy's fastest stream."""
+    generator, room = np.random.Generator(np.random.SFC64(seed)), np.empty(CHUNK)
+    return lambda: generator.standard_normal(out=room)
 
 
 def _rows(

@@ -97,6 +97,7 @@ def test_the_servers_parts() -> None:
         "all but noise",
         "sums of 4 workers",
         "fastest generator",
+        "numpy's fastest in float64",
         "estimate and noise, seeded",
         "estimate and noise, secure",
         "estimate and noise, 4 bands",

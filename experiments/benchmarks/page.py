@@ -41,16 +41,20 @@ python -m fedsim.experiments.benchmarks.page docs/benchmarks/*.json
 _FLOOR = """## Engines, over the floor
 
 The floor is forward and backward over the same sequences in large batches with a plain sum, by
-the products that torch itself takes: what training without privacy costs. Engines are below it
-where those leave part of a processor unused (AMD's with AVX-512: [models.md](models.md)). Where
-they do not (AMD EPYC with AVX2, 25 November 2026, an earlier `engines.json`), `auto` took 1.20 to
-1.33 times the floor by user on `tiny-gpt`, 1.01 to 1.16 on the LSTM, 1.05 to 1.15 with adapters,
-1.22 to 1.35 by example, 4.5 to 4.6 after local steps. `uls`:
+the products that torch itself takes: what training without privacy costs. On another kind of
+processor ratios are others. Where those products leave half of a vector register unused (AMD EPYC
+with AVX-512, 28 November 2026, an earlier `engines.json`; [models.md](models.md) says why), engines
+are below the floor: `auto` took 0.87 to 1.08 times the floor by user on `tiny-gpt`, 0.76 to 0.99 on
+the LSTM, 0.55 to 0.78 with adapters, 0.55 to 1.08 by example, 2.8 to 3.3 after local steps. `uls`:
 one clipped mean gradient a user, by examples a user; `els`: one clipped gradient an example;
 `fedavg`: a clipped difference after four local steps, each user alone
 ([privacy.md](privacy.md#one-user-moves-only-their-own-data)) with weights that have become its own,
 where the floor reads one set of weights for a whole batch; `uls-ragged`: real users, the floor over
 whole examples of as many tokens.
+
+Floor and `auto` are repeated 5 to 15 times, the others once to three times, and others share the
+machine: in a row, differences of a fifth between those say nothing. Where `auto` is not the loop it
+is, in these cases, `materialised`.
 
 The strong floor is a step of training without privacy as a script takes it: the same network with
 transformers' `sdpa` attention, blocks and loss by `torch.compile` where that is faster, torch's

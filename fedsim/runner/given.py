@@ -14,7 +14,7 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sized
 from contextlib import suppress
 from datetime import date
 from decimal import Decimal
@@ -112,6 +112,7 @@ def _data_file(data: object) -> str:
     import datasets  # noqa: PLC0415  (slow, and needed for this alone)
 
     if isinstance(data, list):
+        _check_rows(data)
         text = "".join(_line(number, row) for number, row in enumerate(data))
         return _kept("data", lambda to: (to / "rows.jsonl").write_text(text, "utf-8"), "rows")
     if _is_frame(data):
@@ -131,7 +132,13 @@ def _data_file(data: object) -> str:
             "partitioner of flwr-datasets; a path belongs in data.source"
         )
     found = data
+    _check_rows(found)
     return _kept("data", lambda to: found.to_parquet(str(to / "rows.parquet")), "rows")
+
+
+def _check_rows(data: Sized) -> None:
+    if not len(data):
+        raise ConfigError("data: holds no rows; give one a text, with its user")
 
 
 def _is_frame(data: object) -> bool:

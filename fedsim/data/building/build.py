@@ -104,9 +104,11 @@ def build_store(
         if not segments.users:
             counted = ((count, why) for why, count in segments.dropped.items() if count)
             reasons = ", ".join(f"{count} {why}" for count, why in counted)
-            hint = "; data.loss_on says which do, of messages by their role" * bool(
-                segments.dropped[UNCOUNTED]
+            by_role = (
+                "; data.loss_on says which do, of messages by their role: with 'assistant' those "
+                "that have just this role, with 'all' every message"
             )
+            hint = by_role if segments.dropped[UNCOUNTED] else ""
             raise ConfigError(
                 f"data.source = {source!r}: no usable record; dropped: {reasons or 'none'}{hint}"
             )

@@ -136,7 +136,7 @@ class Prepared:
 def needed_columns(steps: Sequence[Step]) -> dict[str, str]:
     """Return the columns that steps read, each with the name of the field that asks for it."""
     return {
-        column: f"preparation.{number}.{step.step}"
+        column: f"preparation.{number}.{step.field_of(column)}"
         for number, step in reversed(list(enumerate(steps)))
         for column in step.needs_columns()
     }
@@ -153,10 +153,10 @@ def fingerprint(steps: Sequence[Step]) -> list[object]:
     settings = [
         [
             step.model_dump(mode="json"),
-            *map(_stamp, step.reads_files()),
+            *(_stamp(file, f"preparation.{number}.file") for file in step.reads_files()),
             *(f"{name} {version(name)}" for name in step.rests_on()),
         ]
-        for step in steps
+        for number, step in enumerate(steps)
     ]
     return ["prepared", VERSION, *settings] if settings else []
 
@@ -228,8 +228,8 @@ def check_owners(steps: Sequence[Step]) -> None:
                 )
 
 
-def _stamp(name: str) -> tuple[str, int, int, int]:
+def _stamp(name: str, field: str) -> tuple[str, int, int, int]:
     path = Path(name).expanduser()
     if not path.is_file():
-        raise ConfigError(f"data.preparation: file = {name!r}: no such file")
+        raise ConfigError(f"data.{field} = {name!r}: no such file")
     return stamp(path)

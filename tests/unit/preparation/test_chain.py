@@ -63,9 +63,24 @@ def test_a_step_gets_the_columns_it_asks_for(source: Path) -> None:
 def test_a_column_that_is_not_there(source: Path, name: str) -> None:
     given = source if name == source.name else Path(name)
     by_time = {"step": "sort-by-time", "column": "when"}
-    expected = r"data\.preparation\.1\.sort-by-time.*no (such )?column"
+    expected = r"data\.preparation\.1\.column.*no (such )?column"
     with pytest.raises(ConfigError, match=expected):
         list(records(_config(given, DEDUPE, by_time)))
+
+
+@pytest.mark.parametrize(
+    ("asking", "key"),
+    [
+        ({"step": "time-window", "column": "when", "since": "2018-01-01"}, "column"),
+        ({"step": "drop-forwards", "subject_column": "when"}, "subject_column"),
+        ({"step": "expand-receivers", "columns": ["date", "when"]}, "columns"),
+    ],
+)
+def test_a_column_that_is_not_there_is_named_with_the_key_that_asks(
+    source: Path, asking: dict[str, Any], key: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"data\.preparation\.1\.{key} = 'when': "):
+        list(records(_config(source, MIN_2, asking)))
 
 
 def test_the_fingerprint_follows_the_steps_and_their_files(source: Path, tmp_path: Path) -> None:
@@ -79,7 +94,7 @@ def test_the_fingerprint_follows_the_steps_and_their_files(source: Path, tmp_pat
     aliases.write_text('{"a": "b"}')
     assert source_fingerprint(_config(source, merge)) != found[-1]
     aliases.unlink()
-    with pytest.raises(ConfigError, match=r"data\.preparation: file = .*no such file"):
+    with pytest.raises(ConfigError, match=r"data\.preparation\.0\.file = .*: no such file"):
         source_fingerprint(_config(source, merge))
 
 

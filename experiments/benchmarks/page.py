@@ -44,9 +44,10 @@ The floor is forward and backward over the same sequences in large batches with 
 the products that torch itself takes: what training without privacy costs. On another kind of
 processor ratios are others. Where those products leave half of a vector register unused (AMD EPYC
 with AVX-512, 28 November 2026, an earlier `engines.json`; [models.md](models.md) says why), engines
-are below the floor: `auto` took 0.87 to 1.08 times the floor by user on `tiny-gpt`, 0.76 to 0.99 on
-the LSTM, 0.55 to 0.78 with adapters, 0.55 to 1.08 by example, 2.8 to 3.3 after local steps. `uls`:
-one clipped mean gradient a user, by examples a user; `els`: one clipped gradient an example;
+are mostly below the floor: `auto` took 0.87 to 1.08 times the floor by user on `tiny-gpt`, 0.76
+to 0.99 on the LSTM, 0.55 to 0.78 with adapters, 0.55 to 1.08 by example, 2.8 to 3.3 after local
+steps. `uls`: one clipped mean gradient a user, by examples a user; `els`: one clipped gradient an
+example;
 `fedavg`: a clipped difference after four local steps, each user alone
 ([privacy.md](privacy.md#one-user-moves-only-their-own-data)) with weights that have become its own,
 where the floor reads one set of weights for a whole batch; `uls-ragged`: real users, the floor over

@@ -11,10 +11,10 @@ from typing import Any
 
 from fedsim.utils.machine import Row, interleaved
 
-_REPETITIONS = 5
+REPETITIONS = 5
 
 
-def repeated(task: Callable[[], Any], repetitions: int = _REPETITIONS) -> list[float]:
+def repeated(task: Callable[[], Any], repetitions: int = REPETITIONS) -> list[float]:
     """Return the wall-clock seconds of each repetition, after one that is not counted."""
     return interleaved({"": task}, [""] * (1 + repetitions))[""][1:]
 

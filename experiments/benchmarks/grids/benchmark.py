@@ -23,7 +23,7 @@ from fedsim.experiments.benchmarks.grids.null_client import (
     parameters_of,
 )
 from fedsim.experiments.benchmarks.grids.population import population_round
-from fedsim.experiments.benchmarks.timing import in_own_process, repeated, row_of
+from fedsim.experiments.benchmarks.timing import REPETITIONS, in_own_process, repeated, row_of
 from fedsim.grids.executor import GridExecutor
 from fedsim.grids.in_process import InProcessGrid
 from fedsim.grids.ray_cluster import Share
@@ -33,7 +33,7 @@ from fedsim.utils.machine import Row
 _SIZES = {"1M": 1_000_000, "10M": 10_000_000}
 _COHORT = 200
 _FEWER = 20  # one-user messages of ten million parameters: a round of 200 would take a minute
-_FEW, _OFTEN = 5, 20  # a store's memory is fresh, and slow, in most of its first ten rounds
+_OFTEN = 20  # of short rounds: in some of them a store takes fresh memory, which is slow
 _TWO = Share(workers=2, cpus=1.0, gpus=0.0)
 
 
@@ -74,7 +74,7 @@ def with_ratios(rows: list[Row]) -> list[Row]:
 
 
 def _rounds(
-    grid: Grid, parameters: int, users: int, shard_size: int, repetitions: int = _FEW
+    grid: Grid, parameters: int, users: int, shard_size: int, repetitions: int = REPETITIONS
 ) -> list[float]:
     executor = GridExecutor(grid, null_spec(), shard_size)
     values, cohort = parameters_of(parameters), np.arange(users)

@@ -136,7 +136,7 @@ class Prepared:
 def needed_columns(steps: Sequence[Step]) -> dict[str, str]:
     """Return the columns that steps read, each with the name of the field that asks for it."""
     return {
-        column: f"preparation.{number}.{step.field_of(column)}"
+        column: f"preparation.{number}.{step.column_field}"
         for number, step in reversed(list(enumerate(steps)))
         for column in step.needs_columns()
     }

@@ -49,14 +49,10 @@ class Step(Section):
         column: str | None = getattr(self, "column", None)
         return () if column is None else (column,)
 
-    def field_of(self, column: str) -> str:
-        """Return the name of the field that asks for one of `needs_columns`, for errors."""
-        asked = {name: value for name, value in self if "column" in name}
-        return next(
-            name
-            for name, value in asked.items()
-            if value == column or (isinstance(value, tuple) and column in value)
-        )
+    @property
+    def column_field(self) -> str:
+        """The name of the one field that says which columns the step reads, for errors."""
+        return next(name for name in type(self).model_fields if "column" in name)
 
     def reads_files(self) -> tuple[str, ...]:
         """Return the files that the step's outcome depends on: its field `file`."""

@@ -11,7 +11,7 @@ from typing import Literal
 from fedsim.accounting.accountants import epsilon, epsilon_of_composition
 from fedsim.accounting.events import RoundCost
 from fedsim.accounting.rounding import round_up
-from fedsim.accounting.selection import Selection
+from fedsim.accounting.search import Search
 from fedsim.sampling import PoissonSampling
 
 ROUNDS, DELTA = 100, 1e-5
@@ -28,10 +28,10 @@ def main() -> None:
             accountant: str | None = None,
             cost: RoundCost = alone,
         ) -> float:
-            selection = Selection(trials, ROUNDS, 10.0, stopping)
-            return epsilon(replace(cost, selection=selection), ROUNDS, DELTA, accountant)
+            search = Search(trials, ROUNDS, 10.0, stopping)
+            return epsilon(replace(cost, search=search), ROUNDS, DELTA, accountant)
 
-        trial = replace(alone, selection=Selection(2.0, ROUNDS, 10.0)).trial
+        trial = replace(alone, search=Search(2.0, ROUNDS, 10.0)).trial
         cells = [
             [epsilon(alone, ROUNDS, DELTA)],
             [epsilon_of_composition(trial, DELTA)],

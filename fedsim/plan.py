@@ -19,7 +19,7 @@ import numpy.typing as npt
 from fedsim.accounting.accountants import choose
 from fedsim.accounting.events import RoundCost
 from fedsim.accounting.ledger import Ledger
-from fedsim.accounting.selection import Selection
+from fedsim.accounting.search import Search
 from fedsim.clip_policy import ClipPolicy, ConstantClip, NextClip
 from fedsim.clipping import Clip
 from fedsim.errors import ConfigError
@@ -75,7 +75,7 @@ class RoundPlan:
         accountant: what adds up the rounds, by name; None for the mechanism's own.
         owners: (num_units,) numbers of the users that the units of the pool belong to, from 0;
             None: each its own. A sampler of groups keeps a user's units together.
-        selection: the search that the run is a trial of; None for a run by itself.
+        search: the search that the run is a trial of; None for a run by itself.
         score_noise_multiplier: of each private score of the model: see `evaluation.private_scores`.
         score_rounds: after which such a score is released, ascending.
         matrix: correlates the noise of the run's rounds; independent noise by default.
@@ -131,7 +131,7 @@ class RoundPlan:
     dropped: Mapping[str, int] = field(default_factory=dict)
     accountant: str | None = None
     owners: npt.NDArray[np.int64] | None = None
-    selection: Selection | None = None
+    search: Search | None = None
     score_noise_multiplier: float = 0.0
     score_rounds: tuple[int, ...] = ()
     matrix: NoiseMatrix = INDEPENDENT
@@ -193,11 +193,11 @@ class RoundPlan:
                 f"{self.noise_multiplier}: private scores need both; where rounds have no noise "
                 "there is no ε that could cover them"
             )
-        if self.selection is not None and self.score_rounds:
-            paid = self.selection.score_noise_multiplier, (self.selection.rounds,)
+        if self.search is not None and self.score_rounds:
+            paid = self.search.score_noise_multiplier, (self.search.rounds,)
             if paid != (self.score_noise_multiplier, self.score_rounds):
                 raise ValueError(
-                    f"selection: pays for a score of noise multiplier {paid[0]} after rounds "
+                    f"search: pays for a score of noise multiplier {paid[0]} after rounds "
                     f"{paid[1]}, and the plan's are {self.score_noise_multiplier} after "
                     f"{self.score_rounds}"
                 )
@@ -329,7 +329,7 @@ class RoundPlan:
             sampling=self.sampling,
             noise_multiplier=self.noise_multiplier,
             units_per_user=self.units_per_user,
-            selection=self.selection,
+            search=self.search,
         )
 
     @cached_property
@@ -342,7 +342,7 @@ class RoundPlan:
 
         Of those that are charged: a trial's are in its price.
         """
-        scores = sum(at > round for at in self.score_rounds) if self.selection is None else 0
+        scores = sum(at > round for at in self.score_rounds) if self.search is None else 0
         return [(self.score_cost, scores)] if scores else []
 
     def charged_score(self, ledger: Ledger, round: int) -> Ledger:
@@ -350,7 +350,7 @@ class RoundPlan:
 
         Itself where there is no score then.
         """
-        if round not in self.score_rounds or self.selection is not None:
+        if round not in self.score_rounds or self.search is not None:
             return ledger
         return ledger.charge(round, self.score_cost, self.draws.score_release_id)
 

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from fedsim.accounting.accountants import choose, epsilon_of_composition
 from fedsim.accounting.calibration import calibrate_noise_multiplier
 from fedsim.accounting.events import RoundCost
-from fedsim.accounting.selection import Selection
+from fedsim.accounting.search import Search
 from fedsim.accounting.statement import PrivacyTerms
 from fedsim.clip_policy import FURTHEST, AdaptiveClip, ClipPolicy, ClipSchedule, ConstantClip
 from fedsim.clipping import Clip, FlatClip, NormalisedClip, PerLayerClip, layers_of
@@ -285,7 +285,7 @@ def private_plan(
         )
     clip = clip or build_clip(strategy.clip, materials.model)
     matrix = noise_matrix(config, sampling)
-    selection, scores = selection_of(config), score_rounds(config)
+    search, scores = search_of(config), score_rounds(config)
     noise = noise_multiplier(config, sampling, units_per_user)
     if isinstance(sampling, CyclicSampling) and matrix.feedback:
         assumptions = (*assumptions, matrix.in_words(relation_of(config).unit, sampling.groups))
@@ -315,7 +315,7 @@ def private_plan(
             accountant=config.privacy.accountant,
             matrix=matrix,
             owners=owners,
-            selection=selection,
+            search=search,
             score_noise_multiplier=_score_noise(config),
             score_rounds=scores,
             uncharged=None if config.privacy.shared is None else str(config.privacy.shared.ledger),
@@ -326,12 +326,12 @@ def private_plan(
         raise ConfigError(f"strategy.name = {strategy.name!r}: {error}") from error
 
 
-def selection_of(config: Config) -> Selection | None:
+def search_of(config: Config) -> Search | None:
     """Return the search that the run is a trial of, or None."""
-    asked = config.privacy.selection
+    asked = config.privacy.search
     if asked is None:
         return None
-    return Selection(asked.trials, config.strategy.rounds, _score_noise(config), asked.stopping)
+    return Search(asked.trials, config.strategy.rounds, _score_noise(config), asked.stopping)
 
 
 def score_rounds(config: Config) -> tuple[int, ...]:
@@ -632,9 +632,9 @@ def noise_multiplier(config: Config, sampling: Sampling, units_per_user: int) ->
     if privacy.delta is None:
         raise ConfigError("privacy.delta: missing; a guarantee needs it, such as delta = 1e-5")
     with about("strategy.sampling: "):
-        selection = selection_of(config)
-        unit_noise = RoundCost(sampling, 1.0, units_per_user, selection)
-    scores = score_rounds(config) if selection is None else ()
+        search = search_of(config)
+        unit_noise = RoundCost(sampling, 1.0, units_per_user, search)
+    scores = score_rounds(config) if search is None else ()
     score = RoundCost(PoissonSampling(1.0), _score_noise(config))
     beside = [(score, len(scores))] if scores else []
     # Also where no noise is to be calibrated: a wrong name must not be found after the first round.
@@ -660,7 +660,7 @@ def noise_multiplier(config: Config, sampling: Sampling, units_per_user: int) ->
             delta=privacy.delta,
             accountant=privacy.accountant,
             relation=relation_of(config),
-            selection=selection,
+            search=search,
             beside=beside,
         )
 

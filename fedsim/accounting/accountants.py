@@ -22,7 +22,7 @@ from fedsim.accounting.methods.group_privacy import GroupPrivacyAccountant
 from fedsim.accounting.methods.pld import PldAccountant
 from fedsim.accounting.methods.random_allocation import RandomAllocationAccountant
 from fedsim.accounting.methods.renyi import MomentsAccountant, RdpAccountant
-from fedsim.accounting.selection import TRIED
+from fedsim.accounting.search import TRIED
 from fedsim.errors import ConfigError
 from fedsim.sampling import Relation
 
@@ -120,13 +120,13 @@ def choose(
         )
     if name == "pld" and several:
         name = "mixture"
-    selections = [cost.selection for cost in costs if cost.selection is not None]
-    if selections and len(set(costs)) > 1:
+    searches = [cost.search for cost in costs if cost.search is not None]
+    if searches and len(set(costs)) > 1:
         raise ConfigError(
             f"accountant = {name!r}: the best of several runs has a price of its own, which is "
             "composed with no other; a shared ledger adds such prices up"
         )
-    if accountant is None and any(one.stopping == "poisson" for one in selections):
+    if accountant is None and any(one.stopping == "poisson" for one in searches):
         name = "rdp"
     hidden = all(cost.sampling.hides_size for cost in costs)
     relation = relation or (Relation.ADD_OR_REMOVE if hidden else Relation.REPLACE)
@@ -138,11 +138,11 @@ def choose(
 
 def _refusal(accountant: Accountant, cost: RoundCost, relation: Relation) -> str | None:
     """Return why the accountant cannot price a round, or the search that it is of, or None."""
-    if cost.selection is None:
+    if cost.search is None:
         return accountant.refusal(cost, relation)
     if cost.sampling.test is not None:
         return "has no price for the best of several runs that are tested for concentration"
-    if cost.selection.stopping == "poisson" and accountant.name != "rdp":
+    if cost.search.stopping == "poisson" and accountant.name != "rdp":
         return 'prices a Poisson number of trials by "rdp" alone; take "geometric" or "logarithmic"'
     reasons = (accountant.refusal(part, relation) for part, _ in cost.trial)
     return next(
@@ -278,21 +278,21 @@ def profile_of_composition(
 def certified(
     chosen: Accountant, costs: tuple[tuple[RoundCost, int], ...], delta: float, relation: Relation
 ) -> float:
-    """Return ε, also of a search for the best of several runs: `fedsim.accounting.selection`."""
+    """Return ε, also of a search for the best of several runs: `fedsim.accounting.search`."""
     cost, rounds = costs[0]
-    if cost.selection is None:
+    if cost.search is None:
         return chosen.epsilon(costs, delta, relation)
     if (searches := cost.runs(rounds)) > 1:  # basic composition
         return searches * certified(chosen, ((cost, 1),), delta / searches, relation)
     if chosen.name == "rdp":
         return chosen.epsilon(costs, delta, relation)
-    of_trial = chosen.epsilon(_resolved(cost.trial), delta / cost.selection.trials, relation)
+    of_trial = chosen.epsilon(_resolved(cost.trial), delta / cost.search.trials, relation)
     return _shift(chosen, cost, relation) + of_trial
 
 
 def _delta(chosen: Accountant, costs: Composition, epsilon: float, relation: Relation) -> float:
     cost, rounds = costs[0]
-    if cost.selection is None:
+    if cost.search is None:
         return chosen.delta(costs, epsilon, relation)
     searches = cost.runs(rounds)
     if chosen.name == "rdp" and searches == 1:
@@ -303,14 +303,14 @@ def _delta(chosen: Accountant, costs: Composition, epsilon: float, relation: Rel
 
 def _profile(chosen: Accountant, costs: Composition, delta: float, relation: Relation) -> Profile:
     cost, rounds = costs[0]
-    if cost.selection is None:
+    if cost.search is None:
         return chosen.profile(costs, delta, relation)
     if (searches := cost.runs(rounds)) > 1:
         alone = _profile(chosen, [(cost, 1)], delta / searches, relation)
         return lambda epsilons: np.minimum(searches * alone(epsilons / searches), 1.0)
     if chosen.name == "rdp":
         return chosen.profile(costs, delta, relation)
-    trials, shift = cost.selection.trials, _shift(chosen, cost, relation)
+    trials, shift = cost.search.trials, _shift(chosen, cost, relation)
     of_trial = chosen.profile(_resolved(cost.trial), delta / trials, relation)
     return lambda epsilons: np.where(
         epsilons < shift, 1.0, np.minimum(trials * of_trial(np.maximum(epsilons - shift, 0.0)), 1.0)
@@ -318,11 +318,11 @@ def _profile(chosen: Accountant, costs: Composition, delta: float, relation: Rel
 
 
 def _shift(chosen: Accountant, cost: RoundCost, relation: Relation) -> float:
-    """Return what the search adds to ε: see `Selection.shift`."""
-    if cost.selection is None:
+    """Return what the search adds to ε: see `Search.shift`."""
+    if cost.search is None:
         return 0.0
     of_trial = chosen.profile(_resolved(cost.trial), _OF_SHIFT, relation)
-    return cost.selection.shift(of_trial(TRIED), TRIED)
+    return cost.search.shift(of_trial(TRIED), TRIED)
 
 
 def total_variation(costs: Composition) -> float:
@@ -334,7 +334,7 @@ def total_variation(costs: Composition) -> float:
     rounds together, as if every coin had fallen, are one Gaussian mechanism. Where this is below δ
     no accountant is asked: its grid would have no width.
     """
-    if any(cost.sampling.test is not None or cost.selection is not None for cost, _ in costs):
+    if any(cost.sampling.test is not None or cost.search is not None for cost, _ in costs):
         return math.inf
     shifts = [2.0 * cost.units_per_user / cost.noise_multiplier for cost, _ in costs]
     apart = [math.erf(shift / math.sqrt(8.0)) for shift in shifts]

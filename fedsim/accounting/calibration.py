@@ -18,7 +18,7 @@ from scipy import optimize, special
 from fedsim.accounting.accountants import choose, epsilon_of_composition
 from fedsim.accounting.events import Composition, RoundCost
 from fedsim.accounting.rounding import round_up
-from fedsim.accounting.selection import Selection
+from fedsim.accounting.search import Search
 from fedsim.errors import ConfigError, about
 from fedsim.sampling import Relation, Sampling, binomial_probabilities
 from fedsim.utils.cache import remembered
@@ -39,7 +39,7 @@ def calibrate_noise_multiplier(
     delta: float,
     accountant: str | None = None,
     relation: Relation | None = None,
-    selection: Selection | None = None,
+    search: Search | None = None,
     beside: Composition = (),
 ) -> float:
     """Return the smallest noise multiplier whose `rounds` rounds are (epsilon, delta)-DP.
@@ -47,7 +47,7 @@ def calibrate_noise_multiplier(
     The result has five significant digits and is on the safe side: its own ε, by the same
     accountant, was computed and is at most `epsilon`, and at least `epsilon` * (1 - 2e-3),
     unless the result is 0.05: less noise than that is not considered.
-    With a `selection` the ε is that of the whole search; `beside` are other releases, which have
+    With a `search` the ε is that of the whole search; `beside` are other releases, which have
     their price whatever the noise is.
     Results are remembered under `fedsim.utils.files.cache_dir()`.
 
@@ -70,7 +70,7 @@ def calibrate_noise_multiplier(
     if rounds < 1:
         raise ConfigError(f"rounds = {rounds!r}: give an integer >= 1")
     with about(""):
-        unit_noise = RoundCost(sampling, 1.0, units_per_user, selection)
+        unit_noise = RoundCost(sampling, 1.0, units_per_user, search)
     _refuse_empty_promise(unit_noise, rounds, delta)
     chosen, relation = choose([unit_noise, *(cost for cost, _ in beside)], accountant, relation)
     inputs = {
@@ -90,11 +90,11 @@ def calibrate_noise_multiplier(
     def search() -> float:
         noise_multiplier = least_noise(spent, unit_noise, rounds, epsilon, delta)
         if noise_multiplier is None:
-            if beside or selection is not None:
+            if beside or search is not None:
                 raise ConfigError(
                     f"epsilon = {epsilon}, delta = {delta}: cannot be kept with any noise of the "
                     f"rounds: what is released beside them costs {spent(_MOST):.4g} alone; give "
-                    f"the scores more noise{', make fewer trials,' if selection else ''} or give a "
+                    f"the scores more noise{', make fewer trials,' if search else ''} or give a "
                     "larger epsilon"
                 )
             by_orders = chosen.name in {"rdp", "moments"}

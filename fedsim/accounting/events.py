@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from dp_accounting import dp_event
 
-from fedsim.accounting.selection import Selection
+from fedsim.accounting.search import Search
 from fedsim.concentration.sampling import ConcentratedSampling
 from fedsim.errors import ConfigError, about
 from fedsim.sampling import (
@@ -60,7 +60,7 @@ class RoundCost:
         noise_multiplier: standard deviation of the noise divided by what one unit can add,
             finite and >= 0; 0 is a release without privacy.
         units_per_user: how many units one user owns at most: 1 in ULS, the group size in ELS.
-        selection: of which the round's run is a trial: then the price is that of the whole search.
+        search: of which the round's run is a trial: then the price is that of the whole search.
 
     Raises:
         ValueError: a field is outside its range, or no proof covers this combination.
@@ -80,7 +80,7 @@ class RoundCost:
     sampling: Sampling
     noise_multiplier: float
     units_per_user: int = 1
-    selection: Selection | None = None
+    search: Search | None = None
 
     def __post_init__(self) -> None:
         if not (self.noise_multiplier >= 0.0 and math.isfinite(self.noise_multiplier)):
@@ -93,24 +93,24 @@ class RoundCost:
                 f"{_MOST_UNITS:,}"
             )
         whole = self.sampling.run_rounds
-        if self.selection is not None and whole not in (None, self.selection.rounds):
-            raise ValueError(f"selection.rounds = {self.selection.rounds}: a run has {whole}")
+        if self.search is not None and whole not in (None, self.search.rounds):
+            raise ValueError(f"search.rounds = {self.search.rounds}: a run has {whole}")
         if self.noise_multiplier > 0.0:
             self.sampling.event(self.noise_multiplier, min(self.units_per_user, 2))
 
     @property
     def run_rounds(self) -> int | None:
         """The rounds of a run, where a whole run has one price; None where each round has one."""
-        return self.sampling.run_rounds if self.selection is None else self.selection.rounds
+        return self.sampling.run_rounds if self.search is None else self.search.rounds
 
     @property
     def trial(self) -> Composition:
-        """What one trial of the selection releases: its rounds, and its private score."""
-        if self.selection is None:
-            raise ValueError("selection: None")
-        one = dataclasses.replace(self, selection=None)
-        score = RoundCost(PoissonSampling(1.0), self.selection.score_noise_multiplier)
-        return [(one, self.selection.rounds), (score, 1)]
+        """What one trial of the search releases: its rounds, and its private score."""
+        if self.search is None:
+            raise ValueError("search: None")
+        one = dataclasses.replace(self, search=None)
+        score = RoundCost(PoissonSampling(1.0), self.search.score_noise_multiplier)
+        return [(one, self.search.rounds), (score, 1)]
 
     def coins(self, rounds: int) -> tuple[float, int]:
         """Return the rate and the number of the coins that a unit meets in these rounds."""
@@ -124,10 +124,10 @@ class RoundCost:
         """The event of one round at user level, or the part of a run's: see `events`."""
         if self.noise_multiplier == 0.0:
             return dp_accounting.NonPrivateDpEvent()
-        if self.selection is not None:
+        if self.search is not None:
             parts = [cost.composed(rounds) for cost, rounds in self.trial]
             return dp_event.RepeatAndSelectDpEvent(
-                dp_accounting.ComposedDpEvent(parts), self.selection.trials, self.selection.shape
+                dp_accounting.ComposedDpEvent(parts), self.search.trials, self.search.shape
             )
         return self.sampling.event(self.noise_multiplier, self.units_per_user)
 
@@ -138,7 +138,7 @@ class RoundCost:
 
     def events(self, rounds: int) -> int:
         """Return how many times `event` these rounds cost."""
-        return self.runs(rounds) * (self.sampling.events if self.selection is None else 1)
+        return self.runs(rounds) * (self.sampling.events if self.search is None else 1)
 
     def composed(self, rounds: int) -> dp_accounting.DpEvent:
         """Return the event of `rounds` such rounds; of none, the event that costs nothing.
@@ -155,7 +155,7 @@ class RoundCost:
     def to_json(self) -> dict[str, Any]:
         """Return the fields as JSON values."""
         fields = dataclasses.asdict(self.sampling)  # type: ignore[call-overload]
-        selected = self.selection and {"selection": dataclasses.asdict(self.selection)}
+        selected = self.search and {"search": dataclasses.asdict(self.search)}
         return {
             **(selected or {}),
             "sampling": {"kind": self.sampling.kind, **fields},
@@ -172,8 +172,8 @@ class RoundCost:
         """
         if not isinstance(data, Mapping):
             raise ConfigError(f"round cost = {data!r}: expected an object")
-        selected = data.get("selection")
-        data = {key: data[key] for key in data if key != "selection"}
+        selected = data.get("search")
+        data = {key: data[key] for key in data if key != "search"}
         fields = ["sampling", "noise_multiplier", "units_per_user"]
         if sorted(data) != sorted(fields):
             raise ConfigError(f"round cost has keys {sorted(data)}: expected {sorted(fields)}")
@@ -181,8 +181,8 @@ class RoundCost:
         _check_numbers("round cost", numbers)
         sampling, sampling_fields = _sampling(data["sampling"])
         with about("round cost: "):
-            selection = None if selected is None else _selection(selected)
-            return cls(sampling(**sampling_fields), **numbers, selection=selection)
+            search = None if selected is None else _search(selected)
+            return cls(sampling(**sampling_fields), **numbers, search=search)
 
 
 Composition = Sequence[tuple[RoundCost, int]]
@@ -231,14 +231,14 @@ def _sampling(data: object) -> tuple[type[Any], dict[str, Any]]:
     return sampling, fields
 
 
-def _selection(data: object) -> Selection:
-    names = [field.name for field in dataclasses.fields(Selection)]
+def _search(data: object) -> Search:
+    names = [field.name for field in dataclasses.fields(Search)]
     if not isinstance(data, Mapping) or sorted(data) != sorted(names):
-        raise ConfigError(f"round cost: selection = {data!r}: expected keys {sorted(names)}")
+        raise ConfigError(f"round cost: search = {data!r}: expected keys {sorted(names)}")
     if not isinstance(data["stopping"], str):
-        raise ConfigError(f"selection: stopping = {data['stopping']!r}: expected a string")
-    _check_numbers("selection", {key: data[key] for key in names if key != "stopping"})
-    return Selection(**data)
+        raise ConfigError(f"search: stopping = {data['stopping']!r}: expected a string")
+    _check_numbers("search", {key: data[key] for key in names if key != "stopping"})
+    return Search(**data)
 
 
 def _check_numbers(what: str, fields: Mapping[str, object]) -> None:

@@ -32,7 +32,7 @@ from fedsim.accounting.methods.composition import ComposedPld
 from fedsim.accounting.methods.pld import refined, single_round
 from fedsim.accounting.methods.random_allocation import renyi_price
 from fedsim.accounting.methods.renyi import renyi_divergence
-from fedsim.accounting.selection import Selection
+from fedsim.accounting.search import Search
 from fedsim.errors import ConfigError
 from fedsim.sampling import PoissonSampling, Relation
 
@@ -143,8 +143,8 @@ def price(cost: RoundCost, relation: Relation, order: float) -> Price:
     if cost.noise_multiplier == 0.0:
         return Price(math.inf, 0.0)
     choose([cost], None, relation)
-    if cost.selection is not None:
-        return _price_of_search(cost, cost.selection, relation, order)
+    if cost.search is not None:
+        return _price_of_search(cost, cost.search, relation, order)
     if cost.sampling.kind == "fixed-size":  # the one sampler without a PLD
         return Price(renyi_divergence(cost, relation, order), 0.0)
     if cost.sampling.accountant == "above-threshold":
@@ -159,7 +159,7 @@ def price(cost: RoundCost, relation: Relation, order: float) -> Price:
 
 
 def _price_of_search(
-    cost: RoundCost, selection: Selection, relation: Relation, order: float
+    cost: RoundCost, search: Search, relation: Relation, order: float
 ) -> Price:
     """Return the price of the best of a random number of trials (Papernot and Steinke 2022, Thm 2).
 
@@ -167,7 +167,7 @@ def _price_of_search(
     trials moves by their number times as much mass, in either world. Two orders take part, each
     with a cut of its own.
     """
-    if selection.stopping == "poisson":
+    if search.stopping == "poisson":
         raise ConfigError('stopping = "poisson": cannot share a ledger; take "geometric"')
 
     def trial(at: float) -> Price:
@@ -177,12 +177,12 @@ def _price_of_search(
             math.fsum(n * one.infinite for one, n in each),
         )
 
-    log_gamma, log_trials = math.log(selection.gamma), math.log(selection.trials)
+    log_gamma, log_trials = math.log(search.gamma), math.log(search.trials)
     more = min((1.0 - 1.0 / at) * trial(at).renyi - log_gamma / at for at in ORDERS)
     # Divergences grow with the order: a higher one's bound is one of this order too.
     own = min(trial(at).renyi + log_trials / (at - 1.0) for at in {order, *ORDERS} if at >= order)
     infinite = max(trial(at).infinite for at in {order, *ORDERS})
-    return Price(own + (selection.shape + 1.0) * more, 4.0 * selection.trials * infinite)
+    return Price(own + (search.shape + 1.0) * more, 4.0 * search.trials * infinite)
 
 
 def _sides(

@@ -183,7 +183,7 @@ class PrivacyTerms:
 
 
 def _sampler(cost: RoundCost, noun: str) -> str:
-    searched = "" if cost.selection is None else f" in {cost.selection.in_words()}"
+    searched = "" if cost.search is None else f" in {cost.search.in_words()}"
     return f"{cost.sampling.in_words(noun)}{searched}"
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedsim.accounting.accountants import choose, epsilon
 from fedsim.accounting.calibration import calibrate_noise_multiplier
-from fedsim.accounting.selection import Selection
+from fedsim.accounting.search import Search
 from fedsim.audit.bounds import LowerBound, bound_from_scores
 from fedsim.audit.replicas import Replicas, seed_of
 from fedsim.audit.worst_graph import listeners_share
@@ -38,7 +38,7 @@ class Setting:
         matrix: what correlates the noise.
         relation: of the claim. Under a fixed graph the target's units are not counted but found:
             what bounding leaves of a listener's texts (`worst_graph`).
-        selection: the search that is audited whole; None for one run.
+        search: the search that is audited whole; None for one run.
     """
 
     strategy: str
@@ -47,7 +47,7 @@ class Setting:
     rounds: int
     matrix: NoiseMatrix = INDEPENDENT
     relation: Relation = Relation.ADD_OR_REMOVE
-    selection: Selection | None = None
+    search: Search | None = None
 
     @property
     def target_units(self) -> int:
@@ -65,7 +65,7 @@ class Setting:
             epsilon=target_epsilon,
             delta=delta,
             relation=self.relation,
-            selection=self.selection,
+            search=self.search,
         )
         return RoundPlan(
             strategy=self.strategy,
@@ -81,7 +81,7 @@ class Setting:
             entropy="seeded",
             matrix=self.matrix,
             relation=self.relation,
-            selection=self.selection,
+            search=self.search,
         )
 
 

@@ -165,9 +165,9 @@ def check(config: Config, num_canaries: int) -> tuple[Materials, RoundPlan, floa
             "privacy.shared: an audit makes releases of its own on the real users, which that "
             "ledger would not know of; audit a config without it"
         )
-    if config.privacy.selection is not None:
+    if config.privacy.search is not None:
         raise ConfigError(
-            "privacy.selection: an audit is of one training, and this config's ε is that of a "
+            "privacy.search: an audit is of one training, and this config's ε is that of a "
             "search; audit a config without it"
         )
     materials = materials_of(config, new_data_seed(config))

@@ -71,15 +71,15 @@ class Replicas:
     def scores(self, rounds: int, seed: int) -> tuple[Scores, Scores]:
         """Return (num_targets,) log-likelihood ratios of runs, with the target and without.
 
-        Of a plan with a selection, of the best of each replica's trials: see `searches`.
+        Of a plan with a search, of the best of each replica's trials: see `searches`.
         """
-        if self._plan.selection is None:
+        if self._plan.search is None:
             return self._of_run(rounds, seed)
 
         def trial(number: int) -> tuple[Scores, Scores]:
             return self._of_run(rounds, seed_of(seed, number))
 
-        return searched_scores(self._plan.selection, trial, self._targets, seed)
+        return searched_scores(self._plan.search, trial, self._targets, seed)
 
     def _of_run(self, rounds: int, seed: int) -> tuple[Scores, Scores]:
         plan = replace(self._plan, seed=seed, entropy="seeded")  # so that it can be repeated

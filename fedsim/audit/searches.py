@@ -14,7 +14,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from fedsim.accounting.selection import Selection
+from fedsim.accounting.search import Search
 from fedsim.audit.bounds import Scores
 from fedsim.evaluation.private_scores import SENSITIVITY, mean_share
 from fedsim.noise.gaussian import release_
@@ -30,23 +30,23 @@ TrialScores = Callable[[int], tuple[Scores, Scores]]
 
 
 def searched_scores(
-    selection: Selection, trial: TrialScores, num_targets: int, seed: int
+    search: Search, trial: TrialScores, num_targets: int, seed: int
 ) -> tuple[Scores, Scores]:
     """Return the ratios of the best trial of each replica, with the target and without.
 
     Args:
-        selection: how many trials there are, and the noise of their scores.
+        search: how many trials there are, and the noise of their scores.
         trial: makes one trial of every replica.
         num_targets: replicas of either kind.
         seed: of the search; a trial's is made of it and the trial's number.
     """
     source = stream(seed, "audit", 3)
-    numbers = np.array([selection.draw(source) for _ in range(2 * num_targets)])
+    numbers = np.array([search.draw(source) for _ in range(2 * num_targets)])
     target = np.repeat([1.0, 0.0], num_targets)
     best, shown = np.full(len(numbers), np.inf), np.zeros(len(numbers))
     for number in range(int(numbers.max())):
         ratios = np.concatenate(trial(number))
-        losses = _losses(ratios, target, selection.score_noise_multiplier, seed, number)
+        losses = _losses(ratios, target, search.score_noise_multiplier, seed, number)
         better = (number < numbers) & (losses < best)
         best[better], shown[better] = losses[better], ratios[better]
     return shown[:num_targets], shown[num_targets:]

@@ -203,7 +203,7 @@ def _listed(costs: Composition, unit: str) -> list[dict[str, Any]]:
         {
             "rounds": count,
             "mechanism": f"{cost.sampling.in_words('units')}"
-            f"{'' if cost.selection is None else f' in {cost.selection.in_words()}'} with "
+            f"{'' if cost.search is None else f' in {cost.search.in_words()}'} with "
             f"probability {cost.sampling.probability:g}, at most {cost.units_per_user} {share}, "
             f"noise multiplier {cost.noise_multiplier:g}",
         }

@@ -265,7 +265,7 @@ class SharedLedgerConfig(Section):
     """δ of all these runs together."""
 
 
-class SelectionConfig(Section):
+class SearchConfig(Section):
     """The search that this run is a trial of; `fedsim tune` writes these keys: `docs/tuning.md`."""
 
     trials: Annotated[float, Field(gt=1.0, le=500.0)]
@@ -314,7 +314,7 @@ class PrivacyConfig(Section):
     likewise."""
     shared: SharedLedgerConfig | None = None
     """One privacy budget for several runs."""
-    selection: SelectionConfig | None = None
+    search: SearchConfig | None = None
     """The search that this run is a trial of."""
 
     @model_validator(mode="after")
@@ -445,7 +445,7 @@ class Config(Section):
     def _fits_together(self) -> Config:
         engine = self.executor.engine
         shares_passes = engine not in ("auto", "loop")
-        scores, selection = self.training.private_evaluation, self.privacy.selection
+        scores, search = self.training.private_evaluation, self.privacy.search
         if shares_passes and self.strategy.local.task == "fedavg":
             raise ValueError(f'executor.engine = "{engine}": local training needs "loop" or "auto"')
         if self.model.attention != "eager" and self.executor.engine == "vmap":
@@ -468,9 +468,9 @@ class Config(Section):
                 f"privacy.shared with users that a {self.data.made_up_by} made up: who shares the "
                 "ledger would take its ε for one of people; remove it"
             )
-        if selection is not None and (scores is None or scores.every is not None):
+        if search is not None and (scores is None or scores.every is not None):
             raise ValueError(
-                "privacy.selection: needs training.private_evaluation, the score that chooses, and "
+                "privacy.search: needs training.private_evaluation, the score that chooses, and "
                 "it once, without every"
             )
         if shares_passes and self.executor.precision == "bfloat16":

@@ -36,7 +36,7 @@ def _charged(config: Config, plan: RoundPlan, state: ServerState) -> list[Query]
         rows.append(_in_price("how many of a round's units the clip leaves as they are", rounds))
     if plan.sampling.test is not None:
         rows.append(_in_price("whether a round's users are concentrated", rounds))
-    if plan.selection is not None:
+    if plan.search is not None:
         rows.append(_in_price("the private score of each trial of the search", None))
         rows.append(_in_price("which trial has the best one", 1))
     elif scores := state.ledger.num_releases - rounds:

@@ -112,11 +112,11 @@ def execute(config: Config, out: Path, grid: Grid, *, resume: bool = False) -> P
             log.warning("%s", said)
     check_memory(config, materials.model, plan, grid, device)
     _say_unused(materials.model, config.data.sequence_length)
-    asked = config.privacy.selection
+    asked = config.privacy.search
     if asked is not None and not (asked.trial is not None and folder.identity.exists()):
         raise ConfigError(
-            f"privacy.selection.trial = {asked.trial}: a run of a search, which `fedsim tune` "
-            "begins and pays for; to train by itself, remove privacy.selection"
+            f"privacy.search.trial = {asked.trial}: a run of a search, which `fedsim tune` "
+            "begins and pays for; to train by itself, remove privacy.search"
         )
     account = None if asked is not None else shared_account(config.privacy.shared, plan)
     plan = replace(plan, uncharged=None)  # charged by the account, or by the search
@@ -388,7 +388,7 @@ class _Session:
         with suppress(BudgetSpentError):  # then nothing is left that could be charged
             for round in range(state.round, self.config.strategy.rounds):
                 self._charge_shared(replace(state, round=round))
-            if self.account is not None and plan.selection is None:
+            if self.account is not None and plan.search is None:
                 for at in (at for at in plan.score_rounds if at > state.round):
                     self.account.charge(
                         at, plan.score_cost, plan.draws.score_release_id, 1, own=state.ledger
@@ -453,7 +453,7 @@ class _Session:
             cut_short=cut_short,
             charged_until=until,
         )
-        if self.plan.selection is None:  # of the runs of a search the winner alone is paid for
+        if self.plan.search is None:  # of the runs of a search the winner alone is paid for
             write_promise(self.folder, self.config, self.plan, self.state, report)
         write_reports(self.folder.path, report)
 
@@ -548,7 +548,7 @@ class _Session:
     def _write(self, line: RoundMetrics) -> None:
         self.folder.append_metrics(line.model_dump_json(exclude_none=True))
         self.tell(line)
-        if self.plan.selection is None:  # in a search it would be a choice that nothing pays for
+        if self.plan.search is None:  # in a search it would be a choice that nothing pays for
             check_held_out(line, self.materials)
 
     def _epsilon(self, state: ServerState) -> float | None:

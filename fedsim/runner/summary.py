@@ -182,7 +182,7 @@ def _counted(
 ) -> tuple[str, ...]:
     """Return what is said where ε is of more rounds than those that led to the model."""
     ahead, releases = charged_until is not None, state.ledger.num_releases
-    scores = sum(ahead or at <= state.round for at in plan.score_rounds if plan.selection is None)
+    scores = sum(ahead or at <= state.round for at in plan.score_rounds if plan.search is None)
     once = scores + (state.round if charged_until is None else charged_until)
     said = []
     if cut_short:
@@ -340,7 +340,7 @@ def _assumptions(config: Config, plan: RoundPlan, origin: str, num_users: int) -
         noise,
         *_delta(config, plan.relation, num_users, plan.unit),
         *_shared(config),
-        _SETTINGS if plan.selection is None else _SEARCHED,
+        _SETTINGS if plan.search is None else _SEARCHED,
         f"{ORIGIN}{origin}",
         f"{_covered(plan)} Training losses, cohort sizes and other scores on held-out text in this "
         "report are computed on private text and are not.",

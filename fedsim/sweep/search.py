@@ -1,7 +1,7 @@
 """`fedsim tune`: a search for the best settings whose ε is that of the search and of its winner.
 
 The settings of each trial are drawn from the candidates, the number of trials at random, and only
-the trial with the best private score leaves the folder: `fedsim.accounting.selection` prices that.
+the trial with the best private score leaves the folder: `fedsim.accounting.search` prices that.
 Draws come from a secret that is kept as a run's is, so a search that was killed goes on with the
 same trials, which have the same bits, and nothing is charged twice.
 """
@@ -129,7 +129,7 @@ def prepare(cells: Sequence[Cell], trials: float, stopping: str, data_seed: int 
     seed = new_data_seed(config) if data_seed is None else data_seed
     plans = [_plan(cell.config, seed) for cell in searched]
     for cell, plan in zip(searched, plans, strict=True):
-        if plan.noise_multiplier == 0.0 or plan.cost.selection is None:
+        if plan.noise_multiplier == 0.0 or plan.cost.search is None:
             raise ConfigError(
                 f"strategy.name = {plan.strategy!r}: has no private runs to choose from; take one "
                 "with noise, such as uls"
@@ -155,7 +155,7 @@ def _plan(config: Config, seed: int) -> RoundPlan:
 
 def _with_search(cell: Cell, trials: float, stopping: str) -> Cell:
     overrides = [
-        f"privacy.selection={{trials={trials:g},stopping='{stopping}'}}",
+        f"privacy.search={{trials={trials:g},stopping='{stopping}'}}",
         "training.trackers=[]",  # the winner's are written when it is found
     ]
     if cell.config.training.private_evaluation is None:
@@ -178,7 +178,7 @@ def run_search(
         cells: the candidates: configs that differ in what is tuned.
         out: the search's folder, absent or empty unless `resume`.
         trials: how many there are on average.
-        stopping: the law of their number: see `fedsim.accounting.selection.Selection`.
+        stopping: the law of their number: see `fedsim.accounting.search.Search`.
         resume: take up the search in `out`.
         runner: carries the trials out.
 
@@ -286,15 +286,15 @@ def _what_fits(search: Search, account: SharedAccount) -> str:
 
 def _jobs(search: Search, out: Path) -> list[tuple[Job, float]]:
     """Return the trials, as many as are drawn, and the coins that tell equal scores apart."""
-    selection = search.plan.cost.selection
-    if selection is None:
+    law = search.plan.cost.search
+    if law is None:
         raise ValueError("search: its plan has none")
     jobs = []
-    for number in range(selection.draw(stream(search.seed, "tuning", 0))):
+    for number in range(law.draw(stream(search.seed, "tuning", 0))):
         drawn = stream(search.seed, "tuning", 1, number)
         cell = search.cells[int(drawn.integers(len(search.cells)))]
         trial = int(drawn.integers(2**62))
-        config = with_settings(cell.config, [f"privacy.selection.trial={trial}"])
+        config = with_settings(cell.config, [f"privacy.search.trial={trial}"])
         folder = out.resolve() / TRIALS / f"{trial:016x}" / WINNER
         jobs.append((Job(f"trial {trial:016x} of {cell.name}", config, folder), drawn.random()))
     return jobs
@@ -377,7 +377,7 @@ def _write_result(search: Search, out: Path) -> None:
 
 def _without_trial(config: Config) -> Mapping[str, Any]:
     raw = config.model_dump()
-    raw["privacy"]["selection"]["trial"] = None
+    raw["privacy"]["search"]["trial"] = None
     return raw
 
 

@@ -93,10 +93,10 @@ def test_one_message_and_nothing_written(
 
 def test_a_run_that_calls_itself_a_search(config: Path, out: Path) -> None:
     """Its report would say that its ε pays for a choice that nobody made."""
-    search = ("privacy.selection={trials=2}", "training.private_evaluation={}")
+    search = ("privacy.search={trials=2}", "training.private_evaluation={}")
     overrides = [word for override in search for word in ("--set", override)]
     complaint = fedsim("run", config, "--out", out, *overrides).complaint
-    assert "privacy.selection.trial = None: a run of a search, which `fedsim tune`" in complaint
+    assert "privacy.search.trial = None: a run of a search, which `fedsim tune`" in complaint
     assert not out.exists()
 
 

@@ -13,14 +13,14 @@ from functools import cache
 from typing import NamedTuple
 
 from fedsim.accounting.accountants import epsilon_of_composition
-from fedsim.accounting.selection import Selection
+from fedsim.accounting.search import Search
 from fedsim.audit.mechanism import Setting, audit_mechanism
 from fedsim.plan import RoundPlan
 from fedsim.sampling import PoissonSampling
 
 TARGET, DELTA, ROUNDS = 1.0, 1e-2, 2
-SEARCH = Selection(10.0, ROUNDS, 50.0)
-SETTING = Setting("uls, a search", PoissonSampling(0.5), 1, ROUNDS, selection=SEARCH)
+SEARCH = Search(10.0, ROUNDS, 50.0)
+SETTING = Setting("uls, a search", PoissonSampling(0.5), 1, ROUNDS, search=SEARCH)
 
 
 class Verdict(NamedTuple):
@@ -39,7 +39,7 @@ class Verdict(NamedTuple):
 def plans() -> tuple[RoundPlan, RoundPlan]:
     """The plan whose whole search has ε, and that of which only the winner's run has."""
     whole = SETTING.plan(TARGET, DELTA)
-    alone = replace(SETTING, selection=None).plan(TARGET, DELTA)
+    alone = replace(SETTING, search=None).plan(TARGET, DELTA)
     return whole, replace(whole, noise_multiplier=alone.noise_multiplier)
 
 

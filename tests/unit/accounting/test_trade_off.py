@@ -13,7 +13,7 @@ from scipy import special
 
 from fedsim.accounting.accountants import epsilon
 from fedsim.accounting.events import RoundCost
-from fedsim.accounting.selection import Selection
+from fedsim.accounting.search import Search
 from fedsim.accounting.trade_off import (
     EPSILONS,
     LEAST_RATE,
@@ -150,9 +150,9 @@ MECHANISMS = {
     "uls": (RoundCost(PoissonSampling(0.3), 1.0), 20),
     "els": (RoundCost(PoissonSampling(0.05), 1.0, 4), 50),
     "balanced": (RoundCost(BalancedSampling(20, 2), 1.0), 20),
-    "search": (RoundCost(PoissonSampling(0.3), 1.5, 1, Selection(6.0, 20, 5.0)), 20),
+    "search": (RoundCost(PoissonSampling(0.3), 1.5, 1, Search(6.0, 20, 5.0)), 20),
     "poisson search": (
-        RoundCost(PoissonSampling(0.3), 1.5, 1, Selection(6.0, 20, 5.0, "poisson")),
+        RoundCost(PoissonSampling(0.3), 1.5, 1, Search(6.0, 20, 5.0, "poisson")),
         20,
     ),
     "asi-liu": (RoundCost(ConcentratedSampling(20_000, 0.5, 10), 2.0), 10),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedsim.accounting.selection import Selection
+from fedsim.accounting.search import Search
 from fedsim.audit.bounds import Scores
 from fedsim.audit.searches import searched_scores
 from tests.privacy.planted_bugs.searches import paid_for, winner_alone
@@ -21,14 +21,14 @@ def test_the_price_of_the_whole_search_holds_and_that_of_the_winner_alone_is_ref
 
 def test_a_replica_shows_the_trial_with_the_best_score() -> None:
     """With little noise on the scores: the largest ratio of as many trials as were drawn."""
-    selection, made = Selection(3.0, 1, 1e-6), []
+    search, made = Search(3.0, 1, 1e-6), []
 
     def trial(number: int) -> tuple[Scores, Scores]:
         drawn = np.random.default_rng(number).normal(size=(2, 500))
         made.append(drawn)
         return drawn[0], drawn[1]
 
-    shown = np.concatenate(searched_scores(selection, trial, 500, seed=1))
+    shown = np.concatenate(searched_scores(search, trial, 500, seed=1))
     ratios = np.stack([each.ravel() for each in made])
     best_of = np.maximum.accumulate(ratios, axis=0)
     numbers = np.argmax(np.isclose(best_of, shown), axis=0) + 1

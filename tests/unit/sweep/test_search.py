@@ -61,7 +61,7 @@ def contents(folder: Path) -> dict[Path, bytes]:
 
 def draw(monkeypatch: pytest.MonkeyPatch, trials: int) -> None:
     """Let searches have so many trials, whatever their law says; the price is the law's."""
-    monkeypatch.setattr("fedsim.accounting.selection.Selection.draw", lambda *_: trials)
+    monkeypatch.setattr("fedsim.accounting.search.Search.draw", lambda *_: trials)
 
 
 def test_the_winner_is_the_best_score_and_all_that_stays(
@@ -195,7 +195,7 @@ def test_another_search_is_another_release(speeches: Path, tmp_path: Path) -> No
         rates = parse_variation(f"server.learning_rate=0.001,0.02,{last}")
         cells = expand(config, [rates])
         winner = run_search(cells, tmp_path / str(number), trials=2.0)
-        drawn.add(RunFolder(winner).read_config().privacy.selection)
+        drawn.add(RunFolder(winner).read_config().privacy.search)
     ledger = read_shared(tmp_path / "shared.json").ledger
     assert ledger.num_releases == 2  # the third is the first again, to the bit
     assert len(drawn) == 2
@@ -208,7 +208,7 @@ def test_a_trial_is_no_run_by_itself(speeches: Path, tmp_path: Path) -> None:
     winner = run_search(cells_of(config), tmp_path / "out", trials=2.0)
     assert RunFolder(winner).read_config().privacy.shared is not None
     again = fedsim("run", winner / "config.toml", "--out", tmp_path / "again").complaint
-    assert "privacy.selection.trial" in again
+    assert "privacy.search.trial" in again
     assert not (tmp_path / "again").exists()
     assert "privacy.shared: an audit" in fedsim("audit", winner / "config.toml").complaint
     assert read_shared(tmp_path / "shared.json").ledger.num_releases == 1

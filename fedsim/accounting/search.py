@@ -32,14 +32,14 @@ from fedsim.seeding import RandomSource
 Stopping = Literal["geometric", "logarithmic", "poisson"]
 _SHAPES: dict[str, float] = {"geometric": 1.0, "logarithmic": 0.0, "poisson": math.inf}
 TRIED: npt.NDArray[np.float64] = np.concatenate([[0.0], np.geomspace(1e-4, 200.0, 3000)])
-"""The ε₁, ascending, among which `Selection.shift` finds the least."""
+"""The ε₁, ascending, among which `Search.shift` finds the least."""
 
 MOST_TRIALS = 500.0
 """On average: of more, laws of the number of trials leave the floats."""
 
 
 @dataclass(frozen=True)
-class Selection:
+class Search:
     """A search for the best of a random number of runs.
 
     Attributes:
@@ -53,7 +53,7 @@ class Selection:
         ValueError: a number out of range.
 
     Examples:
-        >>> Selection(8.0, 100, 10.0).in_words()
+        >>> Search(8.0, 100, 10.0).in_words()
         'each run of a search (geometric, 8 runs on average; the best by a private score counts)'
     """
 

@@ -20,7 +20,7 @@ from fedsim.accounting.accountants import (
 from fedsim.accounting.events import RoundCost
 from fedsim.accounting.ledger import Ledger
 from fedsim.accounting.privacy_filter import ORDERS, RenyiFilter
-from fedsim.accounting.selection import Selection, Stopping
+from fedsim.accounting.search import Search, Stopping
 from fedsim.accounting.statement import PrivacyTerms
 from fedsim.errors import ConfigError
 from fedsim.sampling import BalancedSampling, FixedSizeSampling, PoissonSampling, Relation, Sampling
@@ -39,7 +39,7 @@ def searched(
     rounds: int = 40,
     units: int = 1,
 ) -> RoundCost:
-    return RoundCost(sampling, noise, units, Selection(trials, rounds, 10.0, stopping))
+    return RoundCost(sampling, noise, units, Search(trials, rounds, 10.0, stopping))
 
 
 @pytest.mark.parametrize("stopping", STOPPINGS)
@@ -66,14 +66,14 @@ def test_a_score_that_is_the_release_costs_no_more(
     stopping: Stopping, mu: float, trials: float
 ) -> None:
     """The exact law of the best of K draws of N(±μ, 1), against the bound of their profile."""
-    selection = Selection(trials, 1, 1.0, stopping)
+    search = Search(trials, 1, 1.0, stopping)
     eps = np.linspace(0.0, 12.0, 241)
     of_trial = special.ndtr(mu / 2 - eps / mu) - np.exp(eps) * special.ndtr(-mu / 2 - eps / mu)
-    shift = selection.shift(of_trial, eps)
+    shift = search.shift(of_trial, eps)
 
     def law(mean: float, y: np.ndarray) -> np.ndarray:
-        rest = 1.0 - (1.0 - selection.gamma) * special.ndtr(y - mean)
-        return stats.norm.pdf(y - mean) * trials * (selection.gamma / rest) ** (selection.shape + 1)
+        rest = 1.0 - (1.0 - search.gamma) * special.ndtr(y - mean)
+        return stats.norm.pdf(y - mean) * trials * (search.gamma / rest) ** (search.shape + 1)
 
     y = np.linspace(-12.0, 14.0, 200_001)
     laws = law(0.0, y), law(mu, y)
@@ -96,10 +96,10 @@ def test_a_score_that_is_the_release_costs_no_more(
 @pytest.mark.parametrize("stopping", STOPPINGS)
 @pytest.mark.parametrize("trials", [1.2, 6.0])
 def test_the_number_of_trials_has_its_law(stopping: Stopping, trials: float) -> None:
-    selection, rng = Selection(trials, 1, 1.0, stopping), np.random.default_rng(1)
-    drawn = np.array([selection.draw(rng) for _ in range(20_000)])
+    search, rng = Search(trials, 1, 1.0, stopping), np.random.default_rng(1)
+    drawn = np.array([search.draw(rng) for _ in range(20_000)])
     k = np.arange(2000)
-    gamma = 0.0 if stopping == "poisson" else selection.gamma
+    gamma = 0.0 if stopping == "poisson" else search.gamma
     if stopping == "poisson":
         law = stats.poisson.pmf(k, trials)
     elif stopping == "geometric":
@@ -161,7 +161,7 @@ def test_a_search_that_is_listed_twice_is_two(stopping: Stopping) -> None:
 @pytest.mark.parametrize("stopping", STOPPINGS[:2])
 def test_a_filter_pays_what_the_theorem_says(stopping: Stopping) -> None:
     cost = searched(stopping, noise=3.0)
-    shape = cost.selection.shape if cost.selection else 0.0
+    shape = cost.search.shape if cost.search else 0.0
     reference = dp_accounting.rdp.RdpAccountant(list(ORDERS))
     reference.compose(dp_event.RepeatAndSelectDpEvent(*_base(3.0), 6.0, shape))
     for order in (4.0, 8.0, 16.0):
@@ -192,7 +192,7 @@ def test_what_has_no_proof_is_refused() -> None:
         (2.0, 1, 0.0, "score_noise_multiplier"),
     ):
         with pytest.raises(ValueError, match=field):
-            Selection(trials, rounds, noise)
+            Search(trials, rounds, noise)
 
 
 def test_a_ledger_keeps_it_and_a_statement_says_it() -> None:
@@ -209,15 +209,15 @@ def test_a_ledger_keeps_it_and_a_statement_says_it() -> None:
     terms = PrivacyTerms.of(cost, "users", rounds=40, delta=DELTA, epsilon=1.0)
     assert "in each run of a search (geometric, 6 runs on average; the best" in terms.sentence()
     plain = RoundCost(POISSON, 1.5)
-    assert "selection" not in plain.to_json()
-    broken = {**cost.to_json(), "selection": {"trials": 2.0}}
-    with pytest.raises(ConfigError, match="selection = "):
+    assert "search" not in plain.to_json()
+    broken = {**cost.to_json(), "search": {"trials": 2.0}}
+    with pytest.raises(ConfigError, match="search = "):
         RoundCost.from_json(broken)
 
 
 @pytest.mark.parametrize("stopping", [["geometric"], {"a": 1}, None])
 def test_a_law_that_is_no_name_is_refused(stopping: object) -> None:
     content = searched("geometric").to_json()
-    content["selection"] = {**content["selection"], "stopping": stopping}
+    content["search"] = {**content["search"], "stopping": stopping}
     with pytest.raises(ConfigError, match=r"stopping = .*: expected a string"):
         RoundCost.from_json(content)

@@ -158,9 +158,7 @@ def price(cost: RoundCost, relation: Relation, order: float) -> Price:
     return Price(renyi, max(d for _, d in _sides(cost, relation, order, width)))
 
 
-def _price_of_search(
-    cost: RoundCost, search: Search, relation: Relation, order: float
-) -> Price:
+def _price_of_search(cost: RoundCost, search: Search, relation: Relation, order: float) -> Price:
     """Return the price of the best of a random number of trials (Papernot and Steinke 2022, Thm 2).
 
     With the infinite losses of a trial cut out, it has a Rényi divergence, and the outcome of all

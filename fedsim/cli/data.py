@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from fedsim.cli.inspection import draw_histogram, print_inspection
-from fedsim.cli.output import Json, Overrides
+from fedsim.cli.output import Json
 from fedsim.config import ModelConfig, parse_config
 from fedsim.data import reading
 from fedsim.data.config import load_recipe, recipe_names
@@ -239,69 +239,3 @@ def _check_given(given: dict[str, Any]) -> None:
     missing = [option for key, option in options.items() if given[key] is None]
     if missing:
         raise ConfigError(f"give {', '.join(missing)}, or --recipe; see fedsim data recipes")
-
-
-_OTHERS = (
-    " Each run holds out other users than this answer (data.held_out_users, by secret coins), and "
-    "another number of them: its numbers differ by that too."
-)
-
-
-@app.command()
-def sizes(
-    *,
-    config: Annotated[Path, typer.Argument(help="A run's config, with privacy.delta.")],
-    noise_multiplier: Annotated[
-        float,
-        typer.Option(
-            help="Noise multiplier of the histogram. The noise on the number of users has a "
-            "standard deviation of 1.4 times this."
-        ),
-    ] = 10.0,
-    overrides: Overrides = None,
-    as_json: Json = False,
-) -> None:
-    """Release the number of users and quantiles of their numbers of examples, with noise.
-
-    The release costs ε. This ε is charged to the ledger of privacy.shared if the config has one;
-    otherwise it adds to the ε of the runs on the same people.
-    """
-    from fedsim.config import load_config
-    from fedsim.materials import materials_of, new_data_seed
-    from fedsim.planner.private_sizes import private_sizes
-
-    if not 0.0 < noise_multiplier < float("inf"):
-        raise ConfigError(f"--noise-multiplier = {noise_multiplier}: give a finite number > 0")
-    loaded = load_config(config, overrides or [])
-    materials = materials_of(loaded, new_data_seed(loaded), "cpu")
-    found = private_sizes(loaded, materials, noise_multiplier)
-    charged = loaded.privacy.shared is not None
-    if as_json:
-        answer = {
-            "users": found.users,
-            "users_stddev": found.users_stddev,
-            "quantiles": {f"{q:g}": examples for q, examples in found.quantiles},
-            "shares_stddev": list(found.shares_stddev),
-            "epsilon": found.terms.epsilon,
-            **found.terms.to_json(),
-            "statement": found.terms.sentence(),
-            "assumptions": list(found.assumptions),
-            "charged": charged,
-        }
-        typer.echo(json.dumps(answer, allow_nan=False))
-        return
-    shares = ", ".join(
-        f"{100 * q:g} ± {100 * stddev:.3g} % of users: {n}"
-        for (q, n), stddev in zip(found.quantiles, found.shares_stddev, strict=True)
-    )
-    drawn_anew = loaded.data.held_out_users > 0.0 and loaded.privacy.noise == "secure"
-    others = _OTHERS if drawn_anew else ""
-    typer.echo(
-        f"Training users: {found.users:.0f} ± {found.users_stddev:.0f}. Examples ({shares}). Each "
-        f"± is one standard deviation of the noise.{others}"
-    )
-    typer.echo(found.terms.sentence())
-    where = "charged in the shared ledger" if charged else "it adds to that of runs on these people"
-    typer.echo(f"This ε is of these answers by themselves; {where}. It rests on:")
-    for sentence in found.assumptions:
-        typer.echo(f"- {sentence}")

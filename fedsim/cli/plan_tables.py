@@ -23,8 +23,10 @@ _ROWS = (
     ("noise stddev, a coordinate", "noise_stddev"),
     ("noise variance, a coordinate", "noise_variance"),
     ("noise norm √d · stddev", "noise_norm"),
-    ("signal |E clip(g)|", "signal"),
-    ("signal to noise", "signal_to_noise"),
+)
+_TIMES = (
+    ("time a round (gradients)", "seconds_per_round"),
+    ("time of all rounds", "seconds"),
 )
 
 
@@ -66,32 +68,14 @@ def print_owners(found: Facts) -> None:
     console.print(Text(f"Recommended: {found['recommendation']['reason']}", style="bold"))
 
 
-def print_supposed(found: Facts) -> None:
-    """Print a plan from numbers, a table for each supposed diversity of gradients."""
-    console = table_console()
-    for case in found["cases"]:
-        diversity = case["gradient_diversity"]
-        words = {0.0: " (alike: L_ULS = L_ELS)", 1.0: " (diverse: L_ULS = L_ELS/√G)"}
-        title = f"gradient diversity {diversity:g}{words.get(diversity, '')}"
-        console.print(_strategies(title, case))
-        _say(console, f"Recommended: {case['recommendation']['reason']}")
-        _say(console, case["strategies"]["uls"]["statement"], "")
-    _say(console, found["cases"][0]["strategies"]["els"]["statement"], *found["notes"])
-
-
 def _strategies(title: str, found: Facts) -> Table:
     strategies: Facts = found["strategies"]
     table = table_of(title, ["", *strategies])
     for label, key in _ROWS:
         if any(key in one for one in strategies.values()):
             table.add_row(label, *(_number(one.get(key)) for one in strategies.values()))
-    if all("cost" in one for one in strategies.values()):
-        for label, key, text in (
-            ("time a round (gradients)", "seconds_per_round", _duration),
-            ("time of all rounds", "seconds", _duration),
-            ("memory", "memory_bytes", _bytes),
-        ):
-            table.add_row(label, *(text(one["cost"][key]) for one in strategies.values()))
+    for label, key in _TIMES:
+        table.add_row(label, *(_duration(one[key]) for one in strategies.values()))
     return table
 
 
@@ -142,7 +126,3 @@ def _duration(seconds: float | None) -> str:
     if seconds is None:
         return NOTHING
     return f"{seconds:.3g} s" if seconds < 120.0 else f"{seconds / 3600.0:.3g} h"
-
-
-def _bytes(count: int | None) -> str:
-    return NOTHING if count is None else f"{count / 2**20:,.0f} MiB"

@@ -17,11 +17,9 @@ _KEYS = ("cohort_size", "batch_size")
 def at_budget(config: Config, materials: Materials, budget: float) -> Config:
     """Return the config with the size at which a round takes `budget` gradients on average.
 
-    The strategy says which size it takes: `cohort_size` (users) or `batch_size` (examples); a
-    value of either is replaced, and the one that it does not take is taken out. So one config
-    serves strategies of both kinds. Users with fewer than `group_size` examples bring fewer
-    gradients, which is counted: expectations are those of
-    `fedsim.runner.summary.expected_gradients`. Nothing else changes, no noise is calibrated.
+    `cohort_size` (users) or `batch_size` (examples) is set, whichever the strategy takes, and the
+    other is removed. Expectations are those of `fedsim.runner.summary.expected_gradients`: a user
+    with fewer than `group_size` examples counts with these. No noise is calibrated.
 
     Args:
         config: of any strategy; the size may be missing.
@@ -29,12 +27,12 @@ def at_budget(config: Config, materials: Materials, budget: float) -> Config:
         budget: B > 0, expected per-example gradients a round (Charles et al. 2024, §2).
 
     Returns:
-        The config. Samplers that take only whole numbers get the nearest, at least 1, balanced
-        ones the nearest number of passes that divides the rounds, and BLT the nearest number of
-        whole groups: they meet B as nearly as that allows.
+        The config. Fixed-size and shuffled samplers get the nearest whole number, at least 1,
+        balanced ones the nearest number of passes that divides the rounds, and BLT the nearest
+        number of groups.
 
     Raises:
-        ConfigError: a budget out of range, or whatever else the strategy finds wrong.
+        ConfigError: a budget out of range, or what the strategy refuses.
     """
     check_budget(budget)
     key, probe = _probe(config, materials)

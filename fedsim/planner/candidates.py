@@ -27,13 +27,12 @@ class Candidate:
 
 
 def check_plannable(config: Config) -> None:
-    """Raise `ConfigError` where the two strategies cannot be compared at one promise."""
+    """Raise `ConfigError` if the two strategies cannot be compared at one promise."""
     privacy, local = config.privacy, config.strategy.local
     name = config.strategy.name
     if name in names("strategies") and not is_own(distribution("strategies", name)):
         raise ConfigError(
-            f"strategy.name = {name!r}: the plan compares uls and els, and knows no plug-in; plan "
-            "with one of them, and take over by hand what serves yours"
+            f"strategy.name = {name!r}: the plan compares uls and els; plan with one of them"
         )
     if privacy.epsilon is None or privacy.delta is None:
         raise ConfigError(
@@ -42,24 +41,23 @@ def check_plannable(config: Config) -> None:
         )
     if config.strategy.clip.schedule is not None or config.strategy.clip.adaptive is not None:
         raise ConfigError(
-            "strategy.clip: the plan weighs the noise of a clip that stays; remove schedule and "
-            "adaptive"
+            "strategy.clip: the plan compares constant clips; remove schedule and adaptive"
         )
     if (kind := config.strategy.sampling.kind) in ("balanced", "cyclic"):
         raise ConfigError(
-            f'strategy.sampling.kind = "{kind}": the plan weighs Poisson cohorts, and says what '
+            f'strategy.sampling.kind = "{kind}": the plan compares Poisson cohorts, and says what '
             'other samplers need; take "poisson" here, without privacy.mechanism'
         )
     if not isinstance(local, FedSGD):
         raise ConfigError(
-            f'strategy.local.task = "{local.task}": the plan weighs gradients; take "fedsgd"'
+            f'strategy.local.task = "{local.task}": the plan compares gradients; take "fedsgd"'
         )
 
 
 def as_els(config: Config, group_size: int, l2_clip_norm: float = 1.0) -> Config:
-    """Return the config as one of ELS, but for its batch size.
+    """Return the config with strategy "els", without a batch size.
 
-    What ELS has no use for is taken out, and so is a declared number of examples, unless it was
+    Keys that ELS does not take are removed, and so is a declared number of examples, unless it was
     declared for this group size.
     """
     same = config.strategy.name == "els" and config.strategy.group_size == group_size
@@ -79,7 +77,7 @@ def as_els(config: Config, group_size: int, l2_clip_norm: float = 1.0) -> Config
 
 
 def as_uls(config: Config, group_size: int, l2_clip_norm: float = 1.0) -> Config:
-    """Return the config as one of ULS, but for its cohort size."""
+    """Return the config with strategy "uls", without a cohort size."""
     return changed(
         config,
         strategy={
@@ -123,7 +121,7 @@ def enough(
         variant: the config with a group size.
         materials: of the config.
         budget: B, gradients a round.
-        group_size: where to begin.
+        group_size: the first to try.
 
     Raises:
         ConfigError: all examples together are too few.

@@ -20,15 +20,15 @@ _GROWS = " Without normalise = true SGD's steps grow with it: choose the learnin
 
 
 def about_clip_norm(config: Config) -> str:
-    """Return how the clip norm was chosen, and what follows for an SGD learning rate."""
+    """Return the sentences on the choice of the clip norm, and on an SGD learning rate."""
     return _CLIP_NORM + (_GROWS if config.server.optimizer == "sgd" else "")
 
 
 def check_target(path: Path) -> bool:
-    """Return whether a former plan stands there, which will be replaced.
+    """Return whether `path` is a former plan, which will be replaced.
 
     Raises:
-        ConfigError: something else stands there, or it cannot be read.
+        ConfigError: it is another file, or cannot be read.
     """
     if not path.exists():
         return False

@@ -32,11 +32,11 @@ class Doubling:
 
     Attributes:
         point: before the step.
-        group_factor: τ_G = L(2G)/L(G), what doubling the group size leaves of the noise;
-            infinite where it cannot grow.
-        cohort_factor: τ_M = σ(2M)/(2σ(M)), what doubling the cohort leaves of the noise;
-            infinite where it cannot grow.
-        doubled: "group_size" or "cohort_size", which a tie goes to.
+        group_factor: τ_G = L(2G)/L(G), the factor on the noise if the group size doubles;
+            infinite if it cannot grow.
+        cohort_factor: τ_M = σ(2M)/(2σ(M)), the factor on the noise if the cohort doubles;
+            infinite if it cannot grow.
+        doubled: "group_size" or "cohort_size"; a tie doubles the cohort.
     """
 
     point: Point
@@ -59,9 +59,9 @@ def estimate_and_double(
         budget: B, gradients a round.
         gradient_norm: L_ULS(G), such as the median norm of users' averaged gradients (eq. 8).
         noise_multiplier: σ_ULS(M) at the promised (ε, δ) (eq. 3).
-        start: where to begin; the paper takes G = 1, M = 32.
-        largest: neither number grows beyond it: no user has more examples, no more users are
-            there. Where neither can grow the last point is returned, below the budget.
+        start: the first point; the paper takes G = 1, M = 32.
+        largest: the largest user's examples, and the number of users; neither number grows beyond
+            it. If neither can grow, the last point is returned, below the budget.
     """
     point, steps = start, []
     while point.budget < budget:

@@ -1,4 +1,4 @@
-"""Samplers and correlated noise side by side: what each needs for one promise of ULS."""
+"""Samplers and correlated noise side by side: the noise of each for one promise of ULS."""
 
 from __future__ import annotations
 
@@ -19,19 +19,21 @@ from fedsim.sampling import (
 )
 from fedsim.strategy import noise_multiplier as calibrated
 
-MOST_BANDS = 64  # weighed: more of them want as many copies of the parameters in memory
+MOST_BANDS = 64  # more bands need as many copies of the parameters in memory
 BUFFERS = 3
 _COHORT = "strategy.cohort_size"
-_ALIKE = 1.02  # times as many users: rounding to whole groups and passes, no merit
+_ALIKE = 1.02  # factor on the users a round that rounding to whole groups and passes explains
+
+Variant = tuple[str, tuple[str, ...], Sampling, NoiseMatrix]
 
 
 @dataclass(frozen=True)
 class Mechanism:
-    """A sampler and a matrix with the noise that keeps the promise.
+    """A sampler and a noise matrix with the noise that keeps the promise.
 
     Attributes:
         name: such as "poisson" or "banded".
-        settings: the config's keys that take it, as TOML; no other size of a cohort is given.
+        settings: the config's keys that select it, as TOML; no other cohort size is given.
         cohort_size: expected users a round.
         noise_multiplier: σ.
         noise_stddev: of a coordinate, fresh in a round.
@@ -49,41 +51,42 @@ class Mechanism:
 
 
 def mechanisms(one: Candidate) -> list[Mechanism]:
-    """Return what each mechanism needs for the promise of a candidate, Poisson's first.
+    """Return each mechanism's noise for the promise of a candidate, Poisson's first.
 
-    Empty where the candidate is not one of users drawn by Poisson sampling. What has no proof
-    under the relation or with the estimator, or that the accountant cannot certify with any noise,
-    is left out.
+    Empty unless the candidate draws users by Poisson sampling. Left out are mechanisms without a
+    proof under the relation or with the estimator, and those that the accountant cannot certify.
     """
     plan, privacy = one.plan, one.config.privacy
     if plan.unit != "user" or plan.sampling.kind != "poisson" or privacy.epsilon is None:
         return []
-    population = one.noise.size / plan.sampling.probability
     cohort = (f"{_COHORT} = {one.noise.size:.6g}",)
-    found = [_made("poisson", cohort, one, plan.sampling, (INDEPENDENT, plan.noise_multiplier))]
-    for name, settings, sampling, matrix in _others(one, population):
+    poisson = ("poisson", cohort, plan.sampling, INDEPENDENT)
+    found = [_mechanism(one, poisson, plan.noise_multiplier)]
+    for variant in _variants(one, cohort[0]):
+        sampling = variant[2]
         if plan.estimator.unproved(sampling, plan.relation, 1) is not None:
             continue
         try:
-            noise = calibrated(one.config, sampling, units_per_user=1)
+            found.append(
+                _mechanism(one, variant, calibrated(one.config, sampling, units_per_user=1))
+            )
         except ConfigError:
             continue
-        found.append(_made(name, settings, one, sampling, (matrix, noise)))
     bands = [each for each in found if each.name == "banded"]
     best = min(bands, key=lambda each: each.sum_noise, default=None)
     return [each for each in found if each.name != "banded" or each is best]
 
 
 def recommended(found: list[Mechanism]) -> str:
-    """Return which has the least noise in the sums of rounds, and why, as a sentence.
+    """Return the sentence on the mechanism with the least noise in the sums of rounds.
 
-    Of those with hardly more users a round than Poisson sampling has: more gradients also lower
-    the noise, whatever the mechanism.
+    Mechanisms that draw more users a round than Poisson sampling are left out: more gradients
+    lower the noise of any mechanism.
     """
-    first = found[0]
-    alike = [each for each in found if each.cohort_size <= _ALIKE * first.cohort_size]
+    poisson = found[0]
+    alike = [each for each in found if each.cohort_size <= _ALIKE * poisson.cohort_size]
     best = min(alike, key=lambda each: each.sum_noise)
-    if best is first:
+    if best is poisson:
         return (
             "No other mechanism with as many users a round has less noise in the sums of rounds "
             "than Poisson sampling."
@@ -92,75 +95,53 @@ def recommended(found: list[Mechanism]) -> str:
     instead = "" if sized else f", without {_COHORT}"
     return (
         f"Less noise for the same promise and as many users a round: {best.name}, "
-        f"{best.sum_noise / first.sum_noise:.2g} times Poisson's in the sums of rounds, which "
+        f"{best.sum_noise / poisson.sum_noise:.2g} times Poisson's in the sums of rounds, which "
         "under SGD is the noise of the parameters "
         f"(with Adam it is a guide): {'; '.join(best.settings)}{instead}."
     )
 
 
-def _others(
-    one: Candidate, population: float
-) -> Iterator[tuple[str, tuple[str, ...], Sampling, NoiseMatrix]]:
-    size, rounds = one.noise.size, one.config.strategy.rounds
-    share = size / population
-    cohort = f"{_COHORT} = {size:.6g}"
+def _variants(one: Candidate, cohort: str) -> Iterator[Variant]:
+    """Yield the mechanisms beside Poisson sampling."""
+    size, rounds, share = one.noise.size, one.config.strategy.rounds, one.plan.sampling.probability
     if one.plan.relation is not Relation.REPLACE:
-        cap = min(math.ceil(size + 3.0 * math.sqrt(size)), round(population))
-        yield (
-            "truncated-poisson",
-            (cohort, _sampling("truncated-poisson", "max_cohort_size", cap)),
-            TruncatedPoissonSampling(share, cap, round(population)),
-            INDEPENDENT,
-        )
+        population = round(size / share)
+        cap = min(math.ceil(size + 3.0 * math.sqrt(size)), population)
+        truncated = TruncatedPoissonSampling(share, cap, population)
+        keys = (cohort, _sampling("truncated-poisson", "max_cohort_size", cap))
+        yield "truncated-poisson", keys, truncated, INDEPENDENT
         balanced = BalancedSampling(rounds, passes(rounds, share))
-        yield (
-            "balanced",
-            (_sampling("balanced", "participations", balanced.participations),),
-            balanced,
-            INDEPENDENT,
-        )
+        keys = (_sampling("balanced", "participations", balanced.participations),)
+        yield "balanced", keys, balanced, INDEPENDENT
     if not one.plan.clip_policy.constant:
         return
     most = min(rounds, int(1.0 / share + 1e-9))
-    groups = 2
-    while groups <= min(most, MOST_BANDS):
-        yield (
-            "banded",
-            ('privacy.mechanism = "banded"', cohort, _sampling("cyclic", "groups", groups)),
-            CyclicSampling(rounds, groups, min(1.0, share * groups)),
-            banded_matrix(rounds, groups),
-        )
-        groups *= 2
+    for groups in (2**power for power in range(1, MOST_BANDS.bit_length())):
+        if groups <= most:
+            keys = ('privacy.mechanism = "banded"', cohort, _sampling("cyclic", "groups", groups))
+            cyclic = CyclicSampling(rounds, groups, min(1.0, share * groups))
+            yield "banded", keys, cyclic, banded_matrix(rounds, groups)
     if most > 1:
-        yield (
-            "blt",
-            ('privacy.mechanism = "blt"', _sampling("cyclic", "groups", most)),
-            CyclicSampling(rounds, most, 1.0),
-            buffered_matrix(rounds, most, BUFFERS),
-        )
+        keys = ('privacy.mechanism = "blt"', _sampling("cyclic", "groups", most))
+        matrix = buffered_matrix(rounds, most, BUFFERS)
+        yield "blt", keys, CyclicSampling(rounds, most, 1.0), matrix
 
 
 def _sampling(kind: str, key: str, value: int) -> str:
     return f'strategy.sampling = {{ kind = "{kind}", {key} = {value} }}'
 
 
-def _made(
-    name: str,
-    settings: tuple[str, ...],
-    one: Candidate,
-    sampling: Sampling,
-    noise: tuple[NoiseMatrix, float],
-) -> Mechanism:
-    """Return the mechanism, its noise in proportion to that of the candidate's plan."""
+def _mechanism(one: Candidate, variant: Variant, noise_multiplier: float) -> Mechanism:
+    """Return the mechanism; its noise is in proportion to that of the candidate's plan."""
+    name, settings, sampling, matrix = variant
     plan, rounds = one.plan, one.config.strategy.rounds
-    matrix, sigma = noise
     size = one.noise.size * sampling.probability / plan.sampling.probability
-    stddev = one.noise.stddev * sigma / plan.noise_multiplier * one.noise.size / size
+    stddev = one.noise.stddev * noise_multiplier / plan.noise_multiplier * one.noise.size / size
     return Mechanism(
         name,
         settings,
         size,
-        sigma,
+        noise_multiplier,
         stddev * matrix.amplification,
         stddev * matrix.error_over(rounds),
         stddev * matrix.last_error_over(rounds),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Noise:
-    """What a round of a strategy adds to its gradient estimate (Charles et al. 2024, §3).
+    """Noise in a round's gradient estimate (Charles et al. 2024, §3).
 
     Attributes:
         strategy: "uls" or "els".
@@ -15,7 +15,8 @@ class Noise:
         size: M, expected users a round (uls), or expected examples a round (els).
         noise_multiplier: σ.
         l2_clip_norm: L.
-        stddev: of a coordinate, in the unit of L (eqs 5 and 6).
+        stddev: of a coordinate of the mean of about B example gradients, in the unit of L
+            (eqs 5 and 6).
     """
 
     strategy: str
@@ -27,19 +28,19 @@ class Noise:
 
     @property
     def variance(self) -> float:
-        """Of a coordinate of the mean of about B example gradients."""
+        """`stddev` squared."""
         return self.stddev**2
 
 
 @dataclass(frozen=True)
 class Recommendation:
-    """Which strategy, and why.
+    """The recommended strategy, and the reason.
 
     Attributes:
-        strategy: the one whose noise is smaller; els where they are equal.
+        strategy: the one with less noise; els if they are equal.
         reason: one sentence.
         norm_ratio: L_ELS σ_ELS / (L_ULS σ_ULS), the left side of condition (7).
-        gradients_per_user: B/M, the right side; the paper's G_ULS, where every user has so many.
+        gradients_per_user: B/M, the right side; the paper's G_ULS if every user has G_ULS examples.
         variance_ratio: var(els) / var(uls).
     """
 
@@ -60,19 +61,19 @@ def condition_7(els: Noise, uls: Noise) -> bool:
 
 def recommend(els: Noise, uls: Noise) -> Recommendation:
     """Return the strategy with the smaller noise at equal compute."""
-    ratio = (els.stddev / uls.stddev) ** 2
+    variances = els.variance / uls.variance
     per_user = els.size / uls.size
     holds = condition_7(els, uls)
-    left = els.l2_clip_norm * els.noise_multiplier / (uls.l2_clip_norm * uls.noise_multiplier)
-    less, more = (els, uls) if ratio <= 1.0 else (uls, els)
+    norms = els.l2_clip_norm * els.noise_multiplier / (uls.l2_clip_norm * uls.noise_multiplier)
+    less, more = (els, uls) if variances <= 1.0 else (uls, els)
     reason = (
         f"{less.strategy}: at the same promise and compute its noise has a standard deviation of "
         f"{less.stddev:.4g} a coordinate, that of {more.strategy} {more.stddev:.4g}"
     )
-    if holds == (ratio <= 1.0):  # not so with the clipped denominator, which (7) does not know
+    if holds == (variances <= 1.0):  # differs with a clipped denominator, which (7) does not cover
         sign = "≤" if holds else ">"
         reason += (
             "; condition (7) of Charles et al. 2024, with clips L and noise multipliers σ: "
-            f"L_ELS σ_ELS / (L_ULS σ_ULS) = {left:.4g} {sign} {per_user:.4g} gradients a user"
+            f"L_ELS σ_ELS / (L_ULS σ_ULS) = {norms:.4g} {sign} {per_user:.4g} gradients a user"
         )
-    return Recommendation(less.strategy, f"{reason}.", left, per_user, ratio)
+    return Recommendation(less.strategy, f"{reason}.", norms, per_user, variances)

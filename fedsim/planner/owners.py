@@ -1,7 +1,7 @@
 """Group sizes for texts with several owners: kept text and noise side by side, from public counts.
 
-Who owns which text is public under the relation that such texts have, so what a group size K keeps
-is no query. Nothing here looks at a text or a gradient.
+The graph of texts and owners is public under the relation of such texts, so counting the examples
+that a group size K keeps is no query. Nothing here reads a text or computes a gradient.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NOTE = (
 
 @dataclass(frozen=True)
 class GroupSize:
-    """What one K keeps, and the noise that it needs for the promise.
+    """Kept text at one K, and the noise for the promise.
 
     Attributes:
         group_size: K, most kept examples of an owner.
@@ -52,12 +52,13 @@ class OwnersPlan:
 
     Attributes:
         budget: B, expected gradients a round.
-        owners: who have a training example.
+        owners: number of owners with a training example.
         sizes: K in powers of two, from the first that keeps enough text for the budget.
         config: to run: els at the recommended K.
         group_size: the recommended K.
         reason: one sentence.
         statement: the promise of that run.
+        notes: the sources of these numbers.
     """
 
     budget: float
@@ -78,7 +79,7 @@ def plan_owners(config: Config, materials: Materials, budget: float | None = Non
     more text.
 
     Args:
-        config: of a run; strategy, group size and batch are what is planned.
+        config: of a run; strategy, group size and batch are planned.
         materials: of the config, with an owner graph.
         budget: B; None for the config's batch size.
 

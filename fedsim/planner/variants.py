@@ -14,10 +14,10 @@ from fedsim.strategy import build_plan
 
 
 def changed(config: Config, **sections: Mapping[str, Any]) -> Config:
-    """Return the config with keys of its sections replaced, validated; None takes a key out.
+    """Return the config with keys of its sections replaced, validated; None removes a key.
 
     Raises:
-        ConfigError: the keys do not go together.
+        ConfigError: the keys are invalid together.
     """
     raw = config.model_dump(exclude_none=True)
     for name, keys in sections.items():
@@ -27,15 +27,15 @@ def changed(config: Config, **sections: Mapping[str, Any]) -> Config:
 
 
 def with_noise(config: Config, noise_multiplier: float) -> Config:
-    """Return the config with a noise multiplier in the place of its ε: no accountant is asked."""
+    """Return the config with a noise multiplier instead of an ε, so that none is calibrated."""
     return changed(config, privacy={"epsilon": None, "noise_multiplier": noise_multiplier})
 
 
 def tried(config: Config, materials: Materials) -> RoundPlan:
-    """Return the strategy's plan without the warnings that a run will give when it makes its own.
+    """Return the strategy's plan, and log none of the warnings that a run gives.
 
     Raises:
-        ConfigError: whatever the strategy finds wrong.
+        ConfigError: what the strategy refuses.
     """
     with _silence():
         return build_plan(config, materials)

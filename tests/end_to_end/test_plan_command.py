@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fedsim.cli.plan import _undeclared
+from fedsim.cli.plan import undeclared_size
 from fedsim.config import Config, load_config
 from fedsim.materials import Materials
 from fedsim.report.schema import load_report
@@ -18,10 +18,6 @@ from tests.conftest import small_config
 from tests.helpers.commands import fedsim, fedsim_json, fedsim_ok, write_config
 
 PROMISE = {"epsilon": 6.0, "noise_multiplier": None}
-NUMBERS = [
-    *("--users", "1024", "--median-size", "8", "--epsilon", "4", "--delta", "1e-6"),
-    *("--rounds", "100", "--budget", "256"),
-]
 
 
 @pytest.fixture
@@ -80,10 +76,7 @@ def test_the_planned_config_runs_as_it_is(
     chosen = min(("els", "uls"), key=lambda name: found["strategies"][name]["noise_stddev"])
     assert found["recommendation"]["strategy"] == chosen
     for one in (uls, els):
-        assert one["signal_to_noise"] == pytest.approx(one["signal"] / one["noise_norm"])
-        assert one["signal"] <= one["l2_clip_norm"]
-        assert one["cost"]["gradients_per_round"] == 8.0
-        assert one["cost"]["seconds"] > 0.0
+        assert one["seconds"] > 0.0
         for term in ("ε = 6", "δ = 0.001", "Every user", "add-or-remove-one", "accountant"):
             assert term in one["statement"]
     assert any(note.startswith("Not private") for note in found["notes"])
@@ -95,36 +88,6 @@ def test_the_planned_config_runs_as_it_is(
     privacy = load_report(tmp_path / "run").privacy
     assert privacy.epsilon is not None and privacy.epsilon <= 6.0
     assert privacy.noise_stddev == pytest.approx(found["strategies"][chosen]["noise_stddev"])
-
-
-def test_private_norms_are_taken_off(config: Path, materials: Materials, tmp_path: Path) -> None:
-    out = tmp_path / "private.toml"
-    secret = ("--set", "privacy.noise='secure'")
-    found = fedsim_json("plan", config, "--private-norms", "1.5", "--out", out, *secret)
-    norms = found["gradient_norms"]
-    assert norms["private"]
-    assert norms["epsilon"] == 1.5
-    assert sum(query["epsilon"] for query in norms["queries"]) == pytest.approx(1.5)
-    asked = {query["group_size"] for query in norms["queries"]}
-    assert {int(size) for size in norms["median"]} <= asked
-    assert load_config(out).privacy.epsilon == 4.5
-    check_candidate(found, load_config(out), materials)
-    for one in found["strategies"].values():
-        assert one["epsilon"] == 4.5
-        assert one["signal"] is None  # another query, which nobody paid for
-        assert one["statement"].endswith("It takes coins and noise that stay secret.")
-    assert "ε = 6, δ = 0.001)-differentially private by basic composition" in found["notes"][0]
-    assert "ε = 6, δ = 0.001" in out.read_text(encoding="utf-8").replace("\n# ", " ")
-
-
-def test_what_private_norms_rest_on_is_said(config: Path, tmp_path: Path) -> None:
-    steps = 'data.preparation=[{step="near-duplicates",within="data"}]'
-    out = tmp_path / "out.toml"
-    options = ("--private-norms", "1.5", "--set", steps, "--out", out)
-    done = fedsim_ok("plan", config, *options)
-    said = "The preparation looked across users (near-duplicates)"
-    assert said in " ".join(done.stdout.split())
-    assert said in out.read_text(encoding="utf-8").replace("\n# ", " ")
 
 
 def test_people_get_a_table_and_are_told_what_was_replaced(
@@ -163,16 +126,8 @@ def test_people_get_a_table_and_are_told_what_was_replaced(
 
 
 def test_a_delta_that_promises_nothing_is_warned_of(config: Path, speeches: Path) -> None:
-    """Not by the counted users where the plan's norms are private."""
-    said = "publishing everything about one user"
-    numbers = [*NUMBERS, "--delta", "1e-3"]
-    assert "n = 1,024 users, a number declared public" in fedsim("plan", *numbers).stderr
-    assert said not in fedsim("plan", *NUMBERS).stderr
-    power = fedsim("plan", *NUMBERS, "--delta", "n^-2")
-    assert "δ = 9.53675e-07" in power.stdout  # 1,024^-2, rounded up
     wide = ("plan", config, "--set", "privacy.delta=0.1")
-    assert said in fedsim(*wide).stderr
-    assert said not in fedsim(*wide, "--private-norms", "1.5").stderr
+    assert "publishing everything about one user" in fedsim(*wide).stderr
     write_config(
         config,
         speeches,
@@ -182,40 +137,11 @@ def test_a_delta_that_promises_nothing_is_warned_of(config: Path, speeches: Path
     assert "n = 90 pooled examples, declared public" in fedsim(*wide).stderr
 
 
-def test_numbers_show_the_two_extremes() -> None:
-    found = fedsim_json("plan", *NUMBERS, "--gradient-diversity", "0.5")
-    alike, middle, diverse = found["cases"]
-    for case, share in ((alike, 0.0), (middle, 0.5), (diverse, 1.0)):
-        uls, els = case["strategies"]["uls"], case["strategies"]["els"]
-        size = uls["group_size"]
-        assert case["gradient_diversity"] == share
-        assert uls["l2_clip_norm"] == pytest.approx((1 - share + share / size) ** 0.5)
-        assert uls["cohort_size"] * size == els["batch_size"] == 256
-        expected = uls["noise_multiplier"] * uls["l2_clip_norm"] / uls["cohort_size"]
-        assert uls["noise_stddev"] == pytest.approx(expected)
-        assert els["noise_stddev"] == pytest.approx(els["noise_multiplier"] / 256)
-        assert "ε = 4, δ = 1e-06" in uls["statement"]
-    sizes = [case["strategies"]["uls"]["group_size"] for case in found["cases"]]
-    assert sizes[0] == 1 < sizes[2]  # nothing to average out where all are alike
-    assert diverse["recommendation"]["strategy"] == "uls"
-    ratios = [case["recommendation"]["variance_ratio"] for case in found["cases"]]
-    assert ratios == sorted(ratios)
-    shown = fedsim("plan", *NUMBERS).stdout
-    assert "alike: L_ULS = L_ELS" in shown
-    assert "diverse: L_ULS = L_ELS/√G" in shown
-
-
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
         ("--budget 0", "--budget = 0.0: give a finite number"),
-        ("--budget nan", "--budget = nan: give a finite number"),
-        ("--budget inf", "--budget = inf: give a finite number"),
         ("--budget 1e6", "--budget = 1e+06: all examples of all users give only"),
-        ("--private-norms 6", "--private-norms = 6.0: give an ε above 0, below privacy.epsilon"),
-        ("--private-norms -1", "--private-norms = -1.0"),
-        ("--users 5", "--users = 5: not with CONFIG"),
-        ("--gradient-diversity 1", "--gradient-diversity = 1.0: not with CONFIG"),
         ("--set privacy.delta=2", "privacy.delta = 2"),
         ("--set strategy.selection=random-chunk", 'selection = "random-chunk": els'),
         ("--set strategy.local.task=fedavg", 'strategy.local.task = "fedavg"'),
@@ -245,25 +171,6 @@ def test_no_promise_and_no_place(config: Path, speeches: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "complaint"),
-    [
-        ([], "without CONFIG it needs --users, --median-size, --epsilon, --delta, --rounds"),
-        ([*NUMBERS[:-2]], "without CONFIG it needs --budget"),
-        ([*NUMBERS, "--users", "1"], "--users = 1"),
-        ([*NUMBERS, "--max-size", "4"], "--max-size = 4: give an integer >= 8"),
-        ([*NUMBERS, "--budget", "9000"], "--budget = 9000: give a number above 0, at most 8192"),
-        ([*NUMBERS, "--epsilon", "-1"], "epsilon = -1.0"),
-        ([*NUMBERS, "--gradient-diversity", "1.5"], "--gradient-diversity = 1.5"),
-        ([*NUMBERS, "--private-norms", "1"], "--private-norms = 1.0: needs CONFIG"),
-        ([*NUMBERS, "--out", "x.toml"], "--out = x.toml: needs CONFIG"),
-    ],
-    ids=str,
-)
-def test_wrong_numbers(given: list[str], complaint: str) -> None:
-    assert complaint in fedsim("plan", *given).complaint
-
-
-@pytest.mark.parametrize(
     ("strategy", "declared", "key"),
     [
         ("uls", {}, "declared_num_users"),
@@ -284,7 +191,7 @@ def test_a_size_that_each_run_draws_anew_is_named(
             strategy={"name": strategy, **size},
             privacy={**PROMISE, **declared, "noise": noise},
         )
-        assert _undeclared(config) == expected
+        assert undeclared_size(config) == expected
 
 
 def test_who_plans_with_secret_coins_is_told_of_the_size(speeches: Path, tmp_path: Path) -> None:

@@ -33,8 +33,7 @@ from fedsim.experiments.studies.charles_2024.doubling_picture import Compared, d
 from fedsim.experiments.studies.common.output import check_folder
 from fedsim.experiments.studies.common.trained import Trained, base, cell
 from fedsim.materials import load_materials
-from fedsim.planner.norms import Norms, draws, random_users
-from fedsim.planner.user_gradients import UserGradients
+from fedsim.planner.gradient_norms import GradientNorms, random_users
 from fedsim.planner.variants import tried, with_noise
 from fedsim.report.grid_result import CellResult, GridResult
 from fedsim.sweep.cells import Cell, parse_variation
@@ -78,12 +77,11 @@ def grid(quick: bool) -> Iterator[Cell]:
         yield cell("uls", settings, config, quick)
 
 
-def starting_norms(config: Config) -> Norms:
+def starting_norms(config: Config) -> GradientNorms:
     """Return L_ULS(G) at the starting model, as `fedsim plan` estimates it."""
     materials = load_materials(config.seed, config.data, config.model, "cpu")
     task = tried(with_noise(config, 1.0), materials).task
-    users = random_users(draws(config, materials)(0), materials.split.num_users)
-    return Norms(UserGradients(materials, task, users))
+    return GradientNorms(materials, task, random_users(config.seed, materials.split.num_users))
 
 
 def complete(measurement: GridResult) -> dict[Key, CellResult]:
@@ -146,18 +144,18 @@ def standard_errors(by_seed: Mapping[Key, npt.NDArray[np.float64]]) -> dict[floa
     return errors
 
 
-def conditions(measurement: GridResult, norms: Norms) -> list[str]:
+def conditions(measurement: GridResult, norms: GradientNorms) -> list[str]:
     """Return the means, and the conditions of the analysis."""
     task = compare(measurement, norms)
     largest = max(size * cohort for _, size, cohort in task.losses)
-    asked = ", ".join(f"L({size}) = {norm:.4g}" for size, norm in sorted(norms.asked.items()))
+    asked = ", ".join(f"L({size}) = {norm:.4g}" for size, norm in sorted(norms.medians.items()))
     rates = Counter(rate for line in measurement.lines for rate in line.chosen.values())
     chosen = ", ".join(f"{rate} by {count}" for rate, count in sorted(rates.items()))
     return [
         means(task),
         f"Budgets up to {largest}, {len(task.losses)} of {len(measurement.lines)} splits: those "
         "below the first budget of which a run has no finite loss.",
-        f"Median norms of {len(norms.gradients.users)} users' averaged gradients at the starting "
+        f"Median norms of {len(norms.users)} users' averaged gradients at the starting "
         f"model: {asked}; computed on their texts, for which no ε here accounts.",
         f"Learning rates chosen, of {len(measurement.lines)} splits: {chosen or 'as configured'}.",
         f"Intervals: 95 %, from {RESAMPLES} redraws of all mean losses with the spread over seeds "
@@ -165,7 +163,7 @@ def conditions(measurement: GridResult, norms: Norms) -> list[str]:
     ]
 
 
-def study(norms: Norms) -> Trained:
+def study(norms: GradientNorms) -> Trained:
     """Return the study; its analysis takes L_ULS(G) from `norms`."""
     return Trained(
         name="estimate-and-double-text",

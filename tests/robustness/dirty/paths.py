@@ -1,4 +1,4 @@
-"""Dirty numbers beside the sum: replies, losses, the adaptive clip, the filter, the planner."""
+"""Dirty numbers beside the sum: replies, losses, the adaptive clip, the filter."""
 
 from __future__ import annotations
 
@@ -22,14 +22,10 @@ from fedsim.execution import Keys
 from fedsim.experiments.benchmarks.grids.null_client import null_spec
 from fedsim.grids.executor import GridExecutor
 from fedsim.grids.records import ShardReply
-from fedsim.plan import TaskSpec
-from fedsim.planner.private_median import CANDIDATES, private_median
-from fedsim.planner.user_gradients import UserGradients
-from fedsim.sampling import Relation
 from fedsim.seeding import RandomSource, noise_key, stream
 from fedsim.tensors import Tensors, all_finite, l2_norm
 from tests.robustness.dirty.engines import World, poison
-from tests.robustness.dirty.sums import Judged, clip_length, random_clip
+from tests.robustness.dirty.sums import Judged, random_clip
 from tests.unit.evaluation.test_starting_losses import Started
 from tests.unit.grids.flower_apps import answering
 
@@ -99,26 +95,6 @@ def concentration(world: World, rng: np.random.Generator, judged: Judged) -> Non
     judged.expect(total.num_units == len(keys), f"{total.num_units} units")
 
 
-def planner(world: World, rng: np.random.Generator, judged: Judged) -> None:
-    """Norms that are not finite count as the largest, in plain medians and private ones."""
-    parameters, said = poison(world, rng)
-    users = np.arange(world.materials.split.num_users)
-    spec = TaskSpec(name="fedsgd", options={"group_size": 3})
-    gradients = UserGradients(world.materials, spec, users, parameters)
-    norms = gradients.norms(2)
-    judged.count("planner's norms", len(norms))
-    judged.where = f"{said}, norms {norms}"
-    median = gradients.median_norm(2)
-    larger = np.sort(np.where(np.isfinite(norms), norms, math.inf))
-    judged.expect(larger[(len(norms) - 1) // 2] <= median <= larger[len(norms) // 2], f"{median}")
-    answer = private_median(norms, 1.0, Relation.ADD_OR_REMOVE, stream(0, "planning", 1))
-    judged.expect(answer in CANDIDATES, f"a private median of {answer}")
-    clip = random_clip(parameters, rng)
-    mean = gradients.clipped_mean_norm(2, clip)
-    most = max((clip_length(float(n), clip) for n in norms if math.isfinite(n)), default=0.0)
-    judged.expect(mean is not None and mean <= most * 1.5 + 1e-12, f"|E c| = {mean} over {most}")
-
-
 def losses(world: World, rng: np.random.Generator, judged: Judged) -> None:
     """Scores of broken parameters are told as they are, and rules by perplexity still choose."""
     parameters = world.materials.model.initial_parameters()
@@ -141,7 +117,7 @@ def losses(world: World, rng: np.random.Generator, judged: Judged) -> None:
         judged.expect(0 < len(unit.lengths) <= 2, f"{rule}: {len(unit.lengths)} examples")
 
 
-CHECKS: tuple[Check, ...] = (replies, adaptive, concentration, planner, losses)
+CHECKS: tuple[Check, ...] = (replies, adaptive, concentration, losses)
 
 
 def trial_of_paths(world: World, rng: np.random.Generator, judged: Judged) -> None:

@@ -15,7 +15,6 @@ from fedsim.noise.rounding import rounding_share
 from fedsim.planner.candidates import as_els, as_uls, candidate, enough, median_user_size
 from fedsim.planner.compare_strategies import StrategyComparison, compare_strategies
 from fedsim.planner.noise import Noise, condition_7, recommend
-from fedsim.planner.numbers import Numbers, scenario
 from fedsim.strategy import build_plan
 from tests.conftest import small_config
 
@@ -77,8 +76,6 @@ def test_the_noise_is_in_the_unit_of_the_gradients(
         assert clip.kind == found.config.strategy.clip.kind
         factor = norm if clip.normalise else 1.0
         assert one.noise.stddev == pytest.approx(plan.noise_stddev * factor)
-        signal = found.signals[one.noise.strategy]
-        assert signal is not None and 0.0 <= signal <= norm
     els = found.els.noise
     rounded = 1.0 + rounding_share(found.els.plan.estimator.rounded_weight)
     assert els.stddev == pytest.approx(els.noise_multiplier * els.l2_clip_norm * rounded / els.size)
@@ -99,12 +96,12 @@ def test_what_only_the_other_strategy_takes_is_left_out(
 
 def test_the_doublings_go_by_what_was_measured(speeches: Path, materials: Materials) -> None:
     found = weighed(speeches, materials, strategy={"cohort_size": 1.0})
-    assert found.uls.noise.group_size in found.norms.asked
+    assert found.uls.noise.group_size in found.norms.medians
     for step in found.doublings:
         group = step.point.group_size
         if np.isfinite(step.group_factor):
-            asked = found.norms.asked
-            assert step.group_factor == asked[2 * group] / asked[group]
+            medians = found.norms.medians
+            assert step.group_factor == medians[2 * group] / medians[group]
 
 
 def noise(strategy: str, size: float, sigma: float, norm: float) -> Noise:
@@ -137,16 +134,3 @@ def test_a_denominator_that_condition_7_does_not_know_is_not_argued_with_it() ->
     found = recommend(noise("els", 64.0, 4.0, 3.0), uls)
     assert found.strategy == "els"
     assert "condition (7)" not in found.reason
-
-
-def test_numbers_with_few_examples_a_user_begin_where_the_budget_can_be_met() -> None:
-    numbers = Numbers(100, 8, 8, 8.0, 1e-5, 10, 700.0)
-    uls = scenario(numbers, 0.0).uls
-    assert uls.group_size == 8
-    assert uls.size == 87.5
-
-
-def test_nobody_is_asked_for_more_examples_than_anybody_has() -> None:
-    """Of 3 examples a user, 300 gradients are everybody's all; a G of 4 would be 225."""
-    uls = scenario(Numbers(100, 3, 3, 8.0, 1e-5, 10, 300.0), 0.0).uls
-    assert (uls.group_size, uls.size) == (3, 100.0)

@@ -72,8 +72,6 @@ def test_the_command_writes_a_config_that_runs(mails: Path, tmp_path: Path) -> N
     assert "Every owner has" in found["statement"]
     assert "K (group_size)" in fedsim("plan", config, "--out", tmp_path / "c.plan.toml").stdout
     fedsim_ok("run", tmp_path / "c.plan.toml", "--out", tmp_path / "run")
-    said = fedsim("plan", config, "--private-norms", "1").complaint
-    assert "texts with several owners are planned by counts" in said
     assert "fewer; give at most" in fedsim("plan", config, "--budget", "1e6").complaint
 
 

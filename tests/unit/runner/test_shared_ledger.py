@@ -21,7 +21,6 @@ from fedsim.cli.ledger import facts
 from fedsim.config import Config
 from fedsim.errors import BudgetSpentError, ConfigError
 from fedsim.materials import Materials
-from fedsim.planner.compare_strategies import compare_strategies
 from fedsim.runner.shared_ledger import (
     SharedAccount,
     SharedLedger,
@@ -231,11 +230,6 @@ def test_releases_that_the_ledger_would_not_know_of_are_refused(
     config = small_config(speeches, privacy={"shared": shared})
     with pytest.raises(ConfigError, match=r"privacy\.shared: an audit"):
         audit_run(config, 10)
-    asked = small_config(
-        speeches, privacy={"shared": shared, "noise_multiplier": None, "epsilon": 8.0}
-    )
-    with pytest.raises(ConfigError, match=r"--private-norms with privacy\.shared"):
-        compare_strategies(asked, materials, private_norms=1.0)
     assert not (tmp_path / "people.json").exists()
 
 

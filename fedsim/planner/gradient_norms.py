@@ -1,0 +1,99 @@
+"""L(G): the median norm of sampled users' averaged gradients at the starting model."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from fedsim.errors import ConfigError
+from fedsim.execution import Keys, Task
+from fedsim.materials import Materials
+from fedsim.plan import TaskSpec
+from fedsim.registry import resolve
+from fedsim.seeding import stream
+from fedsim.tensors import Tensors, l2_norm
+
+NUM_USERS = 128  # Charles et al. 2024, App. I.1
+_AT_ONCE = 16  # users whose texts are looked up together
+
+
+def random_users(seed: int, num_users: int) -> Keys:
+    """Return 128 random users, ascending, or all users if there are fewer."""
+    order = np.argsort(stream(seed, "planning").random(num_users), kind="stable")
+    return np.sort(order[:NUM_USERS]).astype(np.int64)
+
+
+@dataclass
+class GradientNorms:
+    """Norms of the gradients that a run of ULS would clip, for a sample of users.
+
+    With G = 1 they are also the norms that ELS clips. The sample is private data, and no guarantee
+    covers this query.
+
+    Attributes:
+        materials: model and texts.
+        task: a user's task; its option `group_size` is replaced by G.
+        users: (sample,) the sampled users, indices of the split.
+        medians: L(G) by G, as far as it was computed.
+        seconds: seconds that the gradients at each G took, one user after the other.
+        gradients: number of these gradients by G.
+    """
+
+    materials: Materials
+    task: TaskSpec
+    users: Keys
+    medians: dict[int, float] = field(default_factory=dict, init=False)
+    seconds: dict[int, float] = field(default_factory=dict, init=False)
+    gradients: dict[int, int] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        model = self.materials.model
+        start = model.initial_parameters()
+        self._start: Tensors = {name: value.to(model.device) for name, value in start.items()}
+
+    @property
+    def num_parameters(self) -> int:
+        """Number of trained parameters, d."""
+        return sum(value.numel() for value in self._start.values())
+
+    def __call__(self, group_size: int) -> float:
+        """Return L(G), the median of `norms`; NaN counts as infinite.
+
+        Raises:
+            ConfigError: the median is zero or infinite, so that it is no clip norm.
+        """
+        if group_size not in self.medians:
+            norms = np.nan_to_num(self.norms(group_size), nan=math.inf, posinf=math.inf)
+            self.medians[group_size] = float(np.median(norms))
+        median = self.medians[group_size]
+        if not 0.0 < median < math.inf:
+            raise ConfigError(
+                f"model: the median norm of users' gradients at the starting model is {median}; "
+                "train other parameters, or start from another model"
+            )
+        return median
+
+    def norms(self, group_size: int) -> npt.NDArray[np.float64]:
+        """Return (sample,) float64: each user's norm, of at most G examples, and note the time."""
+        options = {**self.task.options, "group_size": group_size}
+        task: Task = resolve("tasks", self.task.name, "strategy.local.task")(
+            self.materials, **options
+        )
+        start, found, count = time.perf_counter(), [], 0
+        for first in range(0, len(self.users), _AT_ONCE):
+            for unit in task.units(self.users[first : first + _AT_ONCE], 0):
+                update = task.update(self._start, unit, 0)
+                found.append(l2_norm(update.values))
+                count += update.num_gradients
+        self.seconds[group_size] = time.perf_counter() - start
+        self.gradients[group_size] = count
+        return np.array(found, dtype=np.float64)
+
+    def seconds_per_gradient(self, group_size: int) -> float | None:
+        """Return the mean time of a gradient at G, or None if there was none."""
+        count = self.gradients.get(group_size, 0)
+        return self.seconds[group_size] / count if count else None

@@ -22,7 +22,6 @@ from fedsim.grids.records import (
 from fedsim.grids.sharding import most_tokens_per_unit
 from fedsim.materials import Materials, check_device, load_materials
 from fedsim.registry import resolve
-from fedsim.utils.machine import computes_on
 
 app = ClientApp()
 _ANY_CLIP: TypeAdapter[Clip] = TypeAdapter(Clip)
@@ -32,8 +31,6 @@ _on_device = ParametersOnDevice()
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Answer one shard."""
-    from fedsim.clients.models.mixed_precision import in_float32  # noqa: PLC0415 (see `prepared`)
-
     request = ShardRequest.from_content(message.content)
     task, engine, materials = prepared(request.spec)
     clip = _clip(request.clip)
@@ -41,11 +38,7 @@ def train(message: Message, context: Context) -> Message:
     with float32_products():
         total = engine(task, parameters, request.keys, clip, request.round)
     _on_device.check()
-    # In float32 a mean gradient is the same on any machine and by any engine that `Auto` may choose
-    # there, but for rounding that the noise covers.
-    exact = task.averages_gradients and in_float32(materials.model) is materials.model
-    computed_on = "" if exact else computes_on(materials.model.device)
-    reply = ShardReply(request.shard, total, computed_on)
+    reply = ShardReply(request.shard, total)
     return Message(reply.to_content(), reply_to=message)
 
 

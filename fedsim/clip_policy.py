@@ -135,10 +135,8 @@ class ClipSchedule(_WithoutRelease):
         return {"schedule": self.kind, "schedule_rounds": self.rounds}
 
 
-FURTHEST = 1e9
-"""How far an adaptive clip goes from the first: updates that are all zero shrink it for ever."""
-
-_FURTHEST = math.log(FURTHEST)
+# The most that an adaptive clip moves from the first: updates of zero would shrink it for ever.
+_FURTHEST = math.log(1e9)
 
 
 @dataclass(frozen=True)

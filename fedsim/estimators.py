@@ -12,7 +12,6 @@ from typing import ClassVar, Protocol
 
 import torch
 
-from fedsim.noise.rounding import most_weight
 from fedsim.sampling import Relation, Sampling
 from fedsim.seeding import RandomSource
 from fedsim.tensors import Tensors, add, block_of_zeros, fold_, zeros_like
@@ -117,15 +116,6 @@ class Estimator(Protocol):
         """Return the most, in L2, that adding or removing one unit of weight <= 1 can change."""
         ...
 
-    @property
-    def rounded_weight(self) -> float:
-        """The weight whose rounding can reach the estimate, from public numbers alone.
-
-        While a sum's weight is at most that, `sensitivity(bound * (1 + rounding_share(weight)))`
-        holds for a sum that is rounded, see `fedsim.noise`.
-        """
-        ...
-
     def unproved(self, sampling: Sampling, relation: Relation, units_per_user: int) -> str | None:
         """Return what its proof of the sensitivity does not cover, or None."""
         ...
@@ -149,7 +139,6 @@ class FixedDenominator:
     Attributes:
         sampling_probability: q.
         total_weight: W, the declared sum of all units' weights: a public number.
-        block: the most units that are drawn together, where not each by itself.
 
     Examples:
         >>> mean = FixedDenominator(sampling_probability=0.01, total_weight=1000.0)
@@ -161,7 +150,6 @@ class FixedDenominator:
 
     sampling_probability: float
     total_weight: float
-    block: int = field(default=1, repr=False)
     kind: str = field(default="fixed", init=False)
     test: ClassVar[str | None] = None
 
@@ -180,12 +168,6 @@ class FixedDenominator:
     def sensitivity(self, bound: float) -> float:
         """Return bound / (qW)."""
         return bound / self.denominator
-
-    @property
-    def rounded_weight(self) -> float:
-        """What the weight drawn exceeds with probability 1e-20 at most."""
-        size = self.block  # blocks are independent, of a weight up to this
-        return size * most_weight(self.denominator / size, self.total_weight / size)
 
     def unproved(self, sampling: Sampling, relation: Relation, units_per_user: int) -> str | None:
         """Return None: a constant denominator moves with no unit."""
@@ -237,15 +219,6 @@ class ClippedDenominator:
     def sensitivity(self, bound: float) -> float:
         """Return 2·bound / (qW_min)."""
         return 2.0 * bound / self.least_denominator
-
-    @property
-    def rounded_weight(self) -> float:
-        """qW_min, whatever weight is drawn: it is divided by that weight, and rounds with it.
-
-        Sums within ½·share(W)·S of the exact ones, over max(qW_min, W), are off by ½·share(1)·S at
-        most, two of them by share(1)·S: half of 2S/(qW_min)·share(qW_min).
-        """
-        return self.least_denominator
 
     def unproved(self, sampling: Sampling, relation: Relation, units_per_user: int) -> str | None:
         """Return what Lemma 1 of McMahan et al. 2018, which adds one unit once, does not cover."""

@@ -27,13 +27,12 @@ from fedsim.estimators import Estimator, TestCoins, WeightedSum
 from fedsim.execution import Executor, TaskSpec
 from fedsim.noise.matrix import INDEPENDENT, NoiseMatrix
 from fedsim.noise.memory import NoiseMemory
-from fedsim.noise.rounding import rounding_share
+from fedsim.noise.tolerance import ROUNDING_TOLERANCE
 from fedsim.sampling import CyclicSampling, PoissonSampling, Relation, Sampling
 from fedsim.seeding import Draws
 from fedsim.server_optimizer import ServerOptimizer
 from fedsim.state import ServerState
 from fedsim.tensors import parameters_digest
-from fedsim.utils.section import LEAST_BOUND
 
 __all__ = ["RoundPlan", "TaskSpec", "TestingEstimator"]
 
@@ -101,8 +100,8 @@ class RoundPlan:
         ...     optimizer=ServerOptimizer("sgd", 1.0),
         ...     entropy="seeded",
         ... )
-        >>> round(plan.noise_stddev, 3)  # 2.0 times 0.5 / (0.01 * 1000), and 0.02 % for rounding
-        0.1
+        >>> round(plan.noise_stddev, 4)  # 2.0 times 0.5 / (0.01 * 1000), and 0.4 % for rounding
+        0.1004
         >>> plan.cost.units_per_user, plan.cost.noise_multiplier
         (1, 2.0)
         >>> list(plan.cohort(0)) == list(plan.cohort(0))  # seeded: the same coins again
@@ -176,11 +175,6 @@ class RoundPlan:
                 'drawn again every round; take "seeded", or "balanced" sampling'
             )
         cost = self.cost  # refuses what has no event
-        if (bound := min(self.clip.bound, self.clip.norm)) < LEAST_BOUND:
-            raise ValueError(
-                f"clip: a bound of {bound:g} is under {LEAST_BOUND:g}, where float32 "
-                "sums are rounded by more than the noise covers"
-            )
         costs = [cost, *self._scores()]
         if self.noise_stddev:  # raises for an infinite bound, and a count that takes all the noise
             choose(costs, self.accountant, self.relation)  # raises for what has no proof
@@ -204,10 +198,7 @@ class RoundPlan:
         return [cost for cost, _ in self.scores_after(0)]
 
     def _check_owners(self) -> None:
-        """Raise `ValueError` unless a user's units are in one group, and their sum is provided for.
-
-        Units that are drawn together make a heavier tail than their number says.
-        """
+        """Raise `ValueError` unless the owner of each unit is known, with few enough units."""
         if self.relation is Relation.FIXED_GRAPH:
             raise ValueError(
                 "relation = 'fixed-graph', sampling.kind = 'cyclic', units_per_user = "
@@ -219,11 +210,6 @@ class RoundPlan:
             raise ValueError(
                 f"owners: {len(owners)} for {len(self.pool)} units; cyclic sampling needs the "
                 f"owner of each unit, with at most units_per_user = {self.units_per_user} of them"
-            )
-        if getattr(self.estimator, "block", 0) < self.units_per_user:
-            raise ValueError(
-                f"estimator.kind = {self.estimator.kind!r}: provides for less than units_per_user "
-                f"= {self.units_per_user} units that are drawn together; give it as its block"
             )
 
     def _check_correlation(self) -> None:
@@ -308,7 +294,7 @@ class RoundPlan:
         """
         if self.noise_multiplier == 0.0:
             return 0.0
-        bound = self.clip.bound * (1.0 + rounding_share(self.estimator.rounded_weight))
+        bound = self.clip.bound * (1.0 + ROUNDING_TOLERANCE)
         stddev = self.update_noise_multiplier * self.estimator.sensitivity(bound)
         if not 0.0 < stddev < float("inf"):
             raise ValueError(

@@ -25,7 +25,7 @@ from fedsim.accounting.calibration import calibrate_noise_multiplier
 from fedsim.accounting.events import RoundCost
 from fedsim.accounting.search import Search
 from fedsim.accounting.statement import PrivacyTerms
-from fedsim.clip_policy import FURTHEST, AdaptiveClip, ClipPolicy, ClipSchedule, ConstantClip
+from fedsim.clip_policy import AdaptiveClip, ClipPolicy, ClipSchedule, ConstantClip
 from fedsim.clipping import Clip, FlatClip, NormalisedClip, PerLayerClip, layers_of
 from fedsim.config import Config, StrategyConfig
 from fedsim.config.schema import ClipConfig
@@ -49,7 +49,6 @@ from fedsim.sampling import (
     rounds_text,
 )
 from fedsim.server_optimizer import ServerOptimizer
-from fedsim.utils.section import LEAST_BOUND
 
 log = logging.getLogger(__name__)
 
@@ -606,12 +605,6 @@ def clip_policy(
     if asked.adaptive is None:
         return ConstantClip()
     adaptive = asked.adaptive
-    if (least := 2.0 * LEAST_BOUND * FURTHEST) > min(clip.bound, clip.norm):
-        raise ConfigError(
-            f"strategy.clip: a bound of {min(clip.bound, clip.norm):g} beside "
-            f"strategy.clip.adaptive, which may make it {FURTHEST:g} times smaller; give at "
-            f"least {least:g}"
-        )
     policy = AdaptiveClip(
         quantile=adaptive.quantile,
         learning_rate=adaptive.learning_rate,

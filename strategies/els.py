@@ -76,9 +76,7 @@ def build(config: Config, materials: Materials) -> RoundPlan:
         population=size,
         sampling=sampling,
         task=TaskSpec(name="example-gradient"),
-        estimator=FixedDenominator(
-            sampling.probability, size, strategy.group_size if grouped else 1
-        ),
+        estimator=FixedDenominator(sampling.probability, size),
         units_per_user=strategy.group_size,
         owners=owners if grouped else None,
         assumptions=(*_public_graph(config), sentence),

@@ -18,7 +18,6 @@ from fedsim.clipping import Clip
 from fedsim.estimators import WeightedSum
 from fedsim.execution import Accumulator, Unit
 from fedsim.tensors import Tensors
-from fedsim.utils.section import LEAST_BOUND
 
 # Squares are summed in float32 within blocks of so many entries, and over blocks in float64. The
 # error bound grows with the block: this one costs a margin of 3e-5 of the clip norm; shorter blocks
@@ -142,8 +141,6 @@ def clip_factors(
     squares_at_most = squares + _UNDERFLOW if error else squares
     factors = clip.batch_factors(list(layout), squares_at_most, norm_error=error)
     plain = (squares.sum(dim=1) < _LARGEST_SQUARE) & (factors.amin(dim=1) > _LEAST_FACTOR)
-    if error and min(clip.bound, clip.norm) < LEAST_BOUND:
-        plain = torch.zeros_like(plain)
     return factors, plain
 
 

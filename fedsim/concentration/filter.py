@@ -108,11 +108,6 @@ class FilteredMean:
             )
         return 24.0 * self.radius / self.num_users
 
-    @property
-    def rounded_weight(self) -> float:
-        """Zero: every user's gradient is computed in a pass of its own, and added in float64."""
-        return 0.0
-
     def unproved(self, sampling: Sampling, relation: Relation, units_per_user: int) -> str | None:
         """Return "another relation …" or "a population of …", if the proof does not cover it."""
         if relation is not Relation.REPLACE or units_per_user > 1:

@@ -16,7 +16,7 @@ from pydantic import Field, ValidationError, model_validator
 from fedsim.config.errors import explain
 from fedsim.data.config import DataConfig
 from fedsim.errors import ConfigError
-from fedsim.utils.section import MOST, ClipNorm, Fraction, Positive, PositiveFloat32, Section
+from fedsim.utils.section import MOST, Fraction, Positive, PositiveFloat32, Section
 
 
 class ScheduleConfig(Section):
@@ -24,7 +24,7 @@ class ScheduleConfig(Section):
 
     kind: Literal["linear", "exponential"]
     """Whether the clip norm changes by equal differences per round, or by equal ratios."""
-    final_l2_clip_norm: ClipNorm
+    final_l2_clip_norm: Positive
     """The clip norm at the end of the schedule; it is kept in all later rounds."""
     rounds: Annotated[int, Field(ge=1, le=MOST)] | None = None
     """Number of rounds that the change takes; left out, all rounds of the run."""
@@ -49,10 +49,10 @@ class ClipConfig(Section):
 
     kind: Literal["flat", "per-layer"] = "flat"
     """One bound on the whole update, or one on each of its m layers: l2_clip_norm / √m."""
-    l2_clip_norm: ClipNorm | None = None
+    l2_clip_norm: Positive | None = None
     """The largest L2 norm of a unit's update; longer updates are scaled down to it. 1.0 if there is
     no `[strategy.clip]`."""
-    l2_clip_norms: dict[str, ClipNorm] | None = None
+    l2_clip_norms: dict[str, Positive] | None = None
     """With "per-layer", in place of `l2_clip_norm`: a bound for each layer, by the name of the
     layer."""
     normalise: bool = False

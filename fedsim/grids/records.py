@@ -120,18 +120,15 @@ class ShardRequest:
 class ShardReply:
     """The weighted sum of one shard, under the shard's number.
 
-    It travels as float32, half of what was summed; `fedsim.noise` covers that rounding.
+    It travels as float32, half of what was summed; the tolerance of `fedsim.noise` covers that.
 
     Attributes:
         shard: its number.
         total: the sum.
-        computed_on: what it was computed on, where other kinds of machine would give sums that are
-            other by more than float32's rounding; else "".
     """
 
     shard: int
     total: WeightedSum
-    computed_on: str = ""
 
     def to_content(self) -> RecordDict:
         """Return the reply's content."""
@@ -148,8 +145,7 @@ class ShardReply:
             }
         )
         rounded = {name: value.float() for name, value in total.values.items()}
-        made = ConfigRecord({"computed_on": self.computed_on})
-        return RecordDict({"counts": counts, "made": made, "sum": to_record(rounded)})
+        return RecordDict({"counts": counts, "sum": to_record(rounded)})
 
     @classmethod
     def from_content(cls, content: RecordDict) -> ShardReply:
@@ -164,7 +160,6 @@ class ShardReply:
             values, loss = views_of(arrays), float(counts["loss"])  # type: ignore[arg-type]
             whole = {name: counts[name] for name in _COUNTS}
             weight = float(counts["weight"])  # type: ignore[arg-type]
-            computed_on = str(_part(content, "made", ConfigRecord)["computed_on"])
         except Exception as error:  # Flower has errors of its own kinds for what it cannot open
             raise ValueError(
                 f"{type(error).__name__}: {error} (it must be what this fedsim's ShardReply writes)"
@@ -176,7 +171,7 @@ class ShardReply:
         numbers = {name: int(count) for name, count in whole.items()}  # type: ignore[arg-type]
         shard = numbers.pop("shard")
         total = WeightedSum(values=values, weight=weight, loss=loss, **numbers)
-        return cls(shard, total, computed_on)
+        return cls(shard, total)
 
 
 def _part(content: RecordDict, name: str, kind: type[Record]) -> Record:

@@ -347,18 +347,6 @@ def _assumptions(config: Config, plan: RoundPlan, origin: str, num_users: int) -
         "Noise is added in float64 and the sum rounded to a grid of at most 2^-16 of the noise's "
         "standard deviation; what else sets floating point apart from real numbers is not "
         "accounted.",
-        *_rounding(config, plan),
-    )
-
-
-def _rounding(config: Config, plan: RoundPlan) -> tuple[str, ...]:
-    local = isinstance(config.strategy.local, FedAvg)
-    if local or config.executor.engine == "loop":
-        return ()
-    return (
-        f"Where {plan.unit}s share a pass through the network, it is measured, not proved, that "
-        "the noise covers how one moves the rounding of the others' gradients; executor.engine = "
-        '"loop" computes each alone.',
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import hashlib
 import os
 import platform
 import re
@@ -19,7 +18,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, TypedDict
 
 if TYPE_CHECKING:
-    import torch
+    pass
 
 version = cache(metadata.version)  # of what is imported, which stays as it is
 
@@ -186,44 +185,6 @@ def machine() -> dict[str, Any]:
         "cpus": os.cpu_count(),
         "threads": os.environ.get("OMP_NUM_THREADS"),
     }
-
-
-def computes_on(device: torch.device) -> str:
-    """Return what decides how a device rounds: its kind, its libraries, a processor's threads."""
-    import torch  # noqa: PLC0415 (processes without torch ask for their peak)
-
-    libraries = f"torch {torch.__version__}, transformers {version('transformers')}"
-    if device.type == "cuda":
-        found = torch.cuda.get_device_properties(device)
-        size = f"{found.total_memory} bytes, CUDA {torch.version.cuda}"
-        return f"{found.name}, {found.major}.{found.minor}, {size}, {libraries}"
-    vectors = torch.backends.cpu.get_cpu_capability()
-    threads = f"{vectors} ({_instructions()}), {torch.get_num_threads()} threads"
-    chosen = "".join(f", {name}={os.environ[name]}" for name in _KERNELS if name in os.environ)
-    return f"{_processor()}, {threads}{chosen}, {libraries}"
-
-
-_KERNELS = (  # which of its kernels a library takes
-    "ATEN_CPU_CAPABILITY",
-    "DNNL_DEFAULT_FPMATH_MODE",
-    "DNNL_MAX_CPU_ISA",
-    "MKL_CBWR",
-    "MKL_DEBUG_CPU_TYPE",
-    "MKL_ENABLE_INSTRUCTIONS",
-    "ONEDNN_DEFAULT_FPMATH_MODE",
-    "ONEDNN_MAX_CPU_ISA",
-)
-
-
-@cache  # a machine of many cores tells much of them
-def _instructions() -> str:
-    """Return a digest of what Linux tells of the first processor's kind and instructions."""
-    if not _CPUINFO.exists():
-        return "unknown"
-    first = _CPUINFO.read_text(encoding="utf-8", errors="replace").split("\n\n")[0]
-    kinds = ("flags", "Features", "model", "CPU part", "CPU implementer", "CPU variant")
-    lines = [line for line in first.splitlines() if line.partition(":")[0].strip() in kinds]
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:8]
 
 
 def _processor() -> str:

@@ -10,10 +10,6 @@ Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 MOST = 10**12
 """Of anything that is counted: far more than there is, and what all arithmetic holds exactly."""
 
-LEAST_BOUND = 1e-25
-"""Of a clip: a smaller update may have entries that float32 holds with few digits."""
-
-ClipNorm = Annotated[float, Field(ge=LEAST_BOUND, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 PositiveFloat32 = Annotated[float, Field(gt=0.0, le=3e38, allow_inf_nan=False)]
 """Of a factor of float32 tensors, or of another factor: float32 ends at 3.4e38."""

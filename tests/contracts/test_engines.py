@@ -35,7 +35,6 @@ from fedsim.execution import Engine, Keys, Task, Unit
 from fedsim.language_model import LanguageModel
 from fedsim.materials import Materials, load_materials
 from fedsim.tensors import Tensors, l2_norm
-from fedsim.utils.section import LEAST_BOUND
 from tests.conftest import ANSWERS, small_config
 from tests.contracts.definition import CLIP_MARGIN, Case, plain_mean
 from tests.contracts.layer_samples import relative, small_model
@@ -297,7 +296,7 @@ def test_units_that_are_added_alone_count_once(
     """Under a bound that float32 is too coarse for, engines add each unit by itself."""
     task = AveragedGradient(materials, group_size=2, user_weight_cap=5)
     units = [task.unit(key, 0) for key in range(5)]
-    parameters, clip = materials.model.initial_parameters(), FlatClip(l2_clip_norm=LEAST_BOUND / 8)
+    parameters, clip = materials.model.initial_parameters(), FlatClip(l2_clip_norm=1e-32)
     total = make_engine(materials.model)(task, parameters, np.arange(5), clip, 0)
     assert (total.num_units, total.num_unclipped) == (5, 0)
     assert total.weight == pytest.approx(sum(unit.weight for unit in units))

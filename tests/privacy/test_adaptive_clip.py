@@ -16,7 +16,7 @@ from fedsim.clip_policy import AdaptiveClip
 from fedsim.clipping import Clip
 from fedsim.estimators import ClippedDenominator, Estimator, FixedDenominator, WeightedSum
 from fedsim.materials import Materials
-from fedsim.noise.rounding import rounding_share
+from fedsim.noise.tolerance import ROUNDING_TOLERANCE
 from fedsim.plan import RoundPlan
 from fedsim.runner.summary import privacy_block
 from fedsim.sampling import PoissonSampling
@@ -84,8 +84,7 @@ def test_no_unit_moves_the_pair_by_more_than_the_cost_says(
 def test_a_unit_attains_the_cost_so_that_an_unsplit_noise_would_be_too_little(clip: Clip) -> None:
     plan = plan_of(clip, ESTIMATORS["fixed"])
     attained = distance(sums([], ([1e20] * 6, 1.0), clip), plan)
-    # Up to what the noise has beyond the bound, for the rounding of a sum.
-    assert attained == pytest.approx(1.0 / Z, rel=1e-4)
+    assert attained == pytest.approx(1.0 / Z, rel=ROUNDING_TOLERANCE)
     unsplit = math.hypot(1.0 / Z, 0.5 / COUNT)  # had the estimate kept the multiplier Z
     assert unsplit > 1.2 / Z
 
@@ -137,7 +136,7 @@ def test_the_estimates_noise_is_larger_by_the_split(
     speeches: Path, materials: Materials, strategy: dict[str, Any], noise: str
 ) -> None:
     plan, reported = adaptive_plan(speeches, materials, strategy, noise)
-    rounded = 1.0 + rounding_share(plan.estimator.rounded_weight)
+    rounded = 1.0 + ROUNDING_TOLERANCE
     assert reported == pytest.approx(SPLIT * plan.estimator.sensitivity(plan.clip.bound * rounded))
     sample = released(plan, nobody=True)
     assert p_value(sample, reported) > 1e-4

@@ -33,7 +33,7 @@ from fedsim.config import ModelConfig
 from fedsim.execution import Engine, Unit
 from fedsim.language_model import LanguageModel
 from fedsim.materials import Materials, load_materials
-from fedsim.noise.rounding import rounding_share
+from fedsim.noise.tolerance import ROUNDING_TOLERANCE
 from fedsim.tensors import Tensors, l2_norm
 from tests.conftest import DEVICE, Log, Patch, small_config
 from tests.contracts.layer_samples import (
@@ -83,7 +83,7 @@ def test_a_user_moves_the_sum_by_at_most_the_bound(
         assert 0.99 * clip.bound <= alone <= clip.bound
         others = engine(task, parameters, users[users != user], clip, 0)
         moved = l2_norm({k: everybody.values[k] - others.values[k] for k in others.values})
-        assert 0.99 * clip.bound <= moved <= clip.bound * (1.0 + rounding_share(len(users)))
+        assert 0.99 * clip.bound <= moved <= clip.bound * (1.0 + ROUNDING_TOLERANCE)
 
 
 def test_a_worker_with_less_memory_free_gives_the_same_sum(
@@ -245,7 +245,7 @@ def test_a_newcomer_who_shifts_every_chunk_moves_the_others_by_what_is_stated(
         with_it, alone = summed([newcomer, *units]), summed([newcomer])
         assert len(chunks) > 4
         moved = l2_norm({name: with_it[name] - without[name] for name in without})
-        assert moved <= BOUND * (1.0 + rounding_share(NUM_UNITS + 1))
+        assert moved <= BOUND * (1.0 + ROUNDING_TOLERANCE)
         rest = l2_norm({name: with_it[name] - without[name] - alone[name] for name in without})
         assert 0.0 < rest <= 0.25 * UNPROVED * NUM_UNITS * BOUND
 
@@ -365,7 +365,7 @@ def test_terms_that_cancel_in_a_network_lose_nobody_elses(
     )
     moved = {name: everybody[name] - rest[name] - own[name] for name in weights}
     assert l2_norm(own) <= clip.bound
-    assert l2_norm(moved) <= rounding_share(len(units)) * clip.bound
+    assert l2_norm(moved) <= ROUNDING_TOLERANCE * clip.bound
 
 
 def test_no_user_decides_that_everybody_is_computed_otherwise(monkeypatch: Patch) -> None:

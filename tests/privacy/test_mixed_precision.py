@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,6 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 import fedsim
-from fedsim.clients import app
 from fedsim.clients.engine_choice import Auto, choose_engine
 from fedsim.clients.engines.loop import loop
 from fedsim.clients.engines.per_example import chunks
@@ -27,21 +25,17 @@ from fedsim.clients.models.mixed_precision import MixedPrecision, in_precision
 from fedsim.clients.tasks.fedavg import LocalSGD
 from fedsim.clients.tasks.fedsgd import AveragedGradient
 from fedsim.clipping import Clip, FlatClip, NoClip
-from fedsim.config import ModelConfig, Precision, parse_config
+from fedsim.config import ModelConfig, parse_config
 from fedsim.errors import ConfigError
 from fedsim.estimators import WeightedSum
 from fedsim.execution import Engine, Task, Unit
-from fedsim.grids.executor import GridExecutor
-from fedsim.grids.in_process import InProcessGrid
 from fedsim.language_model import LanguageModel
 from fedsim.materials import Materials, load_materials
 from fedsim.runner.folder import RunFolder
 from fedsim.tensors import Tensors, l2_norm
-from fedsim.utils.machine import computes_on
 from tests.conftest import DEVICE, Log, Patch, small_config
 from tests.contracts.layer_samples import GivenUnits, gpt2, opened, relative, small_model
 from tests.contracts.test_engines import ENGINES, vmapped
-from tests.contracts.test_executors import TASKS, client_spec
 from tests.helpers.light import check_going_on, light_config
 
 BOUND = 0.001  # far below any user's norm: everybody is clipped
@@ -262,43 +256,6 @@ def test_in_bfloat16_free_memory_decides_nothing(mixed: Materials, monkeypatch: 
     monkeypatch.setattr(chunks, "memory_budget", refused)
     task = task_of(mixed, averages=True)
     choose_engine("auto", task, mixed.model, 96.0)(task, start(mixed), USERS, CLIP, 0)
-
-
-@pytest.mark.parametrize(
-    ("task", "precision", "refused"),
-    [("fedsgd", "bfloat16", True), ("fedavg", "float32", True), ("fedsgd", "float32", False)],
-)
-def test_workers_are_of_one_kind_where_another_gives_other_updates(
-    task: str,
-    precision: Precision,
-    refused: bool,
-    speeches: Path,
-    materials: Materials,
-    monkeypatch: Patch,
-) -> None:
-    """A newcomer shifts users from worker to worker: it would move them by what these differ."""
-    kinds = itertools.cycle(["one GPU", "another GPU"])
-    monkeypatch.setattr(app, "computes_on", lambda _device: next(kinds))
-    spec = client_spec(small_config(speeches), TASKS[task])
-    spec = spec.model_copy(update={"precision": precision})
-    executor = GridExecutor(InProcessGrid(app.app), spec, shard_size=2)
-    parameters = materials.model.initial_parameters()
-    if refused:
-        with pytest.raises(RuntimeError, match="'another GPU' and 'one GPU'"):
-            executor.clipped_sum(parameters, np.arange(4), CLIP, 0)
-    else:
-        executor.clipped_sum(parameters, np.arange(4), CLIP, 0)
-    executor.clipped_sum(parameters, np.arange(2), CLIP, 0)
-
-
-@pytest.mark.parametrize("variable", ["ONEDNN_MAX_CPU_ISA", "MKL_CBWR", "ATEN_CPU_CAPABILITY"])
-def test_what_chooses_among_kernels_makes_another_kind_of_worker(
-    variable: str, monkeypatch: Patch
-) -> None:
-    """One processor with other kernels rounds otherwise; each node has variables of its own."""
-    kind = computes_on(torch.device("cpu"))
-    monkeypatch.setenv(variable, "AVX2")
-    assert computes_on(torch.device("cpu")) != kind
 
 
 def clip_of(*, averages: bool) -> Clip:

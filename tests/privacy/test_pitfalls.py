@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import dp_accounting
 import pytest
@@ -130,7 +130,6 @@ def test_epsilon_is_of_the_rounds_that_were_made(speeches: Path, materials: Mate
         "One identifier in the user column is one person, and no record belongs to two.",
         "was counted in the private data and is treated as public",
         "Coins and noise were drawn from the run's seed, which the run folder holds",
-        "Where users share a pass through the network, it is measured, not proved",
     ],
 )
 def test_the_report_says_what_no_epsilon_pays_for(
@@ -140,18 +139,6 @@ def test_the_report_says_what_no_epsilon_pays_for(
     plan = build_plan(config, materials)
     privacy = privacy_block(config, plan, ServerState(0, {}), "made of a novel", 24)
     assert sum(said in line for line in privacy.assumptions) == 1
-
-
-@pytest.mark.parametrize(
-    "alone", [{"executor": {"engine": "loop"}}, {"strategy": {"local": {"task": "fedavg"}}}]
-)
-def test_units_that_share_no_pass_need_no_measured_bound(
-    speeches: Path, materials: Materials, alone: dict[str, dict[str, Any]]
-) -> None:
-    config = small_config(speeches, **alone)
-    plan = build_plan(config, materials)
-    privacy = privacy_block(config, plan, ServerState(0, {}), "", 24)
-    assert not any("share a pass" in line for line in privacy.assumptions)
 
 
 class BatchNormed(nn.Module):

@@ -98,7 +98,7 @@ def test_secure_noise_never_repeats(speeches: Path, materials: Materials) -> Non
 def test_expected_stddev_by_hand(speeches: Path, materials: Materials) -> None:
     config = small_config(speeches, privacy={"noise_multiplier": 1.3})
     plan = build_plan(config, materials)
-    assert plan.noise_stddev == pytest.approx(1.3 * 0.5 * (1.0 + 24 / 2**18) / 6, rel=1e-12)
+    assert plan.noise_stddev == pytest.approx(1.3 * 0.5 * (1.0 + 2**-8) / 6, rel=1e-12)
     clipped = small_config(
         speeches,
         privacy={"noise_multiplier": 1.3},
@@ -106,5 +106,5 @@ def test_expected_stddev_by_hand(speeches: Path, materials: Materials) -> None:
     )
     q = 6 / 24
     assert build_plan(clipped, materials).noise_stddev == pytest.approx(
-        1.3 * 2 * 0.5 * (1.0 + q * 12 / 2**18) / (q * 12), rel=1e-12
+        1.3 * 2 * 0.5 * (1.0 + 2**-8) / (q * 12), rel=1e-12
     )

@@ -12,7 +12,7 @@ from fedsim.config import parse_config
 
 POSITIVE = st.floats(min_value=0.0, exclude_min=True, allow_infinity=False)
 RATE = st.floats(min_value=0.0, max_value=1e38, exclude_min=True)
-NORM = st.floats(min_value=1e-25, allow_infinity=False)
+NORM = st.floats(min_value=1e-300, allow_infinity=False)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 NAME = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
 LOCAL = st.one_of(

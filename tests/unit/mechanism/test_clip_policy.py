@@ -18,7 +18,7 @@ from fedsim.errors import ConfigError
 from fedsim.estimators import FixedDenominator, WeightedSum
 from fedsim.execution import Keys
 from fedsim.materials import Materials
-from fedsim.noise.rounding import most_weight, rounding_share
+from fedsim.noise.tolerance import ROUNDING_TOLERANCE
 from fedsim.plan import RoundPlan
 from fedsim.runner.checkpoint import load_checkpoint, save_checkpoint
 from fedsim.runner.training import train
@@ -102,7 +102,7 @@ def test_the_noise_of_a_round_is_that_of_its_clip() -> None:
     assert plan.at(state).clip == FlatClip(l2_clip_norm=100.0 * 0.55)
     assert plan.at(state).noise_stddev == pytest.approx(0.55 * plan.noise_stddev, rel=1e-12)
     assert plan.at(state).noise_stddev == pytest.approx(
-        1.5 * 55.0 * (1.0 + rounding_share(most_weight(150.0, 300.0))) / 150.0, rel=1e-12
+        1.5 * 55.0 * (1.0 + ROUNDING_TOLERANCE) / 150.0, rel=1e-12
     )
     assert plan.at(state).cost == plan.cost
     assert plan.at(start()) is plan

@@ -172,7 +172,7 @@ def els_plan(**changes: Any) -> RoundPlan:  # noqa: ANN401
     fields = {
         "unit": "example",
         "sampling": sampling,
-        "estimator": FixedDenominator(0.25, 20, block=4),
+        "estimator": FixedDenominator(0.25, 20),
         "units_per_user": 4,
         "owners": np.arange(20) // 4,
         "matrix": banded_matrix(8, 2),
@@ -186,7 +186,6 @@ def els_plan(**changes: Any) -> RoundPlan:  # noqa: ANN401
         ({"owners": None}, "owners: 0 for 20 units"),
         ({"owners": np.arange(19) // 4}, "owners: 19 for 20 units"),
         ({"owners": np.arange(20) // 5}, "with at most units_per_user = 4"),
-        ({"estimator": FixedDenominator(0.25, 20)}, "less than units_per_user = 4 units"),
         (
             {"relation": Relation.FIXED_GRAPH},
             "relation = 'fixed-graph', sampling.kind = 'cyclic', units_per_user = 4: keeps",
@@ -197,16 +196,6 @@ def test_examples_without_their_owners_are_refused(changes: dict[str, Any], mess
     assert len(els_plan().cohort(0)) <= 20
     with pytest.raises(ValueError, match=message):
         els_plan(**changes)
-
-
-def test_the_weight_of_blocks_is_provided_for() -> None:
-    """Their sum goes further than one of as many single units: its tail is of fewer coins."""
-    one, blocks = (FixedDenominator(0.01, 10_000.0, block=k).rounded_weight for k in (1, 50))
-    rng = np.random.default_rng(0)
-    weights = 50 * rng.binomial(200, 0.01, 100_000)
-    assert weights.max() > one
-    assert blocks > 1.5 * one
-    assert blocks == pytest.approx(50 * FixedDenominator(0.01, 200.0).rounded_weight)
 
 
 def run_config(speeches: Path, **sections: dict[str, Any]) -> fedsim.Config:

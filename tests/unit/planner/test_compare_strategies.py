@@ -11,7 +11,7 @@ import pytest
 
 from fedsim.errors import ConfigError
 from fedsim.materials import Materials
-from fedsim.noise.rounding import rounding_share
+from fedsim.noise.tolerance import ROUNDING_TOLERANCE
 from fedsim.planner.candidates import as_els, as_uls, candidate, enough, median_user_size
 from fedsim.planner.compare_strategies import StrategyComparison, compare_strategies
 from fedsim.planner.noise import Noise, condition_7, recommend
@@ -77,7 +77,7 @@ def test_the_noise_is_in_the_unit_of_the_gradients(
         factor = norm if clip.normalise else 1.0
         assert one.noise.stddev == pytest.approx(plan.noise_stddev * factor)
     els = found.els.noise
-    rounded = 1.0 + rounding_share(found.els.plan.estimator.rounded_weight)
+    rounded = 1.0 + ROUNDING_TOLERANCE
     assert els.stddev == pytest.approx(els.noise_multiplier * els.l2_clip_norm * rounded / els.size)
 
 

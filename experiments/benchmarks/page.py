@@ -24,65 +24,49 @@ Columns = Mapping[str, Callable[[Result], str]]
 
 _HEAD = """# Benchmarks
 
-Times are medians of repetitions taken in turns in one process; a ratio compares what ran side by
-side (for processes, and for engines, attention and server that are measured after 2026-11-26, the
-median over the turns, as the speed of a machine that others share changes within seconds). This
-page is written by `python -m fedsim.experiments.benchmarks.page`; to measure again:
+Times are medians of repetitions. A ratio compares work that ran in turns in one process.
+`python -m fedsim.experiments.benchmarks.page docs/benchmarks/*.json` writes this page. To measure
+again:
 
 ```
 python -m fedsim.experiments.benchmarks.peers.install
 fedsim bench engines --json > docs/benchmarks/engines.json
 fedsim bench peers --json > docs/benchmarks/peers.json
-python -m fedsim.experiments.benchmarks.page docs/benchmarks/*.json
 ```
 
 ![Seconds of each engine over the floor's, and of peers over fedsim's](benchmarks.png)
 """
 _FLOOR = """## Engines, over the floor
 
-The floor is forward and backward over the same sequences in large batches with a plain sum, by
-the products that torch itself takes: what training without privacy costs. On another kind of
-processor ratios are others. Where those products leave half of a vector register unused (AMD EPYC
-with AVX-512, 28 November 2026, an earlier `engines.json`; [models.md](models.md) says why), engines
-are mostly below the floor: `auto` took 0.87 to 1.08 times the floor by user on `tiny-gpt`, 0.76
-to 0.99 on the LSTM, 0.55 to 0.78 with adapters, 0.55 to 1.08 by example, 2.8 to 3.3 after local
-steps. `uls`: one clipped mean gradient a user, by examples a user; `els`: one clipped gradient an
-example;
-`fedavg`: a clipped difference after four local steps, each user alone
-([privacy.md](privacy.md#one-user-moves-only-their-own-data)) with weights that have become its own,
-where the floor reads one set of weights for a whole batch; `uls-ragged`: real users, the floor over
-whole examples of as many tokens.
+The floor is what training without privacy costs: forward and backward over the same sequences in
+large batches, with a plain sum. `uls`: one clipped mean gradient a user, by examples a user. `els`:
+one clipped gradient an example. `fedavg`: a clipped difference after four local steps, each user
+alone. `uls-ragged`: real users. Other processors give other ratios ([models.md](models.md)).
 
-Floor and `auto` are repeated 5 to 15 times, the others once to three times, and others share the
-machine: in a row, differences of a fifth between those say nothing. Where `auto` is not the loop it
-is, in these cases, `materialised`.
+Floor and `auto` are repeated 5 to 15 times, the others once to three times; differences of a fifth
+between those say nothing. Where `auto` is not `loop`, it chose `materialised`.
 
-The strong floor is a step of training without privacy as a script takes it: the same network with
-transformers' `sdpa` attention, blocks and loss by `torch.compile` where that is faster, torch's
-fused AdamW, on a GPU in bfloat16. A round is `run_round` in one process with noise, ledger and
-Adam's step; its gradients are the engine's call in it.
+The strong floor is a step of a good script without privacy: `sdpa` attention, `torch.compile` where
+that is faster, fused AdamW, on a GPU in bfloat16. A round is `run_round` in one process.
 """
 _PEERS = """## Peers
 
-How many times longer a peer takes than `fedsim`'s own choice of engine on the same work. pfl's
-clipped sums equal ours; Opacus gets networks rewritten to what it supports, and its sums equal a
-plain loop over them.
+A peer's time over that of fedsim's own choice of engine, on the same work. pfl's clipped sums equal
+ours. Opacus gets networks rewritten to what it supports.
 """
-_MEMORY = "## Peak memory\n\nOf a process that computes one step, over the non-private one's.\n"
+_MEMORY = "## Peak memory\n\nA process that computes one step, over the non-private one.\n"
 _GPU = """## GPU
 
-`python -m fedsim.experiments.benchmarks.gpu --out docs/benchmarks/gpu.json` checks and measures all
-of it, a minute or two a case on an H100; it needs a checkout with the extras `dev` and `ray`.
-Sections can be named (`parity`, `tests`, `resume`, `ratios`, `workers`), and those of an earlier
-call stay in the file, of `ratios` also the cases that `--case` does not name; `--quick` takes tiny
-shapes, on a CPU too. Ratios are as above, in bfloat16; of arithmetic: tokens a second over those of
-40 % of the GPU's peak.
+`python -m fedsim.experiments.benchmarks.gpu --out docs/benchmarks/gpu.json` checks and measures in
+bfloat16, a minute or two a case; `--quick` takes tiny shapes, on a CPU too. Sections (`parity`,
+`tests`, `resume`, `ratios`, `workers`) can be named. The column "of arithmetic" is tokens a second
+over those of 40 % of the GPU's peak.
 """
 _SERVER = """## The server's part of a round
 
-Over one pass that copies the parameters and adds to the copy; estimate and noise over as many of
-torch's float32 normals drawn by all cores (ours are float64 with tails to 12 deviations, added to
-the estimate and rounded). The peak is of two rounds, in float32 copies of the parameters.
+Over one pass that copies the parameters and adds to the copy. Estimate and noise are over as many
+of torch's float32 normals by all cores (ours are float64, rounded to a grid). The peak counts
+float32 copies of the parameters.
 """
 _OTHERS = "## Other benchmarks\n"
 
@@ -116,7 +100,8 @@ def page(answers: Sequence[Answer]) -> str:
     engines = [row for row in rows if row["benchmark"] == "engines"]
     peers = [row for row in rows if row["benchmark"] == "peers" and row.get("ratio") is not None]
     server = [row for row in rows if row["benchmark"] == "server"]
-    gpu = [row for row in rows if row["benchmark"] == "gpu"]
+    # One row says what all comparisons of engines say; the JSON has each of them.
+    gpu = [r for r in rows if r["benchmark"] == "gpu" and not r["case"].startswith("parity: ")]
     shown_above = ("engines", "peers", "server", "gpu")
     others = [row for row in rows if row["benchmark"] not in shown_above]
     parts = [

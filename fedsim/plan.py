@@ -79,8 +79,6 @@ class RoundPlan:
         score_rounds: after which such a score is released, ascending.
         matrix: correlates the noise of the run's rounds; independent noise by default.
         memory: of earlier rounds' noise, where it is correlated.
-        uncharged: the shared ledger that the config names, until a run charges it: no round is
-            made of such a plan.
 
     Raises:
         ValueError: a combination without a proof, or fields that disagree.
@@ -135,7 +133,6 @@ class RoundPlan:
     score_rounds: tuple[int, ...] = ()
     matrix: NoiseMatrix = INDEPENDENT
     memory: NoiseMemory = field(default_factory=NoiseMemory, repr=False)
-    uncharged: str | None = None
 
     def __post_init__(self) -> None:
         if len(self.pool) == 0:
@@ -247,18 +244,12 @@ class RoundPlan:
         The plan itself where the clip is unchanged.
 
         Raises:
-            ConfigError: its config names a shared ledger, which only a run charges; or its pool
-                has a unit more often than it says of a user.
+            ConfigError: its pool has a unit more often than it says of a user.
         """
         if (times := self._most_often) > self.units_per_user:
             raise ConfigError(
                 f"pool: has one {self.unit} {times} times, each with coins and an update of its "
                 f"own, and the price is of units_per_user = {self.units_per_user}; give it once"
-            )
-        if self.uncharged is not None:
-            raise ConfigError(
-                f"privacy.shared.ledger = {self.uncharged}: rounds made one by one charge no "
-                "shared ledger; take `fedsim.run`, or a config without privacy.shared"
             )
         if state.clip_scale == 1.0:
             return self

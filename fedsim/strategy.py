@@ -81,12 +81,10 @@ def build_plan(config: Config, materials: Materials) -> RoundPlan:
         made.append(hashlib.sha256(np.ascontiguousarray(plan.pool, "<i8").tobytes()).hexdigest())
     if plan.entropy == "secure" and (materials.seed < 2**64 or materials.seed == config.seed):
         made.append(secrets.token_hex(16))  # what was loaded has no secret to draw from
-    shared = config.privacy.shared
     return replace(
         plan,
         assumptions=(*plan.assumptions, *_of_others(config, plan)),
         seed=release_seed(config, materials, made),
-        uncharged=None if shared is None else str(shared.ledger),
     )
 
 
@@ -317,7 +315,6 @@ def private_plan(
             search=search,
             score_noise_multiplier=_score_noise(config),
             score_rounds=scores,
-            uncharged=None if config.privacy.shared is None else str(config.privacy.shared.ledger),
         )
     except ConfigError:
         raise

@@ -14,7 +14,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import dp_accounting
 import numpy as np
@@ -33,7 +33,6 @@ from fedsim.sampling import (
     ShuffledSampling,
     TruncatedPoissonSampling,
 )
-from fedsim.utils.json_text import is_count
 
 _MOST_UNITS = 10**7  # of a user: of each number of them a probability is computed
 
@@ -198,22 +197,6 @@ def merged(costs: Composition) -> tuple[tuple[RoundCost, int], ...]:
     for cost, rounds in costs:
         counts[cost] += rounds
     return tuple((cost, rounds) for cost, rounds in counts.items() if rounds)
-
-
-def costs_to_json(costs: Composition) -> list[dict[str, Any]]:
-    """Return what `costs_from_json` reads."""
-    return [{"cost": cost.to_json(), "rounds": rounds} for cost, rounds in costs]
-
-
-def costs_from_json(data: object, wrong: ConfigError, where: str) -> Composition:
-    """Read costs with their numbers of rounds, or raise `wrong`, or what is wrong with a cost."""
-    for item in data if isinstance(data, list) else [None]:
-        if not isinstance(item, Mapping) or set(item) != {"cost", "rounds"}:
-            raise wrong
-        if not is_count(item["rounds"]) or not item["rounds"]:
-            raise wrong
-    with about(f"{where}: "):
-        return [(RoundCost.from_json(item["cost"]), item["rounds"]) for item in cast(Any, data)]
 
 
 def _sampling(data: object) -> tuple[type[Any], dict[str, Any]]:

@@ -121,7 +121,7 @@ class PrivacyTerms:
             guaranteed=all(c.sampling.guaranteed for c in (cost, *(c for c, _ in others))),
             noise=noise,
             unit=unit or meant.unit,
-            others=tuple((count, _mechanism(other, noun, count)) for other, count in others),
+            others=tuple((count, mechanism_text(other, noun, count)) for other, count in others),
         )
 
     def sentence(self) -> str:
@@ -187,7 +187,8 @@ def _sampler(cost: RoundCost, noun: str) -> str:
     return f"{cost.sampling.in_words(noun)}{searched}"
 
 
-def _mechanism(cost: RoundCost, noun: str, count: int) -> str:
+def mechanism_text(cost: RoundCost, noun: str, count: int) -> str:
+    """Return the mechanism of `count` rounds of a cost, in words."""
     plural = "" if count == 1 else "s"
     if cost.sampling == PoissonSampling(1.0) and cost.units_per_user == 1:
         return f"sum{plural} over all users with noise multiplier {cost.noise_multiplier:g}"

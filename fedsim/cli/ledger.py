@@ -1,22 +1,17 @@
-"""`fedsim account ledger`: what runs that share a ledger are promised, and what is spent."""
+"""`fedsim account ledger`, `compose` and `verify`: costs of several runs, and a model's own."""
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
 from fedsim.cli.output import Json
 from fedsim.errors import ConfigError
-from fedsim.utils.terminal import table_console
 
 if TYPE_CHECKING:
-    from fedsim.accounting.events import Composition
-    from fedsim.accounting.privacy_filter import RenyiFilter
     from fedsim.runner.shared_ledger import SharedLedger
 
 
@@ -25,27 +20,112 @@ def ledger_command(
     *,
     as_json: Json = False,
 ) -> None:
-    """Show the (ε, δ) of all runs that share a ledger, by which rule, and how much is spent."""
+    """Show the (ε, δ) of all runs that share a ledger, and how much of it is spent and left."""
     from fedsim.runner.shared_ledger import read_shared
 
-    found = facts(read_shared(file))
+    found = ledger_facts(read_shared(file))
     if as_json:
         typer.echo(json.dumps(found, allow_nan=False))
         return
-    if found["releases"]:
-        table_console().print(_table(found["releases"]))
+    for one in found["releases"]:
+        spent = f"{100.0 * one['spent_share']:.4g} % of the budget"
+        typer.echo(f"{one['rounds']:>9,} releases, {spent}: {one['mechanism']}")
     typer.echo(found["statement"])
 
 
-def _table(releases: list[dict[str, Any]]) -> Table:
+def ledger_facts(shared: SharedLedger) -> dict[str, Any]:
+    """Return the budget of a shared ledger, the share that is spent, and its statement."""
+    from fedsim.accounting.privacy_filter import CITATION
     from fedsim.accounting.rounding import text_up
+    from fedsim.accounting.statement import mechanism_text
 
-    table = Table("releases", "mechanism", "of the budget", box=None)
-    for one in releases:
-        share = one["spent_share"]
-        spent = "" if share is None else f"{text_up(100.0 * share, 4)} %"
-        table.add_row(f"{one['rounds']:,}", one["mechanism"], spent)
-    return table
+    rule, made, unit = shared.filter, shared.ledger.costs, shared.relation.unit
+
+    def share(releases: Any) -> float:  # noqa: ANN401
+        spent = rule.spent(releases) / rule.budget if rule.budget > 0.0 else 1.0
+        return min(spent, 1e9)
+
+    spent = share(made)
+    return {
+        "unit": unit,
+        "relation": shared.relation.value,
+        "epsilon": shared.epsilon,
+        "delta": shared.delta,
+        "accountant": "renyi-filter",
+        "order": shared.order,
+        "spent_share": spent,
+        "left_share": max(0.0, 1.0 - spent),
+        "releases": [
+            {
+                "rounds": count,
+                "mechanism": mechanism_text(cost, "units", count),
+                "spent_share": share([(cost, count)]),
+            }
+            for cost, count in made
+        ],
+        "statement": f"All {shared.ledger.num_releases:,} releases, and those to come: every {unit}"
+        f" has (ε = {text_up(shared.epsilon)}, δ = {text_up(shared.delta)})-differential privacy "
+        f"under the {shared.relation.phrase} relation, also if a run was chosen after looking at "
+        f"those before, by a privacy filter ({CITATION}; order {shared.order:g}). "
+        f"{text_up(100.0 * spent, 4)} % of the budget is spent. Coins and noise are secret.",
+    }
+
+
+def compose_command(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of finished runs.")],
+    *,
+    delta: Annotated[
+        float | None, typer.Option(help="δ of the sum (default: that of the runs, if it is one).")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Print what runs on the same people cost together, if all were fixed in advance.
+
+    A run whose settings were chosen after looking at another is not: give such runs a common
+    ledger, `[privacy.shared]`, before the first begins.
+    """
+    from fedsim.accounting.accountants import epsilon_of_composition
+    from fedsim.accounting.events import merged
+    from fedsim.accounting.promise import NAME, read_promise, releases_of
+    from fedsim.accounting.statement import PrivacyTerms, finite_or_none
+    from fedsim.sampling import Relation
+
+    promises = []
+    for run in runs:
+        inside = [run / name for name in ("model", "adapter") if (run / name / NAME).exists()]
+        promises.append(read_promise(inside[0] if inside else run))
+        if promises[-1]["epsilon"] is None or promises[-1]["hypothetical"]:
+            raise ConfigError(f"{run}: has no guarantee that could be added up")
+    deltas, units, relations = (
+        {one[key] for one in promises} for key in ("delta", "unit", "relation")
+    )
+    if len(units) > 1 or len(relations) > 1:
+        raise ConfigError(
+            f"account compose: units {units}, relations {relations}: need one of each"
+        )
+    if delta is None and len(deltas) > 1:
+        raise ConfigError(f"--delta: the runs have {sorted(deltas)}; give one")
+    at = min(deltas) if delta is None else delta
+    if not 0.0 < at < 1.0:
+        raise ConfigError(f"--delta = {at}: give a number in (0, 1)")
+    relation = Relation(relations.pop())
+    costs = merged([cost for one in promises for cost in releases_of(one)])
+    terms = PrivacyTerms.of(
+        costs[0][0],
+        promises[0]["sampled"],
+        others=costs[1:],
+        rounds=sum(rounds for _, rounds in costs),
+        delta=at,
+        epsilon=epsilon_of_composition(costs, at, None, relation),
+        relation=relation,
+        noise="seeded" if any(one["noise"] == "seeded" for one in promises) else "secure",
+        unit=units.pop(),
+    )
+    if as_json:
+        found = {"epsilon": finite_or_none(terms.epsilon), **terms.to_json()}
+        typer.echo(json.dumps({**found, "runs": len(runs), "statement": terms.sentence()}))
+        return
+    typer.echo(f"{len(runs)} runs, if all were fixed in advance. {terms.sentence()}")
 
 
 def verify_command(
@@ -56,7 +136,7 @@ def verify_command(
     *,
     as_json: Json = False,
 ) -> None:
-    """Recompute a model's ε from its privacy.json; refuse a file that was edited."""
+    """Recompute a model's ε from its privacy.json and compare the digests of its weights."""
     from fedsim.accounting.promise import NAME, origin, verify
 
     content = verify(folder.parent if folder.name == NAME else folder)
@@ -66,155 +146,4 @@ def verify_command(
     typer.echo(content["statement"])
     typer.echo(origin(content))
     if content["epsilon"] is not None:
-        typer.echo(
-            "The releases that the file lists cost that. How training was done it cannot show."
-        )
-
-
-def facts(shared: SharedLedger) -> dict[str, Any]:
-    """Return what is promised and spent, and which rule stands behind it.
-
-    `epsilon` is None where nothing is promised: in a ledger that holds more than its filter pays
-    for. `if_fixed_in_advance` is no promise, unless everything was: it shows what the
-    filter costs.
-    """
-    from fedsim.accounting.statement import finite_or_none, noise_sentence
-
-    made, unit = shared.ledger.costs, shared.relation.unit
-    rule = shared.filter
-    by_renyi = None if rule is None else finite_or_none(rule.converted(made))
-    found: dict[str, Any] = {
-        "unit": unit,
-        "relation": shared.relation.value,
-        "delta": shared.delta,
-        "budget": shared.epsilon,
-        "releases": [
-            {**kind, "spent_share": None if rule is None else _share(rule, [one])}
-            for one, kind in zip(made, _listed(made, unit), strict=True)
-        ],
-        "registered": _listed(shared.registered, unit),
-        "if_fixed_in_advance": {
-            "epsilon": finite_or_none(tight) if (tight := shared.tight(made)) is not None else None,
-            "accountant": _accountant(shared, made),
-            "epsilon_by_renyi": by_renyi,
-        },
-    }
-    found |= _by_registration(shared) if rule is None else _by_filter(shared, rule)
-    seeded = any(item.release.startswith("seeded") for item in shared.ledger.items)
-    drawn = noise_sentence(("seeded" if seeded else "secure") if shared.ledger.items else None)
-    return {**found, "statement": " ".join([*found["statement"], drawn]).strip()}
-
-
-def _by_filter(shared: SharedLedger, rule: RenyiFilter) -> dict[str, Any]:
-    from fedsim.accounting.privacy_filter import CITATION
-    from fedsim.accounting.rounding import text_up
-
-    made, unit = shared.ledger.costs, shared.relation.unit
-    keeps, delta = shared.keeps_budget, text_up(shared.delta)
-    share = _share(rule, made)
-    under = f"under the {shared.relation.phrase} relation"
-    said = [
-        f"All {shared.ledger.num_releases} releases, and those to come, each run chosen after "
-        f"looking at those before: every {unit} has (ε = {text_up(shared.epsilon)}, δ = {delta})-"
-        f"differential privacy {under}, for {_words(made, unit)}, by a privacy filter ({CITATION}; "
-        f"order {rule.order:g}), of which {text_up(100.0 * share, 4)} % is spent."
-        if keeps
-        else f"The {shared.ledger.num_releases} releases are more than the filter of this ledger "
-        f"pays for: ε = {text_up(shared.epsilon)} at δ = {delta} {under} is not proved for runs "
-        f"chosen after looking at earlier ones ({_words(made, unit)})."
-    ]
-    alone = shared.tight(shared.registered) if shared.as_registered and made else None
-    if alone is not None:
-        said.append(
-            "All of them were registered before the first: those registered, by themselves, have "
-            f"(ε = {text_up(alone, 4)}, δ = {delta}) {under}, for "
-            f"{_words(shared.registered, unit)}, by the {_accountant(shared, shared.registered)} "
-            "accountant (tight composition of what was fixed in advance)."
-        )
-    tight = shared.tight(made)
-    if made and tight is not None:
-        said.append(
-            "Had what is released all been fixed in advance, it would have ε = "
-            f"{text_up(tight, 4)} by tight composition (the {_accountant(shared, made)} "
-            f"accountant) and ε = {text_up(rule.converted(made), 4)} by the filter's "
-            f"divergences, at δ = {delta} {under}: the difference is what the filter "
-            "costs, most while little is spent, since its order is for a whole budget."
-        )
-    return {
-        "basis": "filter",
-        "epsilon": shared.epsilon if keeps else None,
-        "accountant": "renyi-filter",
-        "order": rule.order,
-        "spent_share": share,
-        "registered_alone": alone,
-        "statement": said,
-    }
-
-
-def _share(rule: RenyiFilter, costs: Composition) -> float:
-    spent = rule.spent(costs) / rule.budget if rule.budget > 0.0 else 1.0
-    return min(spent, sys.float_info.max)
-
-
-def _by_registration(shared: SharedLedger) -> dict[str, Any]:
-    from fedsim.accounting.rounding import text_up
-    from fedsim.accounting.statement import finite_or_none
-
-    accountant = _accountant(shared, shared.registered)
-    epsilon = shared.tight(shared.registered) or 0.0
-    planned = sum(rounds for _, rounds in shared.registered)
-    done, unit = sum(rounds for _, rounds in shared.ledger.costs), shared.relation.unit
-    keeps = shared.keeps_budget
-    return {
-        "basis": "fixed in advance",
-        "epsilon": finite_or_none(epsilon) if keeps else None,
-        "accountant": accountant,
-        "order": None,
-        "spent_share": done / planned if planned else 1.0,
-        "registered_alone": finite_or_none(epsilon),
-        "statement": [
-            f"All {done} releases, and the {planned - done} still registered: every {unit} has "
-            f"(ε = {text_up(epsilon, 4)}, δ = {text_up(shared.delta)})-differential privacy under "
-            f"the {shared.relation.phrase} relation, for {_words(shared.registered, unit)}, by the "
-            f"{accountant} accountant (tight composition of what was fixed before the first "
-            f"release); the budget is {text_up(shared.epsilon)}. It does not suffice for a filter: "
-            "no other release is made."
-            if keeps
-            else f"The {done} releases are not those that were registered before the first: "
-            f"ε = {text_up(shared.epsilon)} at δ = {text_up(shared.delta)} under the "
-            f"{shared.relation.phrase} relation is not proved for them "
-            f"({_words(shared.ledger.costs, unit)})."
-        ],
-    }
-
-
-def _accountant(shared: SharedLedger, costs: Composition) -> str | None:
-    from fedsim.accounting.accountants import choose
-
-    try:
-        return choose([cost for cost, _ in costs], None, shared.relation)[0].name
-    except ConfigError:
-        return None
-
-
-def _listed(costs: Composition, unit: str) -> list[dict[str, Any]]:
-    share = "an owner" if unit == "owner" else "a user"
-    return [
-        {
-            "rounds": count,
-            "mechanism": f"{cost.sampling.in_words('units')}"
-            f"{'' if cost.search is None else f' in {cost.search.in_words()}'} with "
-            f"probability {cost.sampling.probability:g}, at most {cost.units_per_user} {share}, "
-            f"noise multiplier {cost.noise_multiplier:g}",
-        }
-        for cost, count in costs
-    ]
-
-
-def _words(costs: Composition, unit: str) -> str:
-    from fedsim.sampling import rounds_text
-
-    kinds = [
-        f"{rounds_text(kind['rounds'])} of {kind['mechanism']}" for kind in _listed(costs, unit)
-    ]
-    return " and ".join(kinds) or "no rounds"
+        typer.echo("The releases that the file lists cost that. It cannot show how training went.")

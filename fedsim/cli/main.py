@@ -33,7 +33,7 @@ from fedsim.cli.compare import SeveralNumbers, compare_command
 from fedsim.cli.data import app as data_app
 from fedsim.cli.evaluate import evaluate_command
 from fedsim.cli.flower import flower_command
-from fedsim.cli.ledger import ledger_command, verify_command
+from fedsim.cli.ledger import compose_command, ledger_command, verify_command
 from fedsim.cli.output import ConfigFile, Overrides, Resume, RunOut, say_what_came_out
 from fedsim.cli.plan import plan_command
 from fedsim.cli.push import push_command
@@ -132,6 +132,7 @@ app.command(name="bench")(bench_command)
 app.command(name="flower")(flower_command)
 app.add_typer(data_app, name="data")
 account_app.command(name="ledger")(ledger_command)
+account_app.command(name="compose")(compose_command)
 account_app.command(name="verify")(verify_command)
 app.add_typer(account_app, name="account")
 

@@ -7,7 +7,6 @@ from fedsim.clip_policy import AdaptiveClip
 from fedsim.config import Config
 from fedsim.plan import RoundPlan
 from fedsim.report.schema import Query
-from fedsim.runner.shared_ledger import shared_account
 from fedsim.sampling import Relation
 from fedsim.seeding import is_score
 from fedsim.state import ServerState
@@ -42,10 +41,6 @@ def _charged(config: Config, plan: RoundPlan, state: ServerState) -> list[Query]
     elif scores := state.ledger.num_releases - rounds:
         question = "held-out loss and accuracy, and the number of users, as private scores"
         rows.append(_row(question, scores, plan.score_cost))
-    account = shared_account(config.privacy.shared, plan)
-    if account is not None and account.path.exists():
-        for cost, count in account.others(state.ledger):
-            rows.append(_row(f"by others, in the ledger {account.path.name}", count, cost))
     if plan.sampling.guaranteed:
         return rows
     return [row.model_copy(update={"paid_by": _HYPOTHETICAL, "covered": False}) for row in rows]

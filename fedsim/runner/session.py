@@ -15,6 +15,7 @@ import torch
 from flwr.serverapp import Grid
 
 from fedsim.accounting.budget import Budget
+from fedsim.accounting.events import Composition
 from fedsim.accounting.ledger import Ledger
 from fedsim.accounting.promise import NAME, promise
 from fedsim.clipping import Clip
@@ -119,7 +120,6 @@ def execute(config: Config, out: Path, grid: Grid, *, resume: bool = False) -> P
             "begins and pays for; to train by itself, remove privacy.search"
         )
     account = None if asked is not None else shared_account(config.privacy.shared, plan)
-    plan = replace(plan, uncharged=None)  # charged by the account, or by the search
     with sole_writer(out):
         folder.check(config, resume)  # another process may have had it meanwhile
         ended_before = folder.diverged() is not None
@@ -263,10 +263,12 @@ class _Session:
     def run(self, grid: Grid, device: str) -> None:
         """Begin or take up the run and train to its end."""
         self.folder.begin(self.config, sources(self.config, self.materials), self.materials.seed)
-        # A run that diverged charged all planned rounds in its own ledger, and in the shared one
-        # only what the budget allowed: that need not hold all of them, but must still be there.
-        if self.account is not None and not (self.ended_before and self.account.path.exists()):
-            self.account.check_holds(self.folder.read_ledger())
+        released = self.folder.read_ledger().items
+        if self.account is not None and released and not self.account.path.exists():
+            raise ConfigError(
+                f"privacy.shared.ledger = {str(self.account.path)!r}: is not there, and this run "
+                "was charged in it; resume it from the folder that it was begun in"
+            )
         taken_up = self.folder.take_up(secure=not self._repeats())
         self.state = taken_up or self._start()
         if (reason := self.folder.diverged()) is not None:  # killed before it was said
@@ -286,7 +288,7 @@ class _Session:
         if self.account is None:
             return
         paid = self.account.affordable(
-            plan.cost, rounds, plan.draws.release_id, plan.scores_after(0)
+            plan.cost, rounds, plan.draws.release_id, self._ahead(self.state)
         )
         if paid < rounds:
             log.warning(
@@ -327,16 +329,13 @@ class _Session:
     def _charge_shared(self, state: ServerState) -> None:
         """Charge the round in the ledger that other runs share, before anything of it is done."""
         if self.account is not None:
-            plan, ahead = self.plan, self.config.strategy.rounds - state.round
-            scores = plan.scores_after(state.round)
-            self.account.charge(
-                state.round,
-                plan.cost,
-                plan.draws.release_id,
-                ahead,
-                own=state.ledger,
-                beside=scores,
-            )
+            plan = self.plan
+            self.account.charge(state.round, plan.cost, plan.draws.release_id, self._ahead(state))
+
+    def _ahead(self, state: ServerState) -> Composition:
+        """Return the rounds and private scores that are still planned, with their costs."""
+        rounds = self.config.strategy.rounds - state.round
+        return [(self.plan.cost, rounds), *self.plan.scores_after(state.round)]
 
     def _score(self, state: ServerState) -> ServerState:
         """Release the private scores that are due, after they are charged; return what is next."""
@@ -345,10 +344,7 @@ class _Session:
             return state
         charged = plan.charged_score(state.ledger, state.round)
         if self.account is not None and charged is not state.ledger:
-            own = self.folder.read_ledger()
-            self.account.charge(
-                state.round, plan.score_cost, plan.draws.score_release_id, 1, own=own
-            )
+            self.account.charge(state.round, plan.score_cost, plan.draws.score_release_id)
         self.folder.write_ledger(charged)
         self.scores = private_scores(
             self.materials.model,
@@ -390,9 +386,7 @@ class _Session:
                 self._charge_shared(replace(state, round=round))
             if self.account is not None and plan.search is None:
                 for at in (at for at in plan.score_rounds if at > state.round):
-                    self.account.charge(
-                        at, plan.score_cost, plan.draws.score_release_id, 1, own=state.ledger
-                    )
+                    self.account.charge(at, plan.score_cost, plan.draws.score_release_id)
 
     def _charge_planned(self) -> int:
         """Charge all planned rounds in the state, and return the round that they end with.

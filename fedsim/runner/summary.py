@@ -370,15 +370,14 @@ _SEARCHED = (
 
 def _shared(config: Config) -> tuple[str, ...]:
     shared = config.privacy.shared
-    if shared is None:
+    if shared is None or config.privacy.noise == "seeded":
         return ("The ε is of this run by itself; further runs on the same people add to it.",)
     return (
         f"{TOGETHER}its rounds were fixed in advance. All "
         f"runs that share its ledger, taken together, keep ε = {text_up(shared.epsilon)} at δ = "
-        f"{text_up(shared.delta)} for the same unit and relation: by a privacy filter, whichever "
-        "runs were chosen after looking at others, or by tight composition if nothing but what was "
-        f"registered before the first release is ever released. `fedsim account ledger "
-        f"{Path(shared.ledger).name}` says which, and names samplers and accountant.",
+        f"{text_up(shared.delta)} for the same unit and relation by a privacy filter, also if "
+        "they were chosen after looking at others: see `fedsim account ledger "
+        f"{Path(shared.ledger).name}`.",
     )
 
 

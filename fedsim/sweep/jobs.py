@@ -17,7 +17,6 @@ from fedsim.materials import load_materials
 from fedsim.report.schema import load_report
 from fedsim.runner.folder import RunFolder
 from fedsim.runner.launch import run
-from fedsim.runner.shared_ledger import register_together
 from fedsim.utils.files import write_atomically
 
 Ending = Literal["finished", "budget spent", "halted", "diverged", "wrong input", "failed"]
@@ -104,8 +103,6 @@ def carry_out(
 ) -> dict[str, Outcome]:
     """Bring every job to an end and return how each ended, by name.
 
-    Those that share a ledger are registered in it together, before the first begins.
-
     Args:
         jobs: with folders of their own; `check_folders` refuses others.
         out: `<name>.error.txt` in it is the traceback of a failure.
@@ -117,7 +114,6 @@ def carry_out(
     left = [job for job in jobs if job.name not in outcomes]
     if left:
         _check_data([job for job in jobs if job.name in outcomes], left)
-        register_together([job.config for job in left])
         with closing(runner(left)) as ending:
             for number, outcome in enumerate(ending, start=1):
                 outcomes[outcome.name] = outcome

@@ -23,7 +23,7 @@ from fedsim.accounting.events import Composition
 from fedsim.accounting.ledger import Ledger
 from fedsim.accounting.rounding import text_up
 from fedsim.config import Config, with_settings
-from fedsim.errors import BudgetSpentError, ConfigError, HaltedError
+from fedsim.errors import ConfigError, HaltedError
 from fedsim.materials import materials_of, new_data_seed
 from fedsim.plan import RoundPlan
 from fedsim.release_seed import sources
@@ -31,7 +31,7 @@ from fedsim.report.schema import load_report
 from fedsim.runner.folder import RunFolder
 from fedsim.runner.identity import keep_seed, kept_seed
 from fedsim.runner.session import write_promise
-from fedsim.runner.shared_ledger import SharedAccount, shared_account
+from fedsim.runner.shared_ledger import shared_account
 from fedsim.seeding import stream
 from fedsim.state import ServerState
 from fedsim.strategy import build_plan, plan_terms
@@ -48,7 +48,6 @@ STATE, RESULT, WINNER, TRIALS = "search.json", "tune.json", "winner", "trials"
 _ERROR = "trial.error.txt"
 _NEVER_VARIED = ("data", "privacy", "seed", "training")
 _VERSION = 1
-_SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)  # of an ε that is too much
 
 
 @dataclass(frozen=True)
@@ -240,6 +239,9 @@ def _begin(search: Search, out: Path, asked: Mapping[str, Any]) -> None:
     plan, config = search.plan, search.cells[0].config
     path = out / STATE
     release = search.release_id
+    account = shared_account(config.privacy.shared, plan)
+    if account is not None:  # again on a resume, which costs nothing
+        account.charge(0, plan.cost, release, [(plan.cost, config.strategy.rounds)])
     if not path.exists():
         kept = keep_seed(search.data_seed)
         state = {"version": _VERSION, "id": kept, "release": release, "asked": asked}
@@ -252,36 +254,7 @@ def _begin(search: Search, out: Path, asked: Mapping[str, Any]) -> None:
     ledger = Ledger()
     for round in range(config.strategy.rounds):
         ledger = ledger.charge(round, plan.cost, release)
-    account = shared_account(config.privacy.shared, plan)
-    if account is not None:
-        charged = RunFolder(out).ledger.exists()
-        own = Ledger().charge(0, plan.cost, release) if charged else Ledger()
-        try:
-            account.charge(0, plan.cost, release, config.strategy.rounds, own=own)
-        except (BudgetSpentError, ConfigError) as error:
-            if not charged:  # then nothing was begun
-                path.unlink()
-            if isinstance(error, ConfigError):
-                raise
-            raise BudgetSpentError(f"{error}{_what_fits(search, account)}") from None
     RunFolder(out).write_ledger(ledger)
-
-
-def _what_fits(search: Search, account: SharedAccount) -> str:
-    """Return an ε of a search that the ledger would pay for, in words; "" where none was found."""
-    config = search.cells[0].config
-    if config.privacy.epsilon is None:
-        return ""
-    for share in _SHARES:
-        smaller = float(f"{share * config.privacy.epsilon:.3g}")
-        try:
-            plan = _plan(with_settings(config, [f"privacy.epsilon={smaller}"]), search.data_seed)
-        except ConfigError:
-            break
-        rounds = config.strategy.rounds
-        if account.affordable(plan.cost, rounds, plan.draws.release_id) == rounds:
-            return f"; a search with privacy.epsilon = {smaller:g} would fit"
-    return ""
 
 
 def _jobs(search: Search, out: Path) -> list[tuple[Job, float]]:

@@ -82,7 +82,7 @@ def test_a_shared_ledger_takes_a_run_as_one_entry(speeches: Path, tmp_path: Path
     """A second run is refused before its first test, for all of its rounds."""
     file = tmp_path / "people.json"
     text = f"{{ledger='{file}',epsilon=350.0,delta=1e-3}}"
-    shared = f"privacy.shared={text}"
+    shared = f"privacy={{noise='secure',shared={text}}}"
     assert run(speeches, tmp_path / "first", shared).returncode == 0
     (cost, rounds), *_ = read_shared(file).ledger.costs
     assert (cost.sampling.kind, cost.run_rounds, rounds) == ("concentrated", 2, 2)

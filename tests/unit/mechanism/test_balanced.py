@@ -21,7 +21,6 @@ from fedsim.accounting.events import RoundCost
 from fedsim.accounting.ledger import Ledger
 from fedsim.accounting.privacy_filter import RenyiFilter
 from fedsim.accounting.promise import verify
-from fedsim.cli.ledger import facts
 from fedsim.clipping import FlatClip
 from fedsim.errors import BudgetSpentError, ConfigError
 from fedsim.estimators import ClippedDenominator, FixedDenominator, WeightedSum
@@ -30,7 +29,6 @@ from fedsim.plan import RoundPlan
 from fedsim.report.schema import load_report
 from fedsim.round import run_round
 from fedsim.runner.folder import RunFolder
-from fedsim.runner.shared_ledger import SharedLedger
 from fedsim.sampling import BalancedSampling, Relation
 from fedsim.seeding import secret_stream, stream
 from fedsim.state import ServerState
@@ -264,7 +262,12 @@ def test_a_run_that_was_cut_off_goes_on_to_the_same_bits(
 
 def test_a_budget_pays_for_all_rounds_or_for_none(speeches: Path, tmp_path: Path) -> None:
     shared = {"ledger": str(tmp_path / "shared.json"), "epsilon": 12.0, "delta": 1e-3}
-    privacy = {"noise_multiplier": None, "epsilon": 8.0, "declared_num_users": 24}
+    privacy = {
+        "noise_multiplier": None,
+        "epsilon": 8.0,
+        "declared_num_users": 24,
+        "noise": "secure",
+    }
     config = run_config(speeches, privacy={**privacy, "shared": shared})
     fedsim.run(config, tmp_path / "one")
     again = run_config(speeches, privacy={**privacy, "shared": shared}).model_copy(
@@ -274,17 +277,6 @@ def test_a_budget_pays_for_all_rounds_or_for_none(speeches: Path, tmp_path: Path
         fedsim.run(again, tmp_path / "two")
     held = json.loads((tmp_path / "shared.json").read_text(encoding="utf-8"))["ledger"]["releases"]
     assert [item["num_rounds"] for item in held] == [8]
-
-
-@pytest.mark.parametrize(
-    ("release", "words"), [("kept:a", "are secret"), ("seeded:a", "are seeded")]
-)
-def test_a_kept_secret_is_said_to_be_one(release: str, words: str) -> None:
-    cost = RoundCost(LAW, 1.0)
-    shared = SharedLedger(
-        8.0, 1e-5, Relation.ADD_OR_REMOVE, 8.0, (), Ledger().charge(0, cost, release)
-    )
-    assert f"Coins and noise {words}" in facts(shared)["statement"]
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {

@@ -13,12 +13,13 @@ import pytest
 import fedsim
 from fedsim.accounting.accountants import epsilon
 from fedsim.accounting.events import RoundCost
+from fedsim.accounting.privacy_filter import ORDERS, RenyiFilter
 from fedsim.config import Config
 from fedsim.errors import BudgetSpentError, ConfigError
 from fedsim.materials import Materials
 from fedsim.report.schema import RoundMetrics, load_report
 from fedsim.runner.folder import RunFolder
-from fedsim.sampling import PoissonSampling
+from fedsim.sampling import PoissonSampling, Relation
 from tests.helpers.commands import fedsim as command
 from tests.helpers.light import light_config
 
@@ -33,6 +34,12 @@ def config_of(speeches: Path, optimizer: str = "adam", **privacy: Any) -> Config
         server={"optimizer": optimizer},
         training={"evaluate_every": 9, "checkpoint_every": 3},
     )
+
+
+def budget_for(rounds: int) -> float:
+    """The least ε of which a privacy filter pays for so many rounds."""
+    filters = [RenyiFilter(1.0, 1e-3, Relation.ADD_OR_REMOVE, order) for order in ORDERS]
+    return min(each.converted([(COST, rounds)]) for each in filters) * (1.0 + 1e-9)
 
 
 def with_own_epsilon(rounds: int) -> dict[str, Any]:
@@ -95,7 +102,7 @@ def test_a_run_that_a_shared_budget_ended(
 ) -> None:
     """Its ε is of what it could have released at most: of the rounds that its own ε pays for."""
     shared = {"ledger": str(tmp_path / "people.json"), "delta": 1e-3}
-    shared["epsilon"] = epsilon(COST, 7, 1e-3) * (1 + 1e-9)
+    shared["epsilon"] = budget_for(7)
     config = config_of(speeches, **with_own_epsilon(9), shared=shared)
     path, ended = tmp_path / "run", []
     if lost:
@@ -203,7 +210,7 @@ def test_metrics_that_no_kill_leaves_end_the_run_before_it_spends_anything(
 
 def test_the_command_says_what_the_first_said(speeches: Path, tmp_path: Path) -> None:
     shared = {"ledger": str(tmp_path / "people.json"), "delta": 1e-3}
-    shared["epsilon"] = epsilon(COST, 4, 1e-3) * (1 + 1e-9)
+    shared["epsilon"] = budget_for(4)
     config = tmp_path / "c.toml"
     text = config_of(speeches, **with_own_epsilon(9), shared=shared).to_toml()
     config.write_text(text, encoding="utf-8")

@@ -24,7 +24,6 @@ from fedsim.planner.candidates import check_plannable
 from fedsim.registry import resolve
 from fedsim.runner.folder import RunFolder
 from fedsim.sampling import Indices, PoissonSampling, Relation
-from fedsim.state import ServerState
 from fedsim.strategy import build_plan, private_plan
 from tests.conftest import Patch, small_config
 from tests.contracts.test_engines import ENGINES
@@ -197,15 +196,6 @@ def test_another_relation_than_the_configs_is_refused(
         build(monkeypatch, config, materials, plan)
     config = small_config(speeches, privacy={"relation": "zero-out-one"})
     assert build(monkeypatch, config, materials, plan).relation is Relation.ZERO_OUT
-
-
-def test_rounds_of_a_plan_that_nobody_checked_do_not_pass_a_shared_ledger_by(
-    speeches: Path, materials: Materials, tmp_path: Path
-) -> None:
-    shared = {"ledger": str(tmp_path / "shared.json"), "epsilon": 8.0, "delta": 1e-5}
-    config = small_config(speeches, privacy={"shared": shared})
-    with pytest.raises(ConfigError, match=r"privacy.shared.ledger = .*shared.json: rounds made"):
-        built(config, materials).at(ServerState(0, materials.model.initial_parameters()))
 
 
 def test_a_population_that_no_assumption_names_is_said_to_be_public(

@@ -202,18 +202,14 @@ def train_with(
 def scratch(base: Path) -> Iterator[Path]:
     """Give an empty folder in `base`, gone after the block, and remove what killed blocks left."""
     for left in base.glob("*"):
-        with suppress(BlockingIOError), locked(left / LOCK, _pass_over, without=_pass_over):
+        with suppress(OSError), locked(left / LOCK, waiting=None):  # also where another has it
             shutil.rmtree(left, ignore_errors=True)
     folder = base / secrets.token_hex(8)
-    with locked(folder / LOCK, _pass_over, without=lambda _: None):
+    with locked(folder / LOCK):
         try:
             yield folder
         finally:
             shutil.rmtree(folder)
-
-
-def _pass_over(_: object) -> None:
-    raise BlockingIOError
 
 
 def _reading(config: Config, plan: RoundPlan, store: Path) -> Config:

@@ -110,7 +110,7 @@ def build(
 ) -> None:
     """Tokenise a source and write it, ordered by user, to a token store in the folder --out.
 
-    To continue a build that was killed, give the same command again.
+    A build that was killed leaves no store; give the same command again.
     """
     given = {
         "recipe": recipe,

@@ -2,7 +2,7 @@
 
 sources/        the files and built-in plays that records come from
 preparation/    steps that clean records before a store is made; `prepare.py` lists them
-building/       records to a token store, in bounded memory, resumable
+building/       records to a token store, in bounded memory
 store/          the store's files, read by memory map; keys of users and examples
 reading.py      the records and the store of a config
 split.py        which users and examples are held out

@@ -58,7 +58,7 @@ def with_canaries(
     if not destination.exists():
         planted = _Planted(store, config, seed, set(chosen.tolist()))
         with suppress(FileExistsError):  # another process was faster, with the same content
-            planted.build(destination, vocabulary_size, f"{len(chosen)} canaries", key)
+            planted.build(destination, vocabulary_size, f"{len(chosen)} canaries")
     return TokenStore.open(destination), chosen
 
 
@@ -109,9 +109,7 @@ class StoredRecords:
         """Return the token ids of an example."""
         return self.store.example(example).astype(np.int64)
 
-    def build(
-        self, destination: Path, vocabulary_size: int, what: str, key: str | None = None
-    ) -> TokenStore:
+    def build(self, destination: Path, vocabulary_size: int, what: str) -> TokenStore:
         """Build a store of these records, whose source is that of the original with `what`."""
         manifest = self.store.manifest
         return build_store(
@@ -125,7 +123,6 @@ class StoredRecords:
             whole=True,
             destination=destination,
             source=f"{manifest['source']} with {what}",
-            key=key,
             num_workers=0,
         )
 

@@ -172,7 +172,6 @@ def build(
             source=config.source,
             user_column=config.user_column,
             text_kind=_text_kind(config, encode),
-            key=cache_key(config, model, encode),
             num_workers=num_workers,
             progress=progress,
         )

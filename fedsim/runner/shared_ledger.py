@@ -24,7 +24,7 @@ from fedsim.plan import RoundPlan
 from fedsim.sampling import Relation
 from fedsim.utils.files import write_atomically
 from fedsim.utils.json_text import read_json
-from fedsim.utils.locks import locked, refuse_without, wait
+from fedsim.utils.locks import locked
 
 log = logging.getLogger("fedsim")
 
@@ -171,9 +171,9 @@ class SharedAccount:
             return rounds
         return max(0, bisect_left(range(rounds), True, key=too_many) - 1)
 
-    def _locked(self) -> AbstractContextManager[int]:
+    def _locked(self) -> AbstractContextManager[None]:
         lock = self.path.with_name(f".{self.path.name}.lock")
-        return locked(lock, wait, without=refuse_without)
+        return locked(lock)
 
 
 def shared_account(config: SharedLedgerConfig | None, plan: RoundPlan) -> SharedAccount | None:

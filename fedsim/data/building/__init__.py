@@ -1,4 +1,4 @@
-"""Building a token store: streaming, by several processes, in bounded memory, resumable.
+"""Building a token store: streaming, by several processes, in bounded memory.
 
 Start at `build.py`.
 """

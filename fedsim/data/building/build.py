@@ -1,10 +1,10 @@
 """Build a token store from (user, text) records: streaming, in parallel, in bounded memory.
 
-First (`tokenise`, `workers`, `segments`) batches of texts become pieces of token ids, which are
-written in segments as they come. Then (`merge`) the segments become the files of the store. All of
-it happens in a hidden folder beside the destination, which is renamed at the end (`build_folder`):
-a store is whole or it is not there. A build that was killed goes on after its last whole segment.
-The result is the same, byte by byte, whatever the number of processes and of interruptions.
+First (`tokenise`, `workers`, `buckets`) batches of texts become pieces of token ids, which are
+written to buckets of users as they come. Then (`write`) the buckets become the files of the store.
+All of it happens in a hidden folder beside the destination, which is renamed at the end
+(`build_folder`): a store is whole or missing. The result is the same, byte by byte, whatever the
+number of processes.
 """
 
 from __future__ import annotations
@@ -14,17 +14,16 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from itertools import islice
 from pathlib import Path
 
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from fedsim.data.building.buckets import Buckets
 from fedsim.data.building.build_folder import build_folder
-from fedsim.data.building.merge import write_keys, write_merged
 from fedsim.data.building.owners import write_owners
-from fedsim.data.building.segments import Segments
 from fedsim.data.building.tokenise import UNCOUNTED, BatchTokeniser, Cutting, Encode, Record
 from fedsim.data.building.workers import tokenise_batches
+from fedsim.data.building.write import write_examples
 from fedsim.data.store import TokenStore, integrity
 from fedsim.data.store.manifest import (
     CO_OWNED_VERSION,
@@ -59,7 +58,6 @@ def build_store(
     source: str,
     user_column: str | None = None,
     text_kind: Mapping[str, str] | None = None,
-    key: str | None = None,
     num_workers: int | None = None,
     progress: ReportLine | None = None,
 ) -> TokenStore:
@@ -84,8 +82,6 @@ def build_store(
         source: the source in words, for the manifest.
         user_column: of the source, for the manifest; None where it has none.
         text_kind: what its texts are, for the manifest; see `Manifest`.
-        key: of everything the content depends on. What a build of the same key and destination
-            left behind when it was killed is used again: `records` have to be the same.
         num_workers: processes that tokenise, 0 for this one; None for one a CPU, at most 8, once
             there are more than 20 batches.
         progress: called after each batch with a line on how far the build is.
@@ -97,40 +93,30 @@ def build_store(
     """
     tokeniser = BatchTokeniser(encode, vocabulary_size, sequence_length, cutting, loss_on, whole)
     report = progress or (lambda line: None)
-    with build_folder(destination, key) as place:
-        segments = Segments(place.parts, tokeniser, co_owned=co_owned)
-        if not segments.is_read:
-            _read_all(records, segments, tokeniser, num_workers, report)
-        if not segments.users:
-            counted = ((count, why) for why, count in segments.dropped.items() if count)
-            reasons = ", ".join(f"{count} {why}" for count, why in counted)
-            by_role = (
-                "; data.loss_on says which do, of messages by their role: with 'assistant' those "
-                "that have just this role, with 'all' every message"
-            )
-            hint = by_role if segments.dropped[UNCOUNTED] else ""
-            raise ConfigError(
-                f"data.source = {source!r}: no usable record; dropped: {reasons or 'none'}{hint}"
-            )
-        report(f"writing: {len(segments.users):,} users")
+    with build_folder(destination) as (scratch, folder):
+        buckets = Buckets(scratch, tokeniser)
+        _read_all(records, buckets, tokeniser, num_workers, report)
+        users, dropped = len(buckets.users), dict(sorted(buckets.dropped.items()))
+        if not users:
+            raise _no_record(source, dropped)
+        report(f"writing: {users:,} users")
         joined = sequence_length if tokeniser.joins else None
-        num_examples, num_tokens = write_merged(segments, place.result, joined)
-        write_keys(place.result, tokeniser.dtype, len(segments.users))
-        owners = write_owners(segments, place.result) if co_owned else None
+        num_examples, num_tokens = write_examples(buckets, folder, joined)
+        owners = write_owners(buckets, folder) if co_owned else None
         report("computing checksums")
         manifest = Manifest(
             version=CO_OWNED_VERSION if co_owned else FORMAT_VERSION,
-            users=len(segments.users),
+            users=users,
             examples=num_examples,
             tokens=num_tokens,
             tokenizer_fingerprint=tokenizer_fingerprint,
             sequence_length=sequence_length,
             cutting=cutting,
             loss_on=loss_on,
-            dropped=dict(sorted(segments.dropped.items())),
+            dropped=dropped,
             dtype=tokeniser.dtype,
             source=source,
-            files={path.name: integrity.facts(path) for path in sorted(place.result.iterdir())},
+            files={path.name: integrity.facts(path) for path in sorted(folder.iterdir())},
             sha256="",
         )
         if owners is not None:
@@ -139,7 +125,7 @@ def build_store(
             manifest["user_column"] = user_column
         if text_kind is not None:
             manifest["text_kind"] = dict(text_kind)
-        write_manifest(place.result, manifest)
+        write_manifest(folder, manifest)
     integrity.note_whole(destination)
     return TokenStore.open(destination)
 
@@ -166,25 +152,29 @@ def terminal_progress() -> Iterator[ReportLine]:
 
 def _read_all(
     records: Iterable[Record],
-    segments: Segments,
+    buckets: Buckets,
     tokeniser: BatchTokeniser,
     num_workers: int | None,
     report: ReportLine,
 ) -> None:
-    before = segments.num_records
-    if before:
-        report(f"passing over {before:,} texts that are done")
-    rest = _batches(islice(records, before, None))
-    first: tuple[int, float] | None = None  # what was passed over, and read for it, is no speed
-    for batch in tokenise_batches(rest, tokeniser, num_workers):
-        segments.add(batch)
-        first = first or (segments.num_records, time.monotonic())
-        rate = (segments.num_records - first[0]) / max(time.monotonic() - first[1], 1e-3)
+    started = time.monotonic()
+    for batch in tokenise_batches(_batches(records), tokeniser, num_workers):
+        buckets.add(batch)
+        rate = buckets.num_records / max(time.monotonic() - started, 1e-3)
         report(
-            f"tokenising: {segments.num_records:,} texts of {len(segments.users):,} users, "
+            f"tokenising: {buckets.num_records:,} texts of {len(buckets.users):,} users, "
             f"{rate:,.0f} texts/s"
         )
-    segments.finish(getattr(records, "dropped", {}))
+    buckets.flush()
+    buckets.dropped.update(getattr(records, "dropped", {}))
+
+
+def _no_record(source: str, dropped: Mapping[str, int]) -> ConfigError:
+    reasons = ", ".join(f"{count} {why}" for why, count in dropped.items() if count)
+    hint = "; data.loss_on says which messages count, by their role" if UNCOUNTED in dropped else ""
+    return ConfigError(
+        f"data.source = {source!r}: no usable record; dropped: {reasons or 'none'}{hint}"
+    )
 
 
 def _batches(records: Iterable[Record]) -> Iterator[list[Record]]:

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from fedsim.data.building.merge import (
-    begin_array,
-    begin_offsets,
-    starts_in_segments,
-)
-from fedsim.data.building.segments import Segments
+from fedsim.data.building.buckets import Buckets, Rows
+from fedsim.data.building.write import begin_array, begin_offsets, write_names
 from fedsim.data.store import Indices, runs
 from fedsim.data.store import manifest as layout
 from fedsim.data.store.keys import hashes, user_keys
@@ -25,80 +20,59 @@ _AT_ONCE = 1 << 19  # examples, or pairs, that are looked at together
 _START = 0x66656473696D2F34  # the start of hashes of owners
 
 
-def write_owners(segments: Segments, folder: Path) -> OwnerCounts:
+def write_owners(buckets: Buckets, folder: Path) -> OwnerCounts:
     """Write the owner graph beside the other files of a new store, and examples' keys made of it.
 
     Nothing is written where every example has no owner but its user: the store is then the same as
     one whose source names no owners. Held in memory: the owners' names, a few numbers an owner, and
-    `_AT_ONCE` examples with their owners.
+    `_AT_ONCE` examples, or those of a bucket, with their owners.
 
     Args:
-        segments: all that was read.
+        buckets: everything that was read.
         folder: where the store's other files are.
     """
-    users = segments.users
-    others = [name for name in segments.owners if name not in users]
-    pairs = _num_pairs(segments)
+    users, pairs = buckets.users, buckets.num_pairs
     if pairs == 0:
         return OwnerCounts(owners=len(users), pairs=0)
-    with (folder / layout.OWNERS).open("w", encoding="utf-8") as names:
-        names.writelines(json.dumps(name) + "\n" for name in others)
+    others = [name for name in buckets.owners if name not in users]
+    write_names(folder / layout.OWNERS, others)
     mine = np.load(folder / layout.USER_KEYS)
     theirs = user_keys(folder / layout.OWNERS, len(others))
     keys = np.concatenate([mine, theirs])
     np.save(folder / layout.OWNER_KEYS, keys)
-    places = {name: len(users) + place for place, name in enumerate(others)}
-    index = np.array([users.get(name, places.get(name, 0)) for name in segments.owners], np.int64)
-    _write_by_example(segments, folder, index)
+    places = users | {name: len(users) + place for place, name in enumerate(others)}
+    index = np.array([places[name] for name in buckets.owners], np.int64)
+    _write_by_example(buckets, folder, index)
     _write_by_owner(folder, len(keys))
     _write_example_keys(folder, keys)
     return OwnerCounts(owners=len(keys), pairs=pairs)
 
 
-def _num_pairs(segments: Segments) -> int:
-    return sum(
-        int(segments.part(number, "others", 0, head["examples"]).sum(dtype=np.int64))
-        for number, head in enumerate(segments.heads)
-    )
-
-
-def _write_by_example(segments: Segments, folder: Path, index: Indices) -> None:
+def _write_by_example(buckets: Buckets, folder: Path, index: Indices) -> None:
     """Write each example's owners, its user first, and where they begin."""
-    user_offsets = np.load(folder / layout.USER_OFFSETS)
-    num_examples = int(user_offsets[-1])
-    bounds = bounds_of(user_offsets, _AT_ONCE)
-    starts = starts_in_segments(segments, bounds, "others")
-    total = num_examples + _num_pairs(segments)
+    num_examples = int(buckets.examples.sum())
     with (
         (folder / layout.EXAMPLE_OWNERS).open("wb") as owner_file,
         (folder / layout.EXAMPLE_OWNER_OFFSETS).open("wb") as offset_file,
     ):
-        begin_array(owner_file, total, "<i8")
+        begin_array(owner_file, num_examples + buckets.num_pairs, "<i8")
         begin_offsets(offset_file, num_examples + 1)
         done = 0
-        for chunk in range(len(bounds) - 1):
-            counts, owners = _chunk(segments, starts[:, chunk : chunk + 2], index)
+        for rows in buckets.read():
+            counts, owners = _by_example(rows, index)
             ends = done + np.cumsum(counts)
             owner_file.write(owners.astype("<i8").tobytes())
             offset_file.write(ends.astype("<i8").tobytes())
             done = int(ends[-1])
 
 
-def _chunk(segments: Segments, starts: Indices, index: Indices) -> tuple[Indices, Indices]:
-    """Return the owners of a chunk's examples, in the order of the store, and how many each has."""
-    of_user, counts, others = [], [], []
-    for number in range(len(segments.heads)):
-        (first, first_pair), (last, last_pair) = starts[number].tolist()
-        of_user.append(segments.part(number, "users", first, last))
-        counts.append(segments.part(number, "others", first, last))
-        others.append(segments.part(number, "owners", first_pair, last_pair))
-    user, count = np.concatenate(of_user).astype(np.int64), np.concatenate(counts).astype(np.int64)
-    other = index[np.concatenate(others)]
-    order = np.argsort(user, kind="stable")  # stable: an earlier segment's examples stay first
-    other = other[runs((np.cumsum(count) - count)[order], count[order])]
-    user, count = user[order], count[order]
-    example = np.repeat(np.arange(len(count)), count)
-    other = other[np.lexsort((other, example))]
+def _by_example(rows: Rows, index: Indices) -> tuple[Indices, Indices]:
+    """Return the owners of a bucket's examples, in the order of the store, and their numbers."""
+    order = np.argsort(rows.users, kind="stable")
+    user, count = rows.users[order].astype(np.int64), rows.others.astype(np.int64)
+    other = index[rows.owners[runs((np.cumsum(count) - count)[order], count[order])]]
+    count = count[order]
+    other = other[np.lexsort((other, np.repeat(np.arange(len(count)), count)))]
     whole = count + 1
     owners = np.empty(int(whole.sum()), np.int64)
     first_place = np.cumsum(whole) - whole

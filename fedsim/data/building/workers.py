@@ -1,4 +1,4 @@
-"""Tokenise batches in worker processes: results in order, a bounded number in flight.
+"""Tokenise batches in worker processes: results in order, one batch in each process at a time.
 
 They are started as `python -m fedsim.data.building.workers` and get their batches by standard
 input. `multiprocessing` would import the caller's main module again, for which scripts and
@@ -12,21 +12,17 @@ import os
 import pickle
 import subprocess
 import sys
-import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from fedsim.data.building.tokenise import BatchTokeniser, Record, TokenisedBatch
 from fedsim.errors import ConfigError
 
 _MOST = 8  # about as many as one process that reads the source can keep busy
 _ALONE = 20  # batches that take less time than to start a process
-_AHEAD = 3  # batches in flight for each worker
 
 
 def default_workers() -> int:
@@ -51,82 +47,72 @@ def tokenise_batches(
         RuntimeError: a worker died. Errors of `tokeniser` are raised here, from any process.
     """
     remaining = iter(batches)
-    message = _pickled(tokeniser)
+    settings = _pickled(tokeniser)
     if num_workers is None:
         yield from map(tokeniser, islice(remaining, _ALONE))
         num_workers = default_workers()
-    if num_workers < 1 or message is None:
+    if num_workers < 1 or settings is None:
         yield from map(tokeniser, remaining)
         return
+    busy: deque[_Worker] = deque()
+    workers: list[_Worker] = []
     try:
-        first = next(remaining)
-    except StopIteration:
-        return
-    yield from _in_processes(first, remaining, message, num_workers)
-
-
-def _in_processes(
-    first: Sequence[Record], others: Iterator[Sequence[Record]], message: bytes, num_workers: int
-) -> Iterator[TokenisedBatch]:
-    crew, threads = _Crew(message), ThreadPoolExecutor(num_workers)
-    waiting: deque[Future[TokenisedBatch]] = deque()
-    try:
-        for batch in chain([first], others):
-            waiting.append(threads.submit(crew.work, batch))
-            if len(waiting) >= _AHEAD * num_workers:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
+        for batch in remaining:
+            if len(workers) < num_workers:
+                worker = _Worker(settings)
+                workers.append(worker)
+            else:
+                worker = busy.popleft()
+                yield worker.answer()
+            worker.send(pickle.dumps(batch))
+            busy.append(worker)
+        for worker in busy:
+            yield worker.answer()
     finally:
-        threads.shutdown(cancel_futures=True)
-        crew.dismiss()
+        for worker in workers:
+            worker.end()
 
 
-class _Crew:
-    """The worker processes, one for each thread that sends it batches."""
+class _Worker:
+    """A process that tokenises; an answer is read before the next batch is sent."""
 
-    def __init__(self, message: bytes) -> None:
-        self._message = message
-        self._mine = threading.local()
-        self._all: list[Any] = []
-
-    def work(self, batch: Sequence[Record]) -> TokenisedBatch:
-        """Tokenise one batch in the calling thread's process."""
-        process = getattr(self._mine, "process", None) or self._start()
-        try:
-            _send(process.stdin, pickle.dumps(batch, pickle.HIGHEST_PROTOCOL))
-            answer = pickle.load(process.stdout)  # noqa: S301  (our own process)
-        except (EOFError, OSError, pickle.UnpicklingError) as error:
-            raise RuntimeError(
-                f"a tokenising process ended with status {process.wait()}; "
-                "was there too little memory?"
-            ) from error
-        if isinstance(answer, BaseException):
-            raise answer
-        assert isinstance(answer, TokenisedBatch)  # noqa: S101  (for the type checker)
-        return answer
-
-    def dismiss(self) -> None:
-        """End all processes, by an end of file, and wait for them."""
-        for process in self._all:
-            for stream in (process.stdin, process.stdout):
-                with suppress(OSError):  # it has ended already
-                    stream.close()
-            process.wait()
-
-    def _start(self) -> Any:  # noqa: ANN401  (no type says that its streams are never None)
+    def __init__(self, settings: bytes) -> None:
         quiet = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
         folders = [folder or str(Path.cwd()) for folder in sys.path]
-        process: Any = subprocess.Popen(  # noqa: S603  (our own module)
+        self._process: Any = subprocess.Popen(  # noqa: S603  (our own module)
             [sys.executable, "-P", "-m", __name__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, **quiet, "PYTHONPATH": os.pathsep.join(folders)},
         )
-        self._mine.process = process
-        self._all.append(process)
-        _send(process.stdin, self._message)
-        return process
+        self.send(settings)
+
+    def send(self, message: bytes) -> None:
+        try:
+            self._process.stdin.write(message)
+            self._process.stdin.flush()
+        except OSError:
+            raise self._died() from None
+
+    def answer(self) -> TokenisedBatch:
+        try:
+            answer = pickle.load(self._process.stdout)  # noqa: S301  (our own process)
+        except (EOFError, OSError, pickle.UnpicklingError):
+            raise self._died() from None
+        if isinstance(answer, BaseException):
+            raise answer
+        assert isinstance(answer, TokenisedBatch)  # noqa: S101  (for the type checker)
+        return answer
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def _died(self) -> RuntimeError:
+        return RuntimeError(
+            f"a tokenising process ended with status {self._process.wait()}; "
+            "was there too little memory?"
+        )
 
 
 def _pickled(tokeniser: BatchTokeniser) -> bytes | None:
@@ -134,14 +120,9 @@ def _pickled(tokeniser: BatchTokeniser) -> bytes | None:
     if getattr(tokeniser.encode, "__module__", None) == "__main__":
         return None
     try:
-        return pickle.dumps(tokeniser, pickle.HIGHEST_PROTOCOL)
+        return pickle.dumps(tokeniser)
     except Exception:  # a lambda, a lock, a handle: each kind of object has its own error
         return None
-
-
-def _send(stream: BinaryIO, message: bytes) -> None:
-    stream.write(message)
-    stream.flush()
 
 
 def main() -> None:
@@ -155,12 +136,12 @@ def main() -> None:
             batch = pickle.load(requests)  # noqa: S301
             try:
                 answer: object = tokeniser(batch)
-                message = pickle.dumps(answer, pickle.HIGHEST_PROTOCOL)
             except Exception as error:
-                message = pickle.dumps(RuntimeError(f"{type(error).__name__}: {error}"))
+                answer = RuntimeError(f"{type(error).__name__}: {error}")
                 if type(error) in (ValueError, ConfigError):
-                    message = pickle.dumps(type(error)(str(error)))
-            _send(replies, message)
+                    answer = type(error)(str(error))
+            pickle.dump(answer, replies)
+            replies.flush()
     except (EOFError, BrokenPipeError, KeyboardInterrupt, pickle.UnpicklingError):
         os._exit(0)  # the parent has exited, or is about to
 

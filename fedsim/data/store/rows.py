@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -40,7 +40,7 @@ def runs(starts: Indices, lengths: Indices) -> Indices:
     return np.repeat(starts, lengths) + ranks(lengths)
 
 
-def offsets_of(counts: Indices) -> Indices:
+def offsets_of(counts: npt.NDArray[Any]) -> Indices:
     """Return where each of so many begins and, last, where all end: int64."""
     return np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
 

@@ -30,7 +30,6 @@ from fedsim.data.store.keys import AT_ONCE, Hashes
 from fedsim.data.store.manifest import (
     EXAMPLE_KEYS,
     EXAMPLE_OFFSETS,
-    MANIFEST,
     TOKENS,
     USER_KEYS,
     USER_OFFSETS,
@@ -59,12 +58,13 @@ class TokenStore:
     def __init__(self, path: Path, manifest: Manifest) -> None:
         self.path = path
         self.manifest = manifest
-        self.num_users, self.num_examples = manifest["users"], manifest["examples"]
-        self.num_tokens = manifest["tokens"]  # begin and end tokens counted
         # Plain arrays over the mapped pages: np.memmap costs microseconds for every slice.
         self._tokens = np.asarray(np.memmap(path / TOKENS, disk_dtype(manifest["dtype"]), mode="r"))
+        self.num_tokens = len(self._tokens)  # begin and end tokens counted
         self._example_offsets = open_row(path / EXAMPLE_OFFSETS, np.int64)
+        self.num_examples = len(self._example_offsets) - 1
         self.user_offsets = open_row(path / USER_OFFSETS, np.int64)
+        self.num_users = len(self.user_offsets) - 1
         self.user_keys: Hashes = open_row(path / USER_KEYS, np.uint64)
         self.example_keys: Hashes = open_row(path / EXAMPLE_KEYS, np.uint64)
         self.graph: OwnerGraph | None = None
@@ -76,24 +76,15 @@ class TokenStore:
         """Open a folder that `build_store` made.
 
         Raises:
-            ConfigError: not a store, a store of another format version, or a damaged one; the
-                message names the file.
+            ConfigError: not a store, a store of another format version, or a damaged one.
         """
         folder = Path(path).expanduser().resolve()
         manifest = read_manifest(folder)
         integrity.check(folder, manifest)
         try:
-            store = cls(folder, manifest)
+            return cls(folder, manifest)
         except (OSError, ValueError, TypeError) as error:
             raise damaged(folder, str(error)) from error
-        counts = len(store.user_offsets) - 1, len(store._example_offsets) - 1, len(store._tokens)
-        keys = len(store.user_keys), len(store.example_keys)
-        sizes = manifest["users"], manifest["examples"], manifest["tokens"]
-        if counts != sizes or keys != sizes[:2]:
-            raise damaged(
-                folder, f"users, examples and tokens are {counts}, {MANIFEST} says otherwise"
-            )
-        return store
 
     def verify(self) -> None:
         """Read and check every byte again, also of files that are noted as whole.

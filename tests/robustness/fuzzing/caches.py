@@ -11,17 +11,14 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from fedsim.data.store import TokenStore, integrity
 from fedsim.evaluation.score_cache import ScoreCache
 from fedsim.materials import load_materials
 from fedsim.utils.cache import remembered
 from tests.robustness.fuzzing.mutations import Dice, changed_bytes, changed_tree, odd_value, pick
 from tests.robustness.fuzzing.samples import (
-    STORE,
     finished_run,
     read_json,
     run_config,
-    token_store,
     write_json,
 )
 from tests.robustness.fuzzing.target import Target, believe
@@ -97,28 +94,7 @@ def _read_scores(place: Path) -> None:
     believe(bool(((again.correct >= 0) & (again.correct <= again.tokens)).all()), "right and more")
 
 
-def _write_note(valid: Path, place: Path, dice: Dice) -> None:
-    write_json(place / _KEPT, odd_value(dice))
-    if dice.random() < 0.4:
-        (place / _KEPT).write_bytes(pick(dice, [b"", b"\xff", b"[" * 100_000, b"9" * 5000]))
-
-
-def _read_note(place: Path) -> None:
-    """A store with a flipped byte, and a note that may say that it is whole."""
-    shutil.copytree(place.parent / "valid" / STORE, place / STORE)
-    with _cache(place), patch.object(integrity, "SMALL", 1):
-        TokenStore.open(place / STORE)
-        shutil.copy(place / _KEPT, _only_file(place / "cache" / "whole", "*.json"))
-        tokens = place / STORE / "tokens.bin"
-        content = bytearray(tokens.read_bytes())
-        content[0] ^= 1
-        tokens.write_bytes(content)
-        TokenStore.open(place / STORE)
-    believe(False, "a store with a flipped byte was opened")
-
-
 TARGETS = (
     Target("cached number", _write_number, _read_number),
     Target("cached scores", _write_scores, _read_scores, prepare=finished_run),
-    Target("note of a whole store", _write_note, _read_note, prepare=token_store),
 )

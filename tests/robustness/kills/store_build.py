@@ -1,4 +1,4 @@
-"""A build that takes a second or two and has many segments: `python -m … DESTINATION WORKERS`."""
+"""A build that takes a second or two and has many buckets: `python -m … DESTINATION WORKERS`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from fedsim.data.building import buckets
 from fedsim.data.building import build as build_module
-from fedsim.data.building import merge, segments
 from tests.unit.data.data_samples import build, encode
 
 RECORDS = [
@@ -26,11 +26,11 @@ def slowly(texts: Sequence[str]) -> list[list[int]]:
 def main(destination: Path, num_workers: int) -> None:
     """Build, and say when it begins."""
     build_module._BATCH_TEXTS = 40
-    segments.SEGMENT_TOKENS = 8_000
-    merge.CHUNK_TOKENS = 1_000
+    buckets.BUFFERED = 8_000
+    buckets.USERS = 20
     sys.stdout.write("begins\n")
     sys.stdout.flush()
-    build(RECORDS, destination, encode=slowly, key="key", num_workers=num_workers)
+    build(RECORDS, destination, encode=slowly, num_workers=num_workers)
 
 
 if __name__ == "__main__":

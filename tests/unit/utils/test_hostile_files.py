@@ -6,7 +6,6 @@ import ast
 import json
 import math
 import struct
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,6 @@ from safetensors.torch import load_file, save_file
 
 import fedsim
 from fedsim.config import load_config, parse_config
-from fedsim.data.store import TokenStore
-from fedsim.data.store.integrity import facts
-from fedsim.data.store.manifest import FILES, MANIFEST, fingerprint
 from fedsim.errors import ConfigError
 from fedsim.evaluation.score_cache import ScoreCache
 from fedsim.materials import Materials
@@ -31,7 +27,6 @@ from fedsim.sweep.cells import parse_variation
 from fedsim.utils.cache import _SOURCES, remembered
 from fedsim.utils.files import cache_dir
 from fedsim.utils.json_text import parse_json
-from tests.unit.data.data_samples import build
 
 DEEP = "[" * 100_000
 
@@ -139,82 +134,6 @@ def test_a_checkpoint_of_other_parameters(tmp_path: Path, dtype: torch.dtype | N
     parameters = {} if dtype is None else {"a": torch.zeros(2, dtype=dtype)}
     with pytest.raises(ConfigError, match="parameters are missing, or not float32"):
         load_checkpoint(save_checkpoint(tmp_path, ServerState(3, parameters), keep=1))
-
-
-def sealed(store: TokenStore, **changes: object) -> Path:
-    """Make all checksums of a store fit what was done to it."""
-    manifest = json.loads((store.path / MANIFEST).read_text(encoding="utf-8"))
-    manifest["files"] = {name: facts(store.path / name) for name in FILES}
-    manifest |= changes
-    manifest["sha256"] = fingerprint(manifest)
-    (store.path / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
-    return store.path
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> TokenStore:
-    return build([("ann", "a"), ("bob", "bbb"), ("ann", "aa")], tmp_path / "store")
-
-
-OFFSETS: dict[str, Callable[[Any], Any]] = {
-    "back": lambda offsets: offsets[::-1],
-    "twice": lambda offsets: np.array([0, *offsets[1:-1] * 0, offsets[-1]]),
-    "far": lambda offsets: np.array([0, *offsets[1:-1] + 2**62, offsets[-1]]),
-    "negative": lambda offsets: np.array([0, *offsets[1:-1] - 2**40, offsets[-1]]),
-    "floats": lambda offsets: offsets.astype("f8"),
-    "square": lambda offsets: offsets[:, None],
-    "one": lambda offsets: offsets[-1],
-    "objects": lambda offsets: offsets.astype(object),
-}
-
-
-@pytest.mark.parametrize("name", ["example_offsets.npy", "user_offsets.npy"])
-@pytest.mark.parametrize("how", OFFSETS)
-def test_offsets_that_lead_nowhere(store: TokenStore, name: str, how: str) -> None:
-    changed = OFFSETS[how](np.load(store.path / name))
-    np.save(store.path / name, changed, allow_pickle=True)
-    with pytest.raises(ConfigError, match=f"damaged: {name}"):
-        TokenStore.open(sealed(store))
-
-
-@pytest.mark.parametrize(
-    "content", [b"", b"\x93NUMPY", b"\x93NUMPY\x01\x00v\x00{'descr': '<i8', " + b"(" * 118]
-)
-def test_offsets_that_are_no_array(store: TokenStore, content: bytes) -> None:
-    (store.path / "user_offsets.npy").write_bytes(content)
-    with pytest.raises(ConfigError, match=r"damaged: user_offsets\.npy"):
-        TokenStore.open(sealed(store))
-
-
-@pytest.mark.parametrize("names", ["", '"ann"\n', '"ann"\n7\n', '"ann"\n{\n', "[" * 9000 + "\n\n"])
-def test_users_without_names(store: TokenStore, names: str) -> None:
-    (store.path / "users.jsonl").write_text(names, encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"damaged: users\.jsonl does not hold 2 names"):
-        TokenStore.open(sealed(store))
-
-
-FACTS = {"bytes": 3, "sha256": ""}
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"users": True},
-        {"users": -2},
-        {"tokens": 10**30},
-        {"tokens": "12"},
-        {"sequence_length": 0},
-        {"dtype": "object"},
-        {"dropped": {"x": "y"}},
-        {"files": {"../../secret.json": FACTS}},
-        {"files": [1]},
-        {"files": dict.fromkeys(FILES, 7)},
-        {"files": {name: {"bytes": "3", "sha256": ""} for name in FILES}},
-    ],
-)
-def test_a_manifest_that_cannot_be_so(store: TokenStore, changes: dict[str, object]) -> None:
-    with pytest.raises(ConfigError, match=f"{next(iter(changes))} cannot be so"):
-        TokenStore.open(sealed(store, **changes))
 
 
 @pytest.mark.parametrize(

@@ -119,7 +119,7 @@ def test_what_the_disk_refuses_is_one_line_with_a_name(error: Exception) -> None
 def test_a_store_that_finds_no_room_is_named_and_a_name_that_is_there_stays(tmp_path: Path) -> None:
     place = tmp_path / "store"
     for given, named in ((None, str(place)), ("source.jsonl", "source.jsonl")):
-        with pytest.raises(OSError, match="No space") as raised, build_folder(place, "key"):
+        with pytest.raises(OSError, match="No space") as raised, build_folder(place):
             raise OSError(errno.ENOSPC, "No space left on device", given)
         assert (disk_message(raised.value) or "").startswith(f"{named}: cannot be written")
 

@@ -1,0 +1,187 @@
+"""First half of a build: tokenised examples on disk, in buckets of some thousand users.
+
+A bucket has one file for each field of `Rows`, and its rows are in the order of arrival. So the
+memory of a build does not grow with the source: only one bucket is sorted at a time.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fedsim.data.building.tokenise import BatchTokeniser, Ids, TokenisedBatch
+from fedsim.data.store import Indices, runs
+from fedsim.data.store.manifest import disk_dtype
+from fedsim.data.store.rows import bounds_of, offsets_of
+
+USERS = 1 << 12
+"""Users of a bucket: bucket b has the users b * USERS … (b + 1) * USERS - 1."""
+BUFFERED = 1 << 22  # tokens in memory before they are written
+_AT_ONCE = 1 << 20  # ids: an index takes 8 bytes, an id takes 2
+
+
+class Rows(NamedTuple):
+    """Examples, one after the other.
+
+    Attributes:
+        users: (examples,) uint32, the user of each.
+        lengths: (examples,) uint32, the number of ids of each.
+        tokens: all ids end to end, in the dtype of the store.
+        others: (examples,) uint32, the number of owners that each has beside its user.
+        owners: uint32, the numbers of those owners end to end.
+    """
+
+    users: npt.NDArray[np.uint32]
+    lengths: npt.NDArray[np.uint32]
+    tokens: Ids
+    others: npt.NDArray[np.uint32]
+    owners: npt.NDArray[np.uint32]
+
+    def taken(self, order: Indices) -> Rows:
+        """Return these examples in this order."""
+        tokens = [np.zeros(0, self.tokens.dtype), *ordered(self.tokens, self.lengths, order)]
+        owners = [np.zeros(0, "<u4"), *ordered(self.owners, self.others, order)]
+        return Rows(
+            self.users[order],
+            self.lengths[order],
+            np.concatenate(tokens),
+            self.others[order],
+            np.concatenate(owners),
+        )
+
+    def split(self, firsts: Indices) -> Iterator[Rows]:
+        """Yield the parts that begin at these examples, of which the first is 0."""
+        at = firsts[1:]
+        of_tokens, of_owners = (offsets_of(counts)[at] for counts in (self.lengths, self.others))
+        parts = map(np.split, self, (at, at, of_tokens, at, of_owners))
+        return map(Rows._make, zip(*parts, strict=True))
+
+
+class Buckets:
+    """A folder of buckets that is being filled, then read.
+
+    Attributes:
+        users: name to index, in order of the first usable text.
+        owners: name to number of all who own an example beside its user, in order of appearance.
+        examples: (users,) int64, the number of examples of each user; so far as written.
+        tokens: (users,) int64, the number of tokens of each user.
+        dropped: reason to count.
+        num_records: read so far.
+        num_pairs: of an example and an owner beside its user.
+    """
+
+    def __init__(self, folder: Path, tokeniser: BatchTokeniser) -> None:
+        self.users: dict[str, int] = {}
+        self.owners: dict[str, int] = {}
+        self.examples = self.tokens = np.zeros(0, np.int64)
+        self.dropped: Counter[str] = Counter()
+        self.num_records = self.num_pairs = 0
+        self._folder = folder
+        self._joins = tokeniser.joins
+        self._dtypes = Rows("<u4", "<u4", disk_dtype(tokeniser.dtype), "<u4", "<u4")  # type: ignore[arg-type]
+        self._waiting: list[Rows] = []
+        self._num_waiting = 0
+
+    def add(self, batch: TokenisedBatch) -> None:
+        """Add a batch."""
+        self.num_records += batch.num_records
+        self.dropped.update(batch.dropped)
+        if not batch.users:
+            return
+        known, users = len(self.users), self.users
+        of_texts = np.array([users.setdefault(name, len(users)) for name in batch.users], "u4")
+        ids, lengths = batch.ids, batch.lengths
+        if self._joins:
+            ids, lengths = _joined(batch, of_texts, known)
+        rows = Rows(
+            np.repeat(of_texts, batch.pieces), lengths.astype("u4"), ids, *self._owners_of(batch)
+        )
+        self._waiting.append(rows)
+        self._num_waiting += len(ids)
+        if self._num_waiting >= BUFFERED:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what waits in memory."""
+        if not self._waiting:
+            return
+        rows = Rows(*map(np.concatenate, zip(*self._waiting, strict=True)))
+        self._waiting, self._num_waiting = [], 0
+        self.examples = _added(self.examples, np.bincount(rows.users))
+        # Counted in float64, which is exact far beyond what waits.
+        self.tokens = _added(self.tokens, np.bincount(rows.users, rows.lengths))
+        self.num_pairs += len(rows.owners)
+        rows = rows.taken(np.argsort(rows.users // USERS, kind="stable"))
+        numbers, firsts = np.unique(rows.users // USERS, return_index=True)
+        for number, part in zip(numbers.tolist(), rows.split(firsts), strict=True):
+            for path, values, dtype in zip(self._files(number), part, self._dtypes, strict=True):
+                with path.open("ab") as file:
+                    file.write(values.astype(dtype).tobytes())
+
+    def read(self) -> Iterator[Rows]:
+        """Yield each bucket's rows, in the order of arrival; the ids are memory-mapped."""
+        for number in range(-(-len(self.users) // USERS)):
+            users, lengths, tokens, others, owners = self._files(number)
+            yield Rows(
+                np.fromfile(users, "<u4"),
+                np.fromfile(lengths, "<u4"),
+                np.asarray(np.memmap(tokens, self._dtypes.tokens, mode="r")),
+                np.fromfile(others, "<u4"),
+                np.fromfile(owners, "<u4"),
+            )
+
+    def _files(self, number: int) -> Iterator[Path]:
+        return (self._folder / f"{number}.{field}" for field in Rows._fields)
+
+    def _owners_of(self, batch: TokenisedBatch) -> tuple[Any, Any]:
+        """Return per piece the number of owners beside its user, and those owners."""
+        numbers, counts, owners = self.owners, [], []
+        for user, named, pieces in zip(
+            batch.users, batch.owners, batch.pieces.tolist(), strict=True
+        ):
+            others = {numbers.setdefault(name, len(numbers)) for name in named if name != user}
+            counts += [len(others)] * pieces
+            owners += sorted(others) * pieces
+        return np.array(counts, "u4"), np.array(owners, "u4")
+
+
+def ordered(ids: Ids, lengths: npt.NDArray[Any], order: Indices) -> Iterator[Ids]:
+    """Yield the ids of the examples in `order`, about `_AT_ONCE` at a time.
+
+    Args:
+        ids: of examples end to end.
+        lengths: of the examples.
+        order: example numbers in the order wanted.
+    """
+    starts, sizes = offsets_of(lengths), lengths.astype(np.int64)
+    for first, last in pairwise(bounds_of(offsets_of(sizes[order]), _AT_ONCE)):
+        chosen = order[first:last]
+        yield ids[runs(starts[chosen], sizes[chosen])]
+
+
+def _added(before: Indices, counts: npt.NDArray[Any]) -> Indices:
+    total = np.zeros(max(len(before), len(counts)), np.int64)
+    total[: len(before)] = before
+    total[: len(counts)] += counts.astype(np.int64)
+    return total
+
+
+def _joined(
+    batch: TokenisedBatch, of_texts: npt.NDArray[np.uint32], num_known: int
+) -> tuple[Ids, Indices]:
+    """Drop the begin token of texts that follow another of their user, if it is the end token too.
+
+    So it stands once between two texts. Users below `num_known` had a text before this batch.
+    """
+    is_first = np.zeros(len(of_texts), np.bool_)
+    new, places = np.unique(of_texts, return_index=True)
+    is_first[places[new >= num_known]] = True
+    shortened = ~is_first & batch.begins_as_ends
+    starts = np.cumsum(batch.lengths) - batch.lengths
+    return np.delete(batch.ids, starts[shortened]), batch.lengths - shortened

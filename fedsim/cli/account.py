@@ -1,15 +1,15 @@
-"""`fedsim account`: ε from noise, or noise from ε, without running anything."""
+"""`fedsim account uls` and `els`: ε from noise, or noise from ε, without running anything."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated
+import math
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
 
 import typer
 
-from fedsim.accounting.choice_of_delta import delta_of_population, delta_sentence, is_promise
-from fedsim.cli.compare import SeveralNumbers
+from fedsim.accounting.choice_of_delta import delta_sentence, is_promise
 from fedsim.cli.output import Json
 from fedsim.errors import ConfigError, about
 from fedsim.sampling import (
@@ -22,10 +22,7 @@ from fedsim.sampling import (
     ShuffledSampling,
     TruncatedPoissonSampling,
 )
-from fedsim.utils.terminal import status_when_slow, table_console
-
-if TYPE_CHECKING:  # accountants take a second to import, which no other command's help needs
-    from fedsim.cli.answers import Question
+from fedsim.utils.terminal import status_when_slow
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -37,16 +34,8 @@ NoiseMultiplier = Annotated[
     float | None,
     typer.Option(help="Noise standard deviation divided by the most that one unit can add."),
 ]
-Epsilon = Annotated[
-    list[float] | None,
-    typer.Option(help="Target ε, in place of --noise-multiplier. Several values give a curve."),
-]
-Delta = Annotated[
-    list[str],
-    typer.Option(
-        help="δ of the guarantee, or n^-1.1, n being --users. Several values give a curve."
-    ),
-]
+Epsilon = Annotated[float | None, typer.Option(help="Target ε, in place of --noise-multiplier.")]
+Delta = Annotated[float, typer.Option(help="δ of the guarantee.")]
 RelationName = Annotated[
     Relation | None, typer.Option(help="Neighbouring relation (default: that of the sampler).")
 ]
@@ -60,7 +49,7 @@ TradeOffFlag = Annotated[
 ]
 
 
-@app.command(cls=SeveralNumbers)
+@app.command()
 def uls(
     *,
     rounds: Rounds,
@@ -112,47 +101,79 @@ def uls(
     it: "banded" with any cohort size, "blt" with whole groups only, for which no cohort size is
     given. For both samplers the ε is that of all rounds: to stop early costs no less.
     """
-    from fedsim.cli.answers import Question
-
+    own = {
+        "truncated-poisson": ("--max-cohort-size", max_cohort_size),
+        "balanced": ("--participations", participations),
+        "cyclic": ("--groups", groups),
+    }
+    for kind, (option, value) in own.items():
+        if (sampler == kind) != (value is not None):
+            raise ConfigError(
+                f"{option} = {value}: --sampler {kind} needs it, and only that sampler takes it"
+            )
     if users is not None and users < 1:
         raise ConfigError(f"--users = {users}: give an integer >= 1")
-    if (sampler == "balanced") != (participations is not None):
-        raise ConfigError(
-            f"--participations = {participations}: --sampler balanced needs it, and only that "
-            "sampler takes it"
-        )
-    if (sampler == "cyclic") != (groups is not None):
-        raise ConfigError(
-            f"--groups = {groups}: --sampler cyclic needs it, and only that sampler takes it"
-        )
-    sampling: Sampling
-    if groups is not None:
-        some = sampling_probability is not None or cohort_size is not None
-        share = _rate(sampling_probability, users, cohort_size) if some else 1.0 / groups
-        if share * groups > 1.0 + 1e-9:  # 1/3 as it is typed is no third
-            named = _given(sampling_probability, cohort_size)
-            raise ConfigError(
-                f"{named} with --groups = {groups}: a user is drawn in the rounds of one group "
-                f"alone, so at most one in {groups} takes part in a round; give at most that, or "
-                "leave it out for whole groups"
-            )
-        sampling = _of_run(CyclicSampling, rounds, groups, min(1.0, share * groups))
-    elif participations is not None:
-        if (given := sampling_probability or cohort_size) is not None:
-            raise ConfigError(
-                f"--sampling-probability or --cohort-size = {given:g}: with --sampler balanced "
-                "--participations over --rounds decides it"
-            )
-        sampling = _of_run(BalancedSampling, rounds, participations)
-    else:
-        sampling = _user_sampling(
-            sampler, sampling_probability, users, cohort_size, max_cohort_size
-        )
-    question = Question(rounds, sampling, "users", 1, noise_multiplier, accountant, relation)
-    _answer(question, epsilon, delta, users, tradeoff=tradeoff, as_json=as_json)
+    rate = None
+    if sampler != "balanced" and not (
+        sampler == "cyclic" and sampling_probability is None and cohort_size is None
+    ):
+        rate = _rate(sampling_probability, users, cohort_size)
+    own_option = max_cohort_size or participations or groups
+    with about(f"--sampler {sampler}: "):
+        sampling = _sampling(sampler, rate, rounds, users, own_option)
+    _answer(
+        _Question(
+            sampling, "users", 1, rounds, delta, noise_multiplier, epsilon, accountant, relation
+        ),
+        users,
+        tradeoff=tradeoff,
+        as_json=as_json,
+    )
 
 
-@app.command(cls=SeveralNumbers)
+def _sampling(
+    sampler: str, rate: float | None, rounds: int, users: int | None, number: int | None
+) -> Sampling:
+    """Return a sampler of users; `number` is its own option, `rate` None where it decides that."""
+    if sampler == "poisson" and rate is not None:
+        return PoissonSampling(rate)
+    if sampler == "balanced" and number is not None:
+        return BalancedSampling(rounds, number)
+    if sampler == "cyclic" and number is not None:
+        share = 1.0 if rate is None else rate * number
+        return CyclicSampling(rounds, number, min(1.0, share) if share < 1.0 + 1e-9 else share)
+    if sampler not in ("truncated-poisson", "fixed-size", "shuffled") or rate is None:
+        raise ConfigError(
+            f"--sampler = {sampler!r}: give poisson, truncated-poisson, fixed-size, shuffled, "
+            "balanced or cyclic"
+        )
+    if users is None:
+        raise ConfigError("--users = None: needs the number of users")
+    if number is not None:
+        return TruncatedPoissonSampling(rate, number, users)
+    size = round(rate * users)
+    if size and abs(rate * users - size) > 1e-9 * users:
+        raise ConfigError(f"{rate * users:g} of {users} users a round: needs a whole number")
+    kind = FixedSizeSampling if sampler == "fixed-size" else ShuffledSampling
+    return kind(size, users)
+
+
+def _rate(probability: float | None, users: int | None, cohort_size: float | None) -> float:
+    if probability is None and users is not None and cohort_size is not None:
+        if not 0.0 < cohort_size <= users:
+            raise ConfigError(
+                f"--cohort-size = {cohort_size:g}: give a number above 0, at most --users = {users}"
+            )
+        return cohort_size / users
+    if probability is None or cohort_size is not None:
+        raise ConfigError(
+            f"--sampling-probability = {probability}, --users = {users}, --cohort-size = "
+            f"{cohort_size}: give the probability, or --users and --cohort-size"
+        )
+    return probability
+
+
+@app.command()
 def els(
     *,
     rounds: Rounds,
@@ -164,166 +185,117 @@ def els(
     users: Users = None,
     noise_multiplier: NoiseMultiplier = None,
     epsilon: Epsilon = None,
-    accountant: Annotated[
-        str | None, typer.Option(help="mixture or group-privacy (default: mixture).")
-    ] = None,
+    accountant: Annotated[str, typer.Option(help="mixture or group-privacy.")] = "mixture",
     relation: RelationName = None,
     tradeoff: TradeOffFlag = False,
     as_json: Json = False,
 ) -> None:
     """Example-level sampling (ELS) with a cap on the examples of a user, accounted per user."""
-    from fedsim.cli.answers import Question
-
     if group_size < 1:
         raise ConfigError(f"--group-size = {group_size}: give an integer >= 1")
-    sampling = PoissonSampling(_probability(sampling_probability))
-    name = accountant or "mixture"
-    question = Question(rounds, sampling, "examples", group_size, noise_multiplier, name, relation)
-    _answer(question, epsilon, delta, users, tradeoff=tradeoff, as_json=as_json)
-
-
-def _answer(
-    question: Question,
-    epsilons: list[float] | None,
-    deltas: list[str],
-    users: int | None,
-    *,
-    tradeoff: bool,
-    as_json: bool,
-) -> None:
-    """Answer for each target ε, if there are any, and each δ, and print."""
-    from fedsim.accounting.trade_off import attacker_sentence
-    from fedsim.cli.answers import answer, curve_json, curve_table
-
-    targets: list[float | None] = list(epsilons) if epsilons else [None]
-    numbers = [delta_of(text, users) for text in deltas]
-    question.check(targets)
-    if tradeoff and len(targets) * len(numbers) > 1:
-        raise ConfigError(
-            f"--tradeoff with {len(targets) * len(numbers)} pairs of ε and δ: give one of each"
-        )
-    with status_when_slow("accounting"):
-        answers = [answer(question, target, delta) for target in targets for delta in numbers]
-        curve = answers[0].trade_off() if tradeoff else None
-    for delta in dict.fromkeys(numbers):
-        warn_of_delta(delta, users)
-    attacker = None if curve is None else curve.to_json()
-    if as_json:
-        single = answers[0].to_json() | ({"trade_off": attacker} if tradeoff else {})
-        whole = single if len(answers) == 1 else curve_json(answers)
-        typer.echo(json.dumps(whole, allow_nan=False))
-    elif len(answers) == 1:
-        typer.echo(answers[0].sentence())
-        if attacker is not None:
-            typer.echo(
-                attacker_sentence(
-                    attacker,
-                    answers[0].relation.unit,
-                    answers[0].relation.value,
-                    hypothetical=not question.sampling.guaranteed,
-                )
-            )
-    else:
-        table_console().print(curve_table(answers))
-
-
-def warn_of_delta(delta: float, users: int | None) -> None:
-    """Say on standard error that a δ promises nothing to so many users, where that is so."""
-    if users is not None and not is_promise(delta, users):
-        typer.echo(delta_sentence(delta, users, public=True), err=True)
-
-
-def _of_run(sampler: Callable[..., Sampling], *numbers: float) -> Sampling:
-    with about("--"):
-        return sampler(*numbers)
-
-
-def _user_sampling(
-    sampler: str,
-    probability: float | None,
-    users: int | None,
-    cohort_size: float | None,
-    max_cohort_size: int | None,
-) -> Sampling:
-    """Return the sampler, its rate given itself or as cohort over users."""
-    if (sampler == "truncated-poisson") != (max_cohort_size is not None):
-        raise ConfigError(
-            f"--max-cohort-size = {max_cohort_size}: --sampler truncated-poisson needs it, "
-            "and only that sampler takes it"
-        )
-    if sampler == "poisson":
-        return PoissonSampling(_rate(probability, users, cohort_size))
-    if users is None:
-        raise ConfigError(f"--users = None: --sampler {sampler} needs the number of users")
-    try:
-        if max_cohort_size is not None:
-            rate = _rate(probability, users if probability is None else None, cohort_size)
-            return TruncatedPoissonSampling(rate, max_cohort_size, users)
-        whole = _rate(probability, users, cohort_size) * users
-        if sampler in ("fixed-size", "shuffled"):
-            size = round(whole)
-            if size and abs(whole - size) > 1e-9 * users:
-                raise ConfigError(
-                    f"{_given(probability, cohort_size)}: {sampler} sampling needs a whole number "
-                    f"of users in a round, and that is {whole:g} of {users}"
-                )
-            kind = FixedSizeSampling if sampler == "fixed-size" else ShuffledSampling
-            return kind(size, users)
-    except ConfigError:
-        raise
-    except ValueError as error:
-        raise ConfigError(f"--sampler {sampler}: {error}") from None
-    raise ConfigError(
-        f"--sampler = {sampler!r}: give poisson, truncated-poisson, fixed-size, shuffled, "
-        "balanced or cyclic"
+    with about("--sampling-probability: "):
+        sampling = PoissonSampling(sampling_probability)
+    _answer(
+        _Question(
+            *(sampling, "examples", group_size, rounds, delta),
+            *(noise_multiplier, epsilon, accountant, relation),
+        ),
+        users,
+        tradeoff=tradeoff,
+        as_json=as_json,
     )
 
 
-def _given(probability: float | None, cohort_size: float | None) -> str:
-    if probability is not None:
-        return f"--sampling-probability = {probability:g}"
-    return f"--cohort-size = {cohort_size:g}"
+@dataclass(frozen=True)
+class _Question:
+    """What is asked: the options of a command, with one of noise and ε."""
 
+    sampling: Sampling
+    noun: str
+    units_per_user: int
+    rounds: int
+    delta: float
+    noise_multiplier: float | None
+    epsilon: float | None
+    accountant: str | None
+    relation: Relation | None
 
-def _rate(probability: float | None, users: int | None, cohort_size: float | None) -> float:
-    if probability is not None:
-        if cohort_size is not None:
+    def __post_init__(self) -> None:
+        if self.rounds < 1:
+            raise ConfigError(f"--rounds = {self.rounds}: give an integer >= 1")
+        if not 0.0 < self.delta < 1.0:
+            raise ConfigError(f"--delta = {self.delta}: give a number in (0, 1)")
+        if (self.noise_multiplier is None) == (self.epsilon is None):
             raise ConfigError(
-                f"--sampling-probability = {probability} together with --cohort-size: give the "
-                "probability, or --users and --cohort-size"
+                f"--noise-multiplier = {self.noise_multiplier}, --epsilon = {self.epsilon}: give "
+                "one of the two; it decides the other"
             )
-        return _probability(probability)
-    if users is None or cohort_size is None:
-        raise ConfigError(
-            f"--users = {users}, --cohort-size = {cohort_size}: give both, or "
-            "--sampling-probability"
-        )
-    if not 0.0 < cohort_size <= users:
-        raise ConfigError(
-            f"--cohort-size = {cohort_size:g}: give a number above 0, at most --users = {users}"
-        )
-    return cohort_size / users
+        if self.epsilon is not None and not 0.0 < self.epsilon < math.inf:
+            raise ConfigError(f"--epsilon = {self.epsilon}: give a number > 0")
+        if self.relation is Relation.FIXED_GRAPH and self.noun == "users":
+            raise ConfigError(
+                f"--relation = {self.relation.value!r}: has no proved price where users are "
+                "sampled; ask for `fedsim account els`"
+            )
 
 
-def _probability(probability: float) -> float:
-    if not 0.0 < probability <= 1.0:
-        raise ConfigError(f"--sampling-probability = {probability}: give a number in (0, 1]")
-    return probability
+def _answer(asked: _Question, users: int | None, *, tradeoff: bool, as_json: bool) -> None:
+    """Compute noise and ε, and print them with their terms."""
+    from fedsim.accounting.accountants import choose
+    from fedsim.accounting.accountants import epsilon as epsilon_of
+    from fedsim.accounting.calibration import calibrate_noise_multiplier
+    from fedsim.accounting.events import RoundCost
+    from fedsim.accounting.statement import PrivacyTerms, finite_or_none, noise_sentence
+    from fedsim.accounting.trade_off import TradeOff, attacker_sentence
 
-
-def delta_of(text: str, users: int | None) -> float:
-    """Return δ from a number, or from n^-x, which is a power of the declared number of users."""
-    base, power, exponent = text.partition("^-")
-    try:
-        if power and base == "n":
-            if users is None:
-                raise ConfigError(f"--delta = {text}: needs --users, the public n")
-            return delta_of_population(users, float(exponent))
-        delta = float(text)
-    except ConfigError:
-        raise
-    except ValueError:
-        raise ConfigError(f"--delta = {text}: give a number in (0, 1), or n^-1.1") from None
-    if not 0.0 < delta < 1.0:
-        raise ConfigError(f"--delta = {text}: give a number in (0, 1)")
-    return delta
+    sampling, rounds, delta = asked.sampling, asked.rounds, asked.delta
+    with about("--noise-multiplier: "):
+        cost = RoundCost(sampling, asked.noise_multiplier or 0.0, asked.units_per_user)
+    unit_noise = replace(cost, noise_multiplier=1.0)
+    chosen, relation = choose([unit_noise], asked.accountant, asked.relation)
+    with status_when_slow("accounting"):
+        if asked.epsilon is not None:
+            noise = calibrate_noise_multiplier(
+                sampling=sampling,
+                units_per_user=asked.units_per_user,
+                rounds=rounds,
+                epsilon=asked.epsilon,
+                delta=delta,
+                accountant=chosen.name,
+                relation=relation,
+            )
+            cost = replace(cost, noise_multiplier=noise)
+        spent = epsilon_of(cost, rounds, delta, chosen.name, relation)
+        curve = TradeOff.of([(cost, rounds)], delta, chosen.name, relation) if tradeoff else None
+    terms = PrivacyTerms.of(
+        cost,
+        asked.noun,
+        rounds=rounds,
+        delta=delta,
+        epsilon=spent,
+        accountant=chosen.name,
+        relation=relation,
+    )
+    if users is not None and not is_promise(delta, users):
+        typer.echo(delta_sentence(delta, users, public=True), err=True)
+    attacker = None if curve is None else curve.to_json()
+    if not as_json:
+        typer.echo(terms.sentence())
+        if attacker is not None:
+            hypothetical = not sampling.guaranteed
+            typer.echo(
+                attacker_sentence(
+                    attacker, relation.unit, relation.value, hypothetical=hypothetical
+                )
+            )
+        return
+    infinite = math.isinf(spent)
+    found: dict[str, Any] = {
+        **terms.to_json(),
+        "epsilon": finite_or_none(spent),
+        "group_size": asked.units_per_user if asked.noun == "examples" else None,
+        "guaranteed": terms.guaranteed,
+        "secrecy": None if infinite else noise_sentence(None),
+        "diverges": infinite and chosen.name == "group-privacy" and cost.noise_multiplier > 0.0,
+    }
+    typer.echo(json.dumps(found | ({"trade_off": attacker} if tradeoff else {}), allow_nan=False))

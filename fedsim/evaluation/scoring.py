@@ -59,55 +59,17 @@ def score_examples(
     Batches are formed by length, so that little is padded; the same parameters on the same
     examples give the same bits.
     """
-    scoring = Scoring(model, store, examples)
-    for _ in scoring.steps(parameters):
-        pass
-    return scoring.scores
-
-
-class Scoring:
-    """Examples of a store that are being scored, pass by pass of the network.
-
-    Attributes:
-        scores: of the examples, zeros for those that are still to come.
-        passes: how many are done; with `scores`, all that a scoring of the same needs to go on.
-        all_passes: that the examples take.
-
-    Args:
-        model: the network.
-        store: holds the examples.
-        examples: indices of the store.
-    """
-
-    def __init__(self, model: LanguageModel, store: TokenStore, examples: Indices) -> None:
-        zeros = np.zeros(len(examples), np.int64)
-        self.scores = ExampleScores(zeros.astype(np.float64), zeros.copy(), zeros.copy())
-        self.passes = 0
-        self._model, self._store, self._examples = model, store, examples
-        self._lengths = store.lengths(examples)
-        self._batches = list(batches_by_length(self._lengths, model.vocabulary_size))
-        self.all_passes = len(self._batches)
-
-    @property
-    def is_done(self) -> bool:
-        """Whether every example has its scores."""
-        return self.passes == self.all_passes
-
-    def steps(self, parameters: Tensors) -> Iterator[None]:
-        """Score what is still to come, yielding after each pass."""
-        model, scores = self._model, self.scores
-        on_device = {name: value.to(model.device) for name, value in parameters.items()}
-        all_tokens, count = int(self._lengths.sum()), len(self._examples)
-        done = sum(int(self._lengths[places].sum()) for places in self._batches[: self.passes])
-        tell = every_half_minute("scoring (no ε covers these numbers)")
-        for places in self._batches[self.passes :]:
-            padded = self._store.padded(self._examples[places])
-            of_pass = score_padded(model, on_device, *padded)
-            scores.nats[places], scores.correct[places], scores.tokens[places] = of_pass
-            self.passes += 1
-            done += int(self._lengths[places].sum())  # not examples: the short ones come first
-            tell(f"{100 * done // all_tokens} % of {all_tokens:,} tokens of {count:,} texts")
-            yield
+    lengths, count = store.lengths(examples), len(examples)
+    nats, correct, tokens = np.zeros(count), np.zeros(count, np.int64), np.zeros(count, np.int64)
+    on_device = {name: value.to(model.device) for name, value in parameters.items()}
+    all_tokens, done = int(lengths.sum()), 0
+    tell = every_half_minute("scoring (no ε covers these numbers)")
+    for places in batches_by_length(lengths, model.vocabulary_size):
+        padded = store.padded(examples[places])
+        nats[places], correct[places], tokens[places] = score_padded(model, on_device, *padded)
+        done += int(lengths[places].sum())  # not examples: the short ones come first
+        tell(f"{100 * done // all_tokens} % of {all_tokens:,} tokens of {count:,} texts")
+    return ExampleScores(nats, correct, tokens)
 
 
 def owners(store: TokenStore, examples: Indices) -> Indices:

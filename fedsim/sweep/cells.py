@@ -55,7 +55,7 @@ def parse_variation(text: str, option: str = "--vary") -> Variation:
     """Read `key.path=v1,v2,…`, each value TOML or a bare word.
 
     Raises:
-        ConfigError: no key, no or an empty value, two equal ones, a bracket that is never closed.
+        ConfigError: no key, no or an empty value, two equal ones.
 
     Examples:
         >>> parse_variation("strategy.group_size=4,16")
@@ -69,11 +69,6 @@ def parse_variation(text: str, option: str = "--vary") -> Variation:
     values = _split(listed)
     if not all(values):
         raise ConfigError(f'{option} {text!r}: a value is missing; an empty string is ""')
-    for value in values:
-        if not _is_toml(value) and _is_open(value):
-            raise ConfigError(
-                f"{option} {text!r}: {value!r} does not close what it opens; quote it"
-            )
     meant = [_meaning(value) for value in values]
     twice = [value for value, mean in zip(values, meant, strict=True) if _twice(mean, meant)]
     if twice:
@@ -146,14 +141,6 @@ def _is_toml(text: str) -> bool:
         return set(tomllib.loads(f"value = {text}")) == {"value"}
     except (ValueError, RecursionError):  # no TOML, or more than a parser takes
         return False
-
-
-def _is_open(word: str) -> bool:
-    """Whether a bare word is half of something: the comma that ended it may have been inside."""
-    pairs = (("[", "]"), ("{", "}"), ("(", ")"))
-    return any(word.count(left) != word.count(right) for left, right in pairs) or bool(
-        set(word) & set("\"'")
-    )
 
 
 def _meaning(text: str) -> Any:  # noqa: ANN401  (whatever TOML can say)

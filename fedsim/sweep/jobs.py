@@ -6,14 +6,13 @@ import logging
 import time
 import traceback
 from collections.abc import Callable, Generator, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from fedsim.config import Config
 from fedsim.errors import BudgetSpentError, ConfigError, DivergedError, HaltedError
-from fedsim.materials import load_materials
 from fedsim.report.schema import load_report
 from fedsim.runner.folder import RunFolder
 from fedsim.runner.launch import run
@@ -113,32 +112,11 @@ def carry_out(
     }
     left = [job for job in jobs if job.name not in outcomes]
     if left:
-        _check_data([job for job in jobs if job.name in outcomes], left)
         with closing(runner(left)) as ending:
             for number, outcome in enumerate(ending, start=1):
                 outcomes[outcome.name] = outcome
                 _take_down(outcome, out, f"{number} of {len(left)}")
     return outcomes
-
-
-def _check_data(finished: Sequence[Job], left: Sequence[Job]) -> None:
-    """Raise `ConfigError` if a finished run is of other texts than those to come would train on.
-
-    Of finished runs that name the same data, one is looked at.
-    """
-    wanted = {job.config.data.model_dump_json() for job in left}
-    seen = set()
-    for job in finished:
-        config, folder = job.config, RunFolder(job.out)
-        named = config.data.model_dump_json()
-        if named in seen or named not in wanted:
-            continue
-        with suppress(ConfigError):  # its seed is kept on the machine that made it
-            data_seed = folder.data_seed(config)
-            seen.add(named)
-        if named in seen:
-            materials = load_materials(config.seed, config.data, config.model, "cpu", data_seed)
-            folder.check_texts(materials)
 
 
 def check_place(out: Path) -> None:

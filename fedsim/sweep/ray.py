@@ -14,8 +14,7 @@ from fedsim.grids.ray_cluster import Share, connect, import_ray, require
 from fedsim.sweep.jobs import Job, Outcome, Outcomes, attempt
 
 _RETRIES = 3  # of a run whose process died; it goes on from its last checkpoint
-_PATIENCE = 12.0  # seconds to wait for room in a cluster that is full
-_SLOW_START = 120.0  # seconds for a process to start where there is room
+_PATIENCE = 60.0  # seconds to wait for room in a cluster that is full, or for a slow start
 _POLL = 1.0  # seconds after which Ctrl-C is looked for
 
 
@@ -109,33 +108,17 @@ def _make_sure_of_room(ray: Any, jobs: Sequence[Job], at_once: int | None) -> No
     for (cpus, gpus), count in kinds.items():
         with about(f"--grid ray, --workers {at_once or 1}: ", (ConfigError,)):
             require(Share(min(at_once or 1, count), cpus, gpus))
-        _find_a_machine(ray, cpus, gpus)
-    for cpus, gpus in kinds:
         _wait_for_room(ray, cpus, gpus)
-
-
-def _find_a_machine(ray: Any, cpus: float, gpus: float) -> None:  # noqa: ANN401
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    if not any(n.get("CPU", 0.0) >= cpus and n.get("GPU", 0.0) >= gpus for n in nodes):
-        there = "; ".join(f"{n.get('CPU', 0):g} CPUs, {n.get('GPU', 0):g} GPUs" for n in nodes)
-        raise ConfigError(
-            f"--grid ray: a run needs {cpus:g} CPUs and {gpus:g} GPUs of one machine "
-            f"(executor.cpus_per_worker, executor.gpus_per_worker), the machines have {there}; "
-            "ask for a smaller share"
-        )
 
 
 def _wait_for_room(ray: Any, cpus: float, gpus: float) -> None:  # noqa: ANN401
     """Place a task that does nothing: Ray itself would wait without end where others hold all."""
-    free = ray.available_resources()
-    fits = cpus <= free.get("CPU", 0.0) + 1e-9 and gpus <= free.get("GPU", 0.0) + 1e-9
-    patience = _SLOW_START if fits else _PATIENCE
     ping = ray.remote(lambda: None).options(num_cpus=cpus, num_gpus=gpus).remote()
-    ready, _ = ray.wait([ping], timeout=patience)
+    ready, _ = ray.wait([ping], timeout=_PATIENCE)
     if not ready:
         raise ConfigError(
-            f"--grid ray: a run needs {cpus:g} CPUs and {gpus:g} GPUs, and found no room within "
-            f"{patience:g} s; free in the cluster were {free.get('CPU', 0):g} CPUs and "
-            f"{free.get('GPU', 0):g} GPUs"
+            f"--grid ray: a run needs {cpus:g} CPUs and {gpus:g} GPUs of one machine "
+            "(executor.cpus_per_worker, executor.gpus_per_worker), and found no room within "
+            f"{_PATIENCE:g} s; ask for a smaller share"
         )
     ray.get(ready)

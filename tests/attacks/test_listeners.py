@@ -17,7 +17,7 @@ from fedsim.attacks.user_inference import attack_run
 from fedsim.config import Config
 from fedsim.data.split import split_store
 from fedsim.evaluation import score_cache
-from fedsim.evaluation.scoring import Scoring
+from fedsim.evaluation.scoring import score_examples
 from fedsim.materials import Materials, load_materials
 from fedsim.runner.launch import run
 from fedsim.strategy import build_plan
@@ -130,12 +130,11 @@ def test_a_text_is_scored_once_however_many_have_it(
     folder = run(config_of(mail), tmp_path / "run").path
     scored: list[int] = []
 
-    class Counting(Scoring):
-        def __init__(self, model: Any, store: Any, examples: Any) -> None:  # noqa: ANN401
-            scored.extend(examples.tolist())
-            super().__init__(model, store, examples)
+    def counting(model: Any, parameters: Any, store: Any, examples: Any) -> Any:  # noqa: ANN401
+        scored.extend(examples.tolist())
+        return score_examples(model, parameters, store, examples)
 
-    monkeypatch.setattr(score_cache, "Scoring", Counting)
+    monkeypatch.setattr(score_cache, "score_examples", counting)
     attack_run(folder, samples=[1])
     assert len(scored) == 2 * len(set(scored))  # before and after
 

@@ -6,7 +6,6 @@ import copy
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +17,6 @@ from fedsim.errors import ConfigError
 from fedsim.evaluation import score_cache as module
 from fedsim.evaluation import scoring
 from fedsim.evaluation.score_cache import ScoreCache
-from fedsim.evaluation.scoring import ExampleScores
 from fedsim.language_model import LanguageModel
 from fedsim.materials import Materials
 
@@ -73,17 +71,6 @@ def test_what_another_version_computed_is_scored_again(
     assert _scored_again(materials, tmp_path, lambda: found.update({package: "99.0"}))
 
 
-def test_what_a_plug_in_computed_before_it_was_edited_is_scored_again(
-    materials: Materials, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The weights, and the layers as they are printed, may be the same."""
-
-    def edit() -> None:
-        monkeypatch.setattr(module, "distribution", lambda *_: "other 1.0 other:load 0a1b")
-
-    assert _scored_again(materials, tmp_path, edit)
-
-
 def _scored_again(materials: Materials, folder: Path, change: Callable[[], None]) -> bool:
     """Whether examples that were scored are scored again after a change."""
     kept = ScoreCache(materials.store, folder)
@@ -98,39 +85,6 @@ def test_a_model_that_diverged_is_no_target(materials: Materials, tmp_path: Path
     broken = {name: value * torch.nan for name, value in _start(materials).items()}
     with pytest.raises(ConfigError, match="3 of 3 log-likelihoods are not finite"):
         finite_scores(ScoreCache(materials.store, tmp_path), materials.model, broken, EXAMPLES)
-
-
-@pytest.mark.parametrize("passes_before", [1, 2, 3])
-def test_a_scoring_that_was_cut_off_goes_on_and_ends_in_the_same_bits(
-    materials: Materials, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, passes_before: int
-) -> None:
-    monkeypatch.setattr(module, "_SECONDS", 0.0)
-    monkeypatch.setattr(scoring, "_MOST_EXAMPLES", 2)
-    model, start, examples = materials.model, _start(materials), np.arange(9)[::-1].copy()
-    whole = ScoreCache(materials.store, tmp_path / "whole").scores(model, start, examples)
-    cache = ScoreCache(materials.store, tmp_path / "cut")
-    taken: list[int] = []
-
-    def score(*given: Any) -> Any:  # noqa: ANN401
-        if len(taken) == passes_before:
-            raise KeyboardInterrupt
-        taken.append(len(given[-1]))
-        return scoring_of_a_pass(*given)
-
-    scoring_of_a_pass = scoring.score_padded
-    monkeypatch.setattr(scoring, "score_padded", score)
-    with pytest.raises(KeyboardInterrupt):
-        cache.scores(model, start, examples)
-    before, taken[:] = sum(taken), []
-    passes_before = 99
-    again = cache.scores(model, start, examples)
-    assert before + sum(taken) == 9 and len(taken) < 5
-    for one, other in zip(_parts(again), _parts(whole), strict=True):
-        assert np.array_equal(one, other)
-
-
-def _parts(scores: ExampleScores) -> list[np.ndarray[Any, Any]]:
-    return [scores.nats, scores.correct, scores.tokens]
 
 
 def _with_other_heads(model: LanguageModel) -> LanguageModel:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -62,9 +60,6 @@ def test_values_are_split_at_outer_commas(listed: str, values: tuple[str, ...]) 
         ("a=1,2,1", "1, 1: the same value twice"),
         ("a=8,8.0", "8, 8.0: the same value twice"),
         ("a=x,'x'", "the same value twice"),
-        ("a=[1,x]", r"does not close what it opens"),
-        ('a={task="fedavg",epochs=}', "does not close what it opens"),
-        ('a="x', "does not close what it opens"),
     ],
 )
 def test_what_is_no_list_of_values_is_refused(text: str, complaint: str) -> None:
@@ -143,19 +138,6 @@ def test_a_folder_of_another_run_is_found_before_anything_is_run(
     with pytest.raises(ConfigError, match="seed = 2 and not 0: not as in the run"):
         sweep([config], tmp_path / "out", vary=["seed=1,2"])
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["uls,seed=2"]
-
-
-def test_runs_of_other_texts_do_not_stand_in_one_comparison(
-    config: Path, speeches: Path, tmp_path: Path
-) -> None:
-    path = Path(shutil.copy(speeches, tmp_path / "mine.jsonl"))
-    said = [f"data.source={path}", "strategy.rounds=1"]
-    sweep([config], tmp_path / "out", vary=["seed=1"], overrides=said)
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps({"author": "new", "body": "the king shall ride"}) + "\n")
-    sweep([config], tmp_path / "out", vary=["seed=1"], overrides=said)  # nothing to be done
-    with pytest.raises(ConfigError, match=r"data.source changed since the run in .*seed=1 began"):
-        sweep([config], tmp_path / "out", vary=["seed=1,2"], overrides=said)
 
 
 texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=60)

@@ -15,14 +15,15 @@ import numpy.typing as npt
 import torch
 
 from fedsim.audit.likelihood import log_likelihood_ratio
-from fedsim.audit.replicas import planted_unit
 from fedsim.clipping import Clip, NormalisedClip, PerLayerClip, layer_of
 from fedsim.estimators import WeightedSum
-from fedsim.execution import Executor, Keys
+from fedsim.execution import Accumulator, Executor, Keys, Update
 from fedsim.plan import RoundPlan
 from fedsim.seeding import stream
 from fedsim.server_optimizer import ServerOptimizer
 from fedsim.tensors import Tensors, l2_norm, scale
+
+_LARGE = 1e3  # a planted update over the clip's bound: every canary is clipped
 
 Coordinate = tuple[str, int]
 Canary = tuple[Coordinate, ...]
@@ -155,3 +156,22 @@ def with_canaries(
     optimizer = WatchedOptimizer(**inner, watch=watch)
     pool = np.concatenate([plan.pool, planted])
     return replace(plan, pool=pool, optimizer=optimizer), first_key, watch
+
+
+def planted_unit(clip: Clip) -> dict[str, torch.Tensor]:
+    """Return what a unit that pushes one coordinate of every clipped layer adds to the sum."""
+    planted = {
+        name: torch.tensor([_LARGE * bound], dtype=torch.float64)
+        for name, bound in layer_bounds(clip).items()
+    }
+    accumulator = Accumulator(planted, clip)
+    accumulator.add(Update(planted, loss=0.0, num_gradients=1), weight=1.0)
+    return dict(accumulator.total().values)
+
+
+def layer_bounds(clip: Clip) -> dict[str, float]:
+    """Return a parameter's name and the bound for each layer that is clipped by itself."""
+    inner = clip.clip if isinstance(clip, NormalisedClip) else clip
+    if isinstance(inner, PerLayerClip):
+        return {f"{layer}.weight": bound for layer, bound in inner.l2_clip_norms.items()}
+    return {"weight": inner.bound}

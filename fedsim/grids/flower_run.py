@@ -1,191 +1,189 @@
-"""A run carried out by Flower itself: `flwr run`, watched to its real end."""
+"""`fedsim flower`: start a SuperLink, submit the app with `flwr run`, wait for its real end."""
 
 from __future__ import annotations
 
+import json
 import math
+import os
+import re
 import socket
+import subprocess
+import sysconfig
 import tempfile
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from importlib.resources import as_file, files
 from pathlib import Path
+from typing import Any
 
+import tomli_w
+
+from fedsim import errors
 from fedsim.config import ExecutorConfig
-from fedsim.errors import (
-    BudgetSpentError,
-    ConfigError,
-    DivergedError,
-    HaltedError,
-    SharedBudgetSpentError,
-)
-from fedsim.grids.flower_command import FlowerCommand, FlowerCommandError, RunStatus
 from fedsim.grids.ray_cluster import Share, import_ray, require_here
-from fedsim.grids.superlink import simulation_superlink
 from fedsim.registry import resolve
 
-_APP = "default"
+_LINK = "fedsim"  # name of the SuperLink in Flower's config
+_SCRIPTS = Path(sysconfig.get_path("scripts"))
+_PATIENCE = 60.0  # seconds for a SuperLink to listen, and for a command of `flwr` to answer
 _POLL = 2.0  # seconds between two questions for the status
-_DOUBTS = 5  # times that a SuperLink may give no answer before it counts as gone
-_STOPPING = 20.0  # seconds for a run to end once it was told to
-_LOG_TAIL = 2000  # lines of the log in which the run's own error is looked for
-_SHOWN = 30  # lines of it that go into an error
+_TAIL = 30  # lines of the log in an error
 
 
 class FlowerRunError(RuntimeError):
-    """Flower ran the apps and the run failed; the message says why, with the log's end."""
+    """Flower did not carry out the run; the message says why."""
 
 
-@dataclass(frozen=True)
-class FlowerRun:
-    """What is to be run. Paths are made absolute: other processes read them.
-
-    Attributes:
-        config: path of the TOML; on a SuperLink, as the machine of the SuperLink sees it.
-        out: the run folder, likewise.
-        resume: whether to take up the run in `out`.
-        workers: simulated SuperNodes, or those to wait for.
-    """
-
-    config: Path
-    out: Path
-    resume: bool
-    workers: int
-
-    def settings(self) -> dict[str, str | bool | int]:
-        """Return the run config that `fedsim/runner/server_app.py` reads."""
-        return {
-            "config": str(self.config.absolute()),
-            "out": str(self.out.absolute()),
-            "resume": self.resume,
-            "workers": self.workers,
-        }
-
-
-def run_simulated(run: FlowerRun, share: ExecutorConfig, show: Callable[[str], None]) -> None:
-    """Carry out a run on Flower's simulation engine, a worker being a simulated SuperNode.
+def run_on_flower(
+    settings: dict[str, Any], share: ExecutorConfig, superlink: str, show: Callable[[str], None]
+) -> None:
+    """Carry out a run by `flwr run`, and return when it is completed.
 
     Args:
-        run: what to run.
-        share: `cpus_per_worker`, taken as whole cores, and `gpus_per_worker`.
-        show: is called with every line of the run's log.
+        settings: the run config that `fedsim/runner/server_app.py` reads, paths absolute.
+        share: cores (rounded up) and GPUs of a simulated SuperNode.
+        superlink: host:port of a SuperLink without TLS; "" starts one that simulates
+            `settings["workers"]` SuperNodes, and ends it afterwards.
+        show: called with every line of the run's log.
 
     Raises:
-        ConfigError: no ray, or less than the workers need; or what the ServerApp found wrong.
+        ConfigError: no ray, too few resources for the workers, or the ServerApp's own error.
         BudgetSpentError: the budget ended first; model and report are written.
-        FlowerRunError: anything else that ended the run.
+        FlowerRunError: the run failed otherwise.
     """
-    import_ray()
-    federation = _resources(run.workers, share)
-    with _home() as home, simulation_superlink(home) as address:
-        _carry_out(FlowerCommand(home, address), run, federation, show)
+    with tempfile.TemporaryDirectory(prefix="fedsim-flower-", ignore_cleanup_errors=True) as home:
+        env = environment(home)
+        if superlink:
+            _carry_out(env, settings, superlink, {}, show)
+            return
+        import_ray()
+        workers, cores = settings["workers"], math.ceil(share.cpus_per_worker)
+        require_here(Share(workers, share.cpus_per_worker, share.gpus_per_worker))
+        simulated = {
+            "num-supernodes": workers,
+            "client-resources-num-cpus": cores,
+            "init-args-num-cpus": workers * cores,  # so that each node has a process of its own
+            "client-resources-num-gpus": float(share.gpus_per_worker),
+        }
+        with _superlink(env) as address:
+            _carry_out(env, settings, address, simulated, show)
 
 
-def run_on_superlink(run: FlowerRun, address: str, show: Callable[[str], None]) -> None:
-    """Carry out a run on a SuperLink that is there, at host:port without TLS.
-
-    Raises as `run_simulated`; `ConfigError` where no SuperLink answers at `address`.
-    """
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=5.0).close()
-    except (OSError, ValueError, OverflowError) as error:
-        raise ConfigError(
-            f"--superlink {address}: no SuperLink there: {error}; give host:port of one that runs"
-        ) from None
-    with _home() as home:
-        _carry_out(FlowerCommand(home, address), run, {}, show)
-
-
-def _resources(workers: int, share: ExecutorConfig) -> dict[str, int | float]:
-    """Return the engine's options; it would hang where a worker does not fit."""
-    require_here(Share(workers, share.cpus_per_worker, share.gpus_per_worker))
-    cores = math.ceil(share.cpus_per_worker)  # Flower's option is a whole number
-    options: dict[str, int | float] = {
-        "num-supernodes": workers,
-        "client-resources-num-cpus": cores,
-        "init-args-num-cpus": workers * cores,  # so that each node has a process of its own
+def environment(home: str) -> dict[str, str]:
+    """Return the environment of Flower's processes, whose home folder is `home`."""
+    return {
+        "OMP_NUM_THREADS": "1",  # float32 sums then have the same bits in every process
+        **os.environ,
+        "FLWR_HOME": home,
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "RAY_ADDRESS": "local",  # else the engine attaches to another Ray on this machine
+        "PYTHONUNBUFFERED": "1",
+        "PATH": os.pathsep.join([str(_SCRIPTS), os.environ.get("PATH", "")]),
     }
-    if share.gpus_per_worker:
-        options["client-resources-num-gpus"] = float(share.gpus_per_worker)
-    return options
 
 
 @contextmanager
-def _home() -> Iterator[Path]:
-    # On the way out, a process that is about to end may still write: that is no error.
-    with tempfile.TemporaryDirectory(prefix="fedsim-flower-", ignore_cleanup_errors=True) as path:
-        yield Path(path)
+def _superlink(env: dict[str, str]) -> Iterator[str]:
+    """Start a SuperLink with the simulation engine; yield its host:port; end it."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    log = Path(env["FLWR_HOME"], "superlink.log")
+    options = ["--insecure", "--simulation", "--isolation", "subprocess", "--host", "127.0.0.1"]
+    with log.open("wb") as sink:
+        process = _start(env, "flower-superlink", *options, "--port", port, stdout=sink)
+    try:
+        end = time.monotonic() + _PATIENCE
+        while not _listens("127.0.0.1", int(port)):
+            if process.poll() is not None or time.monotonic() > end:
+                raise FlowerRunError(f"no SuperLink: {log.read_text(errors='replace')[-2000:]}")
+            time.sleep(0.2)
+        yield f"127.0.0.1:{port}"
+    finally:
+        process.terminate()  # the processes that it started end with it
+        process.wait(_PATIENCE)
+
+
+def _listens(host: str, port: int) -> bool:
+    with suppress(OSError), socket.create_connection((host, port), timeout=1.0):
+        return True
+    return False
 
 
 def _carry_out(
-    flower: FlowerCommand,
-    run: FlowerRun,
-    federation: dict[str, int | float],
+    env: dict[str, str],
+    settings: dict[str, Any],
+    address: str,
+    federation: dict[str, Any],
     show: Callable[[str], None],
 ) -> None:
-    app = files(resolve("flower_apps", _APP, "flower"))
-    with as_file(app / "pyproject.toml") as file:
-        run_id = flower.run(file.parent, run.settings(), federation)
+    """Submit the run, show its log, and wait for its end; Ctrl-C stops it."""
+    home = Path(env["FLWR_HOME"])
+    links = {"superlink": {_LINK: {"address": address, "insecure": True}}}
+    (home / "config.toml").write_text(tomli_w.dumps(links), encoding="utf-8")
+    (home / "run.toml").write_text(tomli_w.dumps(settings), encoding="utf-8")
+    options = [f"--federation-config={key}={value}" for key, value in federation.items()]
+    with as_file(files(resolve("flower_apps", "default", "flower")) / "pyproject.toml") as file:
+        run = ("run", str(file.parent), _LINK, f"--run-config={home / 'run.toml'}", *options)
+        run_id = str(_ask(env, *run)["run-id"])
     try:
-        tail = _follow(flower, run_id, show)
-        status = _end_of(flower, run_id)
-    except BaseException:  # Ctrl-C above all: the run would go on without us
-        _stop(flower, run_id)
+        lines = []
+        with _start(env, "flwr", "log", run_id, _LINK, "--stream", stdout=-1) as log:
+            for line in log.stdout or ():
+                lines.append(line.decode(errors="replace").rstrip())
+                show(lines[-1])
+        status = _end_of(env, run_id)
+    except BaseException:  # Ctrl-C too: the run would go on
+        with suppress(FlowerRunError):
+            _ask(env, "stop", run_id, _LINK)
+            _end_of(env, run_id)
         raise
-    _raise_what_went_wrong(status, tail)
+    if status["status"] != "finished:completed":
+        raise _error(status["status-details"], "\n".join(lines))
 
 
-def _follow(flower: FlowerCommand, run_id: str, show: Callable[[str], None]) -> str:
-    tail: deque[str] = deque(maxlen=_LOG_TAIL)
-    for line in flower.log_lines(run_id):
-        show(line)
-        tail.append(line)
-    return "\n".join(tail)
-
-
-def _end_of(flower: FlowerCommand, run_id: str) -> RunStatus:
-    """Wait for the run's end, which the log's end need not be: its connection can break."""
-    doubts = 0
+def _end_of(env: dict[str, str], run_id: str) -> dict[str, str]:
+    """Return the status of the finished run: the end of the log need not be its end."""
     while True:
-        try:
-            status = flower.status(run_id)
-        except FlowerCommandError as error:
-            doubts += 1
-            if doubts == _DOUBTS:
-                raise FlowerRunError(f"the SuperLink is gone, the run perhaps: {error}") from None
-        else:
-            doubts = 0
-            if status.finished:
-                return status
+        (run,) = _ask(env, "ls", _LINK, f"--run-id={run_id}")["runs"]
+        if run["status"].startswith("finished"):
+            return dict(run)
         time.sleep(_POLL)
 
 
-def _stop(flower: FlowerCommand, run_id: str) -> None:
-    """Stop a run and wait until it is over, so that nothing writes into its folder any more."""
-    with suppress(FlowerCommandError):
-        flower.stop(run_id)
-        end = time.monotonic() + _STOPPING
-        while not flower.status(run_id).finished and time.monotonic() < end:
-            time.sleep(_POLL)
+def _ask(env: dict[str, str], *arguments: str) -> dict[str, Any]:
+    """Return the answer of a `flwr` command, whose exit status says nothing."""
+    process = _start(env, "flwr", *arguments, "--format=json", stdout=-1)
+    out, _ = process.communicate(timeout=_PATIENCE)
+    try:
+        answer = dict(json.loads(out))
+    except ValueError:
+        raise FlowerRunError(f"flwr {arguments[0]}: {out.decode(errors='replace')}") from None
+    if not answer.get("success"):
+        raise FlowerRunError(f"flwr {arguments[0]}: {answer.get('error-message', answer)}")
+    return answer
 
 
-def _raise_what_went_wrong(status: RunStatus, log: str) -> None:
-    """Raise the error that ended the ServerApp as what it was, as far as that can be told.
-
-    Flower passes on an exception's words but not its type, which the traceback in the log has.
-    """
-    if status.completed:
-        return
-    _, _, words = status.details.partition(" failed with exception: ")
-    own = (ConfigError, BudgetSpentError, SharedBudgetSpentError, HaltedError, DivergedError)
-    for kind in own:
-        if words and f"{kind.__module__}.{kind.__qualname__}: {words}" in log:
-            raise kind(words)
-    last = "\n".join(log.splitlines()[-_SHOWN:])
-    raise FlowerRunError(
-        f"the run {status.outcome or status.state}: {status.details or 'no reason given'}\n"
-        f"The end of its log:\n{last or '(empty)'}"
+def _start(env: dict[str, str], name: str, *options: str, stdout: Any) -> subprocess.Popen[bytes]:  # noqa: ANN401
+    return subprocess.Popen(  # noqa: S603
+        [str(_SCRIPTS / name), *options],
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=stdout,
+        stderr=subprocess.STDOUT if name == "flower-superlink" else subprocess.DEVNULL,
+        start_new_session=True,  # Ctrl-C is for `_carry_out` alone
     )
+
+
+def _error(details: str, log: str) -> Exception:
+    """Return the ServerApp's error: Flower passes on its words, and the log has its type."""
+    _, _, words = details.partition(" failed with exception: ")
+    kind = re.search(rf"fedsim\.errors\.(\w+): {re.escape(words)}", log) if words else None
+    if kind:
+        error: Exception = getattr(errors, kind[1])(words)
+        return error
+    last = "\n".join(log.splitlines()[-_TAIL:])
+    return FlowerRunError(f"the run failed: {details}\nThe end of its log:\n{last or '(empty)'}")

@@ -104,6 +104,7 @@ def recommended(found: list[Mechanism]) -> str:
 def _variants(one: Candidate, cohort: str) -> Iterator[Variant]:
     """Yield the mechanisms beside Poisson sampling."""
     size, rounds, share = one.noise.size, one.config.strategy.rounds, one.plan.sampling.probability
+    keys: tuple[str, ...]
     if one.plan.relation is not Relation.REPLACE:
         population = round(size / share)
         cap = min(math.ceil(size + 3.0 * math.sqrt(size)), population)

@@ -111,7 +111,7 @@ def execute(config: Config, out: Path, grid: Grid, *, resume: bool = False) -> P
     if plan.noise_multiplier > 0.0:
         for said in delta_warnings(config, plan.relation, materials.num_protected, plan.unit):
             log.warning("%s", said)
-    check_memory(config, materials.model, plan, grid, device)
+    check_memory(config, materials.model, grid, device)
     _say_unused(materials.model, config.data.sequence_length)
     asked = config.privacy.search
     if asked is not None and not (asked.trial is not None and folder.identity.exists()):

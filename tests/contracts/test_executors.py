@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
 import pytest
+import torch
 from flwr.app import Error, Message
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -114,31 +116,46 @@ def one_failed(replies: list[Message]) -> list[Message]:
 def one_user_short(replies: list[Message]) -> list[Message]:
     reply = ShardReply.from_content(replies[0].content)
     total = WeightedSum(reply.total.values, reply.total.weight, reply.total.num_units - 1)
-    replies[0].content = ShardReply(reply.shard, total).to_content()
+    replies[0].content = ShardReply(reply.round, reply.shard, total).to_content()
     return replies
 
 
 def another_shard(replies: list[Message]) -> list[Message]:
     reply = ShardReply.from_content(replies[0].content)
-    replies[0].content = ShardReply(99, reply.total).to_content()
+    replies[0].content = ShardReply(reply.round, 99, reply.total).to_content()
     return replies
 
 
-def another_kind(replies: list[Message]) -> list[Message]:
+def another_round(replies: list[Message]) -> list[Message]:
     reply = ShardReply.from_content(replies[0].content)
-    replies[0].content = ShardReply(reply.shard, reply.total, "another GPU").to_content()
+    replies[0].content = ShardReply(reply.round + 1, reply.shard, reply.total).to_content()
+    return replies
+
+
+def not_finite(replies: list[Message]) -> list[Message]:
+    reply = ShardReply.from_content(replies[0].content)
+    values = {name: torch.full_like(value, torch.inf) for name, value in reply.total.values.items()}
+    total = replace(reply.total, values=values)
+    replies[0].content = ShardReply(reply.round, reply.shard, total).to_content()
+    return replies
+
+
+def unreadable(replies: list[Message]) -> list[Message]:
+    del replies[0].content["counts"]
     return replies
 
 
 @pytest.mark.parametrize(
     ("tamper", "complaint"),
     [
-        (another_kind, "workers of one kind"),
         (twice, "came twice"),
         (one_lost, "got no reply"),
         (one_failed, "worker ran out of memory"),
         (one_user_short, "counts 1 units, was sent 2"),
         (another_shard, "unasked"),
+        (another_round, "shard 0 of round 1 came twice or unasked"),
+        (not_finite, "norm inf and weight"),
+        (unreadable, "a reply that is not this fedsim's: KeyError"),
     ],
 )
 def test_a_wrong_set_of_replies_fails_the_round(

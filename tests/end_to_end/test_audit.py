@@ -4,25 +4,16 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from fedsim.audit import black_box, mechanism, real_run, tables
 from fedsim.audit.one_run import OneRunBound
 from fedsim.audit.real_run import RunAudit
 from fedsim.cli.audit import _show_run
-from fedsim.config import Config
-from fedsim.materials import Materials, load_materials
-from fedsim.strategy import build_plan
-from tests.conftest import small_config
 from tests.helpers.commands import fedsim, fedsim_json, fedsim_ok, write_config
-from tests.privacy.planted_bugs import __main__ as planted_bugs
-from tests.privacy.planted_bugs.mutants import judge, mutants
 
 
 def written_of(out: Path) -> dict[str, Any]:
@@ -76,9 +67,6 @@ def test_a_finished_runs_config_is_audited_by_losses_alone(speeches: Path, tmp_p
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (("--black-box",), "--black-box: there is no run"),
-        ((), "--canaries, --coin-seed: there is no run"),
-        (("CONFIG", "--quick"), "--repetitions, --quick: are for fedsim's own mechanisms"),
         (("CONFIG", "--black-box", "--bound", "both"), "--bound = 'both': give one of f-dp"),
         (("CONFIG", "--black-box", "--temperature", "-1"), "--temperature = -1"),
         (("CONFIG", "--bound", "f-dp"), "--bound"),
@@ -92,51 +80,6 @@ def test_wrong_options_are_refused(
     given = [config if word == "CONFIG" else word for word in arguments]
     assert complaint in fedsim("audit", *given, "--canaries", "4").complaint
     assert not (tmp_path / "runs").exists()
-
-
-def test_an_override_without_a_config_is_refused() -> None:
-    assert "--set" in fedsim("audit", "--set", "seed=1").complaint
-
-
-def test_the_audit_of_the_mechanisms_can_fail() -> None:
-    setting = mechanism.SETTINGS[1]
-    audits = mechanism.audit_settings((setting,), (4.0,), delta=mechanism.DELTA, trials=20_000)
-    assert tables.all_well(audits)
-    assert json.loads(json.dumps(tables.to_json(audits)))["all_well"]
-    refuted = [[replace(audits[0][0], claimed_epsilon=0.01)]]
-    assert not tables.all_well(refuted)
-    assert tables.mechanisms(audits).row_count == 1
-
-
-def test_the_verdict_on_planted_bugs_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    verdict = judge(mutants()[0], 100)
-    monkeypatch.setattr(planted_bugs, "mutants", lambda: mutants()[:1])
-    assert planted_bugs.main(100) == 0
-    for wrong in (replace(verdict, caught_by="nothing"), replace(verdict, false_alarm=True)):
-        monkeypatch.setattr(planted_bugs, "judge", lambda *_, found=wrong: found)
-        assert planted_bugs.main(100) == 1
-
-
-class AskedError(Exception):
-    """What a seed is to be drawn from."""
-
-
-@pytest.mark.parametrize("audit", [real_run.audit_run, black_box.audit_black_box])
-def test_an_audits_draws_are_of_its_plan(
-    audit: Callable[[Config, int], Any], speeches: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What the config does not say, such as how owners were bounded, is in the plan's own seed."""
-
-    def refuse(_config: Config, _materials: Materials, *question: object) -> int:
-        raise AskedError(*question)
-
-    for module in (real_run, black_box):
-        monkeypatch.setattr(module, "release_seed", refuse)
-    config = small_config(speeches, privacy={"delta": 1e-6})
-    materials = load_materials(config.seed, config.data, config.model, "cpu")
-    with pytest.raises(AskedError) as asked:
-        audit(config, 20)
-    assert build_plan(config, materials).seed in asked.value.args
 
 
 def test_bounds_are_printed_on_their_safe_side() -> None:
@@ -161,12 +104,3 @@ def test_bounds_are_printed_on_their_safe_side() -> None:
     assert "is at least 0.2287, with 95% confidence, if it is this mechanism" in text
     assert "no scores could have shown more than 1.544; that could not have refuted" in text
     assert "a probability of at most 0.124." in text
-    setting = mechanism.SETTINGS[1]
-    ((audit,),) = mechanism.audit_settings((setting,), (4.0,), delta=1e-4, trials=2_000)
-    one, two = (
-        replace(audit, bound=replace(audit.bound, epsilon=value)) for value in (1.9999, 1.9899)
-    )
-    console.print(tables.mechanisms([[one, two]]))
-    text = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "least 1.98" in text
-    assert "mean shown ε" in text

@@ -16,7 +16,7 @@ from fedsim.config import Config
 from fedsim.errors import ConfigError
 from fedsim.estimators import WeightedSum
 from fedsim.execution import Keys
-from fedsim.materials import Materials, load_materials
+from fedsim.materials import Materials
 from fedsim.plan import RoundPlan
 from fedsim.round import run_round
 from fedsim.state import ServerState
@@ -100,22 +100,6 @@ def test_a_real_run_is_bounded_below_its_claim_and_above_nothing(config: Config)
     assert "ε" in audit.statement
     assert "δ" in audit.statement
     assert audit.to_json()["bound"]["delta"] == 1e-6
-
-
-def test_an_audit_has_draws_of_its_own(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the run's own noise the difference to its sums would have none."""
-    seen: list[RoundPlan] = []
-
-    def watched(plan: RoundPlan, *rest: Any) -> Any:  # noqa: ANN401
-        seen.append(plan)
-        return with_canaries(plan, *rest)
-
-    monkeypatch.setattr("fedsim.audit.real_run.with_canaries", watched)
-    for coin_seed in (0, 1):
-        audit_run(config, 10, coin_seed=coin_seed)
-    found = load_materials(config.seed, config.data, config.model, "cpu")
-    ids = {plan.draws.release_id for plan in (build_plan(config, found), *seen)}
-    assert len(ids) == 3
 
 
 def test_a_run_with_a_fifth_of_its_noise_is_refuted(

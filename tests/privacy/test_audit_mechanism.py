@@ -13,10 +13,8 @@ import torch
 from scipy import stats
 
 from fedsim.accounting.events import RoundCost
-from fedsim.audit.likelihood import log_likelihood_ratio, log_ratio_of_rounds
-from fedsim.audit.mechanism import DELTA, SETTINGS, Setting, audit_mechanism
-from fedsim.audit.releases import releases
-from fedsim.audit.replicas import Replicas, planted_unit
+from fedsim.audit.canaries import planted_unit
+from fedsim.audit.likelihood import log_likelihood_ratio
 from fedsim.clipping import Clip, FlatClip, NormalisedClip, PerLayerClip
 from fedsim.estimators import ClippedDenominator
 from fedsim.execution import Accumulator, Update
@@ -25,6 +23,9 @@ from fedsim.noise.matrix import INDEPENDENT, NoiseMatrix, banded_matrix, buffere
 from fedsim.sampling import BalancedSampling, CyclicSampling, FixedSizeSampling, PoissonSampling
 from fedsim.strategy import build_plan
 from tests.conftest import small_config
+from tests.privacy.mechanism_audit.likelihood import log_ratio_of_rounds
+from tests.privacy.mechanism_audit.mechanism import DELTA, SETTINGS, Setting, audit_mechanism
+from tests.privacy.mechanism_audit.replicas import Replicas, releases
 from tests.unit.mechanism.test_plan import make_plan
 
 ELS = {"name": "els", "cohort_size": None, "batch_size": 20, "group_size": 4}
@@ -53,9 +54,9 @@ def test_a_strategys_plan_keeps_its_claim_and_the_audit_comes_near(
         },
     )
     plan = build_plan(config, materials)
-    audit = audit_mechanism(plan, config.strategy.rounds, delta=1e-3, trials=40_000, block=20_000)
+    audit = audit_mechanism(plan, config.strategy.rounds, delta=1e-3, trials=40_000)
     assert audit.holds
-    assert audit.share > 0.6
+    assert audit.share > 0.55
     assert audit.claimed_epsilon == pytest.approx(4.0, rel=5e-3)
 
 
@@ -66,10 +67,10 @@ def test_a_strategys_plan_keeps_its_claim_and_the_audit_comes_near(
 def test_half_of_the_noise_is_seen(setting: Setting, target: float) -> None:
     """The audit has power: the same claim with less noise than it needs is refuted."""
     plan = setting.plan(target, DELTA)
-    honest = audit_mechanism(plan, setting.rounds, delta=DELTA, trials=60_000, block=60_000)
+    honest = audit_mechanism(plan, setting.rounds, delta=DELTA, trials=60_000)
     assert honest.bound.epsilon <= target
     halved = dataclasses.replace(plan, noise_multiplier=plan.noise_multiplier / 2)
-    lied = audit_mechanism(halved, setting.rounds, delta=DELTA, trials=60_000, block=60_000)
+    lied = audit_mechanism(halved, setting.rounds, delta=DELTA, trials=60_000)
     assert lied.bound.epsilon > min(target, 5.5)  # 45,000 trials cannot show much more
 
 

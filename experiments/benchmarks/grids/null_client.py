@@ -56,7 +56,7 @@ def train(message: Message, context: Context) -> Message:
     parameters = _on_device(request.parameters, torch.device("cpu"))
     values = zeros_like(parameters, torch.float64)
     total = WeightedSum(values, weight=float(len(request.keys)), num_units=len(request.keys))
-    return Message(ShardReply(request.shard, total).to_content(), reply_to=message)
+    return Message(ShardReply(request.round, request.shard, total).to_content(), reply_to=message)
 
 
 def _stock(message: Message) -> Message:

@@ -73,7 +73,9 @@ def timed_reply(
     total = engine(task, parameters, request.keys, clip, request.round)
     float(next(iter(total.values.values())).flatten()[0])  # waits for a GPU
     taken = time.perf_counter() - started
-    return Message(ShardReply(request.shard, total).to_content(), reply_to=message), taken
+    return Message(
+        ShardReply(request.round, request.shard, total).to_content(), reply_to=message
+    ), taken
 
 
 def large_round(name: str, config: PretrainedConfig) -> Row:

@@ -15,10 +15,6 @@ import numpy as np
 import torch
 
 from fedsim.accounting.events import RoundCost
-from fedsim.audit.bounds import Scores
-from fedsim.audit.likelihood import log_ratio_of_rounds
-from fedsim.audit.releases import releases, stepping_by_release
-from fedsim.audit.replicas import Replicas
 from fedsim.clipping import Clip
 from fedsim.data.store.keys import base, hashes
 from fedsim.estimators import WeightedSum
@@ -26,6 +22,9 @@ from fedsim.execution import Accumulator, Keys, Unit, Update, shards
 from fedsim.plan import RoundPlan
 from fedsim.sampling import CyclicSampling
 from fedsim.tensors import Tensors
+from tests.privacy.mechanism_audit.bounds import Scores
+from tests.privacy.mechanism_audit.likelihood import log_ratio_of_rounds
+from tests.privacy.mechanism_audit.replicas import Replicas, releases, stepping_by_release
 
 Statistic = Callable[[Sequence[Tensors]], float]
 _NOTHING = torch.zeros(0, 0, dtype=torch.int64)

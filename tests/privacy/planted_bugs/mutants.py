@@ -16,11 +16,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedsim.accounting.accountants import choose, epsilon
+from fedsim.accounting.accountants import epsilon
 from fedsim.accounting.calibration import calibrate_noise_multiplier
 from fedsim.accounting.privacy_filter import RenyiFilter
-from fedsim.audit.bounds import LowerBound, bound_from_scores
-from fedsim.audit.worst_graph import Pooling, listeners_share
 from fedsim.clipping import FlatClip, PerLayerClip
 from fedsim.data.selection import pool
 from fedsim.estimators import FixedDenominator
@@ -30,6 +28,8 @@ from fedsim.sampling import CyclicSampling, PoissonSampling, Relation
 from fedsim.seeding import noise_key
 from fedsim.server_optimizer import ServerOptimizer
 from fedsim.tensors import Tensors
+from tests.privacy.mechanism_audit.bounds import LowerBound, bound_from_scores
+from tests.privacy.mechanism_audit.worst_graph import Pooling, listeners_share
 from tests.privacy.planted_bugs import bugs
 from tests.privacy.planted_bugs.game import (
     ChoosingExecutor,
@@ -367,9 +367,6 @@ class Verdict:
         right: what its releases show.
         claimed_wrong: ε that the plan with the bug claims, at DELTA.
         wrong: what its releases show.
-        accountant: of both claims.
-        relation: of both claims.
-        sampler: of both claims, as accounted.
     """
 
     bug: str
@@ -379,9 +376,6 @@ class Verdict:
     right: LowerBound
     claimed_wrong: float
     wrong: LowerBound
-    accountant: str
-    relation: str
-    sampler: str
 
 
 def judge(mutant: Mutant, trials: int = 500, confidence: float = 0.95, seed: int = 0) -> Verdict:
@@ -394,18 +388,7 @@ def judge(mutant: Mutant, trials: int = 500, confidence: float = 0.95, seed: int
         alarm = alarm or not mutant.contract(mutant.right.executor.plan)
         if not mutant.contract(mutant.wrong.executor.plan):
             caught_by = f"contract {mutant.contract.__name__}"
-    plan = mutant.right.executor.plan
-    accountant, relation = choose([plan.cost], None, plan.relation)
-    return Verdict(
-        mutant.bug,
-        caught_by,
-        alarm,
-        *right,
-        *wrong,
-        accountant.name,
-        relation.phrase,
-        plan.sampling.in_words(f"{plan.unit}s"),
-    )
+    return Verdict(mutant.bug, caught_by, alarm, *right, *wrong)
 
 
 def _claim_and_bound(

@@ -11,9 +11,9 @@ from scipy import special
 
 from fedsim.accounting.events import RoundCost
 from fedsim.accounting.privacy_filter import RenyiFilter, best_order
-from fedsim.audit.bounds import Scores
 from fedsim.plan import RoundPlan
 from fedsim.sampling import PoissonSampling, Relation
+from tests.privacy.mechanism_audit.bounds import Scores
 from tests.privacy.planted_bugs.game import Game, PlantedExecutor
 
 Array = npt.NDArray[np.float64]

@@ -1,1 +1,1 @@
-"""Hostile input for every reader of files and messages."""
+"""Hostile input for every reader of files."""

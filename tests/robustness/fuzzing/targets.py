@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from tests.robustness.fuzzing import caches as fuzz_caches
 from tests.robustness.fuzzing import config as fuzz_config
-from tests.robustness.fuzzing import messages as fuzz_messages
 from tests.robustness.fuzzing import models as fuzz_models
 from tests.robustness.fuzzing import runs as fuzz_runs
 from tests.robustness.fuzzing import sources as fuzz_sources
@@ -16,7 +15,6 @@ TARGETS: tuple[Target, ...] = (
     *fuzz_store.TARGETS,
     *fuzz_runs.TARGETS,
     *fuzz_caches.TARGETS,
-    *fuzz_messages.TARGETS,
     *fuzz_models.TARGETS,
     *fuzz_sources.TARGETS,
 )

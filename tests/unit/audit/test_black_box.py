@@ -192,20 +192,6 @@ def test_coins_that_nobody_looked_at_are_not_guessed(speeches: Path) -> None:
     assert done.bound("steinke", 0.95)[0].epsilon > 0.0
 
 
-def test_an_audit_has_draws_of_its_own(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[RoundPlan] = []
-
-    def noted(_: Config, found: Materials, plan: RoundPlan, *rest: Any) -> Any:  # noqa: ANN401
-        seen.append(plan)
-        return found.model.initial_parameters()
-
-    monkeypatch.setattr(black_box, "train_with", noted)
-    for coin_seed, temperature in ((0, np.inf), (1, np.inf), (0, 5.0)):
-        attack(config, 10, temperature, coin_seed)
-    found = load_materials(config.seed, config.data, config.model, "cpu")
-    assert len({plan.draws.release_id for plan in (build_plan(config, found), *seen)}) == 4
-
-
 SEARCHED = {
     "data": {"held_out_examples": 0.4},
     "privacy": {"selection": {"trials": 4.0}},

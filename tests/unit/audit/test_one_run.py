@@ -9,9 +9,9 @@ import numpy.typing as npt
 import pytest
 from scipy import stats
 
-from fedsim.audit.bounds import Scores
 from fedsim.audit.one_run import bound_from_canaries, epsilon_lower_bound, p_value
 from fedsim.errors import ConfigError
+from tests.privacy.mechanism_audit.bounds import Scores
 
 Coins = npt.NDArray[np.bool_]
 

@@ -91,7 +91,7 @@ def test_what_travels_is_half_of_what_was_summed_and_within_its_bound() -> None:
     for shard in range(8):
         exact = torch.randn(10_000, generator=generator, dtype=torch.float64) * 10.0 ** (shard - 4)
         total = WeightedSum({"w": exact}, weight=3.0, num_units=3)
-        content = ShardReply(shard, total).to_content()
+        content = ShardReply(0, shard, total).to_content()
         travelled += sum(a.numpy().nbytes for a in content.array_records["sum"].values())
         moved += ShardReply.from_content(content).total.values["w"].double() - exact
         lengths += float(exact.norm())

@@ -11,7 +11,6 @@ import pytest
 import torch
 from scipy import optimize, special, stats
 
-from fedsim.audit.mechanism import Setting
 from fedsim.clip_policy import ClipSchedule
 from fedsim.estimators import FixedDenominator, WeightedSum
 from fedsim.noise.gaussian import CHUNK, Normals, chunks_of, release_
@@ -21,6 +20,7 @@ from fedsim.plan import RoundPlan
 from fedsim.sampling import CyclicSampling, PoissonSampling
 from fedsim.seeding import NoiseKey, noise_key
 from fedsim.tensors import one_thread_an_operation
+from tests.privacy.mechanism_audit.mechanism import Setting
 from tests.unit.mechanism.test_plan import make_plan
 
 Array = npt.NDArray[np.float64]

@@ -10,10 +10,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special
 
-from fedsim.errors import ConfigError
 
-
-def epsilon_lower_bound(  # noqa: PLR0917 (two counts of two, and two levels)
+def epsilon_lower_bound(
     true_positives: int,
     positives: int,
     false_positives: int,
@@ -35,23 +33,10 @@ def epsilon_lower_bound(  # noqa: PLR0917 (two counts of two, and two levels)
         delta: of the guarantee that is audited, in [0, 1).
         confidence: of the bound, in (0, 1).
 
-    The test, its threshold included, must have been fixed before these trials were looked at
-    (`thresholds` does that), and trials must be independent draws of the mechanism.
-
-    | case | result |
-    |---|---|
-    | the limits show nothing | 0 |
-    | no false alarm in n trials | finite: the rate's upper limit is about 3.7/n at 95 % |
-
-    Raises:
-        ConfigError: counts, `delta` or `confidence` out of range.
+    The test, its threshold included, must be fixed before these trials are looked at, and trials
+    must be independent draws of the mechanism. No false alarm in n trials gives a finite bound: the
+    rate's upper limit is about 3.7/n at 95 %.
     """
-    _check_counts("true_positives", true_positives, positives)
-    _check_counts("false_positives", false_positives, negatives)
-    if not 0.0 <= delta < 1.0:
-        raise ConfigError(f"delta = {delta!r}: give a number in [0, 1)")
-    if not 0.0 < confidence < 1.0:
-        raise ConfigError(f"confidence = {confidence!r}: give a number in (0, 1)")
     error = (1.0 - confidence) / 2.0
     hits = lower_limit(true_positives, positives, error) - delta
     alarms = upper_limit(false_positives, negatives, error)
@@ -68,23 +53,9 @@ def upper_limit(count: int, trials: int, error: float) -> float:
     return float(special.betainccinv(count + 1, trials - count, error)) if count < trials else 1.0
 
 
-def _check_counts(name: str, count: int, trials: int) -> None:
-    if not 0 <= count <= trials or trials < 1:
-        raise ConfigError(
-            f"{name} = {count!r} of {trials!r}: give 0 <= count <= trials, trials >= 1"
-        )
-
-
 Scores = npt.NDArray[np.float64]
 _CANDIDATES = 400  # thresholds tried on the part that chooses
 _CAUTION = 1e-2  # how often the limits of one threshold's rates are wrong, where it is chosen
-_LEAST = 4  # scores an arm: two to choose by, two to count
-
-ONE_MODEL = (
-    "The scores are of users of one training and are counted as independent trials; nobody proved "
-    "that they are. The threshold was chosen on other users than it was counted on."
-)
-"""What to print with a bound from an attack on one model."""
 
 
 @dataclass(frozen=True)
@@ -95,8 +66,8 @@ class LowerBound:
         epsilon: the bound, >= 0; the true ε at `delta` is at least this, with `confidence`.
         delta: of the guarantee that is audited.
         confidence: that the bound holds.
-        says_in: which side of the threshold the test decides on: "above" calls a score at or
-            above it "in"; "below" tests for "out" and calls a score at or below it that.
+        says_in: "above": a score at or above the threshold is called "in"; "below": a score at or
+            below it is called "out", and positives are trials without the target.
         threshold: chosen on scores that are not counted below.
         true_positives: of `positives`, right decisions.
         positives: trials in which the tested-for state held.
@@ -134,19 +105,10 @@ def bound_from_scores(
         confidence: of the bound, in (0, 1).
         chosen_on: the share of the scores that the threshold is chosen on, in (0, 1).
         seed: of the split.
-
-    An attack on *one* run, where scores belong to different users, has trials that shared the
-    training: then the bound assumes that users' scores are independent, which nobody proved.
-    Print `ONE_MODEL` with it, or use `one_run`, whose theorem needs no such thing.
-
-    Raises:
-        ConfigError: fewer than four scores in an arm, `chosen_on` or a level out of range.
     """
-    if not 0.0 < chosen_on < 1.0:
-        raise ConfigError(f"chosen_on = {chosen_on!r}: give a share in (0, 1)")
     rng = np.random.default_rng(seed)
-    choose_in, count_in = _split(scores_in, chosen_on, rng, "scores_in")
-    choose_out, count_out = _split(scores_out, chosen_on, rng, "scores_out")
+    choose_in, count_in = _split(scores_in, chosen_on, rng)
+    choose_out, count_out = _split(scores_out, chosen_on, rng)
     side: Literal["above", "below"]
     above = _best(choose_in, choose_out, delta)
     below = _best(-choose_out, -choose_in, delta)
@@ -160,11 +122,7 @@ def bound_from_scores(
     return LowerBound(found, delta, confidence, side, threshold, *counts)
 
 
-def _split(
-    scores: Scores, share: float, rng: np.random.Generator, name: str
-) -> tuple[Scores, Scores]:
-    if len(scores) < _LEAST:
-        raise ConfigError(f"{name}: {len(scores)} scores; give at least {_LEAST}")
+def _split(scores: Scores, share: float, rng: np.random.Generator) -> tuple[Scores, Scores]:
     mixed = rng.permutation(np.nan_to_num(scores, nan=np.inf, posinf=np.inf, neginf=-np.inf))
     cut = min(max(round(share * len(mixed)), 2), len(mixed) - 2)
     return mixed[:cut], mixed[cut:]

@@ -14,22 +14,24 @@ adds is computed once, by `execution.Accumulator`, and put where it belongs; uni
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 import torch
 
-from fedsim.audit.bounds import Scores
-from fedsim.audit.likelihood import log_ratio_of_rounds
-from fedsim.audit.releases import releases, stepping_by_release
-from fedsim.audit.searches import searched_scores
-from fedsim.clipping import Clip, NormalisedClip, PerLayerClip
+from fedsim.audit.canaries import planted_unit
+from fedsim.clipping import Clip
 from fedsim.estimators import WeightedSum
-from fedsim.execution import Accumulator, Keys, Update
+from fedsim.execution import Executor, Keys
 from fedsim.plan import RoundPlan
+from fedsim.round import run_round
+from fedsim.server_optimizer import ServerOptimizer
+from fedsim.state import ServerState
 from fedsim.tensors import Tensors, l2_norm, scale
-
-_LARGE = 1e3  # a planted update over the clip's bound: every target is clipped
+from tests.privacy.mechanism_audit.bounds import Scores
+from tests.privacy.mechanism_audit.likelihood import log_ratio_of_rounds
+from tests.privacy.mechanism_audit.searches import searched_scores
 
 
 class Replicas:
@@ -102,20 +104,24 @@ def seed_of(seed: int, number: int) -> int:
     return int.from_bytes(digest[:8], "little")
 
 
-def planted_unit(clip: Clip) -> dict[str, torch.Tensor]:
-    """Return what a unit that pushes one coordinate of every clipped layer adds to the sum."""
-    planted = {
-        name: torch.tensor([_LARGE * bound], dtype=torch.float64)
-        for name, bound in layer_bounds(clip).items()
-    }
-    accumulator = Accumulator(planted, clip)
-    accumulator.add(Update(planted, loss=0.0, num_gradients=1), weight=1.0)
-    return dict(accumulator.total().values)
+def stepping_by_release(plan: RoundPlan) -> RoundPlan:
+    """Return the plan with SGD at rate 1, so that a step is the release itself."""
+    return replace(plan, optimizer=ServerOptimizer("sgd", 1.0), entropy="seeded")
 
 
-def layer_bounds(clip: Clip) -> dict[str, float]:
-    """Return a parameter's name and the bound for each layer that is clipped by itself."""
-    inner = clip.clip if isinstance(clip, NormalisedClip) else clip
-    if isinstance(inner, PerLayerClip):
-        return {f"{layer}.weight": bound for layer, bound in inner.l2_clip_norms.items()}
-    return {"weight": inner.bound}
+def releases(
+    plan: RoundPlan, executor: Executor, parameters: Tensors, rounds: int
+) -> Iterator[Tensors]:
+    """Yield each round's release of a plan that is `stepping_by_release`.
+
+    Args:
+        plan: of the rounds.
+        executor: computes the clipped sum.
+        parameters: the start, float64 so that differences of steps lose nothing.
+        rounds: number of rounds.
+    """
+    state = ServerState(0, parameters)
+    for _ in range(rounds):
+        before = state.parameters
+        state, _ = run_round(state, plan, executor)
+        yield {name: before[name] - after for name, after in state.parameters.items()}

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from typing import get_args
 
 import numpy as np
 import pytest
 
-from fedsim.audit.mechanism import SETTINGS, audit_mechanism, audit_settings
-from fedsim.audit.worst_graph import AUTHORS, listeners_share
 from fedsim.data.bounding import Bounding, Order
 from fedsim.sampling import Relation
+from tests.privacy.mechanism_audit.mechanism import SETTINGS, audit_mechanism
+from tests.privacy.mechanism_audit.worst_graph import AUTHORS, listeners_share
 from tests.privacy.planted_bugs.bugs import by_author_alone
 
 (SETTING,) = [each for each in SETTINGS if each.relation is Relation.FIXED_GRAPH]
@@ -52,15 +51,3 @@ def test_bounding_is_never_suspected_and_its_absence_always_seen(target: float) 
         assert {audit.holds for audit in audits} == {holds}
         assert {audit.units_per_user for audit in audits} == {units}
         assert audits[0].claimed_epsilon == pytest.approx(target, rel=5e-3)
-
-
-def test_the_setting_takes_its_units_from_bounding(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`fedsim audit` sees it where bounding is switched off."""
-    monkeypatch.setattr(
-        sys.modules["fedsim.audit.mechanism"],
-        "listeners_share",
-        lambda group_size: listeners_share(group_size, by_author_alone),
-    )
-    ((audit,),) = audit_settings([SETTING], [1.0], delta=DELTA, trials=TRIALS)
-    assert not audit.holds
-    assert audit.relation == Relation.FIXED_GRAPH.phrase

@@ -15,10 +15,10 @@ import numpy as np
 import torch
 
 from fedsim.accounting.search import Search
-from fedsim.audit.bounds import Scores
 from fedsim.evaluation.private_scores import SENSITIVITY, mean_share
 from fedsim.noise.gaussian import release_
 from fedsim.seeding import noise_key, stream
+from tests.privacy.mechanism_audit.bounds import Scores
 
 _OTHERS = (
     100_000  # users whose text is scored beside the target's: the more, the less noise a score has

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from fedsim.accounting.search import Search
-from fedsim.audit.bounds import Scores
-from fedsim.audit.searches import searched_scores
+from tests.privacy.mechanism_audit.bounds import Scores
+from tests.privacy.mechanism_audit.searches import searched_scores
 from tests.privacy.planted_bugs.searches import paid_for, winner_alone
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,34 +9,32 @@ import numpy as np
 from fedsim.accounting.accountants import choose, epsilon
 from fedsim.accounting.calibration import calibrate_noise_multiplier
 from fedsim.accounting.search import Search
-from fedsim.audit.bounds import LowerBound, bound_from_scores
-from fedsim.audit.replicas import Replicas, seed_of
-from fedsim.audit.worst_graph import listeners_share
 from fedsim.clipping import FlatClip
 from fedsim.estimators import FixedDenominator
 from fedsim.noise.matrix import INDEPENDENT, NoiseMatrix, banded_matrix, buffered_matrix
 from fedsim.plan import RoundPlan, TaskSpec
 from fedsim.sampling import BalancedSampling, CyclicSampling, PoissonSampling, Relation, Sampling
 from fedsim.server_optimizer import ServerOptimizer
+from tests.privacy.mechanism_audit.bounds import LowerBound, bound_from_scores
+from tests.privacy.mechanism_audit.replicas import Replicas, seed_of
+from tests.privacy.mechanism_audit.worst_graph import listeners_share
 
-BLOCK = 125_000  # targets a run: enough to hide what a round costs, few enough for the caches
-TRIALS = 750_000  # of either data set
 DELTA = 1e-4
 _CHOSEN_ON = 0.25
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A mechanism to audit: what a strategy's plan would hold.
+    """A mechanism to audit.
 
     Attributes:
-        strategy: "uls" or "els", for the table, and whether texts have several owners.
+        strategy: a name for the test's id.
         sampling: of units.
         units_per_user: 1, or the group size of ELS.
         rounds: releases that the attacker sees.
-        matrix: what correlates the noise.
-        relation: of the claim. Under a fixed graph the target's units are not counted but found:
-            what bounding leaves of a listener's texts (`worst_graph`).
+        matrix: of the correlated noise.
+        relation: of the claim. Under a fixed graph the target's units are those that bounding
+            leaves of a listener's texts (`worst_graph`).
         search: the search that is audited whole; None for one run.
     """
 
@@ -51,7 +48,7 @@ class Setting:
 
     @property
     def target_units(self) -> int:
-        """How many units of the target there are, whatever the plan claims."""
+        """Number of units of the target, whatever the plan claims."""
         if self.relation is not Relation.FIXED_GRAPH:
             return self.units_per_user
         return len(listeners_share(self.units_per_user)[1])
@@ -93,47 +90,32 @@ SETTINGS = (
     Setting("uls", CyclicSampling(6, 2, 0.5), 1, 6, banded_matrix(6, 2)),
     Setting("uls", CyclicSampling(6, 2, 1.0), 1, 6, buffered_matrix(6, 2, 2)),
 )
-EPSILONS = (1.0, 4.0, 8.0)
 
 
 @dataclass(frozen=True)
 class MechanismAudit:
-    """What was claimed of a mechanism, and what was shown of it.
+    """The claim for a mechanism, and the bound that its releases show.
 
     Attributes:
-        strategy: of the plan.
-        sampler: in words.
-        sampling_probability: of a unit in a round.
-        units_per_user: how many units of the target take part.
-        rounds: releases seen.
-        noise_multiplier: of the plan.
-        trials: runs of either data set, those that chose the threshold included.
+        units_per_user: units of the target that take part.
         claimed_epsilon: by the accountant, at `bound.delta`.
-        accountant: its name.
         relation: of the claim, in words.
-        bound: what the releases show.
+        bound: from the releases.
     """
 
-    strategy: str
-    sampler: str
-    sampling_probability: float
     units_per_user: int
-    rounds: int
-    noise_multiplier: float
-    trials: int
     claimed_epsilon: float
-    accountant: str
     relation: str
     bound: LowerBound
 
     @property
     def holds(self) -> bool:
-        """Whether the claim survives."""
+        """Whether the bound is within the claim."""
         return self.bound.epsilon <= self.claimed_epsilon
 
     @property
     def share(self) -> float:
-        """The bound over the claim: how much of the claimed ε the attacker can be shown to have."""
+        """The bound over the claim."""
         return self.bound.epsilon / self.claimed_epsilon
 
 
@@ -142,84 +124,28 @@ def audit_mechanism(
     rounds: int,
     *,
     delta: float,
-    trials: int = TRIALS,
-    confidence: float = 0.95,
+    trials: int,
     seed: int = 0,
-    block: int = BLOCK,
     target_units: int | None = None,
 ) -> MechanismAudit:
     """Simulate `trials` runs of the plan's real rounds with the target in, and as many without.
 
     Args:
-        plan: of a strategy or a `Setting`: Poisson, balanced or cyclic sampling, fixed denominator,
-            noise.
+        plan: Poisson, balanced or cyclic sampling, fixed denominator, noise.
         rounds: of one run.
-        delta: at which the claim is made.
+        delta: of the claim.
         trials: runs of each of the two neighbouring data sets; a quarter choose the threshold.
-        confidence: of the bound.
         seed: of the whole audit.
-        block: trials that share a round.
         target_units: of the target; None for as many as the plan claims.
-
-    Raises:
-        ValueError: a plan that `Replicas` or the likelihood ratio is not made for.
-        ConfigError: the accountant refuses the plan, or a level out of range.
     """
-    replicas = Replicas(plan, min(block, trials), target_units)
-    runs = [
-        replicas.scores(rounds, seed_of(seed, number))
-        for number in range(-(-trials // min(block, trials)))
-    ]
-    scores_in, scores_out = (np.concatenate([run[arm] for run in runs])[:trials] for arm in (0, 1))
+    replicas = Replicas(plan, trials, target_units)
+    scores_in, scores_out = replicas.scores(rounds, seed_of(seed, 0))
     accountant, relation = choose([plan.cost], None, plan.relation)
     return MechanismAudit(
-        strategy=plan.strategy,
-        sampler=plan.sampling.in_words(f"{plan.unit}s") + _noise(plan.matrix),
-        sampling_probability=plan.sampling.probability,
         units_per_user=replicas.target_units,
-        rounds=rounds,
-        noise_multiplier=plan.noise_multiplier,
-        trials=trials,
         claimed_epsilon=epsilon(plan.cost, rounds, delta, accountant.name, relation),
-        accountant=accountant.name,
         relation=relation.phrase,
         bound=bound_from_scores(
-            scores_in,
-            scores_out,
-            delta=delta,
-            confidence=confidence,
-            chosen_on=_CHOSEN_ON,
-            seed=seed_of(seed, -1),
+            scores_in, scores_out, delta=delta, chosen_on=_CHOSEN_ON, seed=seed_of(seed, -1)
         ),
     )
-
-
-def audit_settings(
-    settings: Sequence[Setting] = SETTINGS,
-    epsilons: Sequence[float] = EPSILONS,
-    *,
-    delta: float,
-    trials: int,
-    repetitions: int = 1,
-) -> list[list[MechanismAudit]]:
-    """Return, for each setting and ε, that many audits with fresh randomness."""
-    return [
-        [
-            audit_mechanism(
-                plan,
-                setting.rounds,
-                delta=delta,
-                trials=trials,
-                seed=repetition,
-                target_units=units,
-            )
-            for repetition in range(repetitions)
-        ]
-        for setting in settings
-        for units in [setting.target_units]
-        for plan in [setting.plan(target, delta) for target in epsilons]
-    ]
-
-
-def _noise(matrix: NoiseMatrix) -> str:
-    return f", {matrix.kind} noise" if matrix.feedback else ""
